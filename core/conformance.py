@@ -1,0 +1,193 @@
+"""What every drafter and rule must stand up to, as functions anyone can call on a method of their own.
+
+Laws by enumeration: `Enumerator` takes the place of the dice and, run by run, walks down every branch that chance
+could take, one branch a row of the batch, so that the loop, the drafter and the rule are the real ones and the law of
+the output comes out exactly. Laws by sampling: a chi-square of many rows against the enumerated law.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.core.decode import Drafter, Record, Rule, decode
+from outrider.core.dice import Dice, Purpose
+from outrider.core.draft import Draft, Tree
+from outrider.core.laws import Law, Sampling
+from outrider.core.target import Target
+
+Outcome = tuple[int, ...]
+Distribution = dict[Outcome, float]
+Tape = tuple[int, ...]
+
+
+class Enumerator(Dice):
+    """Dice that follow a tape of decisions a row, and note what could be decided where the tape ends.
+
+    A decision that only one outcome can have takes no place on the tape. Past its end a row does anything at all: its
+    run does not count, and `branches` says by which tapes to replace it.
+    """
+
+    def __init__(self, tapes: Sequence[Tape]) -> None:
+        super().__init__([0] * len(tapes))
+        self.tapes = list(tapes)
+        self.weight = np.ones(len(tapes))
+        self.branches: list[list[Tape]] = [[] for _ in tapes]
+        self._read = np.zeros(len(tapes), dtype=int)
+        self._length = np.array([len(tape) for tape in tapes])
+        longest = max(self._length, default=0)
+        self._tape = np.array([[*tape, *[0] * (longest - len(tape))] for tape in tapes], dtype=int)
+        self._lost = np.zeros(len(tapes), dtype=bool)
+        self._going = np.ones(len(tapes), dtype=bool)
+
+    def at(self, step: int, going: Sequence[bool] = ()) -> None:
+        super().at(step, going)
+        self._going = np.array(going)
+
+    def _decide(self, probs: np.ndarray, where: np.ndarray) -> np.ndarray:
+        """One decision a row among outcomes with probabilities [B, S] -> [B]."""
+        chosen: np.ndarray = probs.argmax(1)
+        free = where & self._going & ~self._lost & ((probs > 0).sum(1) > 1)
+        on_tape = free & (self._read < self._length)
+        rows = np.flatnonzero(on_tape)
+        chosen[rows] = self._tape[rows, self._read[rows]]
+        self.weight[rows] *= probs[rows, chosen[rows]]
+        self._read[rows] += 1
+        for row in np.flatnonzero(free & ~on_tape):
+            self.branches[row] = [
+                (*self.tapes[row], int(outcome)) for outcome in np.flatnonzero(probs[row] > 0)
+            ]
+            self._lost[row] = True
+        return chosen
+
+    def _decide_all(self, probs: Tensor, where: Tensor | None) -> Tensor:
+        """Decisions [B, ..., S], column by column -> [B, ...]."""
+        flat = probs.double().reshape(len(probs), -1, probs.shape[-1]).numpy()
+        wanted = (
+            np.ones(flat.shape[:2], dtype=bool) if where is None else where.reshape(flat.shape[:2]).numpy()
+        )
+        columns = [self._decide(flat[:, i], wanted[:, i]) for i in range(flat.shape[1])]
+        return (
+            torch.from_numpy(np.stack(columns, 1)).view(probs.shape[:-1]) if columns else probs[..., 0].long()
+        )
+
+    def accept(
+        self, chance: Tensor, node: Tensor, purpose: Purpose = Purpose.ACCEPT, where: Tensor | None = None
+    ) -> Tensor:
+        sure = chance.double().clamp(0, 1)
+        return self._decide_all(torch.stack([1 - sure, sure], -1), where) > 0
+
+    def strictly(self, chance: Tensor, node: Tensor) -> Tensor:
+        return chance >= 1  # how often a strict rule would have agreed is no part of the law
+
+    def pick(self, law: Law, node: Tensor | int, purpose: Purpose, where: Tensor | None = None) -> Tensor:
+        total = law.probs.double().sum(-1, keepdim=True)
+        return law.name(self._decide_all(law.probs.double() / total.clamp(min=1e-300), where))
+
+    def race(self, law: Law, position: Tensor, where: Tensor | None = None) -> Tensor:
+        return self.pick(law, 0, Purpose.MATCH, where)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is put to the test: how to make each part afresh, and on which rows. Limits may differ row by row."""
+
+    target: Callable[[], Target]
+    drafter: Callable[[], Drafter | None]
+    rule: Rule
+    prompts: Sequence[Sequence[int]]
+    sampling: Sampling = Sampling()
+    limits: Sequence[int] = (3,)
+
+    def run(self, rows: Sequence[int], dice: Dice | Sequence[int]) -> list[Outcome]:
+        """Decode the given prompts (by number, repeats welcome) side by side -> each row's output."""
+        emitted: list[list[int]] = [[] for _ in rows]
+        steps = decode(
+            self.target(),
+            self.drafter(),
+            self.rule,
+            [self.prompts[row] for row in rows],
+            sampling=self.sampling,
+            limit=[self.limits[row % len(self.limits)] for row in rows],
+            seed=dice,
+            record=Record(nodes=False),
+        )
+        for step in steps:
+            emitted[step.row] += step.emitted
+        return [tuple(row) for row in emitted]
+
+
+def enumerate_output(
+    case: Case, dice: Callable[[Sequence[Tape]], Enumerator] = Enumerator
+) -> list[Distribution]:
+    """The exact law of each prompt's output, by walking down every branch of chance."""
+    laws: list[Distribution] = [defaultdict(float) for _ in case.prompts]
+    waiting: list[tuple[int, Tape]] = [(row, ()) for row in range(len(case.prompts))]
+    while waiting:
+        enumerator = dice([tape for _, tape in waiting])
+        outputs = case.run([row for row, _ in waiting], enumerator)
+        found: list[tuple[int, Tape]] = []
+        for (row, _), output, weight, branches in zip(
+            waiting, outputs, enumerator.weight, enumerator.branches, strict=True
+        ):
+            if branches:
+                found += [(row, tape) for tape in branches]
+            else:
+                laws[row][output] += float(weight)
+        waiting = found
+    return [dict(law) for law in laws]
+
+
+def target_law(target: Target, prompt: Sequence[int], sampling: Sampling, length: int) -> Distribution:
+    """The law of a target's own output, multiplied out token by token, with no loop, no rule and no chance."""
+    law: Distribution = {(): 1.0}
+    done: Distribution = {}
+    for place in range(length):
+        prefixes = torch.tensor(list(law), dtype=torch.long).view(len(law), place)
+        target.begin([prompt] * len(law), sampling, frozenset())
+        given = Draft.guess(prefixes, Tree.chain(place), torch.ones_like(prefixes, dtype=torch.bool))
+        rows = target.score(given).law(torch.full((len(law),), place)).dense().probs.double().numpy()
+        grown: Distribution = {}
+        for (prefix, weight), row in zip(law.items(), rows, strict=True):
+            for token in np.flatnonzero(row > 0).tolist():
+                (done if token in sampling.end else grown)[(*prefix, token)] = weight * float(row[token])
+        law = grown
+    return done | law
+
+
+def total_variation(one: Mapping[Outcome, float], other: Mapping[Outcome, float]) -> float:
+    """Half the summed difference: 0 for the same law, 1 for laws with nothing in common."""
+    return sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in {*one, *other}) / 2
+
+
+def surprise(counts: Mapping[Outcome, int], law: Mapping[Outcome, float]) -> float:
+    """How many standard deviations the chi-square of sampled outputs lies above what the law makes it: about 0 for the
+    right law, in the tens for a wrong one, infinite where something came out that cannot."""
+    total = sum(counts.values())
+    if any(law.get(key, 0.0) <= 0 for key in counts):
+        return math.inf
+    expected = sorted(((law[key] * total, counts.get(key, 0)) for key in law), reverse=True)
+    while len(expected) > 2 and expected[-1][0] < 5:  # too rare to count alone
+        (mean, seen), (mean2, seen2) = expected.pop(), expected.pop()
+        expected.append((mean + mean2, seen + seen2))
+        expected.sort(reverse=True)
+    chi = sum((seen - mean) ** 2 / mean for mean, seen in expected)
+    freedom = len(expected) - 1
+    return (chi - freedom) / math.sqrt(2 * freedom) if freedom else 0.0
+
+
+def sample_output(case: Case, draws: int, seed: int = 0) -> list[dict[Outcome, int]]:
+    """Output counts of each prompt over many independently seeded rows, all in one batch."""
+    rows = [row for row in range(len(case.prompts)) for _ in range(draws)]
+    counts: list[dict[Outcome, int]] = [defaultdict(int) for _ in case.prompts]
+    seeds = list(itertools.islice(itertools.count(seed), len(rows)))
+    for row, output in zip(rows, case.run(rows, seeds), strict=True):
+        counts[row][output] += 1
+    return [dict(count) for count in counts]

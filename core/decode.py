@@ -1,0 +1,396 @@
+"""The one loop: propose, score, judge, cut, keep, observe; batched, ragged, a generator of Steps.
+
+Plain decoding is the same loop with an empty draft. The loop knows neither what drafts nor what judges nor what a
+token means. On CUDA the host looks at the device once a step, when the verdict is fetched.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.core.dice import Dice
+from outrider.core.draft import Draft, Verdict
+from outrider.core.errors import Incompatible, InvalidOption
+from outrider.core.laws import Sampling
+from outrider.core.target import Prefill, Prompts, Scores, Target
+from outrider.core.trace import Finish, Source, Step, Times
+
+Stop = Callable[
+    [int, Sequence[int]], int | None
+]  # (row, all tokens the row has emitted) -> how many of them stay
+
+
+class Drafter(Protocol):
+    """Guesses ahead. `room` [B], on the host, is how many tokens a row may still draft; -1: the row is finished.
+
+    A drafter that overlaps with the target's pass also has `ahead(draft)`, called while the target scores.
+    """
+
+    vocabulary: int | None  # None: any
+    needs: frozenset[str]  # hidden taps of the target it reads
+    bytes_read: int  # of weights, so far; 0 for a drafter without any
+
+    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None: ...
+    def propose(self, room: Tensor, dice: Dice) -> Draft: ...
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None: ...
+    def end(self) -> None: ...
+
+
+class Rule(Protocol):
+    """Decides which path of the draft is accepted, and which token follows it."""
+
+    @property
+    def lossless(self) -> bool: ...
+    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict: ...
+
+
+class Plain:
+    """Drafts nothing: decoding one token a pass, the baseline on the same code path."""
+
+    vocabulary = None
+    needs: frozenset[str] = frozenset()
+    bytes_read = 0
+
+    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
+        """Nothing to prepare."""
+
+    def propose(self, room: Tensor, dice: Dice) -> Draft:
+        return Draft.empty(len(room), dice.device)
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:
+        """Nothing to learn."""
+
+    def end(self) -> None:
+        """Nothing to free."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """How much of each step is written down."""
+
+    nodes: bool = True  # the draft, node by node
+    alternatives: int = 0  # the target's likeliest tokens behind each committed one
+    logprobs: bool = False  # of each committed token, under the model's own softmax
+
+
+def decode(
+    target: Target,
+    drafter: Drafter | None,
+    rule: Rule,
+    prompts: Prompts,
+    *,
+    sampling: Sampling | None = None,
+    limit: int | Sequence[int],
+    stop: Stop | None = None,
+    seed: int | Sequence[int] | Dice = 0,
+    record: Record | None = None,
+) -> Iterator[Step]:
+    """Decode every prompt until its end token, its stop or its limit of new tokens; yields one Step a row and round.
+
+    Everything is checked before the first step. Closing the generator frees what the target holds.
+    """
+    drafter = Plain() if drafter is None else drafter
+    limits = [limit] * len(prompts) if isinstance(limit, int) else list(limit)
+    _check(target, drafter, prompts, limits, seed)
+    dice = seed if isinstance(seed, Dice) else Dice.of(seed, len(prompts), target.device)
+    run = _Run(target, drafter, rule, prompts, sampling or Sampling(), limits, stop, dice, record or Record())
+    return run.steps()
+
+
+def _check(
+    target: Target, drafter: Drafter, prompts: Prompts, limits: list[int], seed: int | Sequence[int] | Dice
+) -> None:
+    if not len(prompts):
+        raise InvalidOption("there are no prompts; give a list with at least one list of token ids")
+    if isinstance(prompts[0], int):
+        raise InvalidOption(
+            "prompts is one list of token ids; a batch is a list of such lists, so wrap it: [prompt]"
+        )
+    for row, prompt in enumerate(prompts):
+        if not len(prompt):
+            raise InvalidOption(f"prompt {row} is empty; a model needs at least one token to go on from")
+        low, high = min(prompt), max(prompt)
+        if low < 0 or high >= target.vocabulary:
+            wrong = low if low < 0 else high
+            raise InvalidOption(
+                f"prompt {row} holds token {wrong}; the target's vocabulary goes from 0 to {target.vocabulary - 1}"
+            )
+    if len(limits) != len(prompts):
+        raise InvalidOption(
+            f"there are {len(limits)} limits for {len(prompts)} prompts; give one for all or one each"
+        )
+    if min(limits) < 1:
+        raise InvalidOption(f"the limit is {min(limits)}; it must be 1 or more new tokens")
+    if not isinstance(seed, int | Dice) and len(seed) != len(prompts):
+        raise InvalidOption(
+            f"there are {len(seed)} seeds for {len(prompts)} prompts; give one for all or one each"
+        )
+    if drafter.vocabulary is not None and drafter.vocabulary != target.vocabulary:
+        raise Incompatible(
+            f"the drafter has a vocabulary of {drafter.vocabulary} and the target one of {target.vocabulary}; "
+            "take a drafter made for this target, or one that translates between tokenizers"
+        )
+    if not target.rollback and not isinstance(drafter, Plain):
+        raise Incompatible(
+            "this target cannot drop tokens it has read (recurrent state or a sliding window), "
+            "so rejected guesses could not be undone; decode it plainly with drafter=None"
+        )
+
+
+def commit(
+    row: int, before: Sequence[int], emitted: Sequence[int], end: Sequence[int], stop: Stop | None, limit: int
+) -> tuple[int, Finish | None]:
+    """How many of a row's newly emitted tokens stay, and whether the row is finished: by an end token (which stays),
+    else by its stop, else by its limit, in that order. The only place where output is cut."""
+    count, finish = len(emitted), None
+    for place, token in enumerate(emitted):
+        if token in end:
+            count, finish = place + 1, "end"
+            break
+    room = limit - len(before)
+    if count > room:
+        count, finish = room, None
+    if stop is not None:
+        cut = stop(row, [*before, *emitted[:count]])
+        if cut is not None and cut < len(before) + count:
+            return max(cut - len(before), 0), "stop"
+        if cut is not None:
+            return count, "end" if finish == "end" else "stop"
+    if finish == "end":
+        return count, "end"
+    return count, "limit" if count == room else None
+
+
+class _Watch:
+    """Splits the time of a round by what it was spent on; on CUDA by events, read after the round's one look."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        self._last = self._now()
+        self._laps: list[tuple[str, object, object]] = []
+
+    def _now(self) -> object:
+        if not self.cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def lap(self, name: str) -> None:
+        now = self._now()
+        self._laps.append((name, self._last, now))
+        self._last = now
+
+    def read(self) -> Times:
+        """All laps since the last reading. Their ends have passed: the host has waited for later work."""
+        spent = {"draft": 0.0, "score": 0.0, "rule": 0.0, "rest": 0.0}
+        for name, start, stop in self._laps:
+            if isinstance(start, float) and isinstance(stop, float):
+                spent[name] += stop - start
+            elif isinstance(start, torch.cuda.Event) and isinstance(stop, torch.cuda.Event):
+                stop.synchronize()
+                spent[name] += start.elapsed_time(stop) / 1e3
+        self._laps.clear()
+        return Times(**spent)
+
+
+def fetch(*tensors: Tensor) -> list[np.ndarray]:
+    """Tensors [B, ...] as arrays on the host, in one transfer whatever their number."""
+    if tensors[0].device.type == "cpu":
+        return [tensor.numpy() for tensor in tensors]
+    flat = torch.cat([tensor.double().flatten(1) for tensor in tensors], 1).cpu().numpy()
+    cuts = np.cumsum([tensor[0].numel() for tensor in tensors])[:-1]
+    parts = np.split(flat, cuts, axis=1)
+    return [
+        part.reshape(tuple(tensor.shape)).astype(torch.empty(0, dtype=tensor.dtype).numpy().dtype)
+        for part, tensor in zip(parts, tensors, strict=True)
+    ]
+
+
+class _Run:
+    """One call of `decode`: its rows and what they have emitted."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        rule: Rule,
+        prompts: Prompts,
+        sampling: Sampling,
+        limits: list[int],
+        stop: Stop | None,
+        dice: Dice,
+        record: Record,
+    ) -> None:
+        self.target, self.drafter, self.rule, self.prompts = target, drafter, rule, prompts
+        self.sampling, self.limits, self.stop, self.dice, self.record = sampling, limits, stop, dice, record
+        self.emitted: list[list[int]] = [[] for _ in prompts]
+        self.open = [True] * len(prompts)
+
+    def steps(self) -> Iterator[Step]:
+        try:
+            prefill = self.target.begin(self.prompts, self.sampling, self.drafter.needs)
+            self.drafter.begin(prefill, self.prompts, self.sampling)
+            index = 0
+            watch = _Watch(self.target.device)
+            while any(self.open):
+                yield from self._round(index, watch)
+                index += 1
+        finally:
+            self.drafter.end()
+            self.target.end()
+
+    def _room(self) -> Tensor:
+        left = [
+            limit - len(emitted) - 1 if open_ else -1
+            for limit, emitted, open_ in zip(self.limits, self.emitted, self.open, strict=True)
+        ]
+        return torch.tensor(left)
+
+    def _round(self, index: int, watch: _Watch) -> list[Step]:
+        dice, drafter, target = self.dice, self.drafter, self.target
+        dice.at(index, self.open)
+        read = drafter.bytes_read
+        watch.lap("rest")
+        draft = drafter.propose(self._room(), dice)
+        watch.lap("draft")
+        dice.reserve(draft.size + 1)
+        scores = target.score(draft)
+        if ahead := getattr(drafter, "ahead", None):
+            ahead(draft)
+        watch.lap("score")
+        verdict = self.rule(draft, scores, dice)
+        seen = _Seen(draft, verdict, self.record.nodes)
+        watch.lap("rule")
+        verdict = replace(verdict, host=[seen.emitted(row) for row in range(len(self.prompts))])
+        cuts = [self._cut(row, tokens) for row, tokens in enumerate(verdict.rows(draft))]
+        count = torch.tensor([cut[0] for cut in cuts], device=target.device)
+        extras = _Extras(scores, verdict, self.record)
+        watch.lap("rest")
+        target.keep(draft, verdict, count)
+        watch.lap("score")
+        drafter.observe(draft, scores, verdict, dice)
+        watch.lap("draft")
+        cost = 1 + (drafter.bytes_read - read) / max(target.weight_bytes, 1)
+        alive = sum(self.open)
+        parts = []
+        for row, (kept, finish) in enumerate(cuts):
+            if self.open[row]:
+                parts.append((row, seen.step(row, kept), extras.step(row, kept), finish))
+                self.emitted[row] += seen.emitted(row)[:kept]
+                self.open[row] = finish is None
+        watch.lap("rest")
+        times = watch.read()
+        return [
+            Step(row=row, index=index, finish=finish, times=times, alive=alive, cost=cost, **one, **two)  # type: ignore[arg-type]
+            for row, one, two, finish in parts
+        ]
+
+    def _cut(self, row: int, emitted: list[int]) -> tuple[int, Finish | None]:
+        if not self.open[row]:
+            return 0, None
+        return commit(row, self.emitted[row], emitted, self.sampling.end, self.stop, self.limits[row])
+
+
+class _Seen:
+    """A draft and its verdict on the host, fetched at once."""
+
+    def __init__(self, draft: Draft, verdict: Verdict, nodes: bool) -> None:
+        rows = draft.rows
+        wanted = [verdict.emitted(draft), verdict.accepted[:, None], verdict.resampled[:, None]]
+        self._priced, self._relaxed, self._nodes = (
+            verdict.price is not None,
+            verdict.relaxed is not None,
+            nodes,
+        )
+        wanted += [] if verdict.price is None else [verdict.price]
+        wanted += [] if verdict.relaxed is None else [verdict.relaxed]
+        if nodes:
+            parents, fixed = draft.tree.parents.expand(rows, -1), draft.fixed.expand(rows, -1)
+            wanted += [draft.tokens, parents, draft.tried, fixed, verdict.path]
+            wanted += [verdict.tried, verdict.chance, verdict.p, verdict.q]
+        parts = iter(fetch(*wanted))
+        self._emitted, self._accepted, self._resampled = next(parts), next(parts), next(parts)
+        self._price = next(parts) if self._priced else None
+        self._bent = next(parts) if self._relaxed else None
+        self._rest = list(parts)
+
+    def emitted(self, row: int) -> list[int]:
+        """What the verdict would have the row emit, before any cut."""
+        tokens: list[int] = self._emitted[row, : int(self._accepted[row, 0]) + 1].tolist()
+        return tokens
+
+    def step(self, row: int, kept: int) -> dict[str, object]:
+        accepted = int(self._accepted[row, 0])
+        sources: list[Source] = ["drafted"] * accepted
+        if self._bent is not None:
+            sources = ["relaxed" if bent else "drafted" for bent in self._bent[row, :accepted].tolist()]
+        sources.append("resampled" if self._resampled[row, 0] else "bonus")
+        found: dict[str, object] = {
+            "emitted": tuple(self.emitted(row)[:kept]),
+            "sources": tuple(sources[:kept]),
+        }
+        if self._price is not None:
+            found["price"] = tuple(self._price[row, :kept].tolist())
+        if self._nodes:
+            found |= self._tree(row, kept)
+        return found
+
+    def _tree(self, row: int, kept: int) -> dict[str, object]:
+        tokens, parents, there, fixed, path, tried, chance, p, q = (part[row] for part in self._rest)
+        nodes = np.flatnonzero(there)
+        place = np.full(len(there) + 1, -1)  # the last entry answers for the root, -1
+        place[nodes] = np.arange(len(nodes))
+        accepted = path[path >= 0][:kept]
+        return {
+            "drafted": tuple(tokens[nodes].tolist()),
+            "parents": tuple(place[parents[nodes]].tolist()),
+            "fixed": tuple(fixed[nodes].tolist()),
+            "tried": tuple(tried[nodes].tolist()),
+            "chance": tuple(chance[nodes].tolist()),
+            "p": tuple(p[nodes].tolist()),
+            "q": tuple(q[nodes].tolist()),
+            "path": tuple(place[accepted].tolist()),
+        }
+
+
+class _Extras:
+    """What is recorded only when asked for: alternatives and log-probabilities behind each committed token."""
+
+    def __init__(self, scores: Scores, verdict: Verdict, record: Record) -> None:
+        self._parts: list[np.ndarray] = []
+        self._record = record
+        if not record.alternatives and not record.logprobs:
+            return
+        rows = torch.nn.functional.pad(
+            verdict.path + 1, (1, 0)
+        )  # the row each emitted token was drawn behind
+        tokens = verdict.emitted(scores.draft).clamp(min=0)
+        wanted: list[Tensor] = []
+        if record.alternatives:
+            wanted += scores.laws(rows).top(record.alternatives)
+        if record.logprobs:
+            logits = scores.logits(rows)
+            logits = logits if logits.dtype == torch.float64 else logits.float()
+            wanted.append(torch.log_softmax(logits, -1).gather(2, tokens[..., None])[..., 0])
+        self._parts = fetch(*wanted)
+
+    def step(self, row: int, kept: int) -> dict[str, object]:
+        found: dict[str, object] = {}
+        parts = [part[row, :kept] for part in self._parts]
+        if self._record.alternatives:
+            ids, probs = parts[0].tolist(), parts[1].tolist()
+            found["alternatives"] = tuple(
+                tuple((token, prob) for token, prob in zip(one, two, strict=True) if token >= 0)
+                for one, two in zip(ids, probs, strict=True)
+            )
+        if self._record.logprobs:
+            found["logprobs"] = tuple(parts[-1].tolist())
+        return found

@@ -1,0 +1,263 @@
+"""A draft: a tree of guessed tokens a row, with the law of each guess that was drawn; and the verdict on one.
+
+A chain is a tree, a window of parallel guesses is a chain, no draft at all is a tree of no nodes. Knows shapes,
+token ids and laws, nothing of who drafted or who judges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.core.laws import Law
+
+
+class Tree:
+    """Who follows whom. Parents come before children; -1 is the root, the last committed token.
+
+    `parents` is [1, N] where all rows share the shape, else [B, N]. `depth` and `width` (levels; most children of
+    one node) are numbers on the host, or bounds on them, so that walking a tree needs no look at the device.
+    """
+
+    def __init__(self, parents: Tensor, depth: int | None = None, width: int | None = None) -> None:
+        self.parents = parents
+        self._depth, self._width = depth, width
+
+    @classmethod
+    def of(cls, parents: tuple[int, ...], device: torch.device | str = "cpu") -> Tree:
+        """A static shape, the same object for the same parents, so that all below is computed once."""
+        return _static(parents, str(device))
+
+    @classmethod
+    def chain(cls, length: int, device: torch.device | str = "cpu") -> Tree:
+        return _static(tuple(range(-1, length - 1)), str(device))
+
+    @property
+    def size(self) -> int:
+        return self.parents.shape[1]
+
+    @cached_property
+    def depth(self) -> int:
+        if self._depth is not None:
+            return self._depth
+        return int(self.depths.max()) + 1 if self.size else 0
+
+    @cached_property
+    def width(self) -> int:
+        if self._width is not None:
+            return self._width
+        return int(self.ranks.max()) + 1 if self.size else 0
+
+    @cached_property
+    def ancestors(self) -> Tensor:
+        """[1|B, N, N] bool: column j stands on the path from the root to row i, i itself included."""
+        own = torch.eye(self.size, dtype=torch.bool, device=self.parents.device)[None]
+        known, parent = own.expand(len(self.parents), -1, -1), self.parents.clamp(min=0)[..., None]
+        rooted = (self.parents < 0)[..., None]
+        for _ in range(self.size if self._depth is None else self._depth - 1):
+            wider = own | (known.gather(1, parent.expand_as(known)) & ~rooted)
+            if self._depth is None and bool((wider == known).all()):
+                break
+            known = wider
+        return known
+
+    @cached_property
+    def depths(self) -> Tensor:
+        """[1|B, N] levels below the root's children, which are at 0."""
+        return self.ancestors.sum(-1) - 1
+
+    @cached_property
+    def ranks(self) -> Tensor:
+        """[1|B, N] place among the children of the same parent."""
+        same = self.parents[:, :, None] == self.parents[:, None, :]
+        return torch.tril(same, -1).sum(-1)
+
+    @cached_property
+    def children(self) -> Tensor:
+        """[1|B, N + 1, W] the children of the root (row 0) and of each node (row i + 1) in order; -1: none."""
+        return self.children_by(self.ranks)
+
+    def children_by(self, ranks: Tensor) -> Tensor:
+        """`children` with another order among siblings: ranks [1|B, N]."""
+        width = max(self.width, 1)
+        table = ranks.new_full((len(ranks), (self.size + 1) * width), -1)
+        nodes = torch.arange(self.size, device=ranks.device).expand_as(ranks)
+        table.scatter_(1, (self.parents.expand_as(ranks) + 1) * width + ranks, nodes)
+        return table.view(len(ranks), self.size + 1, width)
+
+    @cached_property
+    def paths(self) -> Tensor:
+        """[1|B, N, D] the nodes from the root's child down to each node, itself included; -1 fills up."""
+        if not self.size:
+            return self.parents.new_zeros(len(self.parents), 0, 0)
+        table = self.parents.new_full((len(self.parents), self.size, self.size + 1), -1)
+        place = torch.where(self.ancestors, self.depths[:, None, :], self.size)
+        nodes = torch.arange(self.size, device=self.parents.device).expand_as(place)
+        return table.scatter_(2, place, nodes)[..., : self.depth]
+
+    @cached_property
+    def is_chain(self) -> bool:
+        return self.width <= 1
+
+
+@lru_cache(maxsize=256)
+def _static(parents: tuple[int, ...], device: str) -> Tree:
+    if any(not -1 <= parent < node for node, parent in enumerate(parents)):
+        raise ValueError(f"parents {parents} are not in order: each must be -1 or an earlier node")
+    tree = Tree(torch.tensor([parents], dtype=torch.long, device=device).view(1, -1))
+    _ = tree.depth, tree.width
+    return tree
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Guessed tokens on a tree. A node was *drawn* from a law, or it is a *fixed* guess that nobody drew."""
+
+    tokens: Tensor  # [B, N]
+    tree: Tree
+    live: Tensor  # [B, N] bool: a row may use fewer nodes than others; below a dead node all are dead
+    laws: Law | None = None  # [B, R, S] the laws that nodes were drawn from; siblings share theirs
+    source: Tensor | None = None  # [B, N] which of them, or -1: a fixed guess. Required with laws
+    replacement: bool = False  # were siblings drawn with replacement (each may repeat) or without
+    fresh: Tensor | None = (
+        None  # [B] bool: this row is by construction a chain drawn whole in this very step,
+    )
+    #                              whatever came out of the draws (what block verification needs)
+    belief: Tensor | None = None  # [B, N] how likely the drafter thought a fixed guess; exact rules ignore it
+    probe: Tensor | None = (
+        None  # [B, N] bool: scored but never tried; ids from V on are the target's own affair
+    )
+    positions: Tensor | None = None  # [B, N] tokens behind the root, 1 for the next one; default: depth + 1
+    carry: object = None  # state the target may reuse, such as hidden states at an exit
+    mixed: bool = field(default=True)  # may drawn and fixed nodes stand side by side? False spares work
+
+    @property
+    def size(self) -> int:
+        return self.tree.size
+
+    @property
+    def rows(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def fixed(self) -> Tensor:
+        """[B, N] bool."""
+        return torch.ones_like(self.live) if self.source is None else self.source < 0
+
+    @cached_property
+    def tried(self) -> Tensor:
+        """[B, N] bool: the nodes a rule may try."""
+        return self.live if self.probe is None else self.live & ~self.probe
+
+    @cached_property
+    def offsets(self) -> Tensor:
+        """[B|1, N] tokens behind the root: where the target should think each node stands."""
+        return self.tree.depths + 1 if self.positions is None else self.positions
+
+    @classmethod
+    def empty(cls, rows: int, device: torch.device | str = "cpu") -> Draft:
+        none = torch.zeros(rows, 0, dtype=torch.long, device=device)
+        return cls(none, Tree.chain(0, device), none.bool())
+
+    @classmethod
+    def guess(cls, tokens: Tensor, tree: Tree, live: Tensor, belief: Tensor | None = None) -> Draft:
+        """Fixed guesses only."""
+        return cls(tokens, tree, live, belief=belief, mixed=False)
+
+    @classmethod
+    def drawn(cls, tokens: Tensor, laws: Law, live: Tensor, *, fresh: bool = True) -> Draft:
+        """A chain, token i drawn from laws' row i; `fresh` unless some were kept from an earlier step."""
+        rows, length = tokens.shape
+        source = torch.arange(length, device=tokens.device).expand(rows, -1)
+        whole = torch.full((rows,), fresh, device=tokens.device)
+        return cls(tokens, Tree.chain(length, tokens.device), live, laws, source, fresh=whole, mixed=False)
+
+    def path_tokens(self) -> Tensor:
+        """[B, N + 1, D] the uncommitted tokens before what follows the root (row 0) and each node; -1 fills up."""
+        nodes = self.tree.paths.expand(self.rows, -1, -1)
+        ids = self.tokens[:, None].expand(-1, self.size, -1).gather(2, nodes.clamp(min=0))
+        return torch.nn.functional.pad(torch.where(nodes < 0, -1, ids), (0, 0, 1, 0), value=-1)
+
+    def law_of(self, node: Tensor) -> Law:
+        """The law that one node a row [B] was drawn from, earlier siblings not yet struck out -> [B, S].
+        Meaningless, but defined, where the node is a fixed guess."""
+        assert self.laws is not None and self.source is not None
+        return self.laws.row(self.source.gather(1, node[:, None])[:, 0].clamp(min=0))
+
+
+def choose(drafts: list[Draft], which: Tensor) -> Draft:
+    """One draft a row out of several: row b takes drafts[which[b]]. Kinds may differ from row to row."""
+    size = max(draft.size for draft in drafts)
+    rows = torch.arange(len(which), device=which.device)
+
+    def pick(parts: list[Tensor], fill: float) -> Tensor:
+        padded = [torch.nn.functional.pad(part, (0, size - part.shape[1]), value=fill) for part in parts]
+        return torch.stack(padded)[which, rows]
+
+    parents = pick([draft.tree.parents.expand(draft.rows, -1) for draft in drafts], -1)
+    live = pick([draft.live for draft in drafts], False)
+    # dead nodes hang where they crowd no one: each below the one before
+    parents = torch.where(live, parents, torch.arange(-1, size - 1, device=which.device))
+    tree = Tree(parents, size, max(max((draft.tree.width for draft in drafts), default=1), 1) + 1)
+    chosen = Draft(pick([draft.tokens for draft in drafts], 0), tree, live)
+    if any(draft.replacement != drafts[0].replacement and draft.laws is not None for draft in drafts):
+        raise ValueError("drafts drawn with and without replacement cannot share a batch")
+    known = [draft for draft in drafts if draft.laws is not None]
+    if not known:
+        return replace(chosen, mixed=False)
+    laws = [draft.laws.dense().probs for draft in known if draft.laws is not None]
+    starts = np.cumsum([0, *[part.shape[1] for part in laws]])
+    offsets = iter(starts.tolist())
+    sources = []
+    for draft in drafts:
+        if draft.source is None:
+            sources.append(torch.full_like(draft.tokens, -1))
+        else:
+            sources.append(torch.where(draft.source < 0, -1, draft.source + next(offsets)))
+    no = torch.zeros(len(which), dtype=torch.bool, device=which.device)
+    fresh = torch.stack([no if draft.fresh is None else draft.fresh for draft in drafts])[which, rows]
+    return replace(
+        chosen,
+        laws=Law(torch.cat(laws, 1), None, known[0].laws.vocabulary if known[0].laws else 0),
+        source=pick(sources, -1),
+        replacement=known[0].replacement,
+        fresh=fresh,
+    )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a rule decided, with the numbers it decided by. D is the draft's depth."""
+
+    path: Tensor  # [B, D] accepted nodes from the root down; -1 fills up
+    accepted: Tensor  # [B] how many
+    token: Tensor  # [B] what the target adds behind them
+    resampled: Tensor  # [B] bool: it replaces a rejected guess (else it is a bonus)
+    tried: Tensor  # [B, N] bool
+    chance: Tensor  # [B, N] of acceptance, where tried
+    p: Tensor  # [B, N] the target's probability of the guess, where tried
+    q: Tensor  # [B, N] the drafter's, likewise; 1 for a fixed guess
+    price: Tensor | None = None  # [B, D + 1] total variation of each emitted token's law from p; None: all 0
+    relaxed: Tensor | None = (
+        None  # [B, D] which accepted nodes a strict rule would have turned down; None: none
+    )
+    host: list[list[int]] | None = (
+        None  # the emitted tokens as lists: the loop fills them in with its one transfer
+    )
+
+    def emitted(self, draft: Draft) -> Tensor:
+        """[B, D + 1] the accepted tokens and the target's own; -1 fills up."""
+        ids = torch.where(self.path < 0, -1, draft.tokens.gather(1, self.path.clamp(min=0)))
+        ids = torch.nn.functional.pad(ids, (0, 1), value=-1)
+        return ids.scatter(1, self.accepted[:, None], self.token[:, None])
+
+    def rows(self, draft: Draft) -> list[list[int]]:
+        """The emitted tokens of each row, on the host."""
+        if self.host is not None:
+            return self.host
+        tokens, counts = self.emitted(draft).tolist(), (self.accepted + 1).tolist()
+        return [row[:count] for row, count in zip(tokens, counts, strict=True)]

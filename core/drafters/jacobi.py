@@ -1,0 +1,116 @@
+"""Jacobi decoding: a window of guesses for the next positions, renewed by every pass until they settle.
+
+Fillers start a position off; each pass gives the laws after all guesses, from which the window is renewed. `greedy`
+takes the likeliest tokens as fixed guesses (Santilli et al., "Accelerating transformer inference for translation via
+parallel decoding", arXiv 2305.10427); `redraw` draws them and verifies them by the laws they were drawn from
+(speculative Jacobi decoding, arXiv 2410.01699); `couple` keeps the old draw where a maximal coupling of old and new
+law allows it (arXiv 2510.24211), so that guesses survive. All are exact. Ours runs whole batches, row by row ragged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from outrider.core.dice import Dice, Purpose
+from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.errors import InvalidOption, unknown
+from outrider.core.laws import Law, Sampling, argmax, residual
+from outrider.core.target import Prefill, Prompts, Scores
+
+FILLERS = ("copy", "random", "pad")
+RENEWALS = ("greedy", "redraw", "couple")
+
+
+class Jacobi:
+    """One window a row. `filler` is what stands at positions nothing is known about: the last token repeated, a random
+    token, or `pad`."""
+
+    vocabulary = None
+    needs: frozenset[str] = frozenset()
+    bytes_read = 0
+
+    def __init__(self, *, window: int = 8, renew: str = "greedy", filler: str = "copy", pad: int = 0) -> None:
+        if window < 1:
+            raise InvalidOption(f"the window is {window}; it must be 1 or more")
+        if renew not in RENEWALS:
+            raise unknown("way to renew a window", renew, RENEWALS)
+        if filler not in FILLERS:
+            raise unknown("filler", filler, FILLERS)
+        self.window, self.renew, self.filler, self.pad = window, renew, filler, pad
+
+    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
+        self._last = [prompt[-1] for prompt in prompts]
+        self._draft: Draft | None = None
+
+    def _fill(self, last: Tensor, vocabulary: int, dice: Dice) -> Tensor:
+        """Fillers [B, W]."""
+        shape = (len(last), self.window)
+        if self.filler == "copy":
+            return last[:, None].expand(shape).contiguous()
+        if self.filler == "pad":
+            return torch.full(shape, self.pad, device=last.device)
+        slots = torch.arange(self.window, device=last.device).expand(shape)
+        return (dice.uniform(Purpose.DRAW, slots) * vocabulary).long()
+
+    def propose(self, room: Tensor, dice: Dice) -> Draft:
+        dice.reserve(self.window + 1)
+        size = max(min(self.window, int(room.max())), 0)
+        slots = torch.arange(size, device=dice.device)
+        live = slots < room.to(dice.device)[:, None]
+        tree = Tree.chain(size, dice.device)
+        if self._draft is None:
+            last = torch.tensor(self._last, device=dice.device)
+            tokens = self._fill(last, int(last.max()) + 1, dice)  # no id is known to exist beyond those seen
+            return Draft.guess(tokens[:, :size], tree, live)
+        source = None if self._draft.source is None else self._draft.source[:, :size]
+        return replace(self._draft, tokens=self._draft.tokens[:, :size], tree=tree, live=live, source=source)
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:
+        rows, device = draft.rows, draft.tokens.device
+        slots = torch.arange(self.window, device=device).expand(rows, -1)
+        after = verdict.accepted[:, None] + 1 + slots  # the row that foretells each slot of the next window
+        known = after <= draft.size
+        laws = scores.laws(after.clamp(max=draft.size))  # [B, W, S]
+        filled = self._fill(verdict.token, scores.vocabulary, dice)
+        if self.renew == "greedy":
+            best = laws.name(argmax(laws.probs))
+            self._draft = Draft.guess(
+                torch.where(known, best, filled), Tree.chain(self.window, device), known
+            )
+            return
+        tokens = dice.pick(laws, slots, Purpose.REDRAW, known)
+        if self.renew == "couple" and draft.laws is not None and draft.size:
+            tokens = self._couple(draft, laws, after, tokens, dice)
+        self._draft = Draft(
+            torch.where(known, tokens, filled),
+            Tree.chain(self.window, device),
+            known,
+            laws=laws,
+            source=torch.where(known, slots, -1),
+        )
+
+    def _couple(self, draft: Draft, new: Law, after: Tensor, drawn: Tensor, dice: Dice) -> Tensor:
+        """Retain each old draw x with chance min(1, new(x) / old(x)), else draw from norm((new - old)+): the token is
+        distributed by the new law, and equals the old one as often as any coupling allows."""
+        assert draft.laws is not None
+        node = after.clamp(max=draft.size - 1)
+        old = Law(*(_rows(part, node) for part in (draft.laws.probs, draft.laws.tokens)), new.vocabulary)  # type: ignore[arg-type]
+        token = draft.tokens.gather(1, node)
+        had = (after < draft.size) & ~draft.fixed.gather(1, node)
+        before = old.at(token[..., None])[..., 0].clamp(min=torch.finfo(new.probs.dtype).tiny)
+        chance = (new.at(token[..., None])[..., 0] / before).clamp(max=1) * had
+        slots = torch.arange(self.window, device=token.device).expand_as(token)
+        retained = had & dice.accept(chance, slots, Purpose.RETAIN, had)
+        other = dice.pick(residual(new, old.on(new)), slots, Purpose.REDRAW, had & ~retained)
+        return torch.where(retained, token, torch.where(had, other, drawn))
+
+    def end(self) -> None:
+        self._draft = None
+
+
+def _rows(part: Tensor | None, index: Tensor) -> Tensor | None:
+    """[B, R, S] and rows [B, K] -> [B, K, S]."""
+    return None if part is None else part.gather(1, index[..., None].expand(-1, -1, part.shape[2]))

@@ -1,0 +1,115 @@
+"""Copying from what is already there: the longest recent suffix that occurred before is taken to go on as it did.
+
+Prompt lookup (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding) and LLMA (arXiv 2304.04487), which copies
+from reference documents. Where they take the first match, ours takes the longest and of these the most recent, and it
+looks at the output as well as the prompt. Knows token ids only; an index of n-grams makes a step cost the same
+however long the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.core.dice import Dice
+from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.errors import InvalidOption
+from outrider.core.laws import Sampling
+from outrider.core.target import Prefill, Prompts, Scores
+
+
+class _Text:
+    """A growing sequence, and where each of its n-grams last occurred."""
+
+    def __init__(self, longest: int) -> None:
+        self.longest = longest
+        self.tokens: list[int] = []
+        self._next: list[dict[tuple[int, ...], int]] = [
+            {} for _ in range(longest)
+        ]  # n-gram -> the place after it
+        self._known = 0
+
+    def add(self, tokens: Sequence[int]) -> None:
+        self.tokens += tokens
+        for place in range(self._known + 1, len(self.tokens)):  # n-grams that something follows
+            for length in range(1, min(self.longest, place) + 1):
+                self._next[length - 1][tuple(self.tokens[place - length : place])] = place
+        self._known = max(len(self.tokens) - 1, 0)
+
+    def after(self, suffix: Sequence[int], length: int, least: int, most: int) -> tuple[int, list[int]]:
+        """Length of the longest matching end of `suffix`, and up to `most` tokens that followed it here."""
+        for size in range(min(self.longest, len(suffix), length), least - 1, -1):
+            place = self._next[size - 1].get(tuple(suffix[len(suffix) - size :]))
+            if place is not None:
+                return size, self.tokens[place : place + most]
+        return 0, []
+
+
+class PromptLookup:
+    """Longest match first, in the row's own text, then in the references."""
+
+    vocabulary = None
+    needs: frozenset[str] = frozenset()
+    bytes_read = 0
+
+    def __init__(
+        self,
+        *,
+        length: int = 10,
+        longest: int = 3,
+        shortest: int = 1,
+        references: Sequence[Sequence[int]] = (),
+    ) -> None:
+        if length < 1 or not 1 <= shortest <= longest:
+            raise InvalidOption(
+                f"length={length}, shortest={shortest}, longest={longest}: "
+                "length must be 1 or more, and shortest from 1 to longest"
+            )
+        self.length, self.longest, self.shortest = length, longest, shortest
+        self._references = []
+        for reference in references:
+            text = _Text(longest)
+            text.add(reference)
+            self._references.append(text)
+
+    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
+        self._texts = []
+        for prompt in prompts:
+            text = _Text(self.longest)
+            text.add(list(prompt))
+            self._texts.append(text)
+
+    def propose(self, room: Tensor, dice: Dice) -> Draft:
+        found = [
+            self._find(text, min(self.length, left))
+            for text, left in zip(self._texts, room.tolist(), strict=True)
+        ]
+        return guesses(found, dice.device)
+
+    def _find(self, text: _Text, most: int) -> list[int]:
+        if most < 1:
+            return []
+        best: tuple[int, list[int]] = (0, [])
+        for source in (text, *self._references):
+            size, tokens = source.after(text.tokens, self.longest, max(self.shortest, best[0] + 1), most)
+            if size > best[0]:
+                best = size, tokens
+        return best[1]
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:
+        for text, tokens in zip(self._texts, verdict.rows(draft), strict=True):
+            text.add(tokens)
+
+    def end(self) -> None:
+        self._texts = []
+
+
+def guesses(rows: Sequence[Sequence[int]], device: torch.device) -> Draft:
+    """One chain of fixed guesses a row, of any lengths."""
+    size = max(map(len, rows), default=0)
+    tokens = torch.tensor([[*row, *[0] * (size - len(row))] for row in rows], dtype=torch.long, device=device)
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    live = torch.arange(size, device=device) < lengths[:, None]
+    return Draft.guess(tokens.view(len(rows), size), Tree.chain(size, device), live)

@@ -1,0 +1,261 @@
+"""Another, smaller target as the drafter: a chain, a tree of draws, a tree of its likeliest tokens.
+
+Speculative sampling's independent draft model (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318) and
+its trees. The model is any Target, so it may be a language model, a table or a cheaper view of the target itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.core.dice import Dice, Purpose
+from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.errors import InvalidOption
+from outrider.core.laws import Law, Sampling
+from outrider.core.policies import Policy, make_policy
+from outrider.core.shapes import branching, rerank, validate
+from outrider.core.target import Prefill, Prompts, Scores, Target
+
+
+class _Model:
+    """The draft model and its bookkeeping: what it has read, which rows are still open."""
+
+    needs: frozenset[str] = frozenset()
+
+    def __init__(self, model: Target, sampling: Sampling | None) -> None:
+        self.model, self._own = model, sampling
+        self.vocabulary: int | None = model.vocabulary
+        self.bytes_read = 0
+
+    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
+        self.model.begin(prompts, self._own or sampling, frozenset())
+
+    def score(self, draft: Draft, since: int | None) -> Scores:
+        self.bytes_read += self.model.weight_bytes
+        return self.model.score(draft, since)
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:
+        self.model.keep(draft, verdict, torch.where(self._open, verdict.accepted + 1, 0))
+
+    def end(self) -> None:
+        self.model.end()
+
+    def _start(self, room: Tensor, dice: Dice) -> Tensor:
+        """Note which rows are finished -> room [B] where the dice are."""
+        room = room.to(dice.device)
+        self._open = room >= 0
+        return room
+
+
+class DraftModel(_Model):
+    """A chain, drawn token by token; a policy says how far. `sampling` lets it draw hotter or colder than the target
+    (default: alike), which changes how much is accepted and never what comes out."""
+
+    def __init__(
+        self,
+        model: Target,
+        *,
+        length: int = 5,
+        policy: Policy | str = "fixed",
+        sampling: Sampling | None = None,
+    ) -> None:
+        super().__init__(model, sampling)
+        self.policy = make_policy(policy, length) if isinstance(policy, str) else policy
+
+    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
+        super().begin(prefill, prompts, sampling)
+        self.policy.begin(len(prompts), self.model.device)
+
+    def propose(self, room: Tensor, dice: Dice) -> Draft:
+        longest = min(self.policy.longest, int(room.max()))
+        wanted = torch.minimum(self.policy.start(), self._start(room, dice))
+        draft = Draft.empty(len(room), dice.device)
+        dice.reserve(longest)
+        tokens: list[Tensor] = []
+        laws: list[Law] = []
+        live: list[Tensor] = []
+        going = wanted > 0
+        for depth in range(longest):
+            law = self.score(draft, depth - 1 if depth else None).law(torch.full_like(wanted, depth))
+            going = going & (wanted > depth) & self.policy.more(law, depth)
+            if dice.device.type == "cpu" and not bool(going.any()):
+                break
+            tokens.append(dice.pick(law, depth, Purpose.DRAW, going))
+            laws.append(law)
+            live.append(going)
+            draft = Draft.drawn(torch.stack(tokens, 1), _stack(laws), torch.stack(live, 1))
+        return draft
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:
+        super().observe(draft, scores, verdict, dice)
+        self.policy.learn(draft.live.sum(1), verdict.accepted)
+
+
+def _stack(laws: Sequence[Law]) -> Law:
+    tokens = [law.tokens for law in laws if law.tokens is not None]
+    return Law(
+        torch.stack([law.probs for law in laws], 1),
+        torch.stack(tokens, 1) if tokens else None,
+        laws[0].vocabulary,
+    )
+
+
+class _Tree(_Model):
+    """A static shape, filled level by level."""
+
+    def __init__(self, model: Target, shape: Sequence[int] | None, sampling: Sampling | None) -> None:
+        super().__init__(model, sampling)
+        parents = tuple(shape) if shape is not None else branching((3, 2, 1))
+        validate(parents)
+        if not parents:
+            raise InvalidOption(
+                "the tree's shape has no nodes; give parents such as (-1, -1, 0), or drafter=None"
+            )
+        depths: list[int] = []
+        for parent in parents:
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        order = sorted(range(len(parents)), key=lambda node: depths[node])  # stable: siblings stay in order
+        place = {node: index for index, node in enumerate(order)} | {-1: -1}
+        self.parents = tuple(place[parents[node]] for node in order)
+        self.starts = [sum(depth < level for depth in depths) for level in range(max(depths) + 2)]
+
+    def levels(self, room: Tensor, dice: Dice) -> list[tuple[int, int]]:
+        """(first node, node after the last) of each level that some row has room for."""
+        deepest = min(len(self.starts) - 1, max(int(room.max()), 0))
+        return [(self.starts[level], self.starts[level + 1]) for level in range(deepest)]
+
+
+class SampledTree(_Tree):
+    """A tree whose siblings are drawn from the model's law: without replacement (recursive rejection, arXiv 2402.14160;
+    Sequoia, arXiv 2402.12374), or with it, each independent of the others (SpecInfer, arXiv 2305.09781)."""
+
+    def __init__(
+        self,
+        model: Target,
+        *,
+        shape: Sequence[int] | None = None,
+        replacement: bool = False,
+        sampling: Sampling | None = None,
+    ) -> None:
+        super().__init__(model, shape, sampling)
+        self.replacement = replacement
+
+    def propose(self, room: Tensor, dice: Dice) -> Draft:
+        left = self._start(room, dice)
+        dice.reserve(len(self.parents))
+        draft = Draft.empty(len(room), dice.device)
+        tokens: dict[int, Tensor] = {}
+        live: dict[int, Tensor] = {}
+        laws: list[Law] = []
+        inner: list[int] = []  # the node each law follows
+        for level, (start, stop) in enumerate(self.levels(room, dice)):
+            scores = self.score(draft, self.starts[level - 1] if level else None)
+            for parent in sorted({self.parents[node] for node in range(start, stop)}):
+                law = scores.law(torch.full_like(left, parent + 1))
+                laws.append(law)
+                inner.append(parent)
+                alive = (left > level) & (live[parent] if parent >= 0 else self._open)
+                for node in (node for node in range(start, stop) if self.parents[node] == parent):
+                    live[node] = alive = alive & (law.probs.sum(-1) > 0)
+                    tokens[node] = dice.pick(law, node, Purpose.DRAW, alive)
+                    law = law if self.replacement else law.without(tokens[node], torch.ones_like(alive))
+            source = torch.tensor(
+                [inner.index(self.parents[node]) for node in range(stop)], device=dice.device
+            )
+            draft = Draft(
+                torch.stack([tokens[node] for node in range(stop)], 1),
+                Tree.of(self.parents[:stop], dice.device),
+                torch.stack([live[node] for node in range(stop)], 1),
+                laws=_stack(laws),
+                source=source.expand(len(room), -1),
+                replacement=self.replacement,
+                mixed=False,
+            )
+        return draft
+
+
+class TopKTree(_Tree):
+    """A tree of the model's likeliest tokens, as fixed guesses: child number r of a node is its r-th likeliest
+    successor (the static trees of Medusa, arXiv 2401.10774, and EAGLE, arXiv 2401.15077)."""
+
+    def __init__(
+        self, model: Target, *, shape: Sequence[int] | None = None, sampling: Sampling | None = None
+    ) -> None:
+        super().__init__(model, shape, sampling)
+
+    def propose(self, room: Tensor, dice: Dice) -> Draft:
+        left = self._start(room, dice)
+        draft = Draft.empty(len(room), dice.device)
+        tokens, belief = draft.tokens, draft.tokens.double()
+        for level, (start, stop) in enumerate(self.levels(room, dice)):
+            before = self.starts[level - 1] if level else None
+            scores = self.score(draft, before)
+            tree = Tree.of(self.parents[:stop], dice.device)
+            parents = tree.parents[:, start:].expand(len(room), -1)
+            ranks = tree.ranks[:, start:].expand(len(room), -1)
+            ids, probs = scores.laws(parents + 1).top(int(ranks.max()) + 1)
+            tokens = torch.cat([tokens, ids.gather(2, ranks[..., None])[..., 0]], 1)
+            belief = torch.cat([belief, probs.gather(2, ranks[..., None])[..., 0].double()], 1)
+            fits = (tree.depths < left[:, None]) & (tokens >= 0)
+            live = (fits[:, None, :] | ~tree.ancestors).all(-1)
+            draft = Draft.guess(tokens.clamp(min=0), tree, live, belief)
+        return draft
+
+
+class DynamicTree(_Model):
+    """A tree that grows where the model is sure of itself: each level expands the `width` most probable nodes, and of
+    all candidates the `nodes` most probable are kept (EAGLE-2, arXiv 2406.16858). Fixed guesses, so that the shape
+    may depend on them."""
+
+    def __init__(
+        self,
+        model: Target,
+        *,
+        nodes: int = 16,
+        width: int = 4,
+        depth: int = 5,
+        sampling: Sampling | None = None,
+    ) -> None:
+        super().__init__(model, sampling)
+        if min(nodes, width, depth) < 1:
+            raise InvalidOption(f"nodes={nodes}, width={width}, depth={depth}: each must be 1 or more")
+        self.nodes, self.width, self.depth = nodes, width, depth
+
+    def propose(self, room: Tensor, dice: Dice) -> Draft:
+        left = self._start(room, dice)
+        committed = self.model.mark()
+        rows, width = len(room), self.width
+        grown = Draft.empty(rows, dice.device)  # the nodes that are expanded, which are all the model reads
+        value = torch.zeros(rows, 1, dtype=torch.float64, device=dice.device)
+        origin = torch.full((rows, 1), -1, device=dice.device)  # the candidate each expanded node is
+        tokens: list[Tensor] = []
+        parents: list[Tensor] = []
+        values: list[Tensor] = []
+        for level in range(min(self.depth, max(int(room.max()), 0))):
+            since = None if not level else grown.size - width
+            ids, probs = self.score(grown, since).laws().top(width)  # [B, expanded, width]
+            total = (value[..., None] + probs.double().log()).flatten(1)
+            start = sum(part.shape[1] for part in tokens)
+            tokens.append(ids.flatten(1))
+            parents.append(origin[..., None].expand_as(ids).flatten(1))
+            values.append(torch.where(level < left[:, None], total, -torch.inf))
+            value, best = values[-1].topk(width)
+            origin = start + best
+            within = grown.size - width if level else -1  # where the level just expanded begins
+            new = (best // width) + within if level else torch.full_like(best, -1)
+            grown = Draft.guess(
+                torch.cat([grown.tokens, tokens[-1].gather(1, best).clamp(min=0)], 1),
+                Tree(torch.cat([grown.tree.parents.expand(rows, -1), new], 1), level + 1, width),
+                torch.cat([grown.live, value > -torch.inf], 1),
+            )
+        self.model.rewind(committed)  # what is accepted is read again, in one pass with the next root
+        if not tokens:
+            return grown
+        scores, flat, above = torch.cat(values, 1), torch.cat(tokens, 1), torch.cat(parents, 1)
+        kept, shape = rerank(scores, above, self.nodes)
+        score = scores.gather(1, kept)
+        tree = Tree(shape, len(tokens), width)
+        return Draft.guess(flat.gather(1, kept).clamp(min=0), tree, score > -torch.inf, score.exp())

@@ -1,0 +1,232 @@
+"""Logits become laws here and nowhere else: penalties, temperature, top-k, top-p, min-p, in that order.
+
+A law may be dense (the whole vocabulary) or name its support: temperature 0 leaves one token, top-k leaves k, so
+greedy decoding runs through the same code with laws one entry wide. Knows nothing of drafts, targets or rules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.core.errors import InvalidOption
+
+_NEARLY_GREEDY = 1e-5
+_FIRST_LOOK = 256  # how many of the most likely tokens top-p examines before it looks further
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn, and which ids end a row. The defaults change nothing about the model's own law."""
+
+    temperature: float = 1.0
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output, as in CTRL (arXiv 1909.05858)
+    presence_penalty: float = 0.0  # over the output alone
+    frequency_penalty: float = 0.0
+    end: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, good, wanted in (
+            ("temperature", 0 <= self.temperature < math.inf, "0 (greedy) or more"),
+            ("top_k", self.top_k >= 0, "0 (off) or more"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("min_p", 0 <= self.min_p < 1, "from 0 up to, but not, 1"),
+            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "above 0 (1 is off)"),
+            ("presence_penalty", math.isfinite(self.presence_penalty), "finite (0 is off)"),
+            ("frequency_penalty", math.isfinite(self.frequency_penalty), "finite (0 is off)"),
+        ):
+            if not good:
+                raise InvalidOption(f"{name} is {getattr(self, name)}; it must be {wanted}")
+
+    @property
+    def greedy(self) -> bool:
+        """Is every law a single token?"""
+        return self.temperature < _NEARLY_GREEDY or self.top_k == 1
+
+    @property
+    def remembers(self) -> bool:
+        """Does the law depend on which tokens came before, beyond what the model itself makes of them?"""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+@dataclass(frozen=True)
+class Law:
+    """A batch of probability laws over token ids. Each sums to 1, or to 0 where nothing can be drawn."""
+
+    probs: Tensor  # [..., S]
+    tokens: Tensor | None  # [..., S] ids of the support, each id once; None: S is the vocabulary, in order
+    vocabulary: int
+
+    @property
+    def width(self) -> int:
+        return self.probs.shape[-1]
+
+    @classmethod
+    def point(cls, tokens: Tensor, vocabulary: int, dtype: torch.dtype = torch.float32) -> Law:
+        """All mass on one token each: tokens [...] -> a law one entry wide."""
+        return cls(torch.ones_like(tokens, dtype=dtype)[..., None], tokens[..., None], vocabulary)
+
+    def name(self, place: Tensor) -> Tensor:
+        """The token ids at places [...] of the support."""
+        return place if self.tokens is None else self.tokens.gather(-1, place[..., None])[..., 0]
+
+    def at(self, tokens: Tensor) -> Tensor:
+        """Probabilities of tokens [..., K]; ids outside the vocabulary, and the -1 of padding, have none."""
+        if self.tokens is None:
+            inside = (tokens >= 0) & (tokens < self.vocabulary)
+            return self.probs.gather(-1, tokens.clamp(0, self.vocabulary - 1)) * inside
+        if self.width * tokens.shape[-1] > 1 << 14:
+            return self.dense().at(tokens)
+        return ((self.tokens[..., None, :] == tokens[..., None]) * self.probs[..., None, :]).sum(-1)
+
+    def on(self, support: Law) -> Tensor:
+        """This law's probabilities on another law's support -> like support.probs."""
+        if support.tokens is not None:
+            return self.at(support.tokens)
+        return self.dense().probs.expand_as(support.probs)
+
+    def dense(self) -> Law:
+        """The same law over the whole vocabulary, in order."""
+        if self.tokens is None:
+            return self
+        probs = self.probs.new_zeros(*self.probs.shape[:-1], self.vocabulary)
+        return Law(probs.scatter_add_(-1, self.tokens, self.probs), None, self.vocabulary)
+
+    def row(self, index: Tensor) -> Law:
+        """One row a batch member: [B, R, S] and index [B] -> [B, S]."""
+        batch, rows = self.probs.shape[:2]
+        flat = index + torch.arange(batch, device=index.device) * rows
+        tokens = None if self.tokens is None else self.tokens.flatten(0, 1).index_select(0, flat)
+        return Law(self.probs.flatten(0, 1).index_select(0, flat), tokens, self.vocabulary)
+
+    def without(self, tokens: Tensor, where: Tensor) -> Law:
+        """Strike one token [...] out of each law, where told to, and share its mass among the rest."""
+        if self.tokens is None:
+            safe = tokens.clamp(0, self.vocabulary - 1)[..., None]
+            kept = self.probs.gather(-1, safe) * ~where[..., None]
+            probs = self.probs.scatter(-1, safe, kept)
+        else:
+            probs = self.probs * ~((self.tokens == tokens[..., None]) & where[..., None])
+        total = probs.sum(-1, keepdim=True)
+        return Law(probs / total.clamp(min=torch.finfo(probs.dtype).tiny), self.tokens, self.vocabulary)
+
+    def top(self, count: int) -> tuple[Tensor, Tensor]:
+        """The most likely tokens and their probabilities, best first: [..., count] each; padded with -1 and 0."""
+        probs, place = self.probs.topk(min(count, self.width))
+        tokens = place if self.tokens is None else self.tokens.gather(-1, place)
+        short = count - probs.shape[-1]
+        if short:
+            probs, tokens = _pad(probs, short, 0.0), _pad(tokens, short, -1)
+        return torch.where(probs > 0, tokens, -1), probs
+
+    def entropy(self) -> Tensor:
+        """In nats, [...]."""
+        return -torch.xlogy(self.probs, self.probs).sum(-1)
+
+
+def _pad(tensor: Tensor, count: int, value: float) -> Tensor:
+    return torch.nn.functional.pad(tensor, (0, count), value=value)
+
+
+def argmax(values: Tensor) -> Tensor:
+    """The first index of the largest value along the last axis (torch's own is 25 times slower on a CPU)."""
+    if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64):
+        return torch.from_numpy(values.detach().numpy().argmax(-1))
+    return values.argmax(-1)
+
+
+def residual(p: Law, q: Tensor, f: Tensor | None = None) -> Law:
+    """What is left to draw from after a rejection: norm((p - q f)+) on p's support, q and f given there.
+
+    With f left out it is the strict min(1, p/q). For any f up to that, drawing from here after a rejection gives
+    exactly p; where nothing is left a rejection cannot happen but by rounding, and p itself is returned.
+    """
+    left = (p.probs - (q if f is None else q * f)).clamp_(min=0)
+    total = left.sum(-1, keepdim=True)
+    empty = total <= 0
+    left /= total + empty
+    return Law(left.addcmul_(p.probs, empty.to(left.dtype)), p.tokens, p.vocabulary)
+
+
+class Lawmaker:
+    """Makes laws for one batch: the sampling options, and the token counts that penalties need."""
+
+    def __init__(
+        self, sampling: Sampling, prompts: Sequence[Sequence[int]], vocabulary: int, device: torch.device
+    ) -> None:
+        self.sampling = sampling
+        self.vocabulary = vocabulary
+        self._prompted: Tensor | None = None  # [B, V] how often each token stands in the prompt
+        self._emitted: Tensor | None = None
+        if sampling.remembers:
+            self._prompted = torch.zeros(len(prompts), vocabulary, device=device)
+            self._emitted = torch.zeros_like(self._prompted)
+            for row, prompt in enumerate(prompts):
+                ids = torch.tensor(list(prompt), device=device)
+                self._prompted[row].index_add_(0, ids, torch.ones(len(prompt), device=device))
+
+    def commit(self, tokens: Tensor) -> None:
+        """Tokens [B, K] were emitted; -1 is padding."""
+        if self._emitted is not None:
+            self._emitted = self._emitted + self._count(tokens)
+
+    def _count(self, tokens: Tensor) -> Tensor:
+        counts = torch.zeros(*tokens.shape[:-1], self.vocabulary, device=tokens.device)
+        return counts.scatter_add_(-1, tokens.clamp(min=0), (tokens >= 0).float())
+
+    def law(self, logits: Tensor, path: Tensor | None = None) -> Law:
+        """Logits [B, ..., V] and, for penalties, the uncommitted tokens before each row [B, ..., D] -> laws."""
+        if self._emitted is not None:
+            logits = self._penalise(logits, path)
+        return to_law(logits, self.sampling)
+
+    def _penalise(self, logits: Tensor, path: Tensor | None) -> Tensor:
+        assert self._emitted is not None and self._prompted is not None
+        shape = (len(logits), *[1] * (logits.dim() - 2), self.vocabulary)
+        emitted = self._emitted.view(shape)
+        if path is not None and path.shape[-1]:
+            emitted = emitted + self._count(path)
+        options = self.sampling
+        seen = (emitted + self._prompted.view(shape)) > 0
+        factor = options.repetition_penalty
+        logits = torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
+        return logits - options.presence_penalty * (emitted > 0) - options.frequency_penalty * emitted
+
+
+def to_law(logits: Tensor, sampling: Sampling) -> Law:
+    """Logits [..., V] -> laws after temperature, top-k, top-p and min-p; float64 stays, all else becomes float32."""
+    vocabulary = logits.shape[-1]
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if sampling.greedy:
+        return Law.point(argmax(logits), vocabulary, logits.dtype)
+    tokens: Tensor | None = None
+    if 0 < sampling.top_k < vocabulary:
+        logits, tokens = logits.topk(sampling.top_k)
+    probs = torch.softmax(logits / sampling.temperature if sampling.temperature != 1 else logits, -1)
+    if sampling.top_p < 1:
+        probs, tokens = _nucleus(probs, tokens, sampling.top_p)
+    if sampling.min_p > 0:
+        probs = probs * (probs >= sampling.min_p * probs.amax(-1, keepdim=True))
+    if sampling.top_p < 1 or sampling.min_p > 0:
+        probs = probs / probs.sum(-1, keepdim=True)
+    return Law(probs, tokens, vocabulary)
+
+
+def _nucleus(probs: Tensor, tokens: Tensor | None, top_p: float) -> tuple[Tensor, Tensor]:
+    """The fewest most likely tokens that hold top_p of the mass. Only as many are sorted as may be needed."""
+    if tokens is None:
+        look = _FIRST_LOOK if probs.device.type == "cpu" else probs.shape[-1]
+        while True:
+            best, tokens = probs.topk(min(look, probs.shape[-1]))
+            if look >= probs.shape[-1] or bool((best.sum(-1) >= top_p).all()):
+                break
+            look *= 8
+        probs = best
+    return probs * (probs.cumsum(-1) - probs < top_p), tokens

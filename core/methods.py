@@ -1,0 +1,238 @@
+"""Every drafter and rule by name: the explicit tables that the code, the command line and the tests all read.
+
+A new method is one function or class in its family's file and one row here; the conformance suite then tests it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.core.decode import Drafter, Rule
+from outrider.core.drafters.jacobi import FILLERS, RENEWALS, Jacobi
+from outrider.core.drafters.lookup import PromptLookup
+from outrider.core.drafters.model import DraftModel, DynamicTree, SampledTree, TopKTree
+from outrider.core.errors import InvalidOption, unknown
+from outrider.core.rules.exact import Block, Exact, GumbelMatch, SampleMatch, Token
+from outrider.core.rules.relaxed import Lenience, Threshold, Trust, Typical
+
+ALL = ("text", "image", "speech")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One row: what it is called, what of the literature it stands for, and how to make it."""
+
+    name: str
+    make: Callable[..., Any]
+    systems: tuple[str, ...]
+    summary: str
+    paper: str
+    topology: tuple[str, ...]  # of the drafts it makes, or takes: chain, tree, window
+    modalities: tuple[str, ...] = ALL
+    needs: tuple[str, ...] = ()  # what `make` must be given besides options
+    lossless: bool | None = None  # None for drafters, which cannot change what comes out
+    anchor: Mapping[str, Any] | None = None  # the options at which a relaxed rule is exact
+    trials: tuple[Mapping[str, Any], ...] = (
+        {},
+    )  # small settings that between them reach every branch, for the tests
+
+    @property
+    def module(self) -> str:
+        return str(self.make.__module__)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What may be set, and to what it is set if nobody does."""
+        parameters = inspect.signature(self.make).parameters.values()
+        return {one.name: one.default for one in parameters if one.name not in self.needs}
+
+
+def _table(*methods: Method) -> dict[str, Method]:
+    return {method.name: method for method in methods}
+
+
+DRAFTERS = _table(
+    Method(
+        name="draft-model",
+        make=DraftModel,
+        systems=("Speculative decoding", "Speculative sampling"),
+        summary="a smaller model drafts a chain, token by token",
+        paper="Fast Inference from Transformers via Speculative Decoding (arXiv 2211.17192)",
+        topology=("chain",),
+        needs=("model",),
+        trials=({"length": 3}, {"length": 3, "policy": "confidence"}, {"length": 2, "policy": "window"}),
+    ),
+    Method(
+        name="sampled-tree",
+        make=SampledTree,
+        systems=("Recursive rejection sampling", "SpecInfer's sampled trees"),
+        summary="a smaller model draws several successors a node, with or without replacement",
+        paper="Recursive Speculative Decoding (arXiv 2402.14160)",
+        topology=("tree",),
+        needs=("model",),
+        trials=({"shape": (-1, -1, 0, 1)}, {"shape": (-1, -1, 0, 0), "replacement": True}),
+    ),
+    Method(
+        name="top-k-tree",
+        make=TopKTree,
+        systems=("Static token trees",),
+        summary="a static tree of a smaller model's likeliest tokens",
+        paper="SpecInfer: Accelerating LLM Serving with Tree-based Speculative Inference (arXiv 2305.09781)",
+        topology=("tree",),
+        needs=("model",),
+        trials=({"shape": (-1, -1, 0, 0, 1)},),
+    ),
+    Method(
+        name="dynamic-tree",
+        make=DynamicTree,
+        systems=("EAGLE-2's dynamic tree",),
+        summary="a tree that grows where a smaller model is sure of itself, re-ranked as a whole",
+        paper="EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees (arXiv 2406.16858)",
+        topology=("tree",),
+        needs=("model",),
+        trials=({"nodes": 4, "width": 2, "depth": 2},),
+    ),
+    Method(
+        name="jacobi",
+        make=Jacobi,
+        systems=("Filler tokens + Jacobi decoding", "Speculative Jacobi decoding"),
+        summary="a window of guesses, renewed by every pass until it settles",
+        paper="Accelerating Transformer Inference for Translation via Parallel Decoding (arXiv 2305.10427)",
+        topology=("window",),
+        trials=tuple(
+            {"window": 2, "renew": renew, "filler": filler}
+            for renew, filler in zip(RENEWALS, FILLERS, strict=True)
+        ),
+    ),
+    Method(
+        name="prompt-lookup",
+        make=PromptLookup,
+        systems=("LLMA", "Prompt lookup"),
+        summary="copy what followed the longest recent match in the text or in references",
+        paper="Inference with Reference: Lossless Acceleration of Large Language Models (arXiv 2304.04487)",
+        topology=("chain",),
+        trials=({"length": 2, "longest": 2}, {"length": 2, "references": ((0, 1, 2, 0, 2, 1, 1),)}),
+    ),
+)
+
+RULES = _table(
+    Method(
+        name="exact",
+        make=Exact,
+        systems=("The lossless default",),
+        summary="block verification for chains drawn whole, rejection for other draws, one draw a level for guesses",
+        paper="Block Verification Accelerates Speculative Decoding (arXiv 2403.10444)",
+        topology=("chain", "tree", "window"),
+        lossless=True,
+    ),
+    Method(
+        name="token",
+        make=Token,
+        systems=("Token rejection", "With replacement (SpecInfer)", "Without replacement", "One-hot tree"),
+        summary="accept each guess with min(1, p/q), else draw from what is left",
+        paper="Accelerating Large Language Model Decoding with Speculative Sampling (arXiv 2302.01318)",
+        topology=("chain", "tree", "window"),
+        lossless=True,
+    ),
+    Method(
+        name="block",
+        make=Block,
+        systems=("Block verification",),
+        summary="judge a drawn chain as a whole: accepts at least as much as token rejection",
+        paper="Block Verification Accelerates Speculative Decoding (arXiv 2403.10444)",
+        topology=("chain",),
+        lossless=True,
+    ),
+    Method(
+        name="sample-match",
+        make=SampleMatch,
+        systems=("Sample-and-match",),
+        summary="the target draws behind every node; the draft is followed while it agrees",
+        paper="SpecExec: Massively Parallel Speculative Decoding (arXiv 2406.02532)",
+        topology=("chain", "tree", "window"),
+        lossless=True,
+    ),
+    Method(
+        name="gumbel-match",
+        make=GumbelMatch,
+        systems=("Gumbel-match",),
+        summary="the same with noise keyed by position: plain and speculative output are identical",
+        paper="Parallel Sampling via coupled Gumbel noise, as in speculative coupled decoding (arXiv 2510.24211)",
+        topology=("chain", "tree", "window"),
+        lossless=True,
+    ),
+    Method(
+        name="threshold",
+        make=Threshold,
+        systems=("Threshold on p/q", "Deterministic verification", "Conservative verification"),
+        summary="accept where p/q reaches a threshold; at 1 or more exact",
+        paper="Fast Inference from Transformers via Speculative Decoding (arXiv 2211.17192)",
+        topology=("chain", "tree", "window"),
+        lossless=False,
+        anchor={"threshold": 1.0},
+        trials=({}, {"threshold": 0.5}),
+    ),
+    Method(
+        name="lenience",
+        make=Lenience,
+        systems=("Lenience",),
+        summary="accept with min(1, p / (l q)); l = 1 is exact",
+        paper="DistillSpec: Improving Speculative Decoding via Knowledge Distillation (arXiv 2310.08461)",
+        topology=("chain", "tree", "window"),
+        lossless=False,
+        anchor={"lenience": 1.0},
+    ),
+    Method(
+        name="typical",
+        make=Typical,
+        systems=("Typical acceptance (Medusa)",),
+        summary="accept what is not improbable for the law's entropy; epsilon=1, delta=inf is exact",
+        paper="Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads (arXiv 2401.10774)",
+        topology=("chain", "tree", "window"),
+        lossless=False,
+        anchor={"epsilon": 1.0, "delta": math.inf},
+        trials=({}, {"epsilon": 0.3, "delta": 0.6}),
+    ),
+    Method(
+        name="trust",
+        make=Trust,
+        systems=("Accept outright",),
+        summary="accept down to a depth without looking, then strictly; depth 0 is exact",
+        paper="Speculative Decoding and Beyond: An In-Depth Survey of Techniques (arXiv 2502.19732)",
+        topology=("chain", "tree", "window"),
+        lossless=False,
+        anchor={"depth": 0},
+        trials=({}, {"depth": 1}),
+    ),
+)
+
+
+def make_drafter(name: str | None, **options: Any) -> Drafter | None:
+    """A drafter by name; None is plain decoding."""
+    if name is None:
+        return None
+    drafter: Drafter = _make("drafter", DRAFTERS, name, options)
+    return drafter
+
+
+def make_rule(name: str = "exact", **options: Any) -> Rule:
+    """A rule by name."""
+    rule: Rule = _make("rule", RULES, name, options)
+    return rule
+
+
+def _make(what: str, table: dict[str, Method], name: str, options: dict[str, Any]) -> Any:
+    if name not in table:
+        raise unknown(what, name, table)
+    method = table[name]
+    for given in options:
+        if given not in method.options and given not in method.needs:
+            raise unknown(f"option of the {what} '{name}'", given, [*method.needs, *method.options])
+    for need in method.needs:
+        if options.get(need) is None:
+            raise InvalidOption(f"the {what} '{name}' needs {need}=...: {method.summary}")
+    return method.make(**options)

@@ -1,0 +1,159 @@
+"""The exact rules: whatever was drafted, the output has the target's law.
+
+Pure functions of draft, scores and dice. `exact` chooses what is best for the draft at hand; the others can be asked
+for by name. Greedy decoding falls out of laws one entry wide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.core.dice import Dice, Purpose
+from outrider.core.draft import Draft, Verdict
+from outrider.core.errors import Incompatible
+from outrider.core.laws import Law
+from outrider.core.rules.walk import matching, rejection
+from outrider.core.target import Scores
+
+
+@dataclass(frozen=True)
+class Token:
+    """Token-by-token rejection down a chain or tree; siblings as they were drawn, fixed guesses as point masses.
+
+    Speculative sampling (arXiv 2211.17192, 2302.01318); with several siblings SpecInfer's multi-step rule (arXiv
+    2305.09781) if they were drawn with replacement, recursive rejection (arXiv 2402.14160) if without. One walk
+    serves them all because `q` is always the law a node was really drawn from.
+    """
+
+    lossless = True
+
+    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+        return rejection(draft, scores, dice)
+
+
+@dataclass(frozen=True)
+class SampleMatch:
+    """The target draws its own token behind every node; the draft is followed while it agrees. Needs no q.
+
+    For fixed guesses this is the one-hot tree rule in a single draw a level: a child is met with the chance p gives it,
+    and a miss is already distributed like p without the children.
+    """
+
+    lossless = True
+
+    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+        return matching(draft, scores, lambda law, row, where: dice.pick(law, row, Purpose.MATCH, where))
+
+
+@dataclass(frozen=True)
+class GumbelMatch:
+    """Like `sample-match`, with noise that belongs to the position in the sequence: emit argmax(log p + g).
+
+    Plain and speculative output are then the same tokens at any temperature and seed, not only the same law.
+    """
+
+    lossless = True
+
+    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+        return matching(draft, scores, lambda law, row, where: dice.race(law, scores.position(row), where))
+
+
+@dataclass(frozen=True)
+class Block:
+    """Block verification (Sun et al., "Block verification accelerates speculative decoding", arXiv 2403.10444):
+    the chain is judged as a whole, which accepts at least as many tokens as token-by-token rejection.
+
+    Only for chains drawn whole in this step; with drafts that survive from an earlier step it would be biased.
+    """
+
+    lossless = True
+
+    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+        if draft.size and (draft.fresh is None or not draft.tree.is_chain):
+            raise Incompatible(
+                "the rule 'block' needs a chain drawn whole in the same step, which this drafter does not make; "
+                "take rule='exact', which uses block verification where it is sound"
+            )
+        return block(draft, scores, dice)
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The lossless default: block verification for rows that are a chain drawn whole in this step, rejection for
+    other drawn nodes, one draw a level where all guesses are fixed."""
+
+    lossless = True
+
+    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+        if draft.laws is None:
+            return SampleMatch()(draft, scores, dice)
+        if draft.fresh is None:
+            return rejection(draft, scores, dice)
+        if not draft.mixed:
+            return block(draft, scores, dice)
+        return _merge(draft.fresh, block(draft, scores, dice), rejection(draft, scores, dice))
+
+
+def block(draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+    """Block verification of every row; rows that are no fresh chain get nonsense, and are the caller's to replace."""
+    if not draft.size or draft.laws is None or draft.source is None:
+        return rejection(draft, scores, dice)
+    laws = scores.laws()  # [B, N + 1, S]
+    rows, size = draft.tokens.shape
+    here = Law(laws.probs[:, :-1], None if laws.tokens is None else laws.tokens[:, :-1], laws.vocabulary)
+    drawn = draft.laws
+    guesses = Law(
+        drawn.probs[:, :size], None if drawn.tokens is None else drawn.tokens[:, :size], drawn.vocabulary
+    )
+    p, q = (law.at(draft.tokens[..., None])[..., 0] for law in (here, guesses))  # [B, N]
+    ratio = p / q.clamp(min=torch.finfo(q.dtype).tiny)
+    live = draft.tried
+    joint = [torch.ones_like(p[:, 0])]  # P_i = min(1, P_{i-1} p_i / q_i)
+    for i in range(size):
+        joint.append((joint[-1] * ratio[:, i]).clamp(max=1))
+    weight = torch.stack(joint, 1)  # [B, N + 1]
+    overshoot = (
+        (weight[:, :-1, None] * here.probs - guesses.on(here)).clamp(min=0).sum(-1)
+    )  # [B, N], for P_0..P_{N-1}
+    after = torch.nn.functional.pad(overshoot[:, 1:], (0, 1))
+    reach = weight[:, 1:]
+    last = live & ~torch.nn.functional.pad(live[:, 1:], (0, 1))
+    chance = torch.where(last, reach, after / (after + 1 - reach).clamp(min=torch.finfo(p.dtype).tiny))
+    # reach 1 and nothing over: p equals q behind this node, so what follows is always accepted and so is this
+    chance = torch.where(~last & (reach >= 1) & (after <= 0), 1.0, chance) * live
+    nodes = torch.arange(size, device=p.device).expand(rows, -1)
+    passed = live & dice.accept(chance, nodes)
+    accepted = (passed * (nodes + 1)).amax(1)  # the last that passed, whatever came before it
+    ended = accepted == live.sum(1)
+    bonus = laws.row(accepted)
+    guess = Law(guesses.on(here), here.tokens, laws.vocabulary).row(accepted.clamp(max=size - 1)).probs
+    share = weight.gather(1, accepted[:, None])
+    rest = (share * bonus.probs - guess * ~ended[:, None]).clamp(min=0)
+    total = rest.sum(-1, keepdim=True)
+    law = Law(
+        torch.where(ended[:, None] | (total <= 0), bonus.probs, rest / total), bonus.tokens, laws.vocabulary
+    )
+    return Verdict(
+        path=torch.where(nodes < accepted[:, None], nodes, -1),
+        accepted=accepted,
+        token=dice.pick(law, accepted, Purpose.NEXT),
+        resampled=~ended,
+        tried=live,
+        chance=chance.double(),
+        p=p.double(),
+        q=q.double(),
+    )
+
+
+def _merge(first: Tensor, one: Verdict, other: Verdict) -> Verdict:
+    """Row by row, one verdict or the other."""
+
+    def pick(name: str) -> Tensor:
+        yes, no = getattr(one, name), getattr(other, name)
+        return torch.where(first.view(-1, *[1] * (yes.dim() - 1)), yes, no)
+
+    names = ("path", "accepted", "token", "resampled", "tried", "chance", "p", "q")
+    return Verdict(**{name: pick(name) for name in names})

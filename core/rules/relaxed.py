@@ -1,0 +1,138 @@
+"""Relaxed rules that need nothing but p and q: faster, not lossless, and priced.
+
+Each is an acceptance function f over the vocabulary for the walk in `walk.py`: the guess is accepted with chance f, a
+rejection draws from norm((p - q f)+), end tokens are tried strictly, and every level records the total variation
+between what it emits and the target's law. Each has a setting, its anchor, at which it is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.core.dice import Dice
+from outrider.core.draft import Draft, Verdict
+from outrider.core.errors import InvalidOption
+from outrider.core.laws import Law
+from outrider.core.rules.walk import rejection, strict
+from outrider.core.target import Scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold:
+    """Accept where p/q reaches a threshold: 1 is the deterministic verification of practical guides, 0.5 the
+    conservative one. At 1 or more it is exact, since [p >= q] never exceeds min(1, p/q) and the residual matches."""
+
+    threshold: float = 0.8
+
+    def __post_init__(self) -> None:
+        if self.threshold <= 0:
+            raise InvalidOption(f"threshold is {self.threshold}; it must be above 0 (1 is exact)")
+
+    @property
+    def lossless(self) -> bool:
+        return self.threshold >= 1
+
+    def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
+        return ((left >= self.threshold * q) & (left > 0)).to(q.dtype)
+
+    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+        return rejection(draft, scores, dice, self.accept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lenience:
+    """Accept with chance min(1, p / (l q)), l in (0, 1]: the lenience of speculative decoding (arXiv 2211.17192,
+    appendix; generalised in DistillSpec, arXiv 2310.08461). l = 1 is exact."""
+
+    lenience: float = 0.7
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lenience <= 1:
+            raise InvalidOption(f"lenience is {self.lenience}; it must be above 0 and at most 1 (1 is exact)")
+
+    @property
+    def lossless(self) -> bool:
+        return self.lenience == 1
+
+    def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
+        return strict(left, self.lenience * q)
+
+    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+        return rejection(draft, scores, dice, self.accept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trust:
+    """Accept outright down to a depth, then verify strictly: refinement without verification, as the survey of
+    generation-refinement frameworks (arXiv 2502.19732) has it. depth = 0 is exact."""
+
+    depth: int = 2
+
+    def __post_init__(self) -> None:
+        if self.depth < 0:
+            raise InvalidOption(f"depth is {self.depth}; it must be 0 (exact) or more")
+
+    @property
+    def lossless(self) -> bool:
+        return self.depth == 0
+
+    def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
+        return torch.ones_like(q) if depth < self.depth else strict(left, q)
+
+    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+        return rejection(draft, scores, dice, self.accept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Typical:
+    """Medusa's typical acceptance (arXiv 2401.10774): accept where p >= min(epsilon, delta exp(-entropy of p)).
+
+    Among fixed siblings the one with the longest accepted continuation is tried first, as Medusa takes the longest
+    candidate. Ours differs where a guess was refused: the residual that costs the law least, instead of p itself
+    (they are the same for fixed guesses). With epsilon = 1 and delta = inf only certainties pass, which is exact.
+    """
+
+    epsilon: float = 0.09
+    delta: float = 0.3
+
+    def __post_init__(self) -> None:
+        if not 0 < self.epsilon <= 1:
+            raise InvalidOption(f"epsilon is {self.epsilon}; it must be above 0 and at most 1")
+        if not self.delta > 0:
+            raise InvalidOption(f"delta is {self.delta}; it must be above 0 (inf, with epsilon=1, is exact)")
+
+    @property
+    def lossless(self) -> bool:
+        return self.epsilon == 1 and math.isinf(self.delta)
+
+    def bound(self, law: Law) -> Tensor:
+        """[..., 1] the least probability that counts as typical."""
+        return (self.delta * torch.exp(-law.entropy())).clamp(max=self.epsilon)[..., None]
+
+    def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
+        return (law.probs >= self.bound(law)).to(q.dtype)
+
+    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+        children = None
+        if draft.laws is None and not draft.tree.is_chain:
+            children = draft.tree.children_by(self._longest_first(draft, scores))
+        return rejection(draft, scores, dice, self.accept, children)
+
+    def _longest_first(self, draft: Draft, scores: Scores) -> Tensor:
+        """[B, N] places among siblings, those with the longest typical path through them first."""
+        tree = draft.tree
+        parents = tree.parents.expand(draft.rows, -1)
+        law = scores.laws(parents + 1)  # the law each node would be emitted from
+        typical = (law.at(draft.tokens[..., None])[..., 0] >= self.bound(law)[..., 0]) & draft.tried
+        rooted = (typical[:, None, :] | ~tree.ancestors).all(-1)  # all the way down to this node
+        reach = torch.where(rooted, tree.depths + 1, 0)  # [B, N]
+        below = (tree.ancestors.transpose(1, 2) * reach[:, None, :]).amax(
+            -1
+        )  # the deepest of each node's subtree
+        order = below * (tree.size + 1) - tree.ranks  # ties in the draft's own order
+        siblings = parents[:, :, None] == parents[:, None, :]
+        return (siblings & (order[:, None, :] > order[:, :, None])).sum(-1)

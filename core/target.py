@@ -1,0 +1,210 @@
+"""The target's side of the protocol: what a model must offer to be decoded speculatively, and one made of a hash.
+
+Knows drafts and laws; nothing of rules, drafters or what a token means. Guidance, codecs and prompts are a target's
+own business: what it hands over are logits, from which `Scores` makes laws row by row.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from outrider.core.dice import hash_tokens, mix, signed, uniform_of
+from outrider.core.draft import Draft, Verdict
+from outrider.core.errors import InvalidOption
+from outrider.core.laws import Law, Lawmaker, Sampling
+
+Prompts = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """What reading the prompts gave: hidden states [B, L, D] at each tap asked for, rows padded on the right."""
+
+    hidden: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Scores:
+    """The target's laws after the root (row 0) and after each draft node (row i + 1), made when asked for.
+
+    `logits` is [B, R, V], or a function from rows [B, K] to [B, K, V] for targets that would rather not compute them
+    all. `first` is the row that logits begin with: a draft that grows level by level is scored in pieces.
+    """
+
+    def __init__(
+        self,
+        draft: Draft,
+        lawmaker: Lawmaker,
+        lengths: Tensor,
+        logits: Tensor | Callable[[Tensor], Tensor],
+        hidden: Mapping[str, Tensor] | None = None,
+        first: int = 0,
+    ) -> None:
+        self.draft = draft
+        self.lengths = lengths  # [B] committed tokens, prompt included
+        self.hidden = hidden or {}  # tap -> [B, R, D]
+        self.first = first
+        self._logits = logits
+        self._lawmaker = lawmaker
+
+    @property
+    def sampling(self) -> Sampling:
+        return self._lawmaker.sampling
+
+    @property
+    def vocabulary(self) -> int:
+        return self._lawmaker.vocabulary
+
+    def logits(self, rows: Tensor | None = None) -> Tensor:
+        """Rows [B, K] as the model gave them -> [B, K, V]; all rows from `first` on if none are named."""
+        if not isinstance(self._logits, Tensor):
+            return self._logits(self._every_row() if rows is None else rows)
+        if rows is None:
+            return self._logits
+        batch, count, vocabulary = self._logits.shape
+        flat = (rows - self.first) + torch.arange(batch, device=rows.device)[:, None] * count
+        return self._logits.flatten(0, 1).index_select(0, flat.flatten()).view(*rows.shape, vocabulary)
+
+    def _every_row(self) -> Tensor:
+        rows = torch.arange(self.first, self.draft.size + 1, device=self.lengths.device)
+        return rows.expand(len(self.lengths), -1)
+
+    def law(self, row: Tensor) -> Law:
+        """The law after one row for each batch member: [B] -> [B, S]."""
+        laws = self.laws(row[:, None])
+        return Law(laws.probs[:, 0], None if laws.tokens is None else laws.tokens[:, 0], laws.vocabulary)
+
+    def laws(self, rows: Tensor | None = None) -> Law:
+        """The laws after rows [B, K] -> [B, K, S]; after every row from `first` on if none are named."""
+        path = None
+        if self.sampling.remembers and self.draft.size:
+            paths = self.draft.path_tokens()
+            wanted = self._every_row() if rows is None else rows
+            path = paths.gather(1, wanted[..., None].expand(-1, -1, paths.shape[2]))
+        return self._lawmaker.law(self.logits(rows), path)
+
+    def position(self, row: Tensor) -> Tensor:
+        """Where in its sequence the token after each row [B, ...] stands, the prompt's first token being 0."""
+        tree = self.draft.tree
+        after = torch.nn.functional.pad(tree.depths + 1, (1, 0)).expand(len(row), -1)
+        flat = after.gather(1, row.flatten(1) if row.dim() > 1 else row[:, None]).view_as(row)
+        return flat + self.lengths.view(-1, *[1] * (row.dim() - 1))
+
+
+class Target(Protocol):
+    """A model that can score a draft in one pass and keep the part of it that was committed.
+
+    The last committed token is the root: it is fed together with the draft, so that row 0 follows it. A draft that
+    grows is scored in pieces: `since` says that the root and that many nodes were scored by the calls before, and the
+    scores then begin with the row after. What is scored is scratch: the next call without `since` drops it, `rewind`
+    drops it, and `keep` makes the committed part permanent and drops the rest (nodes never scored are read later).
+    """
+
+    vocabulary: int
+    device: torch.device
+    rollback: bool  # can it drop what it has scored? False for recurrent state that only moves forward
+    weight_bytes: int  # what one pass reads; 0 where that is nothing to speak of
+
+    def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str]) -> Prefill: ...
+    def score(self, draft: Draft, since: int | None = None) -> Scores: ...
+    def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None: ...
+    def mark(self) -> object: ...
+    def rewind(self, mark: object) -> None: ...
+    def end(self) -> None: ...
+
+
+def committed(draft: Draft, verdict: Verdict, count: Tensor) -> Tensor:
+    """[B, D + 1] what a step adds to each row: the first count [B] emitted tokens; -1 fills up."""
+    emitted = verdict.emitted(draft)
+    places = torch.arange(emitted.shape[1], device=emitted.device)
+    return torch.where(places < count[:, None], emitted, -1)
+
+
+class TableTarget:
+    """A target whose logits are a hash of everything before: a law for every prefix, no weights, no cache to get wrong.
+
+    `blur` mixes in a second hash: a blurred copy of a target is a drafter that is right some of the time.
+    """
+
+    rollback = True
+    weight_bytes = 0
+
+    def __init__(
+        self,
+        vocabulary: int,
+        seed: int = 0,
+        *,
+        sharpness: float = 1.0,
+        blur: float = 0.0,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if vocabulary < 2:
+            raise InvalidOption(
+                f"a vocabulary of {vocabulary} leaves nothing to choose; it must be 2 or more"
+            )
+        self.vocabulary = vocabulary
+        self.device = torch.device(device)
+        self.sharpness, self.blur, self.dtype = sharpness, blur, dtype
+        self._salts = [signed(mix(mix(seed) + offset)) for offset in (0, 1)]
+
+    def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
+        if needs:
+            raise InvalidOption(
+                f"a table target has no hidden states, but {', '.join(sorted(needs))} were asked for"
+            )
+        self._lawmaker = Lawmaker(sampling, prompts, self.vocabulary, self.device)
+        self._lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
+        longest = max(map(len, prompts))
+        padded = torch.tensor(
+            [[*prompt, *[-1] * (longest - len(prompt))] for prompt in prompts], device=self.device
+        )
+        self._context = torch.zeros(len(prompts), dtype=torch.long, device=self.device)
+        self._roll(padded)
+        return Prefill()
+
+    def _roll(self, tokens: Tensor) -> None:
+        """Move each row's context over tokens [B, K]; -1 moves nothing."""
+        for column in tokens.unbind(1):
+            self._context = torch.where(column < 0, self._context, hash_tokens(self._context, column))
+
+    def score(self, draft: Draft, since: int | None = None) -> Scores:
+        contexts = self._context[:, None]  # [B, 1 + nodes]
+        parents = draft.tree.parents.expand(draft.rows, -1) + 1
+        for node in range(draft.size):
+            before = contexts.gather(1, parents[:, node : node + 1])
+            contexts = torch.cat([contexts, hash_tokens(before, draft.tokens[:, node : node + 1])], 1)
+        first = 0 if since is None else since + 1
+        logits = self.logits(contexts[:, first:])
+        return Scores(draft, self._lawmaker, self._lengths, logits, first=first)
+
+    def logits(self, contexts: Tensor) -> Tensor:
+        """[...] -> [..., V] logistic noise."""
+        ids = torch.arange(self.vocabulary, device=self.device)
+        clear, noise = (
+            torch.logit(uniform_of(hash_tokens(contexts[..., None] ^ salt, ids)).to(self.dtype))
+            for salt in self._salts
+        )
+        return self.sharpness * ((1 - self.blur) * clear + self.blur * noise)
+
+    def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
+        tokens = committed(draft, verdict, count)
+        self._roll(tokens)
+        self._lengths = self._lengths + count
+        self._lawmaker.commit(tokens)
+
+    def mark(self) -> object:
+        return self._context, self._lengths, copy.copy(self._lawmaker)
+
+    def rewind(self, mark: object) -> None:
+        assert isinstance(mark, tuple)
+        self._context, self._lengths, lawmaker = mark
+        self._lawmaker = copy.copy(lawmaker)
+
+    def end(self) -> None:
+        self._context = self._lengths = torch.zeros(0, dtype=torch.long)

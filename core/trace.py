@@ -1,0 +1,244 @@
+"""Steps as data, and every metric of the project defined once, on committed tokens only.
+
+The app, the notebooks and the benchmarks all read traces; a trace written to JSON reads back the same, and a file that
+is not one raises TraceError. Knows numbers and token ids, nothing of tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Literal, get_args
+
+from outrider.core.errors import TraceError
+
+SCHEMA = 1
+_LARGEST = 5_000_000  # characters of JSON
+_READING = {"strict": True, "extra": "forbid", "allow_inf_nan": False}  # how pydantic checks what it reads
+Plain = str | int | float | bool | None
+Source = Literal["drafted", "relaxed", "resampled", "bonus"]
+Finish = Literal["end", "stop", "limit"]
+SOURCES: tuple[Source, ...] = get_args(Source)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of one round, shared by all rows that took part in it."""
+
+    __pydantic_config__ = _READING
+
+    draft: float = 0.0
+    score: float = 0.0
+    rule: float = 0.0
+    rest: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.draft + self.score + self.rule + self.rest
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One round of one row: what was drafted, what was tried and with which chance, what was committed."""
+
+    __pydantic_config__ = _READING
+
+    row: int
+    index: int
+    drafted: tuple[int, ...] = ()  # token ids, one a node, in the draft's order; dead nodes left out
+    parents: tuple[int, ...] = ()  # -1: the root
+    fixed: tuple[bool, ...] = ()  # a guess that nobody drew
+    tried: tuple[bool, ...] = ()
+    chance: tuple[float, ...] = ()
+    p: tuple[float, ...] = ()
+    q: tuple[float, ...] = ()
+    path: tuple[int, ...] = ()  # accepted nodes among those above, from the root down
+    emitted: tuple[int, ...] = ()  # committed tokens
+    sources: tuple[Source, ...] = ()  # of each committed token, one of SOURCES
+    price: tuple[float, ...] = ()  # of each committed token: total variation from the target's law
+    alternatives: tuple[
+        tuple[tuple[int, float], ...], ...
+    ] = ()  # if asked for: the target's likeliest at each token
+    logprobs: tuple[float, ...] = ()  # if asked for: of each committed token under the model's own softmax
+    finish: Finish | None = None
+    times: Times = Times()
+    alive: int = 1  # rows that shared the round
+    cost: float = 1.0  # passes of the target, the drafter's reading counted in target passes
+
+    @property
+    def accepted(self) -> int:
+        """Drafted tokens that were committed."""
+        return sum(source in ("drafted", "relaxed") for source in self.sources)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The steps of one generation, of one or several rows, and under which conditions they were made."""
+
+    __pydantic_config__ = _READING
+
+    steps: tuple[Step, ...] = ()
+    method: str = ""
+    rule: str = ""
+    lossless: bool = True
+    seed: int | tuple[int, ...] = 0
+    options: dict[str, Plain] = field(default_factory=dict)
+    machine: dict[str, Plain] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    memory: int = 0  # peak bytes, 0 where unknown
+    schema: int = SCHEMA
+
+    @property
+    def rows(self) -> int:
+        return len({step.row for step in self.steps})
+
+    def row(self, row: int) -> Trace:
+        """One row's steps alone."""
+        return replace(self, steps=tuple(step for step in self.steps if step.row == row))
+
+    def tokens(self, row: int = 0) -> list[int]:
+        return [token for step in self.steps if step.row == row for token in step.emitted]
+
+    def sources(self, row: int = 0) -> list[Source]:
+        return [source for step in self.steps if step.row == row for source in step.sources]
+
+    def summary(self) -> Summary:
+        return Summary.of(self.steps)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), allow_nan=False, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Trace:
+        """Read what `to_json` wrote; anything else, however hostile, raises TraceError."""
+        if len(text) > _LARGEST:
+            raise TraceError(f"the trace has {len(text):,} characters; at most {_LARGEST:,} are read")
+        from pydantic import TypeAdapter, ValidationError
+
+        try:
+            trace = TypeAdapter(cls).validate_json(text)
+        except (ValidationError, RecursionError) as error:
+            where = (
+                error.errors()[0]
+                if isinstance(error, ValidationError)
+                else {"loc": (), "msg": "nested too deep"}
+            )
+            place = ".".join(str(part)[:40] for part in where["loc"]) or "the file"
+            raise TraceError(f"not a trace: {place}: {str(where['msg'])[:100]}") from None
+        if trace.schema != SCHEMA:
+            raise TraceError(f"the trace has schema {trace.schema}; this version reads schema {SCHEMA}")
+        for step in trace.steps:
+            _check(step)
+        return trace
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The metrics of DESIGN's section 4. A step is one call of the target for one row."""
+
+    tokens: int
+    target_calls: int
+    tokens_per_call: float  # mean accepted length, the target's own token included; plain decoding has 1
+    equivalents_per_token: float  # passes of all models, weighted by the bytes they read, for each token
+    drafted: int  # tokens that the rule may have tried
+    accepted: int
+    acceptance_rate: float  # accepted / drafted
+    histogram: tuple[int, ...]  # how many steps accepted 0, 1, 2, ... drafted tokens
+    by_position: tuple[float, ...]  # share of steps with a draft this deep in which position i was accepted
+    conditional: tuple[float, ...]  # the same among steps that accepted every position before i
+    sources: dict[str, int]
+    times: Times
+    price: float  # summed total variation; 0 for a lossless rule
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+    @classmethod
+    def of(cls, steps: Iterable[Step]) -> Summary:
+        steps = list(steps)
+        tokens = sum(len(step.emitted) for step in steps)
+        accepted = [step.accepted for step in steps]
+        depths = [_depth(step.parents) for step in steps]
+        drafted = sum(len(step.drafted) for step in steps)
+        rounds = {step.index: step.times for step in steps}
+        times = Times(*(sum(getattr(one, part.name) for one in rounds.values()) for part in fields(Times)))
+        offered = [sum(depth > i for depth in depths) for i in range(max(depths, default=0))]
+        reached = [sum(count > i for count in accepted) for i in range(len(offered))]
+        before = [
+            sum(c >= i and d > i for c, d in zip(accepted, depths, strict=True)) for i in range(len(offered))
+        ]
+        return cls(
+            tokens=tokens,
+            target_calls=len(steps),
+            tokens_per_call=tokens / len(steps) if steps else 0.0,
+            equivalents_per_token=sum(step.cost for step in steps) / tokens if tokens else 0.0,
+            drafted=drafted,
+            accepted=sum(accepted),
+            acceptance_rate=sum(accepted) / drafted if drafted else 0.0,
+            histogram=tuple(accepted.count(i) for i in range(max(accepted, default=-1) + 1)),
+            by_position=tuple(hit / all_ for hit, all_ in zip(reached, offered, strict=True)),
+            conditional=tuple(hit / all_ if all_ else 0.0 for hit, all_ in zip(reached, before, strict=True)),
+            sources={name: sum(step.sources.count(name) for step in steps) for name in SOURCES},
+            times=times,
+            price=sum(sum(step.price) for step in steps),
+            seconds=times.total,
+        )
+
+
+def _depth(parents: tuple[int, ...]) -> int:
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return max(depths, default=0)
+
+
+def machine() -> dict[str, Plain]:
+    """What a reader needs to know about where a trace was made; no names, no paths."""
+    import os
+
+    import torch
+
+    facts: dict[str, Plain] = {
+        "system": platform.system(),
+        "processor": platform.machine(),
+        "cores": os.cpu_count() or 1,
+        "threads": torch.get_num_threads(),
+    }
+    if torch.cuda.is_available():
+        facts["gpu"] = torch.cuda.get_device_name()
+    return facts
+
+
+def versions() -> dict[str, str]:
+    import torch
+
+    from outrider.core import __version__
+
+    return {"outrider": __version__, "python": platform.python_version(), "torch": torch.__version__}
+
+
+def _check(step: Step) -> None:
+    """The parts of a step agree with each other."""
+    nodes = len(step.drafted)
+    consistent = (
+        all(
+            len(part) == nodes for part in (step.parents, step.fixed, step.tried, step.chance, step.p, step.q)
+        )
+        and all(-1 <= parent < node for node, parent in enumerate(step.parents))
+        and all(0 <= node < nodes for node in step.path)
+        and len(step.sources) == len(step.emitted)
+        and all(
+            len(part) in (0, len(step.emitted)) for part in (step.price, step.logprobs, step.alternatives)
+        )
+        and step.row >= 0
+        and step.index >= 0
+    )
+    if not consistent:
+        raise TraceError(
+            f"step {step.index} of row {step.row} contradicts itself: "
+            "its lists differ in length or point outside the draft"
+        )
