@@ -1,0 +1,45 @@
+# `make demo` and `make test` do all their own set-up; `make check` is what to run before a commit.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PINS := pyproject.toml constraints.txt app/install.py
+NEW_ENOUGH := import sys; sys.version_info >= (3, 11) or sys.exit( \
+	f"Outrider needs Python 3.11 or newer; $(PYTHON) is {sys.version.split()[0]}. Try: make PYTHON=python3.12")
+
+.PHONY: demo test check types clean
+
+demo: .venv/for-demo
+	$(BIN)/outrider demo
+
+test: .venv/for-work
+	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
+
+check: .venv/for-work
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(MAKE) --no-print-directory types
+	$(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal -m "not slow"
+
+types: .venv/for-work
+	@mkdir -p .typing/outrider
+	@ln -sfn ../../core .typing/outrider/core
+	@ln -sfn ../../app .typing/outrider/app
+	@for one in text image speech; do ln -sfn ../../modalities/$$one .typing/outrider/$$one; done
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv .typing build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# A venv without pip is one that could not be made whole: it is made again, and says again what is missing.
+$(BIN)/pip:
+	@$(PYTHON) -c '$(NEW_ENOUGH)'
+	$(PYTHON) -m venv .venv
+
+# The stamps are as old as the last set-up; a change of what they depend on sets up again, which is quick.
+.venv/for-demo: $(PINS) | $(BIN)/pip
+	$(BIN)/python -P app/install.py app
+	@touch $@
+
+.venv/for-work: $(PINS) | $(BIN)/pip
+	$(BIN)/python -P app/install.py app,notebooks,judges,dev
+	@touch $@ .venv/for-demo

@@ -1,0 +1,1 @@
+"""Images as tokens on a grid."""

@@ -1,0 +1,1 @@
+"""Speech as tokens in time."""

@@ -1,0 +1,1 @@
+"""Text: language models, their drafters and their data."""
