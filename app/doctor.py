@@ -89,7 +89,11 @@ def judge(package: Package, version: str | None, error: str | None) -> Finding:
     """A package's line, from its version (None: not installed) and what its import said (None: it works)."""
     python = sys.executable
     if version is None:
-        fix = f'{python} -m pip install "outrider[{package.extra}]"' if package.extra else f"{python} -m pip install {package.name}"
+        fix = (
+            f'{python} -m pip install "outrider[{package.extra}]"'
+            if package.extra
+            else f"{python} -m pip install {package.name}"
+        )
         return Finding(package.name, "absent", package.needed, "not installed", package.purpose, fix)
     if error is not None:
         if "torchaudio" in package.name + error:
@@ -115,7 +119,9 @@ def judge_gpu(gpus: list[str], torch: dict[str, Any]) -> Finding | None:
     if any(device.startswith("cuda") for device in torch["devices"]):
         return Finding("GPU", "works", False, found, "speed")
     if torch["cuda"] is None:
-        fix = f"torch {torch['version']} is a build without CUDA; {sys.executable} -m pip install --force-reinstall torch"
+        fix = (
+            f"torch {torch['version']} is a build without CUDA; {sys.executable} -m pip install --force-reinstall torch"
+        )
     else:
         fix = f"torch {torch['version']} is built for CUDA {torch['cuda']}: the driver is too old for it, or broken"
     return Finding("GPU", "broken", False, f"{found}: torch can't use it", "speed", fix)

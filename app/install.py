@@ -41,7 +41,9 @@ def attempts(version: str, system: str, gpus: int) -> list[Attempt]:
             f"torch {version} for CPUs, from PyTorch's own index",
             ("--timeout=10", "--retries=1", f"--index-url={CPU_INDEX}", *cpu),
         ),
-        Attempt(f"torch {version} with CUDA (large, and of no use here): no build for CPUs can be reached", plain.arguments),
+        Attempt(
+            f"torch {version} with CUDA (large, and of no use here): no build for CPUs can be reached", plain.arguments
+        ),
     ]
 
 
@@ -110,8 +112,12 @@ def main(extras: str) -> None:
         pins.write_text(keeping(constraints, here), encoding="utf-8")
         print(f"==> Outrider with {extras}", flush=True)
         if not pip("--editable", f"{ROOT}[{extras}]", "--constraint", str(pins)):
-            raise SystemExit("pip could not install what Outrider needs: its last lines above say why. Then make it again.")
-    raise SystemExit(subprocess.run([sys.executable, "-P", "-m", "outrider.app.cli", "doctor", "--mend"], check=False).returncode)
+            raise SystemExit(
+                "pip could not install what Outrider needs: its last lines above say why. Then make it again."
+            )
+    raise SystemExit(
+        subprocess.run([sys.executable, "-P", "-m", "outrider.app.cli", "doctor", "--mend"], check=False).returncode
+    )
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def _libraries(package: Path, pattern: str) -> list[Path]:
 
 
 def _rename(libraries: list[Path]) -> None:
-    """Park live libraries, bring parked ones back; pip's record of the package follows, so that it can still uninstall."""
+    """Park live libraries, bring parked ones back; pip's record follows, or it would leave them behind one day."""
     for library in libraries:
         parked = library.name.endswith(PARKED)
         name = library.name.removesuffix(PARKED) if parked else library.name + PARKED
