@@ -1,0 +1,111 @@
+"""The command line as a person or a script meets it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider.app import doctor
+from outrider.app.cli import cli, main
+from outrider.app.doctor import Finding, Report
+from outrider.core import __version__
+from outrider.core.errors import InvalidOption
+from outrider.core.methods import DRAFTERS, RULES
+
+REPORT = Report(
+    ok=True,
+    machine={"python": "3.13.1", "system": "Linux", "cores": 2, "memory": 24 * 10**9},
+    torch={"devices": {"cpu": {"name": "the processor", "dtypes": ["float32"]}}},
+    findings=[Finding("gradio", "absent", False, "not installed", "the app", 'pip install "outrider[app]"')],
+    mended=[],
+)
+
+
+def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The installed command, in its own process."""
+    command = Path(sysconfig.get_path("scripts")) / "outrider"
+    return subprocess.run([command, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_help_lists_the_commands() -> None:
+    told = outrider("--help")
+    assert told.returncode == 0
+    assert all(command in told.stdout for command in ("demo", "methods", "doctor"))
+
+
+def test_version_is_the_versions_one_source() -> None:
+    assert outrider("--version").stdout == f"outrider {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["no-such-command"], ["methods", "--no-such-option"], ["doctor", "more"]])
+def test_a_wrong_command_line_is_exit_code_2_and_no_trace(arguments: list[str]) -> None:
+    told = outrider(*arguments)
+    assert told.returncode == 2
+    assert arguments[-1] in told.stderr
+    assert "Traceback" not in told.stderr
+
+
+def test_methods_as_json_are_the_tables() -> None:
+    told = CliRunner().invoke(cli, ["methods", "--json"])
+    rows = json.loads(told.stdout)
+    assert [row["name"] for row in rows if row["kind"] == "drafter"] == list(DRAFTERS)
+    assert [row["name"] for row in rows if row["kind"] == "rule"] == list(RULES)
+    for row in rows:
+        assert row["summary"]
+        assert row["paper"]
+        assert row["module"].startswith("outrider.")
+        assert (row["lossless"] is None) == (row["kind"] == "drafter")
+        assert "inspect" not in str(row["options"]), "an option without a default is a need"
+    json.dumps(rows, allow_nan=False)
+
+
+def test_methods_as_a_table_name_every_method() -> None:
+    told = CliRunner().invoke(cli, ["methods"], env={"COLUMNS": "160"})
+    assert told.exit_code == 0
+    assert all(name in told.stdout for name in [*DRAFTERS, *RULES])
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_the_doctor_tells_scripts_by_exit_code_and_json(ok: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda *, mending: replace(REPORT, ok=ok))
+    told = CliRunner().invoke(cli, ["doctor", "--json"])
+    assert told.exit_code == (0 if ok else 1)
+    assert json.loads(told.stdout) == replace(REPORT, ok=ok).to_dict()
+
+
+def test_the_doctor_tells_people_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda *, mending: replace(REPORT, mended=["x [1]"] if mending else []))
+    told = CliRunner().invoke(cli, ["doctor", "--mend"])
+    assert "Mended x [1]" in told.stdout
+    assert 'pip install "outrider[app]"' in told.stdout
+    assert "24 GB" in told.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (InvalidOption("unknown rule 'x'.\nKnown: exact"), "outrider: unknown rule 'x'. Known: exact\n"),
+        (FileNotFoundError(2, "No such file", "a.json"), "outrider: [Errno 2] No such file: 'a.json'\n"),
+        (ValueError("odd"), "outrider: unexpected ValueError: odd\n"),
+    ],
+)
+def test_an_error_is_one_line(
+    error: Exception, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*, mending: bool) -> Report:
+        raise error
+
+    monkeypatch.delenv("OUTRIDER_DEBUG", raising=False)
+    monkeypatch.setattr(doctor, "examine", fail)
+    monkeypatch.setattr(sys, "argv", ["outrider", "doctor"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 1
+    assert capsys.readouterr().err.endswith(line)
