@@ -51,6 +51,9 @@ class Enumerator(Dice):
         super().at(step, going)
         self._going = np.array(going)
 
+    def fork(self, label: int) -> Dice:
+        return self  # one tape for all
+
     def _decide(self, probs: np.ndarray, where: np.ndarray) -> np.ndarray:
         """One decision a row among outcomes with probabilities [B, S] -> [B]."""
         chosen: np.ndarray = probs.argmax(1)
@@ -61,22 +64,16 @@ class Enumerator(Dice):
         self.weight[rows] *= probs[rows, chosen[rows]]
         self._read[rows] += 1
         for row in np.flatnonzero(free & ~on_tape):
-            self.branches[row] = [
-                (*self.tapes[row], int(outcome)) for outcome in np.flatnonzero(probs[row] > 0)
-            ]
+            self.branches[row] = [(*self.tapes[row], int(outcome)) for outcome in np.flatnonzero(probs[row] > 0)]
             self._lost[row] = True
         return chosen
 
     def _decide_all(self, probs: Tensor, where: Tensor | None) -> Tensor:
         """Decisions [B, ..., S], column by column -> [B, ...]."""
         flat = probs.double().reshape(len(probs), -1, probs.shape[-1]).numpy()
-        wanted = (
-            np.ones(flat.shape[:2], dtype=bool) if where is None else where.reshape(flat.shape[:2]).numpy()
-        )
+        wanted = np.ones(flat.shape[:2], dtype=bool) if where is None else where.reshape(flat.shape[:2]).numpy()
         columns = [self._decide(flat[:, i], wanted[:, i]) for i in range(flat.shape[1])]
-        return (
-            torch.from_numpy(np.stack(columns, 1)).view(probs.shape[:-1]) if columns else probs[..., 0].long()
-        )
+        return torch.from_numpy(np.stack(columns, 1)).view(probs.shape[:-1]) if columns else probs[..., 0].long()
 
     def accept(
         self, chance: Tensor, node: Tensor, purpose: Purpose = Purpose.ACCEPT, where: Tensor | None = None
@@ -124,9 +121,7 @@ class Case:
         return [tuple(row) for row in emitted]
 
 
-def enumerate_output(
-    case: Case, dice: Callable[[Sequence[Tape]], Enumerator] = Enumerator
-) -> list[Distribution]:
+def enumerate_output(case: Case, dice: Callable[[Sequence[Tape]], Enumerator] = Enumerator) -> list[Distribution]:
     """The exact law of each prompt's output, by walking down every branch of chance."""
     laws: list[Distribution] = [defaultdict(float) for _ in case.prompts]
     waiting: list[tuple[int, Tape]] = [(row, ()) for row in range(len(case.prompts))]
@@ -159,6 +154,8 @@ def target_law(target: Target, prompt: Sequence[int], sampling: Sampling, length
             for token in np.flatnonzero(row > 0).tolist():
                 (done if token in sampling.end else grown)[(*prefix, token)] = weight * float(row[token])
         law = grown
+        if not law:
+            break
     return done | law
 
 

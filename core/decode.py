@@ -22,9 +22,7 @@ from outrider.core.laws import Sampling
 from outrider.core.target import Prefill, Prompts, Scores, Target
 from outrider.core.trace import Finish, Source, Step, Times
 
-Stop = Callable[
-    [int, Sequence[int]], int | None
-]  # (row, all tokens the row has emitted) -> how many of them stay
+Stop = Callable[[int, Sequence[int]], int | None]  # (row, all tokens the row has emitted) -> how many of them stay
 
 
 class Drafter(Protocol):
@@ -96,11 +94,11 @@ def decode(
 
     Everything is checked before the first step. Closing the generator frees what the target holds.
     """
-    drafter = Plain() if drafter is None else drafter
+    chosen: Drafter = Plain() if drafter is None else drafter
     limits = [limit] * len(prompts) if isinstance(limit, int) else list(limit)
-    _check(target, drafter, prompts, limits, seed)
+    _check(target, chosen, prompts, limits, seed)
     dice = seed if isinstance(seed, Dice) else Dice.of(seed, len(prompts), target.device)
-    run = _Run(target, drafter, rule, prompts, sampling or Sampling(), limits, stop, dice, record or Record())
+    run = _Run(target, chosen, rule, prompts, sampling or Sampling(), limits, stop, dice, record or Record())
     return run.steps()
 
 
@@ -110,9 +108,7 @@ def _check(
     if not len(prompts):
         raise InvalidOption("there are no prompts; give a list with at least one list of token ids")
     if isinstance(prompts[0], int):
-        raise InvalidOption(
-            "prompts is one list of token ids; a batch is a list of such lists, so wrap it: [prompt]"
-        )
+        raise InvalidOption("prompts is one list of token ids; a batch is a list of such lists, so wrap it: [prompt]")
     for row, prompt in enumerate(prompts):
         if not len(prompt):
             raise InvalidOption(f"prompt {row} is empty; a model needs at least one token to go on from")
@@ -123,15 +119,11 @@ def _check(
                 f"prompt {row} holds token {wrong}; the target's vocabulary goes from 0 to {target.vocabulary - 1}"
             )
     if len(limits) != len(prompts):
-        raise InvalidOption(
-            f"there are {len(limits)} limits for {len(prompts)} prompts; give one for all or one each"
-        )
+        raise InvalidOption(f"there are {len(limits)} limits for {len(prompts)} prompts; give one for all or one each")
     if min(limits) < 1:
         raise InvalidOption(f"the limit is {min(limits)}; it must be 1 or more new tokens")
     if not isinstance(seed, int | Dice) and len(seed) != len(prompts):
-        raise InvalidOption(
-            f"there are {len(seed)} seeds for {len(prompts)} prompts; give one for all or one each"
-        )
+        raise InvalidOption(f"there are {len(seed)} seeds for {len(prompts)} prompts; give one for all or one each")
     if drafter.vocabulary is not None and drafter.vocabulary != target.vocabulary:
         raise Incompatible(
             f"the drafter has a vocabulary of {drafter.vocabulary} and the target one of {target.vocabulary}; "
@@ -179,7 +171,7 @@ class _Watch:
     def _now(self) -> object:
         if not self.cuda:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
@@ -369,9 +361,7 @@ class _Extras:
         self._record = record
         if not record.alternatives and not record.logprobs:
             return
-        rows = torch.nn.functional.pad(
-            verdict.path + 1, (1, 0)
-        )  # the row each emitted token was drawn behind
+        rows = torch.nn.functional.pad(verdict.path + 1, (1, 0))  # the row each emitted token was drawn behind
         tokens = verdict.emitted(scores.draft).clamp(min=0)
         wanted: list[Tensor] = []
         if record.alternatives:

@@ -123,14 +123,10 @@ class Draft:
     laws: Law | None = None  # [B, R, S] the laws that nodes were drawn from; siblings share theirs
     source: Tensor | None = None  # [B, N] which of them, or -1: a fixed guess. Required with laws
     replacement: bool = False  # were siblings drawn with replacement (each may repeat) or without
-    fresh: Tensor | None = (
-        None  # [B] bool: this row is by construction a chain drawn whole in this very step,
-    )
+    fresh: Tensor | None = None  # [B] bool: this row is by construction a chain drawn whole in this very step,
     #                              whatever came out of the draws (what block verification needs)
     belief: Tensor | None = None  # [B, N] how likely the drafter thought a fixed guess; exact rules ignore it
-    probe: Tensor | None = (
-        None  # [B, N] bool: scored but never tried; ids from V on are the target's own affair
-    )
+    probe: Tensor | None = None  # [B, N] bool: scored but never tried; ids from V on are the target's own affair
     positions: Tensor | None = None  # [B, N] tokens behind the root, 1 for the next one; default: depth + 1
     carry: object = None  # state the target may reuse, such as hidden states at an exit
     mixed: bool = field(default=True)  # may drawn and fixed nodes stand side by side? False spares work
@@ -242,12 +238,8 @@ class Verdict:
     p: Tensor  # [B, N] the target's probability of the guess, where tried
     q: Tensor  # [B, N] the drafter's, likewise; 1 for a fixed guess
     price: Tensor | None = None  # [B, D + 1] total variation of each emitted token's law from p; None: all 0
-    relaxed: Tensor | None = (
-        None  # [B, D] which accepted nodes a strict rule would have turned down; None: none
-    )
-    host: list[list[int]] | None = (
-        None  # the emitted tokens as lists: the loop fills them in with its one transfer
-    )
+    relaxed: Tensor | None = None  # [B, D] which accepted nodes a strict rule would have turned down; None: none
+    host: list[list[int]] | None = None  # the emitted tokens as lists: the loop fills them in with its one transfer
 
     def emitted(self, draft: Draft) -> Tensor:
         """[B, D + 1] the accepted tokens and the target's own; -1 fills up."""

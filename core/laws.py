@@ -99,12 +99,24 @@ class Law:
         probs = self.probs.new_zeros(*self.probs.shape[:-1], self.vocabulary)
         return Law(probs.scatter_add_(-1, self.tokens, self.probs), None, self.vocabulary)
 
-    def row(self, index: Tensor) -> Law:
-        """One row a batch member: [B, R, S] and index [B] -> [B, S]."""
+    def rows(self, index: Tensor) -> Law:
+        """Some rows for each batch member: [B, R, S] and index [B, K] -> [B, K, S]."""
         batch, rows = self.probs.shape[:2]
-        flat = index + torch.arange(batch, device=index.device) * rows
-        tokens = None if self.tokens is None else self.tokens.flatten(0, 1).index_select(0, flat)
-        return Law(self.probs.flatten(0, 1).index_select(0, flat), tokens, self.vocabulary)
+        flat = (index + torch.arange(batch, device=index.device)[:, None] * rows).flatten()
+        parts = [
+            part.flatten(0, 1).index_select(0, flat).view(*index.shape, self.width)
+            for part in (self.probs, self.tokens)
+            if part is not None
+        ]
+        return Law(parts[0], None if self.tokens is None else parts[1], self.vocabulary)
+
+    def row(self, index: Tensor) -> Law:
+        """One row for each: [B, R, S] and index [B] -> [B, S]."""
+        return self.rows(index[:, None]).column(0)
+
+    def column(self, place: int) -> Law:
+        """The same row for all, without copying: [B, R, S] -> [B, S]."""
+        return Law(self.probs[:, place], None if self.tokens is None else self.tokens[:, place], self.vocabulary)
 
     def without(self, tokens: Tensor, where: Tensor) -> Law:
         """Strike one token [...] out of each law, where told to, and share its mass among the rest."""

@@ -36,9 +36,7 @@ class Method:
     needs: tuple[str, ...] = ()  # what `make` must be given besides options
     lossless: bool | None = None  # None for drafters, which cannot change what comes out
     anchor: Mapping[str, Any] | None = None  # the options at which a relaxed rule is exact
-    trials: tuple[Mapping[str, Any], ...] = (
-        {},
-    )  # small settings that between them reach every branch, for the tests
+    trials: tuple[Mapping[str, Any], ...] = ({},)  # small settings that between them reach every branch, for the tests
 
     @property
     def module(self) -> str:
@@ -104,8 +102,7 @@ DRAFTERS = _table(
         paper="Accelerating Transformer Inference for Translation via Parallel Decoding (arXiv 2305.10427)",
         topology=("window",),
         trials=tuple(
-            {"window": 2, "renew": renew, "filler": filler}
-            for renew, filler in zip(RENEWALS, FILLERS, strict=True)
+            {"window": 2, "renew": renew, "filler": filler} for renew, filler in zip(RENEWALS, FILLERS, strict=True)
         ),
     ),
     Method(

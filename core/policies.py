@@ -31,9 +31,7 @@ class Policy(Protocol):
 
 def _length(length: int) -> int:
     if length < 1:
-        raise InvalidOption(
-            f"the draft length is {length}; it must be 1 or more (drafter=None is plain decoding)"
-        )
+        raise InvalidOption(f"the draft length is {length}; it must be 1 or more (drafter=None is plain decoding)")
     return length
 
 
@@ -101,9 +99,7 @@ class BreakEven:
     """
 
     cost: float  # of one drafted token, in target passes
-    verify: Callable[[int], float] = field(
-        default=lambda tokens: 1.0
-    )  # cost of scoring so many tokens, likewise
+    verify: Callable[[int], float] = field(default=lambda tokens: 1.0)  # cost of scoring so many tokens, likewise
     inner: Policy = field(default_factory=Fixed)
     least: float = 1.0  # the speedup below which drafting is off
     memory: float = 0.9

@@ -76,8 +76,7 @@ class Scores:
 
     def law(self, row: Tensor) -> Law:
         """The law after one row for each batch member: [B] -> [B, S]."""
-        laws = self.laws(row[:, None])
-        return Law(laws.probs[:, 0], None if laws.tokens is None else laws.tokens[:, 0], laws.vocabulary)
+        return self.laws(row[:, None]).column(0)
 
     def laws(self, rows: Tensor | None = None) -> Law:
         """The laws after rows [B, K] -> [B, K, S]; after every row from `first` on if none are named."""
@@ -145,9 +144,7 @@ class TableTarget:
         device: torch.device | str = "cpu",
     ) -> None:
         if vocabulary < 2:
-            raise InvalidOption(
-                f"a vocabulary of {vocabulary} leaves nothing to choose; it must be 2 or more"
-            )
+            raise InvalidOption(f"a vocabulary of {vocabulary} leaves nothing to choose; it must be 2 or more")
         self.vocabulary = vocabulary
         self.device = torch.device(device)
         self.sharpness, self.blur, self.dtype = sharpness, blur, dtype
@@ -155,15 +152,11 @@ class TableTarget:
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
         if needs:
-            raise InvalidOption(
-                f"a table target has no hidden states, but {', '.join(sorted(needs))} were asked for"
-            )
+            raise InvalidOption(f"a table target has no hidden states, but {', '.join(sorted(needs))} were asked for")
         self._lawmaker = Lawmaker(sampling, prompts, self.vocabulary, self.device)
         self._lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         longest = max(map(len, prompts))
-        padded = torch.tensor(
-            [[*prompt, *[-1] * (longest - len(prompt))] for prompt in prompts], device=self.device
-        )
+        padded = torch.tensor([[*prompt, *[-1] * (longest - len(prompt))] for prompt in prompts], device=self.device)
         self._context = torch.zeros(len(prompts), dtype=torch.long, device=self.device)
         self._roll(padded)
         return Prefill()
@@ -187,8 +180,7 @@ class TableTarget:
         """[...] -> [..., V] logistic noise."""
         ids = torch.arange(self.vocabulary, device=self.device)
         clear, noise = (
-            torch.logit(uniform_of(hash_tokens(contexts[..., None] ^ salt, ids)).to(self.dtype))
-            for salt in self._salts
+            torch.logit(uniform_of(hash_tokens(contexts[..., None] ^ salt, ids)).to(self.dtype)) for salt in self._salts
         )
         return self.sharpness * ((1 - self.blur) * clear + self.blur * noise)
 

@@ -58,9 +58,7 @@ class Step:
     emitted: tuple[int, ...] = ()  # committed tokens
     sources: tuple[Source, ...] = ()  # of each committed token, one of SOURCES
     price: tuple[float, ...] = ()  # of each committed token: total variation from the target's law
-    alternatives: tuple[
-        tuple[tuple[int, float], ...], ...
-    ] = ()  # if asked for: the target's likeliest at each token
+    alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()  # if asked for: the target's likeliest at each token
     logprobs: tuple[float, ...] = ()  # if asked for: of each committed token under the model's own softmax
     finish: Finish | None = None
     times: Times = Times()
@@ -120,11 +118,7 @@ class Trace:
         try:
             trace = TypeAdapter(cls).validate_json(text)
         except (ValidationError, RecursionError) as error:
-            where = (
-                error.errors()[0]
-                if isinstance(error, ValidationError)
-                else {"loc": (), "msg": "nested too deep"}
-            )
+            where = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": "nested too deep"}
             place = ".".join(str(part)[:40] for part in where["loc"]) or "the file"
             raise TraceError(f"not a trace: {place}: {str(where['msg'])[:100]}") from None
         if trace.schema != SCHEMA:
@@ -168,9 +162,7 @@ class Summary:
         times = Times(*(sum(getattr(one, part.name) for one in rounds.values()) for part in fields(Times)))
         offered = [sum(depth > i for depth in depths) for i in range(max(depths, default=0))]
         reached = [sum(count > i for count in accepted) for i in range(len(offered))]
-        before = [
-            sum(c >= i and d > i for c, d in zip(accepted, depths, strict=True)) for i in range(len(offered))
-        ]
+        before = [sum(c >= i and d > i for c, d in zip(accepted, depths, strict=True)) for i in range(len(offered))]
         return cls(
             tokens=tokens,
             target_calls=len(steps),
@@ -225,15 +217,11 @@ def _check(step: Step) -> None:
     """The parts of a step agree with each other."""
     nodes = len(step.drafted)
     consistent = (
-        all(
-            len(part) == nodes for part in (step.parents, step.fixed, step.tried, step.chance, step.p, step.q)
-        )
+        all(len(part) == nodes for part in (step.parents, step.fixed, step.tried, step.chance, step.p, step.q))
         and all(-1 <= parent < node for node, parent in enumerate(step.parents))
         and all(0 <= node < nodes for node in step.path)
         and len(step.sources) == len(step.emitted)
-        and all(
-            len(part) in (0, len(step.emitted)) for part in (step.price, step.logprobs, step.alternatives)
-        )
+        and all(len(part) in (0, len(step.emitted)) for part in (step.price, step.logprobs, step.alternatives))
         and step.row >= 0
         and step.index >= 0
     )

@@ -77,9 +77,7 @@ class Jacobi:
         filled = self._fill(verdict.token, scores.vocabulary, dice)
         if self.renew == "greedy":
             best = laws.name(argmax(laws.probs))
-            self._draft = Draft.guess(
-                torch.where(known, best, filled), Tree.chain(self.window, device), known
-            )
+            self._draft = Draft.guess(torch.where(known, best, filled), Tree.chain(self.window, device), known)
             return
         tokens = dice.pick(laws, slots, Purpose.REDRAW, known)
         if self.renew == "couple" and draft.laws is not None and draft.size:
@@ -97,7 +95,7 @@ class Jacobi:
         distributed by the new law, and equals the old one as often as any coupling allows."""
         assert draft.laws is not None
         node = after.clamp(max=draft.size - 1)
-        old = Law(*(_rows(part, node) for part in (draft.laws.probs, draft.laws.tokens)), new.vocabulary)  # type: ignore[arg-type]
+        old = draft.laws.rows(node)
         token = draft.tokens.gather(1, node)
         had = (after < draft.size) & ~draft.fixed.gather(1, node)
         before = old.at(token[..., None])[..., 0].clamp(min=torch.finfo(new.probs.dtype).tiny)
@@ -109,8 +107,3 @@ class Jacobi:
 
     def end(self) -> None:
         self._draft = None
-
-
-def _rows(part: Tensor | None, index: Tensor) -> Tensor | None:
-    """[B, R, S] and rows [B, K] -> [B, K, S]."""
-    return None if part is None else part.gather(1, index[..., None].expand(-1, -1, part.shape[2]))

@@ -26,9 +26,7 @@ class _Text:
     def __init__(self, longest: int) -> None:
         self.longest = longest
         self.tokens: list[int] = []
-        self._next: list[dict[tuple[int, ...], int]] = [
-            {} for _ in range(longest)
-        ]  # n-gram -> the place after it
+        self._next: list[dict[tuple[int, ...], int]] = [{} for _ in range(longest)]  # n-gram -> the place after it
         self._known = 0
 
     def add(self, tokens: Sequence[int]) -> None:
@@ -83,8 +81,7 @@ class PromptLookup:
 
     def propose(self, room: Tensor, dice: Dice) -> Draft:
         found = [
-            self._find(text, min(self.length, left))
-            for text, left in zip(self._texts, room.tolist(), strict=True)
+            self._find(text, min(self.length, left)) for text, left in zip(self._texts, room.tolist(), strict=True)
         ]
         return guesses(found, dice.device)
 

@@ -16,7 +16,7 @@ from outrider.core.draft import Draft, Tree, Verdict
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Law, Sampling
 from outrider.core.policies import Policy, make_policy
-from outrider.core.shapes import branching, rerank, validate
+from outrider.core.shapes import branching, depths, rerank, validate
 from outrider.core.target import Prefill, Prompts, Scores, Target
 
 
@@ -108,19 +108,14 @@ class _Tree(_Model):
 
     def __init__(self, model: Target, shape: Sequence[int] | None, sampling: Sampling | None) -> None:
         super().__init__(model, sampling)
-        parents = tuple(shape) if shape is not None else branching((3, 2, 1))
-        validate(parents)
+        parents = validate(branching((3, 2, 1)) if shape is None else shape)
         if not parents:
-            raise InvalidOption(
-                "the tree's shape has no nodes; give parents such as (-1, -1, 0), or drafter=None"
-            )
-        depths: list[int] = []
-        for parent in parents:
-            depths.append(0 if parent < 0 else depths[parent] + 1)
-        order = sorted(range(len(parents)), key=lambda node: depths[node])  # stable: siblings stay in order
+            raise InvalidOption("the tree's shape has no nodes; give parents such as (-1, -1, 0), or drafter=None")
+        levels = depths(parents)
+        order = sorted(range(len(parents)), key=levels.__getitem__)  # stable: siblings stay in order
         place = {node: index for index, node in enumerate(order)} | {-1: -1}
         self.parents = tuple(place[parents[node]] for node in order)
-        self.starts = [sum(depth < level for depth in depths) for level in range(max(depths) + 2)]
+        self.starts = [sum(level < depth for level in levels) for depth in range(min(levels), max(levels) + 2)]
 
     def levels(self, room: Tensor, dice: Dice) -> list[tuple[int, int]]:
         """(first node, node after the last) of each level that some row has room for."""
@@ -162,9 +157,7 @@ class SampledTree(_Tree):
                     live[node] = alive = alive & (law.probs.sum(-1) > 0)
                     tokens[node] = dice.pick(law, node, Purpose.DRAW, alive)
                     law = law if self.replacement else law.without(tokens[node], torch.ones_like(alive))
-            source = torch.tensor(
-                [inner.index(self.parents[node]) for node in range(stop)], device=dice.device
-            )
+            source = torch.tensor([inner.index(self.parents[node]) for node in range(stop)], device=dice.device)
             draft = Draft(
                 torch.stack([tokens[node] for node in range(stop)], 1),
                 Tree.of(self.parents[:stop], dice.device),
@@ -181,9 +174,7 @@ class TopKTree(_Tree):
     """A tree of the model's likeliest tokens, as fixed guesses: child number r of a node is its r-th likeliest
     successor (the static trees of Medusa, arXiv 2401.10774, and EAGLE, arXiv 2401.15077)."""
 
-    def __init__(
-        self, model: Target, *, shape: Sequence[int] | None = None, sampling: Sampling | None = None
-    ) -> None:
+    def __init__(self, model: Target, *, shape: Sequence[int] | None = None, sampling: Sampling | None = None) -> None:
         super().__init__(model, shape, sampling)
 
     def propose(self, room: Tensor, dice: Dice) -> Draft:

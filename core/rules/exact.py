@@ -104,10 +104,7 @@ def block(draft: Draft, scores: Scores, dice: Dice) -> Verdict:
     laws = scores.laws()  # [B, N + 1, S]
     rows, size = draft.tokens.shape
     here = Law(laws.probs[:, :-1], None if laws.tokens is None else laws.tokens[:, :-1], laws.vocabulary)
-    drawn = draft.laws
-    guesses = Law(
-        drawn.probs[:, :size], None if drawn.tokens is None else drawn.tokens[:, :size], drawn.vocabulary
-    )
+    guesses = draft.laws.rows(draft.source.clamp(min=0)) if draft.mixed else draft.laws
     p, q = (law.at(draft.tokens[..., None])[..., 0] for law in (here, guesses))  # [B, N]
     ratio = p / q.clamp(min=torch.finfo(q.dtype).tiny)
     live = draft.tried
@@ -115,9 +112,7 @@ def block(draft: Draft, scores: Scores, dice: Dice) -> Verdict:
     for i in range(size):
         joint.append((joint[-1] * ratio[:, i]).clamp(max=1))
     weight = torch.stack(joint, 1)  # [B, N + 1]
-    overshoot = (
-        (weight[:, :-1, None] * here.probs - guesses.on(here)).clamp(min=0).sum(-1)
-    )  # [B, N], for P_0..P_{N-1}
+    overshoot = (weight[:, :-1, None] * here.probs - guesses.on(here)).clamp(min=0).sum(-1)  # [B, N], for P_0..P_{N-1}
     after = torch.nn.functional.pad(overshoot[:, 1:], (0, 1))
     reach = weight[:, 1:]
     last = live & ~torch.nn.functional.pad(live[:, 1:], (0, 1))
@@ -133,9 +128,7 @@ def block(draft: Draft, scores: Scores, dice: Dice) -> Verdict:
     share = weight.gather(1, accepted[:, None])
     rest = (share * bonus.probs - guess * ~ended[:, None]).clamp(min=0)
     total = rest.sum(-1, keepdim=True)
-    law = Law(
-        torch.where(ended[:, None] | (total <= 0), bonus.probs, rest / total), bonus.tokens, laws.vocabulary
-    )
+    law = Law(torch.where(ended[:, None] | (total <= 0), bonus.probs, rest / total), bonus.tokens, laws.vocabulary)
     return Verdict(
         path=torch.where(nodes < accepted[:, None], nodes, -1),
         accepted=accepted,
@@ -151,9 +144,16 @@ def block(draft: Draft, scores: Scores, dice: Dice) -> Verdict:
 def _merge(first: Tensor, one: Verdict, other: Verdict) -> Verdict:
     """Row by row, one verdict or the other."""
 
-    def pick(name: str) -> Tensor:
-        yes, no = getattr(one, name), getattr(other, name)
+    def pick(yes: Tensor, no: Tensor) -> Tensor:
         return torch.where(first.view(-1, *[1] * (yes.dim() - 1)), yes, no)
 
-    names = ("path", "accepted", "token", "resampled", "tried", "chance", "p", "q")
-    return Verdict(**{name: pick(name) for name in names})
+    return Verdict(
+        path=pick(one.path, other.path),
+        accepted=pick(one.accepted, other.accepted),
+        token=pick(one.token, other.token),
+        resampled=pick(one.resampled, other.resampled),
+        tried=pick(one.tried, other.tried),
+        chance=pick(one.chance, other.chance),
+        p=pick(one.p, other.p),
+        q=pick(one.q, other.q),
+    )

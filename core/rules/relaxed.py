@@ -130,9 +130,7 @@ class Typical:
         typical = (law.at(draft.tokens[..., None])[..., 0] >= self.bound(law)[..., 0]) & draft.tried
         rooted = (typical[:, None, :] | ~tree.ancestors).all(-1)  # all the way down to this node
         reach = torch.where(rooted, tree.depths + 1, 0)  # [B, N]
-        below = (tree.ancestors.transpose(1, 2) * reach[:, None, :]).amax(
-            -1
-        )  # the deepest of each node's subtree
+        below = (tree.ancestors.transpose(1, 2) * reach[:, None, :]).amax(-1)  # the deepest of each node's subtree
         order = below * (tree.size + 1) - tree.ranks  # ties in the draft's own order
         siblings = parents[:, :, None] == parents[:, None, :]
         return (siblings & (order[:, None, :] > order[:, :, None])).sum(-1)

@@ -108,9 +108,12 @@ def _verdict(
 ) -> Verdict:
     """Level by level lists, filled up to the draft's depth."""
     depth, none = draft.tree.depth, torch.full_like(token, -1)
-    nodes = torch.stack([*path, *[none] * (depth - len(path))], 1) if depth else none[:, None][:, :0]
+
+    def table(levels: list[Tensor], size: int, fill: Tensor) -> Tensor:
+        return torch.stack([*levels, *[fill] * (size + 1 - len(levels))], 1)[:, :size]
+
+    nodes = table(path, depth, none)
     tried, chance, p, q = record.tables()
-    free = torch.zeros_like(token, dtype=torch.float64)
     return Verdict(
         path=nodes,
         accepted=(nodes >= 0).sum(1),
@@ -120,17 +123,15 @@ def _verdict(
         chance=chance,
         p=p,
         q=q,
-        price=None if price is None else torch.stack([*price, *[free] * (depth + 1 - len(price))], 1),
-        relaxed=None if relaxed is None else torch.stack([*relaxed, *[none > 0] * (depth - len(relaxed))], 1),
+        price=None if price is None else table(price, depth + 1, torch.zeros_like(price[0])),
+        relaxed=None if relaxed is None else table(relaxed, depth, torch.zeros_like(resampled)),
     )
 
 
 class _Guess:
     """The law one sibling was drawn from, given the siblings before it; a point mass if it was not drawn at all."""
 
-    def __init__(
-        self, draft: Draft, node: Tensor, token: Tensor, before: list[tuple[Tensor, Tensor]]
-    ) -> None:
+    def __init__(self, draft: Draft, node: Tensor, token: Tensor, before: list[tuple[Tensor, Tensor]]) -> None:
         self.draft, self.token = draft, token
         self.fixed = draft.fixed.gather(1, node[:, None])  # [B, 1]
         self.law: Law | None = None
@@ -155,11 +156,7 @@ class _Guess:
     def on(self, support: Law) -> Tensor:
         """q on the support of the target's law -> [B, S]."""
         if self.law is None or self.draft.mixed:
-            ids = (
-                torch.arange(support.width, device=self.token.device)
-                if support.tokens is None
-                else support.tokens
-            )
+            ids = torch.arange(support.width, device=self.token.device) if support.tokens is None else support.tokens
             point = (ids == self.token[:, None]).to(support.probs.dtype)
             return point if self.law is None else self.spread(self.law.on(support), point)
         return self.law.on(support)
@@ -168,9 +165,7 @@ class _Guess:
 class _Level:
     """The siblings below one node a row, tried in order against what is left of the target's law."""
 
-    def __init__(
-        self, draft: Draft, law: Law, active: Tensor, dice: Dice, record: _Record, bend: Bend | None
-    ) -> None:
+    def __init__(self, draft: Draft, law: Law, active: Tensor, dice: Dice, record: _Record, bend: Bend | None) -> None:
         self.draft, self.law, self.active, self.dice, self.record, self.bend = (
             draft,
             law,
@@ -185,9 +180,7 @@ class _Level:
         self.favoured = torch.zeros_like(active)  # accepted, and a strict rule would not have
         self._before: list[tuple[Tensor, Tensor]] = []
         if bend is not None:
-            self.emission = torch.zeros_like(
-                law.probs
-            )  # of accepted siblings, averaged over what they could have been
+            self.emission = torch.zeros_like(law.probs)  # of accepted siblings, averaged over what they could have been
             self.weight = torch.ones_like(law.probs[:, :1])  # that none of them is accepted
 
     def attempt(self, kid: Tensor) -> None:
@@ -264,7 +257,7 @@ def rejection(
             break
     if acceptance is None:
         return _verdict(draft, path, token, resampled, record)
-    return _verdict(draft, path, token, resampled, record, prices, relaxed[: len(path)])
+    return _verdict(draft, path, token, resampled, record, prices, relaxed)
 
 
 def _bend(acceptance: Acceptance, depth: int, end: Sequence[int], device: torch.device) -> Bend:

@@ -1,0 +1,382 @@
+"""Rung 1: the law of the real loop's output, every branch of chance walked, against the target's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from outrider.core.conformance import (
+    Case,
+    Distribution,
+    Enumerator,
+    enumerate_output,
+    target_law,
+    total_variation,
+)
+from outrider.core.decode import Drafter, Rule, decode
+from outrider.core.dice import Dice, Purpose
+from outrider.core.draft import Draft, Tree, Verdict, choose
+from outrider.core.drafters.jacobi import Jacobi
+from outrider.core.drafters.lookup import PromptLookup
+from outrider.core.drafters.model import DraftModel, SampledTree, TopKTree
+from outrider.core.laws import Law, Sampling, to_law
+from outrider.core.methods import DRAFTERS, RULES, Method
+from outrider.core.policies import Confidence
+from outrider.core.rules.exact import Block, Exact, SampleMatch, Token, block
+from outrider.core.rules.relaxed import Lenience, Trust, Typical
+from outrider.core.rules.walk import rejection
+from outrider.core.target import Prefill, Prompts, Scores, TableTarget
+from torch import Tensor
+
+PROMPTS = ((0, 1), (2, 1, 0, 1))
+LIMITS = (3, 2)
+SAMPLINGS = {
+    "T=1": Sampling(),
+    "T=0.7, top-k 2": Sampling(temperature=0.7, top_k=2),
+    "top-p 0.8": Sampling(top_p=0.8),
+    "min-p 0.3": Sampling(min_p=0.3),
+    "greedy": Sampling(temperature=0),
+    "penalties, end": Sampling(
+        repetition_penalty=1.3, frequency_penalty=0.2, presence_penalty=0.1, end=(2,), temperature=1.2
+    ),
+}
+
+
+def target() -> TableTarget:
+    return TableTarget(3, seed=1, sharpness=0.7)
+
+
+def model() -> TableTarget:
+    return TableTarget(3, seed=1, sharpness=0.7, blur=0.4)
+
+
+def maker(method: Method, options: Mapping[str, Any]) -> Callable[[], Drafter]:
+    given = {"model": model} if "model" in method.needs else {}
+    return lambda: method.make(**{name: make() for name, make in given.items()}, **options)
+
+
+def distance(drafter: Callable[[], Drafter], rule: Rule, sampling: Sampling, **how: Any) -> float:
+    """The worst total variation over the prompts, which share a batch."""
+    case = Case(
+        target=target, drafter=drafter, rule=rule, prompts=PROMPTS, sampling=sampling, limits=how.pop("limits", LIMITS)
+    )
+    laws = enumerate_output(case, **how)
+    wanted = [target_law(target(), p, sampling, case.limits[row]) for row, p in enumerate(PROMPTS)]
+    return max(total_variation(one, other) for one, other in zip(laws, wanted, strict=True))
+
+
+def fits(method: Method, options: Mapping[str, Any], rule: Method) -> bool:
+    return rule.name != "block" or method.name == "draft-model"
+
+
+EXACT = [rule for rule in RULES.values() if rule.lossless]
+RELAXED = [rule for rule in RULES.values() if not rule.lossless]
+COMBINATIONS = [
+    pytest.param(method, options, rule, id=f"{method.name}{i}-{rule.name}")
+    for method in DRAFTERS.values()
+    for i, options in enumerate(method.trials)
+    for rule in EXACT
+    if fits(method, options, rule)
+]
+
+
+@pytest.mark.parametrize(("method", "options", "rule"), COMBINATIONS)
+def test_exact_rules_keep_the_law(method: Method, options: Mapping[str, Any], rule: Method, measured: Any) -> None:
+    for name, sampling in SAMPLINGS.items():
+        found = distance(maker(method, options), rule.make(), sampling)
+        measured("enumeration: total variation from the target, exact rules", name=rule.name, value=found)
+        assert found < 1e-12, name
+
+
+@pytest.mark.parametrize("rule", RELAXED, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("method", DRAFTERS.values(), ids=lambda method: method.name)
+def test_relaxed_rules_are_exact_at_their_anchor(method: Method, rule: Method, measured: Any) -> None:
+    anchored = rule.make(**(rule.anchor or {}))
+    assert rule.anchor is not None and anchored.lossless and not rule.make().lossless
+    found = distance(maker(method, method.trials[0]), anchored, Sampling())
+    measured("enumeration: total variation from the target, relaxed rules at their anchor", name=rule.name, value=found)
+    assert found < 1e-12
+
+
+class Blend:
+    """Drawn and fixed nodes as siblings, parents and children of one another."""
+
+    vocabulary, needs, bytes_read = None, frozenset[str](), 0
+
+    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
+        self.model = model()
+        self.model.begin(prompts, sampling)
+
+    def propose(self, room: Tensor, dice: Dice) -> Draft:
+        rows = len(room)
+        tree = Tree.of((-1, -1, 0, 1, 1, -1))
+        root = self.model.score(Draft.empty(rows)).law(torch.zeros(rows, dtype=torch.long))
+        first = dice.pick(root, 0, Purpose.DRAW)
+        guessed = torch.ones_like(first)
+        both = Draft.guess(torch.stack([first, guessed], 1), Tree.of((-1, -1)), torch.ones(rows, 2, dtype=torch.bool))
+        after = self.model.score(both).law(torch.full((rows,), 2))
+        second = dice.pick(after, 3, Purpose.DRAW)
+        last = dice.pick(root.without(first, torch.ones_like(first, dtype=torch.bool)), 5, Purpose.DRAW)
+        tokens = torch.stack([first, guessed, guessed * 2, second, guessed * 0, last], 1)
+        laws = [root.dense().probs, after.dense().probs]
+        live = tree.depths < room[:, None]
+        live[:, 5] &= (root.dense().probs > 0).sum(1) > 1  # something is left to draw
+        source = torch.tensor([[0, -1, -1, 1, -1, 0]]).expand(rows, -1)
+        return Draft(tokens, tree, live, Law(torch.stack(laws, 1), None, 3), source)
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:
+        self.model.keep(draft, verdict, verdict.accepted + 1)
+
+    def end(self) -> None:
+        self.model.end()
+
+
+class Company:
+    """Several kinds of draft in one batch, the prompt's length deciding which kind a row gets."""
+
+    vocabulary, needs, bytes_read = None, frozenset[str](), 0
+
+    def __init__(self) -> None:
+        self.members: list[Drafter] = [
+            DraftModel(model(), length=2),
+            TopKTree(model(), shape=(-1, -1, 0)),
+            PromptLookup(length=2),
+            SampledTree(model(), shape=(-1, -1, 1)),
+            Jacobi(window=2),
+        ]
+
+    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
+        self.which = torch.tensor([len(prompt) % len(self.members) for prompt in prompts])
+        for member in self.members:
+            member.begin(prefill, prompts, sampling)
+
+    def propose(self, room: Tensor, dice: Dice) -> Draft:
+        rooms = [torch.where(self.which == i, room, -1) for i in range(len(self.members))]
+        drafts = [
+            member.propose(room, dice.fork(i)) for i, (member, room) in enumerate(zip(self.members, rooms, strict=True))
+        ]
+        return choose(drafts, self.which)
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:
+        for i, member in enumerate(self.members):
+            member.observe(draft, scores, verdict, dice.fork(i))
+
+    def end(self) -> None:
+        for member in self.members:
+            member.end()
+
+
+@pytest.mark.parametrize("rule", [Exact(), Token()], ids=["exact", "token"])
+@pytest.mark.parametrize("sampling", ["T=1", "T=0.7, top-k 2", "greedy"])
+def test_kinds_may_mix_within_a_tree(rule: Rule, sampling: str) -> None:
+    assert distance(Blend, rule, SAMPLINGS[sampling]) < 1e-12
+
+
+@pytest.mark.parametrize("rule", [Exact(), Token(), SampleMatch()], ids=["exact", "token", "sample-match"])
+def test_kinds_may_mix_within_a_batch(rule: Rule) -> None:
+    prompts = [(1,), (0, 1), (2, 0, 2), (1, 0, 1, 0), (0, 0, 1, 0, 0)]
+    case = Case(target=target, drafter=Company, rule=rule, prompts=prompts, limits=(3, 2))
+    for row, law in enumerate(enumerate_output(case)):
+        wanted = target_law(target(), prompts[row], Sampling(), case.limits[row % 2])
+        assert total_variation(law, wanted) < 1e-12
+
+
+@pytest.mark.parametrize("policy", [Confidence(3, bound=0.45), Confidence(2, bound=0.6)])
+@pytest.mark.parametrize("rule", [Block(), Token()], ids=["block", "token"])
+def test_a_length_decided_before_the_draw_is_exact(rule: Rule, policy: Confidence) -> None:
+    assert distance(lambda: DraftModel(model(), policy=policy), rule, Sampling()) < 1e-12
+
+
+# ---- negative controls: what must be caught
+
+
+class ResampleFromP:
+    """After a rejection the token is drawn from p, not from what is left of it."""
+
+    lossless = True
+
+    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+        verdict = rejection(draft, scores, dice)
+        again = dice.pick(scores.law(verdict.accepted), 0, Purpose.MATCH, verdict.resampled)
+        return replace(verdict, token=torch.where(verdict.resampled, again, verdict.token))
+
+
+class Misreport(DraftModel):
+    """Draws from one law and reports another: q as it was before top-k, or at another temperature."""
+
+    def __init__(self, drawn: Sampling, reported: Sampling) -> None:
+        super().__init__(model(), length=2, sampling=drawn)
+        self.reported = reported
+
+    def propose(self, room: Tensor, dice: Dice) -> Draft:
+        draft = super().propose(room, dice)
+        laws = to_law(self.model.score(draft).logits()[:, :-1], self.reported)
+        return replace(draft, laws=laws if draft.size else None, fresh=None)
+
+
+class Hindsight(DraftModel):
+    """Looks at what was drawn, and leaves out what it no longer likes."""
+
+    def __init__(self) -> None:
+        super().__init__(model(), length=2)
+
+    def propose(self, room: Tensor, dice: Dice) -> Draft:
+        draft = super().propose(room, dice)
+        if not draft.size or draft.laws is None:
+            return draft
+        liked = draft.laws.at(draft.tokens[..., None])[..., 0] > 0.4
+        return replace(draft, live=draft.live & liked.cumprod(1).bool(), fresh=None)
+
+
+class Survivors(Jacobi):
+    """Claims that guesses kept from an earlier step were drawn in this one, so that they are verified as a block."""
+
+    def __init__(self) -> None:
+        super().__init__(window=2, renew="couple")
+
+    def propose(self, room: Tensor, dice: Dice) -> Draft:
+        draft = super().propose(room, dice)
+        whole = (~draft.fixed | ~draft.live).all(1)
+        return draft if draft.laws is None else replace(draft, fresh=whole)
+
+
+class Reused(Enumerator):
+    """Uniforms that belong to absolute positions and are used again at each new attempt: what is known of each is an
+    interval, which every decision narrows."""
+
+    lengths: Tensor
+
+    def accept(
+        self, chance: Tensor, node: Tensor, purpose: Purpose = Purpose.ACCEPT, where: Tensor | None = None
+    ) -> Tensor:
+        if not hasattr(self, "low"):
+            self.low, self.high = np.zeros((len(self.tapes), 32)), np.ones((len(self.tapes), 32))
+        columns = []
+        for i in range(node.shape[1]):
+            rows, place = np.arange(len(node)), (self.lengths + node[:, i]).numpy()
+            low, high, cut = self.low[rows, place], self.high[rows, place], chance[:, i].double().numpy()
+            below = np.clip((cut - low) / (high - low), 0, 1)
+            wanted = np.ones(len(node), dtype=bool) if where is None else where[:, i].numpy()
+            passed = self._decide(np.stack([1 - below, below], 1), wanted) > 0
+            self.high[rows, place] = np.where(wanted & passed, np.minimum(high, cut), high)
+            self.low[rows, place] = np.where(wanted & ~passed, np.maximum(low, cut), low)
+            columns.append(passed)
+        return torch.from_numpy(np.stack(columns, 1))
+
+
+class KeyedBlock:
+    """Block verification that tells the dice where in the sequence it is."""
+
+    lossless = True
+
+    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+        assert isinstance(dice, Reused)
+        dice.lengths = scores.lengths
+        return block(draft, scores, dice)
+
+
+TOP = Sampling(top_k=2)
+CONTROLS: dict[str, tuple[Callable[[], Drafter], Rule, Sampling, dict[str, Any], float]] = {
+    "residual drawn from p": (lambda: DraftModel(model(), length=2), ResampleFromP(), Sampling(), {}, 0.05),
+    "raw q under top-k": (lambda: Misreport(TOP, Sampling()), Token(), TOP, {}, 0.05),
+    "q at another temperature": (
+        lambda: Misreport(Sampling(), Sampling(temperature=0.5)), Token(), Sampling(), {}, 0.05,
+    ),
+    "length chosen after the fact": (Hindsight, Token(), Sampling(), {}, 0.05),
+    "lenience 0.5": (lambda: DraftModel(model(), length=2), Lenience(lenience=0.5), Sampling(), {}, 0.05),
+    "block verification on surviving drafts": (Survivors, Exact(), Sampling(), {"limits": (4, 1)}, 0.001),
+    "uniforms reused": (
+        lambda: DraftModel(model(), length=3), KeyedBlock(), Sampling(), {"dice": Reused, "limits": (4, 3)}, 0.001,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_negative_controls_are_caught(name: str, measured: Any) -> None:
+    drafter, rule, sampling, how, least = CONTROLS[name]
+    found = distance(drafter, rule, sampling, **dict(how))
+    measured("enumeration: negative controls, which must differ", name=name, value=found)
+    assert found > least
+
+
+# ---- the price of relaxed rules
+
+
+def first_token(law: Distribution) -> Distribution:
+    found: Distribution = {}
+    for output, weight in law.items():
+        found[output[:1]] = found.get(output[:1], 0.0) + weight
+    return found
+
+
+PRICED: dict[str, Callable[[], Drafter]] = {
+    "drawn chain": lambda: DraftModel(model(), length=2),
+    "drawn with replacement": lambda: SampledTree(model(), shape=(-1, -1, 0), replacement=True),
+    "fixed tree": lambda: TopKTree(model(), shape=(-1, -1, 0, 1)),
+    "fixed chain": lambda: PromptLookup(length=2),
+}
+BENT = [
+    pytest.param(rule.make(**options), id=f"{rule.name}{i}")
+    for rule in RELAXED
+    for i, options in enumerate(rule.trials)
+]
+
+
+@pytest.mark.parametrize("kind", PRICED)
+@pytest.mark.parametrize("rule", BENT)
+@pytest.mark.parametrize("sampling", ["T=1", "T=0.7, top-k 2", "greedy"])
+def test_the_price_is_the_total_variation(kind: str, rule: Rule, sampling: str, measured: Any) -> None:
+    options, prompt = SAMPLINGS[sampling], PROMPTS[1]
+    case = Case(target=target, drafter=PRICED[kind], rule=rule, prompts=[prompt], sampling=options)
+    law, wanted = enumerate_output(case)[0], target_law(target(), prompt, options, 1)
+    step = next(decode(target(), PRICED[kind](), rule, [prompt], sampling=options, limit=3))
+    error = abs(total_variation(first_token(law), wanted) - step.price[0])
+    measured("enumeration: computed price against total variation, error", name=type(rule).__name__, value=error)
+    assert error < 1e-12
+
+
+@pytest.mark.parametrize("rule", [Lenience(lenience=0.5), Trust(), Typical(epsilon=0.3, delta=0.6)])
+def test_the_price_of_a_later_token_holds_given_the_accepted_one(rule: Rule) -> None:
+    prompt = PROMPTS[0]
+    case = Case(target=target, drafter=lambda: TopKTree(model(), shape=(-1, 0)), rule=rule, prompts=[prompt])
+    law = enumerate_output(case)[0]
+    steps = (next(decode(target(), case.drafter(), rule, [prompt], limit=3, seed=seed)) for seed in range(50))
+    step = next(step for step in steps if step.accepted)
+    kept = {output[1:2]: 0.0 for output in law if output[0] == step.emitted[0]}
+    for output, weight in law.items():
+        if output[0] == step.emitted[0]:
+            kept[output[1:2]] += weight
+    total = sum(kept.values())
+    after = target_law(target(), [*prompt, step.emitted[0]], Sampling(), 1)
+    assert total_variation({key: weight / total for key, weight in kept.items()}, after) == pytest.approx(
+        step.price[1], abs=1e-12
+    )
+
+
+def test_without_replacement_the_mean_price_bounds_the_total_variation() -> None:
+    prompt, rule = PROMPTS[1], Lenience(lenience=0.5)
+    case = Case(target=target, drafter=lambda: SampledTree(model(), shape=(-1, -1)), rule=rule, prompts=[prompt])
+    found = total_variation(first_token(enumerate_output(case)[0]), target_law(target(), prompt, Sampling(), 1))
+    prices = [
+        next(decode(target(), case.drafter(), rule, [prompt], limit=3, seed=seed)).price[0] for seed in range(200)
+    ]
+    assert np.mean(prices) >= found
+
+
+@pytest.mark.parametrize("rule", RELAXED, ids=lambda rule: rule.name)
+def test_end_tokens_are_tried_strictly(rule: Method) -> None:
+    """With every token an end token, a relaxed rule has nothing left to relax."""
+    found = distance(maker(DRAFTERS["top-k-tree"], {"shape": (-1, -1, 0)}), rule.make(), Sampling(end=(0, 1, 2)))
+    assert found < 1e-12
+
+
+def test_the_enumeration_weighs_every_branch_once() -> None:
+    case = Case(
+        target=target, drafter=lambda: DraftModel(model(), length=2), rule=Exact(), prompts=PROMPTS, limits=LIMITS
+    )
+    for law in enumerate_output(case):
+        assert sum(law.values()) == pytest.approx(1, abs=1e-12)
