@@ -45,7 +45,7 @@ class Jacobi:
         self._last = [prompt[-1] for prompt in prompts]
         self._draft: Draft | None = None
 
-    def _fill(self, last: Tensor, vocabulary: int, dice: Dice) -> Tensor:
+    def _fill(self, last: Tensor, vocabulary: Tensor | int, dice: Dice) -> Tensor:
         """Fillers [B, W]."""
         shape = (len(last), self.window)
         if self.filler == "copy":
@@ -63,7 +63,7 @@ class Jacobi:
         tree = Tree.chain(size, dice.device)
         if self._draft is None:
             last = torch.tensor(self._last, device=dice.device)
-            tokens = self._fill(last, int(last.max()) + 1, dice)  # no id is known to exist beyond those seen
+            tokens = self._fill(last, last[:, None] + 1, dice)  # no more is known yet of which ids there are
             return Draft.guess(tokens[:, :size], tree, live)
         source = None if self._draft.source is None else self._draft.source[:, :size]
         return replace(self._draft, tokens=self._draft.tokens[:, :size], tree=tree, live=live, source=source)

@@ -19,7 +19,6 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.laws import Law, residual
 from outrider.core.target import Scores
 
-
 # The chance of accepting each token of the vocabulary, were it the guess: from the target's own law here, what earlier
 # siblings left of it [B, V], the law the guess was drawn from [B, V] (0 where there is no guess), and the depth.
 Acceptance = Callable[[Law, Tensor, Tensor, int], Tensor]

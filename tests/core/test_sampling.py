@@ -1,0 +1,147 @@
+"""Rung 3: twenty thousand seeded rows against the enumerated law. Exact rules pass; seeded faults and relaxed rules
+must not. The real dice roll here, so this is also their test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.core.conformance import Case, sample_output, surprise, target_law
+from outrider.core.decode import Drafter, Rule
+from outrider.core.dice import Dice, Purpose
+from outrider.core.draft import Draft, Verdict
+from outrider.core.drafters.model import DraftModel
+from outrider.core.laws import Law, Sampling, to_law
+from outrider.core.methods import DRAFTERS, RULES, Method
+from outrider.core.rules.exact import Exact, Token
+from outrider.core.rules.walk import rejection, strict
+from outrider.core.target import Scores, TableTarget
+
+DRAWS = 20_000
+PROMPT = (0, 1, 3)
+SAMPLINGS = {
+    "T=1": Sampling(),
+    "T=0.7, top-k": Sampling(temperature=0.7, top_k=3),
+    "T=0.7, top-p": Sampling(temperature=0.7, top_p=0.8),
+}
+
+
+def target() -> TableTarget:
+    return TableTarget(5, seed=3)
+
+
+def model() -> TableTarget:
+    return TableTarget(5, seed=3, blur=0.4)
+
+
+def z_score(drafter: Callable[[], Drafter], rule: Rule, sampling: Sampling) -> float:
+    case = Case(target=target, drafter=drafter, rule=rule, prompts=[PROMPT], sampling=sampling, limits=(3,))
+    return surprise(sample_output(case, DRAWS)[0], target_law(target(), PROMPT, sampling, 3))
+
+
+def maker(method: Method, options: Mapping[str, Any]) -> Callable[[], Drafter]:
+    needs = {"model": model} if "model" in method.needs else {}
+    return lambda: method.make(**{name: make() for name, make in needs.items()}, **options)
+
+
+COMBINATIONS = [
+    pytest.param(method, options, rule, id=f"{method.name}{i}-{rule.name}")
+    for method in DRAFTERS.values()
+    for i, options in enumerate(method.trials)
+    for rule in RULES.values()
+    if rule.lossless and (rule.name != "block" or method.name == "draft-model")
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "options", "rule"), COMBINATIONS)
+def test_exact_rules_keep_the_law(method: Method, options: Mapping[str, Any], rule: Method, measured: Any) -> None:
+    for name, sampling in SAMPLINGS.items():
+        found = z_score(maker(method, options), rule.make(), sampling)
+        measured(f"{DRAWS:,} draws: z of the chi-square, exact rules", name=rule.name, value=found)
+        assert abs(found) < 5, name
+
+
+def test_the_default_rule_keeps_the_law(measured: Any) -> None:
+    found = z_score(lambda: DraftModel(model(), length=3), Exact(), Sampling())
+    measured(f"{DRAWS:,} draws: z of the chi-square, exact rules", name="exact", value=found)
+    assert abs(found) < 5
+
+
+# ---- seeded faults
+
+
+class ResampleFromP:
+    """After a rejection, the token comes from p."""
+
+    lossless = True
+
+    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+        verdict = rejection(draft, scores, dice)
+        again = dice.pick(scores.law(verdict.accepted), 0, Purpose.MATCH)
+        return replace(verdict, token=torch.where(verdict.resampled, again, verdict.token))
+
+
+class BonusFromTheRowBefore:
+    """An off-by-one: the bonus token is drawn from the law of the token before it."""
+
+    lossless = True
+
+    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+        verdict = rejection(draft, scores, dice)
+        before = dice.pick(scores.law((verdict.accepted - 1).clamp(min=0)), 0, Purpose.MATCH)
+        return replace(verdict, token=torch.where(verdict.resampled, verdict.token, before))
+
+
+class RatioFlipped:
+    """Accepts with min(1, q/p)."""
+
+    lossless = True
+
+    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+        return rejection(draft, scores, dice, lambda law, left, q, depth: strict(q, left))
+
+
+class Misreport(DraftModel):
+    """Draws from one law and reports another."""
+
+    def __init__(self, drawn: Sampling, reported: Sampling) -> None:
+        super().__init__(model(), length=2, sampling=drawn)
+        self.reported = reported
+
+    def propose(self, room: Tensor, dice: Dice) -> Draft:
+        draft = super().propose(room, dice)
+        laws: Law = to_law(self.model.score(draft).logits()[:, :-1], self.reported)
+        return replace(draft, laws=laws if draft.size else None, fresh=None)
+
+
+def chain() -> Drafter:
+    return DraftModel(model(), length=2)
+
+
+FAULTS: dict[str, tuple[Callable[[], Drafter], Rule, Sampling]] = {
+    "resampled from p": (chain, ResampleFromP(), Sampling()),
+    "bonus from the row before": (chain, BonusFromTheRowBefore(), Sampling()),
+    "ratio flipped": (chain, RatioFlipped(), Sampling()),
+    "q at the wrong temperature": (lambda: Misreport(Sampling(), Sampling(temperature=0.7)), Token(), Sampling()),
+    "raw q under top-k": (lambda: Misreport(Sampling(top_k=3), Sampling()), Token(), Sampling(top_k=3)),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_seeded_faults_are_caught(name: str, measured: Any) -> None:
+    found = z_score(*FAULTS[name])
+    measured(f"{DRAWS:,} draws: z of seeded faults, which must be caught", name=name, value=found)
+    assert found > 10
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES.values() if not rule.lossless], ids=lambda rule: rule.name)
+def test_relaxed_rules_are_caught(rule: Method, measured: Any) -> None:
+    found = z_score(chain, rule.make(), Sampling())
+    measured(f"{DRAWS:,} draws: z of relaxed rules, which must be caught", name=rule.name, value=found)
+    assert found > 10
