@@ -108,20 +108,24 @@ def _plain(value: Any) -> Any:
 
 
 def _draw_methods(title: str, table: dict[str, Method]) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    drawn = Table(title=title, title_justify="left", title_style="bold", show_lines=False, expand=True)
+    drawn = Table(
+        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False
+    )
     drawn.add_column("name", style="cyan", no_wrap=True)
-    drawn.add_column("what it does", ratio=3)
-    drawn.add_column("drafts", ratio=1)
-    drawn.add_column("needs or keeps", ratio=1)
+    drawn.add_column("what it does")
+    drawn.add_column("drafts", no_wrap=True)
+    drawn.add_column("needs" if title == "Drafters" else "keeps", no_wrap=True)
     for method in table.values():
         if method.lossless is None:
-            keeps = ", ".join(method.needs) or "nothing"
+            last = ", ".join(method.needs)
         else:
-            keeps = "[green]lossless[/]" if method.lossless else "[yellow]relaxed[/]"
-        drawn.add_row(method.name, method.summary, ", ".join(method.topology), keeps)
+            last = "[green]lossless[/]" if method.lossless else "[yellow]relaxed[/]"
+        drawn.add_row(method.name, escape(method.summary), ", ".join(method.topology), last)
     Console().print(drawn)
 
 
