@@ -1,0 +1,101 @@
+"""Auditing a cache: random drafts, random verdicts, and a transformer written out without cache or mask tricks.
+
+What a target says after any history must be what a fresh pass over that history says. Knows nothing of how a target
+keeps its cache; tests of every target that has one start here.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.engine.network import Dense, Network
+
+Path = list[int]
+
+
+def reference(network: Network, tokens: Sequence[int]) -> Tensor:
+    """Logits [T, V] after every token of one sequence: keys and values repeated for each query."""
+    cfg, count = network.config, len(tokens)
+    x = network.embedding[torch.tensor(tokens)]
+    rates = 1 / cfg.rope_theta ** (torch.arange(0, cfg.head_dim, 2).float() / cfg.head_dim)
+    angles = (torch.arange(count).float()[:, None] * rates).repeat(1, 2)
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    future = torch.ones(count, count).triu(1).bool()
+
+    def norm(y: Tensor, weight: Tensor) -> Tensor:
+        return y / (y.pow(2).mean(-1, keepdim=True) + cfg.norm_eps).sqrt() * weight
+
+    def turn(y: Tensor) -> Tensor:
+        half = cfg.head_dim // 2
+        return y * cos + torch.cat([-y[..., half:], y[..., :half]], -1) * sin
+
+    for layer in network.layers:
+        every = layer.qkv(norm(x, layer.attention_norm)).view(count, -1, cfg.head_dim).transpose(0, 1)
+        turned, value = every[: cfg.heads + cfg.kv_heads], every[cfg.heads + cfg.kv_heads :]
+        if layer.qk_norm is not None:
+            turned = norm(turned, layer.qk_norm[:, None])
+        turned = turn(turned)
+        key = turned[cfg.heads :].repeat_interleave(cfg.heads // cfg.kv_heads, 0)
+        value = value.repeat_interleave(cfg.heads // cfg.kv_heads, 0)
+        logits = turned[: cfg.heads] @ key.mT / math.sqrt(cfg.head_dim)
+        found = torch.softmax(logits.masked_fill(future, -math.inf), -1) @ value
+        x = x + layer.out(found.transpose(0, 1).flatten(1))
+        gate, up = layer.gate_up(norm(x, layer.mlp_norm)).chunk(2, -1)
+        x = x + layer.down(torch.nn.functional.silu(gate) * up)
+    assert isinstance(network.head, Dense)
+    return norm(x, network.norm) @ network.head.weight.T
+
+
+def paths(parents: Sequence[int]) -> list[Path]:
+    """The nodes from the root's child down to each node."""
+    found: list[Path] = []
+    for node, parent in enumerate(parents):
+        found.append([*(found[parent] if parent >= 0 else []), node])
+    return found
+
+
+def random_draft(rng: random.Random, rows: int, vocabulary: int, most: int) -> tuple[Draft, list[list[int]]]:
+    """A draft of up to `most` nodes with wild tokens, chain or tree, the shape the same for all rows or not; and each
+    row's parents."""
+    size = rng.randint(0, most)
+    kind = rng.choice(["chain", "tree", "forest"])
+    if kind == "chain":
+        parents = [list(range(-1, size - 1))] * rows
+        tree = Tree.chain(size)
+    elif kind == "tree":
+        parents = [[rng.randint(-1, node - 1) for node in range(size)]] * rows
+        tree = Tree.of(tuple(parents[0]))
+    else:
+        parents = [[rng.randint(-1, node - 1) for node in range(size)] for _ in range(rows)]
+        tree = Tree(torch.tensor(parents, dtype=torch.long).view(rows, size))
+    tokens = torch.tensor([[rng.randrange(vocabulary) for _ in range(size)] for _ in range(rows)])
+    return Draft.guess(tokens.view(rows, size).long(), tree, torch.ones(rows, size, dtype=torch.bool)), parents
+
+
+def random_verdict(
+    rng: random.Random, draft: Draft, parents: list[list[int]], vocabulary: int
+) -> tuple[Verdict, Tensor]:
+    """Some path accepted in each row, some token behind it, and how much of that is kept."""
+    rows, depth = draft.rows, draft.tree.depth
+    path = torch.full((rows, depth), -1)
+    accepted, counts = [], []
+    for row in range(rows):
+        chosen = rng.choice([[], *paths(parents[row])])
+        path[row, : len(chosen)] = torch.tensor(chosen, dtype=torch.long)
+        accepted.append(len(chosen))
+        counts.append(rng.choice([len(chosen) + 1, rng.randint(0, len(chosen) + 1)]))
+    token = torch.tensor([rng.randrange(vocabulary) for _ in range(rows)])
+    none = torch.zeros(rows, draft.size)
+    verdict = Verdict(path, torch.tensor(accepted), token, token < 0, none.bool(), none, none, none)
+    return verdict, torch.tensor(counts)
+
+
+def emitted(draft: Draft, verdict: Verdict, row: int, count: int) -> list[int]:
+    chosen = [int(draft.tokens[row, node]) for node in verdict.path[row].tolist() if node >= 0]
+    return [*chosen, int(verdict.token[row])][:count]

@@ -1,0 +1,193 @@
+"""Keys and values of what a batch has read: ragged rows, a scratch behind each, and the accepted path kept.
+
+A row's committed tokens are its entries in the store and, behind them, the tokens waiting to be read: always at least
+the last one, the root. A pass writes those and the draft's nodes into the slots behind the entries; what is kept moves
+forward and becomes entries, the rest is written over. Knows nothing of weights, laws or rules. Where the lengths are
+only known on a device, the host works with bounds on them and does not look.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from outrider.core.draft import Draft, Verdict
+from outrider.core.engine.network import Places
+from outrider.core.target import Prompts, committed
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """How far each row has been read, and what of it waits. A snapshot of this is all that a rewind needs."""
+
+    entries: Tensor  # [B] tokens whose keys and values are in the store
+    pending: Tensor  # [B, P] committed tokens behind them, not read yet; the root is the last of them
+    waiting: Tensor  # [B] how many of P, 1 or more
+    host: tuple[int, ...]  # entries as the host knows them: exactly on a CPU, else upper bounds
+    even: bool  # is it known that all rows are equally long and P wait in each?
+
+    @property
+    def committed(self) -> Tensor:
+        """[B] tokens."""
+        return self.entries + self.waiting
+
+
+class Cache:
+    """The store, and who stands where in it."""
+
+    def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+        self._shape = shape  # layers, heads of keys and values together, width of a head
+        self.dtype, self.device = dtype, device
+        self.exact = device.type == "cpu"
+        self.store = torch.zeros(0)  # [L, B, 2 K, C, d]
+
+    def begin(self, prompts: Prompts) -> None:
+        """Nothing read yet; each prompt waits."""
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts])
+        waiting = torch.tensor([len(prompt) for prompt in prompts])
+        self.rows = Rows(
+            torch.zeros(len(prompts), dtype=torch.long, device=self.device),
+            ids.to(self.device),
+            waiting.to(self.device),
+            (0,) * len(prompts),
+            min(map(len, prompts)) == longest,
+        )
+        self.scored = -1  # draft nodes in the scratch; -1: not even the root
+        layers, heads, dim = self._shape
+        self.store = torch.zeros(layers, len(prompts), heads, longest + 64, dim, dtype=self.dtype, device=self.device)
+
+    def end(self) -> None:
+        self.store = torch.zeros(0)
+        nothing = torch.zeros(0, dtype=torch.long, device=self.device)
+        self.rows = Rows(nothing, nothing[:, None], nothing, (), True)
+
+    def chunk(self, start: int, stop: int) -> tuple[Tensor, Places]:
+        """Read the prompts, from `begin` on, at these columns: ids [B, Q] and their places. Shorter rows read on into
+        their padding, which nothing looks at and a later pass writes over."""
+        self._reserve(stop)
+        positions = torch.arange(start, stop, device=self.device)
+        mask = torch.arange(stop, device=self.device) <= positions[:, None]
+        return self.rows.pending[:, start:stop], Places(positions[None], stop, mask[None], start)
+
+    def prefilled(self, prompts: Prompts) -> None:
+        """All of each prompt but its last token has been read."""
+        entries = [len(prompt) - 1 for prompt in prompts]
+        last = torch.tensor([[prompt[-1]] for prompt in prompts], device=self.device)
+        lengths = torch.tensor(entries, device=self.device)
+        even = self.exact and min(entries) == max(entries)
+        self.rows = Rows(lengths, last, torch.ones_like(lengths), tuple(entries), even)
+
+    def plan(self, draft: Draft, since: int | None) -> tuple[Tensor, Places]:
+        """What to feed, ids [B, Q], and where: the waiting tokens and the nodes; with `since`, the nodes from there."""
+        rows = self.rows
+        wait, size = rows.pending.shape[1], draft.size
+        skip = 0 if since is None else wait + since
+        total = wait + size
+        self._reserve(total)
+        rows = self.rows
+        columns = self._columns(max(rows.host) + total)
+        ids = torch.cat([rows.pending, draft.tokens], 1)[:, skip:]
+        ahead = torch.arange(wait, device=self.device).expand(len(ids), -1)
+        nodes = (rows.waiting[:, None] - 1 + draft.offsets).expand(len(ids), -1)
+        positions = (rows.entries[:, None] + torch.cat([ahead, nodes], 1))[:, skip:]
+        self.scored = size
+        if rows.even:
+            first = rows.host[0]
+            if draft.tree.is_chain and total - skip == 1:
+                return ids, Places(positions, first + total, None, first + skip)
+            near = self._near(draft)[:, skip:]
+            mask = F.pad(near, (first, 0), value=True)
+            return ids, Places(positions, first + total, mask, first + skip)
+        near = self._near(draft)[:, skip:].expand(len(ids), -1, -1)
+        column = torch.arange(columns, device=self.device)
+        behind = (column - rows.entries[:, None])[:, None]  # [B, 1, C]
+        inside = (behind >= 0) & (behind < total)
+        found = near.gather(2, behind.clamp(0, total - 1).expand(-1, near.shape[1], -1))
+        slots = rows.entries[:, None] + torch.arange(skip, total, device=self.device)
+        return ids, Places(positions, columns, (behind < 0) | (inside & found), None, slots)
+
+    def _near(self, draft: Draft) -> Tensor:
+        """[B|1, P + N, P + N] which of the waiting tokens and nodes each of them may look at."""
+        rows, size = self.rows, draft.size
+        wait = rows.pending.shape[1]
+        order = torch.ones(wait, wait, dtype=torch.bool, device=self.device).tril()[None]
+        if not size:
+            return order
+        real = torch.arange(wait, device=self.device) < rows.waiting[:, None]  # [B, P]
+        if rows.even:
+            real = real[:1]
+        tree = draft.tree.ancestors
+        batch = max(len(real), len(tree))
+        above = F.pad(order, (0, size)).expand(batch, -1, -1)
+        below = torch.cat([real[:, None].expand(batch, size, -1), tree.expand(batch, -1, -1)], 2)
+        return torch.cat([above, below], 1)
+
+    def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> Tensor:
+        """Keep the first `count` [B] emitted tokens of each row -> those tokens [B, D + 1], -1 behind them."""
+        rows, depth = self.rows, verdict.path.shape[1]
+        wait = rows.pending.shape[1]
+        tokens = committed(draft, verdict, count)
+        place = torch.arange(depth, device=self.device)
+        kept = (verdict.path >= 0) & (verdict.path < self.scored) & (place < count[:, None])  # [B, D], a prefix
+        known = rows.waiting + kept.sum(1) if self.scored >= 0 else torch.zeros_like(rows.waiting)
+        grown = torch.minimum(known, rows.waiting + count - 1)
+        if depth and not (wait == 1 and draft.tree.is_chain):
+            here = (rows.entries + rows.waiting)[:, None] + place
+            there = (rows.entries + wait)[:, None] + verdict.path
+            self._move(torch.where(kept, there, here), here)
+        left = rows.waiting + count - grown
+        entries = rows.entries + grown
+        everything = torch.cat([rows.pending, tokens], 1)
+        if self.exact:
+            host, lefts = tuple(entries.tolist()), left.tolist()
+            width, even = max(lefts), len({*host}) == 1 and len({*lefts}) == 1
+        else:
+            emitted = verdict.host or [[0] * (depth + 1)] * len(rows.host)
+            host = tuple(n + wait + len(e) - 1 for n, e in zip(rows.host, emitted, strict=True))
+            unread = depth + wait if self.scored < 0 else min(draft.size - self.scored, depth)
+            width, even = 1 + unread, False
+        index = grown[:, None] + torch.arange(width, device=self.device)
+        index = torch.where(index < rows.waiting[:, None], index, index + (wait - rows.waiting)[:, None])
+        pending = everything.gather(1, index.clamp(max=everything.shape[1] - 1))
+        self.rows = Rows(entries, pending, left, host, even)
+        self.scored = -1
+        return tokens
+
+    def _move(self, source: Tensor, target: Tensor) -> None:
+        """Copy entries between slots [B, D], in all layers."""
+        if self.exact and bool((source == target).all()):
+            return
+        layers, _, heads, _, dim = self.store.shape
+        shape = (layers, -1, heads, -1, dim)
+        moved = self.store.gather(3, source[None, :, None, :, None].expand(shape))
+        self.store.scatter_(3, target[None, :, None, :, None].expand(shape), moved)
+
+    def mark(self) -> Rows:
+        return self.rows
+
+    def rewind(self, rows: Rows) -> None:
+        """Back to a mark; entries behind it are written over. Marks taken in between are no longer good."""
+        self.rows = rows
+        self.scored = -1
+
+    def _columns(self, needed: int) -> int:
+        """On a device, in steps: fewer different shapes."""
+        return needed if self.exact else min(-(-needed // 64) * 64, self.store.shape[3])
+
+    def _reserve(self, extra: int) -> None:
+        """Room for this many slots behind the entries of the longest row."""
+        layers, batch, heads, size, dim = self.store.shape
+        if max(self.rows.host) + extra <= size:
+            return
+        if not self.exact:  # the bounds may have drifted: look once, which is rare
+            self.rows = replace(self.rows, host=tuple(self.rows.entries.tolist()))
+        needed = max(self.rows.host) + extra
+        if needed <= size:
+            return
+        wider = self.store.new_zeros(layers, batch, heads, -(-max(needed, size * 3 // 2) // 64) * 64, dim)
+        wider[:, :, :, :size] = self.store
+        self.store = wider

@@ -1,0 +1,275 @@
+"""A decoder-only transformer as plain tensors, and one pass through it: rotary positions, grouped queries, SwiGLU,
+RMSNorm (the family of Llama, arXiv 2302.13971, and Qwen).
+
+Knows weights and where in a store keys and values go; nothing of drafts, prompts or what is committed. Written for few
+operations a layer: at one token a pass, calling an operation costs as much as many of them compute.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from outrider.core.errors import InvalidOption, unknown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The shape of a decoder."""
+
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int  # heads of keys and values; each serves heads / kv_heads of the queries
+    head_dim: int
+    hidden: int  # width within the MLP
+    rope_theta: float = 10_000.0
+    rope_scaling: tuple[str, Mapping[str, float]] | None = None  # ("linear" | "llama3", its numbers)
+    norm_eps: float = 1e-6
+    tied: bool = True  # the output layer is the embedding
+    attention_bias: bool = False  # of queries, keys and values
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    context: int = 2048
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "width", "layers", "heads", "kv_heads", "head_dim", "hidden", "context"):
+            if getattr(self, name) < 1:
+                raise InvalidOption(f"{name} is {getattr(self, name)}; it must be 1 or more")
+        if self.heads % self.kv_heads:
+            raise InvalidOption(f"{self.heads} heads cannot share {self.kv_heads} of keys and values; take a divisor")
+        if self.head_dim % 2:
+            raise InvalidOption(f"head_dim is {self.head_dim}; rotary positions turn pairs, so it must be even")
+
+
+class Linear(Protocol):
+    """x [N, in] -> [N, out], whatever the weights look like."""
+
+    @property
+    def weight_bytes(self) -> int: ...
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """Weights as they are."""
+
+    weight: Tensor  # [out, in]
+    bias: Tensor | None = None
+
+    @property
+    def weight_bytes(self) -> int:
+        parts = (self.weight, self.bias)
+        return sum(part.numel() * part.element_size() for part in parts if part is not None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One block: attention, then the MLP, each behind its norm and beside the residual stream."""
+
+    attention_norm: Tensor  # [D]
+    qkv: Linear  # D -> (H + 2 K) d: all queries, then keys, then values
+    out: Linear  # H d -> D
+    mlp_norm: Tensor  # [D]
+    gate_up: Linear  # D -> 2 M: the gate, then what it lets through
+    down: Linear  # M -> D
+    qk_norm: Tensor | None = None  # [H + K, d]
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(one.weight_bytes for one in (self.qkv, self.out, self.gate_up, self.down))
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where the tokens of one pass stand, and what they may look at."""
+
+    positions: Tensor  # [B|1, Q] for the rotary angles
+    columns: int  # how much of the store is read
+    mask: Tensor | None  # [B|1, Q, columns] bool: may look; None: all may look at all
+    start: int | None  # the first slot written, where that is the same for all rows
+    slots: Tensor | None = None  # [B, Q] the slots written, where it is not
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """Weights, and one pass through them."""
+
+    config: Config
+    embedding: Tensor  # [V, D]
+    layers: Sequence[Layer]
+    norm: Tensor  # [D]
+    head: Linear  # D -> V
+    _tables: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(layer.weight_bytes for layer in self.layers) + self.head.weight_bytes
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Token ids [B, Q], impossible ones included, -> [B Q, D]."""
+        return F.embedding(ids.flatten().clamp(0, self.config.vocabulary - 1), self.embedding)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Normed states [..., D] -> [..., V]."""
+        return self.head(x.flatten(0, -2)).view(*x.shape[:-1], -1)
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and signed sines [B|1, Q, 1, d] at positions [B|1, Q], each below what `reach` was told."""
+        cos, sin = self._tables["rope"]
+        where = positions.clamp(0, len(cos) - 1)
+        return cos[where][:, :, None], sin[where][:, :, None]
+
+    def reach(self, positions: int) -> None:
+        """Make the table of angles long enough for this many positions."""
+        table = self._tables.get("rope")
+        if table is None or len(table[0]) < positions:
+            size = max(2 * positions, min(self.config.context, 4096))
+            self._tables["rope"] = rope_table(self.config, size, self.dtype, self.device)
+
+    def run(self, x: Tensor, store: Tensor, places: Places, taps: dict[str, list[Tensor]] | None = None) -> Tensor:
+        """States [B Q, D] of embedded tokens -> normed states [B Q, D]; writes keys and values into the store
+        [L, B, 2 K, C, d], and at each tap asked for appends what flows there."""
+        cfg = self.config
+        rows, count = store.shape[1], len(x) // store.shape[1]
+        cos, sin = self.angles(places.positions)
+        mask = None if places.mask is None else self._grouped(places.mask)
+        if taps and "embedding" in taps:
+            taps["embedding"].append(x.view(rows, count, -1))
+        for index, layer in enumerate(self.layers):
+            y = F.rms_norm(x, (cfg.width,), layer.attention_norm, cfg.norm_eps)
+            x = x + layer.out(self.attend(layer, layer.qkv(y), store[index], places, cos, sin, mask))
+            y = F.rms_norm(x, (cfg.width,), layer.mlp_norm, cfg.norm_eps)
+            gate, up = layer.gate_up(y).chunk(2, -1)
+            x = x + layer.down(F.silu(gate) * up)
+            if taps and (tap := f"layer.{index}") in taps:
+                taps[tap].append(x.view(rows, count, -1))
+        x = F.rms_norm(x, (cfg.width,), self.norm, cfg.norm_eps)
+        if taps and "last" in taps:
+            taps["last"].append(x.view(rows, count, -1))
+        return x
+
+    def _grouped(self, mask: Tensor) -> Tensor:
+        """[B|1, Q, C] bool -> [B|1, 1, Q G, C] to be added, for G queries that share a head of keys."""
+        group = self.config.heads // self.config.kv_heads
+        added = torch.zeros(mask.shape, dtype=self.dtype, device=mask.device).masked_fill_(~mask, -math.inf)
+        return added.repeat_interleave(group, 1)[:, None]
+
+    def attend(
+        self,
+        layer: Layer,
+        qkv: Tensor,
+        store: Tensor,
+        places: Places,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """Queries, keys and values [B Q, (H + 2 K) d] -> what the queries found, [B Q, H d]."""
+        cfg = self.config
+        heads, kv, dim, rows = cfg.heads, cfg.kv_heads, cfg.head_dim, len(store)
+        every = qkv.view(rows, -1, heads + 2 * kv, dim)
+        turned = every[:, :, : heads + kv]
+        if layer.qk_norm is not None:
+            turned = F.rms_norm(turned, (dim,), None, cfg.norm_eps) * layer.qk_norm
+        turned = torch.addcmul(turned * cos, turned.roll(dim // 2, -1), sin)
+        query, key, value = turned[:, :, :heads], turned[:, :, heads:], every[:, :, heads + kv :]
+        count = every.shape[1]
+        if places.start is not None:
+            written = store[:, :, places.start : places.start + count]
+            written[:, :kv].copy_(key.transpose(1, 2))
+            written[:, kv:].copy_(value.transpose(1, 2))
+        else:
+            row = torch.arange(rows, device=store.device)[:, None]
+            store.transpose(1, 2).index_put_((row, places.slots), torch.cat([key, value], 2))
+        past = store[:, :, : places.columns]
+        grouped = query.view(rows, count, kv, -1, dim).transpose(1, 2).reshape(rows, kv, -1, dim)  # [B, K, Q G, d]
+        found = F.scaled_dot_product_attention(grouped, past[:, :kv], past[:, kv:], mask)
+        return found.view(rows, kv, count, -1, dim).transpose(1, 2).reshape(rows * count, heads * dim)
+
+
+def rope_table(config: Config, size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines [size, d], and sines [size, d] whose first half is negative: x cos + roll(x, d / 2) sin is the turn."""
+    half = torch.arange(0, config.head_dim, 2, dtype=torch.int64, device=device).float() / config.head_dim
+    rates = 1.0 / (config.rope_theta**half)
+    if config.rope_scaling is not None:
+        rates = scaled(rates, *config.rope_scaling)
+    angles = torch.arange(size, device=device).float()[:, None] * rates
+    sin = angles.sin()
+    return torch.cat([angles.cos()] * 2, 1).to(dtype), torch.cat([-sin, sin], 1).to(dtype)
+
+
+def scaled(rates: Tensor, kind: str, numbers: Mapping[str, float]) -> Tensor:
+    """Rotary rates stretched for contexts longer than the ones first trained on."""
+    if kind == "linear":
+        return rates / numbers["factor"]
+    if kind != "llama3":
+        raise unknown("kind of rotary scaling", kind, ("linear", "llama3"))
+    low, high, old = (
+        numbers[name] for name in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    )
+    waves = 2 * math.pi / rates
+    blend = ((old / waves - low) / (high - low)).clamp(0, 1)
+    return (1 - blend) * rates / numbers["factor"] + blend * rates
+
+
+def random_network(
+    config: Config,
+    seed: int = 0,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    gain: float = 4.0,
+) -> Network:
+    """Seeded random weights, the same in every precision. Logits have a spread of `gain`, so that laws are neither
+    flat nor certain, and what was read early still moves them."""
+    generator = torch.Generator().manual_seed(seed)
+    cfg = config
+
+    def draw(rows: int, columns: int, scale: float = 1.0) -> Tensor:
+        made = torch.randn(rows, columns, generator=generator) * (scale / math.sqrt(columns))
+        return made.to(device, dtype)
+
+    def dense(rows: int, columns: int, bias: bool, scale: float = 1.0) -> Dense:
+        weight = draw(rows, columns, scale)
+        return Dense(weight, draw(1, rows, math.sqrt(rows) * 0.3)[0] if bias else None)
+
+    def norm(*shape: int) -> Tensor:
+        return (1 + 0.1 * torch.randn(*shape, generator=generator)).to(device, dtype)
+
+    spread = cfg.heads * cfg.head_dim
+    layers = [
+        Layer(
+            attention_norm=norm(cfg.width),
+            qkv=dense(spread + 2 * cfg.kv_heads * cfg.head_dim, cfg.width, cfg.attention_bias, 1.5),
+            out=dense(cfg.width, spread, cfg.out_bias, 1.5),
+            mlp_norm=norm(cfg.width),
+            gate_up=dense(2 * cfg.hidden, cfg.width, cfg.mlp_bias, 1.5),
+            down=dense(cfg.width, cfg.hidden, cfg.mlp_bias),
+            qk_norm=norm(cfg.heads + cfg.kv_heads, cfg.head_dim) * 1.5 if cfg.qk_norm else None,
+        )
+        for _ in range(cfg.layers)
+    ]
+    embedding = draw(cfg.vocabulary, cfg.width, gain)
+    head = embedding if cfg.tied else draw(cfg.vocabulary, cfg.width, gain)
+    signs = torch.randint(0, 2, (cfg.width,), generator=generator) * 2 - 1  # else a tied head repeats the last token
+    return Network(cfg, embedding, layers, norm(cfg.width) * signs.to(device, dtype), Dense(head))
