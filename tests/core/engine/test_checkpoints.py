@@ -1,0 +1,108 @@
+"""Our decoder against transformers' own classes, and what is said of checkpoints that are not whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.core.draft import Draft, Tree
+from outrider.core.engine.checkpoints import CheckpointError, configure, load
+from outrider.core.laws import Sampling
+
+transformers = pytest.importorskip("transformers")
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama with biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 12}),
+    "llama 3": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama stretched": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}},
+    ),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2 tied": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 12}),
+    "qwen3 tied": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "every query its own keys": ("Llama", {"num_key_value_heads": 4}),
+}
+
+
+def theirs(name: str, options: dict[str, Any]) -> Any:
+    """Random weights large enough that everything matters, biases and norms included."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**(SHAPE | options))
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn_like(parameter) / parameter.shape[-1] ** 0.25
+    return model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_agrees_with_transformers(name: str) -> None:
+    model = theirs(*MODELS[name])
+    ours = load(model.config.to_dict(), model.state_dict())
+    ids = torch.randint(0, 61, (2, 70), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        wanted = model(ids).logits[:, 39:]
+    ours.begin(ids[:, :40].tolist(), Sampling())
+    draft = Draft.guess(ids[:, 40:], Tree.chain(30), torch.ones(2, 30, dtype=torch.bool))
+    assert wanted.std() > 0.5
+    torch.testing.assert_close(ours.score(draft).logits(), wanted, atol=1e-4, rtol=0)
+
+
+def test_weights_are_counted() -> None:
+    model = theirs("Qwen2", {})
+    read = sum(value.numel() for name, value in model.named_parameters() if "norm" not in name and "embed" not in name)
+    assert load(model.config.to_dict(), model.state_dict()).weight_bytes == 4 * read
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"model_type": "mamba"}, r"'mamba' is not one .* \(llama, mistral, qwen2, qwen3\)"),
+        ({"hidden_act": "gelu"}, r"activation is 'gelu'"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, r"type 'yarn' is unknown here"),
+        ({"sliding_window": 16, "model_type": "mistral"}, r"sliding window"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"only part of each head"),
+        ({"num_key_value_heads": 3}, r"4 heads cannot share 3"),
+    ],
+)
+def test_what_cannot_be_run_is_said(change: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(Exception, match=complaint) as found:
+        configure(SHAPE | {"model_type": "llama"} | change)
+    assert "\n" not in str(found.value)
+
+
+def test_checkpoints_that_are_not_whole() -> None:
+    model = theirs("Llama", {})
+    described, whole = model.config.to_dict(), model.state_dict()
+    with pytest.raises(CheckpointError, match=r"no tensor .model\.layers\.1\.mlp\.up_proj\.weight"):
+        load(described, {name: value for name, value in whole.items() if "1.mlp.up" not in name})
+    with pytest.raises(CheckpointError, match=r"has the shape \(3,\) where the config wants \(32,\)"):
+        load(described, whole | {"model.norm.weight": torch.zeros(3)})
+    with pytest.raises(CheckpointError, match=r"no place for, 'model\.extra' first"):
+        load(described, whole | {"model.extra": torch.zeros(3)})
+    with pytest.raises(CheckpointError, match="says nothing of vocab_size"):
+        load({"model_type": "llama"} | {k: v for k, v in SHAPE.items() if k != "vocab_size"}, whole)
