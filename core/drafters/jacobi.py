@@ -28,7 +28,7 @@ class Jacobi:
     """One window a row. `filler` is what stands at positions nothing is known about: the last token repeated, a random
     token, or `pad`."""
 
-    vocabulary = None
+    vocabulary: int | None = None
     needs: frozenset[str] = frozenset()
     bytes_read = 0
 

@@ -48,7 +48,7 @@ class _Text:
 class PromptLookup:
     """Longest match first, in the row's own text, then in the references."""
 
-    vocabulary = None
+    vocabulary: int | None = None
     needs: frozenset[str] = frozenset()
     bytes_read = 0
 

@@ -7,6 +7,7 @@ its trees. The model is any Target, so it may be a language model, a table or a 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -79,28 +80,20 @@ class DraftModel(_Model):
         live: list[Tensor] = []
         going = wanted > 0
         for depth in range(longest):
-            law = self.score(draft, depth - 1 if depth else None).law(torch.full_like(wanted, depth))
-            going = going & (wanted > depth) & self.policy.more(law, depth)
+            scores = self.score(draft, depth - 1 if depth else None)
+            law = scores.laws(torch.full_like(wanted, depth)[:, None])  # [B, 1, S]
+            going = going & (wanted > depth) & self.policy.more(law.column(0), depth)
             if dice.device.type == "cpu" and not bool(going.any()):
                 break
-            tokens.append(dice.pick(law, depth, Purpose.DRAW, going))
+            tokens.append(dice.pick(law.column(0), depth, Purpose.DRAW, going))
             laws.append(law)
             live.append(going)
-            draft = Draft.drawn(torch.stack(tokens, 1), _stack(laws), torch.stack(live, 1))
-        return draft
+            draft = Draft.guess(torch.stack(tokens, 1), Tree.chain(depth + 1, dice.device), torch.stack(live, 1))
+        return Draft.drawn(draft.tokens, _join(laws), draft.live) if laws else draft
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:
         super().observe(draft, scores, verdict, dice)
         self.policy.learn(draft.live.sum(1), verdict.accepted)
-
-
-def _stack(laws: Sequence[Law]) -> Law:
-    tokens = [law.tokens for law in laws if law.tokens is not None]
-    return Law(
-        torch.stack([law.probs for law in laws], 1),
-        torch.stack(tokens, 1) if tokens else None,
-        laws[0].vocabulary,
-    )
 
 
 class _Tree(_Model):
@@ -141,33 +134,46 @@ class SampledTree(_Tree):
     def propose(self, room: Tensor, dice: Dice) -> Draft:
         left = self._start(room, dice)
         dice.reserve(len(self.parents))
-        draft = Draft.empty(len(room), dice.device)
-        tokens: dict[int, Tensor] = {}
-        live: dict[int, Tensor] = {}
+        rows = len(room)
+        draft = Draft.empty(rows, dice.device)
+        tokens = torch.zeros(rows, len(self.parents), dtype=torch.long, device=dice.device)
+        live = torch.zeros_like(tokens, dtype=torch.bool)
         laws: list[Law] = []
         inner: list[int] = []  # the node each law follows
         for level, (start, stop) in enumerate(self.levels(room, dice)):
             scores = self.score(draft, self.starts[level - 1] if level else None)
-            for parent in sorted({self.parents[node] for node in range(start, stop)}):
-                law = scores.law(torch.full_like(left, parent + 1))
-                laws.append(law)
-                inner.append(parent)
-                alive = (left > level) & (live[parent] if parent >= 0 else self._open)
-                for node in (node for node in range(start, stop) if self.parents[node] == parent):
-                    live[node] = alive = alive & (law.probs.sum(-1) > 0)
-                    tokens[node] = dice.pick(law, node, Purpose.DRAW, alive)
-                    law = law if self.replacement else law.without(tokens[node], torch.ones_like(alive))
-            source = torch.tensor([inner.index(self.parents[node]) for node in range(stop)], device=dice.device)
-            draft = Draft(
-                torch.stack([tokens[node] for node in range(stop)], 1),
-                Tree.of(self.parents[:stop], dice.device),
-                torch.stack([live[node] for node in range(stop)], 1),
-                laws=_stack(laws),
-                source=source.expand(len(room), -1),
-                replacement=self.replacement,
-                mixed=False,
-            )
-        return draft
+            parents = sorted({self.parents[node] for node in range(start, stop)})
+            above = torch.tensor(parents, device=dice.device)
+            law = scores.laws((above + 1).expand(rows, -1))  # [B, P, S]
+            alive = (left > level)[:, None] & (live[:, above.clamp(min=0)] | (above < 0))
+            laws.append(law)
+            inner += parents
+            families = [[node for node in range(start, stop) if self.parents[node] == parent] for parent in parents]
+            for rank in range(max(map(len, families))):
+                having = [place for place, family in enumerate(families) if len(family) > rank]
+                if len(having) < len(families):  # the others have all their children
+                    families = [families[place] for place in having]
+                    law, alive = law.select(having), alive[:, having]
+                nodes = torch.tensor([family[rank] for family in families], device=dice.device).expand(rows, -1)
+                alive = alive & (law.probs.sum(-1) > 0)
+                drawn = dice.pick(law, nodes, Purpose.DRAW, alive)
+                tokens = tokens.scatter(1, nodes, drawn)
+                live = live.scatter(1, nodes, alive)
+                if not self.replacement:
+                    law = law.without(drawn, alive)
+            draft = Draft.guess(tokens[:, :stop], Tree.of(self.parents[:stop], dice.device), live[:, :stop])
+        if not laws:
+            return draft
+        source = torch.tensor([[inner.index(parent) for parent in self.parents[: draft.size]]], device=dice.device)
+        return replace(
+            draft, laws=_join(laws), source=source.expand(rows, -1), replacement=self.replacement, mixed=False
+        )
+
+
+def _join(laws: Sequence[Law]) -> Law:
+    """Batches of laws [B, P, S], one after the other."""
+    tokens = [law.tokens for law in laws if law.tokens is not None]
+    return Law(torch.cat([law.probs for law in laws], 1), torch.cat(tokens, 1) if tokens else None, laws[0].vocabulary)
 
 
 class TopKTree(_Tree):

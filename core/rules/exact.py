@@ -83,12 +83,13 @@ class Block:
 @dataclass(frozen=True)
 class Exact:
     """The lossless default: block verification for rows that are a chain drawn whole in this step, rejection for
-    other drawn nodes, one draw a level where all guesses are fixed."""
+    other drawn nodes, one draw a level where all guesses are fixed. For greedy laws all of these accept the same
+    tokens, so that the cheapest serves."""
 
     lossless = True
 
     def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
-        if draft.laws is None:
+        if draft.laws is None or scores.sampling.greedy:
             return SampleMatch()(draft, scores, dice)
         if draft.fresh is None:
             return rejection(draft, scores, dice)

@@ -19,6 +19,8 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.laws import Law, residual
 from outrider.core.target import Scores
 
+_AT_ONCE = 128  # nodes; beyond, it is cheaper to look only at the rows that are reached
+
 # The chance of accepting each token of the vocabulary, were it the guess: from the target's own law here, what earlier
 # siblings left of it [B, V], the law the guess was drawn from [B, V] (0 where there is no guess), and the depth.
 Acceptance = Callable[[Law, Tensor, Tensor, int], Tensor]
@@ -35,22 +37,21 @@ class _Record:
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
-        self.nodes: list[Tensor] = []
-        self.values: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        self.parts: list[tuple[Tensor, ...]] = []
 
     def add(self, node: Tensor, tried: Tensor, chance: Tensor, p: Tensor, q: Tensor) -> None:
-        """node [B, ...] (-1 where there is none) and what it was tried with."""
-        batch = len(node)
-        self.nodes.append(torch.where(tried, node, self.draft.size).view(batch, -1))
-        self.values.append(tuple(value.double().view(batch, -1) for value in (tried, chance, p, q)))  # type: ignore[arg-type]
+        """Nodes [B, W] and what they were tried with."""
+        self.parts.append((node, tried, chance, p, q))
 
-    def tables(self) -> list[Tensor]:
+    def tables(self) -> Tensor:
+        """[4, B, N]: tried, chance, p, q; 0 where a node was not tried."""
         rows, size = self.draft.rows, self.draft.size
-        if not self.nodes:
-            return list(torch.zeros(4, rows, size, dtype=torch.float64, device=self.draft.tokens.device))
-        index = torch.cat(self.nodes, 1).expand(4, -1, -1)
-        values = torch.stack([torch.cat(column, 1) for column in zip(*self.values, strict=True)])
-        return list(values.new_zeros(4, rows, size + 1).scatter_(2, index, values)[..., :size])
+        if not self.parts:
+            return torch.zeros(4, rows, size, device=self.draft.tokens.device)
+        node, tried, chance, p, q = (torch.cat(column, 1) for column in zip(*self.parts, strict=True))
+        values = torch.stack([tried.to(p.dtype), chance, p, q])
+        index = torch.where(tried, node, size).expand(4, -1, -1)
+        return values.new_zeros(4, rows, size + 1).scatter_(2, index, values)[..., :size]
 
 
 def _live_children(draft: Draft, table: Tensor, node: Tensor) -> Tensor:
@@ -67,8 +68,10 @@ def _nobody(active: Tensor) -> bool:
 
 
 def matching(draft: Draft, scores: Scores, draw: Callable[[Law, Tensor, Tensor], Tensor]) -> Verdict:
-    """Draw the target's token behind each node reached, draw(law [B, S], row [B], where [B]) -> [B], and follow the child that
-    is that token. Exact whatever the draft, since every emitted token is the target's own draw."""
+    """Draw the target's token behind each node reached, draw(law [B, S], row [B], where [B]) -> [B], and follow the
+    child that is that token. Exact whatever the draft, since every emitted token is the target's own draw."""
+    if scores.sampling.greedy and 0 < draft.size <= _AT_ONCE:
+        return _matching_at_once(draft, scores)
     rows, device = draft.rows, draft.tokens.device
     node = torch.full((rows,), -1, dtype=torch.long, device=device)
     active = torch.ones(rows, dtype=torch.bool, device=device)
@@ -85,8 +88,7 @@ def matching(draft: Draft, scores: Scores, draw: Callable[[Law, Tensor, Tensor],
         there = (kids >= 0) & active[:, None]
         p = law.at(ids)
         record.add(kids, there, p, p, torch.ones_like(p))
-        hits = there & (ids == token[:, None])
-        hit, place = hits.max(1)
+        hit, place = (there & (ids == token[:, None])).max(1)
         resampled = torch.where(active, there.any(1) & ~hit, resampled)
         node = torch.where(hit, kids.gather(1, place[:, None])[:, 0], node)
         path.append(torch.where(hit, node, -1))
@@ -94,6 +96,31 @@ def matching(draft: Draft, scores: Scores, draw: Callable[[Law, Tensor, Tensor],
         if _nobody(active):
             break
     return _verdict(draft, path, token, resampled, record)
+
+
+def _matching_at_once(draft: Draft, scores: Scores) -> Verdict:
+    """The same where every law is a single token: all rows' tokens are known at once, so no level waits for another."""
+    tree = draft.tree
+    own = scores.laws().name(torch.zeros(draft.rows, draft.size + 1, dtype=torch.long, device=draft.tokens.device))
+    parents = tree.parents.expand(draft.rows, -1)
+    hits = draft.tried & (draft.tokens == own.gather(1, parents + 1))
+    reached = (hits[:, None] | ~tree.ancestors).all(-1)  # [B, N]
+    accepted, best = torch.where(reached, tree.depths + 1, 0).max(1)
+    end = torch.where(accepted > 0, best, -1)
+    above = reached.gather(1, parents.clamp(min=0)) | (parents < 0)
+    path = tree.paths.expand(draft.rows, -1, -1).gather(1, best[:, None, None].expand(-1, 1, tree.paths.shape[2]))[:, 0]
+    tried = draft.tried & above
+    certain = (hits & tried).to(torch.float32)
+    return Verdict(
+        path=torch.where(accepted[:, None] > 0, path, -1),
+        accepted=accepted,
+        token=own.gather(1, end[:, None] + 1)[:, 0],
+        resampled=(tried & (parents == end[:, None])).any(1),
+        tried=tried,
+        chance=certain,
+        p=certain,
+        q=tried.to(torch.float32),
+    )
 
 
 def _verdict(
@@ -127,94 +154,104 @@ def _verdict(
     )
 
 
-class _Guess:
-    """The law one sibling was drawn from, given the siblings before it; a point mass if it was not drawn at all."""
-
-    def __init__(self, draft: Draft, node: Tensor, token: Tensor, before: list[tuple[Tensor, Tensor]]) -> None:
-        self.draft, self.token = draft, token
-        self.fixed = draft.fixed.gather(1, node[:, None])  # [B, 1]
-        self.law: Law | None = None
-        self.source = node
-        if draft.laws is not None and draft.source is not None:
-            self.source = draft.source.gather(1, node[:, None])[:, 0]
-            self.law = draft.laws.row(self.source.clamp(min=0))
-            for earlier, source in [] if draft.replacement else before:
-                self.law = self.law.without(earlier, (source == self.source) & (source >= 0))
-
-    def spread(self, drawn: Tensor, point: Tensor) -> Tensor:
-        """One value for drawn nodes, another for fixed ones, row by row; broadcasts."""
-        if self.law is None:
-            return point
-        return torch.where(self.fixed, point, drawn) if self.draft.mixed else drawn
-
-    def at(self, tokens: Tensor) -> Tensor:
-        """q of tokens [B, K]."""
-        point = (tokens == self.token[:, None]).double()
-        return self.spread(self.law.at(tokens), point.to(self.law.probs.dtype)) if self.law else point
-
-    def on(self, support: Law) -> Tensor:
-        """q on the support of the target's law -> [B, S]."""
-        if self.law is None or self.draft.mixed:
-            ids = torch.arange(support.width, device=self.token.device) if support.tokens is None else support.tokens
-            point = (ids == self.token[:, None]).to(support.probs.dtype)
-            return point if self.law is None else self.spread(self.law.on(support), point)
-        return self.law.on(support)
-
-
 class _Level:
     """The siblings below one node a row, tried in order against what is left of the target's law."""
 
-    def __init__(self, draft: Draft, law: Law, active: Tensor, dice: Dice, record: _Record, bend: Bend | None) -> None:
-        self.draft, self.law, self.active, self.dice, self.record, self.bend = (
-            draft,
-            law,
-            active,
-            dice,
-            record,
-            bend,
-        )
+    def __init__(self, draft: Draft, law: Law, kids: Tensor, active: Tensor, dice: Dice, bend: Bend | None) -> None:
+        self.draft, self.law, self.kids, self.active, self.dice, self.bend = draft, law, kids, active, dice, bend
         self.left = law
         self.hit = torch.full_like(active, -1, dtype=torch.long)
         self.refused = torch.zeros_like(active)
         self.favoured = torch.zeros_like(active)  # accepted, and a strict rule would not have
-        self._before: list[tuple[Tensor, Tensor]] = []
-        if bend is not None:
-            self.emission = torch.zeros_like(law.probs)  # of accepted siblings, averaged over what they could have been
-            self.weight = torch.ones_like(law.probs[:, :1])  # that none of them is accepted
+        self.tries: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._price = torch.zeros_like(active, dtype=torch.float64)
+        if kids.shape[1]:
+            self._look()
+            self._emission = torch.zeros_like(law.probs) if bend else law.probs  # of accepted siblings, averaged
+            self._weight = torch.ones_like(law.probs[:, :1])  # over what they could have been; and of none accepted
+            for place in range(kids.shape[1]):
+                self._attempt(place)
+                if bend is None and _nobody(active & (self.hit < 0)):
+                    break
+            if bend is not None:
+                emitted = self._emission + self._weight * self.left.probs
+                self._price = (law.probs - emitted).clamp(min=0).sum(1).double() * active
 
-    def attempt(self, kid: Tensor) -> None:
-        """One sibling a row [B]; -1 where there is none."""
-        there, node = (kid >= 0) & self.active, kid.clamp(min=0)
-        token = self.draft.tokens.gather(1, node[:, None])
-        guess = _Guess(self.draft, node, token[:, 0], self._before)
-        self._before.append((token[:, 0], torch.where(there, guess.source, -1)))
-        p, q = self.left.at(token)[:, 0], guess.at(token)[:, 0]
+    def _look(self) -> None:
+        """The siblings' tokens, and q of each given the siblings before it, all [B, W]."""
+        draft, node = self.draft, self.kids.clamp(min=0)
+        self.there = (self.kids >= 0) & self.active[:, None]
+        self.tokens = draft.tokens.gather(1, node)
+        self.q = torch.ones_like(self.tokens, dtype=self.law.probs.dtype)
+        if draft.laws is None or draft.source is None:
+            return
+        self.source = draft.source.gather(1, node)
+        width = self.tokens.shape[1]
+        each = draft.laws.at_rows(self.source.clamp(min=0), self.tokens[:, None].expand(-1, width, -1))
+        self.left_over = torch.ones_like(each[..., 0])  # mass that earlier siblings left of the law
+        if width > 1 and not draft.replacement:
+            alike = (self.source[:, :, None] == self.source[:, None, :]) & self.there[:, None, :]
+            self.struck = torch.tril(alike, -1)  # [B, W, W] sibling j may not be what sibling i is
+            self.left_over = (1 - (each * self.struck).sum(2)).clamp(min=torch.finfo(each.dtype).tiny)
+        drawn = each.diagonal(dim1=1, dim2=2) / self.left_over
+        self.q = torch.where(self.source < 0, 1.0, drawn) if draft.mixed else drawn
+
+    def _spread(self, place: int) -> Tensor:
+        """The law a sibling was drawn from, on the support of what is left of the target's -> [B, S]; 0 where there
+        is no sibling."""
+        draft, left, there = self.draft, self.left, self.there[:, place : place + 1]
+        point = None
+        if draft.laws is None or draft.mixed:
+            ids = torch.arange(left.width, device=self.kids.device) if left.tokens is None else left.tokens
+            point = (ids == self.tokens[:, place : place + 1]).to(left.probs.dtype) * there
+        if draft.laws is None:
+            assert point is not None
+            return point
+        source = self.source[:, place]
+        drawn = draft.laws.row(source.clamp(min=0)).on(left) / self.left_over[:, place : place + 1]
+        if (
+            self.bend is not None and place and not draft.replacement
+        ):  # elsewhere nothing is left of those tokens anyway
+            for earlier in range(place):
+                token = self.tokens[:, earlier : earlier + 1].clamp(0, left.vocabulary - 1)
+                drawn = drawn.scatter(1, token, drawn.gather(1, token) * ~self.struck[:, place, earlier, None])
+        drawn = drawn * there
+        return drawn if point is None else torch.where(source[:, None] < 0, point, drawn)
+
+    def _attempt(self, place: int) -> None:
+        kid, there, q = self.kids[:, place], self.there[:, place], self.q[:, place]
+        token = self.tokens[:, place : place + 1]
+        p = self.left.at(token)[:, 0]
         usual = chance = strict(p, q)
         spread = chances = None
         if self.bend is not None:
-            spread = guess.on(self.left) * there[:, None]
+            spread = self._spread(place)
             chances = self.bend(self.law, self.left.probs, spread)
             inside = (token >= 0) & (token < self.law.vocabulary)
             chance = (chances.gather(1, token.clamp(0, self.law.vocabulary - 1)) * inside)[:, 0]
         tried = there & (self.hit < 0)
+        node = kid.clamp(min=0)
         passed = tried & self.dice.accept(chance, node, where=tried)
-        self.record.add(kid, tried, chance, p, q)
+        self.tries.append((tried, chance, p))
         self.hit = torch.where(passed, kid, self.hit)
         self.refused = self.refused | (tried & ~passed)
         if spread is not None and chances is not None:
             self.favoured = self.favoured | (passed & ~self.dice.strictly(usual, node))
-            self.emission += self.weight * spread * chances
-            self.weight = self.weight * (1 - (spread * chances).sum(1, keepdim=True))
-        elif _nobody(there & (self.hit < 0)):
+            self._emission = self._emission + self._weight * spread * chances
+            self._weight = self._weight * (1 - (spread * chances).sum(1, keepdim=True))
+        elif _nobody(tried & ~passed):
             return
-        else:
-            spread = guess.on(self.left) * there[:, None]
-        self.left = residual(self.left, spread, chances)
+        self.left = residual(self.left, self._spread(place) if spread is None else spread, chances)
 
     def price(self) -> Tensor:
         """[B] total variation of what this level emits from the target's law, guesses averaged over their laws."""
-        emitted = self.emission + self.weight * self.left.probs
-        return (self.law.probs - emitted).clamp(min=0).sum(1).double() * self.active
+        return self._price
+
+    def record(self, record: _Record) -> None:
+        if self.tries:
+            tried, chance, p = (torch.stack(column, 1) for column in zip(*self.tries, strict=True))
+            done = len(self.tries)
+            record.add(self.kids[:, :done], tried, chance, p, self.q[:, :done])
 
 
 def rejection(
@@ -238,10 +275,9 @@ def rejection(
     for level in range(depth + 1):
         law = scores.law(node + 1)
         bend = None if acceptance is None else _bend(acceptance, level, scores.sampling.end, device)
-        here = _Level(draft, law if bend is None else law.dense(), active, dice, record, bend)
-        if level < depth:
-            for kid in _live_children(draft, table, node).unbind(1):
-                here.attempt(kid)
+        kids = _live_children(draft, table, node) if level < depth else node[:, None][:, :0]
+        here = _Level(draft, law if bend is None else law.dense(), kids, active, dice, bend)
+        here.record(record)
         ended = active & (here.hit < 0)
         if not _nobody(ended):
             token = torch.where(ended, dice.pick(here.left, node + 1, Purpose.NEXT, ended), token)

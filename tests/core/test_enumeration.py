@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+
 from outrider.core.conformance import (
     Case,
     Distribution,
@@ -30,7 +32,6 @@ from outrider.core.rules.exact import Block, Exact, SampleMatch, Token, block
 from outrider.core.rules.relaxed import Lenience, Trust, Typical
 from outrider.core.rules.walk import rejection
 from outrider.core.target import Prefill, Prompts, Scores, TableTarget
-from torch import Tensor
 
 PROMPTS = ((0, 1), (2, 1, 0, 1))
 LIMITS = (3, 2)
