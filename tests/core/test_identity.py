@@ -1,0 +1,106 @@
+"""Rung 2: on small random decoders with a real cache, every drafter gives what plain decoding gives, token for token:
+greedy, and with `gumbel-match` at T=1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.core.decode import Drafter, Rule, decode
+from outrider.core.engine.transformer import Config, Decoder
+from outrider.core.laws import Sampling
+from outrider.core.methods import DRAFTERS, Method
+from outrider.core.rules.exact import Exact, GumbelMatch
+from outrider.core.trace import Step
+
+VOCABULARY = 61
+MODES: dict[str, tuple[Sampling, Rule]] = {
+    "greedy": (Sampling(temperature=0, end=(3,)), Exact()),
+    "gumbel-match": (Sampling(end=(3,)), GumbelMatch()),
+}
+# settings of the size people use; the small ones of the method table are there to be enumerated
+USUAL: dict[str, Mapping[str, Any]] = {
+    "draft-model": {"length": 4},
+    "sampled-tree": {"shape": (-1, -1, 0, 0, 1, 2)},
+    "top-k-tree": {"shape": (-1, -1, -1, 0, 0, 1, 3, 6)},
+    "dynamic-tree": {"nodes": 8, "width": 3, "depth": 3},
+    "jacobi": {"window": 6},
+    "prompt-lookup": {"length": 5},
+}
+
+
+def config(layers: int) -> Config:
+    return Config(vocabulary=VOCABULARY, width=32, layers=layers, heads=4, kv_heads=2, head_dim=8, hidden=64)
+
+
+def prompts(count: int) -> list[list[int]]:
+    """Of 1 to 12 tokens, none of them the end token."""
+    random = np.random.default_rng(7)
+    return [[int(t) for t in random.integers(4, VOCABULARY, random.integers(1, 13))] for _ in range(count)]
+
+
+def target(dtype: torch.dtype) -> Decoder:
+    return Decoder.random(config(2), seed=1, dtype=dtype)
+
+
+def maker(method: Method) -> Callable[[], Drafter]:
+    """The draft model is the target itself in bfloat16: right most of the time."""
+    options = USUAL.get(method.name, {})
+    if "model" not in method.needs:
+        return lambda: method.make(**options)
+    return lambda: method.make(model=target(torch.bfloat16), **options)
+
+
+def outputs(
+    drafter: Callable[[], Drafter | None], mode: str, dtype: torch.dtype, count: int, limit: int, batch: int
+) -> tuple[list[tuple[int, ...]], list[Step]]:
+    sampling, rule = MODES[mode]
+    every, steps = prompts(count), []
+    emitted: list[list[int]] = [[] for _ in every]
+    model = target(dtype)
+    for start in range(0, count, batch):
+        part = every[start : start + batch]
+        seeds = list(range(start, start + len(part)))
+        for step in decode(model, drafter(), rule, part, sampling=sampling, limit=limit, seed=seeds):
+            emitted[start + step.row] += step.emitted
+            steps.append(step)
+    return [tuple(row) for row in emitted], steps
+
+
+@lru_cache
+def plain(mode: str, dtype: torch.dtype, count: int, limit: int) -> list[tuple[int, ...]]:
+    """One prompt after the other, nothing drafted."""
+    return outputs(lambda: None, mode, dtype, count, limit, 1)[0]
+
+
+@pytest.mark.parametrize("method", DRAFTERS.values(), ids=lambda method: method.name)
+@pytest.mark.parametrize("mode", MODES)
+def test_identity_in_float64(method: Method, mode: str) -> None:
+    for batch in (1, 2, 5):
+        found, steps = outputs(maker(method), mode, torch.float64, 10, 24, batch)
+        assert found == plain(mode, torch.float64, 10, 24)
+        assert len(steps) < sum(map(len, found)), "something must have been accepted"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("method", DRAFTERS.values(), ids=lambda method: method.name)
+@pytest.mark.parametrize("mode", MODES)
+def test_identity_in_float32(method: Method, mode: str, batch: int, measured: Any) -> None:
+    found, steps = outputs(maker(method), mode, torch.float32, 300, 64, batch)
+    wrong = sum(one != other for one, other in zip(found, plain(mode, torch.float32, 300, 64), strict=True))
+    name = f"{method.name}, {mode}, batch {batch}"
+    measured("identity: mismatches of 300 prompts x 64 tokens, float32", name=name, value=wrong)
+    measured("identity: tokens a target call in those runs", name=name, value=sum(map(len, found)) / len(steps))
+    assert wrong == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_plain_batches_are_plain_rows(mode: str) -> None:
+    assert outputs(lambda: None, mode, torch.float32, 300, 64, 5)[0] == plain(mode, torch.float32, 300, 64)
