@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core.decode import Drafter, Record, Rule, decode
+from outrider.core.decode import Drafter, Rule, decode
 from outrider.core.dice import Dice, Purpose
 from outrider.core.draft import Draft, Tree
 from outrider.core.laws import Law, Sampling
+from outrider.core.record import Record
 from outrider.core.target import Target
 
 Outcome = tuple[int, ...]

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.core.device import upload
 from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.laws import Sampling
+from outrider.core.record import Extras, Record, Seen
 from outrider.core.target import Prefill, Prompts, Scores, Target
-from outrider.core.trace import Finish, Source, Step, Times
+from outrider.core.trace import Finish, Step, Times
 
 Stop = Callable[[int, Sequence[int]], int | None]  # (row, all tokens the row has emitted) -> how many of them stay
 
@@ -67,15 +68,6 @@ class Plain:
 
     def end(self) -> None:
         """Nothing to free."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    """How much of each step is written down."""
-
-    nodes: bool = True  # the draft, node by node
-    alternatives: int = 0  # the target's likeliest tokens behind each committed one
-    logprobs: bool = False  # of each committed token, under the model's own softmax
 
 
 def decode(
@@ -201,19 +193,6 @@ class _Watch:
         return Times(**spent)
 
 
-def fetch(*tensors: Tensor) -> list[np.ndarray]:
-    """Tensors [B, ...] as arrays on the host, in one transfer whatever their number."""
-    if tensors[0].device.type == "cpu":
-        return [tensor.numpy() for tensor in tensors]
-    flat = torch.cat([tensor.double().flatten(1) for tensor in tensors], 1).cpu().numpy()
-    cuts = np.cumsum([tensor[0].numel() for tensor in tensors])[:-1]
-    parts = np.split(flat, cuts, axis=1)
-    return [
-        part.reshape(tuple(tensor.shape)).astype(torch.empty(0, dtype=tensor.dtype).numpy().dtype)
-        for part, tensor in zip(parts, tensors, strict=True)
-    ]
-
-
 class _Run:
     """One call of `decode`: its rows and what they have emitted."""
 
@@ -268,12 +247,12 @@ class _Run:
             ahead(draft)
         watch.lap("score")
         verdict = self.rule(draft, scores, dice)
-        seen = _Seen(draft, verdict, self.record.nodes)
+        seen = Seen(draft, verdict, self.record.nodes)
         watch.lap("rule")
         verdict = replace(verdict, host=[seen.emitted(row) for row in range(len(self.prompts))])
         cuts = [self._cut(row, tokens) for row, tokens in enumerate(verdict.rows(draft))]
-        count = torch.tensor([cut[0] for cut in cuts], device=target.device)
-        extras = _Extras(scores, verdict, self.record)
+        count = upload([cut[0] for cut in cuts], target.device)
+        extras = Extras(scores, verdict, self.record)
         watch.lap("rest")
         target.keep(draft, verdict, count)
         watch.lap("score")
@@ -298,98 +277,3 @@ class _Run:
         if not self.open[row]:
             return 0, None
         return commit(row, self.emitted[row], emitted, self.sampling.end, self.stop, self.limits[row])
-
-
-class _Seen:
-    """A draft and its verdict on the host, fetched at once."""
-
-    def __init__(self, draft: Draft, verdict: Verdict, nodes: bool) -> None:
-        rows = draft.rows
-        wanted = [verdict.emitted(draft), verdict.accepted[:, None], verdict.resampled[:, None]]
-        self._priced, self._relaxed, self._nodes = (
-            verdict.price is not None,
-            verdict.relaxed is not None,
-            nodes,
-        )
-        wanted += [] if verdict.price is None else [verdict.price]
-        wanted += [] if verdict.relaxed is None else [verdict.relaxed]
-        if nodes:
-            parents, fixed = draft.tree.parents.expand(rows, -1), draft.fixed.expand(rows, -1)
-            wanted += [draft.tokens, parents, draft.tried, fixed, verdict.path]
-            wanted += [verdict.tried, verdict.chance, verdict.p, verdict.q]
-        parts = iter(fetch(*wanted))
-        self._emitted, self._accepted, self._resampled = next(parts), next(parts), next(parts)
-        self._price = next(parts) if self._priced else None
-        self._bent = next(parts) if self._relaxed else None
-        self._rest = list(parts)
-
-    def emitted(self, row: int) -> list[int]:
-        """What the verdict would have the row emit, before any cut."""
-        tokens: list[int] = self._emitted[row, : int(self._accepted[row, 0]) + 1].tolist()
-        return tokens
-
-    def step(self, row: int, kept: int) -> dict[str, object]:
-        accepted = int(self._accepted[row, 0])
-        sources: list[Source] = ["drafted"] * accepted
-        if self._bent is not None:
-            sources = ["relaxed" if bent else "drafted" for bent in self._bent[row, :accepted].tolist()]
-        sources.append("resampled" if self._resampled[row, 0] else "bonus")
-        found: dict[str, object] = {
-            "emitted": tuple(self.emitted(row)[:kept]),
-            "sources": tuple(sources[:kept]),
-        }
-        if self._price is not None:
-            found["price"] = tuple(self._price[row, :kept].tolist())
-        if self._nodes:
-            found |= self._tree(row, kept)
-        return found
-
-    def _tree(self, row: int, kept: int) -> dict[str, object]:
-        tokens, parents, there, fixed, path, tried, chance, p, q = (part[row] for part in self._rest)
-        nodes = np.flatnonzero(there)
-        place = np.full(len(there) + 1, -1)  # the last entry answers for the root, -1
-        place[nodes] = np.arange(len(nodes))
-        accepted = path[path >= 0][:kept]
-        return {
-            "drafted": tuple(tokens[nodes].tolist()),
-            "parents": tuple(place[parents[nodes]].tolist()),
-            "fixed": tuple(fixed[nodes].tolist()),
-            "tried": tuple(tried[nodes].tolist()),
-            "chance": tuple(chance[nodes].tolist()),
-            "p": tuple(p[nodes].tolist()),
-            "q": tuple(q[nodes].tolist()),
-            "path": tuple(place[accepted].tolist()),
-        }
-
-
-class _Extras:
-    """What is recorded only when asked for: alternatives and log-probabilities behind each committed token."""
-
-    def __init__(self, scores: Scores, verdict: Verdict, record: Record) -> None:
-        self._parts: list[np.ndarray] = []
-        self._record = record
-        if not record.alternatives and not record.logprobs:
-            return
-        rows = torch.nn.functional.pad(verdict.path + 1, (1, 0))  # the row each emitted token was drawn behind
-        tokens = verdict.emitted(scores.draft).clamp(min=0)
-        wanted: list[Tensor] = []
-        if record.alternatives:
-            wanted += scores.laws(rows).top(record.alternatives)
-        if record.logprobs:
-            logits = scores.logits(rows)
-            logits = logits if logits.dtype == torch.float64 else logits.float()
-            wanted.append(torch.log_softmax(logits, -1).gather(2, tokens[..., None])[..., 0])
-        self._parts = fetch(*wanted)
-
-    def step(self, row: int, kept: int) -> dict[str, object]:
-        found: dict[str, object] = {}
-        parts = [part[row, :kept] for part in self._parts]
-        if self._record.alternatives:
-            ids, probs = parts[0].tolist(), parts[1].tolist()
-            found["alternatives"] = tuple(
-                tuple((token, prob) for token, prob in zip(one, two, strict=True) if token >= 0)
-                for one, two in zip(ids, probs, strict=True)
-            )
-        if self._record.logprobs:
-            found["logprobs"] = tuple(parts[-1].tolist())
-        return found

@@ -14,6 +14,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from outrider.core.device import constant, upload
 from outrider.core.laws import Law, argmax
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -119,7 +120,7 @@ class Dice:
     def _table(self, purpose: Purpose) -> Tensor:
         bases = [signed(mix(mix(seed + self.step) ^ mix(purpose))) for seed in self.seeds]
         counter = torch.arange(self._width, device=self.device) * signed(_GOLDEN)
-        return uniform_of(_mix(torch.tensor(bases, device=self.device)[:, None] + counter))  # [B, width]
+        return uniform_of(_mix(upload(bases, self.device)[:, None] + counter))  # [B, width]
 
     # `where` names the rows whose answer will be used. Dice that roll need not care; dice that enumerate do.
 
@@ -151,7 +152,7 @@ class Dice:
 
     def noise(self, law: Law, position: Tensor) -> Tensor:
         """Exponential noise by (row seed, position, token), shaped like law.probs."""
-        seeds = torch.tensor([signed(mix(seed ^ 0x5EED)) for seed in self.seeds], device=self.device)
+        seeds = constant(tuple(signed(mix(seed ^ 0x5EED)) for seed in self.seeds), self.device)
         key = _mix(seeds.view(-1, *[1] * (position.dim() - 1)) ^ _mix(position))
         low, high = key.to(torch.int32), (key >> 32).to(torch.int32)
         ids = torch.arange(law.width, device=self.device) if law.tokens is None else law.tokens

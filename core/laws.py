@@ -128,10 +128,10 @@ class Law:
         """The same row for all, without copying: [B, R, S] -> [B, S]."""
         return Law(self.probs[:, place], None if self.tokens is None else self.tokens[:, place], self.vocabulary)
 
-    def select(self, places: Sequence[int]) -> Law:
-        """The same rows for all: [B, R, S] -> [B, len(places), S]."""
-        tokens = None if self.tokens is None else self.tokens[:, places]
-        return Law(self.probs[:, places], tokens, self.vocabulary)
+    def select(self, places: Tensor) -> Law:
+        """The same rows for all: [B, R, S] and places [K] -> [B, K, S]."""
+        tokens = None if self.tokens is None else self.tokens.index_select(1, places)
+        return Law(self.probs.index_select(1, places), tokens, self.vocabulary)
 
     def without(self, tokens: Tensor, where: Tensor) -> Law:
         """Strike one token [...] out of each law, where told to, and share its mass among the rest."""

@@ -14,10 +14,11 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from outrider.core.decode import Drafter, Record, decode
+from outrider.core.decode import Drafter, decode
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.model import DraftModel, SampledTree, TopKTree
 from outrider.core.laws import Lawmaker, Sampling
+from outrider.core.record import Record
 from outrider.core.rules.exact import Exact
 from outrider.core.target import Prefill, Prompts, Scores, committed
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from outrider.core.device import upload
 from outrider.core.dice import Dice, Purpose
 from outrider.core.draft import Draft, Tree, Verdict
 from outrider.core.errors import InvalidOption, unknown
@@ -59,10 +60,10 @@ class Jacobi:
         dice.reserve(self.window + 1)
         size = max(min(self.window, int(room.max())), 0)
         slots = torch.arange(size, device=dice.device)
-        live = slots < room.to(dice.device)[:, None]
+        live = slots < upload(room, dice.device)[:, None]
         tree = Tree.chain(size, dice.device)
         if self._draft is None:
-            last = torch.tensor(self._last, device=dice.device)
+            last = upload(self._last, dice.device)
             tokens = self._fill(last, last[:, None] + 1, dice)  # no more is known yet of which ids there are
             return Draft.guess(tokens[:, :size], tree, live)
         source = None if self._draft.source is None else self._draft.source[:, :size]

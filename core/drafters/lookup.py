@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from outrider.core.device import upload
 from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Tree, Verdict
 from outrider.core.errors import InvalidOption
@@ -106,7 +107,7 @@ class PromptLookup:
 def guesses(rows: Sequence[Sequence[int]], device: torch.device) -> Draft:
     """One chain of fixed guesses a row, of any lengths."""
     size = max(map(len, rows), default=0)
-    tokens = torch.tensor([[*row, *[0] * (size - len(row))] for row in rows], dtype=torch.long, device=device)
-    lengths = torch.tensor([len(row) for row in rows], device=device)
-    live = torch.arange(size, device=device) < lengths[:, None]
-    return Draft.guess(tokens.view(len(rows), size), Tree.chain(size, device), live)
+    padded = [[*row, *[0] * (size - len(row)), len(row)] for row in rows]
+    table = upload(padded, device, torch.long)  # [B, size + 1], the lengths last
+    live = torch.arange(size, device=device) < table[:, -1:]
+    return Draft.guess(table[:, :-1], Tree.chain(size, device), live)

@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from outrider.core.device import constant, upload
 from outrider.core.dice import Dice, Purpose
 from outrider.core.draft import Draft, Tree, Verdict
 from outrider.core.errors import InvalidOption
@@ -46,7 +47,7 @@ class _Model:
 
     def _start(self, room: Tensor, dice: Dice) -> Tensor:
         """Note which rows are finished -> room [B] where the dice are."""
-        room = room.to(dice.device)
+        room = upload(room, dice.device)
         self._open = room >= 0
         return room
 
@@ -143,9 +144,9 @@ class SampledTree(_Tree):
         for level, (start, stop) in enumerate(self.levels(room, dice)):
             scores = self.score(draft, self.starts[level - 1] if level else None)
             parents = sorted({self.parents[node] for node in range(start, stop)})
-            above = torch.tensor(parents, device=dice.device)
+            above = constant(tuple(parents), dice.device)
             law = scores.laws((above + 1).expand(rows, -1))  # [B, P, S]
-            alive = (left > level)[:, None] & (live[:, above.clamp(min=0)] | (above < 0))
+            alive = (left > level)[:, None] & (live.index_select(1, above.clamp(min=0)) | (above < 0))
             laws.append(law)
             inner += parents
             families = [[node for node in range(start, stop) if self.parents[node] == parent] for parent in parents]
@@ -153,8 +154,9 @@ class SampledTree(_Tree):
                 having = [place for place, family in enumerate(families) if len(family) > rank]
                 if len(having) < len(families):  # the others have all their children
                     families = [families[place] for place in having]
-                    law, alive = law.select(having), alive[:, having]
-                nodes = torch.tensor([family[rank] for family in families], device=dice.device).expand(rows, -1)
+                    places = constant(tuple(having), dice.device)
+                    law, alive = law.select(places), alive.index_select(1, places)
+                nodes = constant(tuple(family[rank] for family in families), dice.device).expand(rows, -1)
                 alive = alive & (law.probs.sum(-1) > 0)
                 drawn = dice.pick(law, nodes, Purpose.DRAW, alive)
                 tokens = tokens.scatter(1, nodes, drawn)
@@ -164,7 +166,7 @@ class SampledTree(_Tree):
             draft = Draft.guess(tokens[:, :stop], Tree.of(self.parents[:stop], dice.device), live[:, :stop])
         if not laws:
             return draft
-        source = torch.tensor([[inner.index(parent) for parent in self.parents[: draft.size]]], device=dice.device)
+        source = constant(tuple(inner.index(parent) for parent in self.parents[: draft.size]), dice.device)
         return replace(
             draft, laws=_join(laws), source=source.expand(rows, -1), replacement=self.replacement, mixed=False
         )
@@ -193,7 +195,7 @@ class TopKTree(_Tree):
             tree = Tree.of(self.parents[:stop], dice.device)
             parents = tree.parents[:, start:].expand(len(room), -1)
             ranks = tree.ranks[:, start:].expand(len(room), -1)
-            ids, probs = scores.laws(parents + 1).top(int(ranks.max()) + 1)
+            ids, probs = scores.laws(parents + 1).top(tree.width)
             tokens = torch.cat([tokens, ids.gather(2, ranks[..., None])[..., 0]], 1)
             belief = torch.cat([belief, probs.gather(2, ranks[..., None])[..., 0].double()], 1)
             fits = (tree.depths < left[:, None]) & (tokens >= 0)

@@ -15,7 +15,8 @@ from outrider.core.dice import Dice, Purpose
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import Incompatible
 from outrider.core.laws import Law
-from outrider.core.rules.walk import matching, rejection
+from outrider.core.rules.rejection import rejection
+from outrider.core.rules.walk import matching
 from outrider.core.target import Scores
 
 

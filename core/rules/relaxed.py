@@ -1,7 +1,7 @@
 """Relaxed rules that need nothing but p and q: faster, not lossless, and priced.
 
-Each is an acceptance function f over the vocabulary for the walk in `walk.py`: the guess is accepted with chance f, a
-rejection draws from norm((p - q f)+), end tokens are tried strictly, and every level records the total variation
+Each is an acceptance function f over the vocabulary for the walk in `rejection.py`: the guess is accepted with chance
+f, a rejection draws from norm((p - q f)+), end tokens are tried strictly, and every level records the total variation
 between what it emits and the target's law. Each has a setting, its anchor, at which it is exact.
 """
 
@@ -17,7 +17,7 @@ from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Law
-from outrider.core.rules.walk import rejection, strict
+from outrider.core.rules.rejection import rejection, strict
 from outrider.core.target import Scores
 
 

@@ -1,38 +1,24 @@
-"""Walking a tree from the root down, all rows of the batch at once: the two ways in which a path is accepted.
+"""Walking a tree from the root down, all rows of the batch at once; and `matching`, the way that needs no q.
 
-`rejection` tries siblings one after another against what is left of the target's law (for trees the multi-round
-scheme of SpecInfer, arXiv 2305.09781, with replacement, and of recursive rejection, arXiv 2402.14160, without; for
-chains plain speculative sampling, arXiv 2211.17192 and 2302.01318). `matching` lets the target draw its own token
-behind every node and follows the draft while it agrees. Loops run over levels and siblings, whose numbers the host
-knows; on a CPU they end when no row is left to follow.
+The target draws its own token behind every node reached, and the draft is followed while it agrees. Loops run over
+levels and siblings, whose numbers the host knows; on a CPU they end when no row is left to follow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from outrider.core.dice import Dice, Purpose
 from outrider.core.draft import Draft, Verdict
-from outrider.core.laws import Law, residual
+from outrider.core.laws import Law
 from outrider.core.target import Scores
 
 _AT_ONCE = 128  # nodes; beyond, it is cheaper to look only at the rows that are reached
 
-# The chance of accepting each token of the vocabulary, were it the guess: from the target's own law here, what earlier
-# siblings left of it [B, V], the law the guess was drawn from [B, V] (0 where there is no guess), and the depth.
-Acceptance = Callable[[Law, Tensor, Tensor, int], Tensor]
-Bend = Callable[[Law, Tensor, Tensor], Tensor]
 
-
-def strict(p: Tensor, q: Tensor) -> Tensor:
-    """min(1, p/q), and 0 where p is 0."""
-    return (p / q.clamp(min=torch.finfo(q.dtype).tiny)).clamp(max=1)
-
-
-class _Record:
+class Record:
     """Collects what happened to each node, and writes it into [B, N] tables once."""
 
     def __init__(self, draft: Draft) -> None:
@@ -54,7 +40,7 @@ class _Record:
         return values.new_zeros(4, rows, size + 1).scatter_(2, index, values)[..., :size]
 
 
-def _live_children(draft: Draft, table: Tensor, node: Tensor) -> Tensor:
+def live_children(draft: Draft, table: Tensor, node: Tensor) -> Tensor:
     """[B, W] the children of node [B] (-1: the root) that may be tried, in order; -1 elsewhere."""
     table = table.expand(draft.rows, -1, -1)
     kids = table.gather(1, (node + 1)[:, None, None].expand(-1, 1, table.shape[2]))[:, 0]
@@ -62,7 +48,7 @@ def _live_children(draft: Draft, table: Tensor, node: Tensor) -> Tensor:
     return torch.where(ready, kids, -1)
 
 
-def _nobody(active: Tensor) -> bool:
+def nobody(active: Tensor) -> bool:
     """Is there no row left? Asked on a CPU only, where looking costs nothing."""
     return active.device.type == "cpu" and not bool(active.any())
 
@@ -77,13 +63,13 @@ def matching(draft: Draft, scores: Scores, draw: Callable[[Law, Tensor, Tensor],
     active = torch.ones(rows, dtype=torch.bool, device=device)
     token, resampled = torch.zeros_like(node), torch.zeros_like(active)
     path: list[Tensor] = []
-    record = _Record(draft)
+    record = Record(draft)
     for level in range(draft.tree.depth + 1):
         law = scores.law(node + 1)
         token = torch.where(active, draw(law, node + 1, active), token)
         if level == draft.tree.depth:
             break
-        kids = _live_children(draft, draft.tree.children, node)
+        kids = live_children(draft, draft.tree.children, node)
         ids = draft.tokens.gather(1, kids.clamp(min=0))
         there = (kids >= 0) & active[:, None]
         p = law.at(ids)
@@ -93,9 +79,9 @@ def matching(draft: Draft, scores: Scores, draw: Callable[[Law, Tensor, Tensor],
         node = torch.where(hit, kids.gather(1, place[:, None])[:, 0], node)
         path.append(torch.where(hit, node, -1))
         active = hit
-        if _nobody(active):
+        if nobody(active):
             break
-    return _verdict(draft, path, token, resampled, record)
+    return to_verdict(draft, path, token, resampled, record)
 
 
 def _matching_at_once(draft: Draft, scores: Scores) -> Verdict:
@@ -123,12 +109,12 @@ def _matching_at_once(draft: Draft, scores: Scores) -> Verdict:
     )
 
 
-def _verdict(
+def to_verdict(
     draft: Draft,
     path: list[Tensor],
     token: Tensor,
     resampled: Tensor,
-    record: _Record,
+    record: Record,
     price: list[Tensor] | None = None,
     relaxed: list[Tensor] | None = None,
 ) -> Verdict:
@@ -152,157 +138,3 @@ def _verdict(
         price=None if price is None else table(price, depth + 1, torch.zeros_like(price[0])),
         relaxed=None if relaxed is None else table(relaxed, depth, torch.zeros_like(resampled)),
     )
-
-
-class _Level:
-    """The siblings below one node a row, tried in order against what is left of the target's law."""
-
-    def __init__(self, draft: Draft, law: Law, kids: Tensor, active: Tensor, dice: Dice, bend: Bend | None) -> None:
-        self.draft, self.law, self.kids, self.active, self.dice, self.bend = draft, law, kids, active, dice, bend
-        self.left = law
-        self.hit = torch.full_like(active, -1, dtype=torch.long)
-        self.refused = torch.zeros_like(active)
-        self.favoured = torch.zeros_like(active)  # accepted, and a strict rule would not have
-        self.tries: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._price = torch.zeros_like(active, dtype=torch.float64)
-        if kids.shape[1]:
-            self._look()
-            self._emission = torch.zeros_like(law.probs) if bend else law.probs  # of accepted siblings, averaged
-            self._weight = torch.ones_like(law.probs[:, :1])  # over what they could have been; and of none accepted
-            for place in range(kids.shape[1]):
-                self._attempt(place)
-                if bend is None and _nobody(active & (self.hit < 0)):
-                    break
-            if bend is not None:
-                emitted = self._emission + self._weight * self.left.probs
-                self._price = (law.probs - emitted).clamp(min=0).sum(1).double() * active
-
-    def _look(self) -> None:
-        """The siblings' tokens, and q of each given the siblings before it, all [B, W]."""
-        draft, node = self.draft, self.kids.clamp(min=0)
-        self.there = (self.kids >= 0) & self.active[:, None]
-        self.tokens = draft.tokens.gather(1, node)
-        self.q = torch.ones_like(self.tokens, dtype=self.law.probs.dtype)
-        if draft.laws is None or draft.source is None:
-            return
-        self.source = draft.source.gather(1, node)
-        width = self.tokens.shape[1]
-        each = draft.laws.at_rows(self.source.clamp(min=0), self.tokens[:, None].expand(-1, width, -1))
-        self.left_over = torch.ones_like(each[..., 0])  # mass that earlier siblings left of the law
-        if width > 1 and not draft.replacement:
-            alike = (self.source[:, :, None] == self.source[:, None, :]) & self.there[:, None, :]
-            self.struck = torch.tril(alike, -1)  # [B, W, W] sibling j may not be what sibling i is
-            self.left_over = (1 - (each * self.struck).sum(2)).clamp(min=torch.finfo(each.dtype).tiny)
-        drawn = each.diagonal(dim1=1, dim2=2) / self.left_over
-        self.q = torch.where(self.source < 0, 1.0, drawn) if draft.mixed else drawn
-
-    def _spread(self, place: int) -> Tensor:
-        """The law a sibling was drawn from, on the support of what is left of the target's -> [B, S]; 0 where there
-        is no sibling."""
-        draft, left, there = self.draft, self.left, self.there[:, place : place + 1]
-        point = None
-        if draft.laws is None or draft.mixed:
-            ids = torch.arange(left.width, device=self.kids.device) if left.tokens is None else left.tokens
-            point = (ids == self.tokens[:, place : place + 1]).to(left.probs.dtype) * there
-        if draft.laws is None:
-            assert point is not None
-            return point
-        source = self.source[:, place]
-        drawn = draft.laws.row(source.clamp(min=0)).on(left) / self.left_over[:, place : place + 1]
-        if (
-            self.bend is not None and place and not draft.replacement
-        ):  # elsewhere nothing is left of those tokens anyway
-            for earlier in range(place):
-                token = self.tokens[:, earlier : earlier + 1].clamp(0, left.vocabulary - 1)
-                drawn = drawn.scatter(1, token, drawn.gather(1, token) * ~self.struck[:, place, earlier, None])
-        drawn = drawn * there
-        return drawn if point is None else torch.where(source[:, None] < 0, point, drawn)
-
-    def _attempt(self, place: int) -> None:
-        kid, there, q = self.kids[:, place], self.there[:, place], self.q[:, place]
-        token = self.tokens[:, place : place + 1]
-        p = self.left.at(token)[:, 0]
-        usual = chance = strict(p, q)
-        spread = chances = None
-        if self.bend is not None:
-            spread = self._spread(place)
-            chances = self.bend(self.law, self.left.probs, spread)
-            inside = (token >= 0) & (token < self.law.vocabulary)
-            chance = (chances.gather(1, token.clamp(0, self.law.vocabulary - 1)) * inside)[:, 0]
-        tried = there & (self.hit < 0)
-        node = kid.clamp(min=0)
-        passed = tried & self.dice.accept(chance, node, where=tried)
-        self.tries.append((tried, chance, p))
-        self.hit = torch.where(passed, kid, self.hit)
-        self.refused = self.refused | (tried & ~passed)
-        if spread is not None and chances is not None:
-            self.favoured = self.favoured | (passed & ~self.dice.strictly(usual, node))
-            self._emission = self._emission + self._weight * spread * chances
-            self._weight = self._weight * (1 - (spread * chances).sum(1, keepdim=True))
-        elif _nobody(tried & ~passed):
-            return
-        self.left = residual(self.left, self._spread(place) if spread is None else spread, chances)
-
-    def price(self) -> Tensor:
-        """[B] total variation of what this level emits from the target's law, guesses averaged over their laws."""
-        return self._price
-
-    def record(self, record: _Record) -> None:
-        if self.tries:
-            tried, chance, p = (torch.stack(column, 1) for column in zip(*self.tries, strict=True))
-            done = len(self.tries)
-            record.add(self.kids[:, :done], tried, chance, p, self.q[:, :done])
-
-
-def rejection(
-    draft: Draft,
-    scores: Scores,
-    dice: Dice,
-    acceptance: Acceptance | None = None,
-    children: Tensor | None = None,
-) -> Verdict:
-    """Try each child with chance f (strict: min(1, p/q)); after a rejection norm((p - q f)+) is left. Under a relaxed
-    `acceptance` end tokens are still tried strictly, and every level has its price. `children` reorders siblings."""
-    rows, device, depth = draft.rows, draft.tokens.device, draft.tree.depth
-    table = draft.tree.children if children is None else children
-    node = torch.full((rows,), -1, dtype=torch.long, device=device)
-    active = torch.ones(rows, dtype=torch.bool, device=device)
-    token, resampled = torch.zeros_like(node), torch.zeros_like(active)
-    path: list[Tensor] = []
-    prices: list[Tensor] = []
-    relaxed: list[Tensor] = []
-    record = _Record(draft)
-    for level in range(depth + 1):
-        law = scores.law(node + 1)
-        bend = None if acceptance is None else _bend(acceptance, level, scores.sampling.end, device)
-        kids = _live_children(draft, table, node) if level < depth else node[:, None][:, :0]
-        here = _Level(draft, law if bend is None else law.dense(), kids, active, dice, bend)
-        here.record(record)
-        ended = active & (here.hit < 0)
-        if not _nobody(ended):
-            token = torch.where(ended, dice.pick(here.left, node + 1, Purpose.NEXT, ended), token)
-            resampled = torch.where(ended, here.refused, resampled)
-        if acceptance is not None:
-            prices.append(here.price())
-            relaxed.append(here.favoured)
-        active, node = active & ~ended, torch.where(ended, node, here.hit)
-        if level < depth:
-            path.append(torch.where(active, node, -1))
-        if _nobody(active):
-            break
-    if acceptance is None:
-        return _verdict(draft, path, token, resampled, record)
-    return _verdict(draft, path, token, resampled, record, prices, relaxed)
-
-
-def _bend(acceptance: Acceptance, depth: int, end: Sequence[int], device: torch.device) -> Bend:
-    """A relaxed rule's acceptance at one depth, with end tokens exempt from it."""
-    ends = torch.tensor(list(end), dtype=torch.long, device=device)
-
-    def chances(law: Law, left: Tensor, q: Tensor) -> Tensor:
-        wanted = acceptance(law, left, q, depth).clamp(0, 1)
-        if len(ends):
-            wanted = wanted.index_copy(1, ends, strict(left[:, ends], q[:, ends]))
-        return wanted
-
-    return chances

@@ -29,8 +29,8 @@ from outrider.core.laws import Law, Sampling, to_law
 from outrider.core.methods import DRAFTERS, RULES, Method
 from outrider.core.policies import Confidence
 from outrider.core.rules.exact import Block, Exact, SampleMatch, Token, block
+from outrider.core.rules.rejection import rejection
 from outrider.core.rules.relaxed import Lenience, Trust, Typical
-from outrider.core.rules.walk import rejection
 from outrider.core.target import Prefill, Prompts, Scores, TableTarget
 
 PROMPTS = ((0, 1), (2, 1, 0, 1))

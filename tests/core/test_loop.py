@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.core.decode import Drafter, Record, commit, decode
+from outrider.core.decode import Drafter, commit, decode
 from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Tree, Verdict
 from outrider.core.drafters.jacobi import Jacobi
@@ -21,6 +21,7 @@ from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.laws import Law, Sampling
 from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
 from outrider.core.policies import BreakEven, Fixed, Window
+from outrider.core.record import Record
 from outrider.core.rules.exact import Exact, GumbelMatch
 from outrider.core.target import Prefill, Prompts, Scores, TableTarget
 from outrider.core.trace import Step, Summary

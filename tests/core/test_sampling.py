@@ -19,7 +19,7 @@ from outrider.core.drafters.model import DraftModel
 from outrider.core.laws import Law, Sampling, to_law
 from outrider.core.methods import DRAFTERS, RULES, Method
 from outrider.core.rules.exact import Exact, Token
-from outrider.core.rules.walk import rejection, strict
+from outrider.core.rules.rejection import rejection, strict
 from outrider.core.target import Scores, TableTarget
 
 DRAWS = 20_000
