@@ -171,7 +171,7 @@ RULES = _table(
         topology=("chain", "tree", "window"),
         lossless=False,
         anchor={"threshold": 1.0},
-        trials=({}, {"threshold": 0.5}),
+        trials=({"threshold": 0.5}, {}),
     ),
     Method(
         name="lenience",
