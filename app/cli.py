@@ -60,11 +60,25 @@ def _options(
 
 
 @cli.command()
-def demo() -> None:
+def demo(
+    drafter: Annotated[
+        str | None,
+        typer.Option(help="Who guesses: one of `outrider methods`. Default: draft-model, then sampled-tree."),
+    ] = None,
+    rule: Annotated[str, typer.Option(help="Who accepts: one of `outrider methods`.")] = "exact",
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of the models and of the draws.")] = 0,
+    tokens: Annotated[int, typer.Option(min=1, max=1000, help="How many to decode, each time.")] = 48,
+    as_json: Annotated[bool, typer.Option("--json", help="The traces as a JSON list, and nothing else.")] = False,
+) -> None:
     """Watch drafting and verifying in the terminal."""
-    from outrider.app.terminal import run
+    from outrider.app.demo import Options, run, traces
 
-    run()
+    options = Options(drafter=drafter, rule=rule, temperature=temperature, seed=seed, tokens=tokens)
+    if as_json:
+        print("[" + ",\n".join(trace.to_json() for trace in traces(options)) + "]")
+    else:
+        run(options)
 
 
 @cli.command()

@@ -18,6 +18,7 @@ from outrider.app.doctor import Finding, Report
 from outrider.core import __version__
 from outrider.core.errors import InvalidOption
 from outrider.core.methods import DRAFTERS, RULES
+from outrider.core.trace import Trace
 
 REPORT = Report(
     ok=True,
@@ -44,12 +45,42 @@ def test_version_is_the_versions_one_source() -> None:
     assert outrider("--version").stdout == f"outrider {__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [["no-such-command"], ["methods", "--no-such-option"], ["doctor", "more"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["no-such-command"], ["methods", "--no-such-option"], ["doctor", "more"], ["demo", "--seed=0", "--tokens"]],
+)
 def test_a_wrong_command_line_is_exit_code_2_and_no_trace(arguments: list[str]) -> None:
     told = outrider(*arguments)
     assert told.returncode == 2
     assert arguments[-1] in told.stderr
     assert "Traceback" not in told.stderr
+
+
+def test_the_demo_as_json_is_a_list_of_traces() -> None:
+    told = CliRunner().invoke(cli, ["demo", "--json", "--tokens", "8", "--temperature", "0", "--drafter", "top-k-tree"])
+    traces = [Trace.from_json(json.dumps(one)) for one in json.loads(told.stdout)]
+    assert [(one.options["target"], one.method) for one in traces] == [
+        ("table", "plain"),
+        ("table", "top-k-tree"),
+        ("decoder", "plain"),
+        ("decoder", "top-k-tree"),
+    ]
+    assert all(len(one.tokens()) == 8 for one in traces)
+
+
+@pytest.mark.parametrize(
+    ("option", "says"), [("--drafter=eagle9", "Known: draft-model"), ("--rule=no", "Known: block")]
+)
+def test_an_unknown_method_is_one_line_that_lists_the_known(option: str, says: str) -> None:
+    told = outrider("demo", option)
+    assert (told.returncode, told.stdout) == (1, "")
+    assert says in told.stderr
+    assert told.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--tokens=0", "--tokens=many", "--seed=-1", "--temperature=warm"])
+def test_an_option_out_of_range_is_a_wrong_command_line(option: str) -> None:
+    assert CliRunner().invoke(cli, ["demo", option]).exit_code == 2
 
 
 def test_methods_as_json_are_the_tables() -> None:
