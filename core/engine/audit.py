@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft, Tree, Verdict
-from outrider.core.engine.network import Dense, Network
+from outrider.core.engine.network import Network
 
 Path = list[int]
 
@@ -46,9 +46,8 @@ def reference(network: Network, tokens: Sequence[int]) -> Tensor:
         logits = turned[: cfg.heads] @ key.mT / math.sqrt(cfg.head_dim)
         found = torch.softmax(logits.masked_fill(future, -math.inf), -1) @ value
         x = x + layer.out(found.transpose(0, 1).flatten(1))
-        gate, up = layer.gate_up(norm(x, layer.mlp_norm)).chunk(2, -1)
+        up, gate = layer.up_gate(norm(x, layer.mlp_norm)).chunk(2, -1)
         x = x + layer.down(torch.nn.functional.silu(gate) * up)
-    assert isinstance(network.head, Dense)
     return norm(x, network.norm) @ network.head.weight.T
 
 

@@ -57,6 +57,7 @@ class Cache:
             min(map(len, prompts)) == longest,
         )
         self.scored = -1  # draft nodes in the scratch; -1: not even the root
+        self.writer: object = None  # whose scratch it is: the model's own, or a view's
         layers, heads, dim = self._shape
         self.store = torch.zeros(layers, len(prompts), heads, longest + 64, dim, dtype=self.dtype, device=self.device)
 
@@ -73,6 +74,21 @@ class Cache:
         mask = torch.arange(stop, device=self.device) <= positions[:, None]
         return self.rows.pending[:, start:stop], Places(positions[None], stop, mask[None], start)
 
+    def window(self, sinks: int, recent: int, layers: int) -> tuple[Cache, Tensor]:
+        """A copy of each row's first and last entries, as a cache of its own; and how many [B] it leaves out."""
+        rows, kept = self.rows, sinks + recent
+        found = Cache((layers, *self._shape[1:]), self.dtype, self.device)
+        entries = rows.entries.clamp(max=kept)
+        found.rows = replace(rows, entries=entries, host=tuple(min(one, kept) for one in rows.host))
+        found.scored, found.writer = -1, None
+        place = torch.arange(min(kept, max(rows.host)), device=self.device)
+        left_out = rows.entries - entries
+        source = place + torch.where(place < sinks, 0, left_out[:, None])
+        shape = (layers, -1, self._shape[1], -1, self._shape[2])
+        found.store = self.store[:layers].gather(3, source[None, :, None, :, None].expand(shape))
+        found.store = F.pad(found.store, (0, 0, 0, 64))
+        return found, left_out
+
     def prefilled(self, prompts: Prompts) -> None:
         """All of each prompt but its last token has been read."""
         entries = [len(prompt) - 1 for prompt in prompts]
@@ -81,33 +97,33 @@ class Cache:
         even = self.exact and min(entries) == max(entries)
         self.rows = Rows(lengths, last, torch.ones_like(lengths), tuple(entries), even)
 
-    def plan(self, draft: Draft, since: int | None) -> tuple[Tensor, Places]:
-        """What to feed, ids [B, Q], and where: the waiting tokens and the nodes; with `since`, the nodes from there."""
+    def plan(self, draft: Draft, since: int | None, gap: int = 0) -> tuple[Tensor, Places]:
+        """What to feed, ids [B, Q], and where: the waiting tokens and the nodes; with `since`, the nodes from there.
+        A gap leaves slots alone that somebody else's scratch is in."""
         rows = self.rows
         wait, size = rows.pending.shape[1], draft.size
         skip = 0 if since is None else wait + since
         total = wait + size
-        self._reserve(total)
+        self._reserve(gap + total)
         rows = self.rows
-        columns = self._columns(max(rows.host) + total)
+        columns = self._columns(max(rows.host) + gap + total)
         ids = torch.cat([rows.pending, draft.tokens], 1)[:, skip:]
         ahead = torch.arange(wait, device=self.device).expand(len(ids), -1)
         nodes = (rows.waiting[:, None] - 1 + draft.offsets).expand(len(ids), -1)
         positions = (rows.entries[:, None] + torch.cat([ahead, nodes], 1))[:, skip:]
-        self.scored = size
         if rows.even:
-            first = rows.host[0]
-            if draft.tree.is_chain and total - skip == 1:
-                return ids, Places(positions, first + total, None, first + skip)
-            near = self._near(draft)[:, skip:]
-            mask = F.pad(near, (first, 0), value=True)
-            return ids, Places(positions, first + total, mask, first + skip)
+            first, start = rows.host[0], rows.host[0] + gap
+            if draft.tree.is_chain and total - skip == 1 and not gap:
+                return ids, Places(positions, start + total, None, start + skip)
+            mask = F.pad(F.pad(self._near(draft)[:, skip:], (gap, 0)), (first, 0), value=True)
+            return ids, Places(positions, start + total, mask, start + skip)
         near = self._near(draft)[:, skip:].expand(len(ids), -1, -1)
         column = torch.arange(columns, device=self.device)
         behind = (column - rows.entries[:, None])[:, None]  # [B, 1, C]
-        inside = (behind >= 0) & (behind < total)
-        found = near.gather(2, behind.clamp(0, total - 1).expand(-1, near.shape[1], -1))
-        slots = rows.entries[:, None] + torch.arange(skip, total, device=self.device)
+        place = behind - gap
+        inside = (place >= 0) & (place < total)
+        found = near.gather(2, place.clamp(0, total - 1).expand(-1, near.shape[1], -1))
+        slots = rows.entries[:, None] + torch.arange(gap + skip, gap + total, device=self.device)
         return ids, Places(positions, columns, (behind < 0) | (inside & found), None, slots)
 
     def _near(self, draft: Draft) -> Tensor:

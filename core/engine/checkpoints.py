@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core.engine.network import Config, Dense, Layer, Network
+from outrider.core.engine.linear import Dense, fastest
+from outrider.core.engine.network import Config, Layer, Network
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import OutriderError
 
@@ -39,7 +40,7 @@ def load(
     device: torch.device | str = "cpu",
 ) -> Decoder:
     """A decoder from the contents of a config.json and a checkpoint."""
-    return Decoder(assemble(configure(described), tensors, dtype=dtype, device=device))
+    return Decoder(assemble(configure(described), tensors, dtype=dtype, device=device).replaced(fastest))
 
 
 def configure(described: Mapping[str, Any]) -> Config:
@@ -147,7 +148,7 @@ class _Tensors:
 def assemble(
     config: Config, tensors: Mapping[str, Tensor], *, dtype: torch.dtype, device: torch.device | str
 ) -> Network:
-    """The network of a checkpoint: queries, keys and values as one projection, gate and up as another."""
+    """The network of a checkpoint: queries, keys and values as one projection, up and gate as another."""
     take = _Tensors(tensors, dtype, device)
     width, dim = config.width, config.head_dim
     spread, shared = config.heads * dim, config.kv_heads * dim
@@ -156,7 +157,7 @@ def assemble(
     for index in range(config.layers):
         at = f"model.layers.{index}"
         attention = [f"{at}.self_attn.{part}_proj" for part in "qkv"]
-        mlp = [f"{at}.mlp.{part}_proj" for part in ("gate", "up")]
+        mlp = [f"{at}.mlp.{part}_proj" for part in ("up", "gate")]
         qk_norm = None
         if config.qk_norm:
             query, key = take(f"{at}.self_attn.q_norm.weight", dim), take(f"{at}.self_attn.k_norm.weight", dim)
@@ -167,7 +168,7 @@ def assemble(
                 qkv=take.linear(attention, [spread, shared, shared], width, config.attention_bias),
                 out=take.linear([f"{at}.self_attn.o_proj"], [width], spread, config.out_bias),
                 mlp_norm=take(f"{at}.post_attention_layernorm.weight", width),
-                gate_up=take.linear(mlp, [config.hidden] * 2, width, config.mlp_bias),
+                up_gate=take.linear(mlp, [config.hidden] * 2, width, config.mlp_bias),
                 down=take.linear([f"{at}.mlp.down_proj"], [width], config.hidden, config.mlp_bias),
                 qk_norm=qk_norm,
             )

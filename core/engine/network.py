@@ -8,14 +8,14 @@ operations a layer: at one token a pass, calling an operation costs as much as m
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from outrider.core.engine.linear import Dense, Linear
 from outrider.core.errors import InvalidOption, unknown
 
 
@@ -50,30 +50,6 @@ class Config:
             raise InvalidOption(f"head_dim is {self.head_dim}; rotary positions turn pairs, so it must be even")
 
 
-class Linear(Protocol):
-    """x [N, in] -> [N, out], whatever the weights look like."""
-
-    @property
-    def weight_bytes(self) -> int: ...
-    def __call__(self, x: Tensor) -> Tensor: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Dense:
-    """Weights as they are."""
-
-    weight: Tensor  # [out, in]
-    bias: Tensor | None = None
-
-    @property
-    def weight_bytes(self) -> int:
-        parts = (self.weight, self.bias)
-        return sum(part.numel() * part.element_size() for part in parts if part is not None)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
-
-
 @dataclass(frozen=True, eq=False)
 class Layer:
     """One block: attention, then the MLP, each behind its norm and beside the residual stream."""
@@ -82,13 +58,16 @@ class Layer:
     qkv: Linear  # D -> (H + 2 K) d: all queries, then keys, then values
     out: Linear  # H d -> D
     mlp_norm: Tensor  # [D]
-    gate_up: Linear  # D -> 2 M: the gate, then what it lets through
+    up_gate: Linear  # D -> 2 M: what the gate lets through, then the gate
     down: Linear  # M -> D
+    attends: bool = True  # a view may leave either half out
+    thinks: bool = True
     qk_norm: Tensor | None = None  # [H + K, d]
 
     @property
     def weight_bytes(self) -> int:
-        return sum(one.weight_bytes for one in (self.qkv, self.out, self.gate_up, self.down))
+        attention, mlp = (self.qkv, self.out) * self.attends, (self.up_gate, self.down) * self.thinks
+        return sum(one.weight_bytes for one in (*attention, *mlp))
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,72 +80,112 @@ class Places:
     start: int | None  # the first slot written, where that is the same for all rows
     slots: Tensor | None = None  # [B, Q] the slots written, where it is not
 
+    def behind(self, count: int) -> Places:
+        """The same without the first tokens."""
+        return Places(
+            self.positions[:, count:],
+            self.columns,
+            None if self.mask is None else self.mask[:, count:],
+            None if self.start is None else self.start + count,
+            None if self.slots is None else self.slots[:, count:],
+        )
 
-@dataclass(frozen=True, eq=False)
+
 class Network:
-    """Weights, and one pass through them."""
+    """Weights, and one pass through them. The residual stream is kept in 32 bits where weights have 16."""
 
-    config: Config
-    embedding: Tensor  # [V, D]
-    layers: Sequence[Layer]
-    norm: Tensor  # [D]
-    head: Linear  # D -> V
-    _tables: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    def __init__(self, config: Config, embedding: Tensor, layers: Sequence[Layer], norm: Tensor, head: Linear) -> None:
+        self.config, self.embedding, self.layers, self.norm, self.head = config, embedding, layers, norm, head
+        self.dtype, self.device = embedding.dtype, embedding.device
+        self.weight_bytes = sum(layer.weight_bytes for layer in layers) + head.weight_bytes
+        self.wide = self.dtype if self.dtype.itemsize > 2 else torch.float32
+        # x / sqrt(mean x^2 + eps) w = x / hypot(|x|, sqrt(D eps)) (sqrt(D) w), in fewer and cheaper operations
+        root = math.sqrt(config.width)
+        self._floor = torch.tensor([[root * math.sqrt(config.norm_eps)]], dtype=self.wide, device=self.device)
+        self._norms = [
+            (layer.attention_norm.to(self.wide) * root, layer.mlp_norm.to(self.wide) * root) for layer in layers
+        ]
+        self._norm = norm.to(self.wide) * root
+        self._angles = torch.zeros(0), torch.zeros(0)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.embedding.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.embedding.device
-
-    @property
-    def weight_bytes(self) -> int:
-        return sum(layer.weight_bytes for layer in self.layers) + self.head.weight_bytes
+    def replaced(self, change: Callable[[Linear], Linear], layers: Sequence[Layer] | None = None) -> Network:
+        """The same network with every matrix product exchanged, and perhaps other layers."""
+        changed = [
+            replace(
+                layer,
+                qkv=change(layer.qkv),
+                out=change(layer.out),
+                up_gate=change(layer.up_gate),
+                down=change(layer.down),
+            )
+            for layer in (self.layers if layers is None else layers)
+        ]
+        return Network(self.config, self.embedding, changed, self.norm, change(self.head))
 
     def embed(self, ids: Tensor) -> Tensor:
         """Token ids [B, Q], impossible ones included, -> [B Q, D]."""
-        return F.embedding(ids.flatten().clamp(0, self.config.vocabulary - 1), self.embedding)
+        states = F.embedding(ids.flatten().clamp(0, self.config.vocabulary - 1), self.embedding)
+        return states.to(self.wide)
 
     def logits(self, x: Tensor) -> Tensor:
         """Normed states [..., D] -> [..., V]."""
-        return self.head(x.flatten(0, -2)).view(*x.shape[:-1], -1)
-
-    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines [B|1, Q, 1, d] at positions [B|1, Q], each below what `reach` was told."""
-        cos, sin = self._tables["rope"]
-        where = positions.clamp(0, len(cos) - 1)
-        return cos[where][:, :, None], sin[where][:, :, None]
+        if not x.numel():
+            return x.new_zeros(*x.shape[:-1], self.config.vocabulary)
+        return self.head(x.flatten(0, -2)).view(*x.shape[:-1], self.config.vocabulary)
 
     def reach(self, positions: int) -> None:
-        """Make the table of angles long enough for this many positions."""
-        table = self._tables.get("rope")
-        if table is None or len(table[0]) < positions:
+        """Make the tables of angles long enough for this many positions."""
+        if len(self._angles[0]) < positions:
             size = max(2 * positions, min(self.config.context, 4096))
-            self._tables["rope"] = rope_table(self.config, size, self.dtype, self.device)
+            self._angles = rope_table(self.config, size, self.dtype, self.device)
 
-    def run(self, x: Tensor, store: Tensor, places: Places, taps: dict[str, list[Tensor]] | None = None) -> Tensor:
-        """States [B Q, D] of embedded tokens -> normed states [B Q, D]; writes keys and values into the store
-        [L, B, 2 K, C, d], and at each tap asked for appends what flows there."""
-        cfg = self.config
+    def normed(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+        """RMSNorm of x [N, D] into `out`."""
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return torch.mul(x / torch.hypot(length, self._floor), weight, out=out)
+
+    def run(
+        self,
+        x: Tensor,
+        store: Tensor,
+        places: Places,
+        taps: dict[str, list[Tensor]] | None = None,
+        span: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """States [B Q, D] of embedded tokens -> states [B Q, D] behind the last layer, or behind those in `span`;
+        writes keys and values into the store [L, B, 2 K, C, d], and at each tap asked for appends what flows there."""
         rows, count = store.shape[1], len(x) // store.shape[1]
-        cos, sin = self.angles(places.positions)
+        if not count:
+            for states in (taps or {}).values():
+                states.append(x.view(rows, 0, self.config.width).to(self.dtype))
+            return x
+        where = places.positions.clamp(0, len(self._angles[0]) - 1)
+        cos, sin = (table[where][:, :, None] for table in self._angles)  # [B|1, Q, 1, d]
         mask = None if places.mask is None else self._grouped(places.mask)
+        buffer = torch.empty(x.shape, dtype=self.dtype, device=self.device)
+        hidden = self.config.hidden
         if taps and "embedding" in taps:
-            taps["embedding"].append(x.view(rows, count, -1))
-        for index, layer in enumerate(self.layers):
-            y = F.rms_norm(x, (cfg.width,), layer.attention_norm, cfg.norm_eps)
-            x = x + layer.out(self.attend(layer, layer.qkv(y), store[index], places, cos, sin, mask))
-            y = F.rms_norm(x, (cfg.width,), layer.mlp_norm, cfg.norm_eps)
-            gate, up = layer.gate_up(y).chunk(2, -1)
-            x = x + layer.down(F.silu(gate) * up)
+            taps["embedding"].append(x.view(rows, count, -1).to(self.dtype))
+        x = x.clone()
+        for index in range(*(span or (0, len(self.layers)))):
+            layer, norms = self.layers[index], self._norms[index]
+            if layer.attends:
+                every = layer.qkv(self.normed(x, norms[0], buffer))
+                x += layer.out(self.attend(layer, every, store[index], places, cos, sin, mask))
+            if layer.thinks:
+                both = layer.up_gate(self.normed(x, norms[1], buffer))
+                x += layer.down(F.glu(both, -1).mul_(both[:, hidden:]))  # up sigmoid(gate) gate
             if taps and (tap := f"layer.{index}") in taps:
-                taps[tap].append(x.view(rows, count, -1))
-        x = F.rms_norm(x, (cfg.width,), self.norm, cfg.norm_eps)
-        if taps and "last" in taps:
-            taps["last"].append(x.view(rows, count, -1))
+                taps[tap].append(x.view(rows, count, -1).to(self.dtype, copy=True))
         return x
+
+    def finish(self, x: Tensor, rows: int, taps: dict[str, list[Tensor]] | None = None) -> Tensor:
+        """States behind the last layer -> normed [B, Q, D], what the output layer reads; the tap "last"."""
+        states = self.normed(x, self._norm, torch.empty(x.shape, dtype=self.dtype, device=self.device))
+        states = states.view(rows, len(x) // rows, self.config.width)
+        if taps and "last" in taps and len(x):
+            taps["last"].append(states)
+        return states
 
     def _grouped(self, mask: Tensor) -> Tensor:
         """[B|1, Q, C] bool -> [B|1, 1, Q G, C] to be added, for G queries that share a head of keys."""
@@ -188,22 +207,22 @@ class Network:
         cfg = self.config
         heads, kv, dim, rows = cfg.heads, cfg.kv_heads, cfg.head_dim, len(store)
         every = qkv.view(rows, -1, heads + 2 * kv, dim)
-        turned = every[:, :, : heads + kv]
-        if layer.qk_norm is not None:
-            turned = F.rms_norm(turned, (dim,), None, cfg.norm_eps) * layer.qk_norm
-        turned = torch.addcmul(turned * cos, turned.roll(dim // 2, -1), sin)
-        query, key, value = turned[:, :, :heads], turned[:, :, heads:], every[:, :, heads + kv :]
         count = every.shape[1]
+        turning = every[:, :, : heads + kv]
+        if layer.qk_norm is not None:
+            turning = F.rms_norm(turning, (dim,), None, cfg.norm_eps) * layer.qk_norm
+        turned = torch.addcmul(turning * cos, turning.roll(dim // 2, -1), sin)
         if places.start is not None:
             written = store[:, :, places.start : places.start + count]
-            written[:, :kv].copy_(key.transpose(1, 2))
-            written[:, kv:].copy_(value.transpose(1, 2))
+            written[:, :kv].copy_(turned[:, :, heads:].transpose(1, 2))
+            written[:, kv:].copy_(every[:, :, heads + kv :].transpose(1, 2))
         else:
+            new = torch.cat([turned[:, :, heads:], every[:, :, heads + kv :]], 2)
             row = torch.arange(rows, device=store.device)[:, None]
-            store.transpose(1, 2).index_put_((row, places.slots), torch.cat([key, value], 2))
+            store.transpose(1, 2).index_put_((row, places.slots), new)
         past = store[:, :, : places.columns]
-        grouped = query.view(rows, count, kv, -1, dim).transpose(1, 2).reshape(rows, kv, -1, dim)  # [B, K, Q G, d]
-        found = F.scaled_dot_product_attention(grouped, past[:, :kv], past[:, kv:], mask)
+        query = turned[:, :, :heads].view(rows, count, kv, -1, dim).transpose(1, 2).reshape(rows, kv, -1, dim)
+        found = F.scaled_dot_product_attention(query, past[:, :kv], past[:, kv:], mask)  # [B, K, Q G, d]
         return found.view(rows, kv, count, -1, dim).transpose(1, 2).reshape(rows * count, heads * dim)
 
 
@@ -263,7 +282,7 @@ def random_network(
             qkv=dense(spread + 2 * cfg.kv_heads * cfg.head_dim, cfg.width, cfg.attention_bias, 1.5),
             out=dense(cfg.width, spread, cfg.out_bias, 1.5),
             mlp_norm=norm(cfg.width),
-            gate_up=dense(2 * cfg.hidden, cfg.width, cfg.mlp_bias, 1.5),
+            up_gate=dense(2 * cfg.hidden, cfg.width, cfg.mlp_bias, 1.5),
             down=dense(cfg.width, cfg.hidden, cfg.mlp_bias),
             qk_norm=norm(cfg.heads + cfg.kv_heads, cfg.head_dim) * 1.5 if cfg.qk_norm else None,
         )

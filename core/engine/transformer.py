@@ -8,6 +8,7 @@ outrider.core.engine.checkpoints.
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,9 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.cache import Cache, Rows
-from outrider.core.engine.network import Config, Network, random_network
+from outrider.core.engine.linear import fastest
+from outrider.core.engine.network import Config, Network, Places, random_network
+from outrider.core.engine.views import Carry, View, behind, furthest, scores
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.laws import Lawmaker, Sampling
 from outrider.core.target import Prefill, Prompts, Scores
@@ -23,7 +26,6 @@ from outrider.core.target import Prefill, Prompts, Scores
 __all__ = ["Config", "Decoder"]
 
 _PIECE = 512  # prompt tokens a pass
-_DENSE = 1 << 23  # logits a pass: up to so many are computed at once, beyond that only the rows asked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +64,7 @@ class Decoder:
         gain: float = 4.0,
     ) -> Decoder:
         """Seeded random weights, the same in every precision; logits have a spread of `gain`."""
-        return cls(random_network(config, seed, dtype=dtype, device=device, gain=gain))
+        return cls(random_network(config, seed, dtype=dtype, device=device, gain=gain).replaced(fastest))
 
     @property
     def taps(self) -> tuple[str, ...]:
@@ -86,7 +88,9 @@ class Decoder:
         found: dict[str, list[Tensor]] = {tap: [] for tap in needs}
         for start in range(0, longest - 1, _PIECE):
             ids, places = self.cache.chunk(start, min(start + _PIECE, longest - 1))
-            self.network.run(self.network.embed(ids), self.cache.store, places, found)
+            x = self.network.run(self.network.embed(ids), self.cache.store, places, found)
+            if "last" in found:
+                self.network.finish(x, len(prompts), found)
         self.cache.prefilled(prompts)
         nothing = torch.zeros(len(prompts), 0, self.config.width, dtype=self.network.dtype, device=self.device)
         return Prefill({tap: torch.cat(parts, 1) if parts else nothing for tap, parts in found.items()})
@@ -94,41 +98,42 @@ class Decoder:
     @torch.no_grad()
     def score(self, draft: Draft, since: int | None = None) -> Scores:
         first = 0 if since is None else since + 1
-        if since is not None and since > self.cache.scored:
-            since = None
-        ids, places = self.cache.plan(draft, since)
-        self.network.reach(self._reach(draft))
+        cache, network = self.cache, self.network
+        if since is not None and (since > cache.scored or cache.writer is not self):
+            since = None  # somebody else has written there: read it again
+        carry = draft.carry if since is None else None
+        ids, places = cache.plan(draft, since)
+        network.reach(furthest(cache, draft))
         found: dict[str, list[Tensor]] = {tap: [] for tap in self._taps}
-        x = self.network.run(self.network.embed(ids), self.cache.store, places, found)
-        states = self._rows(x.view(*ids.shape, -1), draft, first, since)
-        hidden = {tap: self._rows(parts[0], draft, first, since) for tap, parts in found.items()}
-        lengths = self.cache.rows.committed
-        if states.shape[0] * states.shape[1] * self.vocabulary <= _DENSE:
-            return Scores(draft, self._lawmaker, lengths, self.network.logits(states), hidden, first)
+        if isinstance(carry, Carry) and carry.fits(cache, self._taps):
+            x = self._resume(carry, ids, places)
+            x = network.run(x, cache.store, places, found, (carry.layer, self.config.layers))
+        else:
+            x = network.run(network.embed(ids), cache.store, places, found)
+        cache.scored, cache.writer = draft.size, self
+        states = behind(network.finish(x, len(ids), found), cache.rows, draft, first, since)
+        hidden = {tap: behind(parts[0], cache.rows, draft, first, since) for tap, parts in found.items()}
+        return scores(network, states, draft, self._lawmaker, cache.rows.committed, hidden, first)
 
-        @torch.no_grad()
-        def some(rows: Tensor) -> Tensor:
-            index = (rows - first)[..., None].expand(-1, -1, states.shape[2])
-            return self.network.logits(states.gather(1, index))
+    def _resume(self, carry: Carry, ids: Tensor, places: Places) -> Tensor:
+        """States behind the layer that a view left off at: its own, and those of nodes that it has not read."""
+        known = carry.states[:, : ids.shape[1]]
+        if known.shape[1] == ids.shape[1]:
+            return known.flatten(0, 1)
+        rest, where = ids[:, known.shape[1] :], places.behind(known.shape[1])
+        states = self.network.run(self.network.embed(rest), self.cache.store, where, None, (0, carry.layer))
+        return torch.cat([known, states.view(*rest.shape, -1)], 1).flatten(0, 1)
 
-        return Scores(draft, self._lawmaker, lengths, some, hidden, first)
-
-    def _reach(self, draft: Draft) -> int:
-        """A bound on the positions a draft asks for."""
-        rows = self.cache.rows
-        behind = max(rows.host) + rows.pending.shape[1]
-        if draft.positions is None or not draft.size:
-            return behind + draft.tree.depth + 1
-        return behind + (int(draft.positions.max()) if self.cache.exact else 1024) + 1
-
-    def _rows(self, states: Tensor, draft: Draft, first: int, since: int | None) -> Tensor:
-        """States [B, Q, D] of everything fed -> [B, R, D] behind the root and the nodes, from row `first` on."""
-        wait = self.cache.rows.pending.shape[1]
-        if since is not None or wait == 1:
-            return states if since is not None else states[:, first:]
-        nodes = torch.arange(wait, wait + draft.size, device=self.device).expand(len(states), -1)
-        index = torch.cat([self.cache.rows.waiting[:, None] - 1, nodes], 1)[:, first:]
-        return states.gather(1, index[..., None].expand(-1, -1, states.shape[2]))
+    def view(
+        self,
+        *,
+        skip: Collection[str] = (),
+        exit: int | None = None,
+        window: tuple[int, int] | None = None,
+        bits: int | None = None,
+    ) -> View:
+        """The same model seen cheaper, as a drafter for itself: see View."""
+        return View(self.network, self.cache, skip=skip, exit=exit, window=window, bits=bits)
 
     @torch.no_grad()
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:

@@ -1,0 +1,86 @@
+"""Matrix products with weights that stay as they are: plainly, or laid out once for the processor at hand.
+
+oneDNN's own layout of 16-bit weights reads them at the full speed of memory and adds little for up to 32 rows; plain
+`F.linear` rearranges them on every call. Knows shapes and layouts, nothing of what the weights are for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class Linear(Protocol):
+    """x [N, in] -> [N, out], whatever the weights look like."""
+
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def weight(self) -> Tensor: ...  # [out, in] as numbers: a copy where they are kept in another form
+    @property
+    def bias(self) -> Tensor | None: ...
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+def size(*parts: Tensor | None) -> int:
+    """Bytes."""
+    return sum(part.numel() * part.element_size() for part in parts if part is not None)
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """Weights as they are."""
+
+    weight: Tensor  # [out, in]
+    bias: Tensor | None = None
+
+    @property
+    def weight_bytes(self) -> int:
+        return size(self.weight, self.bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Packed:
+    """16-bit weights in oneDNN's layout, on a CPU that multiplies 16-bit numbers."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 1)
+        self._product = torch.ops.mkldnn._linear_pointwise.default
+        self.bias = bias
+        self.weight_bytes = size(weight, bias)
+
+    @property
+    def weight(self) -> Tensor:
+        dense: Tensor = self._packed.to_dense()
+        return dense
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = self._product(x, self._packed, self.bias, "none", [], "")
+        return out
+
+
+def packs(dtype: torch.dtype, device: torch.device) -> bool:
+    """Does laying out such weights pay here?"""
+    if device.type != "cpu" or not torch._C._has_mkldnn:
+        return False
+    try:
+        if dtype == torch.bfloat16:
+            return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        if dtype == torch.float16:
+            return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    except (AttributeError, RuntimeError):  # private to torch: another version may have none
+        pass
+    return False
+
+
+def fastest(linear: Linear) -> Linear:
+    """The same product, laid out for this machine where that pays."""
+    if isinstance(linear, Dense) and packs(linear.weight.dtype, linear.weight.device):
+        return Packed(linear.weight, linear.bias)
+    return linear

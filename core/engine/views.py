@@ -1,0 +1,200 @@
+"""A model seen cheaper, to draft for itself: without some sublayers (Draft & Verify, arXiv 2309.08168; SWIFT, arXiv
+2410.06916), up to an early exit (LayerSkip, arXiv 2404.16710), through a window of its own cache (MagicDec, arXiv
+2408.11049), in fewer bits (QSpec, arXiv 2410.11305), or several of these at once.
+
+A view reads what its model has committed and writes scratch alone, so it has nothing to prefill, to keep or to undo.
+Knows nothing of drafters or rules.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draft, Verdict
+from outrider.core.engine.cache import Cache, Rows
+from outrider.core.engine.network import Layer, Network
+from outrider.core.engine.quantised import quantised
+from outrider.core.errors import Incompatible, InvalidOption
+from outrider.core.laws import Lawmaker, Sampling
+from outrider.core.target import Prefill, Prompts, Scores, committed
+
+_DENSE = 1 << 23  # logits a pass: up to so many are computed at once, beyond that only the rows asked for
+
+
+@dataclass(frozen=True, eq=False)
+class Carry:
+    """What a view that only left layers off its end has computed, for the whole model to go on from: a drafter puts
+    `view.carry()` into Draft.carry."""
+
+    owner: View
+    rows: Rows  # that it was computed for
+    layer: int
+    states: Tensor  # [B, P + nodes, D] behind that layer, of the waiting tokens and the nodes read
+
+    def fits(self, cache: Cache, taps: Collection[str]) -> bool:
+        """Is it about what this cache holds, and does nobody ask for states before it?"""
+        return cache.rows is self.rows and cache.writer is self.owner and all(tap == "last" for tap in taps)
+
+
+class View:
+    """Some of a model's weights over its cache; a target itself, to be begun after the model on the same prompts.
+
+    `skip` names sublayers, such as {"attention.3", "mlp.3"}; `exit` is how many layers are run; `window` is how many
+    of the first and of the last entries are looked at; `bits` is 8 or 4. Rows move on when the model keeps.
+    """
+
+    rollback = True
+
+    def __init__(
+        self,
+        network: Network,
+        cache: Cache,
+        *,
+        skip: Collection[str] = (),
+        exit: int | None = None,
+        window: tuple[int, int] | None = None,
+        bits: int | None = None,
+    ) -> None:
+        depth = len(network.layers)
+        if exit is not None and not 1 <= exit <= depth:
+            raise InvalidOption(f"exit is {exit}; the model has layers 1 to {depth} to leave after")
+        if window is not None and (len(window) != 2 or min(window) < 0 or window[1] < 1):
+            raise InvalidOption(f"window is {window}; give (first, last): 0 or more entries, and 1 or more")
+        layers = _without(network.layers, skip)[:exit]
+        seen = network.replaced(lambda linear: linear, layers)
+        self.network = seen if bits is None else quantised(seen, bits)
+        self._model, self._window = cache, window
+        self._cache = cache  # the model's, or a copy of what is within the window
+        self._whole = not skip and window is None and bits is None
+        self.vocabulary, self.device = network.config.vocabulary, network.device
+        self.weight_bytes = self.network.weight_bytes
+
+    def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
+        if needs:
+            raise InvalidOption(
+                f"a view reads no prompt, so it has no states {', '.join(sorted(needs))}; tap the model"
+            )
+        rows = len(self._model.rows.host)
+        if rows != len(prompts):
+            raise Incompatible(
+                f"a view of a model that is decoding {rows} rows was given {len(prompts)} prompts; "
+                "it drafts for that very model, on the same prompts, and begins after it"
+            )
+        self._lawmaker = Lawmaker(sampling, prompts, self.vocabulary, self.device)
+        self._forget()
+        return Prefill()
+
+    def _forget(self) -> None:
+        self._read: Rows | None = None  # the rows that the scratch stands behind; None: nothing is in it
+        self._scored = -1
+        self._states: list[Tensor] = []
+
+    @torch.no_grad()
+    def score(self, draft: Draft, since: int | None = None) -> Scores:
+        first = 0 if since is None else since + 1
+        model, rows = self._model, self._model.rows
+        if since is not None and (self._read is not rows or since > self._scored or self._cache.writer is not self):
+            since = None
+        if since is None:
+            self._states = []
+            self._gap = 0
+            if self._window is not None:
+                self._cache, self._left_out = model.window(*self._window, len(self.network.layers))
+            elif model.scored >= 0 and model.writer is not self:  # what the model has scored, it may yet keep
+                self._gap = rows.pending.shape[1] + model.scored
+        cache = self._cache
+        ids, places = cache.plan(draft, since, self._gap)
+        if self._window is not None:
+            places = replace(places, positions=places.positions + self._left_out[:, None])
+        self.network.reach(furthest(model, draft))
+        x = self.network.run(self.network.embed(ids), cache.store, places)
+        cache.writer, self._read, self._scored = self if not self._gap else cache.writer, rows, draft.size
+        self._states.append(x.view(*ids.shape, x.shape[1]))
+        states = behind(self.network.finish(x, len(ids)), rows, draft, first, since)
+        return scores(self.network, states, draft, self._lawmaker, rows.committed, {}, first)
+
+    def carry(self) -> Carry | None:
+        """For the model to go on from; None where this view computes something else than its first layers."""
+        if not self._whole or not self._states or self._gap or self._read is None:
+            return None
+        return Carry(self, self._read, len(self.network.layers), torch.cat(self._states, 1))
+
+    def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
+        """The rows are the model's to move; only what penalties remember is noted."""
+        self._lawmaker.commit(committed(draft, verdict, count))
+        self._forget()
+
+    def mark(self) -> object:
+        return copy.copy(self._lawmaker)
+
+    def rewind(self, mark: object) -> None:
+        assert isinstance(mark, Lawmaker)
+        self._lawmaker = copy.copy(mark)
+        self._forget()
+
+    def end(self) -> None:
+        self._forget()
+        self._cache = self._model
+
+
+def _without(layers: Collection[Layer], skip: Collection[str]) -> list[Layer]:
+    """Layers, some of whose halves are left out."""
+    found = list(layers)
+    for name in skip:
+        parts = re.fullmatch(r"(attention|mlp)\.(\d+)", name)
+        if parts is None or int(parts[2]) >= len(found):
+            raise InvalidOption(
+                f"there is no sublayer '{name}' to skip; they are attention.0, mlp.0 to attention.{len(found) - 1}, "
+                f"mlp.{len(found) - 1}"
+            )
+        index = int(parts[2])
+        layer = found[index]
+        found[index] = replace(layer, attends=False) if parts[1] == "attention" else replace(layer, thinks=False)
+    return found
+
+
+def furthest(cache: Cache, draft: Draft) -> int:
+    """A bound on the positions that a draft asks for."""
+    reached = max(cache.rows.host) + cache.rows.pending.shape[1] + 1
+    if draft.positions is None or not draft.size:
+        return reached + draft.tree.depth
+    return reached + (int(draft.positions.max()) if cache.exact else 1024)
+
+
+def behind(states: Tensor, rows: Rows, draft: Draft, first: int, since: int | None) -> Tensor:
+    """States [B, Q, D] of everything fed -> [B, R, D] behind the root and the nodes, from row `first` on."""
+    wait = rows.pending.shape[1]
+    if since is not None:
+        return states
+    if wait == 1:
+        return states[:, first:]
+    nodes = torch.arange(wait, wait + draft.size, device=states.device).expand(len(states), -1)
+    index = torch.cat([rows.waiting[:, None] - 1, nodes], 1)[:, first:]
+    return states.gather(1, index[..., None].expand(-1, -1, states.shape[2]))
+
+
+def scores(
+    network: Network,
+    states: Tensor,
+    draft: Draft,
+    lawmaker: Lawmaker,
+    lengths: Tensor,
+    hidden: Mapping[str, Tensor],
+    first: int,
+) -> Scores:
+    """Scores from normed states [B, R, D]: all logits at once while they are few, else those of the rows asked for."""
+    if states.shape[0] * states.shape[1] * network.config.vocabulary <= _DENSE:
+        return Scores(draft, lawmaker, lengths, network.logits(states), hidden, first)
+
+    @torch.no_grad()
+    def some(rows: Tensor) -> Tensor:
+        index = (rows - first)[..., None].expand(-1, -1, states.shape[2])
+        return network.logits(states.gather(1, index))
+
+    return Scores(draft, lawmaker, lengths, some, hidden, first)
