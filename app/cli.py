@@ -147,10 +147,18 @@ def _draw_methods(title: str, table: dict[str, Method]) -> None:
 def doctor(
     as_json: AsJson = False,
     mend: Annotated[bool, typer.Option("--mend", help="First cure what has a known cure.")] = False,
+    speed: Annotated[
+        bool, typer.Option("--speed", help="Measure instead how fast this machine is, and what our own loop costs.")
+    ] = False,
 ) -> None:
     """Say what this machine has, what works on it, and how to fix what doesn't."""
     from rich.console import Console
 
+    if speed and mend:
+        raise typer.BadParameter("--speed and --mend are two things: give one at a time")
+    if speed:
+        _measure_speed(as_json)
+        return
     from outrider.app.doctor import examine
 
     with Console(stderr=True).status("Importing what is installed ..."):
@@ -160,6 +168,19 @@ def doctor(
     else:
         _draw_report(report)
     raise typer.Exit(0 if report.ok else 1)
+
+
+def _measure_speed(as_json: bool) -> None:
+    from rich.console import Console
+
+    from outrider.app.speed import draw, measure
+
+    with Console(stderr=True).status("Loading torch ...") as status:
+        found = measure(status.update)
+    if as_json:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        draw(Console(highlight=False), found)
 
 
 def _draw_report(report: Report) -> None:
