@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 it could not be done and one line on stderr says why, 2 th
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -30,6 +31,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable, on stdou
 
 def main() -> None:
     """Run the command line; an error is one line, never a stack trace (OUTRIDER_DEBUG=1 shows it)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that can't write a sign gets a question mark
     try:
         cli()
     except Exception as error:

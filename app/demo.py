@@ -38,7 +38,7 @@ _SMALL: dict[str, dict[str, Any]] = {  # drafts that can be taken in at a glance
     "prompt-lookup": {"length": 4},
 }
 _SHAPE = Config(vocabulary=VOCABULARY, width=64, layers=8, heads=4, kv_heads=2, head_dim=16, hidden=128)
-_EXIT = 2  # layers that the cheaper decoder has
+_EXIT = 2  # layers it drafts with
 _REFINING = 0.2  # how much the layers behind them add: as in trained models, less than the first ones
 _RELAXED, _SETTINGS = "lenience", {"lenience": 0.5}
 _ROWS = 16
@@ -129,7 +129,7 @@ def scenes(options: Options) -> list[Scene]:
         if name is not None and name not in table:
             raise unknown(what, name, table)
     blurred = TableTarget(VOCABULARY, options.seed, sharpness=2.0, blur=0.2)
-    large, small = decoders(options.seed)
+    large = decoder(options.seed)
     tree = "sampled-tree" if "tree" in RULES[options.rule].topology else "draft-model"
     found = [
         Scene(
@@ -144,9 +144,9 @@ def scenes(options: Options) -> list[Scene]:
         Scene(
             "decoder",
             f"A tiny decoder: {_SHAPE.layers} layers of random weights",
-            f"its first {_EXIT} layers",
+            f"the target's own first {_EXIT} layers",
             large,
-            small,
+            large.view(exit=_EXIT),
             options.drafter or tree,
             options,
         ),
@@ -156,16 +156,15 @@ def scenes(options: Options) -> list[Scene]:
     return found
 
 
-def decoders(seed: int) -> tuple[Decoder, Decoder]:
-    """A decoder whose later layers only refine, and the one that leaves them out."""
+def decoder(seed: int) -> Decoder:
+    """One whose later layers only refine what the first ones found."""
     whole = Decoder.random(_SHAPE, seed, gain=3.0).network
+    shares = [1.0] * _EXIT + [_REFINING] * (_SHAPE.layers - _EXIT)
     layers = [
         replace(layer, attention_norm=layer.attention_norm * share, mlp_norm=layer.mlp_norm * share)
-        for layer, share in zip(whole.layers, [1.0] * _EXIT + [_REFINING] * (_SHAPE.layers - _EXIT), strict=True)
+        for layer, share in zip(whole.layers, shares, strict=True)
     ]
-    large = Network(_SHAPE, whole.embedding, layers, whole.norm, whole.head)
-    small = Network(replace(_SHAPE, layers=_EXIT), whole.embedding, layers[:_EXIT], whole.norm, whole.head)
-    return Decoder(large), Decoder(small)
+    return Decoder(Network(_SHAPE, whole.embedding, layers, whole.norm, whole.head))
 
 
 def traces(options: Options) -> list[Trace]:

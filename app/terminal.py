@@ -134,7 +134,7 @@ def comparison(columns: Mapping[str, Summary]) -> Table:
         "tokens per call": lambda one: f"{one.tokens_per_call:.2f}",
     }
     if any(one.equivalents_per_token * one.tokens != one.target_calls for one in every):
-        rows["passes per token"] = lambda one: f"{one.equivalents_per_token:.2f}"
+        rows["passes per token, by bytes read"] = lambda one: f"{one.equivalents_per_token:.2f}"
     rows["accepted of drafted"] = lambda one: f"{one.accepted} of {one.drafted}" if one.drafted else "-"
     rows["acceptance rate"] = lambda one: f"{one.acceptance_rate:.0%}" if one.drafted else "-"
     rows["time"] = lambda one: f"{1e3 * one.seconds:.0f} ms"
