@@ -1,1 +1,6 @@
 """Text: language models, their drafters and their data."""
+
+from outrider.text.loading import load
+from outrider.text.model import Piece, Result, Stream, TextModel
+
+__all__ = ["Piece", "Result", "Stream", "TextModel", "load"]

