@@ -47,15 +47,7 @@ class Cache:
     def begin(self, prompts: Prompts) -> None:
         """Nothing read yet; each prompt waits."""
         longest = max(map(len, prompts))
-        ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts])
-        waiting = torch.tensor([len(prompt) for prompt in prompts])
-        self.rows = Rows(
-            torch.zeros(len(prompts), dtype=torch.long, device=self.device),
-            ids.to(self.device),
-            waiting.to(self.device),
-            (0,) * len(prompts),
-            min(map(len, prompts)) == longest,
-        )
+        self.rows = waiting(prompts, self.device)
         self.scored = -1  # draft nodes in the scratch; -1: not even the root
         self.writer: object = None  # whose scratch it is: the model's own, or a view's
         layers, heads, dim = self._shape
@@ -91,11 +83,7 @@ class Cache:
 
     def prefilled(self, prompts: Prompts) -> None:
         """All of each prompt but its last token has been read."""
-        entries = [len(prompt) - 1 for prompt in prompts]
-        last = torch.tensor([[prompt[-1]] for prompt in prompts], device=self.device)
-        lengths = torch.tensor(entries, device=self.device)
-        even = self.exact and min(entries) == max(entries)
-        self.rows = Rows(lengths, last, torch.ones_like(lengths), tuple(entries), even)
+        self.rows = prefilled(prompts, self.device, self.exact)
 
     def plan(self, draft: Draft, since: int | None, gap: int = 0) -> tuple[Tensor, Places]:
         """What to feed, ids [B, Q], and where: the waiting tokens and the nodes; with `since`, the nodes from there.
@@ -108,68 +96,31 @@ class Cache:
         rows = self.rows
         columns = self._columns(max(rows.host) + gap + total)
         ids = torch.cat([rows.pending, draft.tokens], 1)[:, skip:]
-        ahead = torch.arange(wait, device=self.device).expand(len(ids), -1)
-        nodes = (rows.waiting[:, None] - 1 + draft.offsets).expand(len(ids), -1)
-        positions = (rows.entries[:, None] + torch.cat([ahead, nodes], 1))[:, skip:]
+        positions = standing(rows, draft)[:, skip:]
         if rows.even:
             first, start = rows.host[0], rows.host[0] + gap
             if draft.tree.is_chain and total - skip == 1 and not gap:
                 return ids, Places(positions, start + total, None, start + skip)
-            mask = F.pad(F.pad(self._near(draft)[:, skip:], (gap, 0)), (first, 0), value=True)
+            mask = F.pad(F.pad(near(rows, draft)[:, skip:], (gap, 0)), (first, 0), value=True)
             return ids, Places(positions, start + total, mask, start + skip)
-        near = self._near(draft)[:, skip:].expand(len(ids), -1, -1)
+        close = near(rows, draft)[:, skip:].expand(len(ids), -1, -1)
         column = torch.arange(columns, device=self.device)
         behind = (column - rows.entries[:, None])[:, None]  # [B, 1, C]
         place = behind - gap
         inside = (place >= 0) & (place < total)
-        found = near.gather(2, place.clamp(0, total - 1).expand(-1, near.shape[1], -1))
+        found = close.gather(2, place.clamp(0, total - 1).expand(-1, close.shape[1], -1))
         slots = rows.entries[:, None] + torch.arange(gap + skip, gap + total, device=self.device)
         return ids, Places(positions, columns, (behind < 0) | (inside & found), None, slots)
 
-    def _near(self, draft: Draft) -> Tensor:
-        """[B|1, P + N, P + N] which of the waiting tokens and nodes each of them may look at."""
-        rows, size = self.rows, draft.size
-        wait = rows.pending.shape[1]
-        order = torch.ones(wait, wait, dtype=torch.bool, device=self.device).tril()[None]
-        if not size:
-            return order
-        real = torch.arange(wait, device=self.device) < rows.waiting[:, None]  # [B, P]
-        if rows.even:
-            real = real[:1]
-        tree = draft.tree.ancestors
-        batch = max(len(real), len(tree))
-        above = F.pad(order, (0, size)).expand(batch, -1, -1)
-        below = torch.cat([real[:, None].expand(batch, size, -1), tree.expand(batch, -1, -1)], 2)
-        return torch.cat([above, below], 1)
-
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> Tensor:
         """Keep the first `count` [B] emitted tokens of each row -> those tokens [B, D + 1], -1 behind them."""
-        rows, depth = self.rows, verdict.path.shape[1]
-        wait = rows.pending.shape[1]
-        tokens = committed(draft, verdict, count)
-        place = torch.arange(depth, device=self.device)
-        kept = (verdict.path >= 0) & (verdict.path < self.scored) & (place < count[:, None])  # [B, D], a prefix
-        known = rows.waiting + kept.sum(1) if self.scored >= 0 else torch.zeros_like(rows.waiting)
-        grown = torch.minimum(known, rows.waiting + count - 1)
-        if depth and not (wait == 1 and draft.tree.is_chain):
-            here = (rows.entries + rows.waiting)[:, None] + place
+        rows, wait = self.rows, self.rows.pending.shape[1]
+        self.rows, tokens, kept = advance(rows, self.scored, draft, verdict, count, self.exact)
+        if self.scored > 0 and verdict.path.shape[1] and not (wait == 1 and draft.tree.is_chain):
+            self._reserve(wait + max(wait, kept.shape[1]))  # the draft may be deeper than what was scored of it
+            here = (rows.entries + rows.waiting)[:, None] + torch.arange(kept.shape[1], device=self.device)
             there = (rows.entries + wait)[:, None] + verdict.path
             self._move(torch.where(kept, there, here), here)
-        left = rows.waiting + count - grown
-        entries = rows.entries + grown
-        everything = torch.cat([rows.pending, tokens], 1)
-        if self.exact:
-            host, lefts = tuple(entries.tolist()), left.tolist()
-            width, even = max(lefts), len({*host}) == 1 and len({*lefts}) == 1
-        else:
-            emitted = verdict.host or [[0] * (depth + 1)] * len(rows.host)
-            host = tuple(n + wait + len(e) - 1 for n, e in zip(rows.host, emitted, strict=True))
-            unread = depth + wait if self.scored < 0 else min(draft.size - self.scored, depth)
-            width, even = 1 + unread, False
-        index = grown[:, None] + torch.arange(width, device=self.device)
-        index = torch.where(index < rows.waiting[:, None], index, index + (wait - rows.waiting)[:, None])
-        pending = everything.gather(1, index.clamp(max=everything.shape[1] - 1))
-        self.rows = Rows(entries, pending, left, host, even)
         self.scored = -1
         return tokens
 
@@ -207,3 +158,73 @@ class Cache:
         wider = self.store.new_zeros(layers, batch, heads, -(-max(needed, size * 3 // 2) // 64) * 64, dim)
         wider[:, :, :, :size] = self.store
         self.store = wider
+
+
+def waiting(prompts: Prompts, device: torch.device) -> Rows:
+    """Nothing read yet; each prompt waits."""
+    lengths = [len(prompt) for prompt in prompts]
+    ids = torch.tensor([[*prompt, *[0] * (max(lengths) - len(prompt))] for prompt in prompts], device=device)
+    entries = torch.zeros(len(prompts), dtype=torch.long, device=device)
+    even = min(lengths) == max(lengths)
+    return Rows(entries, ids, torch.tensor(lengths, device=device), (0,) * len(prompts), even)
+
+
+def prefilled(prompts: Prompts, device: torch.device, exact: bool) -> Rows:
+    """All of each prompt but its last token has been read."""
+    entries = [len(prompt) - 1 for prompt in prompts]
+    last = torch.tensor([[prompt[-1]] for prompt in prompts], device=device)
+    lengths = torch.tensor(entries, device=device)
+    return Rows(lengths, last, torch.ones_like(lengths), tuple(entries), exact and min(entries) == max(entries))
+
+
+def standing(rows: Rows, draft: Draft) -> Tensor:
+    """[B, P + N] the position in its sequence of each waiting token and each node."""
+    batch, wait = rows.pending.shape
+    ahead = torch.arange(wait, device=rows.entries.device).expand(batch, -1)
+    nodes = (rows.waiting[:, None] - 1 + draft.offsets).expand(batch, -1)
+    return rows.entries[:, None] + torch.cat([ahead, nodes], 1)
+
+
+def near(rows: Rows, draft: Draft) -> Tensor:
+    """[B|1, P + N, P + N] bool: which of the waiting tokens and nodes each of them may look at."""
+    wait, nodes, device = rows.pending.shape[1], draft.size, rows.entries.device
+    order = torch.ones(wait, wait, dtype=torch.bool, device=device).tril()[None]
+    if not nodes:
+        return order
+    real = torch.arange(wait, device=device) < rows.waiting[:, None]  # [B, P]
+    if rows.even:
+        real = real[:1]
+    tree = draft.tree.ancestors
+    batch = max(len(real), len(tree))
+    above = F.pad(order, (0, nodes)).expand(batch, -1, -1)
+    below = torch.cat([real[:, None].expand(batch, nodes, -1), tree.expand(batch, -1, -1)], 2)
+    return torch.cat([above, below], 1)
+
+
+def advance(
+    rows: Rows, scored: int, draft: Draft, verdict: Verdict, count: Tensor, exact: bool
+) -> tuple[Rows, Tensor, Tensor]:
+    """The rows when the first `count` [B] emitted tokens are kept, `scored` nodes having been read (-1: not even what
+    waited); those tokens [B, D + 1], -1 behind them; and which of the path's nodes [B, D] have become entries, or would
+    have, were the last token not to be the next root."""
+    depth, wait = verdict.path.shape[1], rows.pending.shape[1]
+    device = rows.entries.device
+    tokens = committed(draft, verdict, count)
+    place = torch.arange(depth, device=device)
+    kept = (verdict.path >= 0) & (verdict.path < scored) & (place < count[:, None])  # a prefix
+    known = rows.waiting + kept.sum(1) if scored >= 0 else torch.zeros_like(rows.waiting)
+    grown = torch.minimum(known, rows.waiting + count - 1)
+    left, entries = rows.waiting + count - grown, rows.entries + grown
+    if exact:
+        host, lefts = tuple(entries.tolist()), left.tolist()
+        width, even = max(lefts), len({*host}) == 1 and len({*lefts}) == 1
+    else:
+        emitted = verdict.host or [[0] * (depth + 1)] * len(rows.host)
+        host = tuple(one + wait + len(new) - 1 for one, new in zip(rows.host, emitted, strict=True))
+        unread = depth + wait if scored < 0 else min(draft.size - scored, depth)
+        width, even = 1 + unread, False
+    everything = torch.cat([rows.pending, tokens], 1)
+    index = grown[:, None] + torch.arange(width, device=device)
+    index = torch.where(index < rows.waiting[:, None], index, index + (wait - rows.waiting)[:, None])
+    pending = everything.gather(1, index.clamp(max=everything.shape[1] - 1))
+    return Rows(entries, pending, left, host, even), tokens, kept
