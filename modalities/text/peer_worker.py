@@ -1,0 +1,139 @@
+"""What runs in a peer's own venv, by its own Python: load a model there, then answer one prompt at a time.
+
+A line of JSON in (token ids and how many to add), a line out (token ids, seconds, peak memory). Standard library alone
+at the top; nothing of Outrider is imported, since nothing of it is installed there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Generate = Callable[[Sequence[int], int], Sequence[int]]  # (prompt, most new tokens) -> new tokens, greedily
+_STATUS, _REFS = "/proc/self/status", "/proc/self/clear_refs"
+
+
+def transformers(options: dict[str, Any]) -> tuple[Generate, str]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(options["threads"])
+    model = AutoModelForCausalLM.from_pretrained(options["folder"], dtype=getattr(torch, options["dtype"])).eval()
+    model.generation_config.pad_token_id = options["end"][0]
+    extra = {"prompt_lookup_num_tokens": options["length"]} if options["lookup"] else {}
+
+    def generate(ids: Sequence[int], limit: int) -> Sequence[int]:
+        prompt = torch.tensor([list(ids)])
+        with torch.inference_mode():
+            out = model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=limit,
+                do_sample=False,
+                eos_token_id=options["end"],
+                **extra,
+            )
+        found: list[int] = out[0, len(ids) :].tolist()
+        return found
+
+    return generate, options["dtype"]
+
+
+def openvino(options: dict[str, Any]) -> tuple[Generate, str]:
+    import numpy as np
+    import openvino as ov
+    import openvino_genai as genai
+
+    extra = {"prompt_lookup": True} if options["lookup"] else {}
+    pipe = genai.LLMPipeline(options["gguf"], "CPU", INFERENCE_NUM_THREADS=options["threads"], **extra)
+    config = genai.GenerationConfig()
+    config.do_sample = False
+    config.stop_token_ids = set(options["end"])
+    if options["lookup"]:
+        config.num_assistant_tokens = options["length"]
+        config.max_ngram_size = options["longest"]
+
+    def generate(ids: Sequence[int], limit: int) -> Sequence[int]:
+        config.max_new_tokens = limit
+        prompt = ov.Tensor(np.asarray([ids], dtype=np.int64))
+        mask = ov.Tensor(np.ones((1, len(ids)), dtype=np.int64))
+        return list(pipe.generate(genai.TokenizedInputs(prompt, mask), config).tokens[0])
+
+    return generate, "4-bit GGUF"
+
+
+def vllm(options: dict[str, Any]) -> tuple[Generate, str]:
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB: one prompt at a time needs little
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # no second process that spins while it waits
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    from vllm import LLM, SamplingParams
+
+    lookup = {"method": "ngram", "num_speculative_tokens": options["length"], "prompt_lookup_max": options["longest"]}
+    model = LLM(
+        options["folder"],
+        dtype=options["dtype"],
+        max_model_len=options["context"],
+        max_num_seqs=1,
+        enable_prefix_caching=False,
+        skip_tokenizer_init=True,
+        disable_log_stats=True,
+        **({"speculative_config": lookup} if options["lookup"] else {}),
+    )
+
+    def generate(ids: Sequence[int], limit: int) -> Sequence[int]:
+        params = SamplingParams(temperature=0, max_tokens=limit, stop_token_ids=options["end"], detokenize=False)
+        out = model.generate({"prompt_token_ids": list(ids)}, params, use_tqdm=False)
+        return list(out[0].outputs[0].token_ids)
+
+    return generate, options["dtype"]
+
+
+LOADERS = {"transformers": transformers, "openvino-genai": openvino, "vllm": vllm}
+
+
+def peak(start: bool = False) -> int:
+    """Linux: the most memory in use since the last start; elsewhere 0."""
+    try:
+        if start:
+            with open(_REFS, "w") as refs:
+                refs.write("5")
+            return 0
+        with open(_STATUS) as status:
+            return 1024 * int(status.read().split("VmHWM:")[1].split()[0])
+    except (OSError, IndexError):
+        return 0
+
+
+def main() -> None:
+    """Serve until stdin ends. What libraries print goes to stderr: stdout is for answers."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def answer(**parts: Any) -> None:
+        answers.write(json.dumps(parts) + "\n")
+        answers.flush()
+
+    try:
+        generate, precision = LOADERS[sys.argv[1]](json.loads(sys.argv[2]))
+        answer(precision=precision)
+        for line in sys.stdin:
+            asked = json.loads(line)
+            peak(start=True)
+            begun = time.perf_counter()
+            tokens = [int(token) for token in generate(asked["ids"], asked["limit"])]
+            seconds = time.perf_counter() - begun
+            answer(tokens=tokens, seconds=seconds, memory=peak())
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()
+        answer(error=f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    main()
