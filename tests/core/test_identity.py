@@ -4,6 +4,7 @@ greedy, and with `gumbel-match` at T=1."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -34,8 +35,7 @@ USUAL: dict[str, Mapping[str, Any]] = {
 }
 
 
-def config(layers: int) -> Config:
-    return Config(vocabulary=VOCABULARY, width=32, layers=layers, heads=4, kv_heads=2, head_dim=8, hidden=64)
+CONFIG = Config(vocabulary=VOCABULARY, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, hidden=64)
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -45,15 +45,16 @@ def prompts(count: int) -> list[list[int]]:
 
 
 def target(dtype: torch.dtype) -> Decoder:
-    return Decoder.random(config(2), seed=1, dtype=dtype)
+    return Decoder.random(CONFIG, seed=1, dtype=dtype)
 
 
 def maker(method: Method) -> Callable[[], Drafter]:
-    """The draft model is the target itself in bfloat16: right most of the time."""
+    """The draft model is the target with its norms damped: right half of the time."""
     options = USUAL.get(method.name, {})
     if "model" not in method.needs:
         return lambda: method.make(**options)
-    return lambda: method.make(model=target(torch.bfloat16), **options)
+    damped = replace(CONFIG, norm_eps=0.3)
+    return lambda: method.make(model=Decoder.random(damped, seed=1), **options)
 
 
 def outputs(
@@ -82,8 +83,8 @@ def plain(mode: str, dtype: torch.dtype, count: int, limit: int) -> list[tuple[i
 @pytest.mark.parametrize("mode", MODES)
 def test_identity_in_float64(method: Method, mode: str) -> None:
     for batch in (1, 2, 5):
-        found, steps = outputs(maker(method), mode, torch.float64, 10, 24, batch)
-        assert found == plain(mode, torch.float64, 10, 24)
+        found, steps = outputs(maker(method), mode, torch.float64, 10, 40, batch)
+        assert found == plain(mode, torch.float64, 10, 40)
         assert len(steps) < sum(map(len, found)), "something must have been accepted"
 
 
