@@ -83,6 +83,13 @@ def test_an_option_out_of_range_is_a_wrong_command_line(option: str) -> None:
     assert CliRunner().invoke(cli, ["demo", option]).exit_code == 2
 
 
+def test_a_terminal_without_unicode_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    told = outrider("demo", "--tokens", "4")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout.isascii()
+
+
 def test_methods_as_json_are_the_tables() -> None:
     told = CliRunner().invoke(cli, ["methods", "--json"])
     rows = json.loads(told.stdout)
