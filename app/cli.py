@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outrider.app.text import assets, text
+
 if TYPE_CHECKING:
     from outrider.app.doctor import Report
     from outrider.core.methods import Method
@@ -27,6 +29,8 @@ cli = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable, on stdout.")]
+cli.command()(text)
+cli.add_typer(assets, name="assets")
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from outrider.app.install import nvidia_gpus
 from outrider.app.mend import mend
 from outrider.app.probe import Outcome, probe
+from outrider.core.assets import cache_folder
 
 
 @dataclass(frozen=True)
@@ -125,17 +126,6 @@ def judge_gpu(gpus: list[str], torch: dict[str, Any]) -> Finding | None:
     else:
         fix = f"torch {torch['version']} is built for CUDA {torch['cuda']}: the driver is too old for it, or broken"
     return Finding("GPU", "broken", False, f"{found}: torch can't use it", "speed", fix)
-
-
-def cache_folder() -> Path:
-    """Where fetched weights are kept: $OUTRIDER_CACHE, else the folder for caches of this system's user."""
-    if given := os.environ.get("OUTRIDER_CACHE"):
-        return Path(given).expanduser()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "outrider"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "outrider"
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "outrider"
 
 
 def judge_cache(folder: Path) -> Finding:

@@ -204,6 +204,17 @@ def _make(folder: Path, fill: Callable[[Path], object], done: Callable[[], bool]
             shutil.rmtree(partial_, ignore_errors=True)
 
 
+def written(path: Path, text: str) -> None:
+    """Write a small file of the cache, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     from filelock import FileLock
@@ -292,6 +303,38 @@ class Checkpoint(Mapping[str, "Tensor"]):
 
     def __len__(self) -> int:
         return len(self._where)
+
+
+def transformers_model(folder: Path, dtype: str, device: Any = "cpu") -> Any:
+    """A causal LM of any architecture that transformers itself knows, every one of its tensors found."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    read_json(folder / "config.json")  # names no code of its own
+    _files(folder)  # are safetensors
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            str(folder),
+            dtype=getattr(torch, dtype),
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        raise AssetError(f"transformers can't load {folder}: {' '.join(str(error).split())[:300]}") from None
+    finally:
+        logging.set_verbosity(level)
+    if missing := sorted(found["missing_keys"]):
+        raise AssetError(
+            f"the checkpoint in {folder} has no tensor '{missing[0]}'"
+            + (f" nor {len(missing) - 1} others" if len(missing) > 1 else "")
+            + "; a file may be missing"
+        )
+    return model.to(device)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -1,6 +1,7 @@
 """Text: language models, their drafters and their data."""
 
+from outrider.text.inside import custom_generate
 from outrider.text.loading import load
 from outrider.text.model import Piece, Result, Stream, TextModel
 
-__all__ = ["Piece", "Result", "Stream", "TextModel", "load"]
+__all__ = ["Piece", "Result", "Stream", "TextModel", "custom_generate", "load"]

@@ -1,7 +1,7 @@
 """The cache of a conversation, kept from one turn to the next: only what is new is read.
 
-A target over our own decoder that forgets nothing at the end: the next turn's tokens are compared with those it holds,
-it goes back to the last step before they part, and reads on from there. Knows token ids, not roles or templates.
+A target that forgets nothing at the end: the next turn's tokens are compared with those it holds, it goes back to the
+last step before they part, and reads on from there. Knows token ids, not roles or templates.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft, Tree, Verdict
-from outrider.core.engine.transformer import Decoder, Mark
-from outrider.core.errors import InvalidOption
+from outrider.core.engine import hf, transformer
 from outrider.core.laws import Lawmaker, Sampling
 from outrider.core.target import Prefill, Prompts, Scores
 
@@ -22,26 +21,21 @@ _PIECE = 512  # tokens read a pass
 
 
 class Kept:
-    """A decoder of one row whose cache outlives a generation."""
+    """A target of one row whose cache outlives a generation."""
 
     rollback = True
 
-    def __init__(self, decoder: Decoder) -> None:
-        self.decoder = decoder
-        self.vocabulary, self.device, self.weight_bytes = decoder.vocabulary, decoder.device, decoder.weight_bytes
+    def __init__(self, inner: transformer.Decoder | hf.Adapted) -> None:
+        self.inner = inner
+        self.vocabulary, self.device, self.weight_bytes = inner.vocabulary, inner.device, inner.weight_bytes
         self.tokens: list[int] = []  # committed
         self.reused = 0  # of the last prompt
-        self._marks: list[tuple[int, Mark]] = []  # (how many tokens were committed, where that was)
+        self._marks: list[tuple[int, transformer.Mark | hf.Mark]] = []  # how many tokens, and that place
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
         """Read what is new of one prompt. Hidden states of what was read before are gone, so a drafter that needs them
         has the whole prompt read again."""
         (prompt,) = prompts
-        if len(prompt) > self.decoder.config.context:
-            raise InvalidOption(
-                f"the conversation has {len(prompt)} tokens and the model's context is {self.decoder.config.context}; "
-                "leave out its beginning"
-            )
         same = 0
         if not needs:
             same = next((n for n, pair in enumerate(zip(self.tokens, prompt, strict=False)) if pair[0] != pair[1]), -1)
@@ -50,22 +44,22 @@ class Kept:
             self._marks.pop()
         if not self._marks:
             self.reused = 0
-            prefill = self.decoder.begin(prompts, sampling, needs)
+            prefill = self.inner.begin(prompts, sampling, needs)
         else:
             self.reused, mark = self._marks[-1]
-            self.decoder.rewind(mark)
+            self.inner.rewind(mark)
             for start in range(self.reused, len(prompt), _PIECE):
                 self._read(prompt[start : start + _PIECE])
             fresh = Lawmaker(sampling, prompts, self.vocabulary, self.device)
-            self.decoder.rewind(replace(self._mark(), lawmaker=fresh))
+            self.inner.rewind(replace(self._mark(), lawmaker=fresh))
             prefill = Prefill()
         self.tokens = list(prompt)
         self._note()
         return prefill
 
-    def _mark(self) -> Mark:
-        mark = self.decoder.mark()
-        assert isinstance(mark, Mark)
+    def _mark(self) -> transformer.Mark | hf.Mark:
+        mark = self.inner.mark()
+        assert isinstance(mark, transformer.Mark | hf.Mark)
         return mark
 
     def _note(self) -> None:
@@ -88,22 +82,22 @@ class Kept:
             q=none,
             host=[list(tokens)],
         )
-        self.decoder.score(draft)
-        self.decoder.keep(draft, verdict, torch.tensor([size + 1], device=self.device))
+        self.inner.score(draft)
+        self.inner.keep(draft, verdict, torch.tensor([size + 1], device=self.device))
 
     def score(self, draft: Draft, since: int | None = None) -> Scores:
-        return self.decoder.score(draft, since)
+        return self.inner.score(draft, since)
 
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
-        self.decoder.keep(draft, verdict, count)
+        self.inner.keep(draft, verdict, count)
         self.tokens += verdict.rows(draft)[0][: int(count[0])]
         self._note()
 
     def mark(self) -> object:
-        return self.decoder.mark()
+        return self.inner.mark()
 
     def rewind(self, mark: object) -> None:
-        self.decoder.rewind(mark)
+        self.inner.rewind(mark)
 
     def end(self) -> None:
         """The cache stays, for the next turn."""

@@ -6,7 +6,7 @@ are opened, and how, is outrider.core.assets' affair.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,16 @@ import torch
 
 from outrider.core import assets
 from outrider.core.engine import checkpoints
+from outrider.core.engine.linear import fastest
+from outrider.core.engine.quantised import quantised
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption, OutriderError, unknown
+from outrider.core.target import Target
+from outrider.text import objects
 from outrider.text.model import TextModel
 from outrider.text.tokens import Tokens
 
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
 
 
 class LoadError(OutriderError):
@@ -47,25 +51,47 @@ def load(
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
     if not isinstance(source, str | Path):
-        return _of_object(source, tokenizer)
-    folder, name = find(source, dtype=dtype, revision=revision)
+        return of_object(source, tokenizer)
+    stored = "bfloat16" if dtype.startswith("int") else dtype
+    folder, name = find(source, dtype=stored, revision=revision)
     described = assets.read_json(_config(folder))
     tokens = Tokens.load(folder) if tokenizer is None else Tokens.of_transformers(tokenizer)
-    decoder = checkpoints.load(described, assets.Checkpoint(folder), dtype=getattr(torch, dtype), device=device)
-    if tokens.size > decoder.vocabulary:
+    place = _device(device)
+    make, context = _target(folder, described, dtype, stored, place)
+    if tokens.size > make().vocabulary:
         raise LoadError(
-            f"the tokenizer knows {tokens.size:,} tokens and the model {decoder.vocabulary:,}: "
+            f"the tokenizer knows {tokens.size:,} tokens and the model {make().vocabulary:,}: "
             "they don't belong together"
         )
-    return TextModel(
-        partial(Decoder, decoder.network),
-        tokens,
-        name=name,
-        end=end_tokens(folder, described, tokens),
-        context=decoder.config.context,
-        dtype=dtype,
-        folder=folder,
-    )
+    end = end_tokens(folder, described, tokens)
+    return TextModel(make, tokens, name=name, end=end, context=context, dtype=dtype, device=str(place), folder=folder)
+
+
+def _device(name: str | torch.device) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InvalidOption(
+            f"the device '{name}' can't be used here ({str(error).splitlines()[0][:100]}); "
+            "`outrider doctor` says which can"
+        ) from None
+    return device
+
+
+def _target(
+    folder: Path, described: Mapping[str, Any], dtype: str, stored: str, device: torch.device
+) -> tuple[Callable[[], Target], int]:
+    """What makes a target of a folder's weights, and the model's context."""
+    try:
+        config = checkpoints.configure(described)
+    except checkpoints.CheckpointError as error:
+        if dtype != stored:
+            raise LoadError(f"{dtype} is for what runs on our own decoder, but {error}") from None
+        return objects.adapted(assets.transformers_model(folder, stored, device))
+    network = checkpoints.assemble(config, assets.Checkpoint(folder), dtype=getattr(torch, stored), device=device)
+    network = network.replaced(fastest) if dtype == stored else quantised(network, int(dtype.removeprefix("int")))
+    return partial(Decoder, network), config.context
 
 
 def find(source: str | Path, *, dtype: str = "bfloat16", revision: str | None = None) -> tuple[Path, str]:
@@ -107,10 +133,27 @@ def end_tokens(folder: Path, described: Mapping[str, Any], tokens: Tokens) -> li
     return sorted(set(found))
 
 
-def _of_object(model: Any, tokenizer: Any) -> TextModel:
-    """A model object of transformers, through the adapter."""
+def of_object(model: Any, tokenizer: Any) -> TextModel:
+    """A model object of transformers; what is done to it later on, such as a step of training, is seen here."""
     if not hasattr(model, "config") or not hasattr(model, "generate"):
         raise InvalidOption(
             f"a {type(model).__name__} is no model; give a name, a folder, a GGUF file or a causal LM of transformers"
         )
-    raise LoadError("model objects of transformers are not adapted yet; save it (save_pretrained) and load the folder")
+    if tokenizer is None:
+        raise InvalidOption("a model object comes without its tokenizer; give it too, as tokenizer=...")
+    tokens = Tokens.of_transformers(tokenizer)
+    make, context = objects.target_of(model)
+    given = getattr(model.generation_config, "eos_token_id", None)
+    end = {given} if isinstance(given, int) else set(given or ())
+    if (text := tokens.special.get("eos_token")) is not None and (one := tokens.id(text)) is not None:
+        end.add(one)
+    return TextModel(
+        make,
+        tokens,
+        name=model.config.name_or_path or type(model).__name__,
+        end=sorted(end),
+        context=context,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        keep=False,
+    )

@@ -6,19 +6,24 @@ how a target computes or a drafter guesses.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Unpack, overload
 
+import torch
+
 from outrider.core.decode import Drafter, Rule, decode
+from outrider.core.engine.hf import Adapted
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
 from outrider.core.record import Record
 from outrider.core.target import Target
 from outrider.core.trace import Finish, Step, Trace, machine, versions
+from outrider.text import auto
 from outrider.text.conversation import Kept
 from outrider.text.options import Given, Options
 from outrider.text.reader import Reader
@@ -53,7 +58,7 @@ class Piece:
 
 class TextModel:
     """A target with its tokenizer. `make` gives a target with a cache of its own over the same weights, so that several
-    generations may run side by side."""
+    generations may run side by side. `keep`: may a conversation's cache be gone on from? Not if weights change."""
 
     def __init__(
         self,
@@ -64,12 +69,16 @@ class TextModel:
         end: Sequence[int],
         context: int,
         dtype: str = "",
+        device: str = "cpu",
         folder: Path | None = None,
+        keep: bool = True,
     ) -> None:
         self.target = make
         self.tokens = tokens
-        self.name, self.context, self.dtype, self.folder = name, context, dtype, folder
+        self.name, self.context, self.folder = name, context, folder
+        self.dtype, self.device = dtype, device
         self.end = tuple(end)
+        self._keep = keep
         self._kept: Kept | None = None
 
     def __repr__(self) -> str:
@@ -156,31 +165,38 @@ class TextModel:
     def take_kept(self) -> Kept | None:
         """The last conversation's cache, for one generation at a time; None for a target that can't keep one."""
         kept, self._kept = self._kept, None
-        if kept is None:
+        if kept is None and self._keep:
             target = self.target()
-            kept = Kept(target) if isinstance(target, Decoder) else None
+            kept = Kept(target) if isinstance(target, Decoder | Adapted) else None
         return kept
 
     def give_back(self, kept: Kept) -> None:
         self._kept = kept
 
-    def drafter(self, options: Options) -> tuple[Drafter | None, str]:
-        """The drafter asked for, and its name."""
+    def _where(self) -> str:
+        """What measured costs belong to: this model in this precision, here."""
+        facts = f"{self.dtype}-{self.device}-{torch.get_num_threads()}".replace(":", "")
+        place = hashlib.sha256(str(self.folder or self.name).encode()).hexdigest()[:8]
+        return f"{self.name.replace('/', '--')[:60]}-{place}-{facts}"
+
+    def drafter(self, options: Options) -> tuple[Drafter | None, str, str]:
+        """The drafter asked for, its name, and the costs it goes by if it is "auto"."""
         wanted = options.drafter
         if wanted is None or not isinstance(wanted, str):
             if options.drafter_options:
                 raise InvalidOption(
                     "drafter_options go with a drafter's name; this one is made already, or there is none"
                 )
-            return wanted, "plain" if wanted is None else type(wanted).__name__
+            return wanted, "plain" if wanted is None else type(wanted).__name__, ""
         if wanted not in self.drafters:
             raise unknown("drafter", wanted, self.drafters)
         given = dict(options.drafter_options)
         if isinstance(given.get("model"), TextModel):
             given["model"] = given["model"].target()
         if wanted == AUTO:
-            wanted = "prompt-lookup"
-        return make_drafter(wanted, **given), wanted
+            made, costs = auto.make(self.target, self._where(), given)
+            return made, AUTO, costs
+        return make_drafter(wanted, **given), wanted, ""
 
     def rule(self, options: Options) -> tuple[Rule, str]:
         """The rule asked for, and its name."""
@@ -219,7 +235,7 @@ class Stream(Iterator[Piece]):
     ) -> None:
         self.batch, self.prompts = batch, prompts
         self._model, self._options = model, options
-        drafter, self._method = model.drafter(options)
+        drafter, self._method, self._costs = model.drafter(options)
         rule, self._rule = model.rule(options)
         self._lossless, self._seed = rule.lossless, options.drawn_seed()
         self._readers = [Reader(model.tokens.decode, options.stops) for _ in prompts]
@@ -273,6 +289,8 @@ class Stream(Iterator[Piece]):
     def trace(self) -> Trace:
         """Of all rows, as far as it has come."""
         facts = {"model": self._model.name, "dtype": self._model.dtype} | self._options.facts()
+        if self._costs:
+            facts["drafter.costs"] = self._costs
         if self._kept is not None:
             facts["reused"] = self._kept.reused
         return Trace(
@@ -301,8 +319,6 @@ class Stream(Iterator[Piece]):
 
 def peak_memory() -> int:
     """Bytes that this process has held at most; on a GPU, that its tensors have held there."""
-    import torch
-
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return int(torch.cuda.max_memory_allocated())
     if sys.platform == "win32":
