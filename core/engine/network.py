@@ -91,6 +91,20 @@ class Places:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class _Sights:
+    """What the attention of every layer shares in one pass, and where each finds its own."""
+
+    rows: int
+    cos: Tensor  # [B|1, Q, 1, d]
+    sin: Tensor
+    mask: Tensor | None  # [B|1, 1, Q G, C] to be added, for G queries that share a head of keys
+    keys: Sequence[Tensor]  # [B, K, C, d] of each layer
+    values: Sequence[Tensor]
+    into: Sequence[Tensor]  # [B, Q, 2 K, d] where each layer's keys and values go
+    at: tuple[Tensor, Tensor | None] | None  # ... or which rows and slots of it, where rows differ
+
+
 class Network:
     """Weights, and one pass through them. The residual stream is kept in 32 bits where weights have 16."""
 
@@ -159,9 +173,7 @@ class Network:
             for states in (taps or {}).values():
                 states.append(x.view(rows, 0, self.config.width).to(self.dtype))
             return x
-        where = places.positions.clamp(0, len(self._angles[0]) - 1)
-        cos, sin = (table[where][:, :, None] for table in self._angles)  # [B|1, Q, 1, d]
-        mask = None if places.mask is None else self._grouped(places.mask)
+        sights = self._sights(store, places, count)
         buffer = torch.empty(x.shape, dtype=self.dtype, device=self.device)
         hidden = self.config.hidden
         if taps and "embedding" in taps:
@@ -171,7 +183,7 @@ class Network:
             layer, norms = self.layers[index], self._norms[index]
             if layer.attends:
                 every = layer.qkv(self.normed(x, norms[0], buffer))
-                x += layer.out(self.attend(layer, every, store[index], places, cos, sin, mask))
+                x += layer.out(self.attend(layer, every, index, sights))
             if layer.thinks:
                 both = layer.up_gate(self.normed(x, norms[1], buffer))
                 x += layer.down(F.glu(both, -1).mul_(both[:, hidden:]))  # up sigmoid(gate) gate
@@ -187,42 +199,45 @@ class Network:
             taps["last"].append(states)
         return states
 
-    def _grouped(self, mask: Tensor) -> Tensor:
-        """[B|1, Q, C] bool -> [B|1, 1, Q G, C] to be added, for G queries that share a head of keys."""
-        group = self.config.heads // self.config.kv_heads
-        added = torch.zeros(mask.shape, dtype=self.dtype, device=mask.device).masked_fill_(~mask, -math.inf)
-        return added.repeat_interleave(group, 1)[:, None]
+    def _sights(self, store: Tensor, places: Places, count: int) -> _Sights:
+        """All that the attention of every layer shares, worked out once a pass."""
+        kv, group = self.config.kv_heads, self.config.heads // self.config.kv_heads
+        where = places.positions.clamp(0, len(self._angles[0]) - 1)
+        cos, sin = (table[where][:, :, None] for table in self._angles)
+        added = None
+        if places.mask is not None:
+            shape = places.mask.shape
+            added = torch.zeros(shape, dtype=self.dtype, device=self.device).masked_fill_(~places.mask, -math.inf)
+            added = added.repeat_interleave(group, 1)[:, None]
+        past = store[:, :, :, : places.columns]
+        if places.start is None:
+            into = store.transpose(2, 3)  # [L, B, C, 2 K, d]
+            at = torch.arange(store.shape[1], device=store.device)[:, None], places.slots
+        else:
+            into, at = store[:, :, :, places.start : places.start + count].transpose(2, 3), None
+        return _Sights(
+            store.shape[1], cos, sin, added, past[:, :, :kv].unbind(), past[:, :, kv:].unbind(), into.unbind(), at
+        )
 
-    def attend(
-        self,
-        layer: Layer,
-        qkv: Tensor,
-        store: Tensor,
-        places: Places,
-        cos: Tensor,
-        sin: Tensor,
-        mask: Tensor | None,
-    ) -> Tensor:
+    def attend(self, layer: Layer, qkv: Tensor, index: int, sights: _Sights) -> Tensor:
         """Queries, keys and values [B Q, (H + 2 K) d] -> what the queries found, [B Q, H d]."""
-        cfg = self.config
-        heads, kv, dim, rows = cfg.heads, cfg.kv_heads, cfg.head_dim, len(store)
-        every = qkv.view(rows, -1, heads + 2 * kv, dim)
-        count = every.shape[1]
-        turning = every[:, :, : heads + kv]
+        cfg, rows = self.config, sights.rows
+        heads, kv, dim, count = cfg.heads, cfg.kv_heads, cfg.head_dim, len(qkv) // sights.rows
+        every = qkv.view(rows, count, heads + 2 * kv, dim)
+        turning = head = every[:, :, : heads + kv]
         if layer.qk_norm is not None:
             turning = F.rms_norm(turning, (dim,), None, cfg.norm_eps) * layer.qk_norm
-        turned = torch.addcmul(turning * cos, turning.roll(dim // 2, -1), sin)
-        if places.start is not None:
-            written = store[:, :, places.start : places.start + count]
-            written[:, :kv].copy_(turned[:, :, heads:].transpose(1, 2))
-            written[:, kv:].copy_(every[:, :, heads + kv :].transpose(1, 2))
+        torch.addcmul(turning * sights.cos, turning.roll(dim // 2, -1), sights.sin, out=head)
+        if sights.at is None:
+            sights.into[index].copy_(every[:, :, heads:])
         else:
-            new = torch.cat([turned[:, :, heads:], every[:, :, heads + kv :]], 2)
-            row = torch.arange(rows, device=store.device)[:, None]
-            store.transpose(1, 2).index_put_((row, places.slots), new)
-        past = store[:, :, : places.columns]
-        query = turned[:, :, :heads].view(rows, count, kv, -1, dim).transpose(1, 2).reshape(rows, kv, -1, dim)
-        found = F.scaled_dot_product_attention(query, past[:, :kv], past[:, kv:], mask)  # [B, K, Q G, d]
+            sights.into[index].index_put_(sights.at, every[:, :, heads:])
+        key, value = sights.keys[index], sights.values[index]
+        if count == 1:
+            query = every[:, 0, :heads].view(rows, kv, heads // kv, dim)
+            return F.scaled_dot_product_attention(query, key, value, sights.mask).reshape(rows, heads * dim)
+        query = every[:, :, :heads].view(rows, count, kv, -1, dim).transpose(1, 2).reshape(rows, kv, -1, dim)
+        found = F.scaled_dot_product_attention(query, key, value, sights.mask)  # [B, K, Q G, d]
         return found.view(rows, kv, count, -1, dim).transpose(1, 2).reshape(rows * count, heads * dim)
 
 
