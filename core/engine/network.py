@@ -122,8 +122,14 @@ class Network:
         self._norm = norm.to(self.wide) * root
         self._angles = torch.zeros(0), torch.zeros(0)
 
-    def replaced(self, change: Callable[[Linear], Linear], layers: Sequence[Layer] | None = None) -> Network:
-        """The same network with every matrix product exchanged, and perhaps other layers."""
+    def replaced(
+        self,
+        change: Callable[[Linear], Linear],
+        layers: Sequence[Layer] | None = None,
+        head: Callable[[Linear], Linear] | None = None,
+    ) -> Network:
+        """The same network with every matrix product exchanged (the output layer's by `head`, where that differs), and
+        perhaps other layers."""
         changed = [
             replace(
                 layer,
@@ -134,7 +140,7 @@ class Network:
             )
             for layer in (self.layers if layers is None else layers)
         ]
-        return Network(self.config, self.embedding, changed, self.norm, change(self.head))
+        return Network(self.config, self.embedding, changed, self.norm, (head or change)(self.head))
 
     def embed(self, ids: Tensor) -> Tensor:
         """Token ids [B, Q], impossible ones included, -> [B Q, D]."""

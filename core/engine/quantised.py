@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -91,6 +92,9 @@ def _nearest(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         found = ints.to(torch.uint8), scale, offset
         if best is None:
             best, least = found, error
+            noise = scale.float().square().mean() * groups.shape[-1] / 12  # of numbers that fall anywhere
+            if error.mean() < 0.1 * noise:
+                break  # these were 16 levels already, as those of a GGUF of type Q4_1
             continue
         better = error < least
         least = torch.where(better, error, least)
@@ -134,15 +138,17 @@ class _Rounding(Protocol):
 _KINDS: dict[int, _Rounding] = {8: Int8, 4: Int4}
 
 
+def rounded(linear: Linear, bits: int) -> Linear:
+    """One matrix product in 8 or 4 bits, and in 16 for many rows where the processor multiplies those."""
+    few = _KINDS[bits](linear.weight, linear.bias)
+    if not packs(few.weight.dtype, few.weight.device):
+        return few
+    return ByRows(few, Packed(few.weight, linear.bias), _FEW[bits])
+
+
 def quantised(network: Network, bits: int) -> Network:
-    """The same network with its matrix products in 8 or 4 bits; embedding, norms and activations stay."""
+    """The same network with its matrix products in 8 or 4 bits. Embedding, norms and activations stay; the output
+    layer has 8 bits in either case, which costs a tenth of a millisecond and spares most of the damage."""
     if bits not in _KINDS:
         raise unknown("number of bits", bits, map(str, _KINDS))
-
-    def change(linear: Linear) -> Linear:
-        few = _KINDS[bits](linear.weight, linear.bias)
-        if not packs(few.weight.dtype, few.weight.device):
-            return few
-        return ByRows(few, Packed(few.weight, linear.bias), _FEW[bits])
-
-    return network.replaced(change)
+    return network.replaced(partial(rounded, bits=bits), head=partial(rounded, bits=8))
