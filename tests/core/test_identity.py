@@ -75,8 +75,8 @@ def outputs(
 
 @lru_cache
 def plain(mode: str, dtype: torch.dtype, count: int, limit: int) -> list[tuple[int, ...]]:
-    """One prompt after the other, nothing drafted."""
-    return outputs(lambda: None, mode, dtype, count, limit, 1)[0]
+    """Nothing drafted, twenty rows at a time: below it is shown that rows do not notice."""
+    return outputs(lambda: None, mode, dtype, count, limit, 20)[0]
 
 
 @pytest.mark.parametrize("method", DRAFTERS.values(), ids=lambda method: method.name)
@@ -103,5 +103,5 @@ def test_identity_in_float32(method: Method, mode: str, batch: int, measured: An
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-def test_plain_batches_are_plain_rows(mode: str) -> None:
-    assert outputs(lambda: None, mode, torch.float32, 300, 64, 5)[0] == plain(mode, torch.float32, 300, 64)
+def test_plain_rows_are_the_same_alone(mode: str) -> None:
+    assert outputs(lambda: None, mode, torch.float32, 300, 64, 1)[0] == plain(mode, torch.float32, 300, 64)
