@@ -71,11 +71,17 @@ def test_the_demo_as_json_is_a_list_of_traces() -> None:
 @pytest.mark.parametrize(
     ("option", "says"), [("--drafter=eagle9", "Known: draft-model"), ("--rule=no", "Known: block")]
 )
-def test_an_unknown_method_is_one_line_that_lists_the_known(option: str, says: str) -> None:
-    told = outrider("demo", option)
-    assert (told.returncode, told.stdout) == (1, "")
-    assert says in told.stderr
-    assert told.stderr.count("\n") == 1
+def test_an_unknown_method_is_one_line_that_lists_the_known(
+    option: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("OUTRIDER_DEBUG", raising=False)
+    monkeypatch.setattr(sys, "argv", ["outrider", "demo", option])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    told = capsys.readouterr()
+    assert (stopped.value.code, told.out) == (1, "")
+    assert says in told.err
+    assert told.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("option", ["--tokens=0", "--tokens=many", "--seed=-1", "--temperature=warm"])
