@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outrider.app.bench import bench
 from outrider.app.text import assets, text
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ cli = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+cli.add_typer(bench, name="bench")
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable, on stdout.")]
 cli.command()(text)
 cli.add_typer(assets, name="assets")

@@ -1,0 +1,177 @@
+"""`outrider bench`: options in; a progress bar, a table, JSON and plots out. Ctrl-C gives the table of what is done.
+
+Heavy packages are imported once something is to be measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from outrider.core.bench import Bench
+
+bench = typer.Typer(
+    help="Measure drafters beside plain decoding, in turns in one run, and beside other engines.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@bench.callback()
+def _modality() -> None:
+    pass
+
+
+@bench.command()
+def text(
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines, each with `prompt` or `turns`; left out: prompts of our own.")
+    ] = None,
+    drafters: Annotated[
+        str, typer.Option(help="Names with commas between them; `outrider methods` lists them.")
+    ] = "auto,prompt-lookup",
+    rule: Annotated[str, typer.Option(help="The acceptance rule.")] = "exact",
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="For each prompt.")] = 128,
+    limit: Annotated[int | None, typer.Option(min=1, help="So many prompts only, every task in turn.")] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Times that every prompt is decoded by everyone.")] = 1,
+    seed: Annotated[int, typer.Option(help="For temperatures above 0.")] = 0,
+    model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a GGUF file.")] = "smollm2-135m",
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, int8 or int4.")] = "bfloat16",
+    peers: Annotated[
+        bool,
+        typer.Option("--peers", help="Also transformers, OpenVINO GenAI and vLLM, in venvs made when first asked."),
+    ] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write everything there; - is stdout.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="A folder for pictures.")] = None,
+) -> None:
+    """Tokens a second, tokens a call and acceptance on text, by task; is the output what plain decoding gives?"""
+    from rich.console import Console
+
+    from outrider.app.bench_views import draw
+    from outrider.text.bench import Settings, load_prompts, write
+
+    if plots is not None:
+        from outrider.app.bench_plots import check
+
+        check()
+    _check_folder(json_file)
+    items = load_prompts(prompts, limit)
+    names = tuple(name.strip() for name in drafters.split(",") if name.strip())
+    settings = Settings(
+        drafters=names, rule=rule, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed, repeat=repeat
+    )
+    source = str(prompts) if prompts else "built in"
+    found, whole = _measure_text(items, settings, model, device, dtype, peers, source)
+    if json_file is not None and str(json_file) == "-":
+        print(json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        draw(Console(highlight=False), found)
+        if json_file is not None:
+            write(found, json_file)
+    if plots is not None:
+        from outrider.app.bench_plots import draw_all
+
+        for path in draw_all(found, plots):
+            print(path, file=sys.stderr)
+    if not whole:
+        raise typer.Exit(130)
+
+
+def _check_folder(file: Path | None) -> None:
+    """Better told before than after minutes of measuring."""
+    from outrider.core.errors import InvalidOption
+
+    if file is not None and str(file) != "-" and not os.access(file.absolute().parent, os.W_OK):
+        raise InvalidOption(f"{file} can't be written: {file.absolute().parent} is no folder that can be written to")
+
+
+def _measure_text(
+    items: list[Any], settings: Any, model: str, device: str, dtype: str, peers: bool, source: str
+) -> tuple[dict[str, Any], bool]:
+    """The report, and whether everything was measured."""
+    import torch
+    from rich.console import Console
+
+    from outrider import text
+    from outrider.core.bench import Bench
+    from outrider.core.errors import InvalidOption
+    from outrider.text import bench as texts
+    from outrider.text.peers import find_model, started
+
+    console = Console(stderr=True, highlight=False)
+    skipped: dict[str, str] = {}
+    about: dict[str, Any] = {"prompts_from": source}
+    cost = None
+    with ExitStack() as stack:
+        with console.status(f"Loading {model} ...") as status:
+            lm = text.load(model, device=device, dtype=dtype)
+            ours = texts.contenders(lm, settings)
+            room = max(len(lm.encode(item.content)) for item in items) + settings.max_new_tokens + 64
+            others = []
+            if peers and settings.temperature == 0:
+                found = stack.enter_context(
+                    started(
+                        find_model(model, lm.folder, lm.end, min(lm.context, room)),
+                        lambda item: lm.encode(item.content),
+                        limit=settings.max_new_tokens,
+                        threads=torch.get_num_threads(),
+                        say=lambda line: status.update(f"{line[:1].upper()}{line[1:]} ..."),
+                    )
+                )
+                others, skipped = found.contenders, found.skipped
+                about["peers"] = found.settings
+            elif peers:
+                skipped["peers"] = "they decode greedily; leave --temperature out"
+            status.update("Measuring what passes cost ...")
+            cost = texts.costs(lm, items)
+        bench = Bench([*ours, *others], items, settings.repeat)
+        whole = _go(bench, console)
+    if not bench.runs:
+        raise InvalidOption("stopped before anything was measured")
+    with console.status("Comparing outputs ..."):
+        return texts.report(bench, lm, settings, cost=cost, about=about, skipped=skipped), whole
+
+
+def _go(bench: Bench, console: Console) -> bool:
+    """Measure under a progress bar; False if it was stopped."""
+    with _bar(console, bench.turns) as step:
+        try:
+            for name in bench.go():
+                step(name)
+        except KeyboardInterrupt:
+            console.print("Stopped: this is what is done.")
+            return False
+    return True
+
+
+@contextmanager
+def _bar(console: Console, total: int) -> Iterator[Any]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("Measuring"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("warming up", total=total)
+
+        def step(name: str) -> None:
+            progress.update(task, advance=1, description=name)
+
+        yield step
