@@ -130,7 +130,7 @@ def _config(known: _Fields, tensors: set[str]) -> dict[str, Any]:
         "num_key_value_heads": known.of_kind("attention.head_count_kv", heads),
         "head_dim": known.of_kind("attention.key_length", width // heads),
         "max_position_embeddings": known.need("context_length"),
-        "rms_norm_eps": known.need("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": float(f"{known.need('attention.layer_norm_rms_epsilon'):.7g}"),  # stored in 32 bits
         "rope_theta": known.of_kind("rope.freq_base", 10_000.0),
         "tie_word_embeddings": "output.weight" not in tensors,
         "hidden_act": "silu",

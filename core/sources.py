@@ -141,10 +141,12 @@ def download(package: str, folder: Path, bar: tqdm[None]) -> Path:
 
 
 def _held(folder: Path) -> int:
+    """Bytes of all files in there, while another process makes and removes them."""
     total = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):  # gone since
-            total += path.stat().st_size if path.is_file() else 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # gone since
+                total += os.stat(os.path.join(place, name)).st_size
     return total
 
 
