@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from outrider.core.decode import Drafter, Rule, decode
 from outrider.core.dice import Dice, Purpose
 from outrider.core.draft import Draft, Tree
 from outrider.core.laws import Law, Sampling
+from outrider.core.methods import Method
 from outrider.core.record import Record
 from outrider.core.target import Target
 
@@ -91,6 +93,12 @@ class Enumerator(Dice):
 
     def race(self, law: Law, position: Tensor, where: Tensor | None = None) -> Tensor:
         return self.pick(law, 0, Purpose.MATCH, where)
+
+
+def equip(method: Method, options: Mapping[str, Any], model: Callable[[], Target]) -> Drafter:
+    """A drafter of the method table with these options, given a draft model if it needs one."""
+    drafter: Drafter = method.make(**({"model": model()} if "model" in method.needs else {}), **options)
+    return drafter
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from outrider.core.conformance import (
     Distribution,
     Enumerator,
     enumerate_output,
+    equip,
     target_law,
     total_variation,
 )
@@ -25,11 +26,11 @@ from outrider.core.draft import Draft, Tree, Verdict, choose
 from outrider.core.drafters.jacobi import Jacobi
 from outrider.core.drafters.lookup import PromptLookup
 from outrider.core.drafters.model import DraftModel, SampledTree, TopKTree
-from outrider.core.laws import Law, Sampling, to_law
+from outrider.core.faults import Hindsight, Misreport, ResampleFromP, Survivors
+from outrider.core.laws import Law, Sampling
 from outrider.core.methods import DRAFTERS, RULES, Method
 from outrider.core.policies import Confidence
 from outrider.core.rules.exact import Block, Exact, SampleMatch, Token, block
-from outrider.core.rules.rejection import rejection
 from outrider.core.rules.relaxed import Lenience, Trust, Typical
 from outrider.core.target import Prefill, Prompts, Scores, TableTarget
 
@@ -53,11 +54,6 @@ def target() -> TableTarget:
 
 def model() -> TableTarget:
     return TableTarget(3, seed=1, sharpness=0.7, blur=0.4)
-
-
-def maker(method: Method, options: Mapping[str, Any]) -> Callable[[], Drafter]:
-    given = {"model": model} if "model" in method.needs else {}
-    return lambda: method.make(**{name: make() for name, make in given.items()}, **options)
 
 
 def distance(drafter: Callable[[], Drafter], rule: Rule, sampling: Sampling, **how: Any) -> float:
@@ -88,7 +84,7 @@ COMBINATIONS = [
 @pytest.mark.parametrize(("method", "options", "rule"), COMBINATIONS)
 def test_exact_rules_keep_the_law(method: Method, options: Mapping[str, Any], rule: Method, measured: Any) -> None:
     for name, sampling in SAMPLINGS.items():
-        found = distance(maker(method, options), rule.make(), sampling)
+        found = distance(partial(equip, method, options, model), rule.make(), sampling)
         measured("enumeration: total variation from the target, exact rules", name=rule.name, value=found)
         assert found < 1e-12, name
 
@@ -98,7 +94,7 @@ def test_exact_rules_keep_the_law(method: Method, options: Mapping[str, Any], ru
 def test_relaxed_rules_are_exact_at_their_anchor(method: Method, rule: Method, measured: Any) -> None:
     anchored = rule.make(**(rule.anchor or {}))
     assert rule.anchor is not None and anchored.lossless and not rule.make().lossless
-    found = distance(maker(method, method.trials[0]), anchored, Sampling())
+    found = distance(partial(equip, method, method.trials[0], model), anchored, Sampling())
     measured("enumeration: total variation from the target, relaxed rules at their anchor", name=rule.name, value=found)
     assert found < 1e-12
 
@@ -195,56 +191,6 @@ def test_a_length_decided_before_the_draw_is_exact(rule: Rule, policy: Confidenc
 # ---- negative controls: what must be caught
 
 
-class ResampleFromP:
-    """After a rejection the token is drawn from p, not from what is left of it."""
-
-    lossless = True
-
-    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
-        verdict = rejection(draft, scores, dice)
-        again = dice.pick(scores.law(verdict.accepted), 0, Purpose.MATCH, verdict.resampled)
-        return replace(verdict, token=torch.where(verdict.resampled, again, verdict.token))
-
-
-class Misreport(DraftModel):
-    """Draws from one law and reports another: q as it was before top-k, or at another temperature."""
-
-    def __init__(self, drawn: Sampling, reported: Sampling) -> None:
-        super().__init__(model(), length=2, sampling=drawn)
-        self.reported = reported
-
-    def propose(self, room: Tensor, dice: Dice) -> Draft:
-        draft = super().propose(room, dice)
-        laws = to_law(self.model.score(draft).logits()[:, :-1], self.reported)
-        return replace(draft, laws=laws if draft.size else None, fresh=None)
-
-
-class Hindsight(DraftModel):
-    """Looks at what was drawn, and leaves out what it no longer likes."""
-
-    def __init__(self) -> None:
-        super().__init__(model(), length=2)
-
-    def propose(self, room: Tensor, dice: Dice) -> Draft:
-        draft = super().propose(room, dice)
-        if not draft.size or draft.laws is None:
-            return draft
-        liked = draft.laws.at(draft.tokens[..., None])[..., 0] > 0.4
-        return replace(draft, live=draft.live & liked.cumprod(1).bool(), fresh=None)
-
-
-class Survivors(Jacobi):
-    """Claims that guesses kept from an earlier step were drawn in this one, so that they are verified as a block."""
-
-    def __init__(self) -> None:
-        super().__init__(window=2, renew="couple")
-
-    def propose(self, room: Tensor, dice: Dice) -> Draft:
-        draft = super().propose(room, dice)
-        whole = (~draft.fixed | ~draft.live).all(1)
-        return draft if draft.laws is None else replace(draft, fresh=whole)
-
-
 class Reused(Enumerator):
     """Uniforms that belong to absolute positions and are used again at each new attempt: what is known of each is an
     interval, which every decision narrows."""
@@ -283,17 +229,31 @@ class KeyedBlock:
 TOP = Sampling(top_k=2)
 CONTROLS: dict[str, tuple[Callable[[], Drafter], Rule, Sampling, dict[str, Any], float]] = {
     "residual drawn from p": (lambda: DraftModel(model(), length=2), ResampleFromP(), Sampling(), {}, 0.05),
-    "raw q under top-k": (lambda: Misreport(TOP, Sampling()), Token(), TOP, {}, 0.05),
+    "raw q under top-k": (lambda: Misreport(model(), TOP, Sampling()), Token(), TOP, {}, 0.05),
     "q at another temperature": (
-        lambda: Misreport(Sampling(), Sampling(temperature=0.5)), Token(), Sampling(), {}, 0.05,
+        lambda: Misreport(model(), Sampling(), Sampling(temperature=0.5)),
+        Token(),
+        Sampling(),
+        {},
+        0.05,
     ),
-    "length chosen after the fact": (Hindsight, Token(), Sampling(), {}, 0.05),
+    "length chosen after the fact": (lambda: Hindsight(model(), length=2), Token(), Sampling(), {}, 0.05),
     "lenience 0.5": (lambda: DraftModel(model(), length=2), Lenience(lenience=0.5), Sampling(), {}, 0.05),
-    "block verification on surviving drafts": (Survivors, Exact(), Sampling(), {"limits": (4, 1)}, 0.001),
-    "uniforms reused": (
-        lambda: DraftModel(model(), length=3), KeyedBlock(), Sampling(), {"dice": Reused, "limits": (4, 3)}, 0.001,
+    "block verification on surviving drafts": (
+        lambda: Survivors(window=2, renew="couple"),
+        Exact(),
+        Sampling(),
+        {"limits": (4, 1)},
+        0.001,
     ),
-}  # fmt: skip
+    "uniforms reused": (
+        lambda: DraftModel(model(), length=3),
+        KeyedBlock(),
+        Sampling(),
+        {"dice": Reused, "limits": (4, 3)},
+        0.001,
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CONTROLS)
@@ -371,7 +331,9 @@ def test_without_replacement_the_mean_price_bounds_the_total_variation() -> None
 @pytest.mark.parametrize("rule", RELAXED, ids=lambda rule: rule.name)
 def test_end_tokens_are_tried_strictly(rule: Method) -> None:
     """With every token an end token, a relaxed rule has nothing left to relax."""
-    found = distance(maker(DRAFTERS["top-k-tree"], {"shape": (-1, -1, 0)}), rule.make(), Sampling(end=(0, 1, 2)))
+    found = distance(
+        partial(equip, DRAFTERS["top-k-tree"], {"shape": (-1, -1, 0)}, model), rule.make(), Sampling(end=(0, 1, 2))
+    )
     assert found < 1e-12
 
 

@@ -4,23 +4,19 @@ must not. The real dice roll here, so this is also their test."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
-from outrider.core.conformance import Case, sample_output, surprise, target_law
+from outrider.core.conformance import Case, equip, sample_output, surprise, target_law
 from outrider.core.decode import Drafter, Rule
-from outrider.core.dice import Dice, Purpose
-from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.model import DraftModel
-from outrider.core.laws import Law, Sampling, to_law
+from outrider.core.faults import BonusFromTheRowBefore, Misreport, RatioFlipped, ResampleFromP
+from outrider.core.laws import Sampling
 from outrider.core.methods import DRAFTERS, RULES, Method
 from outrider.core.rules.exact import Exact, Token
-from outrider.core.rules.rejection import rejection, strict
-from outrider.core.target import Scores, TableTarget
+from outrider.core.target import TableTarget
 
 DRAWS = 20_000
 PROMPT = (0, 1, 3)
@@ -44,11 +40,6 @@ def z_score(drafter: Callable[[], Drafter], rule: Rule, sampling: Sampling) -> f
     return surprise(sample_output(case, DRAWS)[0], target_law(target(), PROMPT, sampling, 3))
 
 
-def maker(method: Method, options: Mapping[str, Any]) -> Callable[[], Drafter]:
-    needs = {"model": model} if "model" in method.needs else {}
-    return lambda: method.make(**{name: make() for name, make in needs.items()}, **options)
-
-
 COMBINATIONS = [
     pytest.param(method, options, rule, id=f"{method.name}{i}-{rule.name}")
     for method in DRAFTERS.values()
@@ -62,7 +53,7 @@ COMBINATIONS = [
 @pytest.mark.parametrize(("method", "options", "rule"), COMBINATIONS)
 def test_exact_rules_keep_the_law(method: Method, options: Mapping[str, Any], rule: Method, measured: Any) -> None:
     for name, sampling in SAMPLINGS.items():
-        found = z_score(maker(method, options), rule.make(), sampling)
+        found = z_score(partial(equip, method, options, model), rule.make(), sampling)
         measured(f"{DRAWS:,} draws: z of the chi-square, exact rules", name=rule.name, value=found)
         assert abs(found) < 5, name
 
@@ -76,50 +67,6 @@ def test_the_default_rule_keeps_the_law(measured: Any) -> None:
 # ---- seeded faults
 
 
-class ResampleFromP:
-    """After a rejection, the token comes from p."""
-
-    lossless = True
-
-    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
-        verdict = rejection(draft, scores, dice)
-        again = dice.pick(scores.law(verdict.accepted), 0, Purpose.MATCH)
-        return replace(verdict, token=torch.where(verdict.resampled, again, verdict.token))
-
-
-class BonusFromTheRowBefore:
-    """An off-by-one: the bonus token is drawn from the law of the token before it."""
-
-    lossless = True
-
-    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
-        verdict = rejection(draft, scores, dice)
-        before = dice.pick(scores.law((verdict.accepted - 1).clamp(min=0)), 0, Purpose.MATCH)
-        return replace(verdict, token=torch.where(verdict.resampled, verdict.token, before))
-
-
-class RatioFlipped:
-    """Accepts with min(1, q/p)."""
-
-    lossless = True
-
-    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
-        return rejection(draft, scores, dice, lambda law, left, q, depth: strict(q, left))
-
-
-class Misreport(DraftModel):
-    """Draws from one law and reports another."""
-
-    def __init__(self, drawn: Sampling, reported: Sampling) -> None:
-        super().__init__(model(), length=2, sampling=drawn)
-        self.reported = reported
-
-    def propose(self, room: Tensor, dice: Dice) -> Draft:
-        draft = super().propose(room, dice)
-        laws: Law = to_law(self.model.score(draft).logits()[:, :-1], self.reported)
-        return replace(draft, laws=laws if draft.size else None, fresh=None)
-
-
 def chain() -> Drafter:
     return DraftModel(model(), length=2)
 
@@ -128,8 +75,12 @@ FAULTS: dict[str, tuple[Callable[[], Drafter], Rule, Sampling]] = {
     "resampled from p": (chain, ResampleFromP(), Sampling()),
     "bonus from the row before": (chain, BonusFromTheRowBefore(), Sampling()),
     "ratio flipped": (chain, RatioFlipped(), Sampling()),
-    "q at the wrong temperature": (lambda: Misreport(Sampling(), Sampling(temperature=0.7)), Token(), Sampling()),
-    "raw q under top-k": (lambda: Misreport(Sampling(top_k=3), Sampling()), Token(), Sampling(top_k=3)),
+    "q at the wrong temperature": (
+        lambda: Misreport(model(), Sampling(), Sampling(temperature=0.7)),
+        Token(),
+        Sampling(),
+    ),
+    "raw q under top-k": (lambda: Misreport(model(), Sampling(top_k=3), Sampling()), Token(), Sampling(top_k=3)),
 }
 
 
