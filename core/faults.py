@@ -77,8 +77,8 @@ class Hindsight(DraftModel):
 class Survivors(Jacobi):
     """Claims that guesses kept from an earlier step were drawn in this one, so that they are verified as a block."""
 
-    def __init__(self) -> None:
-        super().__init__(window=2, renew="couple")
+    def __init__(self, *, window: int = 2) -> None:
+        super().__init__(window=window, renew="couple")
 
     def propose(self, room: Tensor, dice: Dice) -> Draft:
         draft = super().propose(room, dice)

@@ -240,7 +240,7 @@ CONTROLS: dict[str, tuple[Callable[[], Drafter], Rule, Sampling, dict[str, Any],
     "length chosen after the fact": (lambda: Hindsight(model(), length=2), Token(), Sampling(), {}, 0.05),
     "lenience 0.5": (lambda: DraftModel(model(), length=2), Lenience(lenience=0.5), Sampling(), {}, 0.05),
     "block verification on surviving drafts": (
-        lambda: Survivors(window=2, renew="couple"),
+        Survivors,
         Exact(),
         Sampling(),
         {"limits": (4, 1)},
