@@ -69,9 +69,11 @@ def text(
         "raw": raw,
     }
     from outrider.text import load
+    from outrider.text.model import check_names
     from outrider.text.options import Options
 
-    Options.of(options)  # what is wrong with them is said before a model is fetched
+    Options.of(options)  # what is wrong is said before a model is fetched
+    check_names(options["drafter"], rule)
     asked = sys.stdin.read() if prompt == "-" else prompt
     lm = load(model, device=device, dtype=dtype)
     result = _show(lm, asked, options)

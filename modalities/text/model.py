@@ -87,12 +87,12 @@ class TextModel:
     @property
     def drafters(self) -> list[str]:
         """Names to give as `drafter`; those that need something take it through drafter_options."""
-        return [AUTO, *(name for name, method in DRAFTERS.items() if "text" in method.modalities)]
+        return drafters()
 
     @property
     def rules(self) -> list[str]:
         """Names to give as `rule`."""
-        return [name for name, method in RULES.items() if "text" in method.modalities and not method.needs]
+        return rules()
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """The token ids the model reads for one prompt: a user's message, a conversation, or with `raw` a plain prefix.
@@ -188,8 +188,7 @@ class TextModel:
                     "drafter_options go with a drafter's name; this one is made already, or there is none"
                 )
             return wanted, "plain" if wanted is None else type(wanted).__name__, ""
-        if wanted not in self.drafters:
-            raise unknown("drafter", wanted, self.drafters)
+        check_names(wanted, "exact")
         given = dict(options.drafter_options)
         if isinstance(given.get("model"), TextModel):
             given["model"] = given["model"].target()
@@ -204,9 +203,26 @@ class TextModel:
             if options.rule_options:
                 raise InvalidOption("rule_options go with a rule's name; this one is made already")
             return options.rule, type(options.rule).__name__
-        if options.rule not in self.rules:
-            raise unknown("rule", options.rule, self.rules)
+        check_names(None, options.rule)
         return make_rule(options.rule, **options.rule_options), options.rule
+
+
+def drafters() -> list[str]:
+    """The drafters that work on text."""
+    return [AUTO, *(name for name, method in DRAFTERS.items() if "text" in method.modalities)]
+
+
+def rules() -> list[str]:
+    """The rules that work on text."""
+    return [name for name, method in RULES.items() if "text" in method.modalities and not method.needs]
+
+
+def check_names(drafter: str | None, rule: str) -> None:
+    """Refuse names that are none, before anything costly is done."""
+    if drafter is not None and drafter not in drafters():
+        raise unknown("drafter", drafter, drafters())
+    if rule not in rules():
+        raise unknown("rule", rule, rules())
 
 
 def _is_batch(prompt: Any) -> bool:

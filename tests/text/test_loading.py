@@ -1,0 +1,168 @@
+"""What can be named as a model, and what is said when it is none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from outrider import text
+from outrider.core.assets import AssetError
+from outrider.core.engine.checkpoints import CheckpointError
+from outrider.core.engine.hf import Adapted
+from outrider.core.engine.transformer import Decoder
+from outrider.core.errors import Incompatible, InvalidOption, OutriderError
+from outrider.text import TextModel
+from outrider.text.loading import LoadError
+
+RAW: dict[str, Any] = {"raw": True, "max_new_tokens": 16, "drafter": "prompt-lookup"}
+PROMPT = "the cat sat on the mat and the dog sat on"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "int4"])
+def test_every_precision_writes(dtype: str, folder: Path) -> None:
+    model = text.load(str(folder), dtype=dtype)
+    assert len(model.generate(PROMPT, **RAW).tokens) == 16
+    assert model.dtype == dtype
+    assert model.context == 512
+    assert model.end == (2,)
+    assert model.folder == folder
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_architecture_that_is_not_ours_runs_through_transformers(
+    tiny: SimpleNamespace, tmp_path: Path, lm: TextModel
+) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    folder = tiny.write(tmp_path / "gpt2")
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=128, bos_token_id=1, eos_token_id=2)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    model = text.load(folder, dtype="float32")
+    assert isinstance(model.target(), Adapted)
+    assert model.context == 128
+    plain, drafted = (model.generate(PROMPT, **RAW | {"drafter": name}).tokens for name in (None, "prompt-lookup"))
+    assert plain == drafted
+    talk = [{"role": "user", "content": "the cat"}]
+    assert "reused" in model.generate(talk, drafter=None, max_new_tokens=4).trace.options
+    reply = {"role": "assistant", "content": "x"}
+    out = model.generate([*talk, reply, talk[0]], drafter=None, max_new_tokens=4)
+    assert out.trace.options["reused"]
+    assert out.tokens == model.generate([[*talk, reply, talk[0]]], drafter=None, max_new_tokens=4)[0].tokens
+    with pytest.raises(LoadError, match="int4 is for what runs on our own decoder"):
+        text.load(folder, dtype="int4")
+    held = load_file(folder / "model.safetensors")
+    del held["transformer.h.1.mlp.c_fc.weight"]
+    save_file(held, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(AssetError, match=r"no tensor 'transformer.h.1.mlp.c_fc.weight'"):
+        text.load(folder)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_model_objects_run_and_what_happens_to_them_is_seen(folder: Path, lm: TextModel) -> None:
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    theirs = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = text.load(theirs, tokenizer=AutoTokenizer.from_pretrained(folder))
+    assert isinstance(model.target(), Decoder), "a copy of the weights, on what is fastest"
+    before = model.generate(PROMPT, **RAW).tokens
+    assert before == lm.generate(PROMPT, **RAW).tokens
+    theirs.model.embed_tokens.weight.data *= torch.linspace(-1, 1, 32)
+    after = model.generate(PROMPT, **RAW).tokens
+    assert after != before
+    ids = torch.tensor([model.encode(PROMPT, raw=True)])
+    wanted = theirs.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, do_sample=False, pad_token_id=0
+    )
+    assert wanted[0, ids.shape[1] :].tolist() == after
+    theirs.model.layers[0].register_forward_hook(lambda *_: None)
+    assert isinstance(model.target(), Adapted), "with a hook it may compute something else"
+    assert model.generate(PROMPT, **RAW).tokens == after
+    with pytest.raises(InvalidOption, match="give it too, as tokenizer"):
+        text.load(theirs)
+    with pytest.raises(InvalidOption, match="a int is no model"):
+        text.load(3)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_recurrent_state_is_refused_with_the_reason(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    from transformers import MambaConfig, MambaForCausalLM
+
+    folder = tiny.write(tmp_path / "mamba")
+    config = MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=1, state_size=4)
+    MambaForCausalLM(config).save_pretrained(folder)
+    with pytest.raises(Incompatible, match="recurrent state"):
+        text.load(folder, dtype="float32")
+
+
+def _without(name: str) -> Any:
+    def change(folder: Path) -> None:
+        held = load_file(folder / "model.safetensors")
+        del held[name]
+        save_file(held, folder / "model.safetensors")
+
+    return change
+
+
+def _config(**changed: Any) -> Any:
+    def change(folder: Path) -> None:
+        found = json.loads((folder / "config.json").read_text()) | changed
+        (folder / "config.json").write_text(json.dumps(found))
+
+    return change
+
+
+def _remove(name: str) -> Any:
+    return lambda folder: (folder / name).unlink()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("spoil", "error", "said"),
+    [
+        (_without("model.layers.1.mlp.up_proj.weight"), CheckpointError, "no tensor 'model.layers.1.mlp.up_proj"),
+        (_config(hidden_size=64), CheckpointError, "has the shape"),
+        (_config(model_type="no_such_architecture"), AssetError, "transformers can't load .*no_such_architecture"),
+        (_config(auto_map={"AutoModelForCausalLM": "x--y.Z"}), AssetError, "code of its own"),
+        (_config(vocab_size=250), OutriderError, "has the shape|belong together"),
+        (_remove("config.json"), LoadError, "no config.json"),
+        (_remove("model.safetensors"), AssetError, "no safetensors"),
+        (_remove("tokenizer.json"), OutriderError, "has no tokenizer|no fast form"),
+    ],
+)
+def test_a_folder_that_is_no_whole_model(
+    spoil: Any, error: type[Exception], said: str, folder: Path, tmp_path: Path
+) -> None:
+    spoilt = shutil.copytree(folder, tmp_path / "m")
+    spoil(spoilt)
+    with pytest.raises(error, match=said):
+        text.load(spoilt)
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "error", "said"),
+    [
+        ("no-such-model", {}, LoadError, "no model 'no-such-model'.*smollm2-135m"),
+        ("./no/such", {}, LoadError, "no folder or GGUF file"),
+        (Path("some/folder"), {}, LoadError, "no folder or GGUF file"),
+        ("no-such.gguf", {}, AssetError, "there is no file"),
+        ("owner/name", {}, AssetError, "not in the hub's cache and HF_HUB_OFFLINE is set"),
+        ("smollm2-135m", {"dtype": "float8"}, InvalidOption, "unknown dtype 'float8'"),
+    ],
+)
+def test_what_is_no_model_is_said(source: Any, options: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        text.load(source, **options)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "nowhere", "meta9"])
+def test_a_device_that_is_not_there(device: str, folder: Path) -> None:
+    with pytest.raises(InvalidOption, match="outrider doctor"):
+        text.load(folder, device=device)

