@@ -7,53 +7,27 @@ how a target computes or a drafter guesses.
 from __future__ import annotations
 
 import hashlib
-import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack, overload
 
 import torch
 
-from outrider.core.decode import Drafter, Rule, decode
+from outrider.core.decode import Drafter, Rule
 from outrider.core.engine.hf import Adapted
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
-from outrider.core.record import Record
 from outrider.core.target import Target
-from outrider.core.trace import Finish, Step, Trace, machine, versions
 from outrider.text import auto
 from outrider.text.conversation import Kept
 from outrider.text.options import Given, Options
-from outrider.text.reader import Reader
+from outrider.text.stream import Result, Stream
 from outrider.text.tokens import Message, Tokens
 
 Prompt = str | Sequence[Message] | Sequence[int]
 Batch = Sequence[str] | Sequence[Sequence[Message]] | Sequence[Sequence[int]]
 AUTO = "auto"
-
-
-@dataclass(frozen=True)
-class Result:
-    """One prompt's outcome."""
-
-    text: str
-    tokens: list[int]  # all of them: a stop string's, which the text leaves out, and the end token
-    trace: Trace
-    logprobs: list[float] | None  # of each token, if asked for
-    finish: Finish | None  # end, stop or limit; None: it was broken off
-    prompt: list[int] = field(repr=False)  # as token ids
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What one step added to one row."""
-
-    text: str  # certain by now: a character or a stop string that is not complete waits for the next step
-    row: int
-    step: Step
-    finish: Finish | None
 
 
 class TextModel:
@@ -234,112 +208,3 @@ def _is_batch(prompt: Any) -> bool:
             '{"role": "user", "content": "..."}, or a list of either'
         )
     return not prompt or not all(isinstance(one, Mapping | int) for one in prompt)
-
-
-class Stream(Iterator[Piece]):
-    """A generation under way."""
-
-    def __init__(
-        self,
-        model: TextModel,
-        options: Options,
-        prompts: list[list[int]],
-        limits: list[int],
-        *,
-        batch: bool,
-        talk: bool,
-    ) -> None:
-        self.batch, self.prompts = batch, prompts
-        self._model, self._options = model, options
-        drafter, self._method, self._costs = model.drafter(options)
-        rule, self._rule = model.rule(options)
-        self._lossless, self._seed = rule.lossless, options.drawn_seed()
-        self._readers = [Reader(model.tokens.decode, options.stops) for _ in prompts]
-        self._texts, self._steps = ["" for _ in prompts], list[Step]()
-        self._ends: list[Finish | None] = [None for _ in prompts]
-        self._kept = model.take_kept() if talk else None
-        self._pieces = self._run(
-            decode(
-                self._kept or model.target(),
-                drafter,
-                rule,
-                prompts,
-                sampling=options.sampling(model.end),
-                limit=limits,
-                stop=self._stop if options.stops else None,
-                seed=self._seed,
-                record=Record(logprobs=options.logprobs, alternatives=options.alternatives),
-            )
-        )
-
-    def _stop(self, row: int, tokens: Sequence[int]) -> int | None:
-        reader = self._readers[row]
-        reader.feed(tokens[len(reader.ids) :])
-        return reader.cut
-
-    def _run(self, steps: Iterator[Step]) -> Generator[Piece]:
-        try:
-            for step in steps:
-                self._steps.append(step)
-                reader = self._readers[step.row]
-                if not self._options.stops:
-                    reader.feed(step.emitted)
-                text = reader.take(last=step.finish is not None)
-                self._texts[step.row] += text
-                self._ends[step.row] = step.finish
-                yield Piece(text, step.row, step, step.finish)
-        finally:
-            if isinstance(steps, Generator):
-                steps.close()
-            if self._kept is not None:
-                self._model.give_back(self._kept)
-
-    def __next__(self) -> Piece:
-        return next(self._pieces)
-
-    def close(self) -> None:
-        """End it here."""
-        self._pieces.close()
-
-    @property
-    def trace(self) -> Trace:
-        """Of all rows, as far as it has come."""
-        facts = {"model": self._model.name, "dtype": self._model.dtype} | self._options.facts()
-        if self._costs:
-            facts["drafter.costs"] = self._costs
-        if self._kept is not None:
-            facts["reused"] = self._kept.reused
-        return Trace(
-            steps=tuple(self._steps),
-            method=self._method,
-            rule=self._rule,
-            lossless=self._lossless,
-            seed=self._seed,
-            options=facts,
-            machine=machine(),
-            versions=versions(),
-            memory=peak_memory(),
-        )
-
-    @property
-    def results(self) -> list[Result]:
-        """One for each prompt, as far as it has come."""
-        trace = self.trace
-        found = []
-        for row, prompt in enumerate(self.prompts):
-            own = trace.row(row) if self.batch else trace
-            logprobs = [one for step in own.steps for one in step.logprobs] if self._options.logprobs else None
-            found.append(Result(self._texts[row], own.tokens(row), own, logprobs, self._ends[row], prompt))
-        return found
-
-
-def peak_memory() -> int:
-    """Bytes that this process has held at most; on a GPU, that its tensors have held there."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return int(torch.cuda.max_memory_allocated())
-    if sys.platform == "win32":
-        return 0
-    import resource
-
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(most) if sys.platform == "darwin" else int(most) * 1024
