@@ -7,13 +7,13 @@ an architecture that computes something else, a tensor that is missing, has anot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from outrider.core.engine.linear import Dense, fastest
+from outrider.core.engine.linear import Dense, Linear, fastest
 from outrider.core.engine.network import Config, Layer, Network
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import OutriderError
@@ -40,7 +40,7 @@ def load(
     device: torch.device | str = "cpu",
 ) -> Decoder:
     """A decoder from the contents of a config.json and a checkpoint."""
-    return Decoder(assemble(configure(described), tensors, dtype=dtype, device=device).replaced(fastest))
+    return Decoder(assemble(configure(described), tensors, dtype=dtype, device=device, form=fastest))
 
 
 def configure(described: Mapping[str, Any]) -> Config:
@@ -108,8 +108,14 @@ def _rope(described: Mapping[str, Any]) -> tuple[float, tuple[str, Mapping[str, 
 class _Tensors:
     """Takes tensors out one by one, and knows what is left."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device | str) -> None:
-        self._tensors, self._dtype, self._device = tensors, dtype, device
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        dtype: torch.dtype,
+        device: torch.device | str,
+        form: Callable[[Linear], Linear],
+    ) -> None:
+        self._tensors, self._dtype, self._device, self._form = tensors, dtype, device, form
         self._taken: set[str] = set()
 
     def __call__(self, name: str, *shape: int) -> Tensor:
@@ -125,12 +131,14 @@ class _Tensors:
         self._taken.add(name)
         return found.to(self._device, self._dtype)
 
-    def linear(self, names: list[str], rows: list[int], columns: int, bias: bool) -> Dense:
-        """Several projections of the same input as one."""
-        weight = torch.cat([self(f"{name}.weight", count, columns) for name, count in zip(names, rows, strict=True)])
+    def linear(self, names: list[str], rows: list[int], columns: int, bias: bool) -> Linear:
+        """Several projections of the same input as one; a single one is not copied."""
+        weights = [self(f"{name}.weight", count, columns) for name, count in zip(names, rows, strict=True)]
+        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
         if not bias:
-            return Dense(weight)
-        return Dense(weight, torch.cat([self(f"{name}.bias", count) for name, count in zip(names, rows, strict=True)]))
+            return self._form(Dense(weight))
+        biases = [self(f"{name}.bias", count) for name, count in zip(names, rows, strict=True)]
+        return self._form(Dense(weight, torch.cat(biases) if len(biases) > 1 else biases[0]))
 
     def leave(self, *names: str) -> None:
         """These may be there and are not needed."""
@@ -146,10 +154,16 @@ class _Tensors:
 
 
 def assemble(
-    config: Config, tensors: Mapping[str, Tensor], *, dtype: torch.dtype, device: torch.device | str
+    config: Config,
+    tensors: Mapping[str, Tensor],
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    form: Callable[[Linear], Linear] = lambda linear: linear,
 ) -> Network:
-    """The network of a checkpoint: queries, keys and values as one projection, up and gate as another."""
-    take = _Tensors(tensors, dtype, device)
+    """The network of a checkpoint: queries, keys and values as one projection, up and gate as another. Each is brought
+    into its form, such as `fastest`, as soon as it is read, so that no more than one is held twice."""
+    take = _Tensors(tensors, dtype, device, form)
     width, dim = config.width, config.head_dim
     spread, shared = config.heads * dim, config.kv_heads * dim
     embedding = take("model.embed_tokens.weight", config.vocabulary, width)
@@ -176,6 +190,6 @@ def assemble(
     if config.tied:
         take.leave("lm_head.weight")
     head = embedding if config.tied else take("lm_head.weight", config.vocabulary, width)
-    network = Network(config, embedding, layers, take("model.norm.weight", width), Dense(head))
+    network = Network(config, embedding, layers, take("model.norm.weight", width), form(Dense(head)))
     take.finish()
     return network

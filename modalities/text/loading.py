@@ -89,8 +89,12 @@ def _target(
         if dtype != stored:
             raise LoadError(f"{dtype} is for what runs on our own decoder, but {error}") from None
         return objects.adapted(assets.transformers_model(folder, stored, device))
-    network = checkpoints.assemble(config, assets.Checkpoint(folder), dtype=getattr(torch, stored), device=device)
-    network = network.replaced(fastest) if dtype == stored else quantised(network, int(dtype.removeprefix("int")))
+    tensors, precision = assets.Checkpoint(folder), getattr(torch, stored)
+    if dtype == stored:
+        network = checkpoints.assemble(config, tensors, dtype=precision, device=device, form=fastest)
+    else:
+        network = checkpoints.assemble(config, tensors, dtype=precision, device=device)
+        network = quantised(network, int(dtype.removeprefix("int")))
     return partial(Decoder, network), config.context
 
 

@@ -55,10 +55,9 @@ def copied(model: Any) -> Network | None:
         return network
     try:
         described = model.config.to_dict()
-        made = checkpoints.assemble(
-            checkpoints.configure(described), model.state_dict(), dtype=model.dtype, device=model.device
+        network = checkpoints.assemble(
+            checkpoints.configure(described), model.state_dict(), dtype=model.dtype, device=model.device, form=fastest
         )
-        network = made.replaced(fastest)
     except OutriderError:
         network = None
     model.__dict__[_NAME] = (now, network)
