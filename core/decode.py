@@ -6,6 +6,7 @@ token means. On CUDA the host looks at the device once a step, when the verdict 
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -223,8 +224,9 @@ class _Run:
                 yield from self._round(index, watch)
                 index += 1
         finally:
-            self.drafter.end()
-            self.target.end()
+            if not sys.is_finalizing():  # an abandoned run at the interpreter's end has nothing left to free
+                self.drafter.end()
+                self.target.end()
 
     def _room(self) -> Tensor:
         left = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -338,3 +340,16 @@ def test_every_method_says_what_it_is() -> None:
     for method in [*DRAFTERS.values(), *RULES.values()]:
         assert method.systems and method.summary and "arXiv" in method.paper and method.module.startswith("outrider.")
         assert (method.make.__doc__ or "").strip()
+
+
+def test_a_run_abandoned_at_the_interpreters_end_ends_quietly() -> None:
+    code = (
+        "from outrider.core.decode import decode\n"
+        "from outrider.core.engine.transformer import Config, Decoder\n"
+        "from outrider.core.rules.exact import Exact\n"
+        "small = Config(vocabulary=9, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, hidden=16)\n"
+        "steps = decode(Decoder.random(small), None, Exact(), [[1, 2]], limit=9)\n"
+        "next(steps)\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
