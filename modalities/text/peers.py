@@ -151,7 +151,8 @@ class Worker:
                 start_new_session=True,  # Ctrl-C is ours to answer
             )
         self._lines: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
@@ -176,7 +177,7 @@ class Worker:
         try:
             self._process.stdin.write(json.dumps({"ids": list(ids), "limit": limit}) + "\n")
             self._process.stdin.flush()
-        except OSError:
+        except (OSError, ValueError):  # broken, or closed
             raise PeerError(f"it stopped: {self._last_words()}") from None
         return self.answer(_ANSWERING)
 
@@ -195,6 +196,9 @@ class Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._listener.join(3)  # a process of its own that it left behind may hold its stdout open
+        if self._process.stdout and not self._listener.is_alive():
+            self._process.stdout.close()
 
 
 @dataclass
