@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _VERSION = 1  # of what `convert` writes: a change makes everybody convert anew
-_SHARD = 4 << 30
+_SHARD = 1 << 30  # bytes of a file, and so of what converting holds
 _CONTROL, _DEFINED = 3, 4  # kinds of token: never in text, in text but whole
 
 _KINDS = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}

@@ -96,6 +96,17 @@ def test_weights_and_config_come_out_as_they_went_in(tmp_path: Path) -> None:
     assert ours == checkpoints.configure(TINY.CONFIG)
 
 
+def test_a_big_model_is_written_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from outrider.core import gguf as ours
+
+    monkeypatch.setattr(ours, "_SHARD", 20_000)
+    folder = converted(write(tmp_path / "m.gguf"))
+    assert len(list(folder.glob("model-*.safetensors"))) > 3
+    found, wanted = Checkpoint(folder), TINY.tensors()
+    assert set(found) == set(wanted)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
 def test_quantised_blocks_are_dequantised_and_halves_rounded_once(tmp_path: Path) -> None:
     from gguf.quants import dequantize, quantize
 
