@@ -79,6 +79,7 @@ def test_a_trace_too_large_to_be_one_is_not_read() -> None:
         Trace.from_json(" " * 5_000_001)
 
 
+@pytest.mark.slow
 def test_a_thousand_damaged_traces() -> None:
     """Each reads as a trace or raises TraceError; nothing else, whatever is broken."""
     dice, good = random.Random(0), trace().to_json()
