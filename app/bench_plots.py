@@ -82,6 +82,7 @@ def acceptance(report: Report, axes: Any) -> bool:
     axes.set_xlabel("position in the draft (dashed: if all before it were accepted)")
     axes.set_ylabel("accepted")
     axes.set_ylim(0, 1.02)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     if rows:
         axes.legend()
     return bool(rows)
@@ -97,6 +98,7 @@ def predicted(report: Report, axes: Any) -> bool:
         (max(row["predicted_tokens_per_second"], row["decode_tokens_per_second"]) for row in rows), default=1
     )
     axes.plot([0, most], [0, most], color=_THEIRS, zorder=1)
+    axes.margins(x=0.12)  # room for the names
     axes.set_xlabel("predicted tokens a second, from acceptance and what passes cost")
     axes.set_ylabel("measured (the prompt's reading left out)")
     return bool(rows)
