@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.core.decode import Drafter, Rule
+from outrider.core.drafters.ensemble import Ensemble
 from outrider.core.drafters.jacobi import FILLERS, RENEWALS, Jacobi
 from outrider.core.drafters.lookup import PromptLookup
 from outrider.core.drafters.model import DraftModel, DynamicTree, SampledTree, TopKTree
+from outrider.core.drafters.recycling import TokenRecycling
+from outrider.core.drafters.suffix import Suffix
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.rules.exact import Block, Exact, GumbelMatch, SampleMatch, Token
 from outrider.core.rules.relaxed import Lenience, Threshold, Trust, Typical
@@ -113,6 +116,33 @@ DRAFTERS = _table(
         paper="Inference with Reference: Lossless Acceleration of Large Language Models (arXiv 2304.04487)",
         topology=("chain",),
         trials=({"length": 2, "longest": 2}, {"length": 2, "references": ((0, 1, 2, 0, 2, 1, 1),)}),
+    ),
+    Method(
+        name="suffix",
+        make=Suffix,
+        systems=("Suffix automaton (SAM-Decoding)", "SuffixDecoding"),
+        summary="a tree of what followed the longest matches in the text and in past outputs, by frequency",
+        paper="SAM Decoding: Speculative Decoding via Suffix Automaton (arXiv 2411.10666)",
+        topology=("tree",),
+        trials=({"nodes": 3, "depth": 2},),
+    ),
+    Method(
+        name="token-recycling",
+        make=TokenRecycling,
+        systems=("Token Recycling",),
+        summary="a tree of the successors each token was last scored with",
+        paper="Turning Trash into Treasure: Accelerating Inference with Token Recycling (arXiv 2408.08696)",
+        topology=("tree",),
+        trials=({"nodes": 3, "depth": 2}, {"shape": (-1, -1, 0), "successors": 2}),
+    ),
+    Method(
+        name="ensemble",
+        make=Ensemble,
+        systems=("Suffix first, else token recycling", "Merged drafts of several drafters"),
+        summary="the likeliest guesses of several drafters, merged into one tree",
+        paper="SAM Decoding: Speculative Decoding via Suffix Automaton (arXiv 2411.10666)",
+        topology=("tree",),
+        trials=({"nodes": 3}, {"drafters": ("prompt-lookup", "token-recycling"), "nodes": 3}),
     ),
 )
 

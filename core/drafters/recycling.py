@@ -1,0 +1,160 @@
+"""Token recycling: for every token the successors it was last seen with, kept from what the target scored anyway.
+
+Luo et al., "Turning trash into treasure: accelerating inference of large language models with token recycling" (arXiv
+2408.08696): a table of vocabulary x k, renewed by every row of every verification, accepted or not, from which a
+static tree is read breadth first. Ours keeps one table a row of the batch, so that rows never see each other, and
+joins them when a generation ends; it notes each successor's share of the k, so that besides the static tree (`shape`)
+there is one that grows best first. Successors read off the prompt start it. Knows token ids only.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.core.device import fetch
+from outrider.core.dice import Dice
+from outrider.core.draft import Draft, Verdict
+from outrider.core.drafters.trie import Trie, planted
+from outrider.core.errors import InvalidOption
+from outrider.core.laws import Sampling
+from outrider.core.shapes import ranks, validate
+from outrider.core.target import Prefill, Prompts, Scores
+
+Successors = tuple[list[int], list[float]]  # token ids, the likeliest first, and their shares
+_ROWS = 64  # of a pass that are recycled: the first so many
+_BLOCK = 128  # logits whose largest is looked at first
+
+
+class TokenRecycling:
+    """`shape` gives the static tree as parents, children in order of rank; left out, the tree grows best first to
+    `nodes`, each thought at least `least` likely. `start` is a table to begin with, such as the target's bigrams."""
+
+    vocabulary: int | None = None
+    needs: frozenset[str] = frozenset()
+    bytes_read = 0
+
+    def __init__(
+        self,
+        *,
+        nodes: int = 16,
+        depth: int = 6,
+        least: float = 0.03,
+        successors: int = 8,
+        shape: Sequence[int] | None = None,
+        start: Mapping[int, Successors] | None = None,
+        remember: bool = True,
+    ) -> None:
+        if min(nodes, depth, successors) < 1 or not 0 <= least <= 1:
+            raise InvalidOption(
+                f"nodes={nodes}, depth={depth}, successors={successors}, least={least}: the first three must be 1 or "
+                "more, least from 0 to 1"
+            )
+        self.nodes, self.depth, self.least, self.successors = nodes, depth, least, successors
+        self.shape = None if shape is None else validate(shape)
+        self._ranks = () if self.shape is None else ranks(self.shape)
+        self.remember = remember
+        self.table: dict[int, Successors] = dict(start or {})  # what generations before this one left
+        self._rows: list[dict[int, Successors]] = []
+
+    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
+        self._rows = [self._read(prompt) for prompt in prompts]
+        self._last = [prompt[-1] for prompt in prompts]
+
+    def _read(self, prompt: Sequence[int]) -> dict[int, Successors]:
+        """What follows each token of a prompt, the latest first."""
+        found: dict[int, list[int]] = {}
+        for token, after in zip(reversed(prompt[:-1]), reversed(prompt[1:]), strict=True):
+            known = found.setdefault(token, [])
+            if after not in known and len(known) < self.successors:
+                known.append(after)
+        return {token: (known, _shares(len(known))) for token, known in found.items()}
+
+    def propose(self, room: Tensor, dice: Dice) -> Draft:
+        grow = self._grow if self.shape is None else self._fill
+        tries = [grow(row, last, left) for row, last, left in zip(self._rows, self._last, room.tolist(), strict=True)]
+        return planted(tries, dice.device)
+
+    def _after(self, row: dict[int, Successors], token: int) -> Successors:
+        return row.get(token) or self.table.get(token) or ([], [])
+
+    def _fill(self, row: dict[int, Successors], last: int, room: int) -> Trie:
+        """The static tree, as far as successors are known."""
+        trie, place = Trie(), {-1: -1}
+        assert self.shape is not None
+        for node, (parent, rank) in enumerate(zip(self.shape, self._ranks, strict=True)):
+            above = place.get(parent)
+            if above is None or (trie.depths[above] if above >= 0 else 0) >= room:
+                continue
+            known, shares = self._after(row, trie.tokens[above] if above >= 0 else last)
+            if rank < len(known):
+                place[node] = trie.at(above, known[rank])
+                trie.weights[place[node]] = shares[rank] * (trie.weights[above] if above >= 0 else 1.0)
+        return trie
+
+    def _grow(self, row: dict[int, Successors], last: int, room: int) -> Trie:
+        """Best first."""
+        trie, heap, deepest = Trie(), list[tuple[float, int, int, int]](), min(self.depth, room)
+        node, chance, number = -1, 1.0, 0
+        while deepest > 0:
+            if node < 0 or trie.depths[node] < deepest:
+                known, shares = self._after(row, trie.tokens[node] if node >= 0 else last)
+                for token, share in zip(known, shares, strict=True):
+                    if chance * share >= self.least:
+                        heapq.heappush(heap, (-chance * share, number, node, token))
+                        number += 1
+            if not heap or len(trie) >= self.nodes:
+                break
+            less, _, parent, token = heapq.heappop(heap)
+            node, chance = trie.at(parent, token), -less
+            trie.weights[node] = chance
+        return trie
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:
+        count = min(draft.size + 1, _ROWS)
+        rows = torch.arange(count, device=draft.tokens.device).expand(draft.rows, -1)
+        values, ids = likeliest(scores.logits(rows), min(self.successors, scores.vocabulary))
+        live = draft.live & (draft.tokens < scores.vocabulary)
+        tokens = torch.where(live, draft.tokens, -1)[:, : count - 1]
+        best, shares, said = fetch(ids, torch.softmax(values.float(), -1), tokens)
+        path = fetch(verdict.path)[0].tolist()
+        for row, emitted in enumerate(verdict.rows(draft)):
+            taken = [node + 1 for node in path[row] if 0 <= node < count - 1]
+            order = [*range(1, count), 0, *taken]  # what was accepted has the last word
+            names = [self._last[row], *said[row].tolist()]
+            found, parts = best[row].tolist(), shares[row].tolist()
+            for place in order:
+                if names[place] >= 0:
+                    self._rows[row][names[place]] = (found[place], parts[place])
+            if emitted:
+                self._last[row] = emitted[-1]
+
+    def end(self) -> None:
+        if self.remember:
+            for row in self._rows:
+                self.table.update(row)
+        self._rows = []
+
+
+def _shares(count: int) -> list[float]:
+    """Of successors that nothing is known about but which was the latest."""
+    return [0.5 * 0.5**rank for rank in range(count)]
+
+
+def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of [..., V] and their ids. They are in the `count` blocks whose largest are the largest, so
+    that most logits are looked at once."""
+    size = logits.shape[-1]
+    if size < 4 * _BLOCK * count:
+        return logits.topk(count)
+    whole = size - size % _BLOCK
+    blocks = logits[..., :whole].unflatten(-1, (-1, _BLOCK))
+    places = blocks.amax(-1).topk(count).indices  # [..., count]
+    inner = blocks.gather(-2, places[..., None].expand(*places.shape, _BLOCK)).flatten(-2)
+    ids = (places[..., None] * _BLOCK + torch.arange(_BLOCK, device=logits.device)).flatten(-2)
+    rest = torch.arange(whole, size, device=logits.device).expand(*ids.shape[:-1], -1)
+    values, place = torch.cat([inner, logits[..., whole:]], -1).topk(count)
+    return values, torch.cat([ids, rest], -1).gather(-1, place)

@@ -1,0 +1,101 @@
+"""Trees of fixed guesses as they are grown on the host, one a row, and what a batch of them is as a draft.
+
+Shared by the drafters that look things up: knows token ids and how likely each guess is thought to be, nothing of
+where guesses come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from outrider.core.device import upload
+from outrider.core.draft import Draft, Tree
+
+
+class Trie:
+    """Guesses that begin alike share nodes. `weight` says how likely a node is thought to be, its ancestors included,
+    or how often it was seen; no node weighs more than its parent."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []  # -1: the root
+        self.weights: list[float] = []
+        self.depths: list[int] = []  # 1 for the root's children
+        self.nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def at(self, parent: int, token: int) -> int:
+        """The node of a token below a parent, made with weight 0 if there is none."""
+        node = self.nodes.setdefault((parent, token), len(self.tokens))
+        if node == len(self.tokens):
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.weights.append(0.0)
+            self.depths.append(1 if parent < 0 else self.depths[parent] + 1)
+        return node
+
+    def add(self, path: Iterable[int], weight: float = 1.0) -> None:
+        """One more continuation: its weight is added to every node on its path."""
+        node = -1
+        for token in path:
+            node = self.at(node, token)
+            self.weights[node] += weight
+
+    def best(self, count: int) -> Trie:
+        """The `count` heaviest nodes, the earlier where equal; they form a tree, as no node outweighs its parent."""
+        if len(self) <= count:
+            return self
+        kept = sorted(sorted(range(len(self)), key=lambda node: -self.weights[node])[:count])
+        found, place = Trie(), {-1: -1}
+        for node in kept:
+            place[node] = found.at(place[self.parents[node]], self.tokens[node])
+            found.weights[place[node]] = self.weights[node]
+        return found
+
+    def follow(self, tokens: Sequence[int]) -> list[int]:
+        """The nodes that these tokens lead down to, as far as they do."""
+        found: list[int] = []
+        for token in tokens:
+            node = self.nodes.get((found[-1] if found else -1, token))
+            if node is None:
+                break
+            found.append(node)
+        return found
+
+
+def planted(tries: Sequence[Trie], device: torch.device) -> Draft:
+    """A batch of trees, one a row, of any sizes and shapes; weights up to 1 become beliefs."""
+    size = max(map(len, tries))
+    if not size:
+        return Draft.empty(len(tries), device)
+    table, beliefs = [], []
+    for trie in tries:
+        dead = size - len(trie)  # dead nodes hang where they crowd no one: each below the one before
+        table.append([*trie.tokens, *[0] * dead, *trie.parents, *range(len(trie) - 1, size - 1), len(trie)])
+        beliefs.append([*trie.weights, *[0.0] * dead])
+    ids = upload(table, device, torch.long)  # [B, 2 size + 1]
+    parents = ids[:, size : 2 * size]
+    chains = all(row[size : 2 * size] == table[0][size : 2 * size] for row in table)
+    if chains and table[0][size : 2 * size] == list(range(-1, size - 1)):
+        tree = Tree.chain(size, device)
+    else:
+        deepest = max(max(trie.depths, default=0) + size - len(trie) for trie in tries)
+        tree = Tree(parents[:1] if chains else parents, deepest, _widest(table, size))
+    live = torch.arange(size, device=device) < ids[:, -1:]
+    belief = upload(beliefs, device, torch.float64).clamp(max=1)
+    return Draft.guess(ids[:, :size], tree, live, belief)
+
+
+def _widest(table: Sequence[Sequence[int]], size: int) -> int:
+    """The most children that a node has."""
+    most = 1
+    for row in table:
+        counts: dict[int, int] = {}
+        for parent in row[size : 2 * size]:
+            counts[parent] = counts.get(parent, 0) + 1
+        most = max(most, *counts.values())
+    return most
