@@ -182,7 +182,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Checkpoint(Mapping[str, "Tensor"]):
-    """The tensors of a folder's safetensors files, each read when it is asked for."""
+    """The tensors of a folder's safetensors files, or of one file, each read when it is asked for."""
 
     def __init__(self, folder: Path) -> None:
         from safetensors import SafetensorError, safe_open
@@ -244,6 +244,8 @@ def transformers_model(folder: Path, dtype: str, device: Any = "cpu") -> Any:
 
 
 def _files(folder: Path) -> list[Path]:
+    if folder.is_file() and folder.suffix == ".safetensors":
+        return [folder]
     if (index := folder / "model.safetensors.index.json").is_file():
         names = sorted(set(read_json(index).get("weight_map", {}).values()))
         wrong = [name for name in names if not isinstance(name, str) or Path(name).name != name]

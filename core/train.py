@@ -87,10 +87,10 @@ class Guess:
 class Pupil(nn.Module):
     """Anything that is trained to draft.
 
-    A pupil is made from `config` (what JSON can hold) and its teacher's weights, of which it refers to rows as buffers
-    that are not persistent (`register_buffer(..., persistent=False)`): what its state_dict holds is what ships, in 16
-    bits. Parameters are float32, and the trainer autocasts to bfloat16. `model` is the name of what a trained drafter
-    needs in its row of outrider.core.methods; `drafts` is what it is given there.
+    A pupil is made as Kind(target, **config): `config` is what JSON can hold, and of the target's weights it refers to
+    rows as buffers that are not persistent (`register_buffer(..., persistent=False)`): what its state_dict holds is
+    what ships, in 16 bits. Parameters are float32, and the trainer autocasts to bfloat16. `model` is the name of what
+    a trained drafter needs in its row of outrider.core.methods; `drafts` is what it is given there.
     """
 
     needs: frozenset[str] = frozenset()  # taps it reads; "last" is always there

@@ -13,7 +13,6 @@ import json
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,6 +20,7 @@ import torch
 from outrider.core.decode import decode
 from outrider.core.errors import InvalidOption, OutriderError
 from outrider.core.laws import Sampling
+from outrider.core.lessons import Lesson
 from outrider.core.record import Record
 from outrider.core.rules.exact import Exact
 from outrider.text.model import TextModel
@@ -47,16 +47,6 @@ _BATCH_TOKENS = 24_000  # prompt and answer of all rows that are decoded togethe
 
 class DataError(OutriderError):
     """A file of training data that can't be read."""
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """A prompt and what followed it, as token ids."""
-
-    prompt: tuple[int, ...]
-    answer: tuple[int, ...]
-    kind: str = ""
-    temperature: float = 0.0
 
 
 def read(path: Path) -> list[Lesson]:

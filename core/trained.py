@@ -1,0 +1,81 @@
+"""Trained weights as files: 16-bit safetensors, and beside them what they are and where they come from, as JSON.
+
+Rows that a pupil only refers to in its target are not in the file. Knows nothing of which pupils there are: whoever
+loads gives their classes by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.core.assets import Checkpoint, read_json
+from outrider.core.errors import Incompatible, OutriderError, unknown
+from outrider.core.trace import machine, versions
+from outrider.core.train import Pupil
+
+SCHEMA = 1
+
+
+class TrainedError(OutriderError):
+    """A file of trained weights that can't be used."""
+
+
+def save(pupil: Pupil, path: Path, provenance: Mapping[str, Any]) -> None:
+    """Write weights and their JSON, each whole or not at all."""
+    from safetensors.torch import save_file
+
+    tensors = {}
+    for name, tensor in pupil.state_dict().items():
+        kept = tensor.detach().cpu()
+        tensors[name] = (kept.bfloat16() if kept.is_floating_point() else kept).contiguous()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    save_file(tensors, str(partial))
+    digest = hashlib.sha256(partial.read_bytes()).hexdigest()
+    about = {
+        "schema": SCHEMA,
+        "pupil": type(pupil).__name__,
+        "config": dict(pupil.config),
+        "provenance": {**provenance, "machine": machine(), "versions": versions()},
+        "bytes": partial.stat().st_size,
+        "sha256": digest,
+    }
+    partial.replace(path)
+    written = path.with_suffix(".json.partial")
+    written.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    written.replace(path.with_suffix(".json"))
+
+
+def about(path: Path) -> dict[str, Any]:
+    """What the JSON beside a file of weights says."""
+    found = read_json(path.with_suffix(".json"))
+    if found.get("schema") != SCHEMA or not isinstance(found.get("config"), dict):
+        raise TrainedError(f"{path.with_suffix('.json')} is of another schema than {SCHEMA}; train it again")
+    return found
+
+
+def load(path: Path, kinds: Mapping[str, Callable[..., Pupil]], target: Any) -> Pupil:
+    """A pupil of its file: made of its configuration and its target's weights, then filled."""
+    facts = about(path)
+    if facts["pupil"] not in kinds:
+        raise unknown("kind of trained weights", str(facts["pupil"]), kinds)
+    pupil = kinds[facts["pupil"]](target, **facts["config"])
+    tensors = Checkpoint(path)
+    own = pupil.state_dict()
+    wrong = [name for name in own if name not in tensors or tensors[name].shape != own[name].shape]
+    left = [name for name in tensors if name not in own]
+    if wrong or left:
+        raise Incompatible(
+            f"{path.name} does not fit this target: {len(wrong)} tensors are missing or have another shape and "
+            f"{len(left)} have no place, '{(wrong + left)[0]}' first"
+        )
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+    return pupil.eval()
