@@ -7,7 +7,7 @@ own business: what it hands over are logits, from which `Scores` makes laws row 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outrider.core.dice import hash_tokens, mix, signed, uniform_of
 from outrider.core.draft import Draft, Verdict
-from outrider.core.errors import InvalidOption
+from outrider.core.errors import InvalidOption, unknown
 from outrider.core.laws import Law, Lawmaker, Sampling
 
 Prompts = Sequence[Sequence[int]]
@@ -24,9 +24,11 @@ Prompts = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class Prefill:
-    """What reading the prompts gave: hidden states [B, L, D] at each tap asked for, rows padded on the right."""
+    """What reading the prompts gave: hidden states [B, L, D] at each tap asked for, rows padded on the right; and the
+    target itself, for drafters that are the same weights seen cheaper (None: it can't be seen so)."""
 
     hidden: Mapping[str, Tensor] = field(default_factory=dict)
+    itself: Itself | None = None
 
 
 class Scores:
@@ -117,6 +119,33 @@ class Target(Protocol):
     def end(self) -> None: ...
 
 
+class View(Target, Protocol):
+    """A target's own weights seen cheaper, over its cache. Begun after it on the same prompts; moves on when it does."""
+
+    def recall(self, texts: Prompts, count: int) -> Tensor:
+        """What it would have said ahead of each of the last `count` committed tokens of each row, in one pass: logits
+        [B, count, V], row b's first min(count, len(texts[b]) - 1) of them being meant. `texts`: all of each row."""
+
+
+class Itself(Protocol):
+    """A target that can be seen cheaper, to draft for itself."""
+
+    weight_bytes: int
+
+    @property
+    def sublayers(self) -> tuple[str, ...]: ...  # what a view may skip
+    def view(
+        self,
+        *,
+        skip: Collection[str] = (),
+        exit: int | None = None,
+        window: tuple[int, int] | None = None,
+        bits: int | None = None,
+    ) -> View: ...
+    def likeness(self, texts: Prompts, count: int) -> Tensor:
+        """[B, sublayers] cosine of what enters and what leaves each, averaged over the last `count` tokens read."""
+
+
 def committed(draft: Draft, verdict: Verdict, count: Tensor) -> Tensor:
     """[B, D + 1] what a step adds to each row: the first count [B] emitted tokens; -1 fills up."""
     emitted = verdict.emitted(draft)
@@ -159,7 +188,7 @@ class TableTarget:
         padded = torch.tensor([[*prompt, *[-1] * (longest - len(prompt))] for prompt in prompts], device=self.device)
         self._context = torch.zeros(len(prompts), dtype=torch.long, device=self.device)
         self._roll(padded)
-        return Prefill()
+        return Prefill(itself=self)
 
     def _roll(self, tokens: Tensor) -> None:
         """Move each row's context over tokens [B, K]; -1 moves nothing."""
@@ -167,22 +196,26 @@ class TableTarget:
             self._context = torch.where(column < 0, self._context, hash_tokens(self._context, column))
 
     def score(self, draft: Draft, since: int | None = None) -> Scores:
+        return self._scores(draft, since, self._lawmaker, self.blur)
+
+    def _scores(self, draft: Draft, since: int | None, lawmaker: Lawmaker, blur: float) -> Scores:
         contexts = self._context[:, None]  # [B, 1 + nodes]
         parents = draft.tree.parents.expand(draft.rows, -1) + 1
         for node in range(draft.size):
             before = contexts.gather(1, parents[:, node : node + 1])
             contexts = torch.cat([contexts, hash_tokens(before, draft.tokens[:, node : node + 1])], 1)
         first = 0 if since is None else since + 1
-        logits = self.logits(contexts[:, first:])
-        return Scores(draft, self._lawmaker, self._lengths, logits, first=first)
+        logits = self.logits(contexts[:, first:], blur)
+        return Scores(draft, lawmaker, self._lengths, logits, first=first)
 
-    def logits(self, contexts: Tensor) -> Tensor:
+    def logits(self, contexts: Tensor, blur: float | None = None) -> Tensor:
         """[...] -> [..., V] logistic noise."""
+        blur = self.blur if blur is None else blur
         ids = torch.arange(self.vocabulary, device=self.device)
         clear, noise = (
             torch.logit(uniform_of(hash_tokens(contexts[..., None] ^ salt, ids)).to(self.dtype)) for salt in self._salts
         )
-        return self.sharpness * ((1 - self.blur) * clear + self.blur * noise)
+        return self.sharpness * ((1 - blur) * clear + blur * noise)
 
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
         tokens = committed(draft, verdict, count)
@@ -200,3 +233,73 @@ class TableTarget:
 
     def end(self) -> None:
         self._context = self._lengths = torch.zeros(0, dtype=torch.long)
+
+    # ---- seen cheaper: each sublayer left out blurs it
+
+    @property
+    def sublayers(self) -> tuple[str, ...]:
+        return tuple(_TABLE_PARTS)
+
+    def view(
+        self,
+        *,
+        skip: Collection[str] = (),
+        exit: int | None = None,
+        window: tuple[int, int] | None = None,
+        bits: int | None = None,
+    ) -> TableView:
+        for name in skip:
+            if name not in _TABLE_PARTS:
+                raise unknown("sublayer", name, _TABLE_PARTS)
+        parts = [*(_TABLE_PARTS[name] for name in sorted(set(skip))), 0.3 * (exit is not None)]
+        parts += [0.2 * (window is not None), 0.1 * (bits is not None)]
+        return TableView(self, self.blur + (1 - self.blur) * min(sum(parts), 1.0))
+
+    def likeness(self, texts: Prompts, count: int) -> Tensor:
+        ids = torch.arange(len(_TABLE_PARTS), device=self.device)
+        return uniform_of(hash_tokens(self._context[:, None], ids))
+
+
+_TABLE_PARTS = {"attention.0": 0.1, "mlp.0": 0.4, "attention.1": 0.05, "mlp.1": 0.3}  # and what each is worth
+
+
+class TableView:
+    """A table target blurred further, moving with it."""
+
+    rollback = True
+    weight_bytes = 0
+
+    def __init__(self, table: TableTarget, blur: float) -> None:
+        self.table, self.blur = table, blur
+        self.vocabulary, self.device = table.vocabulary, table.device
+
+    def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
+        self._lawmaker = Lawmaker(sampling, prompts, self.vocabulary, self.device)
+        return Prefill()
+
+    def score(self, draft: Draft, since: int | None = None) -> Scores:
+        return self.table._scores(draft, since, self._lawmaker, self.blur)
+
+    def recall(self, texts: Prompts, count: int) -> Tensor:
+        found = torch.zeros(len(texts), count, self.vocabulary, dtype=self.table.dtype, device=self.device)
+        for row, text in enumerate(texts):
+            context = torch.zeros((), dtype=torch.long, device=self.device)
+            first = len(text) - min(count, len(text) - 1)
+            for place, token in enumerate(text):
+                if place >= first:
+                    found[row, place - first] = self.table.logits(context, self.blur)
+                context = hash_tokens(context, torch.tensor(token, device=self.device))
+        return found
+
+    def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
+        self._lawmaker.commit(committed(draft, verdict, count))
+
+    def mark(self) -> object:
+        return copy.copy(self._lawmaker)
+
+    def rewind(self, mark: object) -> None:
+        assert isinstance(mark, Lawmaker)
+        self._lawmaker = copy.copy(mark)
+
+    def end(self) -> None:
+        """Nothing of its own."""

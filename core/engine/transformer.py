@@ -18,6 +18,7 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.cache import Cache, Rows
 from outrider.core.engine.linear import fastest
 from outrider.core.engine.network import Config, Network, Places, random_network
+from outrider.core.engine.replay import likeness
 from outrider.core.engine.views import Carry, View, behind, furthest, scores
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.laws import Lawmaker, Sampling
@@ -93,7 +94,7 @@ class Decoder:
                 self.network.finish(x, len(prompts), found)
         self.cache.prefilled(prompts)
         nothing = torch.zeros(len(prompts), 0, self.config.width, dtype=self.network.dtype, device=self.device)
-        return Prefill({tap: torch.cat(parts, 1) if parts else nothing for tap, parts in found.items()})
+        return Prefill({tap: torch.cat(parts, 1) if parts else nothing for tap, parts in found.items()}, self)
 
     @torch.no_grad()
     def score(self, draft: Draft, since: int | None = None) -> Scores:
@@ -134,6 +135,16 @@ class Decoder:
     ) -> View:
         """The same model seen cheaper, as a drafter for itself: see View."""
         return View(self.network, self.cache, skip=skip, exit=exit, window=window, bits=bits)
+
+    @property
+    def sublayers(self) -> tuple[str, ...]:
+        """The names of what a view may skip."""
+        return tuple(f"{part}.{index}" for index in range(self.config.layers) for part in ("attention", "mlp"))
+
+    @torch.no_grad()
+    def likeness(self, texts: Prompts, count: int) -> Tensor:
+        """[B, sublayers] cosine of what enters and what leaves each, averaged over the last `count` tokens read."""
+        return likeness(self.network, self.cache, texts, count)
 
     @torch.no_grad()
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:

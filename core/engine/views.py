@@ -20,6 +20,7 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.cache import Cache, Rows
 from outrider.core.engine.network import Layer, Network
 from outrider.core.engine.quantised import quantised
+from outrider.core.engine.replay import replayed
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.laws import Lawmaker, Sampling
 from outrider.core.target import Prefill, Prompts, Scores, committed
@@ -118,6 +119,17 @@ class View:
         self._states.append(x.view(*ids.shape, x.shape[1]))
         states = behind(self.network.finish(x, len(ids)), rows, draft, first, since)
         return scores(self.network, states, draft, self._lawmaker, rows.committed, {}, first)
+
+    @torch.no_grad()
+    def recall(self, texts: Prompts, count: int) -> Tensor:
+        """What it would have said ahead of each of the last `count` committed tokens (see outrider.core.target.View)."""
+        if self._window is not None:
+            raise Incompatible("a view through a window does not look back; recall is for views that see every entry")
+        self._forget()
+        with replayed(self._model, texts, count) as (ids, places):
+            self.network.reach(max(map(len, texts)) + 1)
+            x = self.network.run(self.network.embed(ids), self._model.store, places)
+            return self.network.logits(self.network.finish(x, len(ids)))
 
     def carry(self) -> Carry | None:
         """For the model to go on from; None where this view computes something else than its first layers."""

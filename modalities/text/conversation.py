@@ -52,7 +52,7 @@ class Kept:
                 self._read(prompt[start : start + _PIECE])
             fresh = Lawmaker(sampling, prompts, self.vocabulary, self.device)
             self.inner.rewind(replace(self._mark(), lawmaker=fresh))
-            prefill = Prefill()
+            prefill = Prefill(itself=self.inner if isinstance(self.inner, transformer.Decoder) else None)
         self.tokens = list(prompt)
         self._note()
         return prefill
