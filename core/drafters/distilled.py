@@ -1,0 +1,156 @@
+"""A small draft model made of its target: some of its layers, its embedding and the output rows of its commonest
+tokens, trained to say what the target says.
+
+Knowledge distillation for speculative decoding (DistillSpec, arXiv 2310.08461); that a pruned model recovers by being
+distilled is Minitron's finding (arXiv 2407.14679), and the reduced vocabulary is EAGLE-3's and FR-Spec's (arXiv
+2502.14856). Ours refers to the target's rows instead of copying them. With a `rank` layers stay the target's own and
+only low-rank corrections are learned (LoRA, arXiv 2106.09685), which is all that is then shipped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from outrider.core.engine.block import Angles, Block, Matrix, Norm, Sight, Words
+from outrider.core.engine.linear import Dense, Linear, fastest, size
+from outrider.core.engine.network import Layer, Network
+from outrider.core.engine.transformer import Decoder
+from outrider.core.errors import InvalidOption
+from outrider.core.train import Batch, Guess, Pupil
+
+
+class SmallModel(Pupil):
+    """`layers` are those of the target that it begins with; `rank` 0 learns them whole."""
+
+    def __init__(
+        self,
+        target: Decoder,
+        *,
+        layers: Sequence[int] = (0, 1, -1),
+        vocabulary: int | Sequence[int] | Tensor = 0,
+        rank: int = 0,
+    ) -> None:
+        super().__init__()
+        network, depth = target.network, target.config.layers
+        if not layers or any(not -depth <= one < depth for one in layers):
+            raise InvalidOption(f"layers are {tuple(layers)}; give some of 0 to {depth - 1}, or -1 for the last")
+        if rank < 0:
+            raise InvalidOption(f"rank is {rank}; it must be 0 (whole layers) or more")
+        self.words = Words(network, vocabulary)
+        self.config = {"layers": [one % depth for one in layers], "vocabulary": self.words.count, "rank": rank}
+        if self.words.vocabulary is None:
+            self.config["vocabulary"] = 0
+        self.blocks = nn.ModuleList()
+        for index, one in enumerate(self.config["layers"]):
+            block = Block(target.config, index=index)
+            block.copy(network.layers[one])
+            if rank:
+                correct(block, rank)
+            self.blocks.append(block)
+        self.norm = Norm(target.config.width, target.config.norm_eps)
+        with torch.no_grad():
+            self.norm.weight.copy_(network.norm)
+        self._angles = Angles(target.config)
+
+    def states(self, batch: Batch) -> Tensor:
+        """[B, T, D] behind every token, normed."""
+        x = self.words.embed(batch.tokens).float()
+        count = batch.tokens.shape[1]
+        cos, sin = self._angles(batch.positions, count, torch.float32)
+        near = torch.ones(count, count, dtype=torch.bool, device=x.device).tril()
+        sight = Sight(cos, sin, near[None])
+        for block in self.blocks:
+            x = block(x, sight)
+        normed: Tensor = self.norm(x)
+        return normed
+
+    def guesses(self, batch: Batch) -> Iterable[Guess]:
+        yield Guess(self.words.logits(self.states(batch)[batch.asked()]), 1, vocabulary=self.words.vocabulary)
+
+    def drafts(self, target: Decoder) -> Decoder:
+        """A decoder in the target's precision, with a cache of its own."""
+        known = self.__dict__.setdefault("_network", [])
+        if not known:
+            known.append(self._assembled(target.network))
+        return Decoder(known[0])
+
+    @torch.no_grad()
+    def _assembled(self, network: Network) -> Network:
+        def laid(matrix: nn.Module) -> Linear:
+            assert isinstance(matrix, Matrix | Corrected)
+            bias = None if matrix.bias is None else matrix.bias.to(network.dtype)
+            return fastest(Dense(matrix.weight.to(network.device, network.dtype), bias))
+
+        def plain(norm: Norm) -> Tensor:
+            return norm.weight.detach().to(network.device, network.dtype)
+
+        layers = [
+            Layer(
+                attention_norm=plain(block.attention_norm),
+                qkv=laid(block.attention.qkv),
+                out=laid(block.attention.out),
+                mlp_norm=plain(block.mlp_norm),
+                up_gate=laid(block.mlp.up_gate),
+                down=laid(block.mlp.down),
+                qk_norm=None if block.attention.qk_norm is None else block.attention.qk_norm.to(network.dtype),
+            )
+            for block in self.blocks
+        ]
+        kept = self.words.vocabulary
+        head = network.head if kept is None else Reduced(network.head.weight[kept], kept, network.config.vocabulary)
+        config = replace(network.config, layers=len(layers))
+        return Network(config, network.embedding, layers, plain(self.norm), head)
+
+
+class Reduced:
+    """An output layer over some tokens; the others can't be drawn."""
+
+    bias = None
+
+    def __init__(self, weight: Tensor, kept: Tensor, vocabulary: int) -> None:
+        self._rows = fastest(Dense(weight.contiguous()))
+        self._kept, self._vocabulary = kept.to(weight.device), vocabulary
+        self.weight_bytes = size(weight)
+
+    @property
+    def weight(self) -> Tensor:
+        """[V, D], with nothing in the rows that are left out."""
+        rows = self._rows.weight
+        return rows.new_zeros(self._vocabulary, rows.shape[1]).index_copy_(0, self._kept, rows)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        logits = self._rows(x)
+        return logits.new_full((len(x), self._vocabulary), -math.inf).index_copy_(1, self._kept, logits)
+
+
+class Corrected(nn.Module):
+    """A matrix of the target's, referred to, and a low-rank correction that is learned."""
+
+    base: Tensor
+
+    def __init__(self, matrix: Matrix, rank: int) -> None:
+        super().__init__()
+        rows, columns = matrix.weight.shape
+        self.register_buffer("base", matrix.weight.detach().clone(), persistent=False)
+        self.register_buffer("bias", None if matrix.bias is None else matrix.bias.detach().clone(), persistent=False)
+        self.down = nn.Parameter(torch.randn(rank, columns) / math.sqrt(columns))
+        self.up = nn.Parameter(torch.zeros(rows, rank))
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base + self.up @ self.down
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.base, self.bias) + F.linear(F.linear(x, self.down), self.up)
+
+
+def correct(block: Block, rank: int) -> None:
+    """Leave a block's matrices as they are, and learn corrections of them."""
+    for part, name in ((block.attention, "qkv"), (block.attention, "out"), (block.mlp, "up_gate"), (block.mlp, "down")):
+        setattr(part, name, Corrected(getattr(part, name), rank))
