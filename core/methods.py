@@ -13,10 +13,14 @@ from typing import Any
 
 from outrider.core.decode import Drafter, Rule
 from outrider.core.drafters.ensemble import Ensemble
+from outrider.core.drafters.guided import InputGuided
 from outrider.core.drafters.jacobi import FILLERS, RENEWALS, Jacobi
+from outrider.core.drafters.lookahead import Lookahead
 from outrider.core.drafters.lookup import PromptLookup
 from outrider.core.drafters.model import DraftModel, DynamicTree, SampledTree, TopKTree
+from outrider.core.drafters.ngram import ANPD, NGrammys
 from outrider.core.drafters.recycling import TokenRecycling
+from outrider.core.drafters.retrieval import REST
 from outrider.core.drafters.suffix import Suffix
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.rules.exact import Block, Exact, GumbelMatch, SampleMatch, Token
@@ -116,6 +120,53 @@ DRAFTERS = _table(
         paper="Inference with Reference: Lossless Acceleration of Large Language Models (arXiv 2304.04487)",
         topology=("chain",),
         trials=({"length": 2, "longest": 2}, {"length": 2, "references": ((0, 1, 2, 0, 2, 1, 1),)}),
+    ),
+    Method(
+        name="input-guided",
+        make=InputGuided,
+        systems=("Aggressive (input-guided) decoding",),
+        summary="copy the input; after a mismatch go on by single tokens until it is met again",
+        paper="Instantaneous Grammatical Error Correction with Shallow Aggressive Decoding (arXiv 2106.04970)",
+        topology=("chain", "tree"),
+        trials=({"length": 2, "anchor": 1}, {"source": (0, 1, 2, 0, 2, 1, 1), "length": 2, "hedge": 1}),
+    ),
+    Method(
+        name="rest",
+        make=REST,
+        systems=("REST",),
+        summary="a tree of what follows the end of the text in a corpus, by exact suffix",
+        paper="REST: Retrieval-Based Speculative Decoding (arXiv 2311.08252)",
+        topology=("tree",),
+        trials=({"store": ((0, 1, 2, 0, 2, 1, 1, 0, 0, 2),), "nodes": 3, "length": 2, "shortest": 1},),
+    ),
+    Method(
+        name="anpd",
+        make=ANPD,
+        systems=("ANPD",),
+        summary="a chain read off n-gram counts of several levels, which every token updates",
+        paper="Lossless Acceleration of LLM via Adaptive N-gram Parallel Decoding (arXiv 2404.08698)",
+        topology=("chain",),
+        trials=({"length": 2, "levels": 2},),
+    ),
+    Method(
+        name="n-grammys",
+        make=NGrammys,
+        systems=("N-Grammys",),
+        summary="continuations from the text and from the target's own bigrams, side by side",
+        paper="The N-Grammys: Accelerating Autoregressive Inference with Learning-Free Batched Speculation "
+        "(arXiv 2411.03786)",
+        topology=("tree",),
+        needs=("model",),
+        trials=({"drafts": 2, "length": 2},),
+    ),
+    Method(
+        name="lookahead",
+        make=Lookahead,
+        systems=("LOOKAHEAD",),
+        summary="Jacobi trajectories make n-grams beside those that are tried, in the same pass",
+        paper="Break the Sequential Dependency of LLM Inference Using Lookahead Decoding (arXiv 2402.02057)",
+        topology=("tree",),
+        trials=({"window": 2, "ngram": 2, "guesses": 2}, {"window": 1, "ngram": 3, "guesses": 2}),
     ),
     Method(
         name="suffix",

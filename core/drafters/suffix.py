@@ -228,7 +228,7 @@ class Suffix:
         self._rows = []
 
     def _remember(self, output: list[int]) -> None:
-        """Add an output, up to its end token, to the past; when there is too much of it, the older half is forgotten."""
+        """Add an output, up to its end token, to the past; of too much of it the older half is forgotten."""
         stop = next((place for place, token in enumerate(output) if token in self._end), len(output))
         kept = output[: stop + 1][-self.memory :] if self.memory else []
         if not kept:

@@ -30,13 +30,18 @@ class Trie:
 
     def at(self, parent: int, token: int) -> int:
         """The node of a token below a parent, made with weight 0 if there is none."""
-        node = self.nodes.setdefault((parent, token), len(self.tokens))
-        if node == len(self.tokens):
-            self.tokens.append(token)
-            self.parents.append(parent)
-            self.weights.append(0.0)
-            self.depths.append(1 if parent < 0 else self.depths[parent] + 1)
+        node = self.nodes.get((parent, token))
+        if node is None:
+            node = self.nodes[parent, token] = self.grow(parent, token)
         return node
+
+    def grow(self, parent: int, token: int) -> int:
+        """A node of its own, which shares nothing."""
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.weights.append(0.0)
+        self.depths.append(1 if parent < 0 else self.depths[parent] + 1)
+        return len(self.tokens) - 1
 
     def add(self, path: Iterable[int], weight: float = 1.0) -> None:
         """One more continuation: its weight is added to every node on its path."""

@@ -32,6 +32,9 @@ USUAL: dict[str, Mapping[str, Any]] = {
     "dynamic-tree": {"nodes": 8, "width": 3, "depth": 3},
     "jacobi": {"window": 6},
     "prompt-lookup": {"length": 5},
+    "input-guided": {"source": [*range(4, 61)] * 6, "anchor": 1},
+    "rest": {"store": [[(7 * n * n + n) % 61 for n in range(4000)]], "shortest": 1},
+    "lookahead": {"window": 4, "ngram": 3},
 }
 
 
