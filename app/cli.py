@@ -16,6 +16,7 @@ import typer
 
 from outrider.app.bench import bench
 from outrider.app.text import assets, text
+from outrider.app.train import train
 
 if TYPE_CHECKING:
     from outrider.app.doctor import Report
@@ -32,6 +33,7 @@ cli = typer.Typer(
 cli.add_typer(bench, name="bench")
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable, on stdout.")]
 cli.command()(text)
+cli.command()(train)
 cli.add_typer(assets, name="assets")
 
 

@@ -12,6 +12,7 @@ import html
 import json
 import random
 import re
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -185,8 +186,11 @@ class Writer:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.known = {one.prompt for one in read(path)}
 
-    def answer(self, prompts: Sequence[tuple[str, str]], temperature: float = 0.0) -> Iterator[Lesson]:
-        """Answers (kind, prompt), those of about the same length together, which wastes the least."""
+    def answer(
+        self, prompts: Sequence[tuple[str, str]], temperature: float = 0.0, until: float | None = None
+    ) -> Iterator[Lesson]:
+        """Answers (kind, prompt), those of about the same length together, which wastes the least; begins no batch
+        once `until` (of time.monotonic) has passed."""
         rows = []
         for kind, text in prompts:
             ids = tuple(self.lm.encode(text))
@@ -194,7 +198,7 @@ class Writer:
                 self.known.add(ids)
                 rows.append((ids, kind))
         rows.sort(key=lambda row: len(row[0]))
-        while rows:
+        while rows and (until is None or time.monotonic() < until):
             size = max(min(self.rows, _BATCH_TOKENS // (len(rows[-1][0]) + self.limit)), 1)
             together, rows = rows[-size:], rows[:-size]
             yield from self._batch(together, temperature)

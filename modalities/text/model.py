@@ -19,7 +19,8 @@ from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
 from outrider.core.target import Target
-from outrider.text import auto
+from outrider.core.train import Pupil
+from outrider.text import auto, recipes
 from outrider.text.conversation import Kept
 from outrider.text.options import Given, Options
 from outrider.text.stream import Result, Stream
@@ -54,6 +55,7 @@ class TextModel:
         self.end = tuple(end)
         self._keep = keep
         self._kept: Kept | None = None
+        self._pupils: dict[tuple[Path, str], Pupil] = {}
 
     def __repr__(self) -> str:
         return f"<outrider.text model {self.name}, {self.dtype}, context {self.context:,}>"
@@ -169,7 +171,20 @@ class TextModel:
         if wanted == AUTO:
             made, costs = auto.make(self.target, self._where(), given)
             return made, AUTO, costs
+        if "model" in DRAFTERS[wanted].needs:
+            given["model"] = self._trained(wanted, given.get("model"))
         return make_drafter(wanted, **given), wanted, ""
+
+    def _trained(self, drafter: str, model: Any) -> Any:
+        """What a drafter takes as its model: what was given, weights in a file, or those there are for this target."""
+        if model is not None and not isinstance(model, str | Path):
+            return model
+        path = recipes.find(self.name, drafter) if model is None else Path(model).expanduser()
+        if path is None:
+            raise recipes.missing(self.name, drafter)
+        if (path, drafter) not in self._pupils:
+            self._pupils[path, drafter] = recipes.load(path, drafter, self.target())
+        return self._pupils[path, drafter].drafts(self.target())
 
     def rule(self, options: Options) -> tuple[Rule, str]:
         """The rule asked for, and its name."""

@@ -1,0 +1,75 @@
+"""`outrider train`: recipes and options in, weights out. Heavy packages are imported when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def train(
+    recipes: Annotated[
+        list[str] | None, typer.Argument(metavar="RECIPE...", help="What to train: one or several of --list.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="The target: an asset, a hub id, a folder or a GGUF file.")] = (
+        "smollm2-135m"
+    ),
+    device: Annotated[str, typer.Option(help="cpu, cuda ...; several GPUs through `accelerate launch`.")] = "cpu",
+    minutes: Annotated[float, typer.Option(help="How long, the writing of answers included.")] = 30.0,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where weights, curve and checkpoint go.")] = None,
+    data: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="Answers to learn from; may be repeated.")
+    ] = None,
+    prompts: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="Prompts to be answered first; may be repeated.")
+    ] = None,
+    texts: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="Ordinary text to read as well; may be repeated.")
+    ] = None,
+    text_share: Annotated[float, typer.Option(help="How much of that, in the first half of the time.")] = 0.3,
+    temperature: Annotated[float, typer.Option(help="Of the answers that are written.")] = 0.0,
+    tokens: Annotated[int | None, typer.Option(min=2, help="Tokens a batch.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Learning rate, instead of the recipe's.")] = None,
+    loss: Annotated[
+        str | None, typer.Option(help="Instead of the recipe's; a sum such as 'kl + 0.1 cross-entropy'.")
+    ] = None,
+    vocabulary: Annotated[int, typer.Option(min=0, help="Tokens that can be guessed at least; 0 is all.")] = 8192,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, where a run was broken off.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Name the recipes and leave.")] = False,
+) -> None:
+    """Train drafters for a target; a run that was broken off goes on."""
+    from outrider.text.recipes import RECIPES
+
+    if list_:
+        width = max(map(len, RECIPES))
+        for one in RECIPES.values():
+            print(f"{one.name:{width}}  {one.summary}")
+        return
+    if not recipes:
+        raise typer.BadParameter(f"give at least one of {', '.join(RECIPES)}", param_hint="RECIPE")
+    from outrider.text.training import Wanted
+    from outrider.text.training import train as run
+
+    wanted = Wanted(
+        recipes=tuple(recipes),
+        model=model,
+        device=device,
+        minutes=minutes,
+        out=out,
+        data=tuple(data or ()),
+        prompts=tuple(prompts or ()),
+        texts=tuple(texts or ()),
+        text_share=text_share,
+        temperature=temperature,
+        tokens=tokens,
+        rate=rate,
+        loss=loss,
+        vocabulary=vocabulary,
+        seed=seed,
+        fresh=fresh,
+        quiet=quiet,
+    )
+    run(wanted)

@@ -1,0 +1,217 @@
+"""`outrider train`: from nothing to weights. Fetches the target, has it write prompts and answer them where no data is
+given, trains the pupils of some recipes side by side, and writes weights with where they come from.
+
+The parts are outrider.text.data, outrider.text.recipes and outrider.core.trainer; here they are put in order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.core.engine.transformer import Decoder
+from outrider.core.errors import Incompatible, InvalidOption
+from outrider.core.lessons import DecoderTeacher, Lesson, split
+from outrider.text import data
+from outrider.text.loading import load
+from outrider.text.model import TextModel
+from outrider.text.recipes import home, recipe
+
+ENOUGH = 200_000  # tokens of answers with which nobody has to write more first
+_VOCABULARY = 8192  # tokens that a reduced vocabulary keeps at least
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What `outrider train` was told."""
+
+    recipes: tuple[str, ...]
+    model: str = "smollm2-135m"
+    device: str = "cpu"
+    minutes: float = 30.0
+    steps: int | None = None
+    out: Path | None = None
+    data: tuple[Path, ...] = ()  # answers, as JSON lines of token ids
+    prompts: tuple[Path, ...] = ()  # JSON lines with "prompt"
+    texts: tuple[Path, ...] = ()  # folders of ordinary text
+    text_share: float = 0.3  # of an epoch's lessons, in the first half of the time
+    temperature: float = 0.0  # of answers that are written now
+    tokens: int | None = None  # a batch
+    rate: float | None = None
+    loss: str | None = None
+    vocabulary: int = _VOCABULARY  # 0: all of it
+    seed: int = 0
+    fresh: bool = False  # forget the checkpoint in the folder
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.recipes:
+            raise InvalidOption("there is no recipe to train; `outrider train --list` names them")
+        for name in self.recipes:
+            recipe(name)
+        if len(set(self.recipes)) < len(self.recipes):
+            raise InvalidOption(f"a recipe is named twice: {', '.join(self.recipes)}")
+        if not 0 <= self.text_share < 1:
+            raise InvalidOption(f"text_share is {self.text_share}; it must be from 0 up to, but not, 1")
+        if not self.minutes > 0:
+            raise InvalidOption(f"minutes is {self.minutes}; it must be above 0")
+
+
+def train(wanted: Wanted, say: Callable[[str], None] = print) -> list[Path]:
+    """Train, and give the files of weights."""
+    from outrider.core.trainer import Plan, Trainer
+
+    lm = load(wanted.model, device=wanted.device, dtype="bfloat16")
+    target = lm.target()
+    if not isinstance(target, Decoder):
+        raise Incompatible(f"{lm.name} does not run on our own decoder, whose states the recipes read")
+    out = wanted.out or home(lm.name) / "-".join(wanted.recipes)
+    if wanted.fresh:
+        _forget(out)
+    start = time.monotonic()
+    files = wanted.data or (home(lm.name) / "answers.jsonl",)
+    if not wanted.data or wanted.prompts:
+        _write(lm, wanted, files[0], say)
+    spent = (time.monotonic() - start) / 60
+    lessons = _read(files)
+    learned, held = split(lessons)
+    if not learned or not held:
+        learned, held = lessons[:-1], lessons[-1:]
+    size = sum(len(one.answer) for one in learned)
+    say(f"{len(learned):,} answers of {size:,} tokens to learn from, {len(held)} to judge by")
+    vocabulary = _vocabulary(wanted, lessons, target, out)
+    torch.manual_seed(wanted.seed)
+    chosen = {name: recipe(name) for name in wanted.recipes}
+    pupils = {name: one.make(target, vocabulary) for name, one in chosen.items()}
+    plan = Plan(
+        minutes=max(wanted.minutes - spent, wanted.minutes / 2) if wanted.steps is None else wanted.minutes,
+        steps=wanted.steps,
+        tokens=wanted.tokens or (4096 if target.device.type == "cpu" else 32_768),
+        seed=wanted.seed,
+    )
+    facts = {
+        "target": lm.name,
+        "command": shlex.join(["outrider", *sys.argv[1:]]),
+        "data": [_described(file) for file in files] + [{"folder": str(one)} for one in wanted.texts],
+        "vocabulary": None if vocabulary is None else _share(vocabulary, held),
+        "seed": wanted.seed,
+    }
+    trainer = Trainer(
+        DecoderTeacher(target),
+        pupils,
+        _Source(lm, files, wanted),
+        held,
+        plan,
+        out,
+        losses={name: wanted.loss or one.loss for name, one in chosen.items()},
+        rates={name: wanted.rate or one.rate for name, one in chosen.items()},
+        facts=facts,
+        quiet=wanted.quiet,
+    )
+    progress = trainer.run()
+    for name, best in progress.best.items():
+        say(f"{name}: {best:.3f} tokens a target call (simulated chains on held-out answers)")
+    say(f"weights, curve and checkpoint are in {out}")
+    return [out / f"{name}.safetensors" for name in progress.best]
+
+
+class _Source:
+    """What each epoch learns: all answers there are by then, and in the first half of the time ordinary text too."""
+
+    def __init__(self, lm: TextModel, files: Sequence[Path], wanted: Wanted) -> None:
+        self.lm, self.files, self.wanted = lm, files, wanted
+        self._texts: list[Lesson] | None = None
+
+    def __call__(self, epoch: int, share: float) -> Sequence[Lesson]:
+        answers = split(_read(self.files))[0] or _read(self.files)
+        if not self.wanted.texts or share >= 0.5:
+            return answers
+        if self._texts is None:
+            found = data.passages(self.wanted.texts, seed=self.wanted.seed)
+            self._texts = list(data.ordinary(self.lm, list(found), 384))
+        count = round(len(answers) * self.wanted.text_share / (1 - self.wanted.text_share))
+        start = epoch * count % max(len(self._texts), 1)
+        return [*answers, *(self._texts[start:] + self._texts[:start])[:count]]
+
+
+def _read(files: Sequence[Path]) -> list[Lesson]:
+    found = [lesson for file in files for lesson in data.read(file)]
+    if not found:
+        raise InvalidOption(f"there are no answers in {', '.join(map(str, files))}")
+    return found
+
+
+def _write(lm: TextModel, wanted: Wanted, file: Path, say: Callable[[str], None]) -> None:
+    """Have the target answer the prompts given, or where there are few answers yet, prompts of its own, for at most a
+    third of the minutes."""
+    from tqdm import tqdm
+
+    given = [("given", text) for path in wanted.prompts for text in data.prompts_of(path)]
+    here = sum(len(one.answer) for one in data.read(file))
+    if not given and here >= ENOUGH:
+        return
+    rows = 32 if lm.device == "cpu" else 256
+    writer = data.Writer(lm, file, rows=rows, seed=wanted.seed + here)
+    deadline = time.monotonic() + 20 * wanted.minutes
+    say(f"{lm.name} writes answers to learn from, into {file}")
+    with tqdm(total=ENOUGH, initial=here, unit=" tokens", disable=wanted.quiet) as bar:
+        number = 0
+        while here < ENOUGH or given:
+            if not given:
+                written = data.write_prompts(lm, rows, seed=wanted.seed + 7919 * number + here, batch=rows)
+                given = [("own", text) for text in written]
+            now, given = given[: 4 * rows], given[4 * rows :]
+            for one in writer.answer(now, wanted.temperature, until=deadline if here else None):
+                here += len(one.answer)
+                bar.update(len(one.answer))
+            number += 1
+            if time.monotonic() > deadline:
+                break
+
+
+def _vocabulary(wanted: Wanted, lessons: Sequence[Lesson], target: Decoder, out: Path) -> torch.Tensor | None:
+    """The tokens that are kept, the same again when a run goes on."""
+    if not wanted.vocabulary or wanted.vocabulary >= target.vocabulary:
+        return None
+    path = out / "vocabulary.json"
+    if path.is_file():
+        kept = torch.tensor(json.loads(path.read_text(encoding="utf-8")))
+    else:
+        kept = data.coverage(lessons, target.vocabulary, 0.99, least=wanted.vocabulary)
+        out.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(kept.tolist()), encoding="utf-8")
+    return kept.to(target.device)
+
+
+def _share(vocabulary: torch.Tensor, lessons: Sequence[Lesson]) -> Mapping[str, Any]:
+    """How much of unseen answers a reduced vocabulary covers."""
+    tokens = torch.tensor([token for one in lessons for token in one.answer])
+    inside = torch.isin(tokens, vocabulary.cpu()).double().mean()
+    return {"kept": len(vocabulary), "covers_held_out": round(float(inside), 5)}
+
+
+def _described(file: Path) -> Mapping[str, Any]:
+    lessons = data.read(file)
+    kinds: dict[str, int] = {}
+    for one in lessons:
+        kinds[one.kind] = kinds.get(one.kind, 0) + 1
+    tokens = sum(len(one.answer) for one in lessons)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    return {"file": file.name, "answers": len(lessons), "tokens": tokens, "kinds": kinds, "sha256": digest}
+
+
+def _forget(out: Path) -> None:
+    import shutil
+
+    for name in ("checkpoint", "checkpoint.old", "checkpoint.partial"):
+        shutil.rmtree(out / name, ignore_errors=True)
+    (out / "vocabulary.json").unlink(missing_ok=True)
