@@ -8,23 +8,27 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.core.decode import Drafter, Rule
 from outrider.core.drafters.ensemble import Ensemble
 from outrider.core.drafters.guided import InputGuided
+from outrider.core.drafters.heads import HydraHeads, MedusaHeads
 from outrider.core.drafters.jacobi import FILLERS, RENEWALS, Jacobi
+from outrider.core.drafters.learned import Learned
 from outrider.core.drafters.lookahead import Lookahead
 from outrider.core.drafters.lookup import PromptLookup
 from outrider.core.drafters.model import DraftModel, DynamicTree, SampledTree, TopKTree
 from outrider.core.drafters.ngram import ANPD, NGrammys
 from outrider.core.drafters.recycling import TokenRecycling
 from outrider.core.drafters.retrieval import REST
+from outrider.core.drafters.skip import draft_on_the_fly, draft_verify, swift
+from outrider.core.drafters.sparse import SparseCache
 from outrider.core.drafters.suffix import Suffix
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.rules.exact import Block, Exact, GumbelMatch, SampleMatch, Token
-from outrider.core.rules.relaxed import Lenience, Threshold, Trust, Typical
+from outrider.core.rules.relaxed import Distance, Lenience, Threshold, TopBeta, Trust, Typical, VerifyEvery
 
 ALL = ("text", "image", "speech")
 
@@ -44,10 +48,12 @@ class Method:
     lossless: bool | None = None  # None for drafters, which cannot change what comes out
     anchor: Mapping[str, Any] | None = None  # the options at which a relaxed rule is exact
     trials: tuple[Mapping[str, Any], ...] = ({},)  # small settings that between them reach every branch, for the tests
+    pupil: Callable[..., Any] | None = None  # what is trained, where a drafter needs that
+    small: Mapping[str, Any] = field(default_factory=dict)  # a pupil's small settings, for the tests
 
     @property
     def module(self) -> str:
-        return str(self.make.__module__)
+        return str((self.pupil or self.make).__module__)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -187,6 +193,15 @@ DRAFTERS = _table(
         trials=({"nodes": 3, "depth": 2}, {"shape": (-1, -1, 0), "successors": 2}),
     ),
     Method(
+        name="sparse-cache",
+        make=SparseCache,
+        systems=("MagicDec", "TriForce's self-drafting"),
+        summary="the target with the first and the latest entries of its cache drafts for itself with all of them",
+        paper="MagicDec: Breaking the Latency-Throughput Tradeoff for Long Context Generation (arXiv 2408.11049)",
+        topology=("chain",),
+        trials=({"length": 2, "sinks": 1, "window": 2},),
+    ),
+    Method(
         name="ensemble",
         make=Ensemble,
         systems=("Suffix first, else token recycling", "Merged drafts of several drafters"),
@@ -194,6 +209,68 @@ DRAFTERS = _table(
         paper="SAM Decoding: Speculative Decoding via Suffix Automaton (arXiv 2411.10666)",
         topology=("tree",),
         trials=({"nodes": 3}, {"drafters": ("prompt-lookup", "token-recycling"), "nodes": 3}),
+    ),
+    Method(
+        name="draft-verify",
+        make=draft_verify,
+        systems=("Draft & Verify",),
+        summary="the target without a fixed set of sublayers, found beforehand by Bayesian optimisation",
+        paper="Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding (2309.08168)",
+        topology=("chain",),
+        needs=("skip",),
+        trials=({"skip": ("mlp.0",), "length": 2, "bound": 0.4},),
+    ),
+    Method(
+        name="swift",
+        make=swift,
+        systems=("SWIFT",),
+        summary="the target without sublayers that are searched for on the running text; a tree cut where unsure",
+        paper="SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration (arXiv 2410.06916)",
+        topology=("tree",),
+        trials=({"nodes": 3, "width": 2, "depth": 2, "window": 2, "bayes": 0},),
+    ),
+    Method(
+        name="draft-on-the-fly",
+        make=draft_on_the_fly,
+        systems=("Draft on the Fly",),
+        summary="the target without the sublayers that change least on the prompt",
+        paper="Draft on the Fly: Adaptive Self-Speculative Decoding using Cosine Similarity (arXiv 2410.01028)",
+        topology=("chain",),
+        trials=({"length": 2, "share": 0.5, "bound": 0.3},),
+    ),
+    Method(
+        name="medusa",
+        make=Learned,
+        pupil=MedusaHeads,
+        systems=("Medusa",),
+        summary="heads on the target's last state, each for one of the next tokens; a tree of their likeliest",
+        paper="Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads (arXiv 2401.10774)",
+        topology=("tree", "chain"),
+        needs=("pupil",),
+        small={"heads": 2, "layers": 2, "vocabulary": (2, 0)},
+        trials=(
+            {"shape": (-1, -1, 0)},
+            {"grow": "dynamic", "nodes": 2, "depth": 2},
+            {"grow": "chain", "length": 2},
+            {"grow": "sampled", "shape": (-1, -1, 0)},
+        ),
+    ),
+    Method(
+        name="hydra",
+        make=Learned,
+        pupil=HydraHeads,
+        systems=("Hydra",),
+        summary="heads that also see the tokens drafted before theirs; a tree that grows where they are sure",
+        paper="Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding (arXiv 2402.05109)",
+        topology=("tree", "chain"),
+        needs=("pupil",),
+        small={"heads": 2, "vocabulary": (2, 0)},
+        trials=(
+            {"grow": "tree", "shape": (-1, -1, 0, 1)},
+            {"nodes": 3, "width": 2, "depth": 2},
+            {"grow": "chain", "length": 2, "policy": "confidence"},
+            {"grow": "sampled", "shape": (-1, -1, 0)},
+        ),
     ),
 )
 
@@ -285,6 +362,39 @@ RULES = _table(
         lossless=False,
         anchor={"depth": 0},
         trials=({}, {"depth": 1}),
+    ),
+    Method(
+        name="verify-every",
+        make=VerifyEvery,
+        systems=("Verify part",),
+        summary="verify one guess in so many, accept those between; one in one is exact",
+        paper="Speculative Decoding and Beyond: An In-Depth Survey of Techniques (arXiv 2502.19732)",
+        topology=("chain", "tree", "window"),
+        lossless=False,
+        anchor={"every": 1},
+    ),
+    Method(
+        name="top-beta",
+        make=TopBeta,
+        systems=("Top-beta + gap (SpecDec)",),
+        summary="accept what is among the likeliest few and not far below the likeliest; beta=0 is exact",
+        paper="Speculative Decoding: Exploiting Speculative Execution for Accelerating Seq2seq Generation "
+        "(arXiv 2203.16487)",
+        topology=("chain", "tree", "window"),
+        lossless=False,
+        anchor={"beta": 0},
+        trials=({"beta": 2}, {"beta": 1, "gap": 0.5}),
+    ),
+    Method(
+        name="bild",
+        make=Distance,
+        systems=("BiLD distance",),
+        summary="accept while -log p is within a distance; distance 0 is exact",
+        paper="Speculative Decoding with Big Little Decoder (arXiv 2302.07863)",
+        topology=("chain", "tree", "window"),
+        lossless=False,
+        anchor={"distance": 0.0},
+        trials=({"distance": 1.0}, {}),
     ),
 )
 

@@ -70,6 +70,37 @@ class Confidence(Fixed):
 
 
 @dataclass
+class DraftExit(Fixed):
+    """The adaptive exit of Draft & Verify (arXiv 2309.08168): stop where the likeliest token falls below a bound, which
+    rises while less is accepted than wanted and falls while more is. The paper's two moving averages, of acceptance and
+    of the bound; ours has a bound for each row, and looks before the draw."""
+
+    length: int = 12
+    bound: float = 0.6
+    wanted: float = 0.85
+    step: float = 0.01
+    memory: float = 0.5
+    slowness: float = 0.9
+
+    def begin(self, rows: int, device: torch.device) -> None:
+        super().begin(rows, device)
+        self._bound = torch.full((rows,), self.bound, dtype=torch.float64, device=device)
+        self._rate = torch.full_like(self._bound, self.wanted)
+
+    def more(self, law: Law, depth: int) -> Tensor:
+        return law.probs.amax(-1) >= self._bound
+
+    def learn(self, drafted: Tensor, accepted: Tensor) -> None:
+        some = drafted > 0
+        rate = self.memory * self._rate + (1 - self.memory) * accepted / drafted.clamp(min=1)
+        self._rate = torch.where(some, rate, self._rate)
+        aimed = self._bound + torch.where(self._rate < self.wanted, self.step, -self.step)
+        # where nothing was drafted the bound was too high to learn anything more: it comes down
+        aimed = torch.where(some, aimed, self._bound - self.step)
+        self._bound = (self.slowness * self._bound + (1 - self.slowness) * aimed).clamp(0.0, 1.0)
+
+
+@dataclass
 class Window(Fixed):
     """Grow where all was accepted, shrink where not: the window optimised on the fly, with the steps that transformers'
     assisted generation takes (+2, -1)."""

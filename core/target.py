@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -120,7 +121,7 @@ class Target(Protocol):
 
 
 class View(Target, Protocol):
-    """A target's own weights seen cheaper, over its cache. Begun after it on the same prompts; moves on when it does."""
+    """A target's own weights seen cheaper, over its cache. Begun after it on the same prompts; moves when it does."""
 
     def recall(self, texts: Prompts, count: int) -> Tensor:
         """What it would have said ahead of each of the last `count` committed tokens of each row, in one pass: logits
@@ -156,9 +157,11 @@ def committed(draft: Draft, verdict: Verdict, count: Tensor) -> Tensor:
 class TableTarget:
     """A target whose logits are a hash of everything before: a law for every prefix, no weights, no cache to get wrong.
 
-    `blur` mixes in a second hash: a blurred copy of a target is a drafter that is right some of the time.
+    `blur` mixes in a second hash: a blurred copy of a target is a drafter that is right some of the time. Hidden states
+    at any tap are hashes of the same contexts, `width` numbers each.
     """
 
+    width = 8
     rollback = True
     weight_bytes = 0
 
@@ -180,20 +183,22 @@ class TableTarget:
         self._salts = [signed(mix(mix(seed) + offset)) for offset in (0, 1)]
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
-        if needs:
-            raise InvalidOption(f"a table target has no hidden states, but {', '.join(sorted(needs))} were asked for")
+        self._taps = needs
         self._lawmaker = Lawmaker(sampling, prompts, self.vocabulary, self.device)
         self._lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         longest = max(map(len, prompts))
         padded = torch.tensor([[*prompt, *[-1] * (longest - len(prompt))] for prompt in prompts], device=self.device)
         self._context = torch.zeros(len(prompts), dtype=torch.long, device=self.device)
-        self._roll(padded)
-        return Prefill(itself=self)
+        read = self._roll(padded)[:, :-1]
+        return Prefill(self.hidden(read), self)
 
-    def _roll(self, tokens: Tensor) -> None:
-        """Move each row's context over tokens [B, K]; -1 moves nothing."""
+    def _roll(self, tokens: Tensor) -> Tensor:
+        """Move each row's context over tokens [B, K]; -1 moves nothing -> the context behind each, [B, K]."""
+        found = [self._context]
         for column in tokens.unbind(1):
-            self._context = torch.where(column < 0, self._context, hash_tokens(self._context, column))
+            found.append(torch.where(column < 0, found[-1], hash_tokens(found[-1], column)))
+        self._context = found[-1]
+        return torch.stack(found, 1)[:, 1:]
 
     def score(self, draft: Draft, since: int | None = None) -> Scores:
         return self._scores(draft, since, self._lawmaker, self.blur)
@@ -205,8 +210,16 @@ class TableTarget:
             before = contexts.gather(1, parents[:, node : node + 1])
             contexts = torch.cat([contexts, hash_tokens(before, draft.tokens[:, node : node + 1])], 1)
         first = 0 if since is None else since + 1
-        logits = self.logits(contexts[:, first:], blur)
-        return Scores(draft, lawmaker, self._lengths, logits, first=first)
+        contexts = contexts[:, first:]
+        return Scores(draft, lawmaker, self._lengths, self.logits(contexts, blur), self.hidden(contexts), first)
+
+    def hidden(self, contexts: Tensor) -> dict[str, Tensor]:
+        """[B, K] -> noise [B, K, width] for each tap asked for."""
+        places = torch.arange(self.width, device=self.device)
+        return {
+            tap: torch.logit(uniform_of(hash_tokens(contexts[..., None] ^ crc32(tap.encode()), places)).to(self.dtype))
+            for tap in self._taps
+        }
 
     def logits(self, contexts: Tensor, blur: float | None = None) -> Tensor:
         """[...] -> [..., V] logistic noise."""

@@ -6,6 +6,7 @@ its trees. The model is any Target, so it may be a language model, a table or a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -206,8 +207,8 @@ class TopKTree(_Tree):
 
 class DynamicTree(_Model):
     """A tree that grows where the model is sure of itself: each level expands the `width` most probable nodes, and of
-    all candidates the `nodes` most probable are kept (EAGLE-2, arXiv 2406.16858). Fixed guesses, so that the shape
-    may depend on them."""
+    all candidates the `nodes` most probable are kept (EAGLE-2, arXiv 2406.16858), as far as they are thought at least
+    `least` likely. Fixed guesses, so that the shape may depend on them."""
 
     def __init__(
         self,
@@ -216,12 +217,17 @@ class DynamicTree(_Model):
         nodes: int = 16,
         width: int = 4,
         depth: int = 5,
+        least: float = 0.0,
         sampling: Sampling | None = None,
     ) -> None:
         super().__init__(model, sampling)
-        if min(nodes, width, depth) < 1:
-            raise InvalidOption(f"nodes={nodes}, width={width}, depth={depth}: each must be 1 or more")
+        if min(nodes, width, depth) < 1 or not 0 <= least < 1:
+            raise InvalidOption(
+                f"nodes={nodes}, width={width}, depth={depth}, least={least}: the first three must be 1 or more, least "
+                "from 0 up to, but not, 1"
+            )
         self.nodes, self.width, self.depth = nodes, width, depth
+        self._floor = math.log(least) if least else -math.inf
 
     def propose(self, room: Tensor, dice: Dice) -> Draft:
         left = self._start(room, dice)
@@ -240,7 +246,10 @@ class DynamicTree(_Model):
             start = sum(part.shape[1] for part in tokens)
             tokens.append(ids.flatten(1))
             parents.append(origin[..., None].expand_as(ids).flatten(1))
-            values.append(torch.where(level < left[:, None], total, -torch.inf))
+            fits = (level < left[:, None]) & (total >= self._floor)
+            values.append(torch.where(fits, total, -torch.inf))
+            if dice.device.type == "cpu" and not bool(fits.any()):
+                break
             value, best = values[-1].topk(width)
             origin = start + best
             within = grown.size - width if level else -1  # where the level just expanded begins

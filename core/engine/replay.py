@@ -42,8 +42,8 @@ def replayed(cache: Cache, texts: Prompts, count: int) -> Iterator[tuple[Tensor,
 def likeness(network: Network, cache: Cache, texts: Prompts, count: int) -> Tensor:
     """[B, 2 L] cosine of what enters and what leaves each layer's attention and MLP, residual stream included."""
     halves = [
-        network.replaced(lambda linear: linear, [replace(layer, **left_out) for layer in network.layers])
-        for left_out in ({"thinks": False}, {"attends": False})
+        network.replaced(lambda linear: linear, [replace(layer, attends=not mlp, thinks=mlp) for layer in network.layers])
+        for mlp in (False, True)
     ]
     longest = max(map(len, texts))
     found = []

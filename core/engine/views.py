@@ -122,7 +122,7 @@ class View:
 
     @torch.no_grad()
     def recall(self, texts: Prompts, count: int) -> Tensor:
-        """What it would have said ahead of each of the last `count` committed tokens (see outrider.core.target.View)."""
+        """What it would have said ahead of each of the last `count` committed tokens, as in outrider.core.target."""
         if self._window is not None:
             raise Incompatible("a view through a window does not look back; recall is for views that see every entry")
         self._forget()

@@ -1,4 +1,4 @@
-"""Reading once more what was read: what a view would have said, what each sublayer does, and that nothing is disturbed."""
+"""Reading once more what was read: what a view would have said, what each sublayer does; nothing is disturbed."""
 
 from __future__ import annotations
 
