@@ -25,6 +25,7 @@ from outrider.core.drafters.recycling import TokenRecycling
 from outrider.core.drafters.retrieval import REST
 from outrider.core.drafters.skip import draft_on_the_fly, draft_verify, swift
 from outrider.core.drafters.sparse import SparseCache
+from outrider.core.drafters.sparse import SparseCache
 from outrider.core.drafters.suffix import Suffix
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.rules.exact import Block, Exact, GumbelMatch, SampleMatch, Token
@@ -202,6 +203,15 @@ DRAFTERS = _table(
         trials=({"length": 2, "sinks": 1, "window": 2},),
     ),
     Method(
+        name="sparse-cache",
+        make=SparseCache,
+        systems=("MagicDec", "TriForce's self-drafting"),
+        summary="the target with the first and the latest entries of its cache drafts for itself with all of them",
+        paper="MagicDec: Breaking the Latency-Throughput Tradeoff for Long Context Generation (arXiv 2408.11049)",
+        topology=("chain",),
+        trials=({"length": 2, "sinks": 1, "window": 2},),
+    ),
+    Method(
         name="ensemble",
         make=Ensemble,
         systems=("Suffix first, else token recycling", "Merged drafts of several drafters"),
@@ -362,6 +372,39 @@ RULES = _table(
         lossless=False,
         anchor={"depth": 0},
         trials=({}, {"depth": 1}),
+    ),
+    Method(
+        name="verify-every",
+        make=VerifyEvery,
+        systems=("Verify part",),
+        summary="verify one guess in so many, accept those between; one in one is exact",
+        paper="Speculative Decoding and Beyond: An In-Depth Survey of Techniques (arXiv 2502.19732)",
+        topology=("chain", "tree", "window"),
+        lossless=False,
+        anchor={"every": 1},
+    ),
+    Method(
+        name="top-beta",
+        make=TopBeta,
+        systems=("Top-beta + gap (SpecDec)",),
+        summary="accept what is among the likeliest few and not far below the likeliest; beta=0 is exact",
+        paper="Speculative Decoding: Exploiting Speculative Execution for Accelerating Seq2seq Generation "
+        "(arXiv 2203.16487)",
+        topology=("chain", "tree", "window"),
+        lossless=False,
+        anchor={"beta": 0},
+        trials=({"beta": 2}, {"beta": 1, "gap": 0.5}),
+    ),
+    Method(
+        name="bild",
+        make=Distance,
+        systems=("BiLD distance",),
+        summary="accept while -log p is within a distance; distance 0 is exact",
+        paper="Speculative Decoding with Big Little Decoder (arXiv 2302.07863)",
+        topology=("chain", "tree", "window"),
+        lossless=False,
+        anchor={"distance": 0.0},
+        trials=({"distance": 1.0}, {}),
     ),
     Method(
         name="verify-every",

@@ -88,6 +88,81 @@ class Trust:
 
 
 @dataclass(frozen=True, kw_only=True)
+class VerifyEvery:
+    """Verify strictly one guess in `every` on the way down, and accept those between outright: the partial
+    verification of the same survey (arXiv 2502.19732). every = 1 is exact."""
+
+    every: int = 2
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise InvalidOption(f"every is {self.every}; it must be 1 (exact) or more")
+
+    @property
+    def lossless(self) -> bool:
+        return self.every == 1
+
+    def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
+        return strict(left, q) if (depth + 1) % self.every == 0 else torch.ones_like(q)
+
+    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+        return rejection(draft, scores, dice, self.accept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopBeta:
+    """SpecDec's rule (Xia et al., "Speculative decoding: exploiting speculative execution for accelerating seq2seq
+    generation", arXiv 2203.16487): accept what is among the target's `beta` likeliest tokens and at most `gap` below
+    the likeliest in log-probability. The paper looks past a greedy choice; ours looks at the law that is sampled, so
+    that temperature 0 leaves it nothing to relax. beta = 0 refuses every guess, which is exact."""
+
+    beta: int = 3
+    gap: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.beta < 0 or not self.gap >= 0:
+            raise InvalidOption(f"beta={self.beta}, gap={self.gap}: both must be 0 or more")
+
+    @property
+    def lossless(self) -> bool:
+        return self.beta == 0
+
+    def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
+        if self.beta == 0:
+            return torch.zeros_like(q)
+        best = law.probs.topk(min(self.beta, law.width)).values
+        near = best[:, :1] * math.exp(-self.gap)
+        return ((law.probs >= best[:, -1:]) & (law.probs >= near) & (law.probs > 0)).to(q.dtype)
+
+    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+        return rejection(draft, scores, dice, self.accept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distance:
+    """BiLD's rollback as a rule (Kim et al., "Speculative decoding with big little decoder", arXiv 2302.07863): a guess
+    stays while the cross-entropy between it and the target's law, -log p, is at most `distance`; at the first beyond
+    it the target takes over. The paper does so with its greedy choice, ours with a draw from what is left of its law.
+    distance = 0 lets only certainties pass, which is exact."""
+
+    distance: float = 3.0
+
+    def __post_init__(self) -> None:
+        if not self.distance >= 0:
+            raise InvalidOption(f"distance is {self.distance}; it must be 0 (exact) or more")
+
+    @property
+    def lossless(self) -> bool:
+        return self.distance == 0
+
+    def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
+        return ((law.probs >= math.exp(-self.distance)) & (law.probs > 0)).to(q.dtype)
+
+    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+        return rejection(draft, scores, dice, self.accept)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Typical:
     """Medusa's typical acceptance (arXiv 2401.10774): accept where p >= min(epsilon, delta exp(-entropy of p)).
 
