@@ -27,7 +27,7 @@ from outrider.core.policies import BreakEven
 from outrider.core.speed import PassCost, best_length, fit_pass_cost
 from outrider.core.target import Prefill, Prompts, Scores, Target
 
-CANDIDATES = ("suffix", "prompt-lookup")  # that need no training and cost next to nothing; of those there are
+CANDIDATES = ("prompt-lookup",)  # chains that need no training and cost next to nothing
 _WIDTHS = (1, 2, 4, 8, 16, 32)
 _ROUNDS = 5
 _LONGEST = 16
