@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.app.bench import bench
+from outrider.app.datastore import datastore
 from outrider.app.text import assets, text
 from outrider.app.train import train
 
@@ -35,6 +36,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable, on stdou
 cli.command()(text)
 cli.command()(train)
 cli.add_typer(assets, name="assets")
+cli.add_typer(datastore, name="datastore")
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.target import Prefill, Prompts, Scores
 
+MEMBERS = ("suffix", "token-recycling")
 _STEPS = 10  # beliefs are told apart this finely
 _PRIOR = 6.0  # guesses that a belief is taken at its word for
 _UNSURE = 0.5  # the chance of a guess whose drafter believes nothing
@@ -72,7 +73,7 @@ class Ensemble:
     def __init__(
         self,
         *,
-        drafters: Sequence[Drafter | str] = ("suffix", "token-recycling"),
+        drafters: Sequence[Drafter | str] = MEMBERS,
         options: Mapping[str, Mapping[str, Any]] | None = None,
         nodes: int = 16,
         least: float = 0.08,

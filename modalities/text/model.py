@@ -22,6 +22,7 @@ from outrider.core.target import Target
 from outrider.core.train import Pupil
 from outrider.text import auto, recipes
 from outrider.text.conversation import Kept
+from outrider.text.drafting import prepared
 from outrider.text.options import Given, Options
 from outrider.text.stream import Result, Stream
 from outrider.text.tokens import Message, Tokens
@@ -173,7 +174,7 @@ class TextModel:
             return made, AUTO, costs
         if "model" in DRAFTERS[wanted].needs:
             given["model"] = self._trained(wanted, given.get("model"))
-        return make_drafter(wanted, **given), wanted, ""
+        return make_drafter(wanted, **prepared(self, wanted, given)), wanted, ""
 
     def _trained(self, drafter: str, model: Any) -> Any:
         """What a drafter takes as its model: what was given, weights in a file, or those there are for this target."""

@@ -6,6 +6,7 @@ they run in a sandbox that can reach nothing. Knows nothing of models.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -98,6 +99,12 @@ class Tokens:
     def id(self, token: str) -> int | None:
         found: int | None = self._tokenizer.token_to_id(token)
         return found
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The same for tokenizers that give the same tokens the same ids."""
+        named = sorted(self._tokenizer.get_vocab().items(), key=lambda pair: pair[1])
+        return hashlib.sha256(repr(named).encode()).hexdigest()[:16]
 
     @property
     def size(self) -> int:

@@ -1,0 +1,129 @@
+"""What only a text model knows and its drafters are given: documents as token ids, a datastore by its path, the
+model's own bigrams.
+
+Options of drafters come in as people write them, and go out as outrider.core.methods takes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.core.assets import cache_folder
+from outrider.core.drafters.ensemble import MEMBERS
+from outrider.core.drafters.ngram import bigram_table
+from outrider.core.drafters.retrieval import Datastore
+from outrider.core.errors import InvalidOption
+from outrider.text import datastore
+
+if TYPE_CHECKING:
+    from outrider.text.model import TextModel
+
+_SUCCESSORS = 8  # of each token
+# how often each of them came next in answers to the built-in prompts
+_SHARES = (0.131, 0.057, 0.068, 0.026, 0.026, 0.020, 0.019, 0.015)
+
+
+def prepared(model: TextModel, drafter: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A drafter's options with texts as token ids, and what it must have of the model added."""
+    given = dict(options)
+    prepare = _PREPARED.get(drafter)
+    return given if prepare is None else prepare(model, given)
+
+
+def _lookup(model: TextModel, given: dict[str, Any]) -> dict[str, Any]:
+    references = given.get("references")
+    if references is not None:
+        if isinstance(references, str):
+            references = [references]
+        given["references"] = [_ids(model, one) for one in references]
+    return given
+
+
+def _guided(model: TextModel, given: dict[str, Any]) -> dict[str, Any]:
+    if given.get("source") is not None:
+        given["source"] = _ids(model, given["source"])
+    return given
+
+
+def _rest(model: TextModel, given: dict[str, Any]) -> dict[str, Any]:
+    store = given.get("store")
+    if store is None:
+        raise InvalidOption(
+            "the drafter 'rest' needs store=..., the path of a datastore; make one of text files with "
+            "`outrider datastore build FILES -o my.store`"
+        )
+    if isinstance(store, str | Path):
+        given["store"] = datastore.load(Path(store).expanduser(), model.tokens)
+    elif not isinstance(store, Datastore):
+        given["store"] = [_ids(model, one) for one in store]
+    return given
+
+
+def _grammys(model: TextModel, given: dict[str, Any]) -> dict[str, Any]:
+    given.setdefault("model", model.target())
+    given.setdefault("bigrams", bigrams(model))
+    return given
+
+
+def _recycling(model: TextModel, given: dict[str, Any]) -> dict[str, Any]:
+    """`start="bigrams"` stands for the model's own."""
+    if given.get("start") == "bigrams":
+        table = bigrams(model).tolist()
+        given["start"] = {token: (after, list(_SHARES)) for token, after in enumerate(table)}
+    return given
+
+
+def _ensemble(model: TextModel, given: dict[str, Any]) -> dict[str, Any]:
+    """Its members' options are theirs."""
+    options = given.get("options") or {}
+    if not isinstance(options, Mapping):
+        raise InvalidOption(f"options is {options!r:.60}; give a dictionary of each drafter's options by its name")
+    names = [one for one in given.get("drafters", MEMBERS) if isinstance(one, str)]
+    made = {name: prepared(model, name, options.get(name, {})) for name in names}
+    given["options"] = {**options, **{name: one for name, one in made.items() if one}}
+    return given
+
+
+_PREPARED: dict[str, Callable[[TextModel, dict[str, Any]], dict[str, Any]]] = {
+    "prompt-lookup": _lookup,
+    "input-guided": _guided,
+    "rest": _rest,
+    "n-grammys": _grammys,
+    "token-recycling": _recycling,
+    "ensemble": _ensemble,
+}
+
+
+def _ids(model: TextModel, text: str | Sequence[int]) -> list[int]:
+    return model.tokens.encode(text, special=False) if isinstance(text, str) else list(text)
+
+
+def bigrams(model: TextModel) -> Tensor:
+    """[V, 8] the likeliest successors of each token, kept in the cache folder once they are worked out."""
+    place = hashlib.sha256(str(model.folder or model.name).encode()).hexdigest()[:8]
+    path = cache_folder() / "bigrams" / f"{model.name.replace('/', '--')[:60]}-{place}.npy"
+    target = model.target()
+    with suppress(OSError, ValueError, EOFError):
+        table = np.load(path, allow_pickle=False)
+        whole = table.shape == (target.vocabulary, min(_SUCCESSORS, target.vocabulary))
+        if whole and table.dtype == np.int32 and table.min() >= 0 and table.max() < target.vocabulary:
+            return torch.from_numpy(table).long()
+    from tqdm import tqdm
+
+    with tqdm(total=target.vocabulary, unit="token", desc="Bigrams, once for this model", leave=False) as bar:
+        found = bigram_table(target, _SUCCESSORS, progress=bar.update)
+    with suppress(OSError):  # a cache that can't be written costs the same the next time
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(path.name + ".part")
+        with beside.open("wb") as file:
+            np.save(file, found.cpu().numpy().astype(np.int32))
+        beside.replace(path)
+    return found.cpu()
