@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.core.decode import Drafter, Rule
+from outrider.core.drafters.bestfirst import SpecExec
 from outrider.core.drafters.ensemble import Ensemble
 from outrider.core.drafters.guided import InputGuided
 from outrider.core.drafters.heads import HydraHeads, MedusaHeads
@@ -19,12 +20,12 @@ from outrider.core.drafters.jacobi import FILLERS, RENEWALS, Jacobi
 from outrider.core.drafters.learned import Learned
 from outrider.core.drafters.lookahead import Lookahead
 from outrider.core.drafters.lookup import PromptLookup
+from outrider.core.drafters.merged import SpecInfer
 from outrider.core.drafters.model import DraftModel, DynamicTree, SampledTree, TopKTree
 from outrider.core.drafters.ngram import ANPD, NGrammys
 from outrider.core.drafters.recycling import TokenRecycling
 from outrider.core.drafters.retrieval import REST
 from outrider.core.drafters.skip import draft_on_the_fly, draft_verify, swift
-from outrider.core.drafters.sparse import SparseCache
 from outrider.core.drafters.sparse import SparseCache
 from outrider.core.drafters.suffix import Suffix
 from outrider.core.errors import InvalidOption, unknown
@@ -203,15 +204,6 @@ DRAFTERS = _table(
         trials=({"length": 2, "sinks": 1, "window": 2},),
     ),
     Method(
-        name="sparse-cache",
-        make=SparseCache,
-        systems=("MagicDec", "TriForce's self-drafting"),
-        summary="the target with the first and the latest entries of its cache drafts for itself with all of them",
-        paper="MagicDec: Breaking the Latency-Throughput Tradeoff for Long Context Generation (arXiv 2408.11049)",
-        topology=("chain",),
-        trials=({"length": 2, "sinks": 1, "window": 2},),
-    ),
-    Method(
         name="ensemble",
         make=Ensemble,
         systems=("Suffix first, else token recycling", "Merged drafts of several drafters"),
@@ -219,6 +211,26 @@ DRAFTERS = _table(
         paper="SAM Decoding: Speculative Decoding via Suffix Automaton (arXiv 2411.10666)",
         topology=("tree",),
         trials=({"nodes": 3}, {"drafters": ("prompt-lookup", "token-recycling"), "nodes": 3}),
+    ),
+    Method(
+        name="specinfer",
+        make=SpecInfer,
+        systems=("SpecInfer",),
+        summary="samples of one or several smaller models, merged into a tree; siblings drawn with replacement",
+        paper="SpecInfer: Accelerating LLM Serving with Tree-based Speculative Inference (arXiv 2305.09781)",
+        topology=("tree",),
+        needs=("model",),
+        trials=({"samples": 2, "depth": 2},),
+    ),
+    Method(
+        name="specexec",
+        make=SpecExec,
+        systems=("SpecExec",),
+        summary="the most probable tree of up to a thousand guesses, found best first, in one target pass",
+        paper="SpecExec: Massively Parallel Speculative Decoding for Interactive LLM Inference (arXiv 2406.02532)",
+        topology=("tree",),
+        needs=("model",),
+        trials=({"nodes": 4, "batch": 2, "width": 2, "passes": 3},),
     ),
     Method(
         name="draft-verify",
@@ -372,39 +384,6 @@ RULES = _table(
         lossless=False,
         anchor={"depth": 0},
         trials=({}, {"depth": 1}),
-    ),
-    Method(
-        name="verify-every",
-        make=VerifyEvery,
-        systems=("Verify part",),
-        summary="verify one guess in so many, accept those between; one in one is exact",
-        paper="Speculative Decoding and Beyond: An In-Depth Survey of Techniques (arXiv 2502.19732)",
-        topology=("chain", "tree", "window"),
-        lossless=False,
-        anchor={"every": 1},
-    ),
-    Method(
-        name="top-beta",
-        make=TopBeta,
-        systems=("Top-beta + gap (SpecDec)",),
-        summary="accept what is among the likeliest few and not far below the likeliest; beta=0 is exact",
-        paper="Speculative Decoding: Exploiting Speculative Execution for Accelerating Seq2seq Generation "
-        "(arXiv 2203.16487)",
-        topology=("chain", "tree", "window"),
-        lossless=False,
-        anchor={"beta": 0},
-        trials=({"beta": 2}, {"beta": 1, "gap": 0.5}),
-    ),
-    Method(
-        name="bild",
-        make=Distance,
-        systems=("BiLD distance",),
-        summary="accept while -log p is within a distance; distance 0 is exact",
-        paper="Speculative Decoding with Big Little Decoder (arXiv 2302.07863)",
-        topology=("chain", "tree", "window"),
-        lossless=False,
-        anchor={"distance": 0.0},
-        trials=({"distance": 1.0}, {}),
     ),
     Method(
         name="verify-every",

@@ -91,7 +91,7 @@ class DraftModel(_Model):
             laws.append(law)
             live.append(going)
             draft = Draft.guess(torch.stack(tokens, 1), Tree.chain(depth + 1, dice.device), torch.stack(live, 1))
-        return Draft.drawn(draft.tokens, _join(laws), draft.live) if laws else draft
+        return Draft.drawn(draft.tokens, joined(laws), draft.live) if laws else draft
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:
         super().observe(draft, scores, verdict, dice)
@@ -169,14 +169,24 @@ class SampledTree(_Tree):
             return draft
         source = constant(tuple(inner.index(parent) for parent in self.parents[: draft.size]), dice.device)
         return replace(
-            draft, laws=_join(laws), source=source.expand(rows, -1), replacement=self.replacement, mixed=False
+            draft, laws=joined(laws), source=source.expand(rows, -1), replacement=self.replacement, mixed=False
         )
 
 
-def _join(laws: Sequence[Law]) -> Law:
-    """Batches of laws [B, P, S], one after the other."""
+def joined(laws: Sequence[Law]) -> Law:
+    """Batches of laws [B, P, S], one after the other; dense where their supports differ in size."""
+    if len({(law.width, law.tokens is None) for law in laws}) > 1:
+        laws = [law.dense() for law in laws]
     tokens = [law.tokens for law in laws if law.tokens is not None]
     return Law(torch.cat([law.probs for law in laws], 1), torch.cat(tokens, 1) if tokens else None, laws[0].vocabulary)
+
+
+def softened(sampling: Sampling) -> Sampling:
+    """For trees of fixed guesses, of which only the order matters: a model that decodes greedily names one token, so it
+    is asked for its law at temperature 1 instead."""
+    if not sampling.greedy:
+        return sampling
+    return replace(sampling, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
 class TopKTree(_Tree):
@@ -185,6 +195,9 @@ class TopKTree(_Tree):
 
     def __init__(self, model: Target, *, shape: Sequence[int] | None = None, sampling: Sampling | None = None) -> None:
         super().__init__(model, shape, sampling)
+
+    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
+        super().begin(prefill, prompts, softened(sampling))
 
     def propose(self, room: Tensor, dice: Dice) -> Draft:
         left = self._start(room, dice)
@@ -228,6 +241,9 @@ class DynamicTree(_Model):
             )
         self.nodes, self.width, self.depth = nodes, width, depth
         self._floor = math.log(least) if least else -math.inf
+
+    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
+        super().begin(prefill, prompts, softened(sampling))
 
     def propose(self, room: Tensor, dice: Dice) -> Draft:
         left = self._start(room, dice)

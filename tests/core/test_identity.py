@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.core.conformance import untaught
 from outrider.core.decode import Drafter, Rule, decode
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.laws import Sampling
@@ -32,6 +33,8 @@ USUAL: dict[str, Mapping[str, Any]] = {
     "dynamic-tree": {"nodes": 8, "width": 3, "depth": 3},
     "jacobi": {"window": 6},
     "prompt-lookup": {"length": 5},
+    "specinfer": {"samples": 3, "depth": 3},
+    "specexec": {"nodes": 24, "batch": 4, "width": 4, "passes": 6},
     "draft-verify": {"skip": ("attention.1",), "bound": 0.1},
     "swift": {"window": 8, "trials": 12, "bayes": 3, "least": 0.05},
     "draft-on-the-fly": {"bound": 0.1},
@@ -57,6 +60,8 @@ def target(dtype: torch.dtype) -> Decoder:
 def maker(method: Method) -> Callable[[], Drafter]:
     """The draft model is the target with its norms damped: right half of the time."""
     options = USUAL.get(method.name, {})
+    if "pupil" in method.needs:
+        return lambda: method.make(untaught(method, target(torch.float64)), **options)
     if "model" not in method.needs:
         return lambda: method.make(**options)
     damped = replace(CONFIG, norm_eps=0.3)
