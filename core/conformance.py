@@ -21,10 +21,11 @@ from torch import Tensor
 from outrider.core.decode import Drafter, Rule, decode
 from outrider.core.dice import Dice, Purpose
 from outrider.core.draft import Draft, Tree
+from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.laws import Law, Sampling
 from outrider.core.methods import Method
 from outrider.core.record import Record
-from outrider.core.target import Target
+from outrider.core.target import TableTarget, Target
 
 Outcome = tuple[int, ...]
 Distribution = dict[Outcome, float]
@@ -96,9 +97,31 @@ class Enumerator(Dice):
 
 
 def equip(method: Method, options: Mapping[str, Any], model: Callable[[], Target]) -> Drafter:
-    """A drafter of the method table with these options, given a draft model if it needs one."""
-    drafter: Drafter = method.make(**({"model": model()} if "model" in method.needs else {}), **options)
+    """A drafter of the method table with these options, given a draft model if it needs one, or a pupil with random
+    weights."""
+    needs: dict[str, Any] = {"model": model()} if "model" in method.needs else {}
+    if "pupil" in method.needs:
+        needs["pupil"] = untaught(method, model())
+    drafter: Drafter = method.make(**needs, **options)
     return drafter
+
+
+def untaught(method: Method, target: Any, seed: int = 0) -> Any:
+    """A pupil of the method table with random weights, ready to draft: for a decoder, or for a table, whose states it
+    reads, with the words of a small decoder."""
+    assert method.pupil is not None
+    if isinstance(target, TableTarget):
+        small = Config(
+            vocabulary=target.vocabulary, width=target.width, layers=2, heads=2, kv_heads=1, head_dim=4, hidden=12
+        )
+        target = Decoder.random(small, seed, dtype=target.dtype, device=target.device, gain=1.0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        pupil = method.pupil(target, **method.small)
+        with torch.no_grad():  # what begins at 0 shall matter too
+            for weight in pupil.parameters():
+                weight.add_(torch.randn(weight.shape) * 0.3)
+    return pupil.drafts(target)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.core.conformance import equip
 from outrider.core.decode import Drafter, decode
 from outrider.core.laws import Sampling
 from outrider.core.methods import DRAFTERS, Method, make_rule
@@ -21,9 +22,7 @@ def table(device: str, blur: float = 0.0) -> TableTarget:
 
 
 def drafter(method: Method, device: str) -> Drafter:
-    needs = {"model": table(device, 0.4)} if "model" in method.needs else {}
-    made: Drafter = method.make(**needs)
-    return made
+    return equip(method, {}, lambda: table(device, 0.4))
 
 
 @pytest.mark.gpu
