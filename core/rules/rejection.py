@@ -62,14 +62,18 @@ class _Level:
         if draft.laws is None or draft.source is None:
             return
         self.source = draft.source.gather(1, node)
-        width = self.tokens.shape[1]
-        each = draft.laws.at_rows(self.source.clamp(min=0), self.tokens[:, None].expand(-1, width, -1))
-        self.left_over = torch.ones_like(each[..., 0])  # mass that earlier siblings left of the law
+        self.given: Law | None = None  # [B, W, S] what each was drawn from, once earlier siblings had been struck out
+        width, rows = self.tokens.shape[1], self.source.clamp(min=0)
         if width > 1 and not draft.replacement:
             alike = (self.source[:, :, None] == self.source[:, None, :]) & self.there[:, None, :]
-            self.struck = torch.tril(alike, -1)  # [B, W, W] sibling j may not be what sibling i is
-            self.left_over = (1 - (each * self.struck).sum(2)).clamp(min=torch.finfo(each.dtype).tiny)
-        drawn = each.diagonal(dim1=1, dim2=2) / self.left_over
+            struck = torch.tril(alike, -1)  # [B, W, W] sibling i may not be what sibling j is
+            self.given = draft.laws.rows(rows)
+            for place in range(width - 1):  # as it was drawn: 1 - q would lose what a sure law leaves to others
+                earlier = self.tokens[:, place : place + 1].expand(-1, width)
+                self.given = self.given.without(earlier, struck[:, :, place])
+            drawn = self.given.at(self.tokens[..., None])[..., 0]
+        else:
+            drawn = draft.laws.at_rows(rows, self.tokens[..., None])[..., 0]
         self.q = torch.where(self.source < 0, 1.0, drawn) if draft.mixed else drawn
 
     def _spread(self, place: int) -> Tensor:
@@ -84,12 +88,8 @@ class _Level:
             assert point is not None
             return point
         source = self.source[:, place]
-        drawn = draft.laws.row(source.clamp(min=0)).on(left) / self.left_over[:, place : place + 1]
-        if self.bend is not None and not draft.replacement:
-            for earlier in range(place):  # under a strict rule nothing is left of p at rejected tokens anyway
-                token = self.tokens[:, earlier : earlier + 1].clamp(0, left.vocabulary - 1)
-                drawn = drawn.scatter(1, token, drawn.gather(1, token) * ~self.struck[:, place, earlier, None])
-        drawn = drawn * there
+        law = draft.laws.row(source.clamp(min=0)) if self.given is None else self.given.column(place)
+        drawn = law.on(left) * there
         return drawn if point is None else torch.where(source[:, None] < 0, point, drawn)
 
     def _attempt(self, place: int) -> None:

@@ -189,6 +189,14 @@ def test_kinds_may_mix_within_a_batch(rule: Rule) -> None:
         assert total_variation(law, wanted) < 1e-12
 
 
+@pytest.mark.parametrize("rule", [Exact(), Token()], ids=["exact", "token"])
+def test_what_a_sure_law_leaves_to_later_siblings_is_not_lost(rule: Rule) -> None:
+    def sure() -> TableTarget:
+        return TableTarget(3, seed=1, sharpness=20, blur=0.4)
+
+    assert distance(lambda: SampledTree(sure(), shape=(-1, -1, 0)), rule, Sampling()) < 1e-12
+
+
 @pytest.mark.parametrize("policy", [Confidence(3, bound=0.45), Confidence(2, bound=0.6)])
 @pytest.mark.parametrize("rule", [Block(), Token()], ids=["block", "token"])
 def test_a_length_decided_before_the_draw_is_exact(rule: Rule, policy: Confidence) -> None:
