@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from outrider.core.engine import native
+
 
 class Linear(Protocol):
     """x [N, in] -> [N, out], whatever the weights look like."""
@@ -81,6 +83,8 @@ def packs(dtype: torch.dtype, device: torch.device) -> bool:
 
 def fastest(linear: Linear) -> Linear:
     """The same product, laid out for this machine where that pays."""
+    if isinstance(linear, Dense) and native.tiles(linear.weight.shape, linear.weight.dtype, linear.weight.device):
+        return native.Tiled(linear.weight, None, None, linear.bias)
     if isinstance(linear, Dense) and packs(linear.weight.dtype, linear.weight.device):
         return Packed(linear.weight, linear.bias)
     return linear

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from outrider.core.engine import native
 from outrider.core.engine.linear import Dense, Linear
 from outrider.core.errors import InvalidOption, unknown
 
@@ -121,6 +122,7 @@ class Network:
         ]
         self._norm = norm.to(self.wide) * root
         self._angles = torch.zeros(0), torch.zeros(0)
+        self._passes = native.passes(config, layers, self.dtype)
 
     def replaced(
         self,
@@ -151,13 +153,19 @@ class Network:
         """Normed states [..., D] -> [..., V]."""
         if not x.numel():
             return x.new_zeros(*x.shape[:-1], self.config.vocabulary)
-        return self.head(x.flatten(0, -2)).view(*x.shape[:-1], self.config.vocabulary)
+        flat = x.flatten(0, -2)
+        found = self.head.product(flat, torch.float32) if isinstance(self.head, native.Tiled) else self.head(flat)
+        return found.view(*x.shape[:-1], self.config.vocabulary)
 
     def reach(self, positions: int) -> None:
         """Make the tables of angles long enough for this many positions."""
         if len(self._angles[0]) < positions:
             size = max(2 * positions, min(self.config.context, 4096))
             self._angles = rope_table(self.config, size, self.dtype, self.device)
+            if self._passes is not None:
+                half = self.config.head_dim // 2
+                cosine, sine = rope_table(self.config, size, torch.float32, self.device)
+                self._passes.reach(cosine[:, :half], sine[:, half:])
 
     def normed(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
         """RMSNorm of x [N, D] into `out`."""
@@ -179,13 +187,16 @@ class Network:
             for states in (taps or {}).values():
                 states.append(x.view(rows, 0, self.config.width).to(self.dtype))
             return x
-        sights = self._sights(store, places, count)
-        buffer = torch.empty(x.shape, dtype=self.dtype, device=self.device)
-        hidden = self.config.hidden
         if taps and "embedding" in taps:
             taps["embedding"].append(x.view(rows, count, -1).to(self.dtype))
         x = x.clone()
-        for index in range(*(span or (0, len(self.layers)))):
+        span = span or (0, len(self.layers))
+        if self._passes is not None:
+            return self._run_native(self._passes, x, store, places, taps, span)
+        sights = self._sights(store, places, count)
+        buffer = torch.empty(x.shape, dtype=self.dtype, device=self.device)
+        hidden = self.config.hidden
+        for index in range(*span):
             layer, norms = self.layers[index], self._norms[index]
             if layer.attends:
                 every = layer.qkv(self.normed(x, norms[0], buffer))
@@ -195,6 +206,25 @@ class Network:
                 x += layer.down(F.glu(both, -1).mul_(both[:, hidden:]))  # up sigmoid(gate) gate
             if taps and (tap := f"layer.{index}") in taps:
                 taps[tap].append(x.view(rows, count, -1).to(self.dtype, copy=True))
+        return x
+
+    def _run_native(
+        self,
+        passes: native.Passes,
+        x: Tensor,
+        store: Tensor,
+        places: Places,
+        taps: dict[str, list[Tensor]] | None,
+        span: tuple[int, int],
+    ) -> Tensor:
+        """The same in one call for each stretch between taps."""
+        start, stop = span
+        tapped = {index for index in range(start, stop) if taps and f"layer.{index}" in taps}
+        for index in sorted(tapped | {stop - 1}):
+            passes.run(x, store, places, start, index + 1)
+            start = index + 1
+            if taps and index in tapped:
+                taps[f"layer.{index}"].append(x.view(store.shape[1], -1, self.config.width).to(self.dtype, copy=True))
         return x
 
     def finish(self, x: Tensor, rows: int, taps: dict[str, list[Tensor]] | None = None) -> Tensor:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from outrider.core.engine import native
 from outrider.core.engine.linear import Linear, Packed, packs, size
 from outrider.core.engine.network import Network
 from outrider.core.errors import unknown
@@ -41,6 +41,9 @@ class Int8:
     def weight(self) -> Tensor:
         return self.ints.to(self.dtype) * self.scales[:, None]
 
+    def tiled(self) -> native.Tiled:
+        return native.Tiled(self.ints, self.scales, None, self.bias)
+
     def __call__(self, x: Tensor) -> Tensor:
         if not self._kernel:
             return F.linear(x, self.weight, self.bias)
@@ -65,12 +68,19 @@ class Int4:
             self._numbers = torch.stack([self.scales, self.offsets], -1).transpose(0, 1).contiguous()
 
     @property
+    def ints(self) -> Tensor:
+        """[out, in] 0 to 15."""
+        if self.shape[1] % 2:
+            return self.nibbles
+        return torch.stack([self.nibbles & 15, self.nibbles >> 4], -1).view(self.shape)
+
+    def tiled(self) -> native.Tiled:
+        return native.Tiled(self.ints, self.scales, self.offsets, self.bias)
+
+    @property
     def weight(self) -> Tensor:
         rows, columns = self.shape
-        ints = self.nibbles
-        if columns % 2 == 0:
-            ints = torch.stack([ints & 15, ints >> 4], -1).view(rows, columns)
-        grouped = ints.view(*self.scales.shape, -1).to(self.dtype) - 8
+        grouped = self.ints.view(*self.scales.shape, -1).to(self.dtype) - 8
         return torch.addcmul(self.offsets[..., None], grouped, self.scales[..., None]).view(rows, columns)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -132,17 +142,16 @@ class ByRows:
         return self.few(x) if len(x) <= self.most else self.many(x)
 
 
-class _Rounding(Protocol):
-    def __call__(self, weight: Tensor, bias: Tensor | None) -> Linear: ...
-
-
-_KINDS: dict[int, _Rounding] = {8: Int8, 4: Int4}
+_KINDS: dict[int, type[Int8] | type[Int4]] = {8: Int8, 4: Int4}
 
 
 def rounded(linear: Linear, bits: int, most: int) -> Linear:
     """One matrix product in 8 or 4 bits, and in 16 for more rows than `most` where the processor multiplies those."""
-    few = _KINDS[bits](linear.weight, linear.bias)
-    if not packs(few.weight.dtype, few.weight.device):
+    weight = linear.weight
+    few = _KINDS[bits](weight, linear.bias)
+    if native.tiles(weight.shape, weight.dtype, weight.device):
+        return few.tiled()
+    if not packs(weight.dtype, weight.device):
         return few
     return ByRows(few, Packed(few.weight, linear.bias), most)
 

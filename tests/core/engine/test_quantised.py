@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from outrider.core.draft import Draft, Tree
+from outrider.core.engine import native
 from outrider.core.engine.linear import Dense, Linear, Packed, fastest, packs
 from outrider.core.engine.network import Config, random_network
 from outrider.core.engine.quantised import ByRows, Int4, Int8, quantised
@@ -52,7 +53,8 @@ def test_kernels_compute_what_the_weights_say(kind: type[Int8] | type[Int4] | ty
     assert (made(x).double() - wanted).abs().max() < 0.02 * wanted.abs().max()
 
 
-def test_few_rows_and_many_take_different_ways_to_the_same() -> None:
+def test_few_rows_and_many_take_different_ways_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "library", lambda: None)
     network = quantised(random_network(SHAPE, dtype=torch.bfloat16), 4)
     linear: Linear = network.layers[0].down
     if not isinstance(linear, ByRows):
@@ -79,8 +81,12 @@ def test_decoders_run_on_them(bits: int, dtype: torch.dtype) -> None:
     assert rounded.weight_bytes < exact.weight_bytes * {8: 0.55, 4: 0.36}[bits]
 
 
-def test_sixteen_bits_are_laid_out_and_others_left_alone() -> None:
+def test_sixteen_bits_are_laid_out_and_others_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(fastest(Dense(noise(4, 4))), Dense)
+    sixteen = noise(48, 96, dtype=torch.bfloat16)
+    if native.library() is not None:
+        assert isinstance(fastest(Dense(sixteen)), native.Tiled)
+    monkeypatch.setattr(native, "library", lambda: None)
     if packs(torch.bfloat16, torch.device("cpu")):
-        laid = fastest(Dense(noise(48, 96, dtype=torch.bfloat16)))
-        assert isinstance(laid, Packed) and torch.equal(laid.weight, noise(48, 96, dtype=torch.bfloat16))
+        laid = fastest(Dense(sixteen))
+        assert isinstance(laid, Packed) and torch.equal(laid.weight, sixteen)

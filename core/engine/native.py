@@ -1,0 +1,256 @@
+"""Products and whole passes in machine code of our own (native.cpp), on a CPU that multiplies 16-bit numbers.
+
+The code is compiled once, by the C++ compiler at hand, into the user's cache folder; without a compiler or such a CPU,
+everything goes through torch as before (`OUTRIDER_NATIVE=0` asks for that). Here a token's numbers do not depend on how
+many tokens share the pass, so that drafting changes no bit of what comes out, in 16, 8 and 4 bits too. Knows layouts
+and addresses, nothing of what the weights are for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from outrider.core.engine.network import Config, Layer, Places
+
+GROUP = 32  # inputs of a tile, and of what shares a scale in 4 bits
+_OUTPUTS = 16  # of a tile
+
+
+class _Matrix(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("tiles", "scales", "bias")),
+        *((name, c_int32) for name in ("out", "in_", "bits", "unused")),
+    )
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "qk_norm")),
+        *((name, _Matrix) for name in ("qkv", "out", "up_gate", "down")),
+        *((name, c_int32) for name in ("attends", "thinks")),
+    )
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("width", "heads", "kv", "dim", "hidden")),
+        ("eps", c_float),
+    )
+
+
+class _Pass(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "store")),
+        *((name, c_int64) for name in ("layer_stride", "row_stride", "head_stride", "slot_stride")),
+        *((name, c_void_p) for name in ("cosine", "sine", "positions", "slots", "mask", "work")),
+        *((name, c_int64) for name in ("position_stride", "mask_stride", "start")),
+        *((name, c_int32) for name in ("rows", "count", "columns", "reach", "first", "last", "threads", "unused")),
+    )
+
+
+def folder() -> Path:
+    """Where what was compiled is kept."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "outrider" / "native"
+
+
+def _processor() -> str:
+    """What the compiler's choice of instructions depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith("flags")), "")
+
+
+def _compiled() -> Path | None:
+    """The library's file, compiled now if it isn't there; None: it can't be."""
+    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("g++", "c++"))), None)
+    if compiler is None or sys.platform != "linux" or platform.machine() != "x86_64":
+        return None
+    source = Path(__file__).with_suffix(".cpp")
+    name = hashlib.sha256(source.read_bytes() + _processor().encode() + compiler.encode()).hexdigest()[:16]
+    found = folder() / f"{name}.so"
+    if found.exists():
+        return found
+    try:
+        found.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=found.parent) as scratch:
+            # OpenMP is not linked: it is found in torch's copy, so that both share one team of threads
+            parts = [f"{scratch}/native.o", f"{scratch}/native.so"]
+            flags = ["-O3", "-march=native", "-fPIC", "-fopenmp", "-w", "-c", str(source), "-o", parts[0]]
+            for arguments in (flags, ["-shared", parts[0], "-o", parts[1]]):
+                subprocess.run([compiler, *arguments], check=True, capture_output=True, timeout=120)
+            os.replace(parts[1], found)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The code, ready to be called; None where it can't be had."""
+    if os.environ.get("OUTRIDER_NATIVE", "1") == "0":
+        return None
+    if "avx512_bf16" not in _processor().split():
+        return None
+    path = _compiled()
+    if path is None:
+        return None
+    try:
+        found = ctypes.CDLL(str(path))
+    except OSError:
+        return None
+    found.outrider_work.restype = found.outrider_product_work.restype = c_int64
+    found.outrider_work.argtypes = [c_void_p, c_int32, c_int64, c_int32]
+    found.outrider_product_work.argtypes = [c_void_p, c_int32, c_int32]
+    found.outrider_run.argtypes = [c_void_p, c_void_p, c_void_p]
+    found.outrider_run.restype = found.outrider_product.restype = None
+    found.outrider_product.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p]
+    return found if found.outrider_ready(1) else None
+
+
+_local = threading.local()
+
+
+def _work(size: int) -> int:
+    """The address of scratch space for this thread."""
+    space: Tensor | None = getattr(_local, "space", None)
+    if space is None or len(space) < size:
+        space = _local.space = torch.empty(size * 5 // 4, dtype=torch.uint8)
+    return space.data_ptr()
+
+
+def tiles(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
+    """Can weights of this shape be laid out in tiles here?"""
+    if dtype != torch.bfloat16 or device.type != "cpu" or shape[0] % _OUTPUTS or shape[1] % GROUP:
+        return False
+    return library() is not None
+
+
+class Tiled:
+    """Weights in tiles; `forms` are the numbers themselves in 16 bits, or those of 8 or 4 bits with their scales."""
+
+    def __init__(self, numbers: Tensor, scales: Tensor | None, offsets: Tensor | None, bias: Tensor | None) -> None:
+        self.bits = 16 if scales is None else 8 if offsets is None else 4
+        self.bias, self.shape = bias, numbers.shape
+        rows, columns = numbers.shape
+        tiled = numbers.view(rows // _OUTPUTS, _OUTPUTS, columns // GROUP, GROUP // 2, 2).permute(0, 2, 3, 1, 4)
+        if offsets is not None and scales is not None:
+            pairs = tiled.reshape(*tiled.shape[:2], GROUP // 4, 2, GROUP)  # two rows of numbers share their bytes
+            nibbles = (pairs[:, :, :, 0] | pairs[:, :, :, 1] << 4).to(torch.uint8).flatten(2)
+            both = torch.stack([scales, offsets]).bfloat16().view(2, rows // _OUTPUTS, _OUTPUTS, columns // GROUP)
+            self._tiles = torch.cat([nibbles, both.permute(1, 3, 0, 2).flatten(2).view(torch.uint8)], 2)
+        else:
+            self._tiles = tiled.contiguous()
+        self._scales = scales.float().contiguous() if self.bits == 8 and scales is not None else None
+        self._bias = None if bias is None else bias.float().contiguous()
+        self.matrix = _Matrix(_at(self._tiles), _at(self._scales), _at(self._bias), rows, columns, self.bits, 0)
+        self._address = ctypes.addressof(self.matrix)
+        kept = [part for part in (self._tiles, self._scales, self._bias) if part is not None]
+        self.weight_bytes = sum(part.numel() * part.element_size() for part in kept)
+
+    @property
+    def weight(self) -> Tensor:
+        rows, columns = self.shape
+        blocks, depth = rows // _OUTPUTS, columns // GROUP
+        numbers = self._tiles.view(blocks, depth, -1)
+        scale = offset = None
+        if self.bits == 4:
+            both = numbers[:, :, 256:].contiguous().view(torch.bfloat16).view(blocks, depth, 2, 1, _OUTPUTS, 1)
+            scale, offset = both[:, :, 0], both[:, :, 1]
+            packed = numbers[:, :, :256].view(blocks, depth, GROUP // 4, 1, GROUP)
+            numbers = torch.cat([packed & 15, packed >> 4], 3).bfloat16() - 8
+        elif self._scales is not None:
+            scale = self._scales.view(blocks, 1, 1, _OUTPUTS, 1)
+        whole = numbers.reshape(blocks, depth, GROUP // 2, _OUTPUTS, 2).float()
+        if scale is not None:
+            whole = whole * scale + (0 if offset is None else offset.float())
+        return whole.permute(0, 3, 1, 2, 4).reshape(rows, columns).bfloat16()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.product(x, torch.bfloat16)
+
+    def product(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """x [N, in] -> [N, out], in 16 or in 32 bits."""
+        x = x.to(torch.bfloat16).contiguous()
+        out = torch.empty(len(x), self.shape[0], dtype=dtype)
+        code, threads = library(), torch.get_num_threads()
+        assert code is not None
+        if len(x):
+            work = _work(code.outrider_product_work(self._address, len(x), threads))
+            wide = dtype == torch.float32
+            code.outrider_product(self._address, x.data_ptr(), out.data_ptr(), len(x), wide, threads, work)
+        return out
+
+
+class Passes:
+    """All layers of a network in one call."""
+
+    def __init__(self, config: Config, layers: Sequence[Layer]) -> None:
+        self._shape = _Shape(
+            config.width, config.heads, config.kv_heads, config.head_dim, config.hidden, config.norm_eps
+        )
+        self._layers = (_Layer * len(layers))()
+        self._kept: list[object] = [layers]
+        for into, layer in zip(self._layers, layers, strict=True):
+            into.attends, into.thinks = layer.attends, layer.thinks
+            for name in ("attention_norm", "mlp_norm", "qk_norm"):
+                weight = getattr(layer, name)
+                self._kept.append(weight := None if weight is None else weight.float().contiguous())
+                setattr(into, name, _at(weight))
+            for name in ("qkv", "out", "up_gate", "down"):
+                setattr(into, name, getattr(layer, name).matrix)
+        self._angles = torch.zeros(2, 0)
+
+    def reach(self, cosine: Tensor, sine: Tensor) -> None:
+        """Angles [positions, d / 2] in 32 bits."""
+        self._angles = torch.stack([cosine, sine])
+
+    def run(self, x: Tensor, store: Tensor, places: Places, first: int, last: int) -> None:
+        """States x [N, D] in 32 bits, changed in place; keys and values are written to the store."""
+        code, threads = library(), torch.get_num_threads()
+        assert code is not None
+        positions = places.positions.contiguous()
+        mask = None if places.mask is None else places.mask.contiguous()
+        slots = None if places.slots is None else places.slots.contiguous()
+        rows, count, reach = store.shape[1], positions.shape[1], self._angles.shape[1]
+        shape = ctypes.addressof(self._shape)
+        work = _work(code.outrider_work(shape, len(x), places.columns, threads))
+        strides = (store.stride(0), store.stride(1), store.stride(2), store.stride(3))
+        given = _Pass(
+            *(x.data_ptr(), store.data_ptr(), *strides),
+            *(_at(self._angles[0]), _at(self._angles[1]), _at(positions), _at(slots), _at(mask), work),
+            *(count if len(positions) > 1 else 0, 0 if mask is None or len(mask) == 1 else count * places.columns),
+            *(places.start or 0, rows, count, places.columns, reach, first, last, threads, 0),
+        )
+        code.outrider_run(shape, ctypes.addressof(self._layers), ctypes.addressof(given))
+
+
+def passes(config: Config, layers: Sequence[Layer], dtype: torch.dtype) -> Passes | None:
+    """Whole passes, where the network's numbers fit; else None."""
+    products = [one for layer in layers for one in (layer.qkv, layer.out, layer.up_gate, layer.down)]
+    if dtype != torch.bfloat16 or config.head_dim % 32 or not all(isinstance(one, Tiled) for one in products):
+        return None
+    return Passes(config, layers) if products else None
+
+
+def _at(part: Tensor | None) -> int | None:
+    return None if part is None else part.data_ptr()

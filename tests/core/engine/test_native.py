@@ -1,0 +1,209 @@
+"""Machine code of our own: it computes what the weights say, the same for a token whoever shares its pass, and whole
+passes agree with torch's; where it can't be had, everything runs without it."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.core.decode import decode
+from outrider.core.draft import Draft, Tree
+from outrider.core.engine import native
+from outrider.core.engine.linear import Dense, Packed, fastest
+from outrider.core.engine.network import Config, Network, random_network
+from outrider.core.engine.quantised import Int4, Int8, quantised
+from outrider.core.engine.transformer import Decoder
+from outrider.core.laws import Sampling
+from outrider.core.methods import make_drafter, make_rule
+
+SHAPE = Config(
+    vocabulary=96, width=64, layers=3, heads=6, kv_heads=2, head_dim=32, hidden=96, attention_bias=True, qk_norm=True
+)
+WIDE = Config(
+    vocabulary=96, width=96, layers=2, heads=2, kv_heads=2, head_dim=64, hidden=160, mlp_bias=True, out_bias=True
+)
+KINDS = (None, Int8, Int4)
+
+needs_code = pytest.mark.skipif(native.library() is None, reason="no compiler, or no AVX-512 with 16-bit products")
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+@pytest.fixture(params=[True, False], ids=["tiles", "vectors"])
+def ways(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """With the tile unit, and as on a processor that has none."""
+    code = native.library()
+    assert code is not None
+    if code.outrider_ready(request.param) != 1 + request.param:
+        pytest.skip("this processor has no tile unit")
+    yield request.param
+    code.outrider_ready(1)
+
+
+def tiled(kind: type[Int8] | type[Int4] | None, weight: Tensor, bias: Tensor | None = None) -> native.Tiled:
+    return native.Tiled(weight, None, None, bias) if kind is None else kind(weight, bias).tiled()
+
+
+@needs_code
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_are_what_the_weights_say(ways: bool, kind: type[Int8] | type[Int4] | None) -> None:
+    weight, bias = noise(80, 128), noise(80, seed=1)
+    made = tiled(kind, weight, bias)
+    plain = weight if kind is None else kind(weight).weight
+    torch.testing.assert_close(made.weight, plain, atol=0.02, rtol=0.01)
+    if kind is None:
+        assert torch.equal(made.weight, weight)
+    for rows in (1, 2, 7, 16, 17, 40, 64, 100, 300):
+        x = noise(rows, 128, seed=rows)
+        found = made.product(x, torch.float32)
+        wanted = x.double() @ plain.double().T + bias.double()
+        assert (found - wanted).abs().max() < {None: 1e-4, Int8: 0.15, Int4: 0.3}[kind]  # `plain` is itself rounded
+        assert torch.equal(made(x), found.bfloat16())
+        alone = torch.cat([made.product(x[row : row + 1], torch.float32) for row in range(rows)])
+        assert torch.equal(found, alone), "a row's numbers depend on how many rows there are"
+
+
+@needs_code
+def test_threads_share_the_work_and_change_nothing(ways: bool) -> None:
+    made, x = tiled(Int4, noise(7 * 16, 96)), noise(5, 96, seed=2)
+    alone = made(x)
+    before = torch.get_num_threads()
+    try:
+        for threads in (2, 3, 9):
+            torch.set_num_threads(threads)
+            assert torch.equal(made(x), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+def laid_out(network: Network, bits: int | None) -> Network:
+    return network.replaced(fastest) if bits is None else quantised(network, bits)
+
+
+def dense(network: Network) -> Network:
+    """The same weights in 32 bits, through torch."""
+    layers = network.replaced(lambda one: Dense(one.weight.float(), None if one.bias is None else one.bias.float()))
+    return Network(network.config, network.embedding.float(), layers.layers, network.norm.float(), layers.head)
+
+
+@needs_code
+@pytest.mark.parametrize("bits", [None, 8, 4])
+@pytest.mark.parametrize("shape", [SHAPE, WIDE], ids=["normed", "wide"])
+def test_whole_passes_agree_with_torch(ways: bool, shape: Config, bits: int | None) -> None:
+    network = laid_out(random_network(shape, dtype=torch.bfloat16), bits)
+    ours, theirs = Decoder(network), Decoder(dense(network))
+    draft = Draft.guess(torch.arange(10).view(2, 5), Tree.of((-1, -1, 0, 2, 1)), torch.ones(2, 5).bool())
+    taps = frozenset(("embedding", "layer.0", f"layer.{shape.layers - 1}", "last"))
+    said, hidden = [], []
+    for model in (ours, theirs):
+        start = model.begin([[1, 2, 3, 4], list(range(40))], Sampling(), taps)
+        scores = model.score(draft)
+        said.append(scores.logits().double())
+        hidden.append({tap: (start.hidden[tap].double(), scores.hidden[tap].double()) for tap in sorted(taps)})
+    assert ours.network._passes is not None and theirs.network._passes is None
+    assert (said[0] - said[1]).abs().mean() < 0.03 * said[1].abs().mean()
+    for tap, (prefilled, scored) in hidden[1].items():
+        for found, wanted in zip(hidden[0][tap], (prefilled, scored), strict=True):
+            keep = wanted.abs().sum(-1) > 0  # padding of shorter prompts says nothing
+            assert (found - wanted)[keep].abs().mean() < 0.03 * wanted[keep].abs().mean()
+
+
+@needs_code
+@pytest.mark.parametrize("bits", [None, 8, 4])
+def test_a_token_is_computed_the_same_wherever_it_stands(ways: bool, bits: int | None) -> None:
+    """In a chain, in a tree among others, in a batch, or one by one: bit for bit."""
+    network = laid_out(random_network(SHAPE, dtype=torch.bfloat16), bits)
+
+    def after(prompts: list[list[int]], drafts: list[Draft], row: int) -> Tensor:
+        model = Decoder(network)
+        model.begin(prompts, Sampling())
+        return torch.cat([model.score(draft).logits()[row] for draft in drafts])
+
+    def guess(rows: list[list[int]], parents: tuple[int, ...]) -> Draft:
+        return Draft.guess(
+            torch.tensor(rows, dtype=torch.long), Tree.of(parents), torch.ones(len(rows), len(parents)).bool()
+        )
+
+    prompt, path = list(range(20)), [5, 6, 7]
+    chain = after([prompt], [guess([path], (-1, 0, 1))], 0)
+    tree = after([prompt], [guess([[9, 5, 8, 6, 1, 2, 7]], (-1, -1, 0, 1, 1, 3, 3))], 0)
+    assert torch.equal(tree[[0, 2, 4, 7]], chain)
+    batch = after([[3, 1], prompt], [guess([[9, 5, 8, 6, 1, 2, 7]] * 2, (-1, -1, 0, 1, 1, 3, 3))], 1)
+    assert torch.equal(batch[[0, 2, 4, 7]], chain)
+    longer = Decoder(network)
+    longer.begin([prompt], Sampling())
+    one_by_one = [
+        longer.score(guess([path[:count]], tuple(range(-1, count - 1)))).logits()[0, -1] for count in range(4)
+    ]
+    assert torch.equal(torch.stack(one_by_one), chain)
+
+
+@needs_code
+@pytest.mark.parametrize("bits", [None, 8, 4])
+def test_drafting_changes_no_token_in_few_bits(bits: int | None) -> None:
+    """Greedy output of chains and trees, alone and in a batch, is plain decoding's, without a tolerance for ties."""
+    network = laid_out(random_network(SHAPE, dtype=torch.bfloat16, gain=1.0), bits)
+    draw = random.Random(3)
+    prompts = [[draw.randrange(96) for _ in range(draw.randint(2, 30))] for _ in range(6)]
+
+    def run(name: str | None, asked: list[list[int]], **options: object) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in asked]
+        drafter = make_drafter(name, **options)
+        for step in decode(Decoder(network), drafter, make_rule(), asked, sampling=Sampling(temperature=0), limit=40):
+            found[step.row] += step.emitted
+        return found
+
+    plain = [run(None, [prompt])[0] for prompt in prompts]
+    small = Decoder(laid_out(random_network(SHAPE, seed=0, dtype=torch.bfloat16, gain=1.0), 4))
+    assert run(None, prompts) == plain
+    assert run("prompt-lookup", prompts, length=5) == plain
+    assert run("top-k-tree", prompts, model=small, shape=(-1, -1, 0, 0, 1, 2)) == plain
+    assert [run("dynamic-tree", [prompt], model=small, nodes=8, width=3, depth=3)[0] for prompt in prompts] == plain
+
+
+def test_without_it_everything_runs_through_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "library", lambda: None)
+    laid = fastest(Dense(noise(48, 96)))
+    assert isinstance(laid, Packed | Dense)
+    network = laid_out(random_network(SHAPE, dtype=torch.bfloat16), 4)
+    assert network._passes is None
+    model = Decoder(network)
+    model.begin([[1, 2, 3]], Sampling())
+    assert model.score(Draft.empty(1)).logits().isfinite().all()
+
+
+def test_no_compiler_or_a_broken_one_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    broken = tmp_path / "c++"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    assert native._compiled() is None
+    assert not list((tmp_path / "outrider" / "native").glob("*"))
+    monkeypatch.setenv("CXX", str(tmp_path / "missing"))
+    assert native._compiled() is None
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert native._compiled() is None
+
+
+def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if native.library() is None:
+        pytest.skip("no compiler here")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = native._compiled()
+    assert made is not None and made.exists()
+
+    def forbidden(*args: object, **options: object) -> None:
+        raise AssertionError("compiled a second time")
+
+    monkeypatch.setattr(subprocess, "run", forbidden)
+    assert native._compiled() == made
