@@ -151,7 +151,7 @@ def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if size < 4 * _BLOCK * count:
         return logits.topk(count)
     whole = size - size % _BLOCK
-    blocks = logits[..., :whole].unflatten(-1, (-1, _BLOCK))
+    blocks = logits[..., :whole].reshape(*logits.shape[:-1], -1, _BLOCK)
     places = blocks.amax(-1).topk(count).indices  # [..., count]
     inner = blocks.gather(-2, places[..., None].expand(*places.shape, _BLOCK)).flatten(-2)
     ids = (places[..., None] * _BLOCK + torch.arange(_BLOCK, device=logits.device)).flatten(-2)

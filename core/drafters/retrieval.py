@@ -86,7 +86,7 @@ class Datastore:
         try:
             with path.open("rb") as file:
                 (size,) = struct.unpack("<Q", file.read(8))
-                header = json.loads(file.read(size)) if size <= _HEADER else None
+                header: Any = json.loads(file.read(size)) if size <= _HEADER else None
             count = _count(header)
             if 8 + size + 8 * count != path.stat().st_size:
                 raise ValueError("it is cut short or too long")
