@@ -6,6 +6,7 @@ token ids and laws, nothing of who drafted or who judges.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.core.device import upload
 from outrider.core.laws import Law
 
 
@@ -253,3 +255,26 @@ class Verdict:
             return self.host
         tokens, counts = self.emitted(draft).tolist(), (self.accepted + 1).tolist()
         return [row[:count] for row, count in zip(tokens, counts, strict=True)]
+
+
+def told(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Draft, Verdict, Tensor]:
+    """Tokens that nobody drafted, any number for each row, as a chain accepted whole: what a target's `keep` takes."""
+    counts = upload([len(row) for row in rows], device)
+    size = max(max(map(len, rows)) - 1, 0)
+    ids = upload([[*row, *[0] * (size + 1 - len(row))] for row in rows], device, torch.long)
+    slots = torch.arange(size, device=device)
+    there = slots < counts[:, None] - 1
+    none = torch.zeros(len(rows), size, device=device)
+    draft = Draft.guess(ids[:, :size], Tree.chain(size, device), there)
+    verdict = Verdict(
+        path=torch.where(there, slots, -1),
+        accepted=(counts - 1).clamp(min=0),
+        token=ids.gather(1, (counts - 1).clamp(min=0)[:, None])[:, 0],
+        resampled=torch.zeros_like(counts, dtype=torch.bool),
+        tried=none.bool(),
+        chance=none,
+        p=none,
+        q=none,
+        host=[list(row) for row in rows],
+    )
+    return draft, verdict, counts

@@ -13,6 +13,7 @@ from typing import Any
 
 from outrider.core.decode import Drafter, Rule
 from outrider.core.drafters.bestfirst import SpecExec
+from outrider.core.drafters.cascade import CSDrafting
 from outrider.core.drafters.ensemble import Ensemble
 from outrider.core.drafters.guided import InputGuided
 from outrider.core.drafters.heads import HydraHeads, MedusaHeads
@@ -231,6 +232,16 @@ DRAFTERS = _table(
         topology=("tree",),
         needs=("model",),
         trials=({"nodes": 4, "batch": 2, "width": 2, "passes": 3},),
+    ),
+    Method(
+        name="cs-drafting",
+        make=CSDrafting,
+        systems=("CS Drafting",),
+        summary="a cascade: n-grams draft for the smaller model, and take over at later positions",
+        paper="Cascade Speculative Drafting for Even Faster LLM Inference (arXiv 2312.11462)",
+        topology=("chain",),
+        needs=("model",),
+        trials=({"lengths": (2, 1), "inner": 2, "levels": 2}, {"lengths": (2, 0), "inner": 1}),
     ),
     Method(
         name="draft-verify",

@@ -33,6 +33,7 @@ USUAL: dict[str, Mapping[str, Any]] = {
     "dynamic-tree": {"nodes": 8, "width": 3, "depth": 3},
     "jacobi": {"window": 6},
     "prompt-lookup": {"length": 5},
+    "cs-drafting": {"lengths": (3, 2), "inner": 3},
     "specinfer": {"samples": 3, "depth": 3},
     "specexec": {"nodes": 24, "batch": 4, "width": 4, "passes": 6},
     "draft-verify": {"skip": ("attention.1",), "bound": 0.1},
