@@ -14,7 +14,9 @@ from typing import Any
 from outrider.core.decode import Drafter, Rule
 from outrider.core.drafters.bestfirst import SpecExec
 from outrider.core.drafters.cascade import CSDrafting
+from outrider.core.drafters.crossvocab import CrossVocabulary, Renamed
 from outrider.core.drafters.ensemble import Ensemble
+from outrider.core.drafters.feature import Eagle3Head, EagleHead, eagle2
 from outrider.core.drafters.guided import InputGuided
 from outrider.core.drafters.heads import HydraHeads, MedusaHeads
 from outrider.core.drafters.jacobi import FILLERS, RENEWALS, Jacobi
@@ -244,6 +246,20 @@ DRAFTERS = _table(
         trials=({"lengths": (2, 1), "inner": 2, "levels": 2}, {"lengths": (2, 0), "inner": 1}),
     ),
     Method(
+        name="cross-vocabulary",
+        make=CrossVocabulary,
+        systems=("Cross-vocabulary drafting",),
+        summary="a smaller model with another tokenizer: its words tokenised anew, or the tokens that both have",
+        paper="Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies (arXiv 2502.05202)",
+        topology=("chain",),
+        needs=("model",),
+        trials=(
+            {"length": 2},
+            {"length": 2, "way": "shared", "bridge": Renamed({0: 1, 2: 0}, unknown=2)},
+            {"length": 2, "policy": "confidence", "bridge": Renamed({0: 2, 1: 1})},
+        ),
+    ),
+    Method(
         name="draft-verify",
         make=draft_verify,
         systems=("Draft & Verify",),
@@ -303,6 +319,47 @@ DRAFTERS = _table(
             {"nodes": 3, "width": 2, "depth": 2},
             {"grow": "chain", "length": 2, "policy": "confidence"},
             {"grow": "sampled", "shape": (-1, -1, 0)},
+        ),
+    ),
+    Method(
+        name="eagle",
+        make=Learned,
+        pupil=EagleHead,
+        systems=("EAGLE",),
+        summary="one layer foresees the target's next states, token after token; a static tree",
+        paper="EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty (arXiv 2401.15077)",
+        topology=("tree", "chain"),
+        needs=("pupil",),
+        small={"normed": False},
+        trials=({"shape": (-1, -1, 0)}, {"grow": "chain", "length": 2}, {"grow": "sampled", "shape": (-1, -1, 0)}),
+    ),
+    Method(
+        name="eagle2",
+        make=eagle2,
+        pupil=EagleHead,
+        systems=("EAGLE-2",),
+        summary="EAGLE's layer; a tree that grows where it is sure of itself, re-ranked as a whole",
+        paper="EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees (arXiv 2406.16858)",
+        topology=("tree", "chain"),
+        needs=("pupil",),
+        trials=({"nodes": 3, "width": 2, "depth": 2},),
+    ),
+    Method(
+        name="eagle3",
+        make=Learned,
+        pupil=Eagle3Head,
+        systems=("EAGLE-3", "EAGLE-3.1"),
+        summary="one layer on states tapped at three depths, trained on its own states, with fewer words",
+        paper="EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test "
+        "(arXiv 2503.01840)",
+        topology=("tree", "chain"),
+        needs=("pupil",),
+        small={"taps": ("layer.0", "layer.1", "last"), "vocabulary": (2, 0)},
+        trials=(
+            {"nodes": 3, "width": 2, "depth": 2},
+            {"grow": "tree", "shape": (-1, -1, 0)},
+            {"grow": "chain", "length": 3},
+            {"grow": "sampled", "shape": (-1, -1, 1)},
         ),
     ),
 )
