@@ -28,6 +28,7 @@ def train(
         list[Path] | None, typer.Option(metavar="DIR", help="Ordinary text to read as well; may be repeated.")
     ] = None,
     text_share: Annotated[float, typer.Option(help="How much of that, in the first half of the time.")] = 0.3,
+    answers_only: Annotated[bool, typer.Option("--answers-only", help="Don't learn from prompts.")] = False,
     temperature: Annotated[float, typer.Option(help="Of the answers that are written.")] = 0.0,
     tokens: Annotated[int | None, typer.Option(min=2, help="Tokens a batch.")] = None,
     rate: Annotated[float | None, typer.Option(help="Learning rate, instead of the recipe's.")] = None,
@@ -63,6 +64,7 @@ def train(
         prompts=tuple(prompts or ()),
         texts=tuple(texts or ()),
         text_share=text_share,
+        whole=not answers_only,
         temperature=temperature,
         tokens=tokens,
         rate=rate,

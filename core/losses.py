@@ -1,13 +1,14 @@
 """How far a pupil's law is from its teacher's, a number a position: what training minimises.
 
-Each takes the pupil's logits, the teacher's logits over the same tokens, and the token that came next, and knows
-nothing of who the pupil is. `resolve` finds them by name.
+Each takes the pupil's logits, the logarithm of the teacher's law over the same tokens, and the token that came next,
+and knows nothing of who the pupil is. `resolve` finds them by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,24 @@ from torch.nn import functional as F
 from outrider.core.errors import InvalidOption, unknown
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # pupil [N, V], teacher [N, V], token [N] (-1: not in V) -> [N]
+
+
+class _Divergence(torch.autograd.Function):
+    """sum p (log p - log softmax(z)), in few passes over [N, V]: the gradient is softmax(z) - p."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, log_p: Tensor) -> Tensor:
+        wide = z.float()
+        total = wide.logsumexp(-1, keepdim=True)
+        ctx.save_for_backward(wide, log_p, total)
+        ctx.dtype = z.dtype
+        return torch.linalg.vecdot(log_p.exp(), log_p - wide) + total[:, 0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        wide, log_p, total = ctx.saved_tensors
+        back = (wide - total).exp_().sub_(log_p.exp()).mul_(grad[:, None])
+        return back.to(ctx.dtype), None
 
 
 def cross_entropy(pupil: Tensor, teacher: Tensor, token: Tensor) -> Tensor:
@@ -27,8 +46,9 @@ def cross_entropy(pupil: Tensor, teacher: Tensor, token: Tensor) -> Tensor:
 def kl(pupil: Tensor, teacher: Tensor, token: Tensor, temperature: float = 1.0) -> Tensor:
     """KL(teacher || pupil) at a temperature, times its square so that gradients keep their size (Hinton et al., arXiv
     1503.02531)."""
-    p, log_p, log_q = _laws(pupil, teacher, temperature)
-    return (p * (log_p - log_q)).sum(-1) * temperature**2
+    log_p = _cooled(teacher, temperature)
+    each: Tensor = _Divergence.apply(pupil / temperature if temperature != 1 else pupil, log_p)
+    return each * temperature**2
 
 
 def reverse_kl(pupil: Tensor, teacher: Tensor, token: Tensor, temperature: float = 1.0) -> Tensor:
@@ -69,11 +89,16 @@ def adaptive(pupil: Tensor, teacher: Tensor, token: Tensor, steep: float = 3.0) 
     return share * (p * (log_p - log_q)).sum(-1) + (1 - share) * far
 
 
-def _laws(pupil: Tensor, teacher: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    """The teacher's law, its logarithm, and the logarithm of the pupil's."""
+def _cooled(teacher: Tensor, temperature: float) -> Tensor:
+    """The logarithm of the teacher's law at a temperature."""
     if not temperature > 0:
         raise InvalidOption(f"the temperature of a loss is {temperature}; it must be above 0")
-    log_p = F.log_softmax(teacher.float() / temperature, -1)
+    return teacher.float() if temperature == 1 else F.log_softmax(teacher.float() / temperature, -1)
+
+
+def _laws(pupil: Tensor, teacher: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    """The teacher's law, its logarithm, and the logarithm of the pupil's."""
+    log_p = _cooled(teacher, temperature)
     return log_p.exp(), log_p, F.log_softmax(pupil.float() / temperature, -1)
 
 

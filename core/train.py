@@ -45,18 +45,24 @@ class Batch:
         return ahead(self.tokens, offset, fill=0)
 
     def laws(self, where: Tensor, vocabulary: Tensor | None = None) -> Tensor:
-        """The teacher's logits behind positions [B, T] bool, all of them in `answer` -> [N, V], over the ids
-        `vocabulary` [R] alone if given -> [N, R]. Computed once for all pupils that share a vocabulary (the same
-        tensor), without a gradient."""
+        """The logarithm of the teacher's law behind positions [B, T] bool, all of them in `answer` -> [N, V]; over the
+        ids `vocabulary` [R] if given, as if there were no others -> [N, R]. Computed once for all pupils that share a
+        vocabulary (the same tensor), without a gradient."""
         key = 0 if vocabulary is None else vocabulary.data_ptr()
         if key not in self._laws:
             with torch.no_grad():
-                self._laws[key] = vocabulary, self.teach(self.taps["last"][self.answer], vocabulary)
+                logits = self.teach(self.taps["last"][self.answer], vocabulary)
+                self._laws[key] = vocabulary, logits.float().log_softmax(-1)
+        found = self._laws[key][1]
+        if where is self.answer:
+            return found
         row = (self.answer.flatten().cumsum(0) - 1).view_as(self.answer)
-        return self._laws[key][1].index_select(0, row[where])
+        return found.index_select(0, row[where])
 
     def taught(self, offset: int = 1, vocabulary: Tensor | None = None) -> Tensor:
-        """The teacher's logits about the tokens t + offset, for the positions in asked(offset) -> [N, V|R]."""
+        """The logarithm of the teacher's law of tokens t + offset, for the positions in asked(offset) -> [N, V|R]."""
+        if offset == 1:
+            return self.laws(self.answer, vocabulary)
         counts = torch.zeros_like(self.answer)
         counts[:, offset - 1 :] = self.answer[:, offset - 1 :]
         return self.laws(counts, vocabulary)

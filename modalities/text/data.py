@@ -225,13 +225,13 @@ def ordinary(lm: TextModel, texts: Sequence[str], length: int) -> Iterator[Lesso
             held = held[length:]
 
 
-def coverage(lessons: Sequence[Lesson], size: int, share: float = 0.995, least: int = 0) -> torch.Tensor:
-    """The ids that a reduced vocabulary keeps, in order: the most frequent of the answers, as many as cover `share` of
-    them and at least `least` -> [R] sorted."""
-    counts = torch.zeros(size, dtype=torch.long)
+def commonest(lessons: Sequence[Lesson], size: int, kept: int) -> torch.Tensor:
+    """The ids that a reduced vocabulary keeps, sorted: the most frequent ones of answers and, counting less, of prompts
+    and text; what was never seen goes by its id, as tokenizers number what they learn by its frequency."""
+    counts = torch.zeros(size, dtype=torch.double)
     for one in lessons:
-        counts += torch.bincount(torch.tensor(one.answer), minlength=size)
-    order = counts.argsort(descending=True, stable=True)
-    covered = counts[order].cumsum(0) / counts.sum().clamp(min=1)
-    kept = max(int((covered < share).sum()) + 1, least)
-    return order[:kept].sort().values
+        weight = 0.3 if one.kind == "text" else 1.0
+        counts += weight * torch.bincount(torch.tensor(one.answer), minlength=size)
+        counts += 0.2 * torch.bincount(torch.tensor(one.prompt), minlength=size)
+    counts += 0.2 * counts.sum() * torch.softmax(-torch.log(torch.arange(size) + 2000.0), 0)
+    return counts.argsort(descending=True, stable=True)[:kept].sort().values

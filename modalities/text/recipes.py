@@ -16,6 +16,8 @@ from torch import Tensor
 
 from outrider.core.assets import cache_folder
 from outrider.core.drafters.distilled import SmallModel
+from outrider.core.drafters.feature import Eagle3Head
+from outrider.core.drafters.heads import HydraHeads, MedusaHeads
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption, OutriderError, unknown
 from outrider.core.target import Target
@@ -56,6 +58,27 @@ RECIPES = _table(
         summary="three of the target's own layers with learned low-rank corrections, and its commonest output rows",
         options={"layers": (0, 1, -1), "rank": 128},
         rate=2e-3,
+    ),
+    Recipe(
+        name="medusa",
+        kind=MedusaHeads,
+        summary="four heads on the last state, none of which knows of the others",
+        options={"heads": 4},
+        rate=1e-3,
+    ),
+    Recipe(
+        name="hydra",
+        kind=HydraHeads,
+        summary="three heads, each of which sees the tokens drafted before it",
+        options={"heads": 3, "layers": 1, "prefix": False},
+        rate=1e-3,
+    ),
+    Recipe(
+        name="eagle3",
+        kind=Eagle3Head,
+        summary="one layer on states of three depths, unrolled over its own states",
+        options={"rounds": 3},
+        rate=1e-3,
     ),
 )
 

@@ -12,7 +12,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class Wanted:
     prompts: tuple[Path, ...] = ()  # JSON lines with "prompt"
     texts: tuple[Path, ...] = ()  # folders of ordinary text
     text_share: float = 0.3  # of an epoch's lessons, in the first half of the time
+    whole: bool = True  # learn from prompts as well, which the target reads anyway
     temperature: float = 0.0  # of answers that are written now
     tokens: int | None = None  # a batch
     rate: float | None = None
@@ -133,6 +134,9 @@ class _Source:
 
     def __call__(self, epoch: int, share: float) -> Sequence[Lesson]:
         answers = split(_read(self.files))[0] or _read(self.files)
+        if self.wanted.whole:
+            same = shared(answers)
+            answers = [replace(one, prompt=one.prompt[:same], answer=one.prompt[same:] + one.answer) for one in answers]
         if not self.wanted.texts or share >= 0.5:
             return answers
         if self._texts is None:
@@ -141,6 +145,13 @@ class _Source:
         count = round(len(answers) * self.wanted.text_share / (1 - self.wanted.text_share))
         start = epoch * count % max(len(self._texts), 1)
         return [*answers, *(self._texts[start:] + self._texts[:start])[:count]]
+
+
+def shared(lessons: Sequence[Lesson]) -> int:
+    """How many tokens all prompts begin with alike, such as a system prompt; of one prompt, all."""
+    first, last = min(one.prompt for one in lessons), max(one.prompt for one in lessons)
+    alike = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    return max(alike, 1)
 
 
 def _read(files: Sequence[Path]) -> list[Lesson]:
@@ -186,7 +197,7 @@ def _vocabulary(wanted: Wanted, lessons: Sequence[Lesson], target: Decoder, out:
     if path.is_file():
         kept = torch.tensor(json.loads(path.read_text(encoding="utf-8")))
     else:
-        kept = data.coverage(lessons, target.vocabulary, 0.99, least=wanted.vocabulary)
+        kept = data.commonest(lessons, target.vocabulary, wanted.vocabulary)
         out.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(kept.tolist()), encoding="utf-8")
     return kept.to(target.device)
