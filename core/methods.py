@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.core.decode import Drafter, Rule
+from outrider.core.drafters.adaptive import Adaptive, guarded
 from outrider.core.drafters.bestfirst import SpecExec
 from outrider.core.drafters.cascade import CSDrafting
 from outrider.core.drafters.crossvocab import CrossVocabulary, Renamed
@@ -70,6 +71,8 @@ class Method:
 def _table(*methods: Method) -> dict[str, Method]:
     return {method.name: method for method in methods}
 
+
+_SMALL = {"prompt-lookup": {"length": 2}, "token-recycling": {"nodes": 3, "depth": 2}}
 
 DRAFTERS = _table(
     Method(
@@ -258,6 +261,27 @@ DRAFTERS = _table(
             {"length": 2, "way": "shared", "bridge": Renamed({0: 1, 2: 0}, unknown=2)},
             {"length": 2, "policy": "confidence", "bridge": Renamed({0: 2, 1: 1})},
         ),
+    ),
+    Method(
+        name="adaptive",
+        make=Adaptive,
+        systems=("Adaptive drafter choice", "Complexity estimate"),
+        summary="the drafter that has been worth most, chosen for each step; or by how complex the text looks",
+        paper="Context-Aware Assistant Selection for Improved Inference Acceleration (arXiv 2408.08470)",
+        topology=("chain", "tree"),
+        trials=(
+            {"drafters": ("prompt-lookup", "token-recycling", "plain"), "options": _SMALL},
+            {"drafters": ("prompt-lookup", "token-recycling"), "options": _SMALL, "by": "complexity"},
+        ),
+    ),
+    Method(
+        name="guarded",
+        make=guarded,
+        systems=("Break-even guard",),
+        summary="any drafter, switched off where it is predicted to be slower than plain decoding",
+        paper="Fast Inference from Transformers via Speculative Decoding (arXiv 2211.17192)",
+        topology=("chain", "tree"),
+        trials=({"options": {"length": 2}, "probe": 2, "least": 1.5},),
     ),
     Method(
         name="draft-verify",

@@ -205,18 +205,21 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then the MLP, each behind its norm and beside the residual stream."""
+    """Attention, then the MLP, each behind its norm and beside the residual stream. Not `normed`: whoever calls norms
+    what attention reads."""
 
-    def __init__(self, config: Config, *, into: int | None = None, index: int = 0) -> None:
+    def __init__(self, config: Config, *, into: int | None = None, index: int = 0, normed: bool = True) -> None:
         super().__init__()
-        self.attention_norm = Norm(config.width, config.norm_eps)
+        self.attention_norm = Norm(config.width, config.norm_eps) if normed else None
         self.attention = Attention(config, into=into, index=index)
         self.mlp_norm = Norm(config.width, config.norm_eps)
         self.mlp = Mlp(config)
 
     def forward(self, x: Tensor, sight: Sight, read: Tensor | None = None) -> Tensor:
         """[B, Q, D] -> [B, Q, D]; `read` [B, Q, into] is what attention reads instead of the normed stream."""
-        x = x + self.attention(self.attention_norm(x) if read is None else read, sight)
+        if read is None:
+            read = x if self.attention_norm is None else self.attention_norm(x)
+        x = x + self.attention(read, sight)
         result: Tensor = x + self.mlp(self.mlp_norm(x))
         return result
 
@@ -226,7 +229,7 @@ class Block(nn.Module):
         attention, mlp = self.attention, self.mlp
         inputs = attention.qkv.weight
         for mine, theirs in (
-            (self.attention_norm.weight, layer.attention_norm),
+            (None if self.attention_norm is None else self.attention_norm.weight, layer.attention_norm),
             (self.mlp_norm.weight, layer.mlp_norm),
             (inputs[:, inputs.shape[1] - len(layer.attention_norm) :], layer.qkv.weight),
             (attention.qkv.bias, layer.qkv.bias),
@@ -248,8 +251,9 @@ class Words(nn.Module):
     embedding: Tensor
     vocabulary: Tensor | None
 
-    def __init__(self, network: Network, vocabulary: int | Sequence[int] | Tensor = 0) -> None:
-        """`vocabulary`: the ids that can be guessed, or how many (a checkpoint will say which); 0: all."""
+    def __init__(self, network: Network, vocabulary: int | Sequence[int] | Tensor = 0, *, own: bool = False) -> None:
+        """`vocabulary`: the ids that can be guessed, or how many (a checkpoint will say which); 0: all. `own`: output
+        rows that are learned, beginning as the teacher's."""
         super().__init__()
         self.known = network.config.vocabulary
         self.width = network.config.width
@@ -260,6 +264,14 @@ class Words(nn.Module):
         self._dense: Dense | None = None
         self._seen: int | None = None
         self.fast: Linear | None = None
+        self.own: Matrix | None = None
+        if own:
+            rows = self._outputs()
+            self.own = Matrix(self.width, self.count, bias=rows.bias is not None)
+            with torch.no_grad():
+                self.own.weight.copy_(rows.weight)
+                if rows.bias is not None and self.own.bias is not None:
+                    self.own.bias.copy_(rows.bias)
 
     @property
     def count(self) -> int:
@@ -268,8 +280,8 @@ class Words(nn.Module):
 
     @property
     def weight_bytes(self) -> int:
-        """Of the output rows."""
-        return self.count * self.width * self.embedding.element_size()
+        """Of the output rows, if they are the teacher's."""
+        return 0 if self.own is not None else self.count * self.width * self.embedding.element_size()
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Ids [...], impossible ones included, -> [..., D]."""
@@ -277,6 +289,9 @@ class Words(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., R]."""
+        if self.own is not None:
+            own: Tensor = self.own(x)
+            return own
         if self.fast is not None:
             return self.fast(x.reshape(-1, self.width).to(self.embedding.dtype)).view(*x.shape[:-1], -1)
         version = None if self.vocabulary is None else self.vocabulary._version
@@ -294,6 +309,8 @@ class Words(nn.Module):
 
     def settle(self) -> None:
         """The output rows in the form that is fastest here; all of them are the teacher's own."""
+        if self.own is not None:
+            return
         self.fast = self._network[0].head if self.vocabulary is None else fastest(self._outputs())
         self._dense = None
 
