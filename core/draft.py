@@ -130,6 +130,7 @@ class Draft:
     belief: Tensor | None = None  # [B, N] how likely the drafter thought a fixed guess; exact rules ignore it
     probe: Tensor | None = None  # [B, N] bool: scored but never tried; ids from V on are the target's own affair
     positions: Tensor | None = None  # [B, N] tokens behind the root, 1 for the next one; default: depth + 1
+    note: tuple[str, ...] | None = None  # for each row, into the trace: who drafted, or why nobody did
     carry: object = None  # state the target may reuse, such as hidden states at an exit
     mixed: bool = field(default=True)  # may drawn and fixed nodes stand side by side? False spares work
 
@@ -196,12 +197,17 @@ def choose(drafts: list[Draft], which: Tensor) -> Draft:
         padded = [torch.nn.functional.pad(part, (0, size - part.shape[1]), value=fill) for part in parts]
         return torch.stack(padded)[which, rows]
 
+    note = None
+    if any(draft.note for draft in drafts):
+        note = tuple((drafts[one].note or [""] * len(which))[row] for row, one in enumerate(which.tolist()))
+    if not size:
+        return replace(drafts[0], note=note)
     parents = pick([draft.tree.parents.expand(draft.rows, -1) for draft in drafts], -1)
     live = pick([draft.live for draft in drafts], False)
     # dead nodes hang where they crowd no one: each below the one before
     parents = torch.where(live, parents, torch.arange(-1, size - 1, device=which.device))
     tree = Tree(parents, size, max(max((draft.tree.width for draft in drafts), default=1), 1) + 1)
-    chosen = Draft(pick([draft.tokens for draft in drafts], 0), tree, live)
+    chosen = Draft(pick([draft.tokens for draft in drafts], 0), tree, live, note=note)
     if any(draft.replacement != drafts[0].replacement and draft.laws is not None for draft in drafts):
         raise ValueError("drafts drawn with and without replacement cannot share a batch")
     known = [draft for draft in drafts if draft.laws is not None]

@@ -32,6 +32,7 @@ class Seen:
     def __init__(self, draft: Draft, verdict: Verdict, nodes: bool) -> None:
         rows = draft.rows
         wanted = [verdict.emitted(draft), verdict.accepted[:, None], verdict.resampled[:, None]]
+        self._note = draft.note
         self._priced, self._relaxed, self._nodes = (
             verdict.price is not None,
             verdict.relaxed is not None,
@@ -64,6 +65,8 @@ class Seen:
             "emitted": tuple(self.emitted(row)[:kept]),
             "sources": tuple(sources[:kept]),
         }
+        if self._note is not None:
+            found["note"] = self._note[row]
         if self._price is not None:
             found["price"] = tuple(self._price[row, :kept].tolist())
         if self._nodes:

@@ -61,6 +61,7 @@ class Step:
     alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()  # if asked for: the target's likeliest at each token
     logprobs: tuple[float, ...] = ()  # if asked for: of each committed token under the model's own softmax
     finish: Finish | None = None
+    note: str = ""  # what the drafter had to say: who drafted, or why nobody did
     times: Times = Times()
     alive: int = 1  # rows that shared the round
     cost: float = 1.0  # passes of the target, the drafter's reading counted in target passes

@@ -43,6 +43,10 @@ class _Model:
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:
         self.model.keep(draft, verdict, torch.where(self._open, verdict.accepted + 1, 0))
 
+    def aside(self) -> None:
+        """Somebody else's draft was scored: what the model has read of its own is dropped."""
+        self.model.rewind(self.model.mark())
+
     def end(self) -> None:
         self.model.end()
 
@@ -91,11 +95,12 @@ class DraftModel(_Model):
             laws.append(law)
             live.append(going)
             draft = Draft.guess(torch.stack(tokens, 1), Tree.chain(depth + 1, dice.device), torch.stack(live, 1))
+        self._drafted = draft.live.sum(1)
         return Draft.drawn(draft.tokens, joined(laws), draft.live) if laws else draft
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:
         super().observe(draft, scores, verdict, dice)
-        self.policy.learn(draft.live.sum(1), verdict.accepted)
+        self.policy.learn(self._drafted, verdict.accepted)
 
 
 class _Tree(_Model):
