@@ -89,6 +89,8 @@ def prompts_of(path: Path) -> list[str]:
 def write_prompts(lm: TextModel, count: int, *, seed: int = 0, batch: int = 64) -> Iterator[str]:
     """Prompts by the target itself: what it takes to be a user's turn, drawn at its own temperature (Magpie, arXiv
     2406.08464, in miniature; the openings keep it from writing the same few)."""
+    if lm.tokens.template is None:
+        raise InvalidOption(f"{lm.name} is no chat model, so it writes no prompts; give some (--prompts), or answers")
     marker = "\x00"
     before, _, after = lm.tokens.render([{"role": "user", "content": marker}]).partition(marker)
     closing = after.strip().split("\n")[0] or None
@@ -100,7 +102,9 @@ def write_prompts(lm: TextModel, count: int, *, seed: int = 0, batch: int = 64) 
         sampling = Sampling(temperature=0.9, top_p=0.95, end=tuple(ends))
         for opening, ids in zip(openings, outputs(lm, prompts, sampling, 96, seed=draw.getrandbits(31)), strict=True):
             text = (opening.rstrip() + lm.tokens.decode(ids)).strip()
-            if ids and ids[-1] in ends and 12 <= len(text) <= 1200:
+            if not ids or ids[-1] not in ends:  # unfinished: up to its last whole sentence
+                text = text[: max(text.rfind(sign) for sign in ".?!") + 1] or text
+            if 12 <= len(text) <= 1200:
                 yield text
         made += len(openings)
 
