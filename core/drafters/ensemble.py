@@ -25,7 +25,7 @@ from outrider.core.target import Prefill, Prompts, Scores
 
 MEMBERS = ("suffix", "token-recycling")
 _STEPS = 10  # beliefs are told apart this finely
-_PRIOR = 6.0  # guesses that a belief is taken at its word for
+_PRIOR = 12.0  # guesses that a belief is taken at its word for
 _UNSURE = 0.5  # the chance of a guess whose drafter believes nothing
 
 
@@ -76,7 +76,7 @@ class Ensemble:
         drafters: Sequence[Drafter | str] = MEMBERS,
         options: Mapping[str, Mapping[str, Any]] | None = None,
         nodes: int = 16,
-        least: float = 0.08,
+        least: float = 0.06,
         free: int = 3,
     ) -> None:
         if not drafters or nodes < 1 or not 0 <= least <= 1 or free < 0:

@@ -85,7 +85,7 @@ class InputGuided:
     bytes_read = 0
 
     def __init__(
-        self, *, source: Sequence[int] | None = None, length: int = 16, anchor: int = 2, hedge: int = 4
+        self, *, source: Sequence[int] | None = None, length: int = 16, anchor: int = 1, hedge: int = 4
     ) -> None:
         if min(length, anchor) < 1 or hedge < 0:
             raise InvalidOption(

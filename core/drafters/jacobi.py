@@ -32,6 +32,7 @@ class Jacobi:
     vocabulary: int | None = None
     needs: frozenset[str] = frozenset()
     bytes_read = 0
+    alone = True  # its window is read off its own draft
 
     def __init__(self, *, window: int = 8, renew: str = "greedy", filler: str = "copy", pad: int = 0) -> None:
         if window < 1:

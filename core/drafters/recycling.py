@@ -3,8 +3,8 @@
 Luo et al., "Turning trash into treasure: accelerating inference of large language models with token recycling" (arXiv
 2408.08696): a table of vocabulary x k, renewed by every row of every verification, accepted or not, from which a
 static tree is read breadth first. Ours keeps one table a row of the batch, so that rows never see each other, and
-joins them when a generation ends; it notes each successor's share of the k, so that besides the static tree (`shape`)
-there is one that grows best first. Successors read off the prompt start it. Knows token ids only.
+joins them when a generation ends; it notes how likely each successor is to come again, so that besides the static tree
+(`shape`) there is one that grows best first. Successors read off the prompt start it. Knows token ids only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from outrider.core.laws import Sampling
 from outrider.core.shapes import ranks, validate
 from outrider.core.target import Prefill, Prompts, Scores
 
-Successors = tuple[list[int], list[float]]  # token ids, the likeliest first, and their shares
+Successors = tuple[list[int], list[float]]  # token ids, the likeliest first, and the chance of each
+# the chance that a successor comes next again, for its share of the k last time, on the built-in prompts
+_LEAST_TRUST, _TRUST = 0.03, 0.55
 _ROWS = 64  # of a pass that are recycled: the first so many
 _BLOCK = 128  # logits whose largest is looked at first
 
@@ -42,7 +44,7 @@ class TokenRecycling:
         *,
         nodes: int = 16,
         depth: int = 6,
-        least: float = 0.03,
+        least: float = 0.05,
         successors: int = 8,
         shape: Sequence[int] | None = None,
         start: Mapping[int, Successors] | None = None,
@@ -119,7 +121,8 @@ class TokenRecycling:
         values, ids = likeliest(scores.logits(rows), min(self.successors, scores.vocabulary))
         live = draft.live & (draft.tokens < scores.vocabulary)
         tokens = torch.where(live, draft.tokens, -1)[:, : count - 1]
-        best, shares, said = fetch(ids, torch.softmax(values.float(), -1), tokens)
+        chances = _LEAST_TRUST + _TRUST * torch.softmax(values.float(), -1)
+        best, shares, said = fetch(ids, chances, tokens)
         path = fetch(verdict.path)[0].tolist()
         for row, emitted in enumerate(verdict.rows(draft)):
             taken = [node + 1 for node in path[row] if 0 <= node < count - 1]
@@ -141,7 +144,7 @@ class TokenRecycling:
 
 def _shares(count: int) -> list[float]:
     """Of successors that nothing is known about but which was the latest."""
-    return [0.5 * 0.5**rank for rank in range(count)]
+    return [0.4 * 0.5**rank for rank in range(count)]
 
 
 def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

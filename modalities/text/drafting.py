@@ -74,8 +74,8 @@ def _grammys(model: TextModel, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _recycling(model: TextModel, given: dict[str, Any]) -> dict[str, Any]:
-    """`start="bigrams"` stands for the model's own."""
-    if given.get("start") == "bigrams":
+    """The table starts with the model's own bigrams, which measured best; `start=None` leaves it empty."""
+    if given.setdefault("start", "bigrams") == "bigrams":
         table = bigrams(model).tolist()
         given["start"] = {token: (after, list(_SHARES)) for token, after in enumerate(table)}
     return given

@@ -74,7 +74,11 @@ def say() -> Say:
     """Decode given texts behind given prompts -> the steps of each row; that the texts come out is checked."""
 
     def run(
-        drafter: Drafter, prompts: Prompts, texts: Sequence[Sequence[int]], vocabulary: int = 64, end: tuple[int, ...] = ()
+        drafter: Drafter,
+        prompts: Prompts,
+        texts: Sequence[Sequence[int]],
+        vocabulary: int = 64,
+        end: tuple[int, ...] = (),
     ) -> list[list[Step]]:
         found: list[list[Step]] = [[] for _ in prompts]
         limits = [len(text) for text in texts]

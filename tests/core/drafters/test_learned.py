@@ -1,0 +1,187 @@
+"""Drafters that are trained: what they learned is what they draft by, their caches stay true, and they learn."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.core.acceptance import Curve, walk
+from outrider.core.conformance import untaught
+from outrider.core.decode import decode
+from outrider.core.dice import Dice
+from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.drafters.learned import Follower, Learned, best_shape, shallow
+from outrider.core.engine.transformer import Config, Decoder
+from outrider.core.errors import InvalidOption
+from outrider.core.laws import Sampling
+from outrider.core.lessons import DecoderTeacher, Lesson, read
+from outrider.core.losses import resolve
+from outrider.core.methods import DRAFTERS, Method, make_rule
+from outrider.core.rules.exact import Exact
+from outrider.core.target import Prefill, Prompts, Scores
+
+SHAPE = Config(vocabulary=31, width=32, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=48)
+TRAINED = {name: method for name, method in DRAFTERS.items() if method.make in (Learned,)}
+GREEDY = Sampling(temperature=0)
+
+
+def target(dtype: torch.dtype = torch.float64) -> Decoder:
+    return Decoder.random(SHAPE, seed=5, dtype=dtype)
+
+
+def pupil(method: Method, model: Decoder, **config: Any) -> Any:
+    assert method.pupil is not None
+    torch.manual_seed(1)
+    return method.pupil(model, **{**method.small, **config}).to(model.network.dtype)
+
+
+def drafted(follower: Follower, model: Decoder, tokens: list[int], depth: int) -> Tensor:
+    """The logits [depth, R] along the true tokens behind the first `len - depth + 1`, the last of which is the root."""
+    prompt, chain = tokens[: len(tokens) - depth + 1], tokens[len(tokens) - depth + 1 :]
+    follower.listen(model.begin([prompt], Sampling(), follower.pupil.needs).hidden)
+    follower.begin([prompt], Sampling())
+    found = [follower.score(Draft.empty(1)).logits()[0]]
+    for node in range(len(chain)):
+        ids = torch.tensor([chain[: node + 1]])
+        found.append(follower.score(Draft.guess(ids, Tree.chain(node + 1), ids >= 0), node).logits()[0])
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("method", TRAINED.values(), ids=lambda method: method.name)
+def test_drafting_computes_what_training_computed(method: Method) -> None:
+    model = target()
+    learner = pupil(method, model, vocabulary=tuple(range(30, 3, -1)))
+    with torch.no_grad():
+        for weight in learner.parameters():
+            weight.add_(torch.randn(weight.shape) * 0.1)
+    learner.eval()
+    tokens = [random.Random(3).randrange(31) for _ in range(12)]
+    batch = read(DecoderTeacher(model), [Lesson(tuple(tokens[:2]), tuple(tokens[2:]))], learner.needs)
+    with torch.no_grad():
+        guesses = sorted(learner.guesses(batch), key=lambda one: one.offset)
+    follower = Follower(learner.drafts(model))
+    depth = len(guesses)
+    compared = 0
+    for root in range(2, len(tokens) - depth - 1):
+        said = drafted(follower, model, tokens[: root + depth], depth)
+        for place, guess in enumerate(guesses):
+            asked = batch.asked(guess.offset)[0]
+            at = root + 1 + place - guess.offset
+            if asked[at]:
+                row = int(asked[:at].sum())
+                torch.testing.assert_close(said[place], guess.logits[row], atol=1e-9, rtol=1e-9)
+                compared += 1
+    assert compared > 5
+
+
+class Audited(Learned):
+    """At every step, asks a fresh pupil that reads everything anew."""
+
+    checked = 0
+
+    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
+        super().begin(prefill, prompts, sampling)
+        self.texts = [list(prompt) for prompt in prompts]
+
+    def propose(self, room: Tensor, dice: Dice) -> Draft:
+        draft = super().propose(room, dice)
+        if int(room.min()) < 0:
+            return draft
+        said = self.model.score(Draft.empty(draft.rows)).logits()
+        for row, text in enumerate(self.texts):
+            model, fresh = target(), Follower(self.pupil)
+            fresh.listen(model.begin([text], Sampling(), self.needs).hidden)
+            fresh.begin([text], Sampling())
+            wanted = fresh.score(Draft.empty(1)).logits()
+            torch.testing.assert_close(said[row], wanted[0], atol=1e-9, rtol=0)
+            self.checked += 1
+        return draft
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:
+        super().observe(draft, scores, verdict, dice)
+        for text, new in zip(self.texts, verdict.rows(draft), strict=True):
+            text += new
+
+
+@pytest.mark.parametrize("grow", ["tree", "dynamic", "chain"])
+@pytest.mark.parametrize("method", TRAINED.values(), ids=lambda method: method.name)
+def test_what_was_read_stays_true(method: Method, grow: str) -> None:
+    model = target()
+    drafter = Audited(untaught(method, model), grow=grow, length=3, nodes=12, depth=3)
+    prompts = [[1, 2, 3, 4], [5], [6, 7]]
+    steps = list(decode(model, drafter, Exact(), prompts, sampling=GREEDY, limit=[24, 25, 26], seed=0))
+    assert drafter.checked > 20
+    assert any(step.accepted for step in steps)
+
+
+def lessons(model: Decoder, count: int, length: int) -> list[Lesson]:
+    """The target's own greedy answers to random prompts."""
+    draw = random.Random(0)
+    prompts = [[draw.randrange(31) for _ in range(4)] for _ in range(count)]
+    found: list[list[int]] = [[] for _ in prompts]
+    for step in decode(model, None, Exact(), prompts, sampling=GREEDY, limit=length):
+        found[step.row] += step.emitted
+    return [Lesson(tuple(one), tuple(answer)) for one, answer in zip(prompts, found, strict=True)]
+
+
+def judged(learner: Any, teacher: DecoderTeacher, held: list[Lesson]) -> Curve:
+    batch = read(teacher, held, learner.needs)
+    learner.eval()
+    with torch.no_grad():
+        return walk(learner.hits(batch, 4), batch.answer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", TRAINED.values(), ids=lambda method: method.name)
+def test_it_learns_and_drafts_as_well_as_was_foreseen(method: Method, measured: Any) -> None:
+    model = Decoder.random(SHAPE, seed=5)
+    teacher = DecoderTeacher(model)
+    every = lessons(model, 220, 24)
+    held, known = every[:40], every[40:]
+    learner = pupil(method, model, vocabulary=0)
+    before = judged(learner, teacher, held)
+    optimiser = torch.optim.AdamW(learner.parameters(), lr=4e-3)
+    loss = resolve("kl")
+    curve = []
+    for step in range(90):
+        part = known[(step * 45) % 180 : (step * 45) % 180 + 45]
+        learner.train()
+        value = learner(read(teacher, part, learner.needs), loss)
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(learner.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+        curve.append(float(value.detach()))
+    after = judged(learner, teacher, held)
+    first, last = sum(curve[:5]), sum(curve[-5:])
+    measured("training on a tiny target: loss, last over first", name=method.name, value=last / first)
+    measured("training on a tiny target: simulated tokens a call", name=method.name, value=after.tokens_per_call)
+    assert last < 0.8 * first
+    assert after.tokens_per_call > before.tokens_per_call + 0.1
+    drafter = Learned(learner.drafts(model), grow="chain", length=learner.depth or 4)
+    steps = decode(model, drafter, Exact(), [one.prompt for one in held], sampling=GREEDY, limit=24)
+    emitted = [len(step.emitted) for step in steps]
+    real = sum(emitted) / len(emitted)
+    measured("training on a tiny target: real tokens a call", name=method.name, value=real)
+    assert real == pytest.approx(after.tokens_per_call, rel=0.12)
+
+
+def test_shapes() -> None:
+    assert shallow((-1, 0, 1, -1, 3), 2) == (-1, 0, -1, 2)
+    assert len(best_shape(16, 4)) == 16
+
+
+def test_what_cannot_be_is_refused() -> None:
+    model = target()
+    heads = untaught(DRAFTERS["medusa"], model)
+    with pytest.raises(InvalidOption, match="grow"):
+        Learned(heads, grow="weed")
+    with pytest.raises(InvalidOption, match="1 or more"):
+        Learned(heads, nodes=0)
+    with pytest.raises(InvalidOption, match="each once"):
+        DRAFTERS["medusa"].pupil(model, vocabulary=(1, 1))  # type: ignore[misc]
+    assert make_rule("exact").lossless
