@@ -128,10 +128,8 @@ class Cache:
         """Copy entries between slots [B, D], in all layers."""
         if self.exact and bool((source == target).all()):
             return
-        layers, _, heads, _, dim = self.store.shape
-        shape = (layers, -1, heads, -1, dim)
-        moved = self.store.gather(3, source[None, :, None, :, None].expand(shape))
-        self.store.scatter_(3, target[None, :, None, :, None].expand(shape), moved)
+        rows = torch.arange(len(source), device=self.device)[:, None]
+        self.store[:, rows, :, target] = self.store[:, rows, :, source]
 
     def mark(self) -> Rows:
         return self.rows
