@@ -11,9 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from outrider.core.decode import Drafter, Rule
 from outrider.core.drafters.adaptive import Adaptive, guarded
 from outrider.core.drafters.bestfirst import SpecExec
+from outrider.core.drafters.calibrated import Sequoia
 from outrider.core.drafters.cascade import CSDrafting
 from outrider.core.drafters.crossvocab import CrossVocabulary, Renamed
 from outrider.core.drafters.ensemble import Ensemble
@@ -25,7 +28,15 @@ from outrider.core.drafters.learned import Learned
 from outrider.core.drafters.lookahead import Lookahead
 from outrider.core.drafters.lookup import PromptLookup
 from outrider.core.drafters.merged import SpecInfer
-from outrider.core.drafters.model import DraftModel, DynamicTree, SampledTree, TopKTree
+from outrider.core.drafters.model import (
+    DraftModel,
+    DynamicTree,
+    SampledTree,
+    TopKTree,
+    bild,
+    on_the_fly_window,
+    specdec_pp,
+)
 from outrider.core.drafters.ngram import ANPD, NGrammys
 from outrider.core.drafters.recycling import TokenRecycling
 from outrider.core.drafters.retrieval import REST
@@ -33,6 +44,7 @@ from outrider.core.drafters.skip import draft_on_the_fly, draft_verify, swift
 from outrider.core.drafters.sparse import SparseCache
 from outrider.core.drafters.suffix import Suffix
 from outrider.core.errors import InvalidOption, unknown
+from outrider.core.policies import AcceptanceHead
 from outrider.core.rules.exact import Block, Exact, GumbelMatch, SampleMatch, Token
 from outrider.core.rules.relaxed import Distance, Lenience, Threshold, TopBeta, Trust, Typical, VerifyEvery
 
@@ -72,6 +84,9 @@ def _table(*methods: Method) -> dict[str, Method]:
     return {method.name: method for method in methods}
 
 
+_HEAD = AcceptanceHead(  # reads a law's facts: made up, for the tests
+    {"out.weight": torch.tensor([[2.5, 1.0, -0.3, -0.2]]), "out.bias": torch.tensor([0.4])}
+)
 _SMALL = {"prompt-lookup": {"length": 2}, "token-recycling": {"nodes": 3, "depth": 2}}
 
 DRAFTERS = _table(
@@ -282,6 +297,46 @@ DRAFTERS = _table(
         paper="Fast Inference from Transformers via Speculative Decoding (arXiv 2211.17192)",
         topology=("chain", "tree"),
         trials=({"options": {"length": 2}, "probe": 2, "least": 1.5},),
+    ),
+    Method(
+        name="sequoia",
+        make=Sequoia,
+        systems=("Sequoia",),
+        summary="a tree of the shape that is best for measured acceptance, drawn without replacement",
+        paper="Sequoia: Scalable, Robust, and Hardware-aware Speculative Decoding (arXiv 2402.12374)",
+        topology=("tree",),
+        needs=("model",),
+        trials=({"acceptance": (0.5, 0.3, 0.1), "nodes": 4, "depth": 2},),
+    ),
+    Method(
+        name="specdec-plus-plus",
+        make=specdec_pp,
+        systems=("SpecDec++",),
+        summary="a smaller model drafts until a trained head sees the risk of a rejection",
+        paper="SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths (arXiv 2405.19715)",
+        topology=("chain",),
+        needs=("model", "head"),
+        trials=({"head": _HEAD, "tap": None, "length": 3, "threshold": 0.8},),
+    ),
+    Method(
+        name="bild",
+        make=bild,
+        systems=("BiLD's drafting",),
+        summary="a smaller model drafts until it is unsure; lossless but with the rule 'bild'",
+        paper="Speculative Decoding with Big Little Decoder (arXiv 2302.07863)",
+        topology=("chain",),
+        needs=("model",),
+        trials=({"length": 3, "fallback": 0.42},),
+    ),
+    Method(
+        name="on-the-fly-window",
+        make=on_the_fly_window,
+        systems=("On-the-fly window",),
+        summary="a smaller model drafts as far as should be fastest for what was accepted lately",
+        paper="A Drop-in Solution for On-the-Fly Adaptation of Speculative Decoding in Large Language Models (2024)",
+        topology=("chain",),
+        needs=("model",),
+        trials=({"length": 2, "most": 3}, {"by": "steps", "length": 1, "most": 3}),
     ),
     Method(
         name="draft-verify",

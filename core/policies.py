@@ -6,7 +6,7 @@ Knows laws and how many guesses were accepted; nothing of who drafts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,11 +15,12 @@ from torch import Tensor
 
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.laws import Law
-from outrider.core.speed import speedup
+from outrider.core.speed import best_length, speedup
 
 
 class Policy(Protocol):
-    """`begin` per generation, `start` per step, `more` per draw, `learn` once the verdict is known."""
+    """`begin` per generation, `start` per step, `more` per draw, `learn` once the verdict is known. One that reads a
+    state of the draft model has `tap`, its name, and `see(states)`, called ahead of `more`."""
 
     longest: int  # no draft is longer than this
 
@@ -121,6 +122,98 @@ class Window(Fixed):
 
 
 @dataclass
+class Best(Fixed):
+    """The length that is predicted to be the fastest, for the share of guesses that was accepted lately: the window
+    optimised on the fly by a model of its speed. Costs are counted in target passes and given, so that a seed gives the
+    same output again."""
+
+    length: int = 5  # what is drafted before anything is known follows from `trust`, not from this
+    cost: float = 0.1  # of one drafted token
+    verify: Callable[[int], float] = field(default=lambda tokens: 1.0)  # of a pass over so many tokens
+    most: int = 16
+    memory: float = 0.9
+    trust: float = 0.8  # the share taken for granted at first
+
+    def __post_init__(self) -> None:
+        _length(self.length)
+        self.longest = _length(self.most)
+
+    def begin(self, rows: int, device: torch.device) -> None:
+        super().begin(rows, device)
+        self._rate = torch.full((rows,), self.trust, dtype=torch.float64)
+
+    def start(self) -> Tensor:
+        wanted = [max(best_length(rate, self.cost, self.verify, self.most)[0], 1) for rate in self._rate.tolist()]
+        return torch.tensor(wanted, device=self._wanted.device)
+
+    def learn(self, drafted: Tensor, accepted: Tensor) -> None:
+        tried = torch.minimum(accepted + 1, drafted).clamp(min=1)
+        rate = self.memory * self._rate + (1 - self.memory) * (accepted / tried).cpu()
+        self._rate = torch.where(drafted.cpu() > 0, rate, self._rate)
+
+
+class AcceptanceHead:
+    """SpecDec++'s head: states [B, D] of the draft model -> the chance [B] that its next token will be accepted.
+    Residual layers x + SiLU(x W + b), then one output. `tensors` are "0.weight", "0.bias", ... and "out.weight",
+    "out.bias", as torch's linear layers name theirs."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        count = sum(name.endswith(".weight") for name in tensors) - 1
+        names = [*map(str, range(count)), "out"]
+        try:
+            self._layers = [(tensors[f"{name}.weight"], tensors[f"{name}.bias"]) for name in names]
+        except KeyError as error:
+            raise InvalidOption(
+                f"an acceptance head needs the tensor {error}; it has {', '.join(sorted(tensors)) or 'none'}"
+            ) from None
+
+    def __call__(self, states: Tensor) -> Tensor:
+        x = states.to(self._layers[0][0].dtype)
+        for weight, bias in self._layers[:-1]:
+            x = x + torch.nn.functional.silu(torch.nn.functional.linear(x, weight, bias))
+        return torch.nn.functional.linear(x, *self._layers[-1])[..., 0].sigmoid()
+
+
+@dataclass
+class Risk(Fixed):
+    """SpecDec++'s stopping (arXiv 2405.19715): draft until the risk that something in the draft will be rejected, as a
+    head predicts it, passes a threshold. The paper asks behind the token drawn, ours ahead of the draw, so that what is
+    drawn decides nothing about whether it is drawn. `tap` names the state of the draft model that the head reads; None:
+    it reads the law, as [its highest probability, the gap to the next, its entropy, the depth]."""
+
+    head: Callable[[Tensor], Tensor] = field(default=lambda facts: facts[:, 0])
+    length: int = 16
+    threshold: float = 0.7
+    tap: str | None = "last"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.threshold < 1:
+            raise InvalidOption(f"threshold is {self.threshold}; it must be between 0 and 1")
+
+    def start(self) -> Tensor:
+        self._sure = torch.ones(len(self._wanted), dtype=torch.float64, device=self._wanted.device)
+        return super().start()
+
+    def see(self, states: Tensor) -> None:
+        """The draft model's states [B, D] behind which the next token is to be drawn."""
+        self._states = states
+
+    def more(self, law: Law, depth: int) -> Tensor:
+        read = self._states if self.tap else facts(law, depth)
+        self._sure = self._sure * self.head(read).double()
+        return 1 - self._sure <= self.threshold
+
+
+def facts(law: Law, depth: int) -> Tensor:
+    """[B, 4] what can be read off a law: its highest probability, the gap to the next, its entropy, and the depth."""
+    best = law.top(2)[1]
+    return torch.stack(
+        [best[:, 0], best[:, 0] - best[:, 1], law.entropy(), torch.full_like(best[:, 0], float(depth))], 1
+    )
+
+
+@dataclass
 class BreakEven:
     """Draft only while it is predicted to pay, with the length another policy wants.
 
@@ -170,6 +263,8 @@ POLICIES: dict[str, Callable[[int], Policy]] = {
     "fixed": Fixed,
     "confidence": Confidence,
     "window": Window,
+    "best": Best,
+    "draft-exit": DraftExit,
 }
 
 

@@ -42,7 +42,9 @@ def replayed(cache: Cache, texts: Prompts, count: int) -> Iterator[tuple[Tensor,
 def likeness(network: Network, cache: Cache, texts: Prompts, count: int) -> Tensor:
     """[B, 2 L] cosine of what enters and what leaves each layer's attention and MLP, residual stream included."""
     halves = [
-        network.replaced(lambda linear: linear, [replace(layer, attends=not mlp, thinks=mlp) for layer in network.layers])
+        network.replaced(
+            lambda linear: linear, [replace(layer, attends=not mlp, thinks=mlp) for layer in network.layers]
+        )
         for mlp in (False, True)
     ]
     longest = max(map(len, texts))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,10 +21,10 @@ from outrider.core.decode import Drafter
 from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Tree, Verdict
 from outrider.core.errors import InvalidOption, OutriderError, unknown
-from outrider.core.laws import Law, Sampling
+from outrider.core.laws import Sampling
 from outrider.core.methods import DRAFTERS, make_drafter
-from outrider.core.policies import BreakEven
-from outrider.core.speed import PassCost, best_length, fit_pass_cost
+from outrider.core.policies import Best, BreakEven
+from outrider.core.speed import PassCost, fit_pass_cost
 from outrider.core.target import Prefill, Prompts, Scores, Target
 
 CANDIDATES = ("prompt-lookup",)  # chains that need no training and cost next to nothing
@@ -32,32 +32,6 @@ _WIDTHS = (1, 2, 4, 8, 16, 32)
 _ROUNDS = 5
 _LONGEST = 16
 _LOOKUP = 0.002  # what finding one guess costs, in passes: bookkeeping on the host
-
-
-@dataclass
-class Best:
-    """The length that is predicted to be the fastest, for the share of guesses that was accepted lately."""
-
-    cost: float
-    verify: Callable[[int], float]  # cost of a pass over so many tokens, in any unit
-    longest: int = _LONGEST
-    memory: float = 0.9
-
-    def begin(self, rows: int, device: torch.device) -> None:
-        self._rate = torch.full((rows,), 0.8, dtype=torch.float64)
-        self._device = device
-
-    def start(self) -> Tensor:
-        wanted = [max(best_length(rate, self.cost, self.verify, self.longest)[0], 1) for rate in self._rate.tolist()]
-        return torch.tensor(wanted, device=self._device)
-
-    def more(self, law: Law, depth: int) -> Tensor:
-        return torch.ones(len(law.probs), dtype=torch.bool, device=law.probs.device)
-
-    def learn(self, drafted: Tensor, accepted: Tensor) -> None:
-        tried = torch.minimum(accepted + 1, drafted).clamp(min=1)
-        rate = self.memory * self._rate + (1 - self.memory) * (accepted / tried).cpu()
-        self._rate = torch.where(drafted.cpu() > 0, rate, self._rate)
 
 
 class Auto:
@@ -79,7 +53,7 @@ class Auto:
         self._policies = []
         for drafter in self.drafters:
             drafter.begin(prefill, prompts, sampling)
-            policy = BreakEven(_LOOKUP, verify, Best(_LOOKUP, verify, self.longest))
+            policy = BreakEven(_LOOKUP, verify, Best(cost=_LOOKUP, verify=verify, most=self.longest))
             policy.begin(rows, torch.device("cpu"))
             self._policies.append(policy)
         self._by: int | None = None

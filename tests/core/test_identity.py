@@ -34,6 +34,8 @@ USUAL: dict[str, Mapping[str, Any]] = {
     "jacobi": {"window": 6},
     "prompt-lookup": {"length": 5},
     "cs-drafting": {"lengths": (3, 2), "inner": 3},
+    "sequoia": {"acceptance": (0.5, 0.2, 0.1), "nodes": 8, "depth": 4},
+    "specdec-plus-plus": {"head": lambda facts: facts[:, 0].sqrt(), "tap": None},
     "specinfer": {"samples": 3, "depth": 3},
     "specexec": {"nodes": 24, "batch": 4, "width": 4, "passes": 6},
     "draft-verify": {"skip": ("attention.1",), "bound": 0.1},

@@ -10,6 +10,7 @@ import torch
 
 from outrider.core.draft import Draft, Tree
 from outrider.core.errors import InvalidOption
+from outrider.core.policies import Best
 from outrider.core.speed import PassCost
 from outrider.text import TextModel, auto
 
@@ -63,7 +64,7 @@ def test_costs_are_measured_once_and_noted_so_that_a_seed_stays_true(lm: TextMod
 
 
 def test_the_length_follows_what_is_accepted() -> None:
-    best = auto.Best(0.002, PassCost(10, 1, 4), longest=16)
+    best = Best(cost=0.002, verify=PassCost(10, 1, 4), most=16)
     best.begin(2, torch.device("cpu"))
     for _ in range(40):
         best.learn(torch.tensor([8, 8]), torch.tensor([8, 0]))
