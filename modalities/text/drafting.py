@@ -87,7 +87,7 @@ def _ensemble(model: TextModel, given: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(options, Mapping):
         raise InvalidOption(f"options is {options!r:.60}; give a dictionary of each drafter's options by its name")
     names = [one for one in given.get("drafters", MEMBERS) if isinstance(one, str)]
-    made = {name: prepared(model, name, options.get(name, {})) for name in names}
+    made = {name: model.equipped(name, options.get(name, {})) for name in names}
     given["options"] = {**options, **{name: one for name, one in made.items() if one}}
     return given
 

@@ -172,9 +172,14 @@ class TextModel:
         if wanted == AUTO:
             made, costs = auto.make(self.target, self._where(), given)
             return made, AUTO, costs
-        if "model" in DRAFTERS[wanted].needs:
-            given["model"] = self._trained(wanted, given.get("model"))
-        return make_drafter(wanted, **prepared(self, wanted, given)), wanted, ""
+        return make_drafter(wanted, **self.equipped(wanted, given)), wanted, ""
+
+    def equipped(self, drafter: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """A drafter's options, and what it needs of this model besides."""
+        given = prepared(self, drafter, options)
+        if drafter in DRAFTERS and "model" in DRAFTERS[drafter].needs:
+            given["model"] = self._trained(drafter, given.get("model"))
+        return given
 
     def _trained(self, drafter: str, model: Any) -> Any:
         """What a drafter takes as its model: what was given, weights in a file, or those there are for this target."""
