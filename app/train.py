@@ -35,6 +35,13 @@ def train(
     loss: Annotated[
         str | None, typer.Option(help="Instead of the recipe's; a sum such as 'kl + 0.1 cross-entropy'.")
     ] = None,
+    learn: Annotated[
+        str,
+        typer.Option(
+            help="From the target's answers; on-policy, from what a draft model writes; or from where drafts are "
+            "rejected while serving: answers, on-policy, served."
+        ),
+    ] = "answers",
     vocabulary: Annotated[int, typer.Option(min=0, help="Tokens that can be guessed at least; 0 is all.")] = 8192,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, where a run was broken off.")] = False,
@@ -69,6 +76,7 @@ def train(
         tokens=tokens,
         rate=rate,
         loss=loss,
+        learn=learn,
         vocabulary=vocabulary,
         seed=seed,
         fresh=fresh,

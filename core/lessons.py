@@ -90,9 +90,8 @@ def read(teacher: Teacher, lessons: Sequence[Lesson], needs: frozenset[str]) -> 
         else:
             answer[row, [before + place for place in one.counts]] = True
     live = np.arange(longest) < np.array([len(row) for row in rows])[:, None]
-    place = teacher.device
-    parts = [torch.from_numpy(part).to(place) for part in (tokens, live, answer)]
-    return Batch(*parts, taps=teacher.states(rows, needs), teach=teacher.logits)
+    ids, there, counted = (torch.from_numpy(part).to(teacher.device) for part in (tokens, live, answer))
+    return Batch(ids, there, counted, teacher.states(rows, needs), teacher.logits)
 
 
 def batches(lessons: Sequence[Lesson], tokens: int, seed: int, *, longest: int = 1024) -> list[list[Lesson]]:

@@ -28,7 +28,8 @@ class _Divergence(torch.autograd.Function):
         total = wide.logsumexp(-1, keepdim=True)
         ctx.save_for_backward(wide, log_p, total)
         ctx.dtype = z.dtype
-        return torch.linalg.vecdot(log_p.exp(), log_p - wide) + total[:, 0]
+        each: Tensor = torch.linalg.vecdot(log_p.exp(), log_p - wide) + total[:, 0]
+        return each
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -47,7 +48,8 @@ def kl(pupil: Tensor, teacher: Tensor, token: Tensor, temperature: float = 1.0) 
     """KL(teacher || pupil) at a temperature, times its square so that gradients keep their size (Hinton et al., arXiv
     1503.02531)."""
     log_p = _cooled(teacher, temperature)
-    each: Tensor = _Divergence.apply(pupil / temperature if temperature != 1 else pupil, log_p)
+    cooled = pupil / temperature if temperature != 1 else pupil
+    each: Tensor = _Divergence.apply(cooled, log_p)  # type: ignore[no-untyped-call]
     return each * temperature**2
 
 

@@ -29,6 +29,9 @@ from outrider.core.trained import save
 Source = Callable[[int, float], Sequence[Lesson]]  # an epoch's number, the share of the time that is over -> lessons
 
 
+_PAUSE = 10  # steps' time, beyond which a step was a pause
+
+
 class TrainingError(OutriderError):
     """Training that can't begin or go on."""
 
@@ -108,6 +111,7 @@ class Trainer:
         self.accelerator = accelerate.Accelerator(cpu=cpu, mixed_precision=plan.precision)
         self.main = bool(self.accelerator.is_main_process)
         self.progress = Progress()
+        self._usual: float | None = None
         self.names = list(pupils)
         self.losses = {name: resolve((losses or {}).get(name, plan.loss)) for name in pupils}
         self.needs = frozenset[str]().union(*(one.needs for one in pupils.values()))
@@ -139,6 +143,13 @@ class Trainer:
         fall = (1 + math.cos(math.pi * (done - up) / (1 - up))) / 2
         return self.plan.floor + (1 - self.plan.floor) * fall
 
+    def _spent(self, seconds: float) -> float:
+        """What a step took; where the machine slept or was stopped, what steps usually take."""
+        usual = self._usual if self._usual is not None else seconds
+        counted = min(seconds, max(_PAUSE * usual, 1.0))
+        self._usual = 0.9 * usual + 0.1 * counted
+        return counted
+
     # ---- the loop
 
     def run(self) -> Progress:
@@ -161,7 +172,7 @@ class Trainer:
                     validated, running, start = progress.seconds, {}, time.monotonic()
                 self._step(group, running)
                 now = time.monotonic()
-                progress.seconds += now - start
+                progress.seconds += self._spent(now - start)
                 start = now
                 bar.n = min(round(progress.seconds), bar.total)
                 bar.set_postfix_str(self._words(running), refresh=False)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +58,7 @@ class SmallModel(Pupil):
         with torch.no_grad():
             self.norm.weight.copy_(network.norm)
         self._angles = Angles(target.config)
+        self._network: Network | None = None
 
     def states(self, batch: Batch) -> Tensor:
         """[B, T, D] behind every token, normed."""
@@ -75,33 +77,38 @@ class SmallModel(Pupil):
 
     def drafts(self, target: Decoder) -> Decoder:
         """A decoder in the target's precision, with a cache of its own."""
-        known = self.__dict__.setdefault("_network", [])
-        if not known:
-            known.append(self._assembled(target.network))
-        return Decoder(known[0])
+        if self._network is None:
+            self._network = self._assembled(target.network)
+        return Decoder(self._network)
+
+    def train(self, mode: bool = True) -> Self:
+        """What was laid out to draft with is of no use once weights move."""
+        self._network = None
+        return super().train(mode)
 
     @torch.no_grad()
     def _assembled(self, network: Network) -> Network:
-        def laid(matrix: nn.Module) -> Linear:
-            assert isinstance(matrix, Matrix | Corrected)
+        def laid(matrix: Matrix | Corrected) -> Linear:
             bias = None if matrix.bias is None else matrix.bias.to(network.dtype)
             return fastest(Dense(matrix.weight.to(network.device, network.dtype), bias))
 
         def plain(norm: Norm) -> Tensor:
             return norm.weight.detach().to(network.device, network.dtype)
 
-        layers = [
-            Layer(
+        def whole(block: nn.Module) -> Layer:
+            assert isinstance(block, Block) and block.attention_norm is not None
+            attention, mlp, qk_norm = block.attention, block.mlp, block.attention.qk_norm
+            return Layer(
                 attention_norm=plain(block.attention_norm),
-                qkv=laid(block.attention.qkv),
-                out=laid(block.attention.out),
+                qkv=laid(attention.qkv),
+                out=laid(attention.out),
                 mlp_norm=plain(block.mlp_norm),
-                up_gate=laid(block.mlp.up_gate),
-                down=laid(block.mlp.down),
-                qk_norm=None if block.attention.qk_norm is None else block.attention.qk_norm.to(network.dtype),
+                up_gate=laid(mlp.up_gate),
+                down=laid(mlp.down),
+                qk_norm=None if qk_norm is None else qk_norm.detach().to(network.device, network.dtype),
             )
-            for block in self.blocks
-        ]
+
+        layers = [whole(block) for block in self.blocks]
         kept = self.words.vocabulary
         head = network.head if kept is None else Reduced(network.head.weight[kept], kept, network.config.vocabulary)
         config = replace(network.config, layers=len(layers))
@@ -133,6 +140,7 @@ class Corrected(nn.Module):
     """A matrix of the target's, referred to, and a low-rank correction that is learned."""
 
     base: Tensor
+    bias: Tensor | None
 
     def __init__(self, matrix: Matrix, rank: int) -> None:
         super().__init__()

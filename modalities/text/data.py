@@ -24,6 +24,7 @@ from outrider.core.laws import Sampling
 from outrider.core.lessons import Lesson
 from outrider.core.record import Record
 from outrider.core.rules.exact import Exact
+from outrider.core.target import Target
 from outrider.text.model import TextModel
 
 OPENINGS = (  # how prompts that the target writes may begin; an empty one is its own choice
@@ -170,12 +171,20 @@ def tasks(texts: Sequence[str], foreign: Sequence[str], count: int, *, seed: int
 
 
 def outputs(
-    lm: TextModel, prompts: Sequence[Sequence[int]], sampling: Sampling, limit: int, *, seed: int = 0
+    lm: TextModel,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    limit: int,
+    *,
+    seed: int = 0,
+    model: Target | None = None,
 ) -> list[list[int]]:
-    """What the target makes of prompts, decoded side by side."""
+    """What the target, or another model of its vocabulary, makes of prompts, decoded side by side."""
     found: list[list[int]] = [[] for _ in prompts]
     record = Record(nodes=False)
-    for step in decode(lm.target(), None, Exact(), prompts, sampling=sampling, limit=limit, seed=seed, record=record):
+    for step in decode(
+        model or lm.target(), None, Exact(), prompts, sampling=sampling, limit=limit, seed=seed, record=record
+    ):
         found[step.row] += step.emitted
     return found
 

@@ -18,15 +18,23 @@ from typing import Any
 
 import torch
 
+from outrider.core.decode import decode
 from outrider.core.engine.transformer import Decoder
-from outrider.core.errors import Incompatible, InvalidOption
-from outrider.core.lessons import DecoderTeacher, Lesson, split
+from outrider.core.errors import Incompatible, InvalidOption, unknown
+from outrider.core.laws import Sampling
+from outrider.core.lessons import DecoderTeacher, Lesson, rejections, split
+from outrider.core.methods import make_drafter
+from outrider.core.rules.exact import Exact
+from outrider.core.trace import Step
+from outrider.core.train import Pupil
 from outrider.text import data
 from outrider.text.loading import load
 from outrider.text.model import TextModel
 from outrider.text.recipes import home, recipe
 
 ENOUGH = 200_000  # tokens of answers with which nobody has to write more first
+LEARN = ("answers", "on-policy", "served")
+_LIVED, _LENGTH = 32, 96  # prompts an epoch, and tokens each, where pupils learn from what they do themselves
 _VOCABULARY = 8192  # tokens that a reduced vocabulary keeps at least
 
 
@@ -49,6 +57,7 @@ class Wanted:
     tokens: int | None = None  # a batch
     rate: float | None = None
     loss: str | None = None
+    learn: str = "answers"  # one of LEARN
     vocabulary: int = _VOCABULARY  # 0: all of it
     seed: int = 0
     fresh: bool = False  # forget the checkpoint in the folder
@@ -61,6 +70,8 @@ class Wanted:
             recipe(name)
         if len(set(self.recipes)) < len(self.recipes):
             raise InvalidOption(f"a recipe is named twice: {', '.join(self.recipes)}")
+        if self.learn not in LEARN:
+            raise unknown("way to learn", self.learn, LEARN)
         if not 0 <= self.text_share < 1:
             raise InvalidOption(f"text_share is {self.text_share}; it must be from 0 up to, but not, 1")
         if not self.minutes > 0:
@@ -109,7 +120,7 @@ def train(wanted: Wanted, say: Callable[[str], None] = print) -> list[Path]:
     trainer = Trainer(
         DecoderTeacher(target),
         pupils,
-        _Source(lm, files, wanted),
+        _Source(lm, files, wanted, pupils),
         held,
         plan,
         out,
@@ -126,13 +137,16 @@ def train(wanted: Wanted, say: Callable[[str], None] = print) -> list[Path]:
 
 
 class _Source:
-    """What each epoch learns: all answers there are by then, and in the first half of the time ordinary text too."""
+    """What each epoch learns: all answers there are by then, and in the first half of the time ordinary text too; or
+    what the pupils themselves do to the prompts."""
 
-    def __init__(self, lm: TextModel, files: Sequence[Path], wanted: Wanted) -> None:
-        self.lm, self.files, self.wanted = lm, files, wanted
+    def __init__(self, lm: TextModel, files: Sequence[Path], wanted: Wanted, pupils: Mapping[str, Pupil]) -> None:
+        self.lm, self.files, self.wanted, self.pupils = lm, files, wanted, pupils
         self._texts: list[Lesson] | None = None
 
     def __call__(self, epoch: int, share: float) -> Sequence[Lesson]:
+        if self.wanted.learn != "answers":
+            return self._lived(epoch)
         answers = split(_read(self.files))[0] or _read(self.files)
         if self.wanted.whole:
             same = shared(answers)
@@ -145,6 +159,31 @@ class _Source:
         count = round(len(answers) * self.wanted.text_share / (1 - self.wanted.text_share))
         start = epoch * count % max(len(self._texts), 1)
         return [*answers, *(self._texts[start:] + self._texts[:start])[:count]]
+
+    def _lived(self, epoch: int) -> list[Lesson]:
+        """On-policy: what a draft model writes by itself, to be judged by its teacher's laws. Served: the target's own
+        output, of which the places count where a draft was rejected, and the two behind each."""
+        lessons = split(_read(self.files))[0]
+        prompts = [lessons[(epoch * _LIVED + n) % len(lessons)].prompt for n in range(min(_LIVED, len(lessons)))]
+        seed = self.wanted.seed + epoch
+        sampling = Sampling(temperature=self.wanted.temperature, end=self.lm.end)
+        found: list[Lesson] = []
+        for name, pupil in self.pupils.items():
+            target = self.lm.target()
+            model = pupil.eval().drafts(target)
+            if self.wanted.learn == "on-policy":
+                if not isinstance(model, Decoder):
+                    raise InvalidOption(f"{name} writes nothing by itself, so it can't learn on-policy; take 'served'")
+                written = data.outputs(self.lm, prompts, sampling, _LENGTH, seed=seed, model=model)
+                found += [Lesson(prompt, tuple(ids), "own", 1.0) for prompt, ids in zip(prompts, written, strict=True)]
+                continue
+            steps: list[list[Step]] = [[] for _ in prompts]
+            drafter = make_drafter(name, model=model)
+            for one in decode(target, drafter, Exact(), prompts, sampling=sampling, limit=_LENGTH, seed=seed):
+                steps[one.row].append(one)
+            taught = (rejections(prompt, row, behind=2) for prompt, row in zip(prompts, steps, strict=True))
+            found += [one for one in taught if one is not None]
+        return found
 
 
 def shared(lessons: Sequence[Lesson]) -> int:
