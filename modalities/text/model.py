@@ -21,6 +21,7 @@ from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
 from outrider.core.target import Target
 from outrider.core.train import Pupil
 from outrider.text import auto, recipes
+from outrider.text.companions import met
 from outrider.text.conversation import Kept
 from outrider.text.drafting import prepared
 from outrider.text.options import Given, Options
@@ -57,6 +58,7 @@ class TextModel:
         self._keep = keep
         self._kept: Kept | None = None
         self._pupils: dict[tuple[Path, str], Pupil] = {}
+        self.companions: dict[str, TextModel] = {}  # other models that draft for this one
 
     def __repr__(self) -> str:
         return f"<outrider.text model {self.name}, {self.dtype}, context {self.context:,}>"
@@ -150,7 +152,7 @@ class TextModel:
     def give_back(self, kept: Kept) -> None:
         self._kept = kept
 
-    def _where(self) -> str:
+    def where(self) -> str:
         """What measured costs belong to: this model in this precision, here."""
         facts = f"{self.dtype}-{self.device}-{torch.get_num_threads()}".replace(":", "")
         place = hashlib.sha256(str(self.folder or self.name).encode()).hexdigest()[:8]
@@ -167,16 +169,14 @@ class TextModel:
             return wanted, "plain" if wanted is None else type(wanted).__name__, ""
         check_names(wanted, "exact")
         given = dict(options.drafter_options)
-        if isinstance(given.get("model"), TextModel):
-            given["model"] = given["model"].target()
         if wanted == AUTO:
-            made, costs = auto.make(self.target, self._where(), given)
+            made, costs = auto.make(self.target, self.where(), given)
             return made, AUTO, costs
         return make_drafter(wanted, **self.equipped(wanted, given)), wanted, ""
 
     def equipped(self, drafter: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """A drafter's options, and what it needs of this model besides."""
-        given = prepared(self, drafter, options)
+        given = prepared(self, drafter, met(self, drafter, options))
         if drafter in DRAFTERS and "model" in DRAFTERS[drafter].needs:
             given["model"] = self._trained(drafter, given.get("model"))
         return given
@@ -185,6 +185,8 @@ class TextModel:
         """What a drafter takes as its model: what was given, weights in a file, or those there are for this target."""
         if model is not None and not isinstance(model, str | Path):
             return model
+        if model is None and drafter not in recipes.RECIPES:  # any small model will do
+            drafter = "draft-model" if recipes.find(self.name, "draft-model") else drafter
         path = recipes.find(self.name, drafter) if model is None else Path(model).expanduser()
         if path is None:
             raise recipes.missing(self.name, drafter)

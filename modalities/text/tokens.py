@@ -107,6 +107,12 @@ class Tokens:
         return hashlib.sha256(repr(named).encode()).hexdigest()[:16]
 
     @property
+    def names(self) -> dict[str, int]:
+        """The id of every token, by the string that the tokenizer's file has for it."""
+        found: dict[str, int] = self._tokenizer.get_vocab()
+        return found
+
+    @property
     def size(self) -> int:
         count: int = self._tokenizer.get_vocab_size()
         return count
