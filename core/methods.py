@@ -213,7 +213,11 @@ DRAFTERS = _table(
         summary="a tree of the successors each token was last scored with",
         paper="Turning Trash into Treasure: Accelerating Inference with Token Recycling (arXiv 2408.08696)",
         topology=("tree",),
-        trials=({"nodes": 3, "depth": 2}, {"shape": (-1, -1, 0), "successors": 2}),
+        trials=(
+            {"nodes": 3, "depth": 2},
+            {"shape": (-1, -1, 0), "successors": 2},
+            {"shape": "static", "nodes": 3, "depth": 2},
+        ),
     ),
     Method(
         name="sparse-cache",

@@ -19,21 +19,24 @@ from outrider.core.device import fetch
 from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.trie import Trie, planted
-from outrider.core.errors import InvalidOption
+from outrider.core.errors import InvalidOption, unknown
 from outrider.core.laws import Sampling
-from outrider.core.shapes import ranks, validate
+from outrider.core.shapes import ranks, sequoia, validate
 from outrider.core.target import Prefill, Prompts, Scores
 
 Successors = tuple[list[int], list[float]]  # token ids, the likeliest first, and the chance of each
 # the chance that a successor comes next again, for its share of the k last time, on the built-in prompts
 _LEAST_TRUST, _TRUST = 0.03, 0.55
+_RANKS = (0.33, 0.10, 0.065, 0.045, 0.035, 0.03, 0.025, 0.02)  # ... and for its rank, likewise
+STATIC = "static"
 _ROWS = 64  # of a pass that are recycled: the first so many
 _BLOCK = 128  # logits whose largest is looked at first
 
 
 class TokenRecycling:
-    """`shape` gives the static tree as parents, children in order of rank; left out, the tree grows best first to
-    `nodes`, each thought at least `least` likely. `start` is a table to begin with, such as the target's bigrams."""
+    """`shape` gives the static tree as parents, children in order of rank, or as "static" the best of `nodes` for how
+    often each rank was right; left out, the tree grows best first to `nodes`, each thought at least `least` likely.
+    `start` is a table to begin with, such as the target's bigrams."""
 
     vocabulary: int | None = None
     needs: frozenset[str] = frozenset()
@@ -46,7 +49,7 @@ class TokenRecycling:
         depth: int = 6,
         least: float = 0.05,
         successors: int = 8,
-        shape: Sequence[int] | None = None,
+        shape: Sequence[int] | str | None = None,
         start: Mapping[int, Successors] | None = None,
         remember: bool = True,
     ) -> None:
@@ -56,6 +59,10 @@ class TokenRecycling:
                 "more, least from 0 to 1"
             )
         self.nodes, self.depth, self.least, self.successors = nodes, depth, least, successors
+        if isinstance(shape, str):
+            if shape != STATIC:
+                raise unknown("shape", shape, (STATIC,))
+            shape = sequoia(_RANKS[:successors], nodes, depth).shape(nodes, depth)
         self.shape = None if shape is None else validate(shape)
         self._ranks = () if self.shape is None else ranks(self.shape)
         self.remember = remember

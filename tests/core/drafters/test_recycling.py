@@ -13,6 +13,7 @@ from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.rules.exact import Exact
+from outrider.core.shapes import depths
 
 CONFIG = Config(vocabulary=61, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, hidden=64)
 
@@ -64,6 +65,13 @@ def test_the_static_tree_is_followed_rank_by_rank() -> None:
     trie = drafter._fill({}, 1, 5)
     assert trie.tokens == [2, 3, 4, 5, 6] and trie.parents == [-1, -1, 0, 0, 1]
     assert drafter._fill({}, 1, 1).tokens == [2, 3], "no deeper than there is room"
+
+
+def test_the_static_tree_is_the_best_for_its_size() -> None:
+    shape = TokenRecycling(shape="static", nodes=12).shape
+    assert shape is not None and len(shape) == 12 and max(depths(shape)) >= 2
+    with pytest.raises(InvalidOption, match="static"):
+        TokenRecycling(shape="statc")
 
 
 def test_the_growing_tree_takes_the_likeliest() -> None:
