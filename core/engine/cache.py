@@ -58,13 +58,13 @@ class Cache:
         nothing = torch.zeros(0, dtype=torch.long, device=self.device)
         self.rows = Rows(nothing, nothing[:, None], nothing, (), True)
 
-    def chunk(self, start: int, stop: int) -> tuple[Tensor, Places]:
-        """Read the prompts, from `begin` on, at these columns: ids [B, Q] and their places. Shorter rows read on into
-        their padding, which nothing looks at and a later pass writes over."""
+    def chunk(self, start: int, stop: int, rows: slice = slice(None)) -> tuple[Tensor, Places]:
+        """Read the prompts, or some rows of them, from `begin` on, at these columns: ids [B, Q] and their places. Shorter
+        rows read on into their padding, which nothing looks at and a later pass writes over."""
         self._reserve(stop)
         positions = torch.arange(start, stop, device=self.device)
         mask = torch.arange(stop, device=self.device) <= positions[:, None]
-        return self.rows.pending[:, start:stop], Places(positions[None], stop, mask[None], start)
+        return self.rows.pending[rows, start:stop], Places(positions[None], stop, mask[None], start)
 
     def window(self, sinks: int, recent: int, layers: int) -> tuple[Cache, Tensor]:
         """A copy of each row's first and last entries, as a cache of its own; and how many [B] it leaves out."""

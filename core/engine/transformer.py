@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.cache import Cache, Rows
@@ -27,6 +28,7 @@ from outrider.core.target import Prefill, Prompts, Scores
 __all__ = ["Config", "Decoder"]
 
 _PIECE = 512  # prompt tokens a pass
+_PADDED = 1.2  # how much of a batch may be padding before rows are read one by one, on a CPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,15 +88,29 @@ class Decoder:
         self._lawmaker = Lawmaker(sampling, prompts, self.vocabulary, self.device)
         self.cache.begin(prompts)
         self.network.reach(longest)
-        found: dict[str, list[Tensor]] = {tap: [] for tap in needs}
-        for start in range(0, longest - 1, _PIECE):
-            ids, places = self.cache.chunk(start, min(start + _PIECE, longest - 1))
-            x = self.network.run(self.network.embed(ids), self.cache.store, places, found)
-            if "last" in found:
-                self.network.finish(x, len(prompts), found)
+        lengths = [len(prompt) - 1 for prompt in prompts]
+        if self.cache.exact and len(prompts) * longest > _PADDED * sum(map(len, prompts)):
+            read = [self._read(slice(row, row + 1), length) for row, length in enumerate(lengths)]
+            whole = {
+                tap: [F.pad(one[tap], (0, 0, 0, longest - 1 - one[tap].shape[1])) for one in read] for tap in needs
+            }
+            hidden = {tap: torch.cat(parts) for tap, parts in whole.items()}
+        else:
+            hidden = self._read(slice(0, len(prompts)), longest - 1)
         self.cache.prefilled(prompts)
-        nothing = torch.zeros(len(prompts), 0, self.config.width, dtype=self.network.dtype, device=self.device)
-        return Prefill({tap: torch.cat(parts, 1) if parts else nothing for tap, parts in found.items()}, self)
+        return Prefill(hidden, self)
+
+    def _read(self, rows: slice, length: int) -> dict[str, Tensor]:
+        """The first tokens of some rows' prompts -> the hidden states asked for, [B, length, D]."""
+        count = rows.stop - rows.start
+        nothing = torch.zeros(count, 0, self.config.width, dtype=self.network.dtype, device=self.device)
+        found: dict[str, list[Tensor]] = {tap: [] for tap in self._taps}
+        for start in range(0, length, _PIECE):
+            ids, places = self.cache.chunk(start, min(start + _PIECE, length), rows)
+            x = self.network.run(self.network.embed(ids), self.cache.store[:, rows], places, found)
+            if "last" in found:
+                self.network.finish(x, count, found)
+        return {tap: torch.cat(parts, 1) if parts else nothing for tap, parts in found.items()}
 
     @torch.no_grad()
     def score(self, draft: Draft, since: int | None = None) -> Scores:
