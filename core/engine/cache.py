@@ -59,8 +59,8 @@ class Cache:
         self.rows = Rows(nothing, nothing[:, None], nothing, (), True)
 
     def chunk(self, start: int, stop: int, rows: slice = slice(None)) -> tuple[Tensor, Places]:
-        """Read the prompts, or some rows of them, from `begin` on, at these columns: ids [B, Q] and their places. Shorter
-        rows read on into their padding, which nothing looks at and a later pass writes over."""
+        """Read the prompts, or some rows of them, from `begin` on, at these columns: ids [B, Q] and their places.
+        Shorter rows read on into their padding, which nothing looks at and a later pass writes over."""
         self._reserve(stop)
         positions = torch.arange(start, stop, device=self.device)
         mask = torch.arange(stop, device=self.device) <= positions[:, None]
