@@ -48,6 +48,13 @@ def text(
     repeat: Annotated[int, typer.Option(min=1, help="Times that every prompt is decoded by everyone.")] = 1,
     seed: Annotated[int, typer.Option(help="For temperatures above 0.")] = 0,
     model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a GGUF file.")] = "smollm2-135m",
+    draft_model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Another model, or NAME:DTYPE, for drafters that take a smaller one."),
+    ] = None,
+    calibrate: Annotated[
+        str, typer.Option(metavar="NAMES", help="First measure what sequoia or draft-verify go by, and keep it.")
+    ] = "",
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, int8 or int4.")] = "bfloat16",
     peers: Annotated[
@@ -69,12 +76,18 @@ def text(
         check()
     _check_folder(json_file)
     items = load_prompts(prompts, limit)
-    names = tuple(name.strip() for name in drafters.split(",") if name.strip())
+    names = _names(drafters)
     settings = Settings(
-        drafters=names, rule=rule, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed, repeat=repeat
+        drafters=names,
+        rule=rule,
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        repeat=repeat,
+        draft_model=draft_model,
     )
     source = str(prompts) if prompts else "built in"
-    found, whole = _measure_text(items, settings, model, device, dtype, peers, source)
+    found, whole = _measure_text(items, settings, model, device, dtype, peers, source, _names(calibrate))
     if json_file is not None and str(json_file) == "-":
         print(json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False))
     else:
@@ -90,6 +103,10 @@ def text(
         raise typer.Exit(130)
 
 
+def _names(given: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in given.split(",") if name.strip())
+
+
 def _check_folder(file: Path | None) -> None:
     """Better told before than after minutes of measuring."""
     from outrider.core.errors import InvalidOption
@@ -99,7 +116,14 @@ def _check_folder(file: Path | None) -> None:
 
 
 def _measure_text(
-    items: list[Any], settings: Any, model: str, device: str, dtype: str, peers: bool, source: str
+    items: list[Any],
+    settings: Any,
+    model: str,
+    device: str,
+    dtype: str,
+    peers: bool,
+    source: str,
+    calibrated: tuple[str, ...] = (),
 ) -> tuple[dict[str, Any], bool]:
     """The report, and whether everything was measured."""
     import torch
@@ -118,6 +142,9 @@ def _measure_text(
     with ExitStack() as stack:
         with console.status(f"Loading {model} ...") as status:
             lm = text.load(model, device=device, dtype=dtype)
+        for name in calibrated:
+            _calibrate(lm, name, items, settings, console)
+        with console.status("Preparing ...") as status:
             ours = texts.contenders(lm, settings)
             room = max(len(lm.encode(item.content)) for item in items) + settings.max_new_tokens + 64
             others = []
@@ -145,6 +172,24 @@ def _measure_text(
         return texts.report(bench, lm, settings, cost=cost, about=about, skipped=skipped), whole
 
 
+def _calibrate(lm: Any, name: str, items: list[Any], settings: Any, console: Console) -> None:
+    """Under a progress bar; what was found is said and kept."""
+    from outrider.text.companions import calibrate, calibration
+
+    what = ""
+    with _bar(console, 1, "Calibrating") as step:
+        for done, count, what in calibrate(
+            lm,
+            name,
+            [item.content for item in items],
+            draft_model=settings.draft_model,
+            temperature=settings.temperature,
+            tokens=settings.max_new_tokens,
+        ):
+            step(f"{name}: {what}", done, count)
+    console.print(f"{name}: {what}; kept in {calibration(lm, name)}")
+
+
 def _go(bench: Bench, console: Console) -> bool:
     """Measure under a progress bar; False if it was stopped."""
     with _bar(console, bench.turns) as step:
@@ -158,11 +203,11 @@ def _go(bench: Bench, console: Console) -> bool:
 
 
 @contextmanager
-def _bar(console: Console, total: int) -> Iterator[Any]:
+def _bar(console: Console, total: int, title: str = "Measuring") -> Iterator[Any]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn("Measuring"),
+        TextColumn(title),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
@@ -171,7 +216,8 @@ def _bar(console: Console, total: int) -> Iterator[Any]:
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("warming up", total=total)
 
-        def step(name: str) -> None:
-            progress.update(task, advance=1, description=name)
+        def step(name: str, done: int | None = None, count: int | None = None) -> None:
+            advance = 1 if done is None else None
+            progress.update(task, advance=advance, completed=done, total=count, description=name)
 
         yield step

@@ -22,12 +22,14 @@ from outrider.core.bench import PLAIN, SCHEMA, Bench, Contender, Item, Outcome, 
 from outrider.core.draft import Draft, Tree
 from outrider.core.errors import InvalidOption, OutriderError, unknown
 from outrider.core.laws import Sampling
+from outrider.core.methods import DRAFTERS as METHODS
 from outrider.core.methods import RULES
 from outrider.core.speed import PassCost
 from outrider.core.stopwatch import PeakMemory, pass_cost, timed
 from outrider.core.target import Target
 from outrider.core.trace import machine, versions
 from outrider.text.model import AUTO, TextModel
+from outrider.text.recipes import RECIPES
 
 DRAFTERS = (AUTO, "prompt-lookup")
 NEAR = {
@@ -106,6 +108,7 @@ class Settings:
     max_new_tokens: int = 128
     seed: int = 0
     repeat: int = 1
+    draft_model: str | None = None  # for drafters that take any smaller model
 
 
 def contenders(lm: TextModel, settings: Settings) -> list[Contender]:
@@ -121,6 +124,8 @@ def contenders(lm: TextModel, settings: Settings) -> list[Contender]:
 
     def one(name: str) -> Contender:
         drafter = None if name == PLAIN else name
+        smaller = name in METHODS and "model" in METHODS[name].needs and (name == "draft-model" or name not in RECIPES)
+        options = {"model": settings.draft_model} if smaller and settings.draft_model else {}
 
         def call(item: Item) -> tuple[Any, Any]:
             out = lm.generate(
@@ -130,6 +135,7 @@ def contenders(lm: TextModel, settings: Settings) -> list[Contender]:
                 temperature=settings.temperature,
                 max_new_tokens=settings.max_new_tokens,
                 seed=settings.seed,
+                drafter_options=options,
             )
             return out.tokens, out.trace.steps
 

@@ -175,3 +175,15 @@ def test_plots_without_matplotlib_say_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setattr(bench_plots, "find_spec", lambda name: None)
     with pytest.raises(InvalidOption, match=r"outrider\[bench\]"):
         bench_plots.check()
+
+
+def test_what_is_calibrated_is_used_from_then_on(few: list[str], folder: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    names = ["--calibrate", "draft-verify,sequoia", "--drafters", "draft-verify,sequoia,draft-model"]
+    told = CliRunner().invoke(cli, [*few, *names, "--draft-model", folder, "--json", str(out)])
+    assert told.exit_code == 0, told.output
+    assert "draft-verify: " in told.stderr and "sequoia: acceptance 1.00" in told.stderr
+    assert len(list((tmp_path / "cache" / "calibrations").glob("*.json"))) == 2
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["identical"] for row in rows] == [1.0] * 4
+    assert rows[3]["tokens_per_call"] > 2, "the draft model is the target"
