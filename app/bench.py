@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outrider.app.precision import precision
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -31,6 +33,9 @@ bench = typer.Typer(
 @bench.callback()
 def _modality() -> None:
     pass
+
+
+bench.command()(precision)
 
 
 @bench.command()
