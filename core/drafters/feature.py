@@ -96,7 +96,7 @@ class EagleHead(Pupil):
         return states
 
     def _rounds(self, batch: Batch) -> Iterator[Tensor]:
-        x = before(batch.taps["last"].float())
+        x = before(batch.taps["last"].to(self.fuse.weight.dtype))
         if self.training and self.noise:
             x = x + (torch.rand_like(x) * 2 - 1) * self.noise
         return unrolled(self.angles, batch, x, self.advance)

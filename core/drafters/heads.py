@@ -52,7 +52,7 @@ class MedusaHeads(Pupil):
 
     def guesses(self, batch: Batch) -> Iterable[Guess]:
         for k in range(self.depth):
-            states = batch.taps["last"][batch.asked(k + 2)].float()
+            states = batch.taps["last"][batch.asked(k + 2)].to(self.first.weight.dtype)
             yield Guess(self.words.logits(self.head(k, states)), k + 2, self.fade**k, self.words.vocabulary)
 
     def open(self, features: Tensor, tokens: Tensor, sight: Sight) -> Tensor:
@@ -125,7 +125,7 @@ class HydraHeads(Pupil):
         return residual(self.layers[k], x)
 
     def guesses(self, batch: Batch) -> Iterable[Guess]:
-        states = before(batch.taps["last"].float())
+        states = before(batch.taps["last"].to(self.embedded.weight.dtype))
         if self.prefix is not None:
             states = self.prefix(states, causal(self.angles, batch, states))
         embedded = self.embedded(self.words.embed(batch.tokens))

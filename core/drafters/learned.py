@@ -238,6 +238,7 @@ class FixedChain(DraftModel):
             tokens, belief = torch.cat([tokens, ids], 1), torch.cat([belief, probs.double()], 1)
             live = torch.cat([live, going[:, None]], 1)
             draft = Draft.guess(tokens, Tree.chain(depth + 1, dice.device), live, belief.cumprod(1))
+        self._drafted = draft.live.sum(1)
         return draft
 
 
@@ -361,6 +362,7 @@ def ready(pupil: Any, target: Any) -> Any:
     """The pupil ready to draft for a target: a copy in its precision, laid out for the machine. The pupil can go on
     learning."""
     module: nn.Module = type(pupil)(target, **pupil.config)
-    module.load_state_dict(pupil.state_dict())
+    weights = {name: weight.clone() for name, weight in pupil.state_dict().items()}
+    module.load_state_dict(weights, assign=True)  # in the precision they are in
     network = target.network
     return settled(module, network.dtype, network.device)

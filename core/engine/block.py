@@ -73,7 +73,7 @@ class Sight:
     places: Places | None = None
     rounds: Rounds | None = None  # unrolled training: the columns are those of the first round
     behind: Tensor | None = None  # [B, Q', D] more that may be looked at, before what is fed: see Attention
-    added: dict[int, Tensor] = field(default_factory=dict)
+    added: dict[int, Tensor] = field(default_factory=dict, init=False)
 
     def bias(self, group: int, dtype: torch.dtype) -> Tensor | None:
         """The mask to be added to scores [B, K, Q G, C]; made once a pass."""

@@ -111,8 +111,8 @@ class Audited(Learned):
 @pytest.mark.parametrize("method", TRAINED.values(), ids=lambda method: method.name)
 def test_what_was_read_stays_true(method: Method, grow: str) -> None:
     model = target()
-    drafter = Audited(untaught(method, model), grow=grow, length=3, nodes=12, depth=3)
-    prompts = [[1, 2, 3, 4], [5], [6, 7]]
+    drafter = Audited(pupil(method, model, vocabulary=0).drafts(model), grow=grow, length=3, nodes=12, depth=3)
+    prompts = [[1, 2, 3, 4], [5, 8], [6, 7, 8]]  # of a single token the first is read, as there is no other
     steps = list(decode(model, drafter, Exact(), prompts, sampling=GREEDY, limit=[24, 25, 26], seed=0))
     assert drafter.checked > 20
     assert any(step.accepted for step in steps)
@@ -161,7 +161,7 @@ def test_it_learns_and_drafts_as_well_as_was_foreseen(method: Method, measured: 
     measured("training on a tiny target: loss, last over first", name=method.name, value=last / first)
     measured("training on a tiny target: simulated tokens a call", name=method.name, value=after.tokens_per_call)
     assert last < 0.8 * first
-    assert after.tokens_per_call > before.tokens_per_call + 0.1
+    assert after.tokens_per_call > max(before.tokens_per_call, 1.5)  # Medusa's heads begin as the output layer itself
     drafter = Learned(learner.drafts(model), grow="chain", length=learner.depth or 4)
     steps = decode(model, drafter, Exact(), [one.prompt for one in held], sampling=GREEDY, limit=24)
     emitted = [len(step.emitted) for step in steps]
