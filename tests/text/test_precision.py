@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from outrider import text
-from outrider.app.cli import app
+from outrider.app.cli import cli
 from outrider.core.bench import Item
 from outrider.core.draft import Draft
 from outrider.core.errors import InvalidOption
@@ -55,7 +55,7 @@ def test_the_command_prints_a_table_and_writes_json(folder: Path, tmp_path: Path
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"prompt": "one two three"}) + "\n")
     wanted = ["bench", "precision", "--model", str(folder), "--prompts", str(prompts), "--max-new-tokens", "3"]
-    found = CliRunner().invoke(app, [*wanted, "--dtypes", "int8", "--json", str(tmp_path / "out.json")])
+    found = CliRunner().invoke(cli, [*wanted, "--dtypes", "int8", "--json", str(tmp_path / "out.json")])
     assert found.exit_code == 0, found.output
     assert "int8" in found.stdout
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
