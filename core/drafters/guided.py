@@ -3,8 +3,9 @@
 Sun et al., "Instantaneous grammatical error correction with shallow aggressive decoding" (arXiv 2106.04970): all that
 is left of the input is guessed at once; after a mismatch tokens are decoded one by one until the last of them are
 found in the input again, and copying goes on from there. Ours finds the place nearest behind where copying broke off
-(the paper asks for a match that occurs but once), and after a mismatch also tries at once that a token was replaced or
-put in (`hedge`). Without `source` the input is the prompt. Knows token ids only.
+(the paper asks for a match that occurs but once), guesses further the longer it has copied since, and after a mismatch
+tries at once that a token was replaced or put in (`hedge`). Without `source` the input is the prompt. Knows token ids
+only.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.target import Prefill, Prompts, Scores
 
+_PACE = 4  # tokens further for each that was copied since an anchor was found
 _NEAR = 12  # tokens behind the break within which a single token is anchor enough
 
 
@@ -31,6 +33,7 @@ class _Copy:
         self.place = place  # of the next token to copy; None: not anchored
         self.broke: int | None = None  # where copying broke off last
         self.just = False  # ... with the very last token
+        self.run = 1 << 20  # tokens that were copied in a row; what comes first is trusted to be a copy
         self._output: list[int] = []
         self._places: dict[tuple[int, ...], list[int]] = {}  # n-gram -> the places behind it
         for length in {1, anchor}:
@@ -43,10 +46,11 @@ class _Copy:
             self.just = False
             if self.place is not None and self.place < len(self.source) and self.source[self.place] == token:
                 self.place += 1
+                self.run += 1
                 continue
             if self.place is not None:
                 self.broke, self.just, self.place = self.place, True, None
-            self.place = self._anchored()
+            self.place, self.run = self._anchored(), 1
             self.just = self.just and self.place is None
 
     def _anchored(self) -> int | None:
@@ -70,7 +74,7 @@ class _Copy:
         if most < 1:
             return trie
         if self.place is not None:
-            trie.add(self.source[self.place : self.place + most])
+            trie.add(self.source[self.place :][: min(most, _PACE * (self.run + 1))])
         elif self.just and hedge and self.broke is not None:
             trie.add(self.source[self.broke + 1 :][: min(hedge, most)], 0.5)
             trie.add(self.source[self.broke :][: min(hedge, most)], 0.3)
@@ -85,7 +89,7 @@ class InputGuided:
     bytes_read = 0
 
     def __init__(
-        self, *, source: Sequence[int] | None = None, length: int = 16, anchor: int = 1, hedge: int = 4
+        self, *, source: Sequence[int] | None = None, length: int = 32, anchor: int = 1, hedge: int = 4
     ) -> None:
         if min(length, anchor) < 1 or hedge < 0:
             raise InvalidOption(
