@@ -128,6 +128,19 @@ def judge_gpu(gpus: list[str], torch: dict[str, Any]) -> Finding | None:
     return Finding("GPU", "broken", False, f"{found}: torch can't use it", "speed", fix)
 
 
+def judge_native() -> Finding:
+    """Our own machine code, which torch does without, only slower."""
+    from outrider.core.engine import native
+
+    found, purpose = native.hindrance(), "speed on this CPU"
+    if found is not None:
+        return Finding("native code", "absent", False, found[0], purpose, found[1])
+    if native.library() is None:
+        fix = "the C++ compiler failed; set CXX to another one"
+        return Finding("native code", "broken", False, "could not be compiled", purpose, fix)
+    return Finding("native code", "works", False, "compiled for this processor", purpose)
+
+
 def judge_cache(folder: Path) -> Finding:
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not os.access(there, os.W_OK):
@@ -188,6 +201,8 @@ def examine(*, mending: bool = False) -> Report:
     findings += [judge_unused(name, version_of(name) or "", errors[name]) for name in unused]
     gpu = judge_gpu(nvidia_gpus(), torch.facts)
     findings += [gpu] if gpu else []
+    if torch.facts:
+        findings.append(judge_native())
     findings.append(judge_cache(cache_folder()))
     ok = all(finding.state == "works" for finding in findings if finding.needed)
     return Report(ok, machine(), torch.facts, findings, mended)

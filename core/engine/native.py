@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from outrider.core.assets import cache_folder
+
 if TYPE_CHECKING:
     from outrider.core.engine.network import Config, Layer, Places
 
@@ -65,12 +67,6 @@ class _Pass(ctypes.Structure):
     )
 
 
-def folder() -> Path:
-    """Where what was compiled is kept."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "outrider" / "native"
-
-
 def _processor() -> str:
     """What the compiler's choice of instructions depends on."""
     try:
@@ -80,14 +76,31 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith("flags")), "")
 
 
+def _compiler() -> str | None:
+    return os.environ.get("CXX") or next(filter(None, map(shutil.which, ("g++", "c++"))), None)
+
+
+def hindrance() -> tuple[str, str] | None:
+    """Why the code can't be used here, and what would help (perhaps nothing); None: it can, if it compiles."""
+    if os.environ.get("OUTRIDER_NATIVE", "1") == "0":
+        return "switched off by OUTRIDER_NATIVE=0", ""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return "written for Linux on x86-64", ""
+    if "avx512_bf16" not in _processor().split():
+        return "this processor doesn't multiply 16-bit numbers (AVX-512 BF16)", ""
+    if _compiler() is None:
+        return "no C++ compiler", "install g++, with the system's package manager"
+    return None
+
+
 def _compiled() -> Path | None:
     """The library's file, compiled now if it isn't there; None: it can't be."""
-    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("g++", "c++"))), None)
-    if compiler is None or sys.platform != "linux" or platform.machine() != "x86_64":
+    compiler = _compiler()
+    if compiler is None:
         return None
     source = Path(__file__).with_suffix(".cpp")
     name = hashlib.sha256(source.read_bytes() + _processor().encode() + compiler.encode()).hexdigest()[:16]
-    found = folder() / f"{name}.so"
+    found = cache_folder() / "native" / f"{name}.so"
     if found.exists():
         return found
     try:
@@ -107,11 +120,7 @@ def _compiled() -> Path | None:
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The code, ready to be called; None where it can't be had."""
-    if os.environ.get("OUTRIDER_NATIVE", "1") == "0":
-        return None
-    if "avx512_bf16" not in _processor().split():
-        return None
-    path = _compiled()
+    path = None if hindrance() else _compiled()
     if path is None:
         return None
     try:

@@ -95,3 +95,16 @@ def test_everything_needed_works_here_and_the_report_is_json() -> None:
     assert json.loads(json.dumps(report.to_dict()))["machine"]["cores"] >= 1
     assert {package.name for package in PACKAGES} <= {finding.name for finding in report.findings}
     assert report.mended == [], "set-up has mended it already"
+
+
+def test_native_code_is_no_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    from outrider.core.engine import native
+
+    monkeypatch.setattr(native, "hindrance", lambda: ("no C++ compiler", "install g++"))
+    found = doctor.judge_native()
+    assert (found.state, found.needed, found.fix) == ("absent", False, "install g++")
+    monkeypatch.setattr(native, "hindrance", lambda: None)
+    monkeypatch.setattr(native, "library", lambda: None)
+    assert doctor.judge_native().state == "broken"
+    monkeypatch.setattr(native, "library", lambda: object())
+    assert doctor.judge_native().state == "works"

@@ -181,13 +181,13 @@ def test_without_it_everything_runs_through_torch(monkeypatch: pytest.MonkeyPatc
 
 
 def test_no_compiler_or_a_broken_one_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     broken = tmp_path / "c++"
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
     assert native._compiled() is None
-    assert not list((tmp_path / "outrider" / "native").glob("*"))
+    assert not list((tmp_path / "native").glob("*"))
     monkeypatch.setenv("CXX", str(tmp_path / "missing"))
     assert native._compiled() is None
     monkeypatch.delenv("CXX")
@@ -195,10 +195,26 @@ def test_no_compiler_or_a_broken_one_leaves_nothing_behind(monkeypatch: pytest.M
     assert native._compiled() is None
 
 
+def test_what_hinders_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_processor", lambda: "flags : sse avx512f avx512_bf16")
+    monkeypatch.setattr(native.sys, "platform", "linux")
+    monkeypatch.setattr(native.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(native, "_compiler", lambda: "g++")
+    assert native.hindrance() is None
+    monkeypatch.setattr(native, "_compiler", lambda: None)
+    assert native.hindrance() == ("no C++ compiler", "install g++, with the system's package manager")
+    monkeypatch.setattr(native, "_processor", lambda: "flags : sse avx2")
+    assert "AVX-512" in (native.hindrance() or ("",))[0]
+    monkeypatch.setattr(native.sys, "platform", "darwin")
+    assert "Linux" in (native.hindrance() or ("",))[0]
+    monkeypatch.setenv("OUTRIDER_NATIVE", "0")
+    assert "OUTRIDER_NATIVE=0" in (native.hindrance() or ("",))[0]
+
+
 def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if native.library() is None:
         pytest.skip("no compiler here")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     made = native._compiled()
     assert made is not None and made.exists()
 
