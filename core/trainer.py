@@ -108,6 +108,7 @@ class Trainer:
         self.teacher, self.source, self.held, self.plan, self.out = teacher, source, held, plan, out
         self.facts, self.quiet = dict(facts or {}), quiet
         cpu = teacher.device.type == "cpu"
+        accelerate.state.AcceleratorState._reset_state()  # it remembers the precision of a process's first run
         self.accelerator = accelerate.Accelerator(cpu=cpu, mixed_precision=plan.precision)
         self.main = bool(self.accelerator.is_main_process)
         self.progress = Progress()

@@ -177,8 +177,10 @@ class TextModel:
     def equipped(self, drafter: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """A drafter's options, and what it needs of this model besides."""
         given = prepared(self, drafter, met(self, drafter, options))
-        if drafter in DRAFTERS and "model" in DRAFTERS[drafter].needs:
-            given["model"] = self._trained(drafter, given.get("model"))
+        needs = DRAFTERS[drafter].needs if drafter in DRAFTERS else ()
+        for need in ("model", "pupil"):
+            if need in needs:
+                given[need] = self._trained(drafter, given.get(need))
         return given
 
     def _trained(self, drafter: str, model: Any) -> Any:

@@ -20,6 +20,7 @@ from outrider.core.drafters.feature import Eagle3Head
 from outrider.core.drafters.heads import HydraHeads, MedusaHeads
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption, OutriderError, unknown
+from outrider.core.methods import DRAFTERS
 from outrider.core.target import Target
 from outrider.core.train import Pupil
 
@@ -97,12 +98,16 @@ def home(target: str) -> Path:
 
 
 def find(target: str, drafter: str) -> Path | None:
-    """The weights of a drafter for a target: those that ship with us, else those that were trained here."""
-    name = target.replace("/", "--")
-    shipped = Path(str(resources.files("outrider.text"))) / "weights" / f"{name}.{drafter}.safetensors"
-    for path in (shipped, home(target) / drafter / f"{drafter}.safetensors"):
-        if path.is_file() and path.with_suffix(".json").is_file():
-            return path
+    """The weights of a drafter for a target: those that ship with us, else those that were trained here. Drafters that
+    grow another tree with the same pupil share them."""
+    folder, name = Path(str(resources.files("outrider.text"))) / "weights", target.replace("/", "--")
+    kind = DRAFTERS[drafter].pupil if drafter in DRAFTERS else None
+    alike = [one.name for one in RECIPES.values() if one.name != drafter and one.kind is kind]
+    for wanted in (drafter, *alike):
+        shipped, trained = folder / f"{name}.{wanted}.safetensors", home(target) / wanted / f"{wanted}.safetensors"
+        for path in (shipped, trained):
+            if path.is_file() and path.with_suffix(".json").is_file():
+                return path
     return None
 
 
@@ -116,7 +121,7 @@ def load(path: Path, drafter: str, target: Target) -> Pupil:
             f"{type(target).__name__}"
         )
     if not path.is_file():
-        raise InvalidOption(f"there is no file {path}; model= is a file of trained weights, or a model")
+        raise InvalidOption(f"there is no file {path}; give a file of trained weights")
     return load_trained(path, KINDS, target)
 
 
@@ -125,6 +130,6 @@ def missing(target: str, drafter: str) -> NoWeights:
     if drafter in RECIPES:
         return NoWeights(
             f"there are no weights of {drafter} for {target}; train them with "
-            f"`outrider train {drafter} --model {target}`, or give some as model=..."
+            f"`outrider train {drafter} --model {target}`, or name a file of them"
         )
     return NoWeights(f"the drafter '{drafter}' needs model=..., a smaller model of the same vocabulary")

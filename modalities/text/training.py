@@ -95,9 +95,7 @@ def train(wanted: Wanted, say: Callable[[str], None] = print) -> list[Path]:
         _write(lm, wanted, files[0], say)
     spent = (time.monotonic() - start) / 60
     lessons = _read(files)
-    learned, held = split(lessons)
-    if not learned or not held:
-        learned, held = lessons[:-1], lessons[-1:]
+    learned, held = divided(lessons)
     size = sum(len(one.answer) for one in learned)
     say(f"{len(learned):,} answers of {size:,} tokens to learn from, {len(held)} to judge by")
     vocabulary = _vocabulary(wanted, lessons, target, out)
@@ -147,7 +145,7 @@ class _Source:
     def __call__(self, epoch: int, share: float) -> Sequence[Lesson]:
         if self.wanted.learn != "answers":
             return self._lived(epoch)
-        answers = split(_read(self.files))[0] or _read(self.files)
+        answers = divided(_read(self.files))[0]
         if self.wanted.whole:
             same = shared(answers)
             answers = [replace(one, prompt=one.prompt[:same], answer=one.prompt[same:] + one.answer) for one in answers]
@@ -163,7 +161,7 @@ class _Source:
     def _lived(self, epoch: int) -> list[Lesson]:
         """On-policy: what a draft model writes by itself, to be judged by its teacher's laws. Served: the target's own
         output, of which the places count where a draft was rejected, and the two behind each."""
-        lessons = split(_read(self.files))[0]
+        lessons = divided(_read(self.files))[0]
         prompts = [lessons[(epoch * _LIVED + n) % len(lessons)].prompt for n in range(min(_LIVED, len(lessons)))]
         seed = self.wanted.seed + epoch
         sampling = Sampling(temperature=self.wanted.temperature, end=self.lm.end)
@@ -186,6 +184,16 @@ class _Source:
         return found
 
 
+def divided(lessons: Sequence[Lesson]) -> tuple[list[Lesson], list[Lesson]]:
+    """To learn from and to judge by; of a handful, the last one judges."""
+    learned, held = split(lessons)
+    if learned and any(one.temperature == 0 for one in held):
+        return learned, held
+    if len(lessons) < 2:
+        raise InvalidOption("there is one answer only; one to learn from and one to judge by are the least")
+    return list(lessons[:-1]), list(lessons[-1:])
+
+
 def shared(lessons: Sequence[Lesson]) -> int:
     """How many tokens all prompts begin with alike, such as a system prompt; of one prompt, all."""
     first, last = min(one.prompt for one in lessons), max(one.prompt for one in lessons)
@@ -201,7 +209,7 @@ def _read(files: Sequence[Path]) -> list[Lesson]:
 
 
 def _write(lm: TextModel, wanted: Wanted, file: Path, say: Callable[[str], None]) -> None:
-    """Have the target answer the prompts given, or where there are few answers yet, prompts of its own, for at most a
+    """Have the target answer the prompts given; or, where there are few answers yet, prompts of its own. For at most a
     third of the minutes."""
     from tqdm import tqdm
 
@@ -214,8 +222,8 @@ def _write(lm: TextModel, wanted: Wanted, file: Path, say: Callable[[str], None]
     deadline = time.monotonic() + 20 * wanted.minutes
     say(f"{lm.name} writes answers to learn from, into {file}")
     with tqdm(total=ENOUGH, initial=here, unit=" tokens", disable=wanted.quiet) as bar:
-        number = 0
-        while here < ENOUGH or given:
+        number, own = 0, not given
+        while given or (own and here < ENOUGH):
             if not given:
                 written = data.write_prompts(lm, rows, seed=wanted.seed + 7919 * number + here, batch=rows)
                 given = [("own", text) for text in written]

@@ -1,0 +1,210 @@
+"""Training data of a tiny model, and `train` from nothing to weights that draft."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from outrider import text
+from outrider.core.errors import OutriderError
+from outrider.core.lessons import Lesson
+from outrider.text import TextModel, data, recipes
+from outrider.text.training import Wanted, divided, shared, train
+
+PROMPTS = [
+    f"the cat sat on {word} and the dog" for word in ("mats", "logs", "hens", "rain", "a plain", "lazy", "seven")
+]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": one}) for one in PROMPTS) + "\n", encoding="utf-8")
+    return path
+
+
+def test_answers_are_the_targets_own_and_writing_goes_on_where_it_stopped(lm: TextModel, tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    given = [("given", one) for one in PROMPTS]
+    first = list(data.Writer(lm, path, limit=12, rows=3).answer(given[:4]))
+    assert len(first) == 4 and data.read(path) == first
+    for one in first:
+        plain = lm.generate(list(one.prompt), drafter=None, max_new_tokens=12)
+        assert tuple(plain.tokens) == one.answer
+    with path.open("a") as file:
+        file.write('{"prompt": [1, 2], "ans')  # broken off
+    with path.open("a") as file:
+        file.write("\n")
+    more = list(data.Writer(lm, path, limit=12).answer(given))
+    assert len(more) == 3 and len(data.read(path)) == 7
+    assert list(data.Writer(lm, path, limit=12).answer(given)) == []
+
+
+def test_the_target_writes_prompts(lm: TextModel, folder: Path) -> None:
+    found = list(data.write_prompts(lm, 6, seed=1, batch=3))
+    assert found and found == list(data.write_prompts(lm, 6, seed=1, batch=3))
+    assert all(12 <= len(one) <= 1200 and "<|im_" not in one for one in found)
+
+
+def test_a_model_without_a_template_writes_none(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    plain = text.load(tiny.write(tmp_path / "plain", template=None), dtype="float32")
+    with pytest.raises(OutriderError, match="no chat model"):
+        next(data.write_prompts(plain, 1))
+
+
+def test_passages_are_prose(tmp_path: Path) -> None:
+    prose = "A long enough sentence about the weather in the hills and the people who live there with their sheep. " * 2
+    (tmp_path / "a.txt").write_text(prose + "\n\nx = [1, 2, 3]; y = {4: 5}\n\n" + prose)
+    (tmp_path / "b.html").write_text(
+        f"<html><style>p {{}}</style><p>{prose}</p><pre>code();</pre><p>{prose}</p></html>"
+    )
+    manual = tmp_path / "man" / "c.1.gz"
+    manual.parent.mkdir()
+    manual.write_bytes(gzip.compress(f".TH C 1\n.PP\n\\fBbold\\fP {prose}\n.PP\n{prose}".encode()))
+    (tmp_path / "d.py").write_text("print('no prose')")
+    found = list(data.passages([tmp_path], words=(50, 60)))
+    assert len(found) == 3
+    for one in found:
+        assert (
+            "sheep" in one
+            and not any(sign in one for sign in ("<", "{", "code", "\\f", ".PP"))
+            and len(one.split()) <= 60
+        )
+    jobs = list(data.tasks(found, [prose], 30, seed=2))
+    assert {kind for kind, _ in jobs} >= {"summary", "translation"} and jobs == list(
+        data.tasks(found, [prose], 30, seed=2)
+    )
+
+
+def test_ordinary_text_counts_whole(lm: TextModel) -> None:
+    lessons = list(data.ordinary(lm, [data.__doc__ or ""] * 3, 32))
+    assert lessons and all(one.size == 32 and len(one.prompt) == 1 for one in lessons)
+    joined = [token for one in lessons for token in (*one.prompt, *one.answer)]
+    assert lm.tokens.decode(joined).startswith((data.__doc__ or "")[:40])
+
+
+def test_a_reduced_vocabulary_keeps_the_commonest() -> None:
+    lessons = [Lesson((1, 2), (200, 200, 7, 201)), Lesson((1, 3), (200, 9))]
+    kept = data.commonest(lessons, 300, 8)
+    assert len(kept) == 8 and kept.tolist() == sorted(set(kept.tolist()))
+    assert {200, 7, 201, 9} <= set(kept.tolist())
+    assert len(data.commonest(lessons, 300, 290)) == 290
+
+
+def test_what_all_prompts_begin_with_is_no_lesson() -> None:
+    assert shared([Lesson((1, 2, 3, 4), (5,)), Lesson((1, 2, 4), (5,)), Lesson((1, 2, 3), (5,))]) == 2
+    learned, held = divided([Lesson((n,), (1,)) for n in range(5)])
+    assert len(learned) == 4 and len(held) == 1
+    with pytest.raises(OutriderError, match="one answer only"):
+        divided([Lesson((1,), (2,))])
+
+
+def test_every_recipe_runs_from_nothing_and_what_it_trained_drafts(
+    folder: Path, prompts: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = tuple(recipes.RECIPES)
+    wanted = Wanted(
+        recipes=names, model=str(folder), prompts=(prompts,), minutes=5, steps=2, tokens=256, vocabulary=120, quiet=True
+    )
+    files = train(wanted)
+    assert {one.name for one in files} == {f"{name}.safetensors" for name in names}
+    lm = text.load(folder, dtype="float32")
+    prompt = PROMPTS[0]
+    plain = lm.generate(prompt, drafter=None, max_new_tokens=24)
+    for file in files:
+        facts = json.loads(file.with_suffix(".json").read_text())
+        assert facts["provenance"]["data"][0]["answers"] == len(PROMPTS) and facts["provenance"]["done"]["steps"] == 2
+        need = "model" if file.stem == "draft-model" else "pupil"
+        drafted = lm.generate(prompt, drafter=file.stem, drafter_options={need: str(file)}, max_new_tokens=24)
+        assert drafted.tokens == plain.tokens
+        drawn = lm.generate(
+            prompt, drafter=file.stem, drafter_options={need: file}, max_new_tokens=8, temperature=1.0, seed=3
+        )
+        assert len(drawn.tokens) == 8
+    with pytest.raises(OutriderError, match="outrider train medusa"):
+        lm.generate(prompt, drafter="medusa")
+    home = recipes.home(lm.name) / "medusa"
+    home.mkdir(parents=True)
+    for suffix in (".safetensors", ".json"):
+        (home / f"medusa{suffix}").write_bytes(
+            next(one for one in files if one.stem == "medusa").with_suffix(suffix).read_bytes()
+        )
+    assert lm.generate(prompt, drafter="medusa", max_new_tokens=24).tokens == plain.tokens
+
+
+def test_pupils_learn_from_what_they_do_themselves(folder: Path, prompts: Path, tmp_path: Path) -> None:
+    for learn in ("on-policy", "served"):
+        wanted = Wanted(
+            recipes=("draft-model",),
+            model=str(folder),
+            prompts=(prompts,),
+            minutes=5,
+            steps=2,
+            tokens=2048,
+            learn=learn,
+            out=tmp_path / learn,
+            quiet=True,
+        )
+        (file,) = train(wanted, say=lambda line: None)
+        assert json.loads(file.with_suffix(".json").read_text())["provenance"]["done"]["positions"] > 0
+    with pytest.raises(OutriderError, match="on-policy"):
+        train(
+            Wanted(
+                recipes=("medusa",),
+                model=str(folder),
+                prompts=(prompts,),
+                minutes=5,
+                steps=1,
+                learn="on-policy",
+                quiet=True,
+            )
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"recipes": ()}, "no recipe"),
+        ({"recipes": ("medussa",)}, "medusa"),
+        ({"recipes": ("medusa", "medusa")}, "twice"),
+        ({"minutes": 0}, "minutes"),
+        ({"learn": "by heart"}, "on-policy"),
+        ({"text_share": 1.0}, "text_share"),
+    ],
+)
+def test_what_can_not_be_meant_is_said_first(change: dict[str, object], words: str) -> None:
+    with pytest.raises(OutriderError, match=words):
+        Wanted(**({"recipes": ("draft-model",)} | change))  # type: ignore[arg-type]
+
+
+def test_weights_of_another_target_are_refused(
+    folder: Path, tiny: SimpleNamespace, prompts: Path, tmp_path: Path
+) -> None:
+    wanted = Wanted(
+        recipes=("draft-model",),
+        model=str(folder),
+        prompts=(prompts,),
+        minutes=5,
+        steps=1,
+        out=tmp_path / "out",
+        quiet=True,
+    )
+    (file,) = train(wanted, say=lambda line: None)
+    lm = text.load(folder, dtype="float32")
+    with pytest.raises(OutriderError, match="no file"):
+        lm.generate("hello", drafter="draft-model", drafter_options={"model": str(tmp_path / "none.safetensors")})
+    torch.save({}, tmp_path / "x.safetensors")
+    (tmp_path / "x.json").write_text(file.with_suffix(".json").read_text())
+    with pytest.raises(OutriderError, match="safetensors"):
+        lm.generate("hello", drafter="draft-model", drafter_options={"model": str(tmp_path / "x.safetensors")})
