@@ -66,7 +66,8 @@ class TokenRecycling:
         self.shape = None if shape is None else validate(shape)
         self._ranks = () if self.shape is None else ranks(self.shape)
         self.remember = remember
-        self.table: dict[int, Successors] = dict(start or {})  # what generations before this one left
+        self.start: Mapping[int, Successors] = {} if start is None else start
+        self.table: dict[int, Successors] = {}  # what generations before this one left
         self._rows: list[dict[int, Successors]] = []
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
@@ -88,7 +89,7 @@ class TokenRecycling:
         return planted(tries, dice.device)
 
     def _after(self, row: dict[int, Successors], token: int) -> Successors:
-        return row.get(token) or self.table.get(token) or ([], [])
+        return row.get(token) or self.table.get(token) or self.start.get(token) or ([], [])
 
     def _fill(self, row: dict[int, Successors], last: int, room: int) -> Trie:
         """The static tree, as far as successors are known."""

@@ -7,7 +7,7 @@ Options of drafters come in as people write them, and go out as outrider.core.me
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from torch import Tensor
 from outrider.core.assets import cache_folder
 from outrider.core.drafters.ensemble import MEMBERS
 from outrider.core.drafters.ngram import bigram_table
+from outrider.core.drafters.recycling import Successors
 from outrider.core.drafters.retrieval import Datastore
 from outrider.core.errors import InvalidOption
 from outrider.text import datastore
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 _SUCCESSORS = 8  # of each token
 # how often each of them came next in answers to the built-in prompts
-_SHARES = (0.131, 0.057, 0.068, 0.026, 0.026, 0.020, 0.019, 0.015)
+_CHANCES = (0.131, 0.057, 0.068, 0.026, 0.026, 0.020, 0.019, 0.015)
 
 
 def prepared(model: TextModel, drafter: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,9 +77,27 @@ def _grammys(model: TextModel, given: dict[str, Any]) -> dict[str, Any]:
 def _recycling(model: TextModel, given: dict[str, Any]) -> dict[str, Any]:
     """The table starts with the model's own bigrams, which measured best; `start=None` leaves it empty."""
     if given.setdefault("start", "bigrams") == "bigrams":
-        table = bigrams(model).tolist()
-        given["start"] = {token: (after, list(_SHARES)) for token, after in enumerate(table)}
+        given["start"] = Bigrams(bigrams(model))
     return given
+
+
+class Bigrams(Mapping[int, Successors]):
+    """The successors of each token and the chance of each, read off a table [V, K] as they are asked for."""
+
+    def __init__(self, table: Tensor) -> None:
+        self._table = table.numpy()
+        self._chances = list(_CHANCES[: table.shape[1]])
+
+    def __getitem__(self, token: int) -> Successors:
+        if not 0 <= token < len(self._table):
+            raise KeyError(token)
+        return self._table[token].tolist(), self._chances
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self._table)))
+
+    def __len__(self) -> int:
+        return len(self._table)
 
 
 def _ensemble(model: TextModel, given: dict[str, Any]) -> dict[str, Any]:
