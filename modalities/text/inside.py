@@ -41,11 +41,13 @@ def custom_generate(
     seed: int | None = None,
     drafter_options: Mapping[str, Any] | None = None,
     rule_options: Mapping[str, Any] | None = None,
+    stream_to: Any = None,
     streamer: Any = None,
     **others: Any,
 ) -> Any:
     """Speculative decoding in place of transformers' own loop; `drafter`, `rule`, `seed` and their options are given to
     generate() too. Without a seed, one is drawn from torch's global generator, as transformers would draw from it.
+    Give a streamer as `stream_to`: transformers 5 keeps `streamer` from functions of others.
 
     >>> out = model.generate(ids, max_new_tokens=12, do_sample=False, custom_generate=custom_generate)
     >>> bool((out == model.generate(ids, max_new_tokens=12, do_sample=False)).all())
@@ -70,6 +72,9 @@ def custom_generate(
         record=Record(nodes=False),
     )
     emitted: list[list[int]] = [[] for _ in prompts]
+    if stream_to is not None:
+        stream_to.put(input_ids.cpu())  # as generate() does with `streamer`
+    streamer = streamer if stream_to is None else stream_to
     for step in steps:
         emitted[step.row] += step.emitted
         if streamer is not None:

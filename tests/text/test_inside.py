@@ -111,3 +111,25 @@ def test_what_it_does_not_do_is_refused_by_name(
 ) -> None:
     with pytest.raises(Incompatible, match=said):
         model.generate(**batch, max_new_tokens=4, do_sample=False, **options, custom_generate=custom_generate)
+
+
+def test_a_streamer_gets_the_prompt_and_then_every_token(model: Any) -> None:
+    from transformers.generation.streamers import BaseStreamer
+
+    class Kept(BaseStreamer):
+        def __init__(self) -> None:
+            self.got: list[list[int]] = []
+            self.ended = False
+
+        def put(self, value: torch.Tensor) -> None:
+            self.got.append(value.flatten().tolist())
+
+        def end(self) -> None:
+            self.ended = True
+
+    ids, kept = torch.tensor([[7, 8, 9, 7, 8, 9, 7, 8]]), Kept()
+    out = model.generate(ids, max_new_tokens=12, do_sample=False, custom_generate=custom_generate, stream_to=kept)
+    assert kept.ended
+    assert kept.got[0] == ids[0].tolist()
+    assert [token for part in kept.got for token in part] == out[0].tolist()
+    assert len(kept.got) > 2
