@@ -151,6 +151,14 @@ class Trainer:
         self._usual = 0.9 * usual + 0.1 * counted
         return counted
 
+    def _agreed(self, seconds: float) -> float:
+        """The first process's clock, so that all stop, validate and save at the same step."""
+        if self.accelerator.num_processes == 1:
+            return seconds
+        from accelerate.utils import broadcast
+
+        return float(broadcast(torch.tensor([seconds], device=self.accelerator.device))[0])
+
     # ---- the loop
 
     def run(self) -> Progress:
@@ -173,7 +181,7 @@ class Trainer:
                     validated, running, start = progress.seconds, {}, time.monotonic()
                 self._step(group, running)
                 now = time.monotonic()
-                progress.seconds += self._spent(now - start)
+                progress.seconds = self._agreed(progress.seconds + self._spent(now - start))
                 start = now
                 bar.n = min(round(progress.seconds), bar.total)
                 bar.set_postfix_str(self._words(running), refresh=False)

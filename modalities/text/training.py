@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -82,17 +84,20 @@ def train(wanted: Wanted, say: Callable[[str], None] = print) -> list[Path]:
     """Train, and give the files of weights."""
     from outrider.core.trainer import Plan, Trainer
 
-    lm = load(wanted.model, device=wanted.device, dtype="bfloat16")
+    rank = os.environ.get("LOCAL_RANK", "0")  # of several processes, each with a GPU of its own
+    device = f"cuda:{rank}" if wanted.device == "cuda" else wanted.device
+    lm = load(wanted.model, device=device, dtype="bfloat16")
     target = lm.target()
     if not isinstance(target, Decoder):
         raise Incompatible(f"{lm.name} does not run on our own decoder, whose states the recipes read")
     out = wanted.out or home(lm.name) / "-".join(wanted.recipes)
-    if wanted.fresh:
+    if wanted.fresh and int(os.environ.get("RANK", "0")) == 0:
         _forget(out)
     start = time.monotonic()
     files = wanted.data or (home(lm.name) / "answers.jsonl",)
     if not wanted.data or wanted.prompts:
-        _write(lm, wanted, files[0], say)
+        with first_process(wanted.device):
+            _write(lm, wanted, files[0], say)
     spent = (time.monotonic() - start) / 60
     lessons = _read(files)
     learned, held = divided(lessons)
@@ -206,6 +211,18 @@ def _read(files: Sequence[Path]) -> list[Lesson]:
     if not found:
         raise InvalidOption(f"there are no answers in {', '.join(map(str, files))}")
     return found
+
+
+@contextmanager
+def first_process(device: str) -> Iterator[None]:
+    """Of several processes the first does what is within, and the others find it done."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        yield
+        return
+    from accelerate import PartialState
+
+    with PartialState(cpu=device == "cpu").main_process_first():
+        yield
 
 
 def _write(lm: TextModel, wanted: Wanted, file: Path, say: Callable[[str], None]) -> None:
