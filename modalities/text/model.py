@@ -58,6 +58,7 @@ class TextModel:
         self._keep = keep
         self._kept: Kept | None = None
         self._pupils: dict[tuple[Path, str], Pupil] = {}
+        self._ready: dict[tuple[Path, str], Pupil] = {}
         self.companions: dict[str, TextModel] = {}  # other models that draft for this one
 
     def __repr__(self) -> str:
@@ -180,21 +181,26 @@ class TextModel:
         needs = DRAFTERS[drafter].needs if drafter in DRAFTERS else ()
         for need in ("model", "pupil"):
             if need in needs:
-                given[need] = self._trained(drafter, given.get(need))
+                given[need] = self._trained(drafter, need, given.get(need))
         return given
 
-    def _trained(self, drafter: str, model: Any) -> Any:
+    def _trained(self, drafter: str, need: str, model: Any) -> Any:
         """What a drafter takes as its model: what was given, weights in a file, or those there are for this target."""
         if model is not None and not isinstance(model, str | Path):
             return model
-        if model is None and drafter not in recipes.RECIPES:  # any small model will do
+        if model is None and need == "model" and drafter not in recipes.RECIPES:  # any small model will do
             drafter = "draft-model" if recipes.find(self.name, "draft-model") else drafter
         path = recipes.find(self.name, drafter) if model is None else Path(model).expanduser()
         if path is None:
             raise recipes.missing(self.name, drafter)
+        if (path, drafter) in self._ready:
+            return self._ready[path, drafter]
         if (path, drafter) not in self._pupils:
             self._pupils[path, drafter] = recipes.load(path, drafter, self.target())
-        return self._pupils[path, drafter].drafts(self.target())
+        found = self._pupils[path, drafter].drafts(self.target())
+        if isinstance(found, Pupil):  # laid out for this machine: it stays so, and keeps nothing of a generation
+            self._ready[path, drafter] = found
+        return found
 
     def rule(self, options: Options) -> tuple[Rule, str]:
         """The rule asked for, and its name."""
