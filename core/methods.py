@@ -38,6 +38,7 @@ from outrider.core.drafters.model import (
     specdec_pp,
 )
 from outrider.core.drafters.ngram import ANPD, NGrammys
+from outrider.core.drafters.parallel import AmphistaHeads, BlockwiseHeads, DFlashBlock, DSparkBlock, SpecDecBlock
 from outrider.core.drafters.recycling import TokenRecycling
 from outrider.core.drafters.retrieval import REST
 from outrider.core.drafters.skip import draft_on_the_fly, draft_verify, swift
@@ -444,6 +445,67 @@ DRAFTERS = _table(
             {"grow": "chain", "length": 3},
             {"grow": "sampled", "shape": (-1, -1, 1)},
         ),
+    ),
+    Method(
+        name="blockwise",
+        make=Learned,
+        pupil=BlockwiseHeads,
+        systems=("Blockwise decoding",),
+        summary="residual heads on the target's last state, a chain; verifying and predicting are one pass",
+        paper="Blockwise Parallel Decoding for Deep Autoregressive Models (arXiv 1811.03115)",
+        topology=("chain", "tree"),
+        needs=("pupil",),
+        small={"heads": 2, "hidden": 4},
+        trials=({"length": 2},),
+    ),
+    Method(
+        name="amphista",
+        make=Learned,
+        pupil=AmphistaHeads,
+        systems=("Amphista",),
+        summary="heads that look at one another both ways, behind two layers that adapt the target's states",
+        paper="Amphista: Bi-directional Multi-head Decoding for Accelerating LLM Inference (arXiv 2406.13170)",
+        topology=("tree", "chain"),
+        needs=("pupil",),
+        small={"heads": 2},
+        trials=({"shape": (-1, -1, 0)}, {"grow": "chain", "length": 2}),
+    ),
+    Method(
+        name="dflash",
+        make=Learned,
+        pupil=DFlashBlock,
+        systems=("DFlash",),
+        summary="a block of masks filled in at once by layers that read the target's tapped states",
+        paper="DFlash: Block Diffusion for Flash Speculative Decoding (arXiv 2602.06036)",
+        topology=("tree", "chain"),
+        needs=("pupil",),
+        small={"block": 2, "layers": 2, "taps": ("layer.0", "last"), "vocabulary": (2, 0)},
+        trials=({"nodes": 3, "depth": 2}, {"grow": "chain", "length": 2}),
+    ),
+    Method(
+        name="dspark",
+        make=Learned,
+        pupil=DSparkBlock,
+        systems=("DSpark",),
+        summary="DFlash's block, corrected from left to right by the token before; can stop where it is unsure",
+        paper="DSpark (arXiv 2607.05147)",
+        topology=("tree", "chain"),
+        needs=("pupil",),
+        small={"block": 2, "rank": 2, "taps": ("layer.0", "last")},
+        trials=({"nodes": 3, "width": 2, "depth": 2}, {"grow": "chain", "length": 2, "policy": "confident"}),
+    ),
+    Method(
+        name="specdec",
+        make=Learned,
+        pupil=SpecDecBlock,
+        systems=("SpecDec",),
+        summary="an independent drafter: deep encoder, shallow decoder, one query a place, all filled in at once",
+        paper="Speculative Decoding: Exploiting Speculative Execution for Accelerating Seq2seq Generation "
+        "(arXiv 2203.16487)",
+        topology=("chain", "tree"),
+        needs=("pupil",),
+        small={"block": 2, "encoder": 1},
+        trials=({"length": 2},),
     ),
 )
 

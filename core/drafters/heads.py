@@ -58,7 +58,7 @@ class MedusaHeads(Pupil):
     def open(self, features: Tensor, tokens: Tensor, sight: Sight) -> Tensor:
         return features
 
-    def ahead(self, state: Tensor) -> Tensor:
+    def ahead(self, state: Tensor, sight: Sight) -> Tensor:
         first = F.silu(self.first(state)).view(len(state), self.depth, -1) + state[:, None]
         if not self.config["layers"] > 1:
             return first

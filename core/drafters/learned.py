@@ -24,7 +24,7 @@ from outrider.core.engine.network import Config, Places
 from outrider.core.engine.views import furthest
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.laws import Law, Lawmaker, Sampling, to_law
-from outrider.core.policies import Policy
+from outrider.core.policies import Policy, Risk
 from outrider.core.shapes import chain, depths, rerank, sequoia
 from outrider.core.target import Prefill, Prompts, Scores
 
@@ -57,9 +57,10 @@ class Sequel(Mind, Protocol):
 
 
 class Ahead(Mind, Protocol):
-    """Guesses several places at once: the state [B,S] of the root -> [B,K,S], whose logits are about places 1 to K."""
+    """Guesses several places at once: the state [B,S] of the root and what it can see -> [B,K,S'], whose logits are
+    about places 1 to K; if they are not all made at once, [B,1,S'] to step on from."""
 
-    def ahead(self, state: Tensor) -> Tensor: ...
+    def ahead(self, state: Tensor, sight: Sight) -> Tensor: ...
 
 
 class _Reduced(Lawmaker):
@@ -136,9 +137,24 @@ class Follower:
         nothing = Draft.empty(len(self.cache.rows.host), self.device)
         ids, places = self.cache.plan(nothing, None)
         states = self.pupil.open(self._pending, ids, self._sight(places, furthest(self.cache, nothing)))
-        root = (self.cache.rows.waiting - 1)[:, None, None].expand(-1, 1, states.shape[2])
-        self._states = states[:, -1:] if ids.shape[1] == 1 else states.gather(1, root)
+        root = (self.cache.rows.waiting - 1)[:, None, None]
+        self._states = states[:, -1:] if ids.shape[1] == 1 else states.gather(1, root.expand(-1, 1, states.shape[2]))
+        if ahead := getattr(self.pupil, "ahead", None):
+            self._states = ahead(self._states[:, 0], self._outlook(places, root))
         self.cache.scored, self.cache.writer = 0, self
+
+    def _outlook(self, places: Places, root: Tensor) -> Sight:
+        """What the root sees of all that was read; angles of its own place and of those ahead."""
+        positions, mask = places.positions.expand(len(root), -1).gather(1, root[..., 0]), places.mask
+        if mask is not None:
+            mask = mask.expand(len(root), -1, -1).gather(1, root.expand(-1, 1, mask.shape[2]))
+        if self.pupil.cached:
+            count = (self.pupil.depth or 0) + 1
+            positions = positions + torch.arange(count, device=self.device)
+        cos, sin = self.angles(positions, positions.shape[1] + max(self.cache.rows.host) + 64, self.dtype)
+        seen = self.cache.store[:, :, :, : places.columns]
+        kv = seen.shape[2] // 2
+        return Sight(cos, sin, mask, context=[(one[:, :kv], one[:, kv:]) for one in seen.unbind()])
 
     def _extend(self, draft: Draft, since: int, level: int) -> None:
         """Read the nodes of one level."""
@@ -155,9 +171,7 @@ class Follower:
         first = 0 if since is None else since + 1
         if since is None or since > self.cache.scored:
             self._open()
-            if self.pupil.once:
-                self._states = self.pupil.ahead(self._states[:, 0])
-            else:
+            if not self.pupil.once:
                 for node in range(draft.size):
                     part = Tree(draft.tree.parents[:, : node + 1])
                     self._extend(Draft.guess(draft.tokens[:, : node + 1], part, draft.live), node, part.depth - 1)
@@ -173,7 +187,8 @@ class Follower:
             logits: Tensor = self.pupil.logits(self._states.gather(1, rows[..., None].expand(-1, -1, self._width)))
             return logits
 
-        return Scores(draft, self._lawmaker, self.cache.rows.committed, some, first=first)
+        hidden = {} if self.pupil.once else {"states": self._states[:, first:]}
+        return Scores(draft, self._lawmaker, self.cache.rows.committed, some, hidden, first)
 
     @property
     def _width(self) -> int:
@@ -183,7 +198,7 @@ class Follower:
     def upcoming(self) -> Law:
         """The laws of the next places, of a pupil that guesses at once: [B, K, S]."""
         self._open()
-        law: Law = self._lawmaker.law(self.pupil.logits(self.pupil.ahead(self._states[:, 0])))
+        law: Law = self._lawmaker.law(self.pupil.logits(self._states))
         return law
 
     @torch.no_grad()
@@ -231,6 +246,8 @@ class FixedChain(DraftModel):
         for depth in range(longest):
             scores = self.score(draft, depth - 1 if depth else None)
             law = scores.laws(torch.full_like(wanted, depth)[:, None])
+            if self._tap:
+                self.policy.see(scores.hidden[self._tap][:, -1])  # type: ignore[attr-defined]
             going = going & (wanted > depth) & self.policy.more(law.column(0), depth)
             if dice.device.type == "cpu" and not bool(going.any()):
                 break
@@ -279,7 +296,8 @@ class Learned:
     """A trained drafter. `grow` says what it makes of its guesses: a "chain" (drawn, or at temperature 0 the likeliest
     tokens) as long as a policy says; a static "tree" of the likeliest tokens of a `shape`, or of the best shape of so
     many `nodes`; a "dynamic" tree of the `nodes` that are likeliest together, growing from the `width` best of each of
-    `depth` levels; or a "sampled" tree of draws. Left out, it is what the pupil's paper does."""
+    `depth` levels; or a "sampled" tree of draws. Left out, it is what the pupil's paper does. The policy "confident"
+    ends a chain where the pupil itself sees a `risk` of rejection."""
 
     def __init__(
         self,
@@ -294,6 +312,7 @@ class Learned:
         shape: Sequence[int] | None = None,
         replacement: bool = False,
         sampling: Sampling | None = None,
+        risk: float = 0.6,
     ) -> None:
         self.pupil = pupil
         self.grow = pupil.grow if grow is None else grow
@@ -302,6 +321,10 @@ class Learned:
         if min(length, nodes, width, depth) < 1:
             raise InvalidOption(f"length={length}, nodes={nodes}, width={width}, depth={depth}: each must be 1 or more")
         most = pupil.depth or max(length, depth)
+        if policy == "confident":
+            if not hasattr(pupil, "confident"):
+                raise InvalidOption(f"a {type(pupil).__name__} has no confidence of its own; take policy='confidence'")
+            policy = Risk(min(length, most), pupil.confident, risk, tap="states")
         self.model: Any = Follower(pupil)
         self.vocabulary: int | None = self.model.vocabulary
         self.needs: frozenset[str] = frozenset(pupil.needs)

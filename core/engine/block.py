@@ -72,7 +72,7 @@ class Sight:
     store: Tensor | None = None  # [L, B, 2 K, C, d] of a cache, and the places in it; None: only what is fed
     places: Places | None = None
     rounds: Rounds | None = None  # unrolled training: the columns are those of the first round
-    behind: Tensor | None = None  # [B, Q', D] more that may be looked at, before what is fed: see Attention
+    context: Sequence[tuple[Tensor, Tensor]] | None = None  # of each layer keys and values [B, K, C, d] before its own
     added: dict[int, Tensor] = field(default_factory=dict, init=False)
 
     def bias(self, group: int, dtype: torch.dtype) -> Tensor | None:
@@ -141,6 +141,9 @@ class Attention(nn.Module):
         query = query.transpose(1, 2).flatten(2, 3)  # [B, K, Q G, d]
         fresh = torch.cat([turned[:, :, self.heads :], every[:, :, self.heads + self.kv :]], 2).to(query.dtype)
         keys, values = sight.keep(self.index, fresh)
+        if sight.context is not None:
+            old = sight.context[self.index]
+            keys, values = torch.cat([old[0], keys], 2), torch.cat([old[1], values], 2)
         bias = sight.bias(self.heads // self.kv, query.dtype)
         if sight.rounds is not None:
             found = _unrolled(query, sight.rounds.setdefault(self.index, []), keys, values, bias)
@@ -151,6 +154,16 @@ class Attention(nn.Module):
         found = found.view(rows, self.kv, count, -1, self.dim).transpose(1, 2).reshape(rows, count, -1)
         result: Tensor = self.out(found)
         return result
+
+    def read(self, x: Tensor, sight: Sight) -> tuple[Tensor, Tensor]:
+        """Only the keys and values of states [B, Q, into], kept where the sight keeps them: [B, K, C, d] each."""
+        rows, count = x.shape[:2]
+        every = self.qkv(x).view(rows, count, self.heads + 2 * self.kv, self.dim)[:, :, self.heads :]
+        keys, values = every.split([self.kv, self.kv], 2)
+        if self.qk_norm is not None:
+            keys = F.rms_norm(keys, (self.dim,), None, self.eps) * self.qk_norm[self.heads :]
+        keys = keys * sight.cos + keys.roll(self.dim // 2, -1) * sight.sin
+        return sight.keep(self.index, torch.cat([keys, values], 2).to(values.dtype))
 
 
 def _scores(query: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
@@ -286,6 +299,14 @@ class Words(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         """Ids [...], impossible ones included, -> [..., D]."""
         return F.embedding(tokens.clamp(0, self.known - 1), self.embedding)
+
+    def local(self, tokens: Tensor) -> Tensor:
+        """Ids [N] -> their places among the outputs; -1: not among them."""
+        if self.vocabulary is None:
+            return tokens
+        place = torch.full((self.known,), -1, device=tokens.device)
+        place[self.vocabulary] = torch.arange(len(self.vocabulary), device=tokens.device)
+        return place[tokens]
 
     def logits(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., R]."""

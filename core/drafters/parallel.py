@@ -1,0 +1,351 @@
+"""Drafters that guess several places in one pass: more kinds of heads, and small decoders that fill in blocks of masks.
+
+Each reads what was committed once, and then says all it has to say about the next places; DSpark's alone looks at the
+tokens drafted before, through a correction of low rank. All share the target's embedding and output rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from outrider.core.drafters.feature import spread
+from outrider.core.drafters.heads import Kept, before, causal, kept
+from outrider.core.drafters.learned import ready
+from outrider.core.engine.block import Angles, Block, Matrix, Norm, Sight, Words, weight_bytes
+from outrider.core.engine.network import Network
+from outrider.core.errors import InvalidOption, unknown
+from outrider.core.losses import Loss
+from outrider.core.train import Batch, Guess, Pupil, agreement
+
+
+class _AtOnce(Pupil):
+    """What pupils that guess at once have in common. `trunk` gives states [B, T, D], `every` turns those of some places
+    [N, D] into states of the next K, [N, K, D]; guess 1 is about the token `first` places on."""
+
+    once, cached, grow, first = True, 0, "tree", 2
+    taps: tuple[str, ...] = ("last",)
+    needs = frozenset({"last"})
+    depth: int
+
+    def _begin(self, network: Network, vocabulary: Kept, fade: float, **config: Any) -> None:
+        for name, value in config.items():
+            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+                raise InvalidOption(f"{name} is {value}; it must be 1 or more")
+        self.words, self.fade = Words(network, vocabulary), fade
+        self.form = network.config
+        self.angles = Angles(network.config)
+        self.config = {**config, "vocabulary": kept(self.words), "fade": fade}
+
+    def trunk(self, batch: Batch) -> Tensor:
+        return batch.taps["last"].to(next(self.parameters()).dtype)
+
+    def every(self, x: Tensor) -> Tensor:
+        raise TypeError(f"{type(self).__name__} says nothing")
+
+    def guesses(self, batch: Batch) -> Iterable[Guess]:
+        asked = [batch.asked(self.first + k) for k in range(self.depth)]
+        wanted = torch.stack(asked).any(0)
+        said = self.every(self.trunk(batch)[wanted])
+        for k, one in enumerate(asked):
+            logits = self.words.logits(said[one[wanted], k])
+            yield Guess(logits, self.first + k, self.fade**k, self.words.vocabulary)
+
+    def open(self, features: Tensor, tokens: Tensor, sight: Sight) -> Tensor:
+        return features
+
+    def ahead(self, state: Tensor, sight: Sight) -> Tensor:
+        return self.every(state)
+
+    def logits(self, states: Tensor) -> Tensor:
+        return self.words.logits(states)
+
+    @property
+    def pass_bytes(self) -> int:
+        return weight_bytes(self)
+
+    def drafts(self, target: Any) -> Any:
+        return ready(self, target)
+
+
+class BlockwiseHeads(_AtOnce):
+    """Blockwise parallel decoding (arXiv 1811.03115): one hidden layer for all heads, then a residual output each; the
+    pass that verifies a block is the one that predicts the next. Drafts are chains. In the paper the model may be
+    trained along; here it is frozen, and heads share its output rows."""
+
+    grow = "chain"
+
+    def __init__(
+        self, target: Any, *, heads: int = 4, hidden: int = 256, vocabulary: Kept = 0, fade: float = 0.8
+    ) -> None:
+        super().__init__()
+        self._begin(target.network, vocabulary, fade, heads=heads, hidden=hidden)
+        self.depth = heads
+        width = self.form.width
+        self.up = Matrix(width, heads * hidden, bias=True)
+        self.down: Any = nn.ModuleList(Matrix(hidden, width, bias=True, zero=True) for _ in range(heads))
+
+    def every(self, x: Tensor) -> Tensor:
+        inner = F.relu(self.up(x)).view(len(x), self.depth, -1).unbind(1)
+        return torch.stack([x + down(one) for down, one in zip(self.down, inner, strict=True)], 1)
+
+
+class AmphistaHeads(_AtOnce):
+    """Amphista (arXiv 2406.13170): what was committed goes through two adaptation layers, of which the second also sees
+    the token chosen last; heads then look at one another in both directions before they speak. Ours share the target's
+    output rows, and the adaptation layers begin as the target's last two."""
+
+    cached, first = 2, 1
+
+    def __init__(self, target: Any, *, heads: int = 4, vocabulary: Kept = 0, fade: float = 0.8) -> None:
+        super().__init__()
+        network = target.network
+        self._begin(network, vocabulary, fade, heads=heads)
+        self.depth = heads
+        width = self.form.width
+        self.adapt: Any = nn.ModuleList(Block(self.form, index=index) for index in range(2))
+        self.fuse = Matrix(2 * width, width)
+        self.embedded = Norm(width, self.form.norm_eps)
+        self.heads = Matrix(width, heads * width, bias=True)
+        self.place = nn.Parameter(torch.zeros(heads, width))
+        self.mixer = Block(self.form)
+        with torch.no_grad():
+            for index, block in enumerate(self.adapt):
+                block.copy(network.layers[max(len(network.layers) - 2, 0) + index - (len(network.layers) < 2) * index])
+            self.fuse.weight[:, width:] = torch.eye(width)
+            self.mixer.attention.out.weight.mul_(0.1)
+
+    def _adapted(self, features: Tensor, tokens: Tensor, sight: Sight) -> Tensor:
+        x = self.adapt[0](features, sight)
+        x = self.fuse(torch.cat([self.embedded(self.words.embed(tokens)).to(x.dtype), x], -1))
+        adapted: Tensor = self.adapt[1](x, sight)
+        return adapted
+
+    def trunk(self, batch: Batch) -> Tensor:
+        x = before(super().trunk(batch))
+        return self._adapted(x, batch.tokens, causal(self.angles, batch, x))
+
+    def every(self, x: Tensor) -> Tensor:
+        said = x[:, None] + F.silu(self.heads(x)).view(len(x), self.depth, -1) + self.place
+        order = torch.arange(self.depth, device=x.device)[None]
+        mixed: Tensor = self.mixer(said, Sight(*self.angles(order, self.depth, said.dtype), None))
+        return mixed
+
+    def open(self, features: Tensor, tokens: Tensor, sight: Sight) -> Tensor:
+        return self._adapted(features, tokens, sight)
+
+
+class DFlashBlock(_AtOnce):
+    """DFlash (arXiv 2602.06036): a block of masks behind the last token is filled in by layers that look at one another
+    both ways, and at the target's tapped states, which every layer reads as keys and values of its own. Trained from
+    `anchors` drawn in each row; of the block, later places count less. Ours begins as copies of the target's last
+    layers."""
+
+    grow, first = "dynamic", 1
+
+    def __init__(
+        self,
+        target: Any,
+        *,
+        block: int = 7,
+        layers: int = 1,
+        taps: Sequence[str] = (),
+        hidden: int = 0,
+        anchors: int = 24,
+        vocabulary: Kept = 0,
+        fade: float = 0.85,
+    ) -> None:
+        super().__init__()
+        network = target.network
+        self._begin(network, vocabulary, fade, block=block, layers=layers, anchors=anchors)
+        self.taps = tuple(taps) or spread(network.config.layers)
+        for tap in self.taps:
+            if tap not in target.taps:
+                raise unknown("hidden tap", tap, target.taps)
+        self.needs = frozenset(self.taps)
+        self.config = {**self.config, "taps": list(self.taps), "hidden": hidden}
+        self.form = replace(self.form, hidden=hidden or self.form.hidden)
+        self.depth, self.cached, self.anchors = block, layers, anchors
+        width, eps = self.form.width, self.form.norm_eps
+        self.tap_norms: Any = nn.ModuleList(Norm(width, eps) for _ in self.taps)
+        self.fuse = Matrix(len(self.taps) * width, width)
+        self.context_norm = Norm(width, eps)
+        self.mask = nn.Parameter(torch.randn(1, width) * float(network.embedding.float().std()))
+        self.blocks: Any = nn.ModuleList(Block(self.form, index=index) for index in range(layers))
+        self.norm = Norm(width, eps)
+        with torch.no_grad():
+            self.fuse.weight.mul_(0.1)
+            self.fuse.weight[:, -width:] += torch.eye(width)
+            self.norm.weight.copy_(network.norm)
+            for one, layer in zip(reversed(self.blocks), reversed(network.layers), strict=False):
+                one.copy(layer)
+
+    def _context(self, features: Tensor, tokens: Tensor, sight: Sight) -> Tensor:
+        """What the block looks at [B, Q, D], of each committed token."""
+        parts = features.chunk(len(self.taps), -1)
+        x = torch.cat([norm(part) for norm, part in zip(self.tap_norms, parts, strict=True)], -1)
+        context: Tensor = self.context_norm(self.fuse(x))
+        return context
+
+    def _block(self, roots: Tensor) -> Tensor:
+        """The block's own tokens behind roots [..., D] -> [..., 1 + K, D]."""
+        masks = self.mask.expand(*roots.shape[:-1], self.depth, -1).to(roots.dtype)
+        return torch.cat([roots[..., None, :], masks], -2)
+
+    def _filled(self, x: Tensor, sight: Sight) -> Tensor:
+        for one in self.blocks:
+            x = one(x, sight)
+        filled: Tensor = self.norm(x)
+        return filled
+
+    def open(self, features: Tensor, tokens: Tensor, sight: Sight) -> Tensor:
+        context = self._context(features, tokens, sight)
+        for one in self.blocks:
+            one.attention.read(context, sight)
+        return self.words.embed(tokens)
+
+    def ahead(self, state: Tensor, sight: Sight) -> Tensor:
+        x = self._block(state)
+        count = x.shape[1]
+        if sight.mask is not None:
+            sight.mask = F.pad(sight.mask, (0, count), value=True).expand(-1, count, -1)
+        return self._filled(x, sight)[:, 1:]
+
+    def _places(self, batch: Batch, roots: Tensor) -> Tensor:
+        """The states [B, A, K, D] behind roots [B, A], all rows at once."""
+        dtype = self.mask.dtype
+        features = torch.cat([before(batch.taps[tap]) for tap in self.taps], -1).to(dtype)
+        seen = causal(self.angles, batch, features)
+        context = self._context(features, batch.tokens, seen)
+        read = [one.attention.read(context, seen) for one in self.blocks]
+        rows, count = roots.shape
+        x = self._block(self.words.embed(batch.tokens.gather(1, roots)).to(dtype)).flatten(1, 2)
+        wide = x.shape[1] // count
+        stands = (roots[..., None] + torch.arange(wide, device=roots.device)).flatten(1)
+        cos, sin = self.angles(stands, batch.tokens.shape[1] + wide, dtype)
+        whose = torch.arange(count, device=roots.device).repeat_interleave(wide)
+        own = (whose == whose[:, None]).expand(rows, -1, -1)
+        assert seen.mask is not None
+        back = seen.mask.expand(rows, -1, -1).gather(1, roots[..., None].expand(-1, -1, seen.mask.shape[2]))
+        mask = torch.cat([back.repeat_interleave(wide, 1), own], 2)
+        filled = self._filled(x, Sight(cos, sin, mask, context=read))
+        return filled.view(rows, count, wide, -1)[:, :, wide - self.depth :]
+
+    def _corrected(self, places: Tensor, tokens: Tensor) -> Tensor:
+        """States [..., K, D] given the tokens before each place [..., K]: the same."""
+        return places
+
+    def guesses(self, batch: Batch) -> Iterable[Guess]:
+        places = []
+        for start in range(0, batch.tokens.shape[1], 32):
+            some = torch.arange(start, min(start + 32, batch.tokens.shape[1]), device=batch.tokens.device)
+            places.append(self._places(batch, some.expand(len(batch.tokens), -1)))
+        said = self._corrected(torch.cat(places, 1), torch.stack([batch.labels(k) for k in range(self.depth)], -1))
+        for k in range(self.depth):
+            logits = self.words.logits(said[batch.asked(k + 1)][:, k])
+            yield Guess(logits, k + 1, self.fade**k, self.words.vocabulary)
+
+    def loss(self, batch: Batch, loss: Loss) -> Tensor:
+        """Of blocks behind some positions, drawn anew for each batch."""
+        chance = torch.rand(batch.answer.shape, device=batch.tokens.device) * batch.answer
+        roots = chance.topk(min(self.anchors, chance.shape[1]), 1).indices.sort(1).values
+        ahead = roots[..., None] + torch.arange(self.depth, device=roots.device)  # [B, A, K] behind which guesses are
+        inside = ahead.clamp(max=batch.tokens.shape[1] - 1)
+        row = torch.arange(len(roots), device=roots.device)[:, None, None].expand_as(ahead)
+        counts = batch.answer[row, inside] & (ahead == inside) & batch.answer.gather(1, roots)[..., None]
+        places = self._corrected(self._places(batch, roots), batch.tokens[row, inside])[counts]
+        order = (batch.answer.flatten().cumsum(0) - 1).view_as(batch.answer)[row, inside][counts]
+        taught = batch.laws(batch.answer, self.words.vocabulary).index_select(0, order)
+        token = self.words.local(batch.labels()[row, inside][counts])
+        place = torch.arange(self.depth, device=roots.device).expand_as(counts)[counts]
+        logits = self.words.logits(places)
+        weight = self.fade**place
+        total = (loss(logits, taught, token) * weight).sum() / max(len(logits), 1) * self.depth
+        return total + self._doubt(places, logits, taught)
+
+    def _doubt(self, places: Tensor, logits: Tensor, taught: Tensor) -> Tensor:
+        return logits.new_zeros(())
+
+    def hits(self, batch: Batch, depth: int = 8) -> Tensor:
+        return agreement(list(self.guesses(batch)), batch, depth)
+
+
+class DSparkBlock(DFlashBlock):
+    """DSpark (arXiv 2607.05147): DFlash's block, whose places are then spoken from left to right: the token before each
+    corrects it, through a bias of low `rank`. A confidence head, trained towards the chance of acceptance, can end a
+    chain (policy "confident"). In the paper the bias has a table of its own; ours reads the target's embedding and
+    speaks through its output rows."""
+
+    once, grow = False, "dynamic"
+
+    def __init__(self, target: Any, *, rank: int = 128, **options: Any) -> None:
+        super().__init__(target, **options)
+        if rank < 1:
+            raise InvalidOption(f"rank is {rank}; it must be 1 or more")
+        self.config = {**self.config, "rank": rank}
+        width = self.form.width
+        self.embedded = Norm(width, self.form.norm_eps)
+        self.into, self.out = Matrix(width, rank), Matrix(rank, width, zero=True)
+        self.confidence = Matrix(width, 1, bias=True, zero=True)
+
+    def _corrected(self, places: Tensor, tokens: Tensor) -> Tensor:
+        result: Tensor = places + self.out(self.into(self.embedded(self.words.embed(tokens))))
+        return result
+
+    def _doubt(self, places: Tensor, logits: Tensor, taught: Tensor) -> Tensor:
+        """How far the confidence is from the chance that a drawn token is accepted."""
+        with torch.no_grad():
+            chance = torch.minimum(logits.float().softmax(-1), taught.float().softmax(-1)).sum(-1).clamp(0, 1)
+        return F.binary_cross_entropy_with_logits(self.confidence(places.detach())[..., 0].float(), chance)
+
+    def confident(self, states: Tensor) -> Tensor:
+        """States [..., S] -> the chance that the token they speak of is accepted."""
+        chance: Tensor = self.confidence(states[..., -self.words.width :])[..., 0].sigmoid()
+        return chance
+
+    def ahead(self, state: Tensor, sight: Sight) -> Tensor:
+        places = super().ahead(state, sight)
+        said = places[:, 0] + self.out(self.into(self.embedded(state)))
+        return torch.cat([places.flatten(1), said], -1)[:, None]
+
+    def step(self, states: Tensor, tokens: Tensor, sight: Sight, level: int) -> Tensor:
+        width = self.words.width
+        at = min(level + 1, self.depth - 1) * width
+        said = self._corrected(states[..., at : at + width], tokens)
+        return torch.cat([states[..., :-width], said], -1)
+
+    def logits(self, states: Tensor) -> Tensor:
+        return self.words.logits(states[..., -self.words.width :])
+
+
+class SpecDecBlock(DFlashBlock):
+    """SpecDec (arXiv 2203.16487): an independent drafter, a deep encoder over the tokens and a shallow decoder with one
+    learned query for each of the places, all of which it fills in at once. The paper's encodes the source text of a
+    translation; ours, with the decoder-only targets of today, encodes all that was committed, causally."""
+
+    grow = "chain"
+
+    def __init__(self, target: Any, *, encoder: int = 2, **options: Any) -> None:
+        super().__init__(target, taps=("embedding",), **{key: one for key, one in options.items() if key != "taps"})
+        if encoder < 1:
+            raise InvalidOption(f"encoder is {encoder}; it must have 1 layer or more")
+        del self.tap_norms, self.fuse
+        self.config = {key: one for key, one in self.config.items() if key != "taps"} | {"encoder": encoder}
+        shallow = self.cached
+        self.cached = shallow + encoder
+        self.encoder: Any = nn.ModuleList(Block(self.form, index=shallow + index) for index in range(encoder))
+        for one, layer in zip(self.encoder, target.network.layers, strict=False):
+            one.copy(layer)
+        self.mask = nn.Parameter(self.mask.detach().repeat(self.depth, 1) + torch.randn(self.depth, 1) * 0.01)
+
+    def _context(self, features: Tensor, tokens: Tensor, sight: Sight) -> Tensor:
+        x = self.words.embed(tokens).to(self.mask.dtype)
+        for one in self.encoder:
+            x = one(x, sight)
+        context: Tensor = self.context_norm(x)
+        return context
