@@ -35,8 +35,9 @@ class Drafter(Protocol):
 
     vocabulary: int | None  # None: any
     needs: frozenset[str]  # hidden taps of the target it reads
-    bytes_read: int  # of weights, so far; 0 for a drafter without any
 
+    @property
+    def bytes_read(self) -> int: ...  # of weights, so far; 0 for a drafter without any
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None: ...
     def propose(self, room: Tensor, dice: Dice) -> Draft: ...
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None: ...
