@@ -103,7 +103,7 @@ def train(wanted: Wanted, say: Callable[[str], None] = print) -> list[Path]:
     learned, held = divided(lessons)
     size = sum(len(one.answer) for one in learned)
     say(f"{len(learned):,} answers of {size:,} tokens to learn from, {len(held)} to judge by")
-    vocabulary = _vocabulary(wanted, lessons, target, out)
+    vocabulary = _vocabulary(wanted, learned, target, out)
     torch.manual_seed(wanted.seed)
     chosen = {name: recipe(name) for name in wanted.recipes}
     pupils = {name: one.make(target, vocabulary) for name, one in chosen.items()}
