@@ -124,8 +124,18 @@ class Ensemble:
         for node, above in enumerate(merged.parents):  # nothing is likelier than what it follows
             if above >= 0:
                 merged.weights[node] = min(merged.weights[node], merged.weights[above])
-        likely = sum(weight >= self.least for weight in merged.weights)
-        return merged.best(min(self.nodes, max(likely, self.free)))
+        return merged.best(self.wanted(merged.weights))
+
+    def wanted(self, weights: Sequence[float]) -> int:
+        """How many of a row's guesses are worth trying, given the chance of each to be right."""
+        likely = sum(weight >= self.least for weight in weights)
+        return min(self.nodes, max(likely, self.free))
+
+    def forget(self) -> None:
+        """Nobody guesses in this step, so nobody is right or wrong."""
+        for members in self._members:
+            for member in members:
+                member.trie, member.steps = Trie(), []
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:
         for members, emitted in zip(self._members, verdict.rows(draft), strict=True):

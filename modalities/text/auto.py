@@ -1,5 +1,6 @@
-"""`drafter="auto"`: who drafts, and how far, decided at every step from what passes cost here and what was accepted.
+"""`drafter="auto"`: who drafts, and how much, decided at every step from what rounds cost here and what was right.
 
+Training-free drafters guess side by side; of all their guesses, as many are tried as are predicted to be the fastest.
 Costs are measured once for a model, a precision and a machine, kept in the cache folder and noted in the trace; what is
 decided from them depends on nothing else but the tokens so far, so that a seed gives the same output again. Where no
 guess is predicted to pay, decoding is plain. Knows targets and drafters through the protocol, nothing of text.
@@ -10,83 +11,81 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.core.assets import cache_folder, written
-from outrider.core.decode import Drafter
+from outrider.core.decode import Drafter, decode
 from outrider.core.dice import Dice
-from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.draft import Draft, Tree
+from outrider.core.drafters.ensemble import MEMBERS, Ensemble
 from outrider.core.errors import InvalidOption, OutriderError, unknown
 from outrider.core.laws import Sampling
-from outrider.core.methods import DRAFTERS, make_drafter
-from outrider.core.policies import Best, BreakEven
-from outrider.core.speed import PassCost, fit_pass_cost
-from outrider.core.target import Prefill, Prompts, Scores, Target
+from outrider.core.methods import make_rule
+from outrider.core.record import Record
+from outrider.core.target import Prefill, Prompts, Target
 
-CANDIDATES = ("prompt-lookup",)  # chains that need no training and cost next to nothing
-_WIDTHS = (1, 2, 4, 8, 16, 32)
+_WIDTHS = (1, 2, 3, 5, 8, 12, 16, 24, 32)
 _ROUNDS = 5
-_LONGEST = 16
-_LOOKUP = 0.002  # what finding one guess costs, in passes: bookkeeping on the host
+_LONGEST = 24
+_IDLE = 4  # steps without a guess that pays, before guessing rests
+_REST, _LONGEST_REST = 8, 64  # steps that it rests, twice as many each time
 
 
-class Auto:
-    """Several drafters of fixed guesses, tried in order; the first that has a guess drafts, as far as it should pay."""
+class Costs:
+    """What a round over so many tokens takes, in any unit: measured at some widths, straight lines between."""
 
-    vocabulary: int | None = None
-    needs: frozenset[str] = frozenset()
-    bytes_read = 0
+    def __init__(self, measured: Sequence[tuple[int, float]]) -> None:
+        points = sorted(measured)
+        self._widths = [width for width, _ in points]
+        self._times = np.maximum.accumulate([cost for _, cost in points]).tolist()
+        if len(set(self._widths)) < 2 or self._widths[0] < 1 or min(self._times) <= 0:
+            raise InvalidOption("costs need at least two different numbers of tokens, and times above 0")
 
-    def __init__(self, drafters: Sequence[Drafter], costs: PassCost, *, longest: int = _LONGEST) -> None:
-        self.drafters, self.costs, self.longest = drafters, costs, longest
+    def __call__(self, tokens: int) -> float:
+        widths, times = self._widths, self._times
+        if tokens <= widths[-1]:
+            return float(np.interp(tokens, widths, times))
+        slope = (times[-1] - times[-2]) / (widths[-1] - widths[-2])
+        return float(times[-1] + slope * (tokens - widths[-1]))
+
+
+class Auto(Ensemble):
+    """An ensemble that tries as many guesses as should pay, and rests for a while when none did."""
+
+    def __init__(self, costs: Costs, *, drafters: Sequence[Drafter | str] = MEMBERS, longest: int = _LONGEST) -> None:
+        super().__init__(drafters=drafters, nodes=longest)
+        self.costs = costs
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
+        super().begin(prefill, prompts, sampling)
         rows = len(prompts)
+        self._ratios = [self.costs(rows * (count + 1)) / self.costs(rows) for count in range(self.nodes + 1)]
+        self._idle, self._rest, self._left = 0, _REST, 0
 
-        def verify(tokens: int) -> float:
-            return self.costs(rows * tokens) / self.costs(rows)
-
-        self._policies = []
-        for drafter in self.drafters:
-            drafter.begin(prefill, prompts, sampling)
-            policy = BreakEven(_LOOKUP, verify, Best(cost=_LOOKUP, verify=verify, most=self.longest))
-            policy.begin(rows, torch.device("cpu"))
-            self._policies.append(policy)
-        self._by: int | None = None
+    def wanted(self, weights: Sequence[float]) -> int:
+        best, fastest, tokens = 0, 1.0, 1.0
+        for count, weight in enumerate(sorted(weights, reverse=True)[: self.nodes], 1):
+            tokens += weight
+            if tokens / self._ratios[count] > fastest:
+                best, fastest = count, tokens / self._ratios[count]
+        return best
 
     def propose(self, room: Tensor, dice: Dice) -> Draft:
-        self._by = None
-        for number, (drafter, policy) in enumerate(zip(self.drafters, self._policies, strict=True)):
-            draft = drafter.propose(room, dice)
-            if draft.size and bool(draft.live.any()):
-                self._by = number
-                return shortened(draft, policy.start())
-        return Draft.empty(len(room), dice.device)
-
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:
-        for drafter in self.drafters:
-            drafter.observe(draft, scores, verdict, dice)
-        if self._by is not None:
-            self._policies[self._by].learn(draft.live.sum(1).cpu(), verdict.accepted.cpu())
-
-    def end(self) -> None:
-        for drafter in self.drafters:
-            drafter.end()
-
-
-def shortened(draft: Draft, lengths: Tensor) -> Draft:
-    """A chain of fixed guesses, of which each row keeps its first few: lengths [B]."""
-    size = min(draft.size, int(lengths.max()))
-    slots = torch.arange(size, device=draft.tokens.device)
-    live = draft.live[:, :size] & (slots < lengths.to(slots.device)[:, None])
-    if not bool(live.any()):
-        return Draft.empty(draft.rows, draft.tokens.device)
-    size = int(live.any(0).nonzero().max()) + 1
-    return replace(draft, tokens=draft.tokens[:, :size], tree=Tree.chain(size, slots.device), live=live[:, :size])
+        if self._left > 0:
+            self._left -= 1
+            self.forget()
+            return Draft.empty(len(room), dice.device)
+        draft = super().propose(room, dice)
+        self._idle = 0 if draft.size else self._idle + 1
+        if draft.size:
+            self._rest = _REST
+        elif self._idle >= _IDLE:
+            self._left, self._rest, self._idle = self._rest, min(2 * self._rest, _LONGEST_REST), 0
+        return draft
 
 
 def make(target: Callable[[], Target], where: str, options: Mapping[str, Any]) -> tuple[Auto, str]:
@@ -99,47 +98,72 @@ def make(target: Callable[[], Target], where: str, options: Mapping[str, Any]) -
     if not isinstance(longest, int) or longest < 1:
         raise InvalidOption(f"longest is {longest!r}; it must be 1 or more guesses")
     costs = str(options["costs"]) if "costs" in options else calibration(target, where)
-    drafters = [make_drafter(one, length=longest) for one in CANDIDATES if one in DRAFTERS]
-    return Auto([one for one in drafters if one is not None], parse(costs), longest=longest), costs
+    return Auto(parse(costs), longest=longest), costs
 
 
-def parse(costs: str) -> PassCost:
-    """Costs as a trace notes them: tokens of a pass and its milliseconds, "1:14.3 2:14.5 4:14.9"."""
+def parse(costs: str) -> Costs:
+    """Costs as a trace notes them: tokens of a round and its milliseconds, "1:14.3 2:14.5 4:14.9"."""
     try:
         pairs = [pair.split(":") for pair in costs.split()]
-        return fit_pass_cost([(int(tokens), float(ms) / 1e3) for tokens, ms in pairs])
+        measured = [(int(tokens), float(ms)) for tokens, ms in pairs]
     except ValueError:
         raise InvalidOption(f"costs is {costs!r:.60}; give tokens and milliseconds such as '1:14.3 4:14.9'") from None
+    return Costs(measured)
 
 
 def calibration(target: Callable[[], Target], where: str) -> str:
-    """What passes over so many tokens cost: as measured on this machine before, else now."""
+    """What rounds over so many tokens cost: as measured on this machine before, else now."""
     path = cache_folder() / "calibrations" / f"{where}.txt"
     try:
         costs = path.read_text(encoding="utf-8")
         parse(costs)
     except (OSError, OutriderError):
-        costs = " ".join(f"{tokens}:{seconds * 1e3:.3g}" for tokens, seconds in measure(target()))
+        costs = " ".join(f"{tokens}:{ms:.3g}" for tokens, ms in measure(target()))
         with suppress(OSError):  # a cache that can't be written costs a second the next time
             written(path, costs)
     return costs
 
 
+class _Padded(Ensemble):
+    """Tries so many guesses in every step, whatever they are worth: for measuring."""
+
+    count = 0
+
+    def propose(self, room: Tensor, dice: Dice) -> Draft:
+        if not self.count:
+            self.forget()
+            return Draft.empty(len(room), dice.device)
+        super().propose(room, dice)
+        tokens = torch.arange(self.count, device=dice.device)[None]
+        tree = Tree.of(tuple((node + 1) // 2 - 1 for node in range(self.count)), dice.device)
+        return Draft.guess(tokens, tree, torch.ones_like(tokens, dtype=torch.bool))
+
+
 def measure(target: Target) -> list[tuple[int, float]]:
-    """Seconds of a pass over a root and a chain of guesses: the best of a few, since whatever else the machine does can
-    only slow one down."""
+    """Milliseconds of a whole round, drafting and bookkeeping included, with so many tokens in its pass: the best of a
+    few, since whatever else the machine does can only slow one down."""
     prompt = [index % target.vocabulary for index in range(1, 65)]
-    best = dict.fromkeys(_WIDTHS, float("inf"))
-    target.begin([prompt], Sampling(temperature=0), frozenset())
-    try:
-        for _ in range(_ROUNDS):
-            for width in _WIDTHS:
-                ids = torch.tensor([prompt[: width - 1]], dtype=torch.long, device=target.device)
-                tree = Tree.chain(width - 1, target.device)
-                draft = Draft.guess(ids, tree, torch.ones_like(ids, dtype=torch.bool))
-                start = time.perf_counter()
-                target.score(draft).laws().probs.sum().item()  # waits for the device
-                best[width] = min(best[width], time.perf_counter() - start)
-    finally:
-        target.end()
-    return list(best.items())
+    widths = [width for width in _WIDTHS if width <= target.vocabulary]
+    best = dict.fromkeys(widths, float("inf"))
+    drafter = _Padded()
+    limit = (_ROUNDS * len(widths) + 2) * (len(widths) + 8)
+    steps = decode(
+        target,
+        drafter,
+        make_rule("exact"),
+        [prompt],
+        sampling=Sampling(temperature=0),
+        limit=limit,
+        record=Record(nodes=False),
+    )
+    next(steps)  # reads the prompt
+    for _ in range(_ROUNDS):
+        for width in widths:
+            drafter.count = width - 1
+            start = time.perf_counter()
+            step = next(steps, None)
+            if step is None:
+                break
+            best[width] = min(best[width], (time.perf_counter() - start) * 1e3)
+    del steps  # which frees what the target holds
+    return [(width, cost) for width, cost in best.items() if cost < float("inf")]

@@ -74,7 +74,7 @@ def compare(
         parts = [forced(lm.target(), ids) for ids in texts]
         read[dtype] = sum(lost for lost, _ in parts), [token for _, chosen in parts for token in chosen]
     speeds: dict[str, list[float]] = {dtype: [] for dtype in models}
-    for number, item in enumerate([*items[:1], *items * repeat]):  # the first warms up
+    for number, item in enumerate([items[0], *(item for _ in range(repeat) for item in items)]):  # the first warms up
         for dtype, lm in models.items():
             yield f"{dtype}: decoding {item.id}"
             start = time.perf_counter()

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
+from outrider.core.drafters.recycling import TokenRecycling
 from outrider.core.errors import InvalidOption
-from outrider.core.policies import Best
-from outrider.core.speed import PassCost
+from outrider.core.laws import Sampling
+from outrider.core.target import Prefill
 from outrider.text import TextModel, auto
 
 FREE = "1:10 2:10 4:10 8:10 16:10 32:10"  # milliseconds: a pass over many tokens costs what one costs
@@ -63,24 +63,41 @@ def test_costs_are_measured_once_and_noted_so_that_a_seed_stays_true(lm: TextMod
     assert kept.read_text().startswith("1:"), "a broken calibration is measured anew"
 
 
-def test_the_length_follows_what_is_accepted() -> None:
-    best = Best(cost=0.002, verify=PassCost(10, 1, 4), most=16)
-    best.begin(2, torch.device("cpu"))
-    for _ in range(40):
-        best.learn(torch.tensor([8, 8]), torch.tensor([8, 0]))
-    long, short = best.start().tolist()
-    assert long == 16
-    assert short <= 4
+def test_as_many_guesses_are_tried_as_should_be_the_fastest() -> None:
+    flat = auto.Auto(auto.parse("1:10 8:10 9:40"), drafters=("suffix",))
+    flat.begin(Prefill(), [[1, 2, 3]], Sampling())
+    assert flat.wanted([0.5, 0.4, 0.01]) == 3, "up to eight tokens cost what one costs"
+    assert flat.wanted([0.2] * 20) == 7
+    stairs = auto.Auto(auto.parse("1:10 8:10 9:15 40:15"), drafters=("suffix",))
+    stairs.begin(Prefill(), [[1, 2, 3]], Sampling())
+    assert stairs.wanted([0.9] * 20) == 20, "half as much again for many times the tokens"
+    steep = auto.Auto(auto.parse("1:10 2:16 3:22"), drafters=("suffix",))
+    steep.begin(Prefill(), [[1, 2, 3]], Sampling())
+    assert steep.wanted([0.5, 0.5]) == 0
+    assert steep.wanted([0.9, 0.2]) == 1
+    batch = auto.Auto(auto.parse("1:10 8:10 9:40"), drafters=("suffix",))
+    batch.begin(Prefill(), [[1, 2, 3]] * 4, Sampling())
+    assert batch.wanted([0.5, 0.4, 0.3]) == 1, "the rows share the room of a pass"
 
 
-def test_a_draft_is_shortened_row_by_row() -> None:
-    live = torch.tensor([[True, True, True], [True, False, False]])
-    draft = Draft.guess(torch.arange(6).view(2, 3), Tree.chain(3), live)
-    found = auto.shortened(draft, torch.tensor([2, 3]))
-    assert found.tokens.tolist() == [[0, 1], [3, 4]]
-    assert found.live.tolist() == [[True, True], [True, False]]
-    assert auto.shortened(draft, torch.tensor([0, 0])).size == 0
-    assert auto.shortened(draft, torch.tensor([0, 9])).live.tolist() == [[False], [True]]
+def test_costs_lie_between_those_measured_and_go_on_behind_them() -> None:
+    costs = auto.parse("1:10 5:18 9:16 13:24")
+    assert [costs(tokens) for tokens in (1, 3, 5, 7, 9, 13, 17)] == [10, 14, 18, 18, 18, 24, 30]
+
+
+def test_guessing_rests_where_nothing_pays_and_is_tried_again(lm: TextModel) -> None:
+    asked: list[int] = []
+
+    class Counted(TokenRecycling):
+        def propose(self, room: Any, dice: Any) -> Draft:
+            asked.append(1)
+            return super().propose(room, dice)
+
+    drafter = auto.Auto(auto.parse(DEAR), drafters=(Counted(),))
+    out = lm.generate("the cat", drafter=drafter, raw=True, max_new_tokens=90)
+    rounds = len(out.trace.steps)
+    assert 8 <= len(asked) < rounds / 2
+    assert out.tokens == lm.generate("the cat", drafter=None, raw=True, max_new_tokens=90).tokens
 
 
 @pytest.mark.parametrize(
@@ -89,7 +106,7 @@ def test_a_draft_is_shortened_row_by_row() -> None:
         ({"cost": 1}, "Did you mean 'costs'"),
         ({"longest": 0}, "longest is 0"),
         ({"costs": "fast"}, "give tokens and milliseconds"),
-        ({"costs": "1:10"}, "at least two different lengths"),
+        ({"costs": "1:10"}, "at least two different numbers"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], said: str, lm: TextModel) -> None:
