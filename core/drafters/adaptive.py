@@ -236,7 +236,7 @@ class Adaptive:
                     seconds = now - self._since
                     self._choosers[row].learn(arm, len(emitted) / (seconds if self._clock and seconds else cost))
                 elif tree is not None and not self._clock:
-                    tokens = min(tree.right(row, emitted) + 1, len(emitted))
+                    tokens = tree.right(row, emitted) + 1  # at least; what comes behind these is not known
                     self._choosers[row].learn(arm, tokens / self._cost(arm, tree.sizes[row], 0))
         self._since = now
         for arm, one in enumerate(self.drafters):

@@ -26,7 +26,7 @@ from outrider.core.errors import Incompatible, InvalidOption, OutriderError
 from outrider.core.laws import Lawmaker, Sampling
 from outrider.core.policies import Confidence, DraftExit
 from outrider.core.rules.exact import Exact
-from outrider.core.speed import best_length
+from outrider.core.speed import speedup
 from outrider.core.target import Itself, Prefill, Prompts, Scores, Target, View, committed
 
 _LIKENESS = 64  # tokens of the prompt that likeness is measured on
@@ -249,10 +249,11 @@ def search(
             view.begin(texts, _GREEDY, frozenset())
             rate = agreement(view.recall(texts, max(counts)), texts, counts).sum() / sum(counts)
             cost = view.weight_bytes / max(whole.weight_bytes, 1)
-            length, speedup = best_length(float(rate), cost, longest=longest)
-            study.tell(trial, speedup)
-            if best is None or speedup > best.speedup:
-                best = Found(tuple(skip), float(rate), cost, length, speedup)
+            gains = {length: speedup(float(rate), length, cost) for length in range(1, longest + 1)}
+            length = max(gains, key=lambda one: gains[one])
+            study.tell(trial, gains[length])
+            if best is None or gains[length] > best.speedup:
+                best = Found(tuple(skip), float(rate), cost, length, gains[length])
             yield best
     finally:
         target.end()
