@@ -19,13 +19,13 @@ from outrider.core.drafters.distilled import SmallModel
 from outrider.core.drafters.feature import Eagle3Head
 from outrider.core.drafters.heads import HydraHeads, MedusaHeads
 from outrider.core.engine.transformer import Decoder
-from outrider.core.errors import Incompatible, InvalidOption, OutriderError, unknown
+from outrider.core.errors import Incompatible, InvalidOption, unknown
 from outrider.core.methods import DRAFTERS
 from outrider.core.target import Target
 from outrider.core.train import Pupil
 
 
-class NoWeights(OutriderError):
+class NoWeights(InvalidOption):
     """A drafter that has to be trained first."""
 
 
