@@ -8,7 +8,7 @@ training-time test; HASS, arXiv 2408.15766).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from outrider.core.drafters.heads import Kept, before, causal, kept
 from outrider.core.drafters.learned import Learned, ready
 from outrider.core.engine.block import Angles, Block, Matrix, Norm, Rounds, Sight, Words, weight_bytes
+from outrider.core.engine.network import Config
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.laws import Sampling
 from outrider.core.losses import Loss
@@ -64,13 +65,14 @@ class EagleHead(Pupil):
         noise: float = 0.1,
         normed: bool = True,
         hidden: int = 0,
+        form: Mapping[str, Any] | None = None,
         vocabulary: Kept = 0,
         fade: float = 0.8,
     ) -> None:
         super().__init__()
         network = target.network
         self.words = Words(network, vocabulary)
-        self.form = replace(network.config, hidden=hidden or network.config.hidden)
+        self.form = shaped(network.config, hidden, form)
         self.rounds, self.regress, self.noise, self.fade = rounds, regress, noise, fade
         self.config = {
             "rounds": rounds,
@@ -78,6 +80,7 @@ class EagleHead(Pupil):
             "noise": noise,
             "normed": normed,
             "hidden": hidden,
+            "form": dict(form or {}),
             "vocabulary": kept(self.words),
             "fade": fade,
         }
@@ -146,6 +149,8 @@ class Eagle3Head(Pupil):
         rounds: int = 4,
         steady: bool = True,
         hidden: int = 0,
+        form: Mapping[str, Any] | None = None,
+        normed_residual: bool = False,
         own: bool = False,
         vocabulary: Kept = 0,
         fade: float = 0.8,
@@ -160,13 +165,15 @@ class Eagle3Head(Pupil):
             raise InvalidOption(f"rounds is {rounds}; it must be 1 or more")
         self.needs = frozenset(self.taps)
         self.words = Words(network, vocabulary, own=own)
-        self.form = replace(network.config, hidden=hidden or network.config.hidden, qk_norm=False)
-        self.rounds, self.steady, self.fade = rounds, steady, fade
+        self.form = replace(shaped(network.config, hidden, form), qk_norm=False)
+        self.rounds, self.steady, self.fade, self.normed_residual = rounds, steady, fade, normed_residual
         self.config = {
             "taps": list(self.taps),
             "rounds": rounds,
             "steady": steady,
             "hidden": hidden,
+            "form": dict(form or {}),
+            "normed_residual": normed_residual,
             "own": own,
             "vocabulary": kept(self.words),
             "fade": fade,
@@ -196,8 +203,9 @@ class Eagle3Head(Pupil):
 
     def advance(self, x: Tensor, tokens: Tensor, sight: Sight) -> Tensor:
         """[B, Q, D] and [B, Q] -> states [B, Q, D]; normed if steady."""
-        read = torch.cat([self.embedded(self.words.embed(tokens)), self.entered(x)], -1)
-        states: Tensor = self.block(x, sight, read)
+        entered = self.entered(x)
+        read = torch.cat([self.embedded(self.words.embed(tokens)), entered], -1)
+        states: Tensor = self.block(entered if self.normed_residual else x, sight, read)
         return self.norm(states) if self.steady else states
 
     def _rounds(self, batch: Batch) -> Iterator[Tensor]:
@@ -226,6 +234,15 @@ class Eagle3Head(Pupil):
 
     def drafts(self, target: Any) -> Any:
         return ready(self, target)
+
+
+def shaped(config: Config, hidden: int, form: Mapping[str, Any] | None) -> Config:
+    """The target's form, with another width of the MLP, or with other fields of it (of weights made elsewhere)."""
+    fields = {**(form or {}), **({"hidden": hidden} if hidden else {})}
+    if fields.get("rope_scaling"):
+        kind, numbers = fields["rope_scaling"]
+        fields["rope_scaling"] = (kind, dict(numbers))
+    return replace(config, **fields)
 
 
 def said(pupil: Any, states: Iterator[Tensor], rounds: int) -> Iterator[Guess]:

@@ -25,20 +25,29 @@ class MedusaHeads(Pupil):
     """Medusa (arXiv 2401.10774): head k says x + SiLU(W_k x), through the target's output layer, about the token k
     places behind the next one; trained on a frozen target (Medusa-1), later heads counting less. Its tree is the
     Cartesian product of what the heads find likeliest. Ours share the target's output rows instead of each having
-    rows of its own; `layers` such steps may stand behind one another."""
+    rows of its `own` (they may have); `layers` such steps may stand behind one another."""
 
     once, cached, grow, taps = True, 0, "tree", ("last",)
     needs = frozenset({"last"})
 
     def __init__(
-        self, target: Any, *, heads: int = 4, layers: int = 1, vocabulary: Kept = 0, fade: float = 0.8
+        self,
+        target: Any,
+        *,
+        heads: int = 4,
+        layers: int = 1,
+        own: bool = False,
+        vocabulary: Kept = 0,
+        fade: float = 0.8,
     ) -> None:
         super().__init__()
         _counted(heads=heads, layers=layers)
         network = target.network
         self.words = Words(network, vocabulary)
         self.form, self.depth, self.fade = network.config, heads, fade
-        self.config = {"heads": heads, "layers": layers, "vocabulary": kept(self.words), "fade": fade}
+        self.config = {"heads": heads, "layers": layers, "own": own, "vocabulary": kept(self.words), "fade": fade}
+        rows: list[Any] = [Words(network, vocabulary, own=True).own for _ in range(heads if own else 0)]
+        self.outputs: Any = nn.ModuleList(rows)
         width = network.config.width
         self.first = Matrix(width, heads * width, bias=True, zero=True)  # of all heads
         self.more = nn.ModuleList(_steps(width, layers - 1) for _ in range(heads))
@@ -53,23 +62,26 @@ class MedusaHeads(Pupil):
     def guesses(self, batch: Batch) -> Iterable[Guess]:
         for k in range(self.depth):
             states = batch.taps["last"][batch.asked(k + 2)].to(self.first.weight.dtype)
-            yield Guess(self.words.logits(self.head(k, states)), k + 2, self.fade**k, self.words.vocabulary)
+            speak = self.outputs[k] if self.outputs else self.words.logits
+            yield Guess(speak(self.head(k, states)), k + 2, self.fade**k, self.words.vocabulary)
 
     def open(self, features: Tensor, tokens: Tensor, sight: Sight) -> Tensor:
         return features
 
     def ahead(self, state: Tensor, sight: Sight) -> Tensor:
         first = F.silu(self.first(state)).view(len(state), self.depth, -1) + state[:, None]
-        if not self.config["layers"] > 1:
+        if not self.outputs and not self.config["layers"] > 1:
             return first
-        return torch.stack([residual(self.more[k], x) for k, x in enumerate(first.unbind(1))], 1)
+        said = [residual(self.more[k], x) for k, x in enumerate(first.unbind(1))]
+        return torch.stack([speak(x) for speak, x in zip(self.outputs, said, strict=True)] if self.outputs else said, 1)
 
     def logits(self, states: Tensor) -> Tensor:
-        return self.words.logits(states)
+        """Heads with output rows of their own have spoken already."""
+        return states if self.outputs else self.words.logits(states)
 
     @property
     def pass_bytes(self) -> int:
-        return weight_bytes(self)
+        return weight_bytes(self) - (self.words.weight_bytes if self.outputs else 0)
 
     def drafts(self, target: Any) -> Any:
         return ready(self, target)

@@ -320,6 +320,10 @@ class Words(nn.Module):
             self._dense, self._seen = self._outputs(), version
         return F.linear(x.to(self._dense.weight.dtype), self._dense.weight, self._dense.bias)
 
+    def outputs(self) -> Tensor:
+        """The teacher's output rows [R, D] of the tokens that can be guessed."""
+        return self._outputs().weight
+
     def _outputs(self) -> Dense:
         network = self._network[0]
         weight, bias = network.embedding if network.config.tied else network.head.weight, network.head.bias
