@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.core.assets import cache_folder
-from outrider.core.drafters import calibrated, skip
+from outrider.core.drafters import calibrated
+from outrider.core.drafters.skipsearch import search
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.laws import Sampling
 from outrider.core.stopwatch import pass_cost
@@ -113,7 +114,7 @@ def calibrate(
     path = calibration(model, drafter)
     path.parent.mkdir(parents=True, exist_ok=True)
     if drafter == "draft-verify":
-        for number, found in enumerate(skip.search(model.target(), ids, tokens=tokens, trials=trials), 1):
+        for number, found in enumerate(search(model.target(), ids, tokens=tokens, trials=trials), 1):
             found.save(path)
             yield number, trials, f"{len(found.skip)} sublayers, {found.speedup:.2f}x predicted"
         return

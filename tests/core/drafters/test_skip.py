@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from outrider.core.decode import decode
-from outrider.core.drafters.skip import Found, SelfDrafter, draft_on_the_fly, draft_verify, few, search, swift
+from outrider.core.drafters.skip import SelfDrafter, draft_on_the_fly, draft_verify, few, swift
+from outrider.core.drafters.skipsearch import Found, search
 from outrider.core.engine.network import Layer
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import Incompatible, InvalidOption
