@@ -105,7 +105,7 @@ class NGrammys:
     bytes_read = 0
 
     def __init__(
-        self, model: Target, *, bigrams: Tensor | None = None, drafts: int = 4, length: int = 4, query: int = 2
+        self, model: Target, *, bigrams: Tensor | None = None, drafts: int = 3, length: int = 4, query: int = 2
     ) -> None:
         if min(drafts, length, query) < 1:
             raise InvalidOption(f"drafts={drafts}, length={length}, query={query}: each must be 1 or more")
