@@ -25,6 +25,7 @@ from outrider.core.laws import Lawmaker, Sampling
 from outrider.core.policies import Confidence, DraftExit
 from outrider.core.target import Itself, Prefill, Prompts, Scores, Target, View, committed
 
+_USUAL = 12
 _LIKENESS = 64  # tokens of the prompt that likeness is measured on
 
 
@@ -170,17 +171,18 @@ class Given:
 
 
 def draft_verify(
-    skip: Collection[str] | str | Path | Found, *, length: int = 12, bound: float = 0.6, wanted: float = 0.85
+    skip: Collection[str] | str | Path | Found, *, length: int | None = None, bound: float = 0.6, wanted: float = 0.85
 ) -> SelfDrafter:
     """A fixed set of skipped sublayers: their names, or what `search` found, as it is or as the file it was saved to.
     Drafting stops where the view is unsure, by a bound that follows the acceptance towards `wanted`. Where the paper
-    looks at the probability of the token already drawn, ours looks at the law before the draw."""
+    looks at the probability of the token already drawn, ours looks at the law before the draw. `length` is the most
+    that is drafted: by default what `search` found best, else the paper's 12."""
     if isinstance(skip, Path) or (isinstance(skip, str) and skip.endswith(".json")):
         skip = Found.load(Path(skip))
     if isinstance(skip, str):
         skip = [one.strip() for one in skip.split(",") if one.strip()]
-    names = skip.skip if isinstance(skip, Found) else tuple(skip)
-    policy = DraftExit(length, bound, wanted)
+    names, best = (skip.skip, skip.length) if isinstance(skip, Found) else (tuple(skip), _USUAL)
+    policy = DraftExit(best if length is None else length, bound, wanted)
     return SelfDrafter("draft-verify", lambda model: DraftModel(model, policy=policy), Given(frozenset(names)))
 
 
