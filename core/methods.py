@@ -20,6 +20,7 @@ from outrider.core.drafters.calibrated import Sequoia
 from outrider.core.drafters.cascade import CSDrafting
 from outrider.core.drafters.crossvocab import CrossVocabulary, Renamed
 from outrider.core.drafters.ensemble import Ensemble
+from outrider.core.drafters.exits import ExitHead, KangarooHead
 from outrider.core.drafters.feature import Eagle3Head, EagleHead, eagle2
 from outrider.core.drafters.guided import InputGuided
 from outrider.core.drafters.heads import HydraHeads, MedusaHeads
@@ -506,6 +507,30 @@ DRAFTERS = _table(
         needs=("pupil",),
         small={"block": 2, "encoder": 1},
         trials=({"length": 2},),
+    ),
+    Method(
+        name="layer-skip",
+        make=Learned,
+        pupil=ExitHead,
+        systems=("LayerSkip",),
+        summary="the target's first layers and a trained exit draft; verifying goes on from their states",
+        paper="LayerSkip: Enabling Early Exit Inference and Self-Speculative Decoding (arXiv 2404.16710)",
+        topology=("chain", "tree"),
+        needs=("pupil",),
+        small={"exit": 1, "hidden": 4},
+        trials=({"length": 2}, {"grow": "tree", "shape": (-1, -1, 0)}),
+    ),
+    Method(
+        name="kangaroo",
+        make=Learned,
+        pupil=KangarooHead,
+        systems=("Kangaroo",),
+        summary="the target's first layers and a trained adapter of one attention draft until unsure",
+        paper="Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting (arXiv 2404.18911)",
+        topology=("chain", "tree"),
+        needs=("pupil",),
+        small={"exit": 1},
+        trials=({"length": 2, "policy": "confidence"}, {"grow": "dynamic", "nodes": 3, "width": 2, "depth": 2}),
     ),
 )
 

@@ -190,7 +190,7 @@ class TableTarget:
         padded = torch.tensor([[*prompt, *[-1] * (longest - len(prompt))] for prompt in prompts], device=self.device)
         self._context = torch.zeros(len(prompts), dtype=torch.long, device=self.device)
         read = self._roll(padded)[:, :-1]
-        return Prefill(self.hidden(read), self)
+        return Prefill(self.hidden(read, needs), self)
 
     def _roll(self, tokens: Tensor) -> Tensor:
         """Move each row's context over tokens [B, K]; -1 moves nothing -> the context behind each, [B, K]."""
@@ -201,9 +201,11 @@ class TableTarget:
         return torch.stack(found, 1)[:, 1:]
 
     def score(self, draft: Draft, since: int | None = None) -> Scores:
-        return self._scores(draft, since, self._lawmaker, self.blur)
+        return self._scores(draft, since, self._lawmaker, self.blur, self._taps)
 
-    def _scores(self, draft: Draft, since: int | None, lawmaker: Lawmaker, blur: float) -> Scores:
+    def _scores(
+        self, draft: Draft, since: int | None, lawmaker: Lawmaker, blur: float, taps: Collection[str]
+    ) -> Scores:
         contexts = self._context[:, None]  # [B, 1 + nodes]
         parents = draft.tree.parents.expand(draft.rows, -1) + 1
         for node in range(draft.size):
@@ -211,14 +213,14 @@ class TableTarget:
             contexts = torch.cat([contexts, hash_tokens(before, draft.tokens[:, node : node + 1])], 1)
         first = 0 if since is None else since + 1
         contexts = contexts[:, first:]
-        return Scores(draft, lawmaker, self._lengths, self.logits(contexts, blur), self.hidden(contexts), first)
+        return Scores(draft, lawmaker, self._lengths, self.logits(contexts, blur), self.hidden(contexts, taps), first)
 
-    def hidden(self, contexts: Tensor) -> dict[str, Tensor]:
-        """[B, K] -> noise [B, K, width] for each tap asked for."""
+    def hidden(self, contexts: Tensor, taps: Collection[str]) -> dict[str, Tensor]:
+        """[B, K] -> noise [B, K, width] for each tap."""
         places = torch.arange(self.width, device=self.device)
         return {
             tap: torch.logit(uniform_of(hash_tokens(contexts[..., None] ^ crc32(tap.encode()), places)).to(self.dtype))
-            for tap in self._taps
+            for tap in taps
         }
 
     def logits(self, contexts: Tensor, blur: float | None = None) -> Tensor:
@@ -266,7 +268,7 @@ class TableTarget:
                 raise unknown("sublayer", name, _TABLE_PARTS)
         parts = [*(_TABLE_PARTS[name] for name in sorted(set(skip))), 0.3 * (exit is not None)]
         parts += [0.2 * (window is not None), 0.1 * (bits is not None)]
-        return TableView(self, self.blur + (1 - self.blur) * min(sum(parts), 1.0))
+        return TableView(self, self.blur + (1 - self.blur) * min(sum(parts), 1.0), exit)
 
     def likeness(self, texts: Prompts, count: int) -> Tensor:
         ids = torch.arange(len(_TABLE_PARTS), device=self.device)
@@ -277,13 +279,14 @@ _TABLE_PARTS = {"attention.0": 0.1, "mlp.0": 0.4, "attention.1": 0.05, "mlp.1": 
 
 
 class TableView:
-    """A table target blurred further, moving with it."""
+    """A table target blurred further, moving with it; at an exit its states can be had."""
 
     rollback = True
     weight_bytes = 0
 
-    def __init__(self, table: TableTarget, blur: float) -> None:
+    def __init__(self, table: TableTarget, blur: float, exit: int | None = None) -> None:
         self.table, self.blur = table, blur
+        self.taps = () if exit is None else (f"layer.{exit - 1}",)
         self.vocabulary, self.device = table.vocabulary, table.device
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
@@ -291,7 +294,7 @@ class TableView:
         return Prefill()
 
     def score(self, draft: Draft, since: int | None = None) -> Scores:
-        return self.table._scores(draft, since, self._lawmaker, self.blur)
+        return self.table._scores(draft, since, self._lawmaker, self.blur, self.taps)
 
     def recall(self, texts: Prompts, count: int) -> Tensor:
         found = torch.zeros(len(texts), count, self.vocabulary, dtype=self.table.dtype, device=self.device)

@@ -9,6 +9,7 @@ Knows states, tokens and laws; nothing of how a pupil computes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -26,7 +27,7 @@ from outrider.core.errors import InvalidOption, unknown
 from outrider.core.laws import Law, Lawmaker, Sampling, to_law
 from outrider.core.policies import Policy, Risk
 from outrider.core.shapes import chain, depths, rerank, sequoia
-from outrider.core.target import Prefill, Prompts, Scores
+from outrider.core.target import Itself, Prefill, Prompts, Scores
 
 GROWTHS = ("chain", "tree", "dynamic", "sampled")
 _PIECE = 512  # prompt tokens a pass
@@ -79,6 +80,15 @@ class _Reduced(Lawmaker):
         return Law(law.probs, tokens, self.vocabulary)
 
 
+def reduced(
+    sampling: Sampling, prompts: Prompts, vocabulary: int, device: torch.device, ids: Tensor | None
+) -> Lawmaker:
+    """Laws of logits over some ids; None: over all."""
+    made = _Reduced(sampling, prompts, vocabulary, device)
+    made.ids = ids
+    return made
+
+
 class Follower:
     """A pupil as a target that drafts: it reads what was committed together with the target's states, and guesses on
     from its own. `listen` brings it the states; nodes are scored level by level, as they are grown."""
@@ -95,6 +105,7 @@ class Follower:
         self.cache = Cache((pupil.cached, 2 * form.kv_heads, form.head_dim), self.dtype, self.device)
         self.angles = Angles(form)
         self._heard: Mapping[str, Tensor] = {}
+        self.whole: Itself | None = None  # the target itself, where it can be seen cheaper
 
     def listen(self, hidden: Mapping[str, Tensor]) -> None:
         """The states of a prefill before `begin`, of scores before `keep`."""
@@ -108,8 +119,7 @@ class Follower:
     @torch.no_grad()
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
         """Read the prompts. The first token has no state before it: it is left out, unless it is all there is."""
-        self._lawmaker = _Reduced(sampling, prompts, self.vocabulary, self.device)
-        self._lawmaker.ids = self.pupil.words.vocabulary
+        self._lawmaker = reduced(sampling, prompts, self.vocabulary, self.device, self.pupil.words.vocabulary)
         read = [list(prompt[1:]) or list(prompt) for prompt in prompts]
         features = self._features()
         features = torch.nn.functional.pad(features, (0, 0, 0, max(1 - features.shape[1], 0)))
@@ -209,7 +219,7 @@ class Follower:
         self._lawmaker.commit(self.cache.keep(draft, verdict, count))
         rows = torch.nn.functional.pad(verdict.path + 1, (1, 0)).clamp(min=0)  # behind which each token was emitted
         fresh = heard.gather(1, rows[..., None].expand(-1, -1, heard.shape[2]))
-        self._pending = _carried(before, self.cache.rows, torch.cat([self._pending, fresh], 1))
+        self._pending = carried(before, self.cache.rows, torch.cat([self._pending, fresh], 1))
 
     def mark(self) -> object:
         return self.cache.mark()
@@ -225,7 +235,7 @@ class Follower:
         self._heard = {}
 
 
-def _carried(before: Rows, after: Rows, features: Tensor) -> Tensor:
+def carried(before: Rows, after: Rows, features: Tensor) -> Tensor:
     """Of the features [B, P + D + 1, F] of what waited and of what was emitted, those of what waits now."""
     wait, width = before.pending.shape[1], after.pending.shape[1]
     index = (after.entries - before.entries)[:, None] + torch.arange(width, device=features.device)
@@ -325,9 +335,9 @@ class Learned:
             if not hasattr(pupil, "confident"):
                 raise InvalidOption(f"a {type(pupil).__name__} has no confidence of its own; take policy='confidence'")
             policy = Risk(min(length, most), pupil.confident, risk, tap="states")
-        self.model: Any = Follower(pupil)
+        self.model: Any = getattr(pupil, "reader", Follower)(pupil)
         self.vocabulary: int | None = self.model.vocabulary
-        self.needs: frozenset[str] = frozenset(pupil.needs)
+        self.needs: frozenset[str] = frozenset(getattr(pupil, "reads", pupil.needs))
         soft = sampling or Sampling()  # fixed guesses go by the pupil's own law, whatever the target's temperature is
         self._fixed: Any
         self._drawn: Any = None
@@ -354,10 +364,13 @@ class Learned:
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         self._inner = self._fixed if self._drawn is None or sampling.greedy else self._drawn
         self.model.listen(prefill.hidden)
+        self.model.whole = prefill.itself
         self._inner.begin(prefill, prompts, sampling)
 
     def propose(self, room: Tensor, dice: Dice) -> Draft:
         draft: Draft = self._inner.propose(room, dice)
+        if self.grow != "dynamic" and (carry := getattr(self.model, "carry", None)):  # nodes stand as they were read
+            return replace(draft, carry=carry())
         return draft
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:

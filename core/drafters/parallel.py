@@ -108,15 +108,16 @@ class AmphistaHeads(_AtOnce):
         self._begin(network, vocabulary, fade, heads=heads)
         self.depth = heads
         width = self.form.width
-        self.adapt: Any = nn.ModuleList(Block(self.form, index=index) for index in range(2))
+        adapt = [Block(self.form, index=index) for index in range(2)]
+        self.adapt: Any = nn.ModuleList(adapt)
         self.fuse = Matrix(2 * width, width)
         self.embedded = Norm(width, self.form.norm_eps)
         self.heads = Matrix(width, heads * width, bias=True)
         self.place = nn.Parameter(torch.zeros(heads, width))
         self.mixer = Block(self.form)
         with torch.no_grad():
-            for index, block in enumerate(self.adapt):
-                block.copy(network.layers[max(len(network.layers) - 2, 0) + index - (len(network.layers) < 2) * index])
+            for one, layer in zip(reversed(adapt), reversed(network.layers), strict=False):
+                one.copy(layer)
             self.fuse.weight[:, width:] = torch.eye(width)
             self.mixer.attention.out.weight.mul_(0.1)
 
@@ -176,13 +177,14 @@ class DFlashBlock(_AtOnce):
         self.fuse = Matrix(len(self.taps) * width, width)
         self.context_norm = Norm(width, eps)
         self.mask = nn.Parameter(torch.randn(1, width) * float(network.embedding.float().std()))
-        self.blocks: Any = nn.ModuleList(Block(self.form, index=index) for index in range(layers))
+        blocks = [Block(self.form, index=index) for index in range(layers)]
+        self.blocks: Any = nn.ModuleList(blocks)
         self.norm = Norm(width, eps)
         with torch.no_grad():
             self.fuse.weight.mul_(0.1)
             self.fuse.weight[:, -width:] += torch.eye(width)
             self.norm.weight.copy_(network.norm)
-            for one, layer in zip(reversed(self.blocks), reversed(network.layers), strict=False):
+            for one, layer in zip(reversed(blocks), reversed(network.layers), strict=False):
                 one.copy(layer)
 
     def _context(self, features: Tensor, tokens: Tensor, sight: Sight) -> Tensor:
@@ -338,8 +340,9 @@ class SpecDecBlock(DFlashBlock):
         self.config = {key: one for key, one in self.config.items() if key != "taps"} | {"encoder": encoder}
         shallow = self.cached
         self.cached = shallow + encoder
-        self.encoder: Any = nn.ModuleList(Block(self.form, index=shallow + index) for index in range(encoder))
-        for one, layer in zip(self.encoder, target.network.layers, strict=False):
+        deep = [Block(self.form, index=shallow + index) for index in range(encoder)]
+        self.encoder: Any = nn.ModuleList(deep)
+        for one, layer in zip(deep, target.network.layers, strict=False):
             one.copy(layer)
         self.mask = nn.Parameter(self.mask.detach().repeat(self.depth, 1) + torch.randn(self.depth, 1) * 0.01)
 

@@ -75,6 +75,7 @@ class View:
         self._whole = not skip and window is None and bits is None
         self.vocabulary, self.device = network.config.vocabulary, network.device
         self.weight_bytes = self.network.weight_bytes
+        self.mute = False  # no logits, but the states at the exit
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
         if needs:
@@ -116,7 +117,12 @@ class View:
         self.network.reach(furthest(model, draft))
         x = self.network.run(self.network.embed(ids), cache.store, places)
         cache.writer, self._read, self._scored = self if not self._gap else cache.writer, rows, draft.size
-        self._states.append(x.view(*ids.shape, x.shape[1]))
+        left = x.view(*ids.shape, x.shape[1])
+        self._states.append(left)
+        if self.mute:  # somebody else says something from the states that leave here
+            tap = f"layer.{len(self.network.layers) - 1}"
+            hidden = {tap: behind(left.to(self.network.dtype), rows, draft, first, since)}
+            return Scores(draft, self._lawmaker, rows.committed, left[:, :0], hidden, first)
         states = behind(self.network.finish(x, len(ids)), rows, draft, first, since)
         return scores(self.network, states, draft, self._lawmaker, rows.committed, {}, first)
 

@@ -42,7 +42,9 @@ def pupil(method: Method, model: Decoder, **config: Any) -> Any:
 def drafted(follower: Follower, model: Decoder, tokens: list[int], depth: int) -> Tensor:
     """The logits [depth, R] along the true tokens behind the first `len - depth + 1`, the last of which is the root."""
     prompt, chain = tokens[: len(tokens) - depth + 1], tokens[len(tokens) - depth + 1 :]
-    follower.listen(model.begin([prompt], Sampling(), follower.pupil.needs).hidden)
+    prefill = model.begin([prompt], Sampling(), follower.pupil.needs)
+    follower.listen(prefill.hidden)
+    follower.whole = prefill.itself
     follower.begin([prompt], Sampling())
     found = [follower.score(Draft.empty(1)).logits()[0]]
     for node in range(len(chain)):
@@ -63,7 +65,8 @@ def test_drafting_computes_what_training_computed(method: Method) -> None:
     batch = read(DecoderTeacher(model), [Lesson(tuple(tokens[:2]), tuple(tokens[2:]))], learner.needs)
     with torch.no_grad():
         guesses = sorted(learner.guesses(batch), key=lambda one: one.offset)
-    follower = Follower(learner.drafts(model))
+    drafter = Learned(learner.drafts(model))
+    follower = drafter.model
     depth = len(guesses)
     compared = 0
     for root in range(2, len(tokens) - depth - 1):
@@ -93,8 +96,10 @@ class Audited(Learned):
             return draft
         said = self.model.score(Draft.empty(draft.rows)).logits()
         for row, text in enumerate(self.texts):
-            model, fresh = target(), Follower(self.pupil)
-            fresh.listen(model.begin([text], Sampling(), self.needs).hidden)
+            model, fresh = target(), type(self.model)(self.pupil)
+            prefill = model.begin([text], Sampling(), self.needs)
+            fresh.listen(prefill.hidden)
+            fresh.whole = prefill.itself
             fresh.begin([text], Sampling())
             wanted = fresh.score(Draft.empty(1)).logits()
             torch.testing.assert_close(said[row], wanted[0], atol=1e-9, rtol=0)
