@@ -56,8 +56,15 @@ class Costs:
 class Auto(Ensemble):
     """An ensemble that tries as many guesses as should pay, and rests for a while when none did."""
 
-    def __init__(self, costs: Costs, *, drafters: Sequence[Drafter | str] = MEMBERS, longest: int = _LONGEST) -> None:
-        super().__init__(drafters=drafters, nodes=longest)
+    def __init__(
+        self,
+        costs: Costs,
+        *,
+        drafters: Sequence[Drafter | str] = MEMBERS,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+        longest: int = _LONGEST,
+    ) -> None:
+        super().__init__(drafters=drafters, options=options, nodes=longest)
         self.costs = costs
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
@@ -88,9 +95,11 @@ class Auto(Ensemble):
         return draft
 
 
-def make(target: Callable[[], Target], where: str, options: Mapping[str, Any]) -> tuple[Auto, str]:
+def make(
+    target: Callable[[], Target], where: str, options: Mapping[str, Any], members: Mapping[str, Mapping[str, Any]] = {}
+) -> tuple[Auto, str]:
     """The drafter, and its costs as a trace notes them: give that text as the option `costs` to have a run again.
-    `where` names the model and the machine they belong to."""
+    `where` names the model and the machine they belong to; `members` are options of the drafters, by their names."""
     for given in options:
         if given not in ("costs", "longest"):
             raise unknown("option of the drafter 'auto'", given, ("costs", "longest"))
@@ -98,7 +107,7 @@ def make(target: Callable[[], Target], where: str, options: Mapping[str, Any]) -
     if not isinstance(longest, int) or longest < 1:
         raise InvalidOption(f"longest is {longest!r}; it must be 1 or more guesses")
     costs = str(options["costs"]) if "costs" in options else calibration(target, where)
-    return Auto(parse(costs), longest=longest), costs
+    return Auto(parse(costs), options=members, longest=longest), costs
 
 
 def parse(costs: str) -> Costs:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core.assets import cache_folder
+from outrider.core.assets import Checkpoint, cache_folder
 from outrider.core.drafters.ensemble import MEMBERS
 from outrider.core.drafters.ngram import bigram_table
 from outrider.core.drafters.recycling import Successors
@@ -126,19 +127,17 @@ def _ids(model: TextModel, text: str | Sequence[int]) -> list[int]:
 
 
 def bigrams(model: TextModel) -> Tensor:
-    """[V, 8] the likeliest successors of each token, kept in the cache folder once they are worked out."""
-    place = hashlib.sha256(str(model.folder or model.name).encode()).hexdigest()[:8]
-    path = cache_folder() / "bigrams" / f"{model.name.replace('/', '--')[:60]}-{place}.npy"
+    """[V, 8] the likeliest successors of each token: those that ship with us, or those in the cache folder, where they
+    are kept once they are worked out."""
     target = model.target()
-    with suppress(OSError, ValueError, EOFError):
-        table = np.load(path, allow_pickle=False)
-        whole = table.shape == (target.vocabulary, min(_SUCCESSORS, target.vocabulary))
-        if whole and table.dtype == np.int32 and table.min() >= 0 and table.max() < target.vocabulary:
-            return torch.from_numpy(table).long()
+    found = known_bigrams(model, target.vocabulary)
+    if found is not None:
+        return found
     from tqdm import tqdm
 
     with tqdm(total=target.vocabulary, unit="token", desc="Bigrams, once for this model", leave=False) as bar:
         found = bigram_table(target, _SUCCESSORS, progress=bar.update)
+    path = _kept(model)
     with suppress(OSError):  # a cache that can't be written costs the same the next time
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(path.name + ".part")
@@ -146,3 +145,28 @@ def bigrams(model: TextModel) -> Tensor:
             np.save(file, found.cpu().numpy().astype(np.int32))
         beside.replace(path)
     return found.cpu()
+
+
+def known_bigrams(model: TextModel, vocabulary: int) -> Tensor | None:
+    """The same where nothing has to be worked out; else None."""
+    shape = vocabulary, min(_SUCCESSORS, vocabulary)
+    shipped = Path(str(resources.files("outrider.text"))) / "weights" / f"{model.name}.bigrams.safetensors"
+    if shipped.is_file():
+        table = Checkpoint(shipped)["successors"].long()
+        return table if tuple(table.shape) == shape else None
+    with suppress(OSError, ValueError, EOFError):
+        kept = np.load(_kept(model), allow_pickle=False)
+        if kept.shape == shape and kept.dtype == np.int32 and kept.min() >= 0 and kept.max() < vocabulary:
+            return torch.from_numpy(kept).long()
+    return None
+
+
+def _kept(model: TextModel) -> Path:
+    place = hashlib.sha256(str(model.folder or model.name).encode()).hexdigest()[:8]
+    return cache_folder() / "bigrams" / f"{model.name.replace('/', '--')[:60]}-{place}.npy"
+
+
+def for_auto(model: TextModel) -> dict[str, dict[str, Any]]:
+    """Options of the drafters of "auto", by name: bigrams where they are known, as nobody waits for them."""
+    table = known_bigrams(model, model.target().vocabulary)
+    return {} if table is None else {"token-recycling": {"start": Bigrams(table)}}

@@ -14,7 +14,10 @@ import torch
 import outrider.text.inside
 import outrider.text.loading
 import outrider.text.model
+from outrider.core.draft import Draft
+from outrider.core.laws import Sampling
 from outrider.text import TextModel, custom_generate
+from outrider.text.drafting import bigrams
 
 pytestmark = pytest.mark.slow
 SUMMARY = (
@@ -101,3 +104,14 @@ def test_it_loads_without_transformers(smollm2: TextModel) -> None:
     alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads that wait for each other are slow on a busy machine
     child = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, env=alone)
     assert not {"transformers", "gguf", "huggingface_hub"} & set(child.stdout.split())
+
+
+def test_the_bigrams_that_ship_are_the_models_own(smollm2: TextModel) -> None:
+    table = bigrams(smollm2)
+    assert table.shape == (smollm2.target().vocabulary, 8)
+    some = torch.tensor([[260], [2000], [11_000], [49_000]])
+    target = smollm2.target()
+    for token in some.flatten().tolist():
+        target.begin([[0, token]], Sampling(), frozenset())  # behind the token that begins a text
+        likeliest = target.score(Draft.empty(1)).logits()[0, 0].topk(8).indices.tolist()
+        assert len(set(likeliest) & set(table[token].tolist())) >= 6, "worked out in 16 bits, compared in 32"
