@@ -38,6 +38,7 @@ from outrider.core.drafters.model import (
     on_the_fly_window,
     specdec_pp,
 )
+from outrider.core.drafters.mtp import MtpModules
 from outrider.core.drafters.ngram import ANPD, NGrammys
 from outrider.core.drafters.parallel import AmphistaHeads, BlockwiseHeads, DFlashBlock, DSparkBlock, SpecDecBlock
 from outrider.core.drafters.recycling import TokenRecycling
@@ -531,6 +532,18 @@ DRAFTERS = _table(
         needs=("pupil",),
         small={"exit": 1},
         trials=({"length": 2, "policy": "confidence"}, {"grow": "dynamic", "nodes": 3, "width": 2, "depth": 2}),
+    ),
+    Method(
+        name="mtp",
+        make=Learned,
+        pupil=MtpModules,
+        systems=("MTP (DeepSeek)", "FastMTP"),
+        summary="modules one after another, each on the state before it and the next token; or one, used again",
+        paper="DeepSeek-V3 Technical Report (arXiv 2412.19437)",
+        topology=("chain", "tree"),
+        needs=("pupil",),
+        small={"modules": 2},
+        trials=({"length": 3}, {"grow": "dynamic", "nodes": 3, "width": 2, "depth": 3}),
     ),
 )
 
