@@ -153,22 +153,24 @@ class Case:
         return [tuple(row) for row in emitted]
 
 
-def enumerate_output(case: Case, dice: Callable[[Sequence[Tape]], Enumerator] = Enumerator) -> list[Distribution]:
-    """The exact law of each prompt's output, by walking down every branch of chance."""
+def enumerate_output(
+    case: Case, dice: Callable[[Sequence[Tape]], Enumerator] = Enumerator, *, together: bool = True
+) -> list[Distribution]:
+    """The exact law of each prompt's output, by walking down every branch of chance: side by side, or one run after
+    another, for what decides in other steps (not by other laws) where the rows of a batch draft differently."""
     laws: list[Distribution] = [defaultdict(float) for _ in case.prompts]
     waiting: list[tuple[int, Tape]] = [(row, ()) for row in range(len(case.prompts))]
     while waiting:
-        enumerator = dice([tape for _, tape in waiting])
-        outputs = case.run([row for row, _ in waiting], enumerator)
-        found: list[tuple[int, Tape]] = []
+        now, waiting = (waiting, []) if together else (waiting[-1:], waiting[:-1])
+        enumerator = dice([tape for _, tape in now])
+        outputs = case.run([row for row, _ in now], enumerator)
         for (row, _), output, weight, branches in zip(
-            waiting, outputs, enumerator.weight, enumerator.branches, strict=True
+            now, outputs, enumerator.weight, enumerator.branches, strict=True
         ):
             if branches:
-                found += [(row, tape) for tape in branches]
+                waiting += [(row, tape) for tape in branches]
             else:
                 laws[row][output] += float(weight)
-        waiting = found
     return [dict(law) for law in laws]
 
 

@@ -95,8 +95,9 @@ def test_models_keep_step_when_others_draft(rule: Any) -> None:
         assert all(step.accepted == len(step.drafted) for step in steps if step.note == "DraftModel")
 
 
+@pytest.mark.parametrize("rule", [Exact(), Token()], ids=["exact", "token"])
 @pytest.mark.parametrize("by", ["bandit", "complexity", "guard"])
-def test_models_among_the_drafters_keep_the_law(by: str) -> None:
+def test_models_among_the_drafters_keep_the_law(by: str, rule: Any) -> None:
     def adaptive() -> Drafter:
         small = TableTarget(3, seed=1, sharpness=0.7, blur=0.4)
         return Adaptive(drafters=[DraftModel(small, length=2), PromptLookup(length=2)], by=by)
@@ -105,11 +106,12 @@ def test_models_among_the_drafters_keep_the_law(by: str) -> None:
     case = Case(
         target=lambda: TableTarget(3, seed=1, sharpness=0.7),
         drafter=adaptive,
-        rule=Token(),  # one walk for drawn and fixed guesses, so that a row decides the same in any company
+        rule=rule,
         prompts=prompts,
         limits=(3, 3),
     )
-    for row, law in enumerate(enumerate_output(case)):
+    together = isinstance(rule, Token)  # one walk for drawn and fixed guesses; `exact` has several
+    for row, law in enumerate(enumerate_output(case, together=together)):
         wanted = target_law(TableTarget(3, seed=1, sharpness=0.7), prompts[row], Sampling(), 3)
         assert total_variation(law, wanted) < 1e-12
 
