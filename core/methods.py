@@ -19,6 +19,7 @@ from outrider.core.drafters.bestfirst import SpecExec
 from outrider.core.drafters.calibrated import Sequoia
 from outrider.core.drafters.cascade import CSDrafting
 from outrider.core.drafters.crossvocab import CrossVocabulary, Renamed
+from outrider.core.drafters.ctc import CtcFrames
 from outrider.core.drafters.ensemble import Ensemble
 from outrider.core.drafters.exits import ExitHead, KangarooHead
 from outrider.core.drafters.feature import Eagle3Head, EagleHead, eagle2
@@ -544,6 +545,18 @@ DRAFTERS = _table(
         needs=("pupil",),
         small={"modules": 2},
         trials=({"length": 3}, {"grow": "dynamic", "nodes": 3, "width": 2, "depth": 3}),
+    ),
+    Method(
+        name="ctc",
+        make=Learned,
+        pupil=CtcFrames,
+        systems=("CTC drafting",),
+        summary="frames with blanks and repeats for the next tokens at once, collapsed before they are verified",
+        paper="Speculative Decoding with CTC-based Draft Model for LLM Inference Acceleration (arXiv 2412.00061)",
+        topology=("tree", "chain"),
+        needs=("pupil",),
+        small={"frames": 3, "length": 2},
+        trials=({"nodes": 4, "depth": 2},),
     ),
 )
 

@@ -205,11 +205,15 @@ class Follower:
         return self._states.shape[2]
 
     @torch.no_grad()
-    def upcoming(self) -> Law:
-        """The laws of the next places, of a pupil that guesses at once: [B, K, S]."""
+    def said(self) -> Tensor:
+        """The logits of the next places, of a pupil that guesses at once: [B, K, R]."""
         self._open()
-        law: Law = self._lawmaker.law(self.pupil.logits(self._states))
-        return law
+        logits: Tensor = self.pupil.logits(self._states)
+        return logits
+
+    def upcoming(self) -> Law:
+        """The laws of the next places, likewise: [B, K, S]."""
+        return self._lawmaker.law(self.said())
 
     @torch.no_grad()
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
@@ -341,7 +345,9 @@ class Learned:
         soft = sampling or Sampling()  # fixed guesses go by the pupil's own law, whatever the target's temperature is
         self._fixed: Any
         self._drawn: Any = None
-        if self.grow == "chain":
+        if grower := getattr(pupil, "grower", None):  # has a way of its own
+            self._fixed = grower(self.model, nodes=nodes, depth=min(depth, most), sampling=soft)
+        elif self.grow == "chain":
             self._fixed = FixedChain(self.model, length=min(length, most), policy=policy, sampling=soft)
             self._drawn = DraftModel(self.model, length=min(length, most), policy=policy, sampling=sampling)
         elif self.grow == "dynamic" and not pupil.once:

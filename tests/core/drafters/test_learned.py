@@ -14,6 +14,7 @@ from outrider.core.conformance import untaught
 from outrider.core.decode import decode
 from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.drafters.ctc import collapse
 from outrider.core.drafters.learned import Follower, Learned, best_shape, shallow
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import InvalidOption
@@ -26,6 +27,7 @@ from outrider.core.target import Prefill, Prompts, Scores
 
 SHAPE = Config(vocabulary=31, width=32, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=48)
 TRAINED = {name: method for name, method in DRAFTERS.items() if method.make in (Learned,)}
+SPOKEN = [method for method in TRAINED.values() if method.name != "ctc"]  # frames are not about places
 GREEDY = Sampling(temperature=0)
 
 
@@ -53,7 +55,7 @@ def drafted(follower: Follower, model: Decoder, tokens: list[int], depth: int) -
     return torch.cat(found)
 
 
-@pytest.mark.parametrize("method", TRAINED.values(), ids=lambda method: method.name)
+@pytest.mark.parametrize("method", SPOKEN, ids=lambda method: method.name)
 def test_drafting_computes_what_training_computed(method: Method) -> None:
     model = target()
     learner = pupil(method, model, vocabulary=tuple(range(30, 3, -1)))
@@ -167,12 +169,18 @@ def test_it_learns_and_drafts_as_well_as_was_foreseen(method: Method, measured: 
     measured("training on a tiny target: simulated tokens a call", name=method.name, value=after.tokens_per_call)
     assert last < 0.8 * first
     assert after.tokens_per_call > max(before.tokens_per_call, 1.5)  # Medusa's heads begin as the output layer itself
-    drafter = Learned(learner.drafts(model), grow="chain", length=learner.depth or 4)
+    length = learner.depth or 4
+    drafter = Learned(learner.drafts(model), grow="chain", length=length, nodes=length)
     steps = decode(model, drafter, Exact(), [one.prompt for one in held], sampling=GREEDY, limit=24)
     emitted = [len(step.emitted) for step in steps]
     real = sum(emitted) / len(emitted)
     measured("training on a tiny target: real tokens a call", name=method.name, value=real)
     assert real == pytest.approx(after.tokens_per_call, rel=0.12)
+
+
+def test_frames_collapse() -> None:
+    frames = torch.tensor([[7, 7, 9, 7, 9, 9], [9, 9, 9, 9, 9, 9], [1, 2, 3, 4, 5, 6], [1, 9, 1, 1, 9, 2]])
+    assert collapse(frames, 9, 4).tolist() == [[7, 7, -1, -1], [-1] * 4, [1, 2, 3, 4], [1, 1, 2, -1]]
 
 
 def test_shapes() -> None:
