@@ -27,6 +27,9 @@ from outrider.core.methods import Method
 from outrider.core.record import Record
 from outrider.core.target import TableTarget, Target
 
+# one drafter for each kind of draft: drawn chains and trees, fixed ones, windows, and mixtures
+KINDS = ("draft-model", "sampled-tree", "top-k-tree", "jacobi", "prompt-lookup", "ensemble", "specinfer")
+
 Outcome = tuple[int, ...]
 Distribution = dict[Outcome, float]
 Tape = tuple[int, ...]

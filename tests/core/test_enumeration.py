@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.conformance import (
+    KINDS,
     Case,
     Distribution,
     Enumerator,
@@ -70,7 +71,6 @@ def fits(method: Method, options: Mapping[str, Any], rule: Method) -> bool:
     return rule.name != "block" or method.name == "draft-model"
 
 
-KINDS = ("draft-model", "sampled-tree", "top-k-tree", "jacobi", "prompt-lookup", "ensemble", "specinfer")
 EXACT = [rule for rule in RULES.values() if rule.lossless]
 RELAXED = [rule for rule in RULES.values() if not rule.lossless]
 COMBINATIONS = [
@@ -90,15 +90,16 @@ def slowly(names: Iterable[str], quick: Collection[str]) -> list[Any]:
 def settings() -> list[Any]:
     """Kinds of drafts meet every rule and sampling; further drafters of those kinds meet every rule, and every sampling
     under the default."""
-    return [
-        pytest.param(*one.values, sampling, id=f"{one.id}-{sampling}", marks=[pytest.mark.slow] if slow else [])
-        for one in COMBINATIONS
-        for sampling in SAMPLINGS
-        for slow in [
-            sampling not in ("T=1", "penalties, end") or (one.values[0].name not in KINDS and sampling != "T=1")
-        ]
-        if one.values[0].name in KINDS or one.values[2].name == "exact" or sampling == "T=1"
-    ]
+    found = []
+    for one in COMBINATIONS:
+        method, _, rule = one.values
+        for sampling in SAMPLINGS:
+            kind = method.name in KINDS
+            quick = sampling == "T=1" or (kind and sampling == "penalties, end")
+            if kind or rule.name == "exact" or sampling == "T=1":
+                marks = [] if quick else [pytest.mark.slow]
+                found.append(pytest.param(*one.values, sampling, id=f"{one.id}-{sampling}", marks=marks))
+    return found
 
 
 @pytest.mark.parametrize(("method", "options", "rule", "sampling"), settings())
