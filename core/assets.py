@@ -32,7 +32,6 @@ __all__ = [
     "cache_folder",
     "converted",
     "fetch",
-    "foreign_tensors",
     "hub_folder",
     "read_json",
     "transformers_model",
@@ -210,24 +209,6 @@ class Checkpoint(Mapping[str, "Tensor"]):
 
     def __len__(self) -> int:
         return len(self._where)
-
-
-def foreign_tensors(folder: Path) -> Mapping[str, Tensor]:
-    """Tensors of others' drafters: of safetensors files, or of a single pickle, of which tensors alone are read."""
-    import pickle
-
-    import torch
-
-    pickles = sorted([*folder.glob("*.pt"), *folder.glob("*.bin")])
-    if len(pickles) != 1 or any(folder.glob("*.safetensors*")):
-        return Checkpoint(folder)
-    try:
-        found = torch.load(pickles[0], map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        raise AssetError(f"{pickles[0]} holds more than tensors, or is broken: {str(error)[:150]}") from None
-    if not isinstance(found, dict) or not all(isinstance(one, torch.Tensor) for one in found.values()):
-        raise AssetError(f"{pickles[0]} is not a table of tensors")
-    return found
 
 
 def transformers_model(folder: Path, dtype: str, device: Any = "cpu") -> Any:

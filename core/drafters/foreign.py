@@ -2,7 +2,8 @@
 read into ours for the target they were made for; and ours written in the `speculators` format, which vLLM serves.
 
 Knows names of tensors and fields of configs. What a drafter refers to in its target (the embedding, and where it has
-none of its own the output rows) is not read from the file; a file that brings another embedding is refused.
+none of its own the output rows) is not read from the file; a file that brings another embedding is refused. Only
+safetensors are opened: a pickle, which older ones are, must be saved as that by somebody who trusts it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core.assets import foreign_tensors, read_json
+from outrider.core.assets import Checkpoint, read_json
 from outrider.core.drafters.feature import Eagle3Head, EagleHead, spread
 from outrider.core.drafters.heads import MedusaHeads
 from outrider.core.engine.checkpoints import configure
@@ -43,7 +44,7 @@ _SPARE = ("embed_tokens.weight", "t2d", "d2t", "verifier_lm_head.weight", "verif
 def read_foreign(folder: Path, target: Any) -> Pupil:
     """The drafter in a folder, for our own decoder of the model that it was made for."""
     described = read_json(folder / "config.json")
-    tensors = foreign_tensors(folder)
+    tensors = Checkpoint(folder)
     kind = described.get("speculators_model_type")
     if "medusa_num_heads" in described:
         pupil, weights = _medusa(described, tensors, target)

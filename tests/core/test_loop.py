@@ -217,7 +217,7 @@ class Forward(TableTarget):
         (lambda: Sampling(min_p=1), "min_p is 1"),
         (lambda: Sampling(repetition_penalty=0), "repetition_penalty is 0"),
         (lambda: Sampling(presence_penalty=float("inf")), "presence_penalty is inf"),
-        (lambda: make_drafter("medussa"), "Known: draft-model"),
+        (lambda: make_drafter("medussa"), "Did you mean 'medusa'"),
         (lambda: make_rule("exakt"), "Did you mean 'exact'?"),
         (lambda: make_rule("typical", gamma=1), "Known: delta, epsilon"),
         (lambda: make_drafter("draft-model"), "needs model="),
