@@ -15,8 +15,19 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^outrider ([^#\n]+?) *(?:#.*)?$", README, re.MULTILINE)
 
 
+TEXT, TABLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_real_model_says_the_same_with_drafting(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(TEXT, "README.md", "exec"), {})
+    *said, tokens_per_call = capsys.readouterr().out.split()
+    assert "sky" in said
+    assert float(tokens_per_call) >= 1
+
+
 def test_its_example_runs_and_holds(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    code = TABLES
     assert len([line for line in code.splitlines() if line]) <= 10
     exec(compile(code, "README.md", "exec"), {})
     tokens_per_call, acceptance = map(float, capsys.readouterr().out.split())
@@ -27,7 +38,8 @@ def test_its_example_runs_and_holds(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_its_commands_exist_with_their_options(command: str) -> None:
     name, *rest = command.split()
-    told = CliRunner().invoke(cli, [name, "--help"], env={"COLUMNS": "200"})
+    names = [name, rest[0]] if name == "bench" else [name]
+    told = CliRunner().invoke(cli, [*names, "--help"], env={"COLUMNS": "200"})
     assert told.exit_code == 0
     assert all(option in told.stdout for option in rest if option.startswith("--"))
 
