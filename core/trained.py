@@ -37,6 +37,7 @@ def save(pupil: Pupil, path: Path, provenance: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     save_file(tensors, str(partial))
+    partial.chmod(0o644)  # safetensors makes files that nobody else may read
     digest = hashlib.sha256(partial.read_bytes()).hexdigest()
     about = {
         "schema": SCHEMA,
