@@ -109,7 +109,7 @@ def equip(method: Method, options: Mapping[str, Any], model: Callable[[], Target
     return drafter
 
 
-def untaught(method: Method, target: Any, seed: int = 0) -> Any:
+def untaught(method: Method, target: Any, seed: int = 0, **config: Any) -> Any:
     """A pupil of the method table with random weights, ready to draft: for a decoder, or for a table, whose states it
     reads, with the words of a small decoder."""
     assert method.pupil is not None
@@ -120,7 +120,7 @@ def untaught(method: Method, target: Any, seed: int = 0) -> Any:
         target = Decoder.random(small, seed, dtype=target.dtype, device=target.device, gain=1.0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        pupil = method.pupil(target, **method.small)
+        pupil = method.pupil(target, **{**method.small, **config})
         with torch.no_grad():  # what begins at 0 shall matter too
             for weight in pupil.parameters():
                 weight.add_(torch.randn(weight.shape) * 0.3)

@@ -64,7 +64,7 @@ def maker(method: Method) -> Callable[[], Drafter]:
     """The draft model is the target with its norms damped: right half of the time."""
     options = USUAL.get(method.name, {})
     if "pupil" in method.needs:
-        return lambda: method.make(untaught(method, target(torch.float64)), **options)
+        return lambda: method.make(untaught(method, target(torch.float64), vocabulary=0), **options)
     if "model" not in method.needs:
         return lambda: method.make(**options)
     damped = replace(CONFIG, norm_eps=0.3)
