@@ -52,7 +52,7 @@ class Plan:
     loss: str = "kl"
     seed: int = 0
     precision: str = "bf16"  # what products are computed in: bf16, fp16 or no
-    validate_minutes: float | None = None  # None: ten times in all
+    validate_minutes: float | None = None  # None: six times in all
     checkpoint_minutes: float = 3.0
     depth: int = 7  # of the drafts that validation simulates
 
@@ -166,7 +166,7 @@ class Trainer:
         torch.manual_seed(self.plan.seed)
         resumed = self.resume()
         plan, progress = self.plan, self.progress
-        every = plan.validate_minutes or plan.minutes / 10
+        every = plan.validate_minutes or plan.minutes / 6
         validated = progress.seconds if resumed else -math.inf
         saved = progress.seconds
         bar = self._bar()

@@ -37,6 +37,7 @@ from outrider.text.recipes import home, recipe
 ENOUGH = 200_000  # tokens of answers with which nobody has to write more first
 LEARN = ("answers", "on-policy", "served")
 _LIVED, _LENGTH = 32, 96  # prompts an epoch, and tokens each, where pupils learn from what they do themselves
+_JUDGES = (24, 256)  # answers that validation goes through at most, on a CPU and elsewhere
 _VOCABULARY = 8192  # tokens that a reduced vocabulary keeps at least
 
 
@@ -101,6 +102,7 @@ def train(wanted: Wanted, say: Callable[[str], None] = print) -> list[Path]:
     spent = (time.monotonic() - start) / 60
     lessons = _read(files)
     learned, held = divided(lessons)
+    held = held[: _JUDGES[target.device.type != "cpu"]]
     size = sum(len(one.answer) for one in learned)
     say(f"{len(learned):,} answers of {size:,} tokens to learn from, {len(held)} to judge by")
     vocabulary = _vocabulary(wanted, learned, target, out)
@@ -110,7 +112,7 @@ def train(wanted: Wanted, say: Callable[[str], None] = print) -> list[Path]:
     plan = Plan(
         minutes=max(wanted.minutes - spent, wanted.minutes / 2) if wanted.steps is None else wanted.minutes,
         steps=wanted.steps,
-        tokens=wanted.tokens or (4096 if target.device.type == "cpu" else 32_768),
+        tokens=wanted.tokens or (768 if target.device.type == "cpu" else 32_768),
         seed=wanted.seed,
     )
     facts = {
