@@ -13,11 +13,11 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
-from outrider.core.assets import Checkpoint, cache_folder
+from outrider.core.assets import AssetError, Checkpoint, cache_folder
 from outrider.core.drafters.ensemble import MEMBERS
 from outrider.core.drafters.ngram import bigram_table
 from outrider.core.drafters.recycling import Successors
@@ -138,11 +138,10 @@ def bigrams(model: TextModel) -> Tensor:
     with tqdm(total=target.vocabulary, unit="token", desc="Bigrams, once for this model", leave=False) as bar:
         found = bigram_table(target, _SUCCESSORS, progress=bar.update)
     path = _kept(model)
-    with suppress(OSError):  # a cache that can't be written costs the same the next time
+    with suppress(OSError, SafetensorError):  # a cache that can't be written costs the same the next time
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(path.name + ".part")
-        with beside.open("wb") as file:
-            np.save(file, found.cpu().numpy().astype(np.int32))
+        beside = path.with_suffix(".part")
+        save_file({"successors": found.int().cpu()}, beside)
         beside.replace(path)
     return found.cpu()
 
@@ -154,16 +153,16 @@ def known_bigrams(model: TextModel, vocabulary: int) -> Tensor | None:
     if shipped.is_file():
         table = Checkpoint(shipped)["successors"].long()
         return table if tuple(table.shape) == shape else None
-    with suppress(OSError, ValueError, EOFError):
-        kept = np.load(_kept(model), allow_pickle=False)
-        if kept.shape == shape and kept.dtype == np.int32 and kept.min() >= 0 and kept.max() < vocabulary:
-            return torch.from_numpy(kept).long()
+    with suppress(OSError, AssetError, KeyError):
+        kept = Checkpoint(_kept(model))["successors"].long()
+        if tuple(kept.shape) == shape and int(kept.min()) >= 0 and int(kept.max()) < vocabulary:
+            return kept
     return None
 
 
 def _kept(model: TextModel) -> Path:
     place = hashlib.sha256(str(model.folder or model.name).encode()).hexdigest()[:8]
-    return cache_folder() / "bigrams" / f"{model.name.replace('/', '--')[:60]}-{place}.npy"
+    return cache_folder() / "bigrams" / f"{model.name.replace('/', '--')[:60]}-{place}.safetensors"
 
 
 def for_auto(model: TextModel) -> dict[str, dict[str, Any]]:

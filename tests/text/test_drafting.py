@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from outrider.core.drafters.retrieval import Datastore, DatastoreError
 from outrider.core.errors import InvalidOption
@@ -129,11 +129,13 @@ def test_bigrams_are_worked_out_once(lm: TextModel, cache: Path) -> None:
     (path,) = (cache / "bigrams").iterdir()
     marked = first.clone()
     marked[0] = torch.arange(first.shape[1])
-    np.save(path, marked.numpy().astype(np.int32))
+    save_file({"successors": marked.int()}, path)
     assert torch.equal(drafting.bigrams(lm), marked), "the file is read"
-    for damaged in (np.full(first.shape, 10**6, np.int32), np.zeros((3, 3), np.int32), np.zeros(first.shape)):
-        np.save(path, damaged)
+    for damaged in (torch.full_like(first, 10**6), torch.zeros(3, 3), first - 1000):
+        save_file({"successors": damaged.int()}, path)
         assert torch.equal(drafting.bigrams(lm), first)
+    save_file({"else": marked}, path)
+    assert torch.equal(drafting.bigrams(lm), first)
     path.write_bytes(b"junk")
     assert torch.equal(drafting.bigrams(lm), first)
 
