@@ -90,8 +90,8 @@ def read(teacher: Teacher, lessons: Sequence[Lesson], needs: frozenset[str]) -> 
         else:
             answer[row, [before + place for place in one.counts]] = True
     live = np.arange(longest) < np.array([len(row) for row in rows])[:, None]
-    ids, there, counted = (torch.from_numpy(part).to(teacher.device) for part in (tokens, live, answer))
-    return Batch(ids, there, counted, teacher.states(rows, needs), teacher.logits)
+    words, there, counted = (torch.from_numpy(part).to(teacher.device) for part in (tokens, live, answer))
+    return Batch(words, there, counted, teacher.states(rows, needs), teacher.logits)
 
 
 def batches(lessons: Sequence[Lesson], tokens: int, seed: int, *, longest: int = 1024) -> list[list[Lesson]]:
