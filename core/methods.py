@@ -50,6 +50,7 @@ from outrider.core.drafters.suffix import Suffix
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.policies import AcceptanceHead
 from outrider.core.rules.exact import Block, Exact, GumbelMatch, SampleMatch, Token
+from outrider.core.rules.neighbours import AdditiveBeta, Tolerance, TopKMembership
 from outrider.core.rules.relaxed import Distance, Lenience, Threshold, TopBeta, Trust, Typical, VerifyEvery
 
 ALL = ("text", "image", "speech")
@@ -626,6 +627,38 @@ RULES = _table(
         topology=("chain", "tree", "window"),
         lossless=False,
         anchor={"lenience": 1.0},
+    ),
+    Method(
+        name="tolerance",
+        make=Tolerance,
+        systems=("Tolerance (VADUSA)",),
+        summary="accept what is among tau draws from the target's law; tau = 1 is exact",
+        paper="Fast and High-Quality Auto-Regressive Speech Synthesis via Speculative Decoding (arXiv 2410.21951)",
+        topology=("chain", "tree", "window"),
+        lossless=False,
+        anchor={"tau": 1},
+        trials=({"tau": 12}, {"tau": 2}),
+    ),
+    Method(
+        name="additive-beta",
+        make=AdditiveBeta,
+        systems=("Additive beta (SSD)",),
+        summary="accept with min(1, p/q + beta); beta = 0 is exact",
+        paper="Speech Speculative Decoding (arXiv 2505.15380)",
+        topology=("chain", "tree", "window"),
+        lossless=False,
+        anchor={"beta": 0.0},
+    ),
+    Method(
+        name="top-k-membership",
+        make=TopKMembership,
+        systems=("Top-k membership (Llasa+)",),
+        summary="accept what is among the target's k likeliest; k = 0 is exact",
+        paper="Llasa+: Free Lunch for Accelerated and Streaming Llama-Based Speech Synthesis (arXiv 2508.06262)",
+        topology=("chain", "tree", "window"),
+        lossless=False,
+        anchor={"k": 0},
+        trials=({}, {"k": 1}),
     ),
     Method(
         name="typical",

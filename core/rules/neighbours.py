@@ -1,0 +1,128 @@
+"""Relaxed rules for tokens that have near-twins, as those of speech and pictures do.
+
+All walk as the rules in `relaxed.py` do: end tokens strictly, every level priced, and each with an anchor at which it
+is exact. Knows nothing of what tokens stand for; the coarse groups are given the target's embeddings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.core.dice import Dice
+from outrider.core.draft import Draft, Verdict
+from outrider.core.errors import InvalidOption
+from outrider.core.laws import Law
+from outrider.core.rules.rejection import rejection, strict
+from outrider.core.target import Scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerance:
+    """Accept a guess that is among `tau` draws from the target's law: chance 1 - (1 - p)^tau, in the manner of VADUSA
+    ("Fast and High-Quality Auto-Regressive Speech Synthesis via Speculative Decoding", arXiv 2410.21951), whose own
+    rule isn't published in detail. The draws are integrated out, and each sibling meets fresh ones from what its elder
+    siblings left. A lone fixed guess costs the law 1 - p - (1 - p)^tau;
+    guesses drawn from a law nowhere above 1/tau cost nothing. tau = 1 is exact."""
+
+    tau: int = 3
+
+    def __post_init__(self) -> None:
+        if self.tau < 1:
+            raise InvalidOption(f"tau is {self.tau}; it must be 1 (exact) or more")
+
+    @property
+    def lossless(self) -> bool:
+        return self.tau == 1
+
+    def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
+        return left if self.tau == 1 else 1 - (1 - left).clamp(min=0) ** self.tau
+
+    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+        return rejection(draft, scores, dice, self.accept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdditiveBeta:
+    """Accept with chance min(1, p/q + beta), as speech speculative decoding does (SSD, arXiv 2505.15380). The paper's
+    rule accepts even what the target excludes (p = 0); ours doesn't. Where a guess was refused ours draws from what
+    its own acceptance left of the law, the paper from norm((p - q)+). beta = 0 is exact."""
+
+    beta: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not self.beta >= 0:
+            raise InvalidOption(f"beta is {self.beta}; it must be 0 (exact) or more")
+
+    @property
+    def lossless(self) -> bool:
+        return self.beta == 0
+
+    def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
+        return torch.where(law.probs > 0, (strict(left, q) + self.beta).clamp(max=1), 0)
+
+    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+        return rejection(draft, scores, dice, self.accept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopKMembership:
+    """Accept whatever is among the target's `k` likeliest tokens, as Llasa+ does (arXiv 2508.06262): SpecDec's rule
+    without its gap. k = 0 refuses every guess, which is exact; k = 1 is exact at temperature 0."""
+
+    k: int = 3
+
+    def __post_init__(self) -> None:
+        if self.k < 0:
+            raise InvalidOption(f"k is {self.k}; it must be 0 (exact) or more")
+
+    @property
+    def lossless(self) -> bool:
+        return self.k == 0
+
+    def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
+        inside = torch.zeros_like(q)
+        likeliest = law.probs.topk(min(self.k, law.width)).indices
+        return inside.scatter(1, likeliest, 1.0) * (law.probs > 0)
+
+    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+        return rejection(draft, scores, dice, self.accept)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CoarseGroups:
+    """Compare groups of tokens in place of tokens (Principled Coarse-Graining, arXiv 2511.13732): a group is a token
+    and all whose embeddings are within cosine `similarity` of it; a token shares its mass evenly among the groups that
+    hold it, and a guess is accepted with the mean over them of min(1, p(group) / q(group)). Ours averages over the
+    group that the paper draws, accepts nothing the target excludes, and refuses in favour of what the acceptance left
+    of the law, token by token. similarity above 1 leaves every token alone, which is exact."""
+
+    embeddings: Tensor  # [V, D] the target's own
+    similarity: float = 0.4
+
+    def __post_init__(self) -> None:
+        if self.embeddings.ndim != 2:
+            raise InvalidOption(f"embeddings have shape {list(self.embeddings.shape)}; expected [vocabulary, width]")
+        if not self.similarity > 0:
+            raise InvalidOption(f"similarity is {self.similarity}; it must be above 0 (above 1 is exact)")
+        unit = torch.nn.functional.normalize(self.embeddings.detach().float(), dim=-1)
+        near = (unit @ unit.T >= self.similarity).fill_diagonal_(True).to(self.embeddings.device)
+        object.__setattr__(self, "_share", near.double() / near.double().sum(1, keepdim=True))
+
+    @property
+    def lossless(self) -> bool:
+        return self.similarity > 1
+
+    def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
+        share: Tensor = self._share  # type: ignore[attr-defined]  # [V, G] of each token's mass to each group
+        if len(share) != q.shape[1]:
+            raise InvalidOption(f"there are embeddings of {len(share)} tokens, and the target has {q.shape[1]}")
+        if self.lossless:
+            return strict(left, q)
+        share = share.to(q)
+        return (strict(left @ share, q @ share) @ share.T) * (law.probs > 0)
+
+    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+        return rejection(draft, scores, dice, self.accept)
