@@ -1,0 +1,100 @@
+"""HiFi-GAN's generator (arXiv 2010.05646), mel frames to samples, whole or as they come.
+
+Streamed sound is that of the whole utterance: every piece is computed with as many frames around it as the network can
+see. Knows nothing of tokens, nor of where its weights lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import leaky_relu
+
+from outrider.core.errors import InvalidOption
+from outrider.speech.mel import BINS, HOP
+
+_UPS = ((8, 16), (8, 16), (2, 4), (2, 4))  # stride, kernel
+_KERNELS, _DILATIONS = (3, 7, 11), (1, 3, 5)
+CONTEXT = 16  # frames on either side that a sample depends on, rounded up
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, kernel: int) -> None:
+        super().__init__()
+        self.convs1 = nn.ModuleList(
+            nn.Conv1d(width, width, kernel, dilation=step, padding=step * (kernel // 2)) for step in _DILATIONS
+        )
+        self.convs2 = nn.ModuleList(nn.Conv1d(width, width, kernel, padding=kernel // 2) for _ in _DILATIONS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for wide, narrow in zip(self.convs1, self.convs2, strict=True):
+            x = x + narrow(leaky_relu(wide(leaky_relu(x, 0.1)), 0.1))
+        return x
+
+
+class Vocoder(nn.Module):
+    """Log-mel frames [B, 80, T] -> samples [B, 256 T]. `width` 512 is that of the published checkpoints."""
+
+    def __init__(self, width: int = 512) -> None:
+        super().__init__()
+        self.conv_pre = nn.Conv1d(BINS, width, 7, padding=3)
+        self.ups, self.resblocks = nn.ModuleList(), nn.ModuleList()
+        for stride, kernel in _UPS:
+            self.ups.append(nn.ConvTranspose1d(width, width // 2, kernel, stride, (kernel - stride) // 2))
+            width //= 2
+            self.resblocks.extend(_Block(width, kernel) for kernel in _KERNELS)
+        self.conv_post = nn.Conv1d(width, 1, 7, padding=3)
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Vocoder:
+        """From a checkpoint's tensors, with weights still split into size and direction (weight_g, weight_v) or not."""
+        plain = {name: tensors[name] for name in tensors if not name.endswith(("weight_g", "weight_v"))}
+        for name in tensors:
+            if name.endswith("weight_v"):
+                way, size = tensors[name], tensors[name[:-1] + "g"]
+                plain[name[:-2]] = way * (size / way.flatten(1).norm(dim=1)[:, None, None])
+        if "conv_pre.weight" not in plain:
+            raise InvalidOption("these are not a HiFi-GAN generator's tensors: there is no conv_pre.weight")
+        made = cls(plain["conv_pre.weight"].shape[0])
+        made.load_state_dict(plain)
+        return made.eval().requires_grad_(False)
+
+    def forward(self, mel: Tensor) -> Tensor:
+        x = self.conv_pre(mel)
+        for place, up in enumerate(self.ups):
+            x = up(leaky_relu(x, 0.1))
+            blocks = self.resblocks[place * len(_KERNELS) : (place + 1) * len(_KERNELS)]
+            x = torch.stack([block(x) for block in blocks]).mean(0)
+        sound: Tensor = self.conv_post(leaky_relu(x)).tanh()[:, 0]
+        return sound
+
+
+class VocoderStream:
+    """One utterance, a few frames at a time: `push` gives the samples that are settled, `finish` the rest."""
+
+    def __init__(self, vocoder: Vocoder) -> None:
+        self.vocoder = vocoder
+        self._kept: Tensor | None = None  # [80, T] frames that are still seen
+        self._given = 0  # frames of `_kept` whose samples are out
+
+    def push(self, mel: Tensor) -> Tensor:
+        """Frames [80, T] -> samples."""
+        self._kept = mel if self._kept is None else torch.cat([self._kept, mel], 1)
+        return self._until(self._kept.shape[1] - CONTEXT)
+
+    def finish(self) -> Tensor:
+        if self._kept is None:
+            return torch.zeros(0)
+        return self._until(self._kept.shape[1])
+
+    def _until(self, end: int) -> Tensor:
+        assert self._kept is not None
+        if end <= self._given:
+            return self._kept.new_zeros(0)
+        with torch.no_grad():
+            sound = self.vocoder(self._kept[None])[0, self._given * HOP : end * HOP]
+        behind = max(end - CONTEXT, 0)
+        self._kept, self._given = self._kept[:, behind:], end - behind
+        return sound
