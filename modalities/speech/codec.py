@@ -1,0 +1,106 @@
+"""Speech tokens: log-mel frames to one code for every two frames (43 a second) and back, by convolutions around finite
+scalar quantisation (arXiv 2309.15505), which has no codebook to collapse. Knows nothing of sound or of training loops.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from outrider.core.errors import InvalidOption
+from outrider.speech.mel import BINS
+
+FRAMES = 2  # mel frames a token
+
+
+class Quantiser:
+    """Each of a few numbers is rounded to one of its `levels`; a code counts the combinations, the first fastest."""
+
+    def __init__(self, levels: Sequence[int]) -> None:
+        if not levels or min(levels) < 2:
+            raise InvalidOption(f"levels are {list(levels)}; each must be 2 or more")
+        self.levels = tuple(levels)
+        self.size = math.prod(levels)
+        self._steps = [math.prod(levels[:place]) for place in range(len(levels))]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., D] -> rounded, in -1..1; gradients pass as if it hadn't been."""
+        top = torch.tensor(self.levels, device=x.device, dtype=x.dtype) - 1
+        held = (x.tanh() + 1) / 2 * top
+        return (held + (held.round() - held).detach()) / top * 2 - 1
+
+    def codes(self, rounded: Tensor) -> Tensor:
+        """[..., D] -> [...] ids."""
+        top = torch.tensor(self.levels, device=rounded.device, dtype=rounded.dtype) - 1
+        steps = torch.tensor(self._steps, device=rounded.device)
+        return (((rounded + 1) / 2 * top).round().long() * steps).sum(-1)
+
+    def points(self, codes: Tensor) -> Tensor:
+        """[...] ids -> [..., D]"""
+        levels = torch.tensor(self.levels, device=codes.device)
+        steps = torch.tensor(self._steps, device=codes.device)
+        return (codes[..., None] // steps % levels) / (levels - 1) * 2 - 1
+
+
+class _Residual(nn.Module):
+    def __init__(self, width: int, dilation: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(1, width, affine=False)  # of one frame, see forward
+        self.wide = nn.Conv1d(width, width, 3, dilation=dilation, padding=dilation)
+        self.out = nn.Conv1d(width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        frames = x.transpose(1, 2).reshape(-1, x.shape[1])  # frame by frame: what is far away mustn't be heard
+        even = self.norm(frames).view(x.shape[0], x.shape[2], -1).transpose(1, 2)
+        return x + self.out(nn.functional.gelu(self.wide(even)))
+
+
+class Codec(nn.Module):
+    """Mel frames [B, 80, T] (T even) <-> codes [B, T / 2]."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, width: int = 192, levels: Sequence[int] = (8, 5, 5, 5), depth: int = 4) -> None:
+        super().__init__()
+        self.quantiser = Quantiser(levels)
+        self.register_buffer("mean", torch.full((BINS, 1), -5.0))  # of log-mel frames; set from the data
+        self.register_buffer("scale", torch.full((BINS, 1), 2.0))
+        dilations = [3 ** (place % 3) for place in range(depth)]
+        self.encoder = nn.Sequential(
+            nn.Conv1d(BINS, width, 3, padding=1),
+            *(_Residual(width, step) for step in dilations[: depth // 2]),
+            nn.Conv1d(width, width, FRAMES, FRAMES),
+            *(_Residual(width, step) for step in dilations[depth // 2 :]),
+            nn.Conv1d(width, len(self.quantiser.levels), 1),
+        )
+        self.decoder = nn.Sequential(
+            nn.Conv1d(len(self.quantiser.levels), width, 3, padding=1),
+            *(_Residual(width, step) for step in dilations),
+            nn.ConvTranspose1d(width, width, FRAMES, FRAMES),
+            *(_Residual(width, step) for step in dilations),
+            nn.Conv1d(width, BINS, 1),
+        )
+
+    def _rounded(self, mel: Tensor) -> Tensor:
+        if mel.shape[-1] % FRAMES:
+            raise InvalidOption(f"{mel.shape[-1]} mel frames; a token holds {FRAMES}, so give a multiple of that")
+        return self.quantiser(self.encoder((mel - self.mean) / self.scale).transpose(1, 2))
+
+    def _unrolled(self, points: Tensor) -> Tensor:
+        mel: Tensor = self.decoder(points.transpose(1, 2)) * self.scale + self.mean
+        return mel
+
+    def encode(self, mel: Tensor) -> Tensor:
+        return self.quantiser.codes(self._rounded(mel))
+
+    def decode(self, codes: Tensor) -> Tensor:
+        return self._unrolled(self.quantiser.points(codes).to(self.mean.dtype))
+
+    def loss(self, mel: Tensor) -> Tensor:
+        """Mean distance of frames, and of their changes in time, in spreads of their bin."""
+        off = (self._unrolled(self._rounded(mel)) - mel) / self.scale
+        return off.abs().mean() + off.diff(dim=-1).abs().mean() / 2
