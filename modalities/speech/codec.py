@@ -55,7 +55,8 @@ class _Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         frames = x.transpose(1, 2).reshape(-1, x.shape[1])  # frame by frame: what is far away mustn't be heard
         even = self.norm(frames).view(x.shape[0], x.shape[2], -1).transpose(1, 2)
-        return x + self.out(nn.functional.gelu(self.wide(even)))
+        change: Tensor = self.out(nn.functional.gelu(self.wide(even)))
+        return x + change
 
 
 class Codec(nn.Module):

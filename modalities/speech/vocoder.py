@@ -94,7 +94,7 @@ class VocoderStream:
         if end <= self._given:
             return self._kept.new_zeros(0)
         with torch.no_grad():
-            sound = self.vocoder(self._kept[None])[0, self._given * HOP : end * HOP]
+            sound: Tensor = self.vocoder(self._kept[None])[0, self._given * HOP : end * HOP]
         behind = max(end - CONTEXT, 0)
         self._kept, self._given = self._kept[:, behind:], end - behind
         return sound
