@@ -1,0 +1,44 @@
+"""Where tokens stand in a picture, and which codes are near which. Knows nothing of how either was made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Tokens in raster order: row by row, from the left."""
+
+    rows: int
+    columns: int
+
+    def __len__(self) -> int:
+        return self.rows * self.columns
+
+    def left(self, index: int) -> int | None:
+        """The token to the left of a token, None at the edge."""
+        return index - 1 if index % self.columns else None
+
+    def above(self, index: int) -> int | None:
+        """The token above a token, None in the first row."""
+        return index - self.columns if index >= self.columns else None
+
+
+def neighbours(codebook: Tensor, count: int) -> Tensor:
+    """The `count` nearest other codes of each code, nearest first, smaller ids first at equal distance.
+
+    codebook [K, D] -> [K, count]. Exact: differences are taken in float64, code by code, never by a dot product.
+    """
+    size = codebook.shape[0]
+    if not 1 <= count < size:
+        raise ValueError(f"{size} codes have 1 to {size - 1} neighbours each, not {count}")
+    codes = codebook.detach().double()
+    found = []
+    for own, code in enumerate(codes):
+        distance = (codes - code).square().sum(-1)
+        distance[own] = -1.0  # first, and left out, even where two codes are equal
+        found.append(distance.sort(stable=True).indices[1 : count + 1])
+    return torch.stack(found)
