@@ -702,7 +702,7 @@ RULES = _table(
         topology=("chain", "tree", "window"),
         lossless=False,
         anchor={"beta": 0},
-        trials=({"beta": 2}, {"beta": 1, "gap": 0.5}),
+        trials=({"beta": 3, "gap": 2.0}, {"beta": 1, "gap": 0.5}),
     ),
     Method(
         name="bild",
@@ -713,7 +713,7 @@ RULES = _table(
         topology=("chain", "tree", "window"),
         lossless=False,
         anchor={"distance": 0.0},
-        trials=({"distance": 1.0}, {}),
+        trials=({"distance": 2.0}, {"distance": 1.0}),
     ),
 )
 

@@ -13,8 +13,6 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider.core.assets import AssetError, Checkpoint, cache_folder
@@ -137,6 +135,9 @@ def bigrams(model: TextModel) -> Tensor:
 
     with tqdm(total=target.vocabulary, unit="token", desc="Bigrams, once for this model", leave=False) as bar:
         found = bigram_table(target, _SUCCESSORS, progress=bar.update)
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
     path = _kept(model)
     with suppress(OSError, SafetensorError):  # a cache that can't be written costs the same the next time
         path.parent.mkdir(parents=True, exist_ok=True)
