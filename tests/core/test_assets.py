@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import re
+import shutil
+import subprocess
 import threading
 import time
 import zipfile
@@ -22,7 +24,7 @@ from safetensors.torch import save_file
 from outrider.core import assets, sources
 from outrider.core.assets import ASSETS, Asset, AssetError, Checkpoint, fetch, read_json
 from outrider.core.errors import InvalidOption
-from outrider.core.sources import Hub, Index, Pinned, SourceError
+from outrider.core.sources import Hub, Index, Npm, Pinned, SourceError
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = b"weights " * 5000
@@ -71,7 +73,7 @@ class Given:
         (folder / self.file.name).write_bytes(self.content)
 
 
-def table(*given: Given | Hub | Index) -> dict[str, Asset]:
+def table(*given: Given | Hub | Index | Npm) -> dict[str, Asset]:
     return {"thing": Asset("thing", "a thing", "MIT", "nobody", tuple(given))}
 
 
@@ -214,6 +216,37 @@ def test_breaking_off_pip_ends_it_and_leaves_nothing(index: Path, cache: Path, m
     with pytest.raises(KeyboardInterrupt):
         fetch("thing", table=table(Index(PARTS, pinned())))
     assert held(cache) == []
+
+
+# Archives of npm packages, packed by the real npm out of a folder
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
+def test_an_archive_that_npm_brings_is_kept_and_checked(tmp_path: Path, cache: Path) -> None:
+    package = tmp_path / "pictures"
+    package.mkdir()
+    (package / "package.json").write_text('{"name": "pictures", "version": "1.0.0"}')
+    (package / "data.bin").write_bytes(DATA)
+    command = ["npm", "pack", "--silent", "--pack-destination", str(tmp_path), str(package)]
+    subprocess.run(command, check=True, capture_output=True)
+    archive = (tmp_path / "pictures-1.0.0.tgz").read_bytes()
+    fetch("thing", table=table(Npm(str(package), pinned("pictures.tgz", archive))))
+    assert (cache / "thing" / "pictures.tgz").read_bytes() == archive and held(cache) == ["thing/pictures.tgz"]
+    shutil.rmtree(cache)
+    with pytest.raises(AssetError, match="wrong checksum"):
+        fetch("thing", table=table(Npm(str(package), Pinned("pictures.tgz", len(archive), "0" * 64))))
+    with pytest.raises(AssetError, match="npm"):
+        fetch("thing", table=table(Npm(str(tmp_path / "nowhere"), pinned())))
+    assert held(cache) == []
+
+
+def test_without_npm_another_source_is_tried(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(AssetError, match="npm is not installed"):
+        fetch("thing", table=table(Npm("pictures@1.0.0", pinned())))
+    fetch("thing", table=table(Npm("pictures@1.0.0", pinned()), Given(pinned())))
+    assert (cache / "thing" / "a.bin").read_bytes() == DATA
 
 
 # A hub on this machine
