@@ -25,7 +25,7 @@ from outrider.core.drafters.exits import ExitHead, KangarooHead
 from outrider.core.drafters.feature import Eagle3Head, EagleHead, eagle2
 from outrider.core.drafters.guided import InputGuided
 from outrider.core.drafters.heads import HydraHeads, MedusaHeads
-from outrider.core.drafters.jacobi import FILLERS, RENEWALS, Jacobi
+from outrider.core.drafters.jacobi import Jacobi
 from outrider.core.drafters.learned import Learned
 from outrider.core.drafters.lookahead import Lookahead
 from outrider.core.drafters.lookup import PromptLookup
@@ -49,6 +49,7 @@ from outrider.core.drafters.sparse import SparseCache
 from outrider.core.drafters.suffix import Suffix
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.policies import AcceptanceHead
+from outrider.core.rules.codebook import Annealed, Grouped, Lantern, LanternPlus
 from outrider.core.rules.exact import Block, Exact, GumbelMatch, SampleMatch, Token
 from outrider.core.rules.neighbours import AdditiveBeta, Tolerance, TopKMembership
 from outrider.core.rules.relaxed import Distance, Lenience, Threshold, TopBeta, Trust, Typical, VerifyEvery
@@ -138,12 +139,21 @@ DRAFTERS = _table(
     Method(
         name="jacobi",
         make=Jacobi,
-        systems=("Filler tokens + Jacobi decoding", "Speculative Jacobi decoding"),
+        systems=(
+            "Filler tokens + Jacobi decoding",
+            "Speculative Jacobi decoding (SJD)",
+            "Coupled redraws (MC-SJD, SJD-PAC's continuation)",
+            "Spatial initialisation",
+        ),
         summary="a window of guesses, renewed by every pass until it settles",
         paper="Accelerating Transformer Inference for Translation via Parallel Decoding (arXiv 2305.10427)",
         topology=("window",),
-        trials=tuple(
-            {"window": 2, "renew": renew, "filler": filler} for renew, filler in zip(RENEWALS, FILLERS, strict=True)
+        trials=(
+            {"window": 2, "renew": "greedy", "filler": "copy"},
+            {"window": 2, "renew": "redraw", "filler": "random"},
+            {"window": 2, "renew": "couple", "filler": "pad"},
+            {"window": 2, "renew": "gumbel", "filler": "left", "columns": 2},
+            {"window": 3, "renew": "couple", "filler": "above", "columns": 2},
         ),
     ),
     Method(
@@ -703,6 +713,55 @@ RULES = _table(
         lossless=False,
         anchor={"beta": 0},
         trials=({"beta": 3, "gap": 2.0}, {"beta": 1, "gap": 0.5}),
+    ),
+    Method(
+        name="lantern",
+        make=Lantern,
+        systems=("LANTERN",),
+        summary="a guess counts with its nearest neighbours, up to a mass of delta; delta 0 is exact",
+        paper="LANTERN: Accelerating Visual Autoregressive Models with Relaxed Speculative Decoding (arXiv 2410.03355)",
+        topology=("chain", "tree", "window"),
+        modalities=("image", "speech"),
+        lossless=False,
+        anchor={"delta": 0.0},
+        trials=({"delta": 0.4, "k": 2}, {"delta": 0.2, "k": 1}),
+    ),
+    Method(
+        name="lantern-plus-plus",
+        make=LanternPlus,
+        systems=("LANTERN++",),
+        summary="the same, up to a multiple of the guess's own mass; ratio 0 is exact",
+        paper="LANTERN++: Enhancing Relaxed Speculative Decoding with Static Tree Drafting for Visual Auto-regressive "
+        "Models (arXiv 2502.06352)",
+        topology=("chain", "tree", "window"),
+        modalities=("image", "speech"),
+        lossless=False,
+        anchor={"ratio": 0.0},
+        trials=({"ratio": 3.0, "k": 2}, {"ratio": 1.0, "k": 1}),
+    ),
+    Method(
+        name="grouped",
+        make=Grouped,
+        systems=("GSD",),
+        summary="judge a guess with the codes that are as likely and look like it; span 0 is exact",
+        paper="Grouped Speculative Decoding for Autoregressive Image Generation (arXiv 2508.07747)",
+        topology=("chain", "tree", "window"),
+        modalities=("image", "speech"),
+        lossless=False,
+        anchor={"span": 0},
+        trials=({"span": 2, "gap": 0.6, "reach": 1.5}, {"span": 1, "gap": 0.4, "reach": 9.0}),
+    ),
+    Method(
+        name="annealed",
+        make=Annealed,
+        systems=("COOL-SD",),
+        summary="accept with min(1, w p/q), w falling with depth; weight 1 is exact",
+        paper="COOL-SD: annealed relaxation of speculative decoding for autoregressive image generation "
+        "(arXiv 2601.09212)",
+        topology=("chain", "tree", "window"),
+        lossless=False,
+        anchor={"weight": 1.0},
+        trials=({"weight": 3.0}, {"weight": 1.5, "nu": 0.0}),
     ),
     Method(
         name="bild",

@@ -4,7 +4,9 @@ Fillers start a position off; each pass gives the laws after all guesses, from w
 takes the likeliest tokens as fixed guesses (Santilli et al., "Accelerating transformer inference for translation via
 parallel decoding", arXiv 2305.10427); `redraw` draws them and verifies them by the laws they were drawn from
 (speculative Jacobi decoding, arXiv 2410.01699); `couple` keeps the old draw where a maximal coupling of old and new
-law allows it (arXiv 2510.24211), so that guesses survive. All are exact. Ours runs whole batches, row by row ragged.
+law allows it (arXiv 2510.24211), so that guesses survive; `gumbel` draws with noise that belongs to the position, the
+other coupling of that paper. All are exact. Ours runs whole batches, row by row ragged. Where tokens stand in rows of
+so many `columns`, a new position may begin as its neighbour on the `left` or `above` (also arXiv 2410.01699).
 """
 
 from __future__ import annotations
@@ -21,31 +23,53 @@ from outrider.core.errors import InvalidOption, unknown
 from outrider.core.laws import Law, Sampling, argmax, residual
 from outrider.core.target import Prefill, Prompts, Scores
 
-FILLERS = ("copy", "random", "pad")
-RENEWALS = ("greedy", "redraw", "couple")
+FILLERS = ("copy", "random", "pad", "left", "above")
+RENEWALS = ("greedy", "redraw", "couple", "gumbel")
 
 
 class Jacobi:
     """One window a row. `filler` is what stands at positions nothing is known about: the last token repeated, a random
-    token, or `pad`."""
+    token, `pad`, or what is thought of the position on the left (in the first column, above) or above. The first row of
+    tokens lies below the prompt's last one."""
 
     vocabulary: int | None = None
     needs: frozenset[str] = frozenset()
     bytes_read = 0
     alone = True  # its window is read off its own draft
 
-    def __init__(self, *, window: int = 8, renew: str = "greedy", filler: str = "copy", pad: int = 0) -> None:
+    def __init__(
+        self, *, window: int = 8, renew: str = "greedy", filler: str = "copy", pad: int = 0, columns: int = 0
+    ) -> None:
+        if filler in ("left", "above") and columns < 1:
+            raise InvalidOption(f"the filler '{filler}' needs columns=..., how many tokens make a row; got {columns}")
         if window < 1:
             raise InvalidOption(f"the window is {window}; it must be 1 or more")
         if renew not in RENEWALS:
             raise unknown("way to renew a window", renew, RENEWALS)
         if filler not in FILLERS:
             raise unknown("filler", filler, FILLERS)
-        self.window, self.renew, self.filler, self.pad = window, renew, filler, pad
+        self.window, self.renew, self.filler, self.pad, self.columns = window, renew, filler, pad, columns
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         self._last = [prompt[-1] for prompt in prompts]
+        self._latest = [[prompt[-1]] * self.columns for prompt in prompts]  # a row of tokens before what comes
+        self._count = [0] * len(prompts)
         self._draft: Draft | None = None
+
+    @property
+    def _spatial(self) -> bool:
+        return self.filler in ("left", "above")
+
+    def _beside(self, known: Tensor, tokens: Tensor) -> Tensor:
+        """The window [B, W] with what isn't known taken over from the left or from above, slot by slot."""
+        both = torch.cat([upload(self._latest, tokens.device), torch.where(known, tokens, 0)], 1)
+        first = upload(self._count, tokens.device) % self.columns
+        for slot in range(self.window):
+            above, left = both[:, slot], both[:, self.columns + slot - 1]
+            taken = above if self.filler == "above" else torch.where((first + slot) % self.columns == 0, above, left)
+            place = self.columns + slot
+            both[:, place] = torch.where(known[:, slot], both[:, place], taken)
+        return both[:, self.columns :]
 
     def _fill(self, last: Tensor, vocabulary: Tensor | int, dice: Dice) -> Tensor:
         """Fillers [B, W]."""
@@ -65,7 +89,9 @@ class Jacobi:
         tree = Tree.chain(size, dice.device)
         if self._draft is None:
             last = upload(self._last, dice.device)
-            tokens = self._fill(last, last[:, None] + 1, dice)  # no more is known yet of which ids there are
+            none = torch.zeros(len(room), self.window, dtype=torch.long, device=dice.device)
+            ids = last[:, None] + 1  # no more is known yet of which ids there are
+            tokens = self._filled(none.bool(), none, last, ids, dice)
             return Draft.guess(tokens[:, :size], tree, live)
         source = None if self._draft.source is None else self._draft.source[:, :size]
         return replace(self._draft, tokens=self._draft.tokens[:, :size], tree=tree, live=live, source=source)
@@ -76,21 +102,37 @@ class Jacobi:
         after = verdict.accepted[:, None] + 1 + slots  # the row that foretells each slot of the next window
         known = after <= draft.size
         laws = scores.laws(after.clamp(max=draft.size))  # [B, W, S]
-        filled = self._fill(verdict.token, scores.vocabulary, dice)
+        if self._spatial:
+            self._move(verdict.rows(draft))
         if self.renew == "greedy":
-            best = laws.name(argmax(laws.probs))
-            self._draft = Draft.guess(torch.where(known, best, filled), Tree.chain(self.window, device), known)
+            best = self._filled(known, laws.name(argmax(laws.probs)), verdict.token, scores.vocabulary, dice)
+            self._draft = Draft.guess(best, Tree.chain(self.window, device), known)
             return
-        tokens = dice.pick(laws, slots, Purpose.REDRAW, known)
+        if self.renew == "gumbel":
+            tokens = dice.race(laws, scores.position(after.clamp(max=draft.size)), known)
+        else:
+            tokens = dice.pick(laws, slots, Purpose.REDRAW, known)
         if self.renew == "couple" and draft.laws is not None and draft.size:
             tokens = self._couple(draft, laws, after, tokens, dice)
         self._draft = Draft(
-            torch.where(known, tokens, filled),
+            self._filled(known, tokens, verdict.token, scores.vocabulary, dice),
             Tree.chain(self.window, device),
             known,
             laws=laws,
             source=torch.where(known, slots, -1),
         )
+
+    def _move(self, emitted: list[list[int]]) -> None:
+        """Along the rows of tokens."""
+        for row, tokens in enumerate(emitted):
+            self._latest[row] = [*self._latest[row], *tokens][-self.columns :]
+            self._count[row] += len(tokens)
+
+    def _filled(self, known: Tensor, tokens: Tensor, last: Tensor, vocabulary: Tensor | int, dice: Dice) -> Tensor:
+        """The window [B, W], tokens where they are known."""
+        if self._spatial:
+            return self._beside(known, tokens)
+        return torch.where(known, tokens, self._fill(last, vocabulary, dice))
 
     def _couple(self, draft: Draft, new: Law, after: Tensor, drawn: Tensor, dice: Dice) -> Tensor:
         """Retain each old draw x with chance min(1, new(x) / old(x)), else draw from norm((new - old)+): the token is
