@@ -16,6 +16,7 @@ import typer
 
 from outrider.app.bench import bench
 from outrider.app.datastore import datastore
+from outrider.app.image import image
 from outrider.app.text import assets, text
 from outrider.app.train import train
 
@@ -34,6 +35,7 @@ cli = typer.Typer(
 cli.add_typer(bench, name="bench")
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable, on stdout.")]
 cli.command()(text)
+cli.command()(image)
 cli.command()(train)
 cli.add_typer(assets, name="assets")
 cli.add_typer(datastore, name="datastore")

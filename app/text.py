@@ -57,8 +57,8 @@ def text(
     options: dict[str, Any] = {
         "drafter": None if drafter in ("plain", "none") else drafter,
         "rule": rule,
-        "drafter_options": _pairs(drafter_option, "--drafter-option"),
-        "rule_options": _pairs(rule_option, "--rule-option"),
+        "drafter_options": pairs(drafter_option, "--drafter-option"),
+        "rule_options": pairs(rule_option, "--rule-option"),
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
@@ -85,7 +85,7 @@ def text(
         print(comparison(lm, asked, options), file=sys.stderr)
 
 
-def _pairs(given: list[str] | None, name: str) -> dict[str, Any]:
+def pairs(given: list[str] | None, name: str) -> dict[str, Any]:
     """K=V, values as JSON where they are that, else as text."""
     found = {}
     for one in given or []:

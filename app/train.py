@@ -16,10 +16,13 @@ def train(
         "smollm2-135m"
     ),
     device: Annotated[str, typer.Option(help="cpu, cuda ...; several GPUs through `accelerate launch`.")] = "cpu",
-    minutes: Annotated[float, typer.Option(help="How long, the writing of answers included.")] = 30.0,
+    minutes: Annotated[
+        float, typer.Option(help="How long, the writing of answers included; for images, each recipe.")
+    ] = 30.0,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where weights, curve and checkpoint go.")] = None,
     data: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="Answers to learn from; may be repeated.")
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Answers to learn from; may be repeated. For images, prepared pictures."),
     ] = None,
     prompts: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="Prompts to be answered first; may be repeated.")
@@ -30,7 +33,7 @@ def train(
     text_share: Annotated[float, typer.Option(help="How much of that, in the first half of the time.")] = 0.3,
     answers_only: Annotated[bool, typer.Option("--answers-only", help="Don't learn from prompts.")] = False,
     temperature: Annotated[float, typer.Option(help="Of the answers that are written.")] = 0.0,
-    tokens: Annotated[int | None, typer.Option(min=2, help="Tokens a batch.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=2, help="Tokens a batch; for images, pictures.")] = None,
     rate: Annotated[float | None, typer.Option(help="Learning rate, instead of the recipe's.")] = None,
     loss: Annotated[
         str | None, typer.Option(help="Instead of the recipe's; a sum such as 'kl + 0.1 cross-entropy'.")
@@ -48,16 +51,39 @@ def train(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="Name the recipes and leave.")] = False,
 ) -> None:
-    """Train drafters for a target; a run that was broken off goes on."""
+    """Train drafters for a target, or the parts of the image model; a run that was broken off goes on."""
+    from outrider.image.recipes import PREFIX
+    from outrider.image.recipes import RECIPES as PICTURES
     from outrider.text.recipes import RECIPES
 
+    names = {one.name: one.summary for one in RECIPES.values()} | {one.name: one.summary for one in PICTURES.values()}
     if list_:
-        width = max(map(len, RECIPES))
-        for one in RECIPES.values():
-            print(f"{one.name:{width}}  {one.summary}")
+        width = max(map(len, names))
+        for name, summary in names.items():
+            print(f"{name:{width}}  {summary}")
         return
     if not recipes:
-        raise typer.BadParameter(f"give at least one of {', '.join(RECIPES)}", param_hint="RECIPE")
+        raise typer.BadParameter(f"give at least one of {', '.join(names)}", param_hint="RECIPE")
+    if any(one.startswith(PREFIX) for one in recipes):
+        from outrider.image import training as pictures
+
+        if len(data or ()) > 1:
+            raise typer.BadParameter("the pictures are one prepared file", param_hint="--data")
+        pictures.train(
+            pictures.Wanted(
+                recipes=tuple(recipes),
+                device=device,
+                minutes=minutes,
+                out=out,
+                data=data[0] if data else None,
+                batch=tokens,
+                rate=rate,
+                seed=seed,
+                fresh=fresh,
+                quiet=quiet,
+            )
+        )
+        return
     from outrider.text.training import Wanted
     from outrider.text.training import train as run
 

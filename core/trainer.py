@@ -102,7 +102,7 @@ class Trainer:
         facts: Mapping[str, Any] | None = None,
         quiet: bool = False,
     ) -> None:
-        accelerate = _accelerate()
+        accelerate = accelerate_library()
         if not pupils:
             raise InvalidOption("there is nobody to train; give at least one pupil")
         self.teacher, self.source, self.held, self.plan, self.out = teacher, source, held, plan, out
@@ -120,7 +120,7 @@ class Trainer:
         self._optimisers, self._schedules = [], []
         for name, pupil in pupils.items():
             optimiser = torch.optim.AdamW(
-                _groups(pupil, plan.decay), lr=(rates or {}).get(name, plan.rate), betas=(0.9, 0.95), eps=1e-8
+                parameter_groups(pupil, plan.decay), lr=(rates or {}).get(name, plan.rate), betas=(0.9, 0.95), eps=1e-8
             )
             schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda _: self._height())
             ready = self.accelerator.prepare(pupil, optimiser)
@@ -346,7 +346,7 @@ class Trainer:
         return ", ".join(parts)
 
 
-def _groups(pupil: nn.Module, decay: float) -> list[dict[str, Any]]:
+def parameter_groups(pupil: nn.Module, decay: float) -> list[dict[str, Any]]:
     """Matrices decay, norms and biases don't."""
     learned = [one for one in pupil.parameters() if one.requires_grad]
     return [
@@ -355,7 +355,7 @@ def _groups(pupil: nn.Module, decay: float) -> list[dict[str, Any]]:
     ]
 
 
-def _accelerate() -> Any:
+def accelerate_library() -> Any:
     try:
         import accelerate
     except ImportError:

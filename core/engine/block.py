@@ -257,6 +257,28 @@ class Block(nn.Module):
             if mine is not None and theirs is not None and mine.shape == theirs.shape:
                 mine.copy_(theirs)
 
+    @torch.no_grad()
+    def layer(self, dtype: torch.dtype, device: torch.device | str) -> Layer:
+        """As a layer of a network, its matrices laid out for the machine."""
+        attention, mlp = self.attention, self.mlp
+        assert self.attention_norm is not None
+
+        def moved(part: Tensor) -> Tensor:
+            return part.detach().to(device, dtype)
+
+        def laid(matrix: Matrix) -> Linear:
+            return fastest(Dense(moved(matrix.weight), None if matrix.bias is None else moved(matrix.bias)))
+
+        return Layer(
+            attention_norm=moved(self.attention_norm.weight),
+            qkv=laid(attention.qkv),
+            out=laid(attention.out),
+            mlp_norm=moved(self.mlp_norm.weight),
+            up_gate=laid(mlp.up_gate),
+            down=laid(mlp.down),
+            qk_norm=None if attention.qk_norm is None else moved(attention.qk_norm),
+        )
+
 
 class Words(nn.Module):
     """A teacher's embedding and output layer, referred to and not copied; perhaps only the outputs of some tokens."""
@@ -298,7 +320,7 @@ class Words(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Ids [...], impossible ones included, -> [..., D]."""
-        return F.embedding(tokens.clamp(0, self.known - 1), self.embedding)
+        return F.embedding(tokens.clamp(0, len(self.embedding) - 1), self.embedding)
 
     def local(self, tokens: Tensor) -> Tensor:
         """Ids [N] -> their places among the outputs; -1: not among them."""

@@ -145,8 +145,9 @@ class Network:
         return Network(self.config, self.embedding, changed, self.norm, (head or change)(self.head))
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Token ids [B, Q], impossible ones included, -> [B Q, D]."""
-        states = F.embedding(ids.flatten().clamp(0, self.config.vocabulary - 1), self.embedding)
+        """Token ids [B, Q], impossible ones included, -> [B Q, D]. There may be more to read than can be said:
+        conditions, whose rows stand behind the vocabulary's."""
+        states = F.embedding(ids.flatten().clamp(0, len(self.embedding) - 1), self.embedding)
         return states.to(self.wide)
 
     def logits(self, x: Tensor) -> Tensor:

@@ -8,14 +8,17 @@ That and the names of the weights make it a VQModel of diffusers as it stands. K
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from outrider.core.assets import Checkpoint, read_json
 
 
 @dataclass(frozen=True)
@@ -170,8 +173,8 @@ class Tokenizer(nn.Module):
         darkest = -F.max_pool2d(-pictures.amin(1, keepdim=True), self.factor)[:, 0]
         return codes.masked_fill(darkest >= 1.0, self.white)
 
-    def save(self, folder: Path) -> None:
-        """As diffusers' VQModel.from_pretrained and `load` read it."""
+    def save(self, folder: Path, provenance: Mapping[str, Any] | None = None) -> None:
+        """As diffusers' VQModel.from_pretrained and `load` read it: in 16 bits, but for the codebook."""
         from safetensors.torch import save_file
 
         layout, depth = self.layout, len(self.layout.channels)
@@ -193,18 +196,20 @@ class Tokenizer(nn.Module):
         }
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
-        (folder / "layout.json").write_text(json.dumps(asdict(layout)), encoding="utf-8")
-        weights = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
-        save_file(weights, folder / "diffusion_pytorch_model.safetensors")
+        about = {**asdict(layout), "provenance": dict(provenance or {})}
+        (folder / "layout.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
+        weights = {name: value.detach().half().cpu().contiguous() for name, value in self.state_dict().items()}
+        weights["quantize.embedding.weight"] = self.codebook.detach().float().cpu().contiguous()
+        path = folder / "diffusion_pytorch_model.safetensors"
+        save_file(weights, path)
+        path.chmod(0o644)  # safetensors makes files that nobody else may read
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
-        from safetensors.torch import load_file
-
-        said = json.loads((folder / "layout.json").read_text(encoding="utf-8"))
+        said = read_json(folder / "layout.json")
         layout = Layout(tuple(said["levels"]), tuple(said["channels"]), said["layers"], said["groups"])
         codec = cls(layout)
-        codec.load_state_dict(load_file(folder / "diffusion_pytorch_model.safetensors"))
+        codec.load_state_dict(dict(Checkpoint(folder / "diffusion_pytorch_model.safetensors")))
         return codec.eval()
 
 

@@ -1,0 +1,92 @@
+"""`outrider image`: a picture of a few words. Heavy packages are imported when it runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outrider.app.text import pairs
+
+if TYPE_CHECKING:
+    from outrider.image import ImageModel, Result
+
+_SCALE = 4  # a picture of 64x64 is written this many times as large
+
+
+def image(
+    prompt: Annotated[str, typer.Argument(help="A few words, such as 'red heart'.")],
+    style: Annotated[str | None, typer.Option(help="Whose style: noto, twemoji, openmoji, fluent ...")] = None,
+    drafter: Annotated[str, typer.Option(help="Who guesses: plain, or one of `outrider methods`.")] = "jacobi",
+    rule: Annotated[str, typer.Option(help="Who accepts: one of `outrider methods`.")] = "exact",
+    drafter_option: Annotated[
+        list[str] | None, typer.Option(metavar="K=V", help="An option of the drafter; may be repeated.")
+    ] = None,
+    rule_option: Annotated[
+        list[str] | None, typer.Option(metavar="K=V", help="An option of the rule; may be repeated.")
+    ] = None,
+    guidance: Annotated[float, typer.Option(help="1 is none; more keeps closer to the words.")] = 3.0,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Only the k likeliest codes; 0 is off.")] = 0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same picture.")] = 0,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Run plain decoding beside it, and say what drafting gained.")
+    ] = False,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every step as JSON.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Write the picture.")] = Path(
+        "picture.png"
+    ),
+    scale: Annotated[int, typer.Option(min=1, max=32, help="Enlarge the 64x64 pixels so many times.")] = _SCALE,
+    weights: Annotated[Path | None, typer.Option(metavar="DIR", help="Weights of your own training.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda ...")] = "cpu",
+) -> None:
+    """Draw what the words say, speculatively decoded."""
+    options: dict[str, Any] = {
+        "style": style,
+        "drafter": None if drafter in ("plain", "none") else drafter,
+        "rule": rule,
+        "drafter_options": pairs(drafter_option, "--drafter-option"),
+        "rule_options": pairs(rule_option, "--rule-option"),
+        "guidance": guidance,
+        "temperature": temperature,
+        "top_k": top_k,
+        "seed": seed,
+    }
+    from outrider.image import load
+    from outrider.image.options import Options
+
+    Options.of(options)  # refused before weights are read
+    im = load("emoji", device=device, dtype=dtype, folder=weights)
+    result = im.generate(prompt, **options)
+    picture = result.image.resize((result.image.width * scale, result.image.height * scale), 0)
+    picture.save(output)
+    print(f"{output}: {_told(result)}")
+    if trace is not None:
+        trace.write_text(result.trace.to_json(), encoding="utf-8")
+    if compare:
+        print(_compared(im, prompt, options, result), file=sys.stderr)
+
+
+def _told(result: Result) -> str:
+    found = result.trace.summary()
+    words = f"{found.tokens} codes in {found.target_calls} calls of the target, {found.tokens_per_call:.2f} a call"
+    if found.price:
+        relaxed = found.sources.get("relaxed", 0)
+        words += f"; {relaxed} accepted only because the rule is relaxed, for {found.price:.2f} of total variation"
+    return words
+
+
+def _compared(im: ImageModel, prompt: str, options: dict[str, Any], result: Result) -> str:
+    plain = im.generate(prompt, **(options | {"drafter": None, "drafter_options": {}}))
+    before, after = plain.trace.summary(), result.trace.summary()
+    same = sum(one == other for one, other in zip(plain.tokens, result.tokens, strict=True))
+    return "\n".join(
+        (
+            f"plain decoding  {before.target_calls} calls, {before.seconds:.2f} s",
+            f"{result.trace.method:14}  {after.target_calls} calls, {after.seconds:.2f} s",
+            f"the same        {same} of {before.tokens} codes (rule gumbel-match gives the same picture for one seed)",
+        )
+    )

@@ -1,0 +1,289 @@
+"""Learning from data alone, with nobody to teach: codecs, token models, judges.
+
+A course makes its batches by number and says what a model loses on one, so that a run that was broken off goes on with
+the very next batch. AdamW with a cosine over the time that is given, an average of the weights that is judged and kept,
+checkpoints, a curve and its plot; on `accelerate`, like outrider.core.trainer, which is for pupils with a teacher.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from outrider.core.errors import InvalidOption
+from outrider.core.trainer import TrainingError, accelerate_library, parameter_groups
+
+_PAUSE = 10  # steps' time, beyond which a step was a pause
+
+
+class Course(Protocol):
+    """What is learned. `model(*batch)` gives the loss, a number; `judge` gives measures by name, the first of which
+    decides what is best: the smallest."""
+
+    def batch(self, number: int, share: float) -> tuple[Tensor, ...]: ...  # the share of the time that is over
+    def judge(self, model: nn.Module) -> dict[str, float]: ...
+
+
+Save = Callable[[nn.Module, Mapping[str, Any]], None]  # the averaged model, and where it comes from
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How to learn. Whichever of minutes and steps is reached first ends it."""
+
+    minutes: float = 10.0
+    steps: int | None = None
+    rate: float = 1e-3
+    warmup: float = 0.03  # share of the time in which the rate rises
+    floor: float = 0.02  # share of the rate that is left at the end
+    decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip: float = 1.0
+    average: float = 0.998  # how much of the average of weights stays at each step, once there were many
+    seed: int = 0
+    precision: str = "bf16"  # what products are computed in: bf16, fp16 or no
+    judgements: int = 8  # in all
+    checkpoint_minutes: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name, good, wanted in (
+            ("minutes", self.minutes > 0, "above 0"),
+            ("steps", self.steps is None or self.steps > 0, "1 or more"),
+            ("rate", self.rate > 0, "above 0"),
+            ("average", 0 <= self.average < 1, "from 0 up to, but not, 1"),
+            ("precision", self.precision in ("bf16", "fp16", "no"), "bf16, fp16 or no"),
+        ):
+            if not good:
+                raise InvalidOption(f"{name} is {getattr(self, name)}; it must be {wanted}")
+
+
+@dataclass
+class State:
+    """How far it has come: all of it, besides weights and optimiser, that a checkpoint holds."""
+
+    seconds: float = 0.0
+    steps: int = 0
+    best: float | None = None
+    history: list[dict[str, float]] = field(default_factory=list)
+
+
+class Fit:
+    """One run. `facts` are noted with the weights."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        course: Course,
+        pace: Pace,
+        out: Path,
+        save: Save,
+        *,
+        device: torch.device | str = "cpu",
+        name: str = "fit",
+        facts: Mapping[str, Any] | None = None,
+        quiet: bool = False,
+    ) -> None:
+        accelerate = accelerate_library()
+        self.course, self.pace, self.out, self.save = course, pace, out, save
+        self.name, self.facts, self.quiet = name, dict(facts or {}), quiet
+        accelerate.state.AcceleratorState._reset_state()  # it remembers the precision of a process's first run
+        cpu = torch.device(device).type == "cpu"
+        self.accelerator = accelerate.Accelerator(cpu=cpu, mixed_precision=pace.precision)
+        self.main = bool(self.accelerator.is_main_process)
+        self.state = State()
+        average = copy.deepcopy(model).requires_grad_(False).eval()
+        optimiser = torch.optim.AdamW(parameter_groups(model, pace.decay), lr=pace.rate, betas=pace.betas, eps=1e-8)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda _: self._height())
+        self.model, self.optimiser = self.accelerator.prepare(model, optimiser)
+        self.average = self.accelerator.prepare_model(average, evaluation_mode=True)
+        self._usual: float | None = None
+        out.mkdir(parents=True, exist_ok=True)
+
+    # ---- time
+
+    def share(self) -> float:
+        """How much of it is done, from 0 to 1."""
+        done = self.state.seconds / (60 * self.pace.minutes)
+        return min(max(done, self.state.steps / self.pace.steps if self.pace.steps else 0.0), 1.0)
+
+    def _height(self) -> float:
+        """The rate as a share of its highest: up, then down along a cosine."""
+        done, up = self.share(), self.pace.warmup
+        if done < up:
+            return max(done / up, 0.01)
+        fall = (1 + math.cos(math.pi * (done - up) / (1 - up))) / 2
+        return self.pace.floor + (1 - self.pace.floor) * fall
+
+    def _spent(self, seconds: float) -> float:
+        """What a step took; where the machine slept or was stopped, what steps usually take. All processes agree."""
+        usual = self._usual if self._usual is not None else seconds
+        counted = min(seconds, max(_PAUSE * usual, 1.0))
+        self._usual = 0.9 * usual + 0.1 * counted
+        if self.accelerator.num_processes == 1:
+            return counted
+        from accelerate.utils import broadcast
+
+        return float(broadcast(torch.tensor([counted], device=self.accelerator.device))[0])
+
+    # ---- the loop
+
+    def run(self) -> State:
+        """Learn until the time is over; Ctrl-C ends it in good order, and the same call goes on from there."""
+        torch.manual_seed(self.pace.seed)
+        self.resume()
+        state, pace = self.state, self.pace
+        judged = self.share() if state.history else -math.inf
+        saved, running = state.seconds, math.nan
+        bar = self._bar()
+        start = time.monotonic()
+        try:
+            while self.share() < 1:
+                if self.share() - judged >= 1 / max(pace.judgements, 1):
+                    self.judge(running)
+                    judged, start = self.share(), time.monotonic()
+                loss = self._step()
+                running = loss if math.isnan(running) else 0.98 * running + 0.02 * loss
+                now = time.monotonic()
+                state.seconds += self._spent(now - start)
+                start = now
+                bar.n = min(round(1000 * self.share()), bar.total)
+                bar.set_postfix_str(f"step {state.steps}, loss {running:.4f}", refresh=False)
+                bar.update(0)
+                if state.seconds - saved >= 60 * pace.checkpoint_minutes:
+                    self.checkpoint()
+                    saved, start = state.seconds, time.monotonic()
+        except KeyboardInterrupt:
+            bar.write("broken off; the same command goes on from here")
+        finally:
+            bar.close()
+        self.judge(running)
+        self.checkpoint()
+        return state
+
+    def _step(self) -> float:
+        """One batch."""
+        state, world = self.state, self.accelerator.num_processes
+        number = state.steps * world + self.accelerator.process_index
+        self.model.train()
+        loss = self.model(*self.course.batch(number, self.share()))
+        self.accelerator.backward(loss)
+        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.pace.clip)
+        value = float(loss.detach())
+        if math.isfinite(value) and math.isfinite(float(norm)):
+            self.optimiser.step()
+        self.schedule.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        state.steps += 1
+        self._follow(min(self.pace.average, (1 + state.steps) / (10 + state.steps)))
+        return value
+
+    @torch.no_grad()
+    def _follow(self, stay: float) -> None:
+        """The average of weights moves towards the weights."""
+        mine, theirs = self._plain(self.average), self._plain(self.model)
+        pairs = list(zip(mine.parameters(), theirs.parameters(), strict=True))
+        torch._foreach_lerp_([one for one, _ in pairs], [other for _, other in pairs], 1 - stay)
+
+    def _plain(self, model: nn.Module) -> nn.Module:
+        """Without what shares it among devices; its precision stays (taking that off would end it for good)."""
+        found: nn.Module = self.accelerator.unwrap_model(model, keep_fp32_wrapper=True)
+        return found
+
+    @torch.no_grad()
+    def judge(self, running: float) -> None:
+        """Judge the average, note it in the curve, and keep what is the best so far."""
+        state = self.state
+        if not self.main:
+            return
+        average = self._plain(self.average).eval()
+        with self.accelerator.autocast():
+            found = self.course.judge(average)
+        row = {"minutes": round(state.seconds / 60, 3), "steps": float(state.steps), **found}
+        if math.isfinite(running):
+            row["loss"] = running
+        state.history.append(row)
+        first = next(iter(found.values()))
+        if state.steps and (state.best is None or first <= state.best):
+            state.best = first
+            done = {"minutes": round(state.seconds / 60, 2), "steps": state.steps}
+            self.save(average, {**self.facts, "pace": asdict(self.pace), "done": done, "judged": found})
+        if not self.quiet:
+            words = ", ".join(f"{name} {value:.4g}" for name, value in row.items())
+            print(f"{self.name}: {words}", flush=True)
+        (self.out / "curve.json").write_text(json.dumps(state.history, indent=1) + "\n", encoding="utf-8")
+        plot(state.history, self.out / "curve.png")
+
+    # ---- checkpoints
+
+    def checkpoint(self) -> None:
+        """All that is needed to go on; the one before is kept until this one is whole."""
+        partial, place, old = (self.out / name for name in ("checkpoint.partial", "checkpoint", "checkpoint.old"))
+        if self.main:
+            shutil.rmtree(partial, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        self.accelerator.save_state(str(partial))
+        if not self.main:
+            return
+        (partial / "state.json").write_text(json.dumps({"name": self.name, **asdict(self.state)}), encoding="utf-8")
+        shutil.rmtree(old, ignore_errors=True)
+        if place.exists():
+            place.rename(old)
+        partial.rename(place)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def resume(self) -> bool:
+        """Go on from the folder's checkpoint, if there is one."""
+        found = [one for name in ("checkpoint", "checkpoint.old") if (one := self.out / name / "state.json").is_file()]
+        if not found:
+            return False
+        facts = json.loads(found[0].read_text(encoding="utf-8"))
+        if (name := facts.pop("name")) != self.name:
+            raise TrainingError(f"the checkpoint in {self.out} is of {name}, not of {self.name}; give another folder")
+        try:
+            self.accelerator.load_state(str(found[0].parent))
+        except (RuntimeError, OSError, ValueError, KeyError) as error:
+            reason = str(error).splitlines()[0]
+            raise TrainingError(f"the checkpoint in {self.out} does not fit {self.name}: {reason:.200}") from None
+        self.state = State(**facts)
+        return True
+
+    def _bar(self) -> Any:
+        from tqdm import tqdm
+
+        form = "{l_bar}{bar}| [{postfix}]"
+        return tqdm(total=1000, desc=self.name, disable=self.quiet or not self.main, bar_format=form, mininterval=1.0)
+
+
+def forget(out: Path) -> None:
+    """Begin anew in a folder."""
+    for name in ("checkpoint", "checkpoint.old", "checkpoint.partial"):
+        shutil.rmtree(out / name, ignore_errors=True)
+
+
+def plot(history: list[dict[str, float]], path: Path) -> bool:
+    """Every measure over time; False where matplotlib is missing."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    names = [name for name in dict.fromkeys(key for row in history for key in row) if name not in ("minutes", "steps")]
+    if not names:
+        return False
+    figure = Figure(figsize=(4.2 * len(names), 3.4), layout="constrained")
+    for name, axes in zip(names, figure.subplots(1, len(names), squeeze=False)[0], strict=True):
+        rows = [row for row in history if name in row]
+        axes.plot([row["minutes"] for row in rows], [row[name] for row in rows], marker=".")
+        axes.set(title=name, xlabel="minutes")
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
+    return True

@@ -1,0 +1,239 @@
+"""A text-to-picture model as people use it: a few words in, pictures out, every step on the way to be looked at.
+
+Puts together what others do: names, the tokenizer, the guided target, options, the loop. Knows nothing of how a target
+computes or a drafter guesses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack, overload
+
+import torch
+from torch import Tensor
+
+from outrider.core.decode import Drafter, Rule
+from outrider.core.engine.network import Network
+from outrider.core.engine.transformer import Decoder
+from outrider.core.errors import InvalidOption, unknown
+from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
+from outrider.core.train import Pupil
+from outrider.image import recipes
+from outrider.image.grid import Grid, neighbours
+from outrider.image.guidance import Guided
+from outrider.image.names import Names
+from outrider.image.options import Given, Options
+from outrider.image.stream import Result, Stream
+from outrider.image.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_SIDE = 64  # pixels
+# how drafters begin on a picture, where nobody says otherwise
+_USUAL: Mapping[str, Mapping[str, Any]] = {"jacobi": {"window": 16, "renew": "couple", "filler": "above"}}
+
+
+class ImageModel:
+    """A token model with its tokenizer; `draft` is asked for a smaller one and `pupil` for what a trained drafter
+    guesses with, when they are wanted. Several generations may run side by side."""
+
+    def __init__(
+        self,
+        network: Network,
+        names: Names,
+        codec: Tokenizer,
+        *,
+        name: str,
+        draft: Callable[[], Network] | None = None,
+        pupil: Callable[[str, Decoder], Pupil] | None = None,
+        dtype: str = "float32",
+    ) -> None:
+        if names.codes != codec.layout.codes:
+            raise InvalidOption(
+                f"the token model speaks of {names.codes:,} codes and the tokenizer has {codec.layout.codes:,}: "
+                "they don't belong together"
+            )
+        self.network, self.names, self.codec, self.name, self.dtype = network, names, codec, name, dtype
+        side = _SIDE // codec.factor
+        self.raster = Grid(side, side)
+        self.white = self.root = codec.white  # a picture begins as if behind a white patch
+        self._draft, self._pupil = draft, pupil
+        self._drafts: Network | None = None
+        self._ready: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"<outrider.image model {self.name}, {self.dtype}, {self.raster.rows}x{self.raster.columns} codes>"
+
+    @property
+    def styles(self) -> tuple[str, ...]:
+        """Names to give as `style`."""
+        return self.names.styles
+
+    @property
+    def drafters(self) -> list[str]:
+        """Names to give as `drafter`."""
+        return drafters()
+
+    @property
+    def rules(self) -> list[str]:
+        """Names to give as `rule`."""
+        return rules()
+
+    @overload  # a string is a sequence of strings too: the first that fits counts
+    def generate(self, prompt: str, **options: Unpack[Given]) -> Result: ...  # type: ignore[overload-overlap]
+    @overload
+    def generate(self, prompt: Sequence[str], **options: Unpack[Given]) -> list[Result]: ...
+    def generate(self, prompt: str | Sequence[str], **options: Unpack[Given]) -> Result | list[Result]:
+        """Pictures: a Result, or for a batch a list of them. The options are outrider.image.options.Options'."""
+        stream = self.stream(prompt, **options)
+        for _ in stream:
+            pass
+        return stream.results[0] if isinstance(prompt, str) else stream.results
+
+    def stream(self, prompt: str | Sequence[str], **options: Unpack[Given]) -> Stream:
+        """The same step by step: an iterator of Pieces, each of which can show the picture so far."""
+        wanted = Options.of(options)
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        if not prompts:
+            raise InvalidOption("there are no prompts; a batch is a list of at least one")
+        return Stream(self, wanted, prompts, [self.names.read(one, wanted.style) for one in prompts])
+
+    # ---- what a generation is made of
+
+    def target(self, asked: Sequence[Sequence[int]], guidance: float) -> Guided:
+        """The guided target of some conditions, with a cache of its own."""
+        return Guided(Decoder(self.network), asked, self.names.free, guidance)
+
+    def draft_model(self, asked: Sequence[Sequence[int]], guidance: float) -> Guided:
+        """The smaller model under the same guidance."""
+        if self._drafts is None:
+            if self._draft is None:
+                raise recipes.missing("image-draft")
+            self._drafts = self._draft()
+        return Guided(Decoder(self._drafts), asked, self.names.free, guidance)
+
+    def drafter(self, options: Options, asked: Sequence[Sequence[int]]) -> tuple[Drafter | None, str]:
+        """The drafter asked for, and its name."""
+        wanted = options.drafter
+        if wanted is None or not isinstance(wanted, str):
+            if options.drafter_options:
+                raise InvalidOption(
+                    "drafter_options go with a drafter's name; this one is made already, or there is none"
+                )
+            return wanted, "plain" if wanted is None else type(wanted).__name__
+        if wanted not in drafters():
+            raise unknown("drafter", wanted, drafters())
+        method, given = DRAFTERS[wanted], {**_USUAL.get(wanted, {}), **options.drafter_options}
+        if "columns" in method.options:
+            given.setdefault("columns", self.raster.columns)
+        if "model" in method.needs:
+            given.setdefault("model", self.draft_model(asked, options.guidance))
+        if "pupil" in method.needs and "pupil" not in given:
+            given["pupil"] = self._taught(wanted)
+        return make_drafter(wanted, **given), wanted
+
+    def _taught(self, drafter: str) -> Any:
+        """What a trained drafter guesses with, laid out for this machine."""
+        if drafter not in self._ready:
+            if self._pupil is None:
+                raise recipes.missing(f"{recipes.PREFIX}{drafter}")
+            target = Decoder(self.network)
+            self._ready[drafter] = self._pupil(drafter, target).drafts(target)
+        return self._ready[drafter]
+
+    def rule(self, options: Options) -> tuple[Rule, str]:
+        """The rule asked for, and its name."""
+        if not isinstance(options.rule, str):
+            if options.rule_options:
+                raise InvalidOption("rule_options go with a rule's name; this one is made already")
+            return options.rule, type(options.rule).__name__
+        if options.rule not in rules():
+            raise unknown("rule", options.rule, rules())
+        given = dict(options.rule_options)
+        if "neighbours" in RULES[options.rule].options:
+            given.setdefault("neighbours", self.neighbours)
+        if "codes" in RULES[options.rule].options:
+            given.setdefault("codes", self.looks)
+        return make_rule(options.rule, **given), options.rule
+
+    # ---- pictures
+
+    @torch.no_grad()
+    def pictures(self, grids: Tensor) -> list[Image]:
+        """Codes [B, rows, columns] as pictures."""
+        from PIL import Image
+
+        device = self.codec.codebook.device
+        parts = [self.codec.decode(part.to(device)) for part in torch.split(grids, 32)]
+        pixels = ((torch.cat(parts).float().clamp(-1, 1) + 1) * 127.5).round().byte().permute(0, 2, 3, 1).cpu().numpy()
+        return [Image.fromarray(one) for one in pixels]
+
+    @cached_property
+    def looks(self) -> Tensor:
+        """[K, 3 f f] what each code's patch looks like among its like: pixels in [-1, 1], scaled so that distances are
+        root mean squares."""
+        codes = torch.arange(self.names.codes, device=self.codec.codebook.device)
+        size, found = self.codec.factor, []
+        with torch.no_grad():
+            for part in torch.split(codes, 250):
+                drawn = self.codec.decode(part[:, None, None].expand(-1, 3, 3))
+                found.append(drawn[:, :, size : 2 * size, size : 2 * size].flatten(1).float())
+        looks = torch.cat(found)
+        return looks / math.sqrt(looks.shape[1])
+
+    @cached_property
+    def neighbours(self) -> Tensor:
+        """[K, 200 or fewer] the codes whose patches look most like each one's, nearest first."""
+        return neighbours(self.looks.cpu(), min(200, self.names.codes - 1))
+
+
+def drafters() -> list[str]:
+    """The drafters that work on pictures."""
+    known = {"model", "pupil"}
+    return [name for name, method in DRAFTERS.items() if "image" in method.modalities and known >= set(method.needs)]
+
+
+def rules() -> list[str]:
+    """The rules that work on pictures."""
+    return [name for name, method in RULES.items() if "image" in method.modalities and not method.needs]
+
+
+def load(
+    name: str = recipes.MODEL,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: str = "float32",
+    folder: Path | None = None,
+) -> ImageModel:
+    """A text-to-picture model: "emoji". `folder` holds weights of one's own training, in place of those that ship.
+
+    >>> im = load("emoji")
+    >>> im.generate("red heart", style="noto", seed=1).image.size
+    (64, 64)
+    """
+    if name != recipes.MODEL:
+        raise unknown("image model", name, (recipes.MODEL,))
+    if dtype not in _DTYPES:
+        raise unknown("dtype", dtype, _DTYPES)
+    precision = _DTYPES[dtype]
+    if folder is None:
+        codec, model = recipes.tokenizer(), recipes.tokens()
+    else:
+        codec, model = recipes.tokenizer(folder), recipes.tokens(path=folder / "tokens.safetensors")
+    small = None if folder is None else folder / "draft.safetensors"
+    return ImageModel(
+        model.network(precision, device),
+        model.names,
+        codec.to(device),
+        name=name,
+        draft=lambda: recipes.tokens("image-draft", small).network(precision, device),
+        pupil=lambda drafter, target: recipes.pupil(drafter, target, folder),
+        dtype=dtype,
+    )
+
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -1,0 +1,92 @@
+"""What can be asked of a picture: every option with its default, checked before anything runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypedDict
+
+import torch
+
+from outrider.core.decode import Drafter, Rule
+from outrider.core.errors import InvalidOption, unknown
+from outrider.core.laws import Sampling
+
+
+class Given(TypedDict, total=False):
+    """The options as they are written in a call; `Options` says what they mean."""
+
+    style: str | None
+    drafter: str | Drafter | None
+    rule: str | Rule
+    guidance: float
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int | torch.Generator
+    drafter_options: Mapping[str, Any]
+    rule_options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """One generation's options."""
+
+    style: str | None = None  # one of `model.styles`; None: whichever
+    drafter: str | Drafter | None = "jacobi"  # a name of `model.drafters`, or an object; None: plain decoding
+    rule: str | Rule = "exact"  # a name of `model.rules`, or an object
+    guidance: float = 3.0  # 1: none; above, what was asked for counts for more; 0: it counts for nothing
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | torch.Generator = 0
+    drafter_options: Mapping[str, Any] = field(default_factory=dict)
+    rule_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, (wanted, words) in _TYPES.items():
+            value = getattr(self, name)
+            if not isinstance(value, wanted) or isinstance(value, bool):
+                raise InvalidOption(f"{name} is {value!r:.60}; it must be {words}")
+        if not 0 <= self.guidance < math.inf:
+            raise InvalidOption(f"guidance is {self.guidance}; it must be 0 or more (1 is none, 3 is usual)")
+        _ = self.sampling()  # checks the rest
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Options:
+        """From the names and values of a call."""
+        known = [one.name for one in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise unknown("option", name, known)
+        return cls(**given)
+
+    def sampling(self) -> Sampling:
+        return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+
+    def drawn_seed(self) -> int:
+        """The seed as a number; a generator gives its next one, so that it moves on."""
+        if isinstance(self.seed, torch.Generator):
+            return int(torch.randint(2**62, (), generator=self.seed, device=self.seed.device))
+        return self.seed
+
+    def facts(self) -> dict[str, str | int | float | bool | None]:
+        """What a trace notes down."""
+        found: dict[str, str | int | float | bool | None] = {
+            name: getattr(self, name) for name in ("style", "guidance", "temperature", "top_k", "top_p")
+        }
+        for group, options in (("drafter", self.drafter_options), ("rule", self.rule_options)):
+            for name, value in options.items():
+                plain = value is None or isinstance(value, str | int | float | bool)
+                found[f"{group}.{name}"] = value if plain else str(value)[:80]
+        return found
+
+
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "style": ((str, type(None)), "the name of a style, or None"),
+    "top_k": ((int,), "a whole number"),
+    **dict.fromkeys(("guidance", "temperature", "top_p"), ((int, float), "a number")),
+    **dict.fromkeys(("drafter_options", "rule_options"), ((Mapping,), "a dictionary of options")),
+    "seed": ((int, torch.Generator), "a whole number or a torch.Generator"),
+}

@@ -1,0 +1,148 @@
+"""What is trained for images, by name; where its weights are; and how they are opened.
+
+Weights that ship stand in the folder `weights`: the tokenizer's as diffusers' VQModel reads them, the others as
+emoji.NAME.safetensors. Those that were trained here stand in the cache folder. Knows nothing of how training runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from outrider.core.assets import cache_folder
+from outrider.core.drafters.feature import EagleHead
+from outrider.core.drafters.heads import MedusaHeads
+from outrider.core.engine.transformer import Decoder
+from outrider.core.errors import InvalidOption, unknown
+from outrider.core.methods import DRAFTERS
+from outrider.core.train import Pupil
+from outrider.core.trained import load as load_trained
+from outrider.image.tokenizer import Tokenizer
+from outrider.image.tokens import TokenModel
+
+MODEL = "emoji"
+PREFIX = "image-"
+
+
+class NoWeights(InvalidOption):
+    """Something that has to be trained first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How one of the parts is made and trained. `options` are those of its class."""
+
+    name: str
+    summary: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    rate: float
+    batch: tuple[int, int]  # pictures, on a CPU and elsewhere
+    decay: float = 0.01
+    kind: Callable[..., Pupil] | None = None  # a pupil of the guided model, made as kind(target, **options)
+
+
+def _table(*recipes: Recipe) -> dict[str, Recipe]:
+    return {recipe.name: recipe for recipe in recipes}
+
+
+RECIPES = _table(
+    Recipe(
+        name="image-tokenizer",
+        summary="pictures of 64x64 to 16x16 codes of 1,000 and back",
+        rate=2e-3,
+        batch=(32, 128),
+    ),
+    Recipe(
+        name="image-tokens",
+        summary="the model of those codes that a style and a few words ask for",
+        rate=1.5e-3,
+        batch=(16, 256),
+        decay=0.1,
+    ),
+    Recipe(
+        name="image-draft",
+        summary="a small model of the same codes, which drafts for it",
+        options={"width": 128, "layers": 2, "heads": 2, "hidden": 320},
+        rate=2e-3,
+        batch=(32, 256),
+        decay=0.05,
+    ),
+    Recipe(
+        name="image-medusa",
+        summary="four heads on the guided model's last state, each for one of the next codes",
+        options={"heads": 4},
+        rate=1e-3,
+        batch=(4, 64),
+        kind=MedusaHeads,
+    ),
+    Recipe(
+        name="image-eagle",
+        summary="one layer that foresees the guided model's next states",
+        rate=1e-3,
+        batch=(4, 64),
+        kind=EagleHead,
+    ),
+)
+KINDS: dict[str, Callable[..., Pupil]] = {
+    kind.__name__: kind for kind in (TokenModel, *(one.kind for one in RECIPES.values() if one.kind is not None))
+}
+
+
+def recipe(name: str) -> Recipe:
+    if name not in RECIPES:
+        raise unknown("recipe", name, RECIPES)
+    return RECIPES[name]
+
+
+def home(name: str) -> Path:
+    """The folder of a recipe's training."""
+    return cache_folder() / "training" / MODEL / name
+
+
+def _shipped() -> Path:
+    return Path(str(resources.files("outrider.image"))) / "weights"
+
+
+def tokenizer_folder() -> Path:
+    """Where the tokenizer is: ours, else the one that was trained here."""
+    for folder in (_shipped(), home("image-tokenizer")):
+        if (folder / "diffusion_pytorch_model.safetensors").is_file():
+            return folder
+    raise missing("image-tokenizer")
+
+
+def weights(name: str) -> Path:
+    """The file of a recipe's weights: ours, else those that were trained here."""
+    short = name.removeprefix(PREFIX)
+    for path in (_shipped() / f"{MODEL}.{short}.safetensors", home(name) / f"{short}.safetensors"):
+        if path.is_file() and path.with_suffix(".json").is_file():
+            return path
+    raise missing(name)
+
+
+def missing(name: str) -> NoWeights:
+    return NoWeights(f"there are no weights of {name} yet; train them with `outrider train {name}`")
+
+
+def tokenizer(folder: Path | None = None) -> Tokenizer:
+    return Tokenizer.load(folder or tokenizer_folder())
+
+
+def pupil(drafter: str, target: Decoder, folder: Path | None = None) -> Pupil:
+    """What a trained drafter guesses with: the weights of the recipe that makes its kind."""
+    kind = DRAFTERS[drafter].pupil
+    for one in RECIPES.values():
+        if one.kind is kind:
+            short = one.name.removeprefix(PREFIX)
+            return load_trained(weights(one.name) if folder is None else folder / f"{short}.safetensors", KINDS, target)
+    raise NoWeights(f"nobody has made a recipe of '{drafter}' for pictures; there is {', '.join(RECIPES)}")
+
+
+def tokens(name: str = "image-tokens", path: Path | None = None) -> TokenModel:
+    """A token model: the target, or the one that drafts."""
+    found: Pupil = load_trained(path or weights(name), KINDS, None)
+    assert isinstance(found, TokenModel)
+    return found

@@ -1,0 +1,125 @@
+"""The token model: a decoder that reads a style and a few words, then says the codes of a picture in raster order.
+
+It learns in the parts of outrider.core.engine.block and speaks as a network of outrider.core.engine, whose cache and
+tree attention it then has. Conditions are left out now and then while it learns, so that it also knows pictures of
+nothing in particular, which classifier-free guidance (arXiv 2207.12598) is measured against. Knows ids, not pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from outrider.core.engine.block import Angles, Block, Norm, Sight
+from outrider.core.engine.linear import Dense, fastest
+from outrider.core.engine.network import Config, Network
+from outrider.core.engine.transformer import Decoder
+from outrider.core.train import Batch, Guess, Pupil
+from outrider.image.names import Names
+
+
+class TokenModel(Pupil):
+    """Embeddings of codes, styles and words; blocks; rows that say codes alone. `target` is not looked at: a model that
+    drafts for a larger one is made in the same way."""
+
+    def __init__(
+        self,
+        target: Any = None,
+        *,
+        codes: int,
+        styles: Sequence[str],
+        words: Sequence[str],
+        width: int = 256,
+        layers: int = 5,
+        heads: int = 4,
+        hidden: int = 640,
+        drop: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.names = Names(codes, tuple(styles), tuple(words))
+        self.config = {
+            "codes": codes,
+            "styles": list(styles),
+            "words": list(words),
+            "width": width,
+            "layers": layers,
+            "heads": heads,
+            "hidden": hidden,
+            "drop": drop,
+        }
+        self.form = Config(
+            vocabulary=codes,
+            width=width,
+            layers=layers,
+            heads=heads,
+            kv_heads=heads,
+            head_dim=width // heads,
+            hidden=hidden,
+            rope_theta=1000.0,
+            tied=False,
+            qk_norm=True,
+            context=4096,
+        )
+        self.drop = drop
+        self.embedding = nn.Parameter(torch.randn(self.names.size, width) * 0.5)
+        self.blocks = nn.ModuleList(Block(self.form) for _ in range(layers))
+        self.norm = Norm(width, self.form.norm_eps)
+        self.head = nn.Parameter(torch.randn(codes, width) * 0.02)
+        with torch.no_grad():
+            for block in self.blocks:
+                assert isinstance(block, Block)
+                for matrix in (block.attention.out, block.mlp.down):
+                    matrix.weight.mul_((2 * layers) ** -0.5)
+        self._angles = Angles(self.form)
+
+    def states(self, ids: Tensor) -> Tensor:
+        """[B, T] -> [B, T, D] behind every id, normed. While it learns, some of what is read and some blocks are left
+        out (stochastic depth, arXiv 1603.09382)."""
+        count = ids.shape[1]
+        x = F.dropout(F.embedding(ids, self.embedding), self.drop, self.training)
+        place = torch.arange(count, device=ids.device)[None]
+        cos, sin = self._angles(place, count, torch.float32)
+        sight = Sight(cos, sin, torch.ones(1, count, count, dtype=torch.bool, device=ids.device).tril())
+        for depth, block in enumerate(self.blocks):
+            after = block(x, sight)
+            left_out = self.drop * depth / len(self.blocks)
+            if self.training and left_out:
+                stays = (torch.rand(len(x), 1, 1, device=x.device) >= left_out).to(after.dtype)
+                after = x + (after - x) * stays / (1 - left_out)
+            x = after
+        normed: Tensor = self.norm(x)
+        return normed
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[..., D] -> [..., codes]."""
+        return F.linear(states, self.head)
+
+    def surprise(self, ids: Tensor, codes: Tensor, spread: float = 0.0) -> Tensor:
+        """-log of what it gives each of the codes [B, N] that follow what is read: ids [B, P + N - 1] -> [B, N];
+        `spread` of each label goes to all codes alike."""
+        said = self.logits(self.states(ids)[:, -codes.shape[1] :]).flatten(0, 1).float()
+        each = F.cross_entropy(said, codes.flatten(), reduction="none", label_smoothing=spread)
+        return each.view_as(codes)
+
+    def guesses(self, batch: Batch) -> Iterable[Guess]:
+        yield Guess(self.logits(self.states(batch.tokens)[batch.asked()]), 1)
+
+    @torch.no_grad()
+    def network(self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Network:
+        """The same weights, laid out to be run."""
+        layers = []
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            layers.append(block.layer(dtype, device))
+        embedding, norm, head = (
+            one.detach().to(device, dtype) for one in (self.embedding, self.norm.weight, self.head)
+        )
+        return Network(self.form, embedding, layers, norm, fastest(Dense(head)))
+
+    def drafts(self, target: Any) -> Decoder:
+        """A decoder in the target's precision, with a cache of its own."""
+        return Decoder(self.network(target.network.dtype, target.device))

@@ -1,0 +1,69 @@
+"""`outrider image` as a person meets it."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+from outrider import image
+from outrider.app.cli import cli
+
+TINY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "image" / "conftest.py")))
+
+
+@pytest.fixture(autouse=True)
+def model(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The command on a model of random weights."""
+    import torch
+
+    from outrider.image.model import ImageModel
+    from outrider.image.tokenizer import Layout, Tokenizer
+
+    torch.manual_seed(0)
+    codec = Tokenizer(Layout(levels=(4, 3, 3), channels=(8, 16, 16))).eval()
+    tokens = TINY.token_model()
+    made = ImageModel(tokens.network(), tokens.names, codec, name="tiny")
+    monkeypatch.setattr(image, "load", lambda name, **options: made)
+    return made
+
+
+def told(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["image", *arguments], catch_exceptions=False)
+
+
+def test_a_picture_is_written(tmp_path: Path) -> None:
+    file, trace = tmp_path / "heart.png", tmp_path / "heart.json"
+    options = ("--drafter", "jacobi", "--rule", "exact", "-o", str(file), "--trace", str(trace), "--scale", "2")
+    done = told("red heart", *options)
+    assert done.exit_code == 0, done.output
+    assert "256 codes in" in done.stdout and "a call" in done.stdout
+    with Image.open(file) as picture:
+        assert picture.size == (128, 128)
+    assert json.loads(trace.read_text())["method"] == "jacobi"
+
+
+def test_plain_decoding_beside_it(tmp_path: Path) -> None:
+    done = told(
+        "cat", "--rule", "gumbel-match", "--drafter-option", "window=4", "--compare", "-o", str(tmp_path / "a.png")
+    )
+    assert done.exit_code == 0, done.output
+    assert "256 of 256 codes" in done.output and "plain decoding  256 calls" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [((" ",), "empty"), (("cat", "--guidance", "-1"), "guidance"), (("cat", "--style", "x"), "unknown style")],
+)
+def test_what_is_wrong_is_said(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    from outrider.core.errors import InvalidOption
+
+    with pytest.raises(InvalidOption, match=said):
+        told(*arguments, "-o", str(tmp_path / "none.png"))
+    assert not (tmp_path / "none.png").exists()

@@ -1,0 +1,49 @@
+"""A text-to-picture model made on the spot, of random weights: 36 codes, a handful of words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from outrider.image.model import ImageModel
+from outrider.image.tokenizer import Layout, Tokenizer
+from outrider.image.tokens import TokenModel
+
+STYLES, WORDS = ("noto", "fluent"), ("cat", "face", "heart", "house", "red")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """Models this small gain nothing from several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def token_model(seed: int = 0, layers: int = 2) -> TokenModel:
+    torch.manual_seed(seed)
+    made = TokenModel(codes=36, styles=STYLES, words=WORDS, width=16, layers=layers, heads=2, hidden=24)
+    with torch.no_grad():
+        made.head.mul_(40)  # laws that are neither flat nor certain
+    return made.eval()
+
+
+@pytest.fixture(scope="session")
+def tokens() -> TokenModel:
+    return token_model()
+
+
+@pytest.fixture(scope="session")
+def codec() -> Tokenizer:
+    torch.manual_seed(0)
+    return Tokenizer(Layout(levels=(4, 3, 3), channels=(8, 16, 16))).eval()
+
+
+@pytest.fixture(scope="session")
+def im(tokens: TokenModel, codec: Tokenizer) -> ImageModel:
+    return ImageModel(
+        tokens.network(), tokens.names, codec, name="tiny", draft=lambda: token_model(1, layers=1).network()
+    )

@@ -1,0 +1,149 @@
+"""Guidance is exact: the law of the real loop's output is that of the guided target, whoever drafts; and the two
+streams of a real decoder are what they are alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.core.conformance import KINDS, Case, enumerate_output, equip, target_law, total_variation
+from outrider.core.decode import Rule, decode
+from outrider.core.draft import Draft, Tree
+from outrider.core.engine.transformer import Decoder
+from outrider.core.errors import InvalidOption
+from outrider.core.laws import Sampling
+from outrider.core.methods import DRAFTERS, Method
+from outrider.core.rules.exact import Exact, GumbelMatch, Token
+from outrider.core.target import TableTarget
+from outrider.image.guidance import Guided
+from outrider.image.model import ImageModel
+from outrider.image.tokens import TokenModel
+
+PROMPTS = ((0, 1), (1, 0))
+ASKED, FREE = ((2, 0), (1, 1)), (0, 0)
+LIMITS = (3, 2)
+
+
+def guided(blur: float = 0.0, guidance: float = 2.5) -> Guided:
+    """A table under guidance, or a blurred one that drafts for it."""
+    return Guided(TableTarget(3, seed=1, sharpness=0.7, blur=blur), ASKED, FREE, guidance)
+
+
+class Many(Guided):
+    """As many rows as asked for, each with the condition that belongs to its prompt."""
+
+    def begin(self, prompts: Any, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Any:
+        self.asked = [ASKED[PROMPTS.index(tuple(prompt))] for prompt in prompts]
+        return super().begin(prompts, sampling, needs)
+
+
+def many(blur: float = 0.0, guidance: float = 2.5) -> Many:
+    return Many(TableTarget(3, seed=1, sharpness=0.7, blur=blur), ASKED, FREE, guidance)
+
+
+def settings() -> list[Any]:
+    found = []
+    for name in (*KINDS, "suffix", "token-recycling", "dynamic-tree"):
+        method = DRAFTERS[name]
+        found += [pytest.param(method, options, id=f"{name}{i}") for i, options in enumerate(method.trials)]
+    return found
+
+
+@pytest.mark.parametrize(("method", "options"), settings())
+@pytest.mark.parametrize("rule", [Exact(), Token()], ids=["exact", "token"])
+def test_the_law_is_the_guided_one(method: Method, options: Mapping[str, Any], rule: Rule) -> None:
+    case = Case(
+        target=many,
+        drafter=partial(equip, method, options, lambda: many(blur=0.4)),
+        rule=rule,
+        prompts=PROMPTS,
+        limits=LIMITS,
+    )
+    for row, law in enumerate(enumerate_output(case)):
+        wanted = target_law(many(), PROMPTS[row], Sampling(), LIMITS[row])
+        assert total_variation(law, wanted) < 1e-12
+
+
+def test_guidance_changes_the_law_and_one_is_none() -> None:
+    alone = target_law(TableTarget(3, seed=1, sharpness=0.7), (*ASKED[0], *PROMPTS[0]), Sampling(), 3)
+    assert total_variation(target_law(many(guidance=1.0), PROMPTS[0], Sampling(), 3), alone) < 1e-12
+    assert total_variation(target_law(many(), PROMPTS[0], Sampling(), 3), alone) > 0.05
+    nothing = target_law(TableTarget(3, seed=1, sharpness=0.7), (*FREE, *PROMPTS[0]), Sampling(), 3)
+    assert total_variation(target_law(many(guidance=0.0), PROMPTS[0], Sampling(), 3), nothing) < 1e-12
+
+
+@pytest.mark.parametrize("guidance", [-0.5, float("nan"), float("inf")])
+def test_guidance_out_of_range(guidance: float) -> None:
+    with pytest.raises(InvalidOption, match="guidance"):
+        guided(guidance=guidance)
+
+
+def test_conditions_fit_the_prompts() -> None:
+    with pytest.raises(InvalidOption, match="differ in length"):
+        Guided(TableTarget(3), ((1,), (1, 2)), (0,))
+    with pytest.raises(InvalidOption, match="2 conditions for 1 prompts"):
+        guided().begin([(0,)], Sampling())
+
+
+def test_a_decoder_s_streams_are_what_they_are_alone(tokens: TokenModel) -> None:
+    network, names = tokens.network(torch.float64), tokens.names
+    asked = [names.encode("red heart", "noto"), names.encode("cat")]
+    target = Guided(Decoder(network), asked, names.free, 3.0)
+    roots = [[35], [35]]
+    target.begin(roots, Sampling())
+    draft = Draft.guess(torch.tensor([[3, 4, 5], [6, 7, 8]]), Tree.of((-1, 0, 0)), torch.ones(2, 3, dtype=torch.bool))
+    found = target.score(draft).logits()
+    alone = []
+    for one in (asked, [names.free, names.free]):
+        inner = Decoder(network)
+        inner.begin([[*ids, 35] for ids in one], Sampling())
+        alone.append(inner.score(draft).logits())
+    torch.testing.assert_close(found, alone[1] + 3.0 * (alone[0] - alone[1]))
+
+
+def test_a_decoder_s_laws_are_those_it_learned_with(tokens: TokenModel) -> None:
+    ids = torch.randint(0, 36, (2, 12))
+    before = torch.tensor([tokens.names.encode("red heart", "noto"), tokens.names.free])
+    read = torch.cat([before, torch.full((2, 1), 35), ids[:, :-1]], 1)
+    said = tokens.double().logits(tokens.states(read))[:, -12:]
+    tokens.float()
+    target = Decoder(tokens.network(torch.float64))
+    target.begin(torch.cat([before, torch.full((2, 1), 35)], 1).tolist(), Sampling())
+    chain = Draft.guess(ids, Tree.chain(12), torch.ones_like(ids, dtype=torch.bool))
+    torch.testing.assert_close(target.score(chain).logits()[:, :12], said.detach(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "options"),
+    [
+        ("jacobi", {"window": 12, "renew": "gumbel", "filler": "above"}),
+        ("jacobi", {"window": 12, "renew": "couple", "filler": "left"}),
+        ("draft-model", {"length": 4}),
+        ("sampled-tree", {}),
+        ("suffix", {}),
+        ("token-recycling", {}),
+    ],
+)
+def test_one_seed_one_picture(im: ImageModel, drafter: str, options: dict[str, Any]) -> None:
+    asked = ["red heart", "cat face", "house"]
+    plain = im.generate(asked, drafter=None, rule="gumbel-match", guidance=2.0, seed=5)
+    found = im.generate(asked, drafter=drafter, drafter_options=options, rule="gumbel-match", guidance=2.0, seed=5)
+    assert [one.tokens for one in found] == [one.tokens for one in plain]
+    assert all(len(one.tokens) == 256 for one in found)
+
+
+def test_rows_do_not_notice_each_other(im: ImageModel) -> None:
+    def run(prompts: list[str], seeds: list[int]) -> list[list[int]]:
+        asked = [im.names.read(one) for one in prompts]
+        out: list[list[int]] = [[] for _ in prompts]
+        roots = [[im.root]] * len(prompts)
+        for step in decode(im.target(asked, 2.0), None, GumbelMatch(), roots, limit=40, seed=seeds):
+            out[step.row] += step.emitted
+        return out
+
+    together = run(["red heart", "cat", "house"], [1, 2, 3])
+    assert together == [run([one], [seed])[0] for one, seed in (("red heart", 1), ("cat", 2), ("house", 3))]

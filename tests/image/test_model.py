@@ -1,0 +1,112 @@
+"""`outrider.image` as a person meets it: pictures, partial pictures, and words where something is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.core.errors import InvalidOption
+from outrider.core.trace import Trace
+from outrider.image.model import ImageModel, load
+from outrider.image.recipes import NoWeights
+
+
+def test_a_prompt_gives_a_picture_with_its_codes_and_trace(im: ImageModel) -> None:
+    found = im.generate("red heart", style="noto", seed=3)
+    assert found.image.size == (64, 64) and found.images == [found.image]
+    assert found.grid.shape == (16, 16) and found.grid.flatten().tolist() == found.tokens
+    assert found.finish == "limit" and found.trace.summary().tokens == 256
+    assert found.trace.method == "jacobi" and found.trace.options["guidance"] == 3.0
+    assert Trace.from_json(found.trace.to_json()) == found.trace
+    again = im.generate("red heart", style="noto", seed=3)
+    assert again.tokens == found.tokens and im.generate("red heart", style="noto", seed=4).tokens != found.tokens
+
+
+def test_a_list_gives_a_list_and_guidance_may_be_off(im: ImageModel) -> None:
+    found = im.generate(["cat", "house"], guidance=1.0, drafter=None, temperature=0.0)
+    assert [one.prompt for one in found] == ["cat", "house"]
+    assert all(one.trace.summary().tokens_per_call == 1 for one in found)
+    assert found[0].tokens == im.generate("cat", guidance=1.0, drafter=None, temperature=0.0).tokens
+
+
+def test_the_stream_shows_the_picture_so_far(im: ImageModel) -> None:
+    stream = im.stream("cat", seed=1)
+    pieces = [next(stream) for _ in range(3)]
+    assert 3 <= pieces[-1].count < 256 and pieces[-1].finish is None
+    seen = pieces[-1].image()
+    assert seen.size == (64, 64)
+    grid = stream.grid(0, pieces[-1].count).flatten()
+    assert (grid[pieces[-1].count :] == im.white).all()
+    stream.close()
+    (broken,) = stream.results
+    assert broken.finish is None and len(broken.tokens) == pieces[-1].count
+
+
+def test_greedy_pictures_are_the_same_whoever_drafts(im: ImageModel) -> None:
+    plain = im.generate("red cat", drafter=None, temperature=0.0)
+    for drafter in ("jacobi", "draft-model", "suffix"):
+        assert im.generate("red cat", drafter=drafter, temperature=0.0).tokens == plain.tokens
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [("lantern", {"delta": 0.3, "k": 10}), ("lantern-plus-plus", {}), ("grouped", {}), ("annealed", {"weight": 3.0})],
+)
+def test_relaxed_rules_say_what_they_cost(im: ImageModel, rule: str, options: dict[str, Any]) -> None:
+    found = im.generate("red heart", rule=rule, rule_options=options, seed=2, guidance=1.0)
+    summary = found.trace.summary()
+    assert not found.trace.lossless and summary.tokens == 256
+    if rule != "grouped":
+        assert summary.price > 0 and summary.sources["relaxed"] > 0
+
+
+def test_neighbours_look_alike(im: ImageModel) -> None:
+    near = im.neighbours
+    assert near.shape == (36, 35)
+    far = (im.looks[near] - im.looks[:, None]).square().sum(-1)
+    assert (far.diff(dim=-1) >= -1e-6).all()
+    assert all(code not in row for code, row in enumerate(near.tolist()))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "said"),
+    [
+        ("", {}, "the prompt is empty"),
+        ("zzz qqq", {}, "none of the words"),
+        ([], {}, "no prompts"),
+        ("cat", {"style": "apple"}, "unknown style 'apple'"),
+        ("cat", {"guidance": -1.0}, "guidance is -1.0"),
+        ("cat", {"guidance": "much"}, "it must be a number"),
+        ("cat", {"temperature": -1}, "temperature"),
+        ("cat", {"drafter": "nobody"}, "unknown drafter"),
+        ("cat", {"rule": "nothing"}, "unknown rule"),
+        ("cat", {"colour": "red"}, "unknown option 'colour'"),
+        ("cat", {"drafter_options": {"window": 0}}, "the window is 0"),
+    ],
+)
+def test_what_is_wrong_is_said(im: ImageModel, prompt: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidOption, match=said):
+        im.generate(prompt, **options)
+
+
+def test_without_weights_the_command_that_makes_them_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, im: ImageModel
+) -> None:
+    from outrider.image import recipes
+
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    monkeypatch.setattr(recipes, "_shipped", lambda: tmp_path)
+    with pytest.raises(NoWeights, match="outrider train image-tokenizer"):
+        load("emoji")
+    with pytest.raises(InvalidOption, match="unknown image model"):
+        load("photographs")
+    bare = ImageModel(im.network, im.names, im.codec, name="tiny")
+    with pytest.raises(NoWeights, match="outrider train image-draft"):
+        bare.generate("cat", drafter="draft-model")
+
+
+def test_white_where_nothing_is_known(im: ImageModel) -> None:
+    blank = im.pictures(torch.full((1, 16, 16), im.white))[0]
+    assert blank.size == (64, 64)
