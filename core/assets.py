@@ -3,7 +3,8 @@ weights.
 
 Every asset lists its sources, which are tried in turn; every file has a pinned sha256, and what is kept is put in place
 by one rename, so that nothing half-written stays. Only safetensors are opened (GGUF files are first converted, see
-outrider.core.gguf): no pickles, no code of others. Knows nothing of what the weights compute.
+outrider.core.gguf; pinned pickles of tensors once, in torch's reading of nothing but weights): no code of others. Knows
+nothing of what the weights compute.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ __all__ = [
     "hub_folder",
     "read_json",
     "transformers_model",
+    "unpickled",
     "written",
 ]
 
@@ -92,6 +94,41 @@ def converted(file: Path, dtype: str = "float32") -> Path:
     if not folder.is_dir():
         _make(folder, partial(gguf.convert, file, dtype=dtype), folder.is_dir)
     return folder
+
+
+def unpickled(name: str, *, table: Mapping[str, Asset] = ASSETS) -> Path:
+    """The safetensors file of an asset whose one file is a pickle of tensors: converted once, then kept."""
+    if name not in table:
+        raise unknown("asset", name, table)
+    (file,) = table[name].sources[0].files
+    folder = cache_folder() / "converted" / f"{name}-{file.sha256[:16]}"
+    if not folder.is_dir():
+        _make(folder, partial(_convert, fetch(name, table=table) / file.name), folder.is_dir)
+    return folder / "model.safetensors"
+
+
+def _convert(file: Path, folder: Path) -> None:
+    """Every tensor of a pickle, named by where it stood in nested dictionaries."""
+    import torch
+    from safetensors.torch import save_file
+
+    try:
+        held = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever is wrong with it
+        raise AssetError(f"{file} holds more than weights, or no whole ones: {str(error).splitlines()[0]}") from None
+    found: dict[str, torch.Tensor] = {}
+
+    def walk(part: object, name: str) -> None:
+        if isinstance(part, torch.Tensor):
+            found[name] = part.detach().clone().contiguous()
+        elif isinstance(part, Mapping):
+            for key, value in part.items():
+                walk(value, f"{name}.{key}" if name else str(key))
+
+    walk(held, "")
+    if not found:
+        raise AssetError(f"{file} holds no tensors")
+    save_file(found, str(folder / "model.safetensors"))
 
 
 def _make(folder: Path, fill: Callable[[Path], object], done: Callable[[], bool]) -> None:
