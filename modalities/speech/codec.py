@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from outrider.core.errors import InvalidOption
+from outrider.core.train import Pupil
 from outrider.speech.mel import BINS
 
 FRAMES = 2  # mel frames a token
@@ -59,18 +61,24 @@ class _Residual(nn.Module):
         return x + change
 
 
-class Codec(nn.Module):
-    """Mel frames [B, 80, T] (T even) <-> codes [B, T / 2]."""
+class Codec(Pupil):
+    """Mel frames [B, 80, T] (T even) <-> codes [B, T / 2]. It is nobody's pupil: `target` is not looked at."""
 
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, width: int = 192, levels: Sequence[int] = (8, 5, 5, 5), depth: int = 4) -> None:
+    def __init__(
+        self, target: Any = None, *, width: int = 160, levels: Sequence[int] = (8, 5, 5, 5), depth: int = 4
+    ) -> None:
         super().__init__()
+        self.config = {"width": width, "levels": list(levels), "depth": depth}
         self.quantiser = Quantiser(levels)
         self.register_buffer("mean", torch.full((BINS, 1), -5.0))  # of log-mel frames; set from the data
         self.register_buffer("scale", torch.full((BINS, 1), 2.0))
         dilations = [3 ** (place % 3) for place in range(depth)]
+        self.context = (
+            1 + sum(dilations) + -(-(sum(dilations) + 1) // FRAMES)
+        )  # tokens on either side that a frame hears
         self.encoder = nn.Sequential(
             nn.Conv1d(BINS, width, 3, padding=1),
             *(_Residual(width, step) for step in dilations[: depth // 2]),
@@ -95,13 +103,18 @@ class Codec(nn.Module):
         mel: Tensor = self.decoder(points.transpose(1, 2)) * self.scale + self.mean
         return mel
 
+    @property
+    def codes(self) -> int:
+        """How many codes there are."""
+        return self.quantiser.size
+
     def encode(self, mel: Tensor) -> Tensor:
         return self.quantiser.codes(self._rounded(mel))
 
     def decode(self, codes: Tensor) -> Tensor:
         return self._unrolled(self.quantiser.points(codes).to(self.mean.dtype))
 
-    def loss(self, mel: Tensor) -> Tensor:
+    def distance(self, mel: Tensor) -> Tensor:
         """Mean distance of frames, and of their changes in time, in spreads of their bin."""
         off = (self._unrolled(self._rounded(mel)) - mel) / self.scale
         return off.abs().mean() + off.diff(dim=-1).abs().mean() / 2

@@ -30,16 +30,16 @@ def test_it_learns() -> None:
     torch.manual_seed(0)
     kinds = torch.randn(6, 80) * 2 - 5
     mel = kinds[torch.randint(6, (8, 20)).repeat_interleave(2, 1)].transpose(1, 2)  # [8, 80, 40]
-    codec = Codec(32, (5, 5), 2)
-    before = codec.loss(mel).item()
+    codec = Codec(width=32, levels=(5, 5), depth=2)
+    before = codec.distance(mel).item()
     steps = torch.optim.Adam(codec.parameters(), 5e-3)
     for _ in range(150):
         steps.zero_grad()
-        codec.loss(mel).backward()
+        codec.distance(mel).backward()
         steps.step()
     codes = codec.encode(mel)
     assert codes.shape == (8, 20) and codes.max() < 25
-    assert codec.loss(mel).item() < before / 3
+    assert codec.distance(mel).item() < before / 3
     torch.testing.assert_close(codec.decode(codes), codec._unrolled(codec._rounded(mel)), rtol=1e-4, atol=1e-4)
     with pytest.raises(InvalidOption, match="multiple"):
         codec.encode(mel[..., :3])
@@ -47,7 +47,7 @@ def test_it_learns() -> None:
 
 def test_what_is_far_away_is_not_heard() -> None:
     torch.manual_seed(0)
-    codec, codes = Codec(16, (5, 5), 4).eval(), torch.randint(25, (1, 200))
+    codec, codes = Codec(width=16, levels=(5, 5), depth=4).eval(), torch.randint(25, (1, 200))
     other = codes.clone()
     other[0, 150:] = 0
     torch.testing.assert_close(codec.decode(codes)[..., :180], codec.decode(other)[..., :180])
