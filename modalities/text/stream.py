@@ -5,14 +5,12 @@ Knows nothing of prompts or of how targets and drafters are made.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
-
 from outrider.core.decode import decode
+from outrider.core.memory import peak_memory
 from outrider.core.record import Record
 from outrider.core.trace import Finish, Step, Trace, machine, versions
 from outrider.text.options import Options
@@ -139,15 +137,3 @@ class Stream(Iterator[Piece]):
             logprobs = [one for step in own.steps for one in step.logprobs] if self._options.logprobs else None
             found.append(Result(self._texts[row], own.tokens(row), own, logprobs, self._ends[row], prompt))
         return found
-
-
-def peak_memory() -> int:
-    """Bytes that this process has held at most; on a GPU, that its tensors have held there."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return int(torch.cuda.max_memory_allocated())
-    if sys.platform == "win32":
-        return 0
-    import resource
-
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(most) if sys.platform == "darwin" else int(most) * 1024
