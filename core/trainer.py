@@ -120,7 +120,11 @@ class Trainer:
         self._optimisers, self._schedules = [], []
         for name, pupil in pupils.items():
             optimiser = torch.optim.AdamW(
-                parameter_groups(pupil, plan.decay), lr=(rates or {}).get(name, plan.rate), betas=(0.9, 0.95), eps=1e-8, fused=True
+                parameter_groups(pupil, plan.decay),
+                lr=(rates or {}).get(name, plan.rate),
+                betas=(0.9, 0.95),
+                eps=1e-8,
+                fused=True,
             )
             schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda _: self._height())
             ready = self.accelerator.prepare(pupil, optimiser)
