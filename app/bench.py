@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outrider.app.batch import batch
 from outrider.app.precision import precision
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def _modality() -> None:
 
 
 bench.command()(precision)
+bench.command()(batch)
 
 
 @bench.command()
@@ -50,6 +52,10 @@ def text(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="For each prompt.")] = 128,
     limit: Annotated[int | None, typer.Option(min=1, help="So many prompts only, every task in turn.")] = None,
+    tasks: Annotated[str, typer.Option(metavar="NAMES", help="Prompts of these tasks only.")] = "",
+    context: Annotated[
+        int | None, typer.Option(min=1, metavar="TOKENS", help="Put so much of a long text before every prompt.")
+    ] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Times that every prompt is decoded by everyone.")] = 1,
     seed: Annotated[int, typer.Option(help="For temperatures above 0.")] = 0,
     model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a GGUF file.")] = "smollm2-135m",
@@ -80,7 +86,7 @@ def text(
 
         check()
     _check_folder(json_file)
-    items = load_prompts(prompts, limit)
+    items = load_prompts(prompts, limit, _names(tasks))
     names = _names(drafters)
     settings = Settings(
         drafters=names,
@@ -92,7 +98,7 @@ def text(
         draft_model=draft_model,
     )
     source = str(prompts) if prompts else "built in"
-    found, whole = _measure_text(items, settings, model, device, dtype, peers, source, _names(calibrate))
+    found, whole = _measure_text(items, settings, model, device, dtype, peers, source, _names(calibrate), context)
     if json_file is not None and str(json_file) == "-":
         print(json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False))
     else:
@@ -129,6 +135,7 @@ def _measure_text(
     peers: bool,
     source: str,
     calibrated: tuple[str, ...] = (),
+    context: int | None = None,
 ) -> tuple[dict[str, Any], bool]:
     """The report, and whether everything was measured."""
     import torch
@@ -147,6 +154,8 @@ def _measure_text(
     with ExitStack() as stack:
         with console.status(f"Loading {model} ...") as status:
             lm = text.load(model, device=device, dtype=dtype)
+        if context is not None:
+            items, about["context"] = texts.lengthened(lm, items, context), context
         for name in calibrated:
             _calibrate(lm, name, items, settings, console)
         with console.status("Preparing ...") as status:

@@ -17,6 +17,7 @@ import typer
 from outrider.app.bench import bench
 from outrider.app.datastore import datastore
 from outrider.app.image import image
+from outrider.app.report import report
 from outrider.app.text import assets, text
 from outrider.app.train import train
 
@@ -37,6 +38,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable, on stdou
 cli.command()(text)
 cli.command()(image)
 cli.command()(train)
+cli.command()(report)
 cli.add_typer(assets, name="assets")
 cli.add_typer(datastore, name="datastore")
 

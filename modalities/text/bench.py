@@ -7,6 +7,8 @@ nearly so; anything else is wrong, and said.
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -46,9 +48,10 @@ class PromptsError(OutriderError):
     """A file of prompts that can't be read."""
 
 
-def load_prompts(path: Path | None = None, limit: int | None = None) -> list[Item]:
+def load_prompts(path: Path | None = None, limit: int | None = None, tasks: Sequence[str] = ()) -> list[Item]:
     """Our own prompts, or those of a file of JSON lines with "prompt" or "turns" (of which the first is taken), and
-    perhaps "id" or "question_id", "task" or "category". A limit takes from each task in turn: a few stand for all."""
+    perhaps "id" or "question_id", "task" or "category"; of some tasks alone, if named. A limit takes from each task in
+    turn: a few stand for all."""
     if path is None:
         text, source = resources.files("outrider.text").joinpath("prompts.jsonl").read_text("utf-8"), "prompts.jsonl"
     else:
@@ -65,6 +68,11 @@ def load_prompts(path: Path | None = None, limit: int | None = None) -> list[Ite
         raise PromptsError(f"{source} holds no prompts; it should have JSON lines with a prompt or turns each")
     if len({item.id for item in items}) < len(items):
         items = [Item(f"{n}-{item.id}", item.task, item.content) for n, item in enumerate(items, 1)]
+    known = sorted({item.task for item in items})
+    for task in tasks:
+        if task not in known:
+            raise unknown("task", task, known)
+    items = [item for item in items if not tasks or item.task in tasks]
     if limit is None:
         return items
     if limit < 1:
@@ -96,6 +104,16 @@ def _spread(items: Sequence[Item]) -> list[Item]:
         seen[item.task] = seen.get(item.task, -1) + 1
         places.append(seen[item.task])
     return [item for _, item in sorted(zip(places, items, strict=True), key=lambda pair: pair[0])]
+
+
+def lengthened(lm: TextModel, items: Sequence[Item], tokens: int) -> list[Item]:
+    """Each prompt behind so many tokens of a long text, which every Python brings along: the source of argparse."""
+    ids = lm.tokens.encode(inspect.getsource(argparse), special=False)
+    most = min(len(ids), lm.context)
+    if not 1 <= tokens <= most:
+        raise InvalidOption(f"the context is {tokens} tokens; it must be from 1 to {most:,} for {lm.name}")
+    before = lm.tokens.decode(ids[:tokens])
+    return [Item(item.id, item.task, f"{before}\n\n{item.content}") for item in items]
 
 
 @dataclass(frozen=True, kw_only=True)

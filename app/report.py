@@ -1,0 +1,277 @@
+"""`outrider report`: benches one after another, each a command that anyone can give, and a page of what they found.
+
+A section is a title, some words and the commands behind its tables; each command's JSON is kept beside the page, so
+that a section can be measured again alone. Knows command lines and JSON; imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+_FREE = (
+    "jacobi,prompt-lookup,input-guided,rest,anpd,n-grammys,lookahead,suffix,token-recycling,sparse-cache,ensemble,"
+    "draft-model,specinfer,specexec,sequoia,cs-drafting,specdec-plus-plus,bild,on-the-fly-window,adaptive,guarded,"
+    "draft-verify,swift,draft-on-the-fly,auto"
+)
+_QUICK = 2  # prompts a command where somebody is in a hurry
+
+
+@dataclass(frozen=True)
+class Section:
+    """Commands are what follows `outrider bench`; {prompts} is the file somebody gave, without which the section is
+    left out."""
+
+    name: str
+    title: str
+    about: str
+    commands: tuple[str, ...]
+
+    def files(self, folder: Path) -> list[Path]:
+        if len(self.commands) == 1:
+            return [folder / f"{self.name}.json"]
+        return [folder / f"{self.name}-{number}.json" for number in range(1, len(self.commands) + 1)]
+
+
+TEXT = (
+    Section(
+        "precision",
+        "Fewer bits",
+        "Perplexity and the likeliest token's agreement with 32 bits on the prompts' own text, beside the speed of "
+        "plain decoding.",
+        ("precision --limit 14",),
+    ),
+    Section(
+        "batch",
+        "A batch of eight",
+        "Eight prompts of different lengths decoded side by side and one after another, in turns.",
+        ("batch",),
+    ),
+    Section(
+        "peers-bfloat16",
+        "Beside other engines, 16 bits",
+        "Greedy, the same prompts in the same run. OpenVINO GenAI reads the same GGUF in 4 bits.",
+        ("text --drafters prompt-lookup,ensemble,auto --max-new-tokens 96 --limit 7 --peers",),
+    ),
+    Section(
+        "peers-int4",
+        "Beside other engines, 4 bits",
+        "As above, ours in 4 bits.",
+        ("text --dtype int4 --drafters prompt-lookup,ensemble,auto --max-new-tokens 96 --limit 7 --peers",),
+    ),
+    Section(
+        "greedy",
+        "Without training, greedy",
+        "Every drafter that needs no training, and those that take the small draft model that ships.",
+        (f"text --drafters {_FREE} --max-new-tokens 96 --limit 48 --calibrate sequoia,draft-verify",),
+    ),
+    Section(
+        "sampled",
+        "Without training, temperature 0.7",
+        "The same, drawn; all of these keep the law of the output.",
+        (f"text --drafters {_FREE} --max-new-tokens 96 --limit 48 --temperature 0.7",),
+    ),
+    Section(
+        "rules",
+        "Relaxed rules for text, temperature 0.7",
+        "These change the output's law; what they cost is in each trace (`relaxed price`).",
+        tuple(
+            f"text --drafters {drafter} --rule {rule} --max-new-tokens 96 --limit 48 --temperature 0.7"
+            for drafter, rule in (("draft-model", "top-beta"), ("bild", "bild"), ("draft-model", "verify-every"))
+        ),
+    ),
+    Section(
+        "editing",
+        "Editing",
+        "Rewriting with small changes and correcting, where the output repeats the input.",
+        ("text --tasks editing --drafters input-guided,prompt-lookup,suffix,ensemble --max-new-tokens 96",),
+    ),
+    Section(
+        "given",
+        "All tasks of a given set",
+        "The best of those without training over a whole set of prompts, and the guard.",
+        ("text --prompts {prompts} --drafters ensemble,suffix,auto,guarded --max-new-tokens 96",),
+    ),
+    Section(
+        "long",
+        "A prompt of 6,000 tokens",
+        "The source of Python's argparse before each question; sparse-cache drafts with a part of the cache.",
+        ("text --context 6000 --drafters sparse-cache,prompt-lookup --max-new-tokens 64 --limit 3",),
+    ),
+    Section(
+        "larger",
+        "A larger target",
+        "Qwen2.5-Coder-1.5B-Instruct, for which leaving out layers, and a small model with another vocabulary, cost "
+        "a smaller share of a pass.",
+        (
+            "text --model qwen2.5-coder-1.5b --dtype int8 --draft-model smollm2-135m --calibrate draft-verify "
+            "--drafters cross-vocabulary,draft-verify,swift,draft-on-the-fly,ensemble --max-new-tokens 64 --limit 7",
+        ),
+    ),
+)
+
+
+def report(
+    modality: Annotated[str, typer.Argument(metavar="MODALITY", help="text")],
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Default: reports/MODALITY.")] = None,
+    only: Annotated[str, typer.Option(metavar="NAMES", help="These sections, with commas between them.")] = "",
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="JSON lines: a set of your own, for the section 'given'.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help=f"{_QUICK} prompts a command.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Measure nothing; write the page anew.")] = False,
+) -> None:
+    """Measure a modality's sections, and write a page with every figure beside the command that found it."""
+    from outrider.core.errors import OutriderError, unknown
+
+    if modality != "text":
+        raise unknown("modality with a report", modality, ("text",))
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    known = {one.name: one for one in TEXT}
+    for name in names:
+        if name not in known:
+            raise unknown("section", name, known)
+    folder = out or Path("reports") / modality
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in TEXT if not page else ():
+        if names and one.name not in names:
+            continue
+        for command, file in zip(one.commands, one.files(folder), strict=True):
+            if "{prompts}" in command and prompts is None:
+                continue
+            words = shlex.split(command.replace("{prompts}", shlex.quote(str(prompts))))
+            if quick:
+                words = _hurried(words)
+            print(f"{one.title}: outrider bench {shlex.join(words)}", file=sys.stderr)
+            called = [sys.executable, "-m", "outrider.app.cli", "bench", *words, "--json", str(file)]
+            if subprocess.run(called, stdout=subprocess.DEVNULL, check=False).returncode:
+                raise OutriderError(f"`outrider bench {shlex.join(words)}` failed; what is measured so far is kept")
+            _note(file, words)
+    path = folder / "REPORT.md"
+    path.write_text(written(folder), encoding="utf-8")
+    print(path)
+
+
+def _hurried(words: Sequence[str]) -> list[str]:
+    kept = list(words)
+    if "--limit" in kept:
+        place = kept.index("--limit")
+        del kept[place : place + 2]
+    return [*kept, "--limit", str(_QUICK)]
+
+
+def _note(file: Path, words: Sequence[str]) -> None:
+    """The command goes into the file; of a file of prompts only its name."""
+    said = [
+        Path(word).name if before == "--prompts" else word for before, word in zip(["", *words], words, strict=False)
+    ]
+    found = json.loads(file.read_text(encoding="utf-8")) | {"command": shlex.join(["outrider", "bench", *said])}
+    file.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def written(folder: Path) -> str:
+    """The page of what a folder holds."""
+    parts = ["# Text, measured\n"]
+    described = False
+    for section in TEXT:
+        found = [json.loads(file.read_text(encoding="utf-8")) for file in section.files(folder) if file.is_file()]
+        if not found:
+            continue
+        if not described:
+            parts.append(_place(found[0]) + "\n")
+            described = True
+        parts += [f"## {section.title}\n", section.about + "\n"]
+        parts += [f"`{one['command']}`\n" for one in found]
+        parts += _tables(found)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _place(found: Mapping[str, Any]) -> str:
+    machine = ", ".join(f"{key} {value}" for key, value in found["machine"].items() if value not in (None, "", []))
+    versions = ", ".join(f"{name} {value}" for name, value in found["versions"].items() if value)
+    return (
+        f"Machine: {machine}. Versions: {versions}.\n\n"
+        "Speeds are medians over prompts; a speedup is the median of ratios to plain decoding in the same run, in "
+        "turns, with a 95 % interval; passes/tok counts every pass of every model by the bytes it reads, a whole pass "
+        "of the target being 1."
+    )
+
+
+def _tables(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    from outrider.app.bench_views import COLUMNS, name_of, remarks
+
+    first = found[0]["rows"][0]
+    if "perplexity" in first:
+        rows = [
+            [
+                row["dtype"],
+                f"{row['perplexity']:.2f}",
+                f"{row['agreement']:.1%}",
+                f"{row['tokens_per_second']:.1f}",
+                f"{row['slowest']:.0f}-{row['fastest']:.0f}",
+            ]
+            for row in found[0]["rows"]
+        ]
+        return [_table(("", "perplexity", "agrees", "tok/s", "slowest to fastest"), rows)]
+    if "together" in first:
+        rows = [
+            [
+                row["dtype"],
+                row["drafter"],
+                f"{row['together']:.0f}",
+                f"{row['alone']:.0f}",
+                f"{row['together'] / row['alone']:.2f}",
+                f"{row['same']} of {row['rows']}",
+            ]
+            for row in found[0]["rows"]
+        ]
+        return [_table(("", "drafter", "tok/s in all", "one after another", "ratio", "same output"), rows)]
+    reports = [one for one in found if one["rows"]]
+    everyone = [row for number, one in enumerate(reports) for row in one["rows"][min(number, 1) :]]
+    everyone += [row for one in reports for row in one["peers"]]
+    parts = [_benched(everyone, name_of, COLUMNS)]
+    looping = reports[0]["settings"].get("looping", [])
+    without = [{**row, **row["without_looping"]} for row in everyone if row["without_looping"]]
+    if looping and without:
+        count = reports[0]["settings"]["prompts"]
+        parts += [f"Without the {len(looping)} of {count} prompts on which plain decoding goes round in circles:\n"]
+        parts.append(_benched(without, name_of, COLUMNS))
+    tasks = sorted({task for row in everyone for task in row["tasks"]})
+    if len(tasks) > 1:
+        parts += ["By task, times plain decoding's tokens a second:\n", _by_task(everyone, tasks, name_of)]
+    lines = [f"- {line.plain}" for one in reports for line in remarks(one)]
+    return [*parts, *(["\n".join(lines) + "\n"] if lines else [])]
+
+
+def _benched(rows: Sequence[Mapping[str, Any]], name: Any, columns: Mapping[str, Any]) -> str:
+    titles = [title for title in columns if title != "quartiles"]
+    body = [[_named(row, name), *(str(columns[title][0](row)) for title in titles)] for row in rows]
+    return _table(("", *titles), body)
+
+
+def _named(row: Mapping[str, Any], name: Any) -> str:
+    return str(name(row)) if row["rule"] == "exact" or row["drafter"] == "plain" else f"{name(row)}, rule {row['rule']}"
+
+
+def _by_task(rows: Sequence[Mapping[str, Any]], tasks: Sequence[str], name: Any) -> str:
+    body = []
+    for row in rows:
+        parts = [row["tasks"].get(task) for task in tasks]
+        body.append(
+            [_named(row, name), *("-" if not one or not one["speedup"] else f"{one['speedup']:.2f}" for one in parts)]
+        )
+    return _table(("", *tasks), body)
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(titles)} |", "|---|" + "---:|" * (len(titles) - 1)]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join(lines) + "\n"
