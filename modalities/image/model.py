@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _SIDE = 64  # pixels
+_OF_TEXT = ("input-guided", "rest", "n-grammys", "cross-vocabulary", "sparse-cache", "swift", "draft-on-the-fly")
 # how drafters begin on a picture, where nobody says otherwise
 _USUAL: Mapping[str, Mapping[str, Any]] = {"jacobi": {"window": 16, "renew": "couple", "filler": "above"}}
 
@@ -192,9 +193,17 @@ class ImageModel:
 
 
 def drafters() -> list[str]:
-    """The drafters that work on pictures."""
-    known = {"model", "pupil"}
-    return [name for name, method in DRAFTERS.items() if "image" in method.modalities and known >= set(method.needs)]
+    """The drafters that work on pictures: those that look at codes and laws, the smaller model's, and those whose heads
+    have a recipe. Those that read a text, and those that see their target cheaper, don't: guidance is two streams."""
+    kinds = {one.kind for one in recipes.RECIPES.values() if one.kind is not None}
+    return [
+        name
+        for name, method in DRAFTERS.items()
+        if "image" in method.modalities
+        and name not in _OF_TEXT
+        and {"model", "pupil"} >= set(method.needs)
+        and (method.pupil is None or method.pupil in kinds)
+    ]
 
 
 def rules() -> list[str]:

@@ -52,12 +52,14 @@ RECIPES = _table(
     Recipe(
         name="image-tokenizer",
         summary="pictures of 64x64 to 16x16 codes of 1,000 and back",
+        options={"channels": (32, 64, 80)},
         rate=2e-3,
         batch=(32, 128),
     ),
     Recipe(
         name="image-tokens",
         summary="the model of those codes that a style and a few words ask for",
+        options={"width": 256, "layers": 5, "heads": 4, "hidden": 576},
         rate=1.5e-3,
         batch=(16, 256),
         decay=0.1,

@@ -29,7 +29,7 @@ from outrider.image.recipes import MODEL, Recipe, home, recipe
 from outrider.image.tokenizer import Layout, Tokenizer, loss, psnr
 from outrider.image.tokens import TokenModel
 
-WORDS = 2000  # that a token model knows at most
+WORDS = 1500  # that a token model knows at most
 GUIDANCE = 3.0  # under which drafters learn
 _JUDGED = (96, 512)  # pictures of each kind that judging goes through, on a CPU and elsewhere
 _SHIFT = 2  # pixels that a picture is moved by at most

@@ -93,7 +93,7 @@ TINY = {"width": 32, "layers": 2, "heads": 2, "hidden": 48}
 @pytest.mark.slow
 def test_from_pictures_to_a_model_that_draws(cache: Path) -> None:
     said: list[str] = []
-    wanted = {"steps": 60, "minutes": 5.0, "batch": 8, "quiet": True}
+    wanted = {"steps": 40, "minutes": 5.0, "batch": 8, "quiet": True}
     train(Wanted(recipes=("image-tokenizer",), options=SMALL, **wanted), said.append)  # type: ignore[arg-type]
     train(Wanted(recipes=("image-tokens",), options=TINY, **wanted), said.append)  # type: ignore[arg-type]
     codec = recipes.home("image-tokenizer")
@@ -107,6 +107,13 @@ def test_from_pictures_to_a_model_that_draws(cache: Path) -> None:
     assert im.generate("red square", style="noto", seed=1).image.size == (64, 64)
     about = json.loads((recipes.home("image-tokens") / "tokens.json").read_text())
     assert about["provenance"]["recipe"] == "image-tokens" and about["bytes"] < 200_000
+    plain = im.generate("red square", drafter=None, rule="gumbel-match", seed=2)
+    for name, options in (("image-draft", TINY), ("image-medusa", None), ("image-eagle", None)):
+        train(Wanted(recipes=(name,), options=options, **{**wanted, "steps": 4}), said.append)  # type: ignore[arg-type]
+    drawn = load("emoji")
+    for drafter in ("draft-model", "medusa", "eagle", "eagle2"):
+        found = drawn.generate("red square", drafter=drafter, rule="gumbel-match", seed=2)
+        assert found.tokens == plain.tokens and found.trace.method == drafter
 
 
 def test_a_broken_off_run_goes_on_as_if_it_had_not_been(pictures: Pictures, tmp_path: Path) -> None:
