@@ -7,6 +7,7 @@ target sees are fixed guesses, which every exact rule takes at any temperature (
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 
 from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Tree
+from outrider.core.drafters.corrected import adapted
 from outrider.core.drafters.heads import Kept, before, causal, kept
 from outrider.core.drafters.learned import ready
 from outrider.core.drafters.model import TopKTree
@@ -59,28 +61,45 @@ class CollapsedTree(TopKTree):
 
 
 class CtcFrames(Pupil):
-    """One layer over what was committed, begun as the target's last; behind it `frames` residual heads that look at one
-    another both ways. A frame says one of the words, or the blank."""
+    """One layer over what was committed, begun as the target's last (or that one, corrected to a rank of `lora`);
+    behind it `frames` residual heads that look at one another both ways, in a layer whose MLP is `hidden` wide. A frame
+    says one of the words, or the blank."""
 
     once, cached, grow, taps, grower = True, 1, "tree", ("last",), CollapsedTree
     needs = frozenset({"last"})
 
-    def __init__(self, target: Any, *, frames: int = 8, length: int = 5, vocabulary: Kept = 0) -> None:
+    def __init__(
+        self,
+        target: Any,
+        *,
+        frames: int = 8,
+        length: int = 5,
+        hidden: int = 0,
+        lora: int = 0,
+        vocabulary: Kept = 0,
+    ) -> None:
         super().__init__()
         if not 1 <= length <= frames:
             raise InvalidOption(f"frames={frames}, length={length}: there must be as many frames as tokens, or more")
         network = target.network
         self.words = Words(network, vocabulary)
         self.form, self.depth, self.frames = network.config, length, frames
-        self.config = {"frames": frames, "length": length, "vocabulary": kept(self.words)}
+        self.config = {
+            "frames": frames,
+            "length": length,
+            "hidden": hidden,
+            "lora": lora,
+            "vocabulary": kept(self.words),
+        }
         width, eps = self.form.width, self.form.norm_eps
         self.embedded = Norm(width, eps)
         self.fuse = Matrix(2 * width, width)
         self.block = Block(self.form)
         self.block.copy(network.layers[-1])
+        adapted(self.block, lora, known=width)
         self.heads = Matrix(width, frames * width, bias=True)
         self.place = nn.Parameter(torch.zeros(frames, width))
-        self.mixer = Block(self.form)
+        self.mixer = Block(replace(self.form, hidden=hidden or self.form.hidden))
         self.blank = Matrix(width, 1, bias=True)
         self.angles = Angles(self.form)
         with torch.no_grad():

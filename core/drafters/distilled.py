@@ -16,8 +16,8 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from outrider.core.drafters.corrected import correct
 from outrider.core.engine.block import Angles, Block, Matrix, Norm, Sight, Words
 from outrider.core.engine.linear import Dense, Linear, fastest, size
 from outrider.core.engine.network import Layer, Network
@@ -88,7 +88,7 @@ class SmallModel(Pupil):
 
     @torch.no_grad()
     def _assembled(self, network: Network) -> Network:
-        def laid(matrix: Matrix | Corrected) -> Linear:
+        def laid(matrix: Matrix) -> Linear:
             bias = None if matrix.bias is None else matrix.bias.to(network.dtype)
             return fastest(Dense(matrix.weight.to(network.device, network.dtype), bias))
 
@@ -134,31 +134,3 @@ class Reduced:
     def __call__(self, x: Tensor) -> Tensor:
         logits = self._rows(x)
         return logits.new_full((len(x), self._vocabulary), -math.inf).index_copy_(1, self._kept, logits)
-
-
-class Corrected(nn.Module):
-    """A matrix of the target's, referred to, and a low-rank correction that is learned."""
-
-    base: Tensor
-    bias: Tensor | None
-
-    def __init__(self, matrix: Matrix, rank: int) -> None:
-        super().__init__()
-        rows, columns = matrix.weight.shape
-        self.register_buffer("base", matrix.weight.detach().clone(), persistent=False)
-        self.register_buffer("bias", None if matrix.bias is None else matrix.bias.detach().clone(), persistent=False)
-        self.down = nn.Parameter(torch.randn(rank, columns) / math.sqrt(columns))
-        self.up = nn.Parameter(torch.zeros(rows, rank))
-
-    @property
-    def weight(self) -> Tensor:
-        return self.base + self.up @ self.down
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.base, self.bias) + F.linear(F.linear(x, self.down), self.up)
-
-
-def correct(block: Block, rank: int) -> None:
-    """Leave a block's matrices as they are, and learn corrections of them."""
-    for part, name in ((block.attention, "qkv"), (block.attention, "out"), (block.mlp, "up_gate"), (block.mlp, "down")):
-        setattr(part, name, Corrected(getattr(part, name), rank))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from outrider.core.drafters.corrected import adapted
 from outrider.core.drafters.heads import Kept, before, causal, kept
 from outrider.core.drafters.learned import Learned, ready
 from outrider.core.engine.block import Angles, Block, Matrix, Norm, Rounds, Sight, Words, weight_bytes
@@ -136,8 +137,8 @@ class Eagle3Head(Pupil):
     """EAGLE-3 (arXiv 2503.01840): reads states tapped low, in the middle and high in the target, put together by one
     matrix; its layer attends to them side by side with the embeddings; it learns only to say what the target says,
     unrolled over `rounds` of its own states, and guesses among a reduced vocabulary. `steady` norms every tap, and
-    feeds states back normed, as EAGLE-3.1 does (arXiv 2605.09992). Ours begins as a copy of the target's last layer,
-    and refers to the target's output rows unless it has its `own`."""
+    feeds states back normed, as EAGLE-3.1 does (arXiv 2605.09992). Ours begins as a copy of the target's last layer (or
+    is that layer, corrected to a rank of `lora`), and refers to the target's output rows unless it has its `own`."""
 
     once, cached, grow, depth = False, 1, "dynamic", None
 
@@ -152,6 +153,7 @@ class Eagle3Head(Pupil):
         form: Mapping[str, Any] | None = None,
         normed_residual: bool = False,
         own: bool = False,
+        lora: int = 0,
         vocabulary: Kept = 0,
         fade: float = 0.8,
     ) -> None:
@@ -175,6 +177,7 @@ class Eagle3Head(Pupil):
             "form": dict(form or {}),
             "normed_residual": normed_residual,
             "own": own,
+            "lora": lora,
             "vocabulary": kept(self.words),
             "fade": fade,
         }
@@ -186,6 +189,7 @@ class Eagle3Head(Pupil):
         self.block = Block(self.form, into=2 * width, normed=False)
         self.norm = Norm(width, eps)
         self.block.copy(last)
+        adapted(self.block, lora, known=width, changed=bool(hidden or form))
         self.angles = Angles(self.form)
         with torch.no_grad():
             self.fuse.weight.mul_(0.1)

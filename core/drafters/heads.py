@@ -91,7 +91,8 @@ class HydraHeads(Pupil):
     """Hydra (arXiv 2402.05109): head k sees the target's state and the embeddings of the token chosen there and of the
     k - 1 drafted behind it, so that guesses hang together. With `prefix`, as in Hydra++, the states first go through
     one transformer layer over all that was committed, here begun as a copy of the target's last. Ours share the
-    target's output rows, and norm what they read."""
+    target's output rows, and norm what they read. A head is a matrix over all that it reads, or with `hidden` an MLP so
+    wide, then `layers` steps like Medusa's."""
 
     once, grow, taps = False, "dynamic", ("last",)
     needs = frozenset({"last"})
@@ -103,11 +104,12 @@ class HydraHeads(Pupil):
         heads: int = 4,
         layers: int = 2,
         prefix: bool = True,
+        hidden: int = 0,
         vocabulary: Kept = 0,
         fade: float = 0.8,
     ) -> None:
         super().__init__()
-        _counted(heads=heads, layers=layers)
+        _counted(heads=heads, layers=layers + hidden)
         network = target.network
         self.words = Words(network, vocabulary)
         self.form, self.depth, self.fade = network.config, heads, fade
@@ -115,6 +117,7 @@ class HydraHeads(Pupil):
             "heads": heads,
             "layers": layers,
             "prefix": prefix,
+            "hidden": hidden,
             "vocabulary": kept(self.words),
             "fade": fade,
         }
@@ -122,10 +125,11 @@ class HydraHeads(Pupil):
         self.cached = int(prefix)
         self.prefix = Block(network.config) if prefix else None
         self.embedded = Norm(width, eps)
-        self.inputs = nn.ModuleList(Matrix((k + 2) * width, width, bias=True) for k in range(heads))
+        self.inputs = nn.ModuleList(Matrix((k + 2) * width, hidden or width, bias=True) for k in range(heads))
+        self.outputs: Any = nn.ModuleList(Matrix(hidden, width, zero=True) for _ in range(heads if hidden else 0))
         self.layers = nn.ModuleList(_steps(width, layers) for _ in range(heads))
         with torch.no_grad():
-            for one in self.inputs.parameters():
+            for one in () if hidden else self.inputs.parameters():
                 one.mul_(0.1)  # what the target's state says comes first
         if self.prefix is not None:
             self.prefix.copy(network.layers[-1])
@@ -133,7 +137,8 @@ class HydraHeads(Pupil):
 
     def head(self, k: int, read: Tensor) -> Tensor:
         """The state [..., D] and k + 1 normed embeddings, side by side -> what head k says, [..., D]."""
-        x = read[..., : self.words.width] + self.inputs[k](read)
+        made = self.inputs[k](read)
+        x = read[..., : self.words.width] + (self.outputs[k](F.silu(made)) if self.outputs else made)
         return residual(self.layers[k], x)
 
     def guesses(self, batch: Batch) -> Iterable[Guess]:

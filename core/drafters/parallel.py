@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from outrider.core.drafters.corrected import adapted
 from outrider.core.drafters.feature import spread
 from outrider.core.drafters.heads import Kept, before, causal, kept
 from outrider.core.drafters.learned import ready
@@ -98,14 +99,25 @@ class BlockwiseHeads(_AtOnce):
 class AmphistaHeads(_AtOnce):
     """Amphista (arXiv 2406.13170): what was committed goes through two adaptation layers, of which the second also sees
     the token chosen last; heads then look at one another in both directions before they speak. Ours share the target's
-    output rows, and the adaptation layers begin as the target's last two."""
+    output rows, and the adaptation layers begin as the target's last two, or are those, corrected to a rank of `lora`;
+    the layer in which heads meet has an MLP as wide as the target's, or `hidden` wide."""
 
     cached, first = 2, 1
 
-    def __init__(self, target: Any, *, heads: int = 4, vocabulary: Kept = 0, fade: float = 0.8) -> None:
+    def __init__(
+        self,
+        target: Any,
+        *,
+        heads: int = 4,
+        hidden: int = 0,
+        lora: int = 0,
+        vocabulary: Kept = 0,
+        fade: float = 0.8,
+    ) -> None:
         super().__init__()
         network = target.network
         self._begin(network, vocabulary, fade, heads=heads)
+        self.config = {**self.config, "hidden": hidden, "lora": lora}
         self.depth = heads
         width = self.form.width
         adapt = [Block(self.form, index=index) for index in range(2)]
@@ -114,10 +126,11 @@ class AmphistaHeads(_AtOnce):
         self.embedded = Norm(width, self.form.norm_eps)
         self.heads = Matrix(width, heads * width, bias=True)
         self.place = nn.Parameter(torch.zeros(heads, width))
-        self.mixer = Block(self.form)
+        self.mixer = Block(replace(self.form, hidden=hidden or self.form.hidden))
+        for one, layer in zip(reversed(adapt), reversed(network.layers), strict=False):
+            one.copy(layer)
+            adapted(one, lora, known=width)
         with torch.no_grad():
-            for one, layer in zip(reversed(adapt), reversed(network.layers), strict=False):
-                one.copy(layer)
             self.fuse.weight[:, width:] = torch.eye(width)
             self.mixer.attention.out.weight.mul_(0.1)
 
@@ -145,7 +158,7 @@ class DFlashBlock(_AtOnce):
     """DFlash (arXiv 2602.06036): a block of masks behind the last token is filled in by layers that look at one another
     both ways, and at the target's tapped states, which every layer reads as keys and values of its own. Trained from
     `anchors` drawn in each row; of the block, later places count less. Ours begins as copies of the target's last
-    layers."""
+    layers, or is those, corrected to a rank of `lora`."""
 
     grow, first = "dynamic", 1
 
@@ -157,6 +170,7 @@ class DFlashBlock(_AtOnce):
         layers: int = 1,
         taps: Sequence[str] = (),
         hidden: int = 0,
+        lora: int = 0,
         anchors: int = 24,
         vocabulary: Kept = 0,
         fade: float = 0.85,
@@ -169,7 +183,7 @@ class DFlashBlock(_AtOnce):
             if tap not in target.taps:
                 raise unknown("hidden tap", tap, target.taps)
         self.needs = frozenset(self.taps)
-        self.config = {**self.config, "taps": list(self.taps), "hidden": hidden}
+        self.config = {**self.config, "taps": list(self.taps), "hidden": hidden, "lora": lora}
         self.form = replace(self.form, hidden=hidden or self.form.hidden)
         self.depth, self.cached, self.anchors = block, layers, anchors
         width, eps = self.form.width, self.form.norm_eps
@@ -184,8 +198,9 @@ class DFlashBlock(_AtOnce):
             self.fuse.weight.mul_(0.1)
             self.fuse.weight[:, -width:] += torch.eye(width)
             self.norm.weight.copy_(network.norm)
-            for one, layer in zip(reversed(blocks), reversed(network.layers), strict=False):
-                one.copy(layer)
+        for one, layer in zip(reversed(blocks), reversed(network.layers), strict=False):
+            one.copy(layer)
+            adapted(one, lora, known=width, changed=bool(hidden))
 
     def _context(self, features: Tensor, tokens: Tensor, sight: Sight) -> Tensor:
         """What the block looks at [B, Q, D], of each committed token."""
@@ -344,6 +359,7 @@ class SpecDecBlock(DFlashBlock):
         self.encoder: Any = nn.ModuleList(deep)
         for one, layer in zip(deep, target.network.layers, strict=False):
             one.copy(layer)
+            adapted(one, self.config["lora"], known=self.form.width, changed=bool(self.config["hidden"]))
         self.mask = nn.Parameter(self.mask.detach().repeat(self.depth, 1) + torch.randn(self.depth, 1) * 0.01)
 
     def _context(self, features: Tensor, tokens: Tensor, sight: Sight) -> Tensor:

@@ -7,6 +7,7 @@ cache folder. Whoever asks for such a drafter and gives no `model` gets them. Kn
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -15,11 +16,15 @@ from typing import Any
 from torch import Tensor
 
 from outrider.core.assets import cache_folder
+from outrider.core.drafters.ctc import CtcFrames
 from outrider.core.drafters.distilled import SmallModel
-from outrider.core.drafters.feature import Eagle3Head
+from outrider.core.drafters.exits import ExitHead, KangarooHead
+from outrider.core.drafters.feature import Eagle3Head, EagleHead
 from outrider.core.drafters.heads import HydraHeads, MedusaHeads
+from outrider.core.drafters.mtp import MtpModules
+from outrider.core.drafters.parallel import AmphistaHeads, BlockwiseHeads, DFlashBlock, DSparkBlock, SpecDecBlock
 from outrider.core.engine.transformer import Decoder
-from outrider.core.errors import Incompatible, InvalidOption, unknown
+from outrider.core.errors import Incompatible, InvalidOption, OutriderError, unknown
 from outrider.core.methods import DRAFTERS
 from outrider.core.target import Target
 from outrider.core.train import Pupil
@@ -57,29 +62,89 @@ RECIPES = _table(
         name="draft-model",
         kind=SmallModel,
         summary="three of the target's own layers with learned low-rank corrections, and its commonest output rows",
-        options={"layers": (0, 1, -1), "rank": 128},
+        options={"layers": (0, 1, -1), "rank": 80},
         rate=2e-3,
+    ),
+    Recipe(
+        name="blockwise",
+        kind=BlockwiseHeads,
+        summary="four residual heads on the last state; a chain",
+        options={"heads": 4, "hidden": 256},
     ),
     Recipe(
         name="medusa",
         kind=MedusaHeads,
         summary="four heads on the last state, none of which knows of the others",
         options={"heads": 4},
-        rate=1e-3,
     ),
     Recipe(
         name="hydra",
         kind=HydraHeads,
-        summary="three heads, each of which sees the tokens drafted before it",
-        options={"heads": 3, "layers": 1, "prefix": False},
-        rate=1e-3,
+        summary="four heads, each of which sees the tokens drafted before it",
+        options={"heads": 4, "layers": 0, "hidden": 160, "prefix": False},
+    ),
+    Recipe(
+        name="amphista",
+        kind=AmphistaHeads,
+        summary="four heads that look at one another, behind two layers that adapt the last state",
+        options={"heads": 4, "hidden": 512, "lora": 128},
+    ),
+    Recipe(
+        name="ctc",
+        kind=CtcFrames,
+        summary="eight frames for the next five tokens, with blanks and repeats that fall away",
+        options={"frames": 8, "length": 5, "hidden": 512, "lora": 128},
+    ),
+    Recipe(
+        name="eagle",
+        kind=EagleHead,
+        summary="one layer that foresees the target's next states; eagle2 drafts with it too",
+        options={"rounds": 2},
     ),
     Recipe(
         name="eagle3",
         kind=Eagle3Head,
         summary="one layer on states of three depths, unrolled over its own states",
-        options={"rounds": 3},
-        rate=1e-3,
+        options={"rounds": 4, "lora": 128},
+        rate=2e-3,
+    ),
+    Recipe(
+        name="mtp",
+        kind=MtpModules,
+        summary="one module on the last state and the next token, used again behind itself",
+        options={"modules": 1, "rounds": 4},
+    ),
+    Recipe(
+        name="dflash",
+        kind=DFlashBlock,
+        summary="seven places filled in at once by a layer that reads states of three depths",
+        options={"block": 7, "layers": 1, "lora": 128},
+        rate=2e-3,
+    ),
+    Recipe(
+        name="dspark",
+        kind=DSparkBlock,
+        summary="the same, corrected from left to right by the token before",
+        options={"block": 7, "layers": 1, "rank": 128, "lora": 64},
+        rate=2e-3,
+    ),
+    Recipe(
+        name="specdec",
+        kind=SpecDecBlock,
+        summary="a drafter of its own: two layers read the tokens, one fills in the next five places",
+        options={"block": 5, "layers": 1, "encoder": 2, "lora": 128},
+        rate=2e-3,
+    ),
+    Recipe(
+        name="layer-skip",
+        kind=ExitHead,
+        summary="a way out behind a third of the target's layers",
+        options={"hidden": 512},
+    ),
+    Recipe(
+        name="kangaroo",
+        kind=KangarooHead,
+        summary="an adapter of one attention behind a sixth of the target's layers",
     ),
 )
 
@@ -98,16 +163,32 @@ def home(target: str) -> Path:
 
 
 def find(target: str, drafter: str) -> Path | None:
-    """The weights of a drafter for a target: those that ship with us, else those that were trained here. Drafters that
-    grow another tree with the same pupil share them."""
+    """The weights of a drafter for a target: those that ship with us, else the best that were trained here, by what
+    their own validation says, whichever run they come from. Drafters that grow another tree with the same pupil share
+    them."""
     folder, name = Path(str(resources.files("outrider.text"))) / "weights", target.replace("/", "--")
     kind = DRAFTERS[drafter].pupil if drafter in DRAFTERS else None
     alike = [one.name for one in RECIPES.values() if one.name != drafter and one.kind is kind]
     for wanted in (drafter, *alike):
-        shipped, trained = folder / f"{name}.{wanted}.safetensors", home(target) / wanted / f"{wanted}.safetensors"
-        for path in (shipped, trained):
-            if path.is_file() and path.with_suffix(".json").is_file():
-                return path
+        shipped = folder / f"{name}.{wanted}.safetensors"
+        if shipped.is_file() and shipped.with_suffix(".json").is_file():
+            return shipped
+        trained = [(worth(path), path) for path in sorted(home(target).glob(f"*/{wanted}.safetensors"))]
+        known = [(value, path) for value, path in trained if value is not None]
+        if known:
+            return max(known, key=lambda one: one[0])[1]
+    return None
+
+
+def worth(path: Path) -> float | None:
+    """The tokens a target call that a file's validation came to; None if nothing usable is said about it."""
+    from outrider.core.trained import about
+
+    with suppress(OutriderError, OSError):
+        provenance = about(path).get("provenance")
+        validation = provenance.get("validation") if isinstance(provenance, dict) else None
+        value = validation.get("tokens_per_call") if isinstance(validation, dict) else None
+        return float(value) if isinstance(value, int | float) else 0.0
     return None
 
 

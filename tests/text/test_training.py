@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from outrider import text
+from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import OutriderError
 from outrider.core.lessons import Lesson
 from outrider.text import TextModel, data, recipes
@@ -110,10 +111,11 @@ def test_what_all_prompts_begin_with_is_no_lesson() -> None:
         divided([Lesson((1,), (2,))])
 
 
+@pytest.mark.parametrize("part", range(3))
 def test_every_recipe_runs_from_nothing_and_what_it_trained_drafts(
-    folder: Path, prompts: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+    part: int, folder: Path, prompts: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names = tuple(recipes.RECIPES)
+    names = tuple(recipes.RECIPES)[part::3]
     wanted = Wanted(
         recipes=names, model=str(folder), prompts=(prompts,), minutes=5, steps=2, tokens=256, vocabulary=120, quiet=True
     )
@@ -132,15 +134,43 @@ def test_every_recipe_runs_from_nothing_and_what_it_trained_drafts(
             prompt, drafter=file.stem, drafter_options={need: file}, max_new_tokens=8, temperature=1.0, seed=3
         )
         assert len(drawn.tokens) == 8
-    with pytest.raises(OutriderError, match="outrider train medusa"):
-        lm.generate(prompt, drafter="medusa")
-    home = recipes.home(lm.name) / "medusa"
-    home.mkdir(parents=True)
-    for suffix in (".safetensors", ".json"):
-        (home / f"medusa{suffix}").write_bytes(
-            next(one for one in files if one.stem == "medusa").with_suffix(suffix).read_bytes()
-        )
-    assert lm.generate(prompt, drafter="medusa", max_new_tokens=24).tokens == plain.tokens
+        assert recipes.find(lm.name, file.stem) == file  # of a run of several
+        assert lm.generate(prompt, drafter=file.stem, max_new_tokens=24).tokens == plain.tokens
+    absent = next(name for name in recipes.RECIPES if name not in names and name != "draft-model")
+    with pytest.raises(OutriderError, match=f"outrider train {absent}"):
+        lm.generate(prompt, drafter=absent)
+
+
+def test_of_several_runs_the_best_weights_are_found(cache: Path) -> None:
+    home = recipes.home("somebody/small")
+    for run, worth in (("eagle", 1.4), ("eagle-medusa", 1.9), ("medusa", None), ("hydra-medusa", 1.2)):
+        (home / run).mkdir(parents=True)
+        for name in run.split("-"):
+            (home / run / f"{name}.safetensors").write_bytes(b"")
+            found = {"schema": 1, "pupil": "", "config": {}, "provenance": {"validation": {"tokens_per_call": worth}}}
+            (home / run / f"{name}.json").write_text(json.dumps(found))
+    (home / "broken").mkdir()
+    (home / "broken" / "medusa.safetensors").write_bytes(b"")  # nothing is said about it
+    assert recipes.find("somebody/small", "eagle") == home / "eagle-medusa" / "eagle.safetensors"
+    assert recipes.find("somebody/small", "eagle2") == home / "eagle-medusa" / "eagle.safetensors"
+    assert recipes.find("somebody/small", "medusa") == home / "eagle-medusa" / "medusa.safetensors"
+    assert recipes.find("somebody/small", "hydra") == home / "hydra-medusa" / "hydra.safetensors"
+    assert recipes.find("somebody/small", "kangaroo") is None and recipes.find("another", "eagle") is None
+
+
+def test_weights_that_ship_together_are_small(tiny: SimpleNamespace) -> None:
+    """In 16 bits, for the default model."""
+    shape = Config(
+        vocabulary=9000, width=576, layers=8, heads=9, kv_heads=3, head_dim=64, hidden=1536, tied=True, context=64
+    )
+    target = Decoder.random(shape, dtype=torch.bfloat16)
+    size = {}
+    for name, one in recipes.RECIPES.items():
+        state = one.make(target, torch.arange(8192)).state_dict().values()
+        size[name] = sum(part.numel() * (2 if part.is_floating_point() else 8) for part in state)
+    assert max(size.values()) < 15e6
+    shipped = ("draft-model", "medusa", "hydra", "eagle3", "dspark", "kangaroo")
+    assert sum(size[name] for name in shipped) < 20.2e6  # of 22, a table of bigrams and an acceptance head being others
 
 
 def test_pupils_learn_from_what_they_do_themselves(folder: Path, prompts: Path, tmp_path: Path) -> None:

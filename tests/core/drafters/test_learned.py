@@ -29,6 +29,7 @@ SHAPE = Config(vocabulary=31, width=32, layers=3, heads=4, kv_heads=2, head_dim=
 TRAINED = {name: method for name, method in DRAFTERS.items() if method.make in (Learned,)}
 SPOKEN = [method for method in TRAINED.values() if method.name != "ctc"]  # frames are not about places
 GREEDY = Sampling(temperature=0)
+PARTS = ("attention.qkv", "attention.out", "mlp.up_gate", "mlp.down")
 
 
 def target(dtype: torch.dtype = torch.float64) -> Decoder:
@@ -55,10 +56,27 @@ def drafted(follower: Follower, model: Decoder, tokens: list[int], depth: int) -
     return torch.cat(found)
 
 
-@pytest.mark.parametrize("method", SPOKEN, ids=lambda method: method.name)
-def test_drafting_computes_what_training_computed(method: Method) -> None:
+CORRECTED = [
+    (DRAFTERS[name], config)
+    for name, config in (
+        ("hydra", {"hidden": 5, "layers": 0}),
+        ("eagle3", {"lora": 3}),
+        ("amphista", {"lora": 2, "hidden": 12}),
+        ("dflash", {"lora": 3}),
+        ("dspark", {"lora": 1}),
+        ("specdec", {"lora": 2, "encoder": 2}),
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "config"),
+    [*((one, {}) for one in SPOKEN), *CORRECTED],
+    ids=lambda one: one.name if isinstance(one, Method) else "+".join(one),
+)
+def test_drafting_computes_what_training_computed(method: Method, config: dict[str, int]) -> None:
     model = target()
-    learner = pupil(method, model, vocabulary=tuple(range(30, 3, -1)))
+    learner = pupil(method, model, vocabulary=tuple(range(30, 3, -1)), **config)
     with torch.no_grad():
         for weight in learner.parameters():
             weight.add_(torch.randn(weight.shape) * 0.1)
@@ -81,6 +99,25 @@ def test_drafting_computes_what_training_computed(method: Method) -> None:
                 torch.testing.assert_close(said[place], guess.logits[row], atol=1e-5, rtol=1e-5)  # rotary tables
                 compared += 1
     assert compared > 5
+
+
+def test_corrections_of_low_rank_are_all_that_is_learned() -> None:
+    model = target()
+    whole, small = (pupil(DRAFTERS["eagle3"], model, lora=lora) for lora in (0, 2))
+    kept = {name for name, _ in small.named_parameters() if "block" in name}
+    assert kept == {
+        *(f"block.{part}.{way}" for part in PARTS for way in ("up", "down")),
+        "block.mlp_norm.weight",
+    }
+    assert sum(one.numel() for one in small.parameters()) < sum(one.numel() for one in whole.parameters()) / 1.5
+    layer = model.network.layers[-1]
+    torch.testing.assert_close(small.block.mlp.down.weight, layer.down.weight, atol=0, rtol=0)
+    torch.testing.assert_close(small.block.attention.qkv.weight[:, 32:], layer.qkv.weight, atol=0, rtol=0)
+    assert not small.block.attention.qkv.weight[:, :32].any()
+    with pytest.raises(InvalidOption, match="another form"):
+        pupil(DRAFTERS["eagle3"], model, lora=2, hidden=12)
+    with pytest.raises(InvalidOption, match="lora is -1"):
+        pupil(DRAFTERS["ctc"], model, lora=-1)
 
 
 class Audited(Learned):
