@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.app.bench import bench
+from outrider.app.bench_image import image as bench_image
 from outrider.app.datastore import datastore
 from outrider.app.image import image
 from outrider.app.report import report
@@ -33,6 +34,7 @@ cli = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+bench.command("image")(bench_image)
 cli.add_typer(bench, name="bench")
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable, on stdout.")]
 cli.command()(text)

@@ -67,3 +67,17 @@ def test_what_is_wrong_is_said(arguments: tuple[str, ...], said: str, tmp_path: 
     with pytest.raises(InvalidOption, match=said):
         told(*arguments, "-o", str(tmp_path / "none.png"))
     assert not (tmp_path / "none.png").exists()
+
+
+def test_a_table_of_drafters_and_rules(tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    options = ["--drafters", "jacobi", "--rules", "exact,annealed", "--pictures", "1", "--guidance", "1"]
+    options += ["--drafter-option", "window=4", "--rule-option", "weight=3", "--json", str(file)]
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("cat\n\nred heart\n")
+    done = CliRunner().invoke(cli, ["bench", "image", "--prompts", str(prompts), *options], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    told = json.loads(file.read_text())
+    assert [row["rule"] for row in told["rows"]] == ["exact", "exact", "annealed"]
+    assert told["rows"][0]["tokens_per_call"] == 1 and told["settings"]["pictures"] == 1
+    assert "1.00" in done.output and "annealed" in done.output.replace("\n", "")
