@@ -13,6 +13,8 @@ from outrider.app.text import pairs
 if TYPE_CHECKING:
     from outrider.image.bench import Row
 
+_WIDTH = 120  # of the table; a narrower terminal wraps its lines
+
 
 def image(
     prompts: Annotated[Path | None, typer.Option(help="A prompt a line; left out: common names.")] = None,
@@ -79,7 +81,8 @@ def image(
     asked = list(islice(cycle(said), pictures))
     with tqdm(total=pictures * (len(settings) + 1), unit="picture", leave=False, disable=None) as bar:
         rows = bench.measure(im, asked, settings, progress=bar.update, **wanted)
-    Console().print(_table(rows))
+    console = Console()
+    (console if console.width >= _WIDTH else Console(width=_WIDTH)).print(_table(rows))
     if output is not None:
         told = bench.to_json(rows, {"model": im.name, "dtype": dtype, "pictures": pictures, **wanted})
         output.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
@@ -92,9 +95,9 @@ def _table(rows: list[Row]) -> Any:
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("", overflow="fold")
+    table.add_column("")
     for title in ("codes a call", "white", "ink", "passes a code", "accepted", "relaxed", "price", "nats a code"):
-        table.add_column(title, justify="right", min_width=5, overflow="fold")
+        table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         relaxed = ("", "") if row.lossless else (f"{row.relaxed:.0%}", f"{row.price:.4f}")
         table.add_row(
