@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from outrider.core.acceptance import Curve, walk
+from outrider.core.device import keep_memory
 from outrider.core.errors import InvalidOption, OutriderError
 from outrider.core.lessons import Lesson, Teacher, batches, read
 from outrider.core.losses import resolve
@@ -108,6 +109,8 @@ class Trainer:
         self.teacher, self.source, self.held, self.plan, self.out = teacher, source, held, plan, out
         self.facts, self.quiet = dict(facts or {}), quiet
         cpu = teacher.device.type == "cpu"
+        if cpu:
+            keep_memory()
         accelerate.state.AcceleratorState._reset_state()  # it remembers the precision of a process's first run
         self.accelerator = accelerate.Accelerator(cpu=cpu, mixed_precision=plan.precision)
         self.main = bool(self.accelerator.is_main_process)
