@@ -54,9 +54,12 @@ def train(
     """Train drafters for a target, or the parts of the image model; a run that was broken off goes on."""
     from outrider.image.recipes import PREFIX
     from outrider.image.recipes import RECIPES as PICTURES
+    from outrider.speech.recipes import PREFIX as SPOKEN
+    from outrider.speech.recipes import RECIPES as SPEECH
     from outrider.text.recipes import RECIPES
 
     names = {one.name: one.summary for one in RECIPES.values()} | {one.name: one.summary for one in PICTURES.values()}
+    names |= {one.name: one.summary for one in SPEECH.values()}
     if list_:
         width = max(map(len, names))
         for name, summary in names.items():
@@ -71,6 +74,26 @@ def train(
             raise typer.BadParameter("the pictures are one prepared file", param_hint="--data")
         pictures.train(
             pictures.Wanted(
+                recipes=tuple(recipes),
+                device=device,
+                minutes=minutes,
+                out=out,
+                data=data[0] if data else None,
+                batch=tokens,
+                rate=rate,
+                seed=seed,
+                fresh=fresh,
+                quiet=quiet,
+            )
+        )
+        return
+    if any(one.startswith(SPOKEN) for one in recipes):
+        from outrider.speech import training as speech
+
+        if len(data or ()) > 1:
+            raise typer.BadParameter("the speech is one prepared file or folder", param_hint="--data")
+        speech.train(
+            speech.Wanted(
                 recipes=tuple(recipes),
                 device=device,
                 minutes=minutes,

@@ -184,7 +184,7 @@ def load_file(path: Path) -> list[Utterance]:
 
 def load(path: Path) -> list[Utterance]:
     """The speech of a file, or of all files of a folder."""
-    files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+    files = [path] if path.is_file() else sorted(path.glob("*.npz"))
     found = [one for file in files for one in load_file(file)]
     if not found:
         raise DataError(f"there is no speech in {path}; have some read first: `outrider train speech-data`")

@@ -1,0 +1,189 @@
+"""A voice as people use it: text in, sound out, every step on the way to be heard and looked at.
+
+Puts together what others do: phonemes, the voice and its decoder, codec, vocoder, options, the loop. Knows nothing of
+how a target computes or a drafter guesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Unpack, overload
+
+import torch
+
+from outrider.core.decode import Drafter, Rule
+from outrider.core.errors import InvalidOption, unknown
+from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
+from outrider.speech import recipes
+from outrider.speech.codec import Codec
+from outrider.speech.mel import RATE
+from outrider.speech.options import Given, Options
+from outrider.speech.sound import Sound, spoken
+from outrider.speech.stream import Result, Stream
+from outrider.speech.vocoder import Vocoder
+from outrider.speech.voice import Script, Speaker, Voice
+
+
+class SpeechModel:
+    """A voice with its codec and vocoder; `draft` gives a smaller voice when a drafter wants one. Several generations
+    may run side by side."""
+
+    rate = RATE
+
+    def __init__(
+        self,
+        voice: Voice,
+        codec: Codec,
+        vocoder: Vocoder,
+        *,
+        name: str,
+        draft: Callable[[], Voice] | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if voice.end != codec.codes:
+            raise InvalidOption(
+                f"the voice speaks of {voice.end:,} codes and the codec has {codec.codes:,}: they don't belong together"
+            )
+        self.name, self.dtype = name, str(dtype).removeprefix("torch.")
+        self._precision, self._device = dtype, device
+        self.voice = voice.to(device).eval().requires_grad_(False)
+        self.codec = codec.to(device).eval().requires_grad_(False)
+        self.vocoder = vocoder.to(device).eval()
+        self.network = voice.network(dtype, device)
+        self._draft = draft
+        self._small: Voice | None = None
+
+    def __repr__(self) -> str:
+        return f"<outrider.speech model {self.name}, {self.dtype}, {self.codec.codes:,} codes>"
+
+    @property
+    def drafters(self) -> list[str]:
+        """Names to give as `drafter`."""
+        return drafters()
+
+    @property
+    def rules(self) -> list[str]:
+        """Names to give as `rule`."""
+        return rules()
+
+    @overload  # a string is a sequence of strings too: the first that fits counts
+    def generate(self, text: str, **options: Unpack[Given]) -> Result: ...  # type: ignore[overload-overlap]
+    @overload
+    def generate(self, text: Sequence[str], **options: Unpack[Given]) -> list[Result]: ...
+    def generate(self, text: str | Sequence[str], **options: Unpack[Given]) -> Result | list[Result]:
+        """Speech: a Result, or for several texts a list of them. The options are those of
+        outrider.speech.options.Options."""
+        stream = self.stream(text, **options)
+        for _ in stream:
+            pass
+        return stream.results[0] if isinstance(text, str) else stream.results
+
+    def stream(self, text: str | Sequence[str], **options: Unpack[Given]) -> Stream:
+        """The same step by step: an iterator of Pieces, some of which bring samples that can be played."""
+        wanted = Options.of(options)
+        texts = [text] if isinstance(text, str) else list(text)
+        if not texts:
+            raise InvalidOption("there is no text; several are a list of at least one")
+        self.drafter_name(wanted)
+        return Stream(self, wanted, texts)
+
+    def resynthesised(self, sound: Sound) -> Sound:
+        """What codec and vocoder leave of a sound: the best that the voice could be."""
+        with torch.no_grad():
+            codes = self.codec.encode(sound.frames()[None].to(self._device))[0].tolist()
+        return Sound(spoken(codes, self.codec, self.vocoder))
+
+    # ---- what a generation is made of
+
+    def target(self, script: Script) -> Speaker:
+        """The decoder of some utterances, with a cache of its own."""
+        return Speaker(self.network, script)
+
+    def draft_model(self, said: Sequence[Sequence[int]], script: Script) -> Speaker:
+        """The smaller voice, saying the same in the same time."""
+        if self._small is None:
+            if self._draft is None:
+                raise recipes.NoWeights("there are no weights of speech-draft; `outrider train speech-draft`")
+            self._small = self._draft().to(self._device).eval().requires_grad_(False)
+        small = self._small
+        return Speaker(small.network(self._precision, self._device), small.script(said, shares=script.shares))
+
+    def drafter_name(self, options: Options) -> str:
+        """What the drafter asked for is called; unknown names are refused."""
+        wanted = options.drafter
+        if wanted is None or not isinstance(wanted, str):
+            if options.drafter_options:
+                raise InvalidOption(
+                    "drafter_options go with a drafter's name; this one is made already, or there is none"
+                )
+            return "plain" if wanted is None else type(wanted).__name__
+        if wanted not in drafters():
+            raise unknown("drafter", wanted, drafters())
+        return wanted
+
+    def drafter(self, options: Options, said: Sequence[Sequence[int]], script: Script) -> Drafter | None:
+        """The drafter asked for, for some utterances."""
+        wanted = options.drafter
+        if wanted is None or not isinstance(wanted, str):
+            return wanted
+        given: dict[str, Any] = dict(options.drafter_options)
+        if "model" in DRAFTERS[wanted].needs:
+            given.setdefault("model", self.draft_model(said, script))
+        return make_drafter(wanted, **given)
+
+    def rule(self, options: Options) -> tuple[Rule, str]:
+        """The rule asked for, and its name."""
+        if not isinstance(options.rule, str):
+            if options.rule_options:
+                raise InvalidOption("rule_options go with a rule's name; this one is made already")
+            return options.rule, type(options.rule).__name__
+        if options.rule not in rules():
+            raise unknown("rule", options.rule, rules())
+        return make_rule(options.rule, **options.rule_options), options.rule
+
+
+def drafters() -> list[str]:
+    """The drafters that work on speech."""
+    return [name for name, one in DRAFTERS.items() if "speech" in one.modalities and {"model"} >= set(one.needs)]
+
+
+def rules() -> list[str]:
+    """The rules that work on speech."""
+    bound = {"neighbours", "codes"}  # made for what pictures look like
+    return [
+        name
+        for name, one in RULES.items()
+        if "speech" in one.modalities and not one.needs and not bound & set(one.options)
+    ]
+
+
+def load(
+    name: str = recipes.MODEL,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: str = "float32",
+    folder: Path | None = None,
+) -> SpeechModel:
+    """A voice: "heart". `folder` holds weights of one's own training, in place of those that ship.
+
+    >>> sp = load()
+    >>> sp.generate("Good morning.", seed=1).save("morning.wav")
+    """
+    if name != recipes.MODEL:
+        raise unknown("voice", name, (recipes.MODEL,))
+    if dtype not in _DTYPES:
+        raise unknown("dtype", dtype, _DTYPES)
+    return SpeechModel(
+        recipes.voice(folder=folder),
+        recipes.codec(folder),
+        recipes.vocoder(),
+        name=name,
+        draft=lambda: recipes.voice("speech-draft", folder),
+        dtype=_DTYPES[dtype],
+        device=device,
+    )
+
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

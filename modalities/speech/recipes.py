@@ -1,0 +1,111 @@
+"""What is trained for speech, by name: how a part is made, and where its weights are.
+
+Weights that ship stand in the folder `weights` as VOICE.PART.safetensors; those that were trained here, in the cache
+folder. Knows nothing of how training runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from outrider.core.assets import Checkpoint, cache_folder, unpickled
+from outrider.core.errors import InvalidOption, unknown
+from outrider.core.train import Pupil
+from outrider.core.trained import load as load_trained
+from outrider.speech.codec import Codec
+from outrider.speech.vocoder import Vocoder
+from outrider.speech.voice import Voice
+
+MODEL = "heart"  # the voice that is learned from
+PREFIX = "speech-"
+DATA = "speech-data"
+
+
+class NoWeights(InvalidOption):
+    """Something that has to be trained first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How one of the parts is made and trained. `options` are those of its class."""
+
+    name: str
+    summary: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    rate: float = 1e-3
+    batch: tuple[int, int] = (1, 1)  # on a CPU and elsewhere: crops of a codec, tokens of a voice
+    decay: float = 0.01
+
+
+def _table(*recipes: Recipe) -> dict[str, Recipe]:
+    return {recipe.name: recipe for recipe in recipes}
+
+
+RECIPES = _table(
+    Recipe(name=DATA, summary="speech to learn from, read aloud by the teacher"),
+    Recipe(name="speech-codec", summary="speech to 43 tokens a second and back", rate=1e-3, batch=(16, 128)),
+    Recipe(
+        name="speech-voice",
+        summary="the model of those tokens that text asks for",
+        rate=1.5e-3,
+        batch=(3_000, 40_000),
+        decay=0.05,
+    ),
+    Recipe(
+        name="speech-draft",
+        summary="a small voice, which drafts for it",
+        options={"width": 128, "layers": 2, "heads": 2, "hidden": 320, "reading": 96},
+        rate=2e-3,
+        batch=(4_000, 40_000),
+        decay=0.05,
+    ),
+)
+KINDS: Mapping[str, Callable[..., Pupil]] = {"Codec": Codec, "Voice": Voice}
+
+
+def recipe(name: str) -> Recipe:
+    if name not in RECIPES:
+        raise unknown("recipe", name, RECIPES)
+    return RECIPES[name]
+
+
+def home(name: str) -> Path:
+    """The folder of a recipe's training."""
+    return cache_folder() / "training" / "speech" / name
+
+
+def _shipped() -> Path:
+    return Path(str(resources.files("outrider.speech"))) / "weights"
+
+
+def weights(name: str, folder: Path | None = None) -> Path:
+    """The file of a recipe's weights: those in a folder of one's own, else ours, else those that were trained here."""
+    short = name.removeprefix(PREFIX)
+    places = [_shipped() / f"{MODEL}.{short}.safetensors", home(name) / f"{short}.safetensors"]
+    for path in [folder / f"{short}.safetensors"] if folder else places:
+        if path.is_file() and path.with_suffix(".json").is_file():
+            return path
+    raise NoWeights(f"there are no weights of {name} yet; train them with `outrider train {name}`")
+
+
+def codec(folder: Path | None = None) -> Codec:
+    found = load_trained(weights("speech-codec", folder), KINDS, None)
+    assert isinstance(found, Codec)
+    return found
+
+
+def voice(name: str = "speech-voice", folder: Path | None = None) -> Voice:
+    """A voice: the target, or the one that drafts."""
+    found = load_trained(weights(name, folder), KINDS, None)
+    assert isinstance(found, Voice)
+    return found
+
+
+def vocoder() -> Vocoder:
+    """HiFi-GAN's universal generator, fetched and converted the first time."""
+    tensors = Checkpoint(unpickled("hifi-gan"))
+    return Vocoder.of({name.removeprefix("generator."): tensors[name] for name in tensors})

@@ -1,0 +1,279 @@
+"""The voice: a decoder that says speech tokens and is told, at each, which phoneme it is saying and how far into it.
+
+A language model of codec tokens in the manner of VALL-E (arXiv 2301.02111). There the text is a prefix, and the model
+has to find out by itself where it is in it; ours places text on the axis of time: a small network reads the phonemes
+and says how long each will take, and what it made of each is added to what is read wherever that phoneme is spoken.
+Little speech suffices to learn from, and nothing is skipped, repeated or left without an end. The decoder itself is
+that of outrider.core.engine, with its cache and tree attention. Knows ids, nothing of sound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from outrider.core.engine.block import Angles, Block, Norm, Sight
+from outrider.core.engine.linear import Dense, fastest
+from outrider.core.engine.network import Config, Network, Places
+from outrider.core.engine.transformer import Decoder
+from outrider.core.errors import InvalidOption
+from outrider.core.laws import Sampling
+from outrider.core.target import Prefill, Prompts
+from outrider.core.train import Pupil
+from outrider.speech.phonemes import COUNT, EDGE
+
+AHEAD = 6  # places ahead of a token whose text can be looked at
+_FAR = 24  # tokens into a phoneme, or before its end, that are told apart
+_RATE = 22_050 / 512  # tokens a second
+_SHORTEST, _LONGEST = 0.3, 40.0  # tokens of a phoneme
+
+
+@dataclass(frozen=True, eq=False)
+class Script:
+    """What is to be said, on the axis of time: rows are utterances."""
+
+    told: Tensor  # [B, T + 1, D] what is added to the root and to each token: what to say behind it
+    shares: tuple[tuple[int, ...], ...]  # tokens of each phoneme of each utterance
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each utterance, its end not counted."""
+        return tuple(map(sum, self.shares))
+
+
+class _Conv(nn.Module):
+    """A residual convolution over phonemes."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = Norm(width)
+        self.wide = nn.Conv1d(width, width, 5, padding=2)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, there: Tensor) -> Tensor:
+        """[B, P, R]; nothing is read of places where nothing stands."""
+        seen = (self.norm(x) * there[..., None]).transpose(1, 2)
+        change: Tensor = self.out(F.gelu(self.wide(seen).transpose(1, 2)))
+        return x + change
+
+
+class Reader(nn.Module):
+    """Phonemes -> what to say, and for how long."""
+
+    def __init__(self, width: int, reading: int, drop: float) -> None:
+        super().__init__()
+        self.drop = drop
+        self.embedding = nn.Parameter(torch.randn(COUNT, reading))
+        self.convs = nn.ModuleList(_Conv(reading) for _ in range(3))
+        self.timing = nn.ModuleList(_Conv(reading) for _ in range(2))
+        self.length = nn.Linear(reading, 1)
+        self.out = nn.Linear(reading, width)
+        self.since = nn.Parameter(torch.randn(_FAR, width) * 0.3)  # tokens since the phoneme began
+        self.until = nn.Parameter(torch.randn(_FAR, width) * 0.3)  # tokens until it ends
+        self.over = nn.Parameter(torch.randn(width))  # all has been said
+
+    def forward(self, said: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids [B, P] -> [B, P, D] what to say, and the logarithm [B, P] of tokens each takes at the usual speed."""
+        x = F.dropout(F.embedding(said, self.embedding), self.drop, self.training)
+        for conv in self.convs:
+            x = conv(x, there)
+        apart = x.detach()  # what is said is not to be bent to how long it takes
+        for conv in self.timing:
+            apart = conv(F.dropout(apart, self.drop, self.training), there)
+        return self.out(x), self.length(apart)[..., 0] + 1.0
+
+    def placed(self, read: Tensor, shares: Tensor, count: int) -> Tensor:
+        """[B, P, D] and tokens of each phoneme [B, P] -> [B, count, D]: behind the last phoneme, that all is over."""
+        ends = shares.cumsum(1)
+        place = torch.arange(count, device=read.device).expand(len(read), -1).contiguous()
+        which = torch.searchsorted(ends, place, right=True)  # of each place the phoneme, P behind all
+        inside = which < shares.shape[1]
+        which = which.clamp(max=shares.shape[1] - 1)
+        since = place - (ends - shares).gather(1, which)
+        until = ends.gather(1, which) - 1 - place
+        told = read.gather(1, which[..., None].expand(-1, -1, read.shape[2]))
+        told = told + self.since[since.clamp(0, _FAR - 1)] + self.until[until.clamp(0, _FAR - 1)]
+        return torch.where(inside[..., None], told, self.over.to(told.dtype))
+
+
+class Voice(Pupil):
+    """A reader and a decoder. Its vocabulary is the codec's codes and, behind them, the end, with which an utterance
+    also begins. `target` is not looked at: a smaller voice that drafts for a larger one is made in the same way."""
+
+    def __init__(
+        self,
+        target: Any = None,
+        *,
+        codes: int,
+        width: int = 256,
+        layers: int = 5,
+        heads: int = 4,
+        hidden: int = 640,
+        reading: int = 192,
+        drop: float = 0.15,
+    ) -> None:
+        super().__init__()
+        if width % heads or width // heads % 2:
+            raise InvalidOption(f"width {width} can't be split into {heads} heads of an even width")
+        self.config = {
+            "codes": codes,
+            "width": width,
+            "layers": layers,
+            "heads": heads,
+            "hidden": hidden,
+            "reading": reading,
+            "drop": drop,
+        }
+        self.end = codes
+        self.form = Config(
+            vocabulary=codes + 1,
+            width=width,
+            layers=layers,
+            heads=heads,
+            kv_heads=heads,
+            head_dim=width // heads,
+            hidden=hidden,
+            rope_theta=1000.0,
+            tied=False,
+            qk_norm=True,
+            context=4096,
+        )
+        self.drop = drop
+        self.reader = Reader(width, reading, drop)
+        self.embedding = nn.Parameter(torch.randn(codes + 1, width) * 0.5)
+        self.blocks = nn.ModuleList(Block(self.form) for _ in range(layers))
+        self.norm = Norm(width, self.form.norm_eps)
+        self.head = nn.Parameter(torch.randn(codes + 1, width) * 0.02)
+        with torch.no_grad():
+            for block in self.blocks:
+                assert isinstance(block, Block)
+                for matrix in (block.attention.out, block.mlp.down):
+                    matrix.weight.mul_((2 * layers) ** -0.5)
+        self._angles = Angles(self.form)
+
+    # ---- learning
+
+    def states(self, tokens: Tensor, told: Tensor) -> Tensor:
+        """Tokens [B, T] and what is told at each [B, T, D] -> [B, T, D] behind each, normed."""
+        count = tokens.shape[1]
+        x = F.dropout(F.embedding(tokens, self.embedding), self.drop, self.training) + told
+        place = torch.arange(count, device=tokens.device)[None]
+        cos, sin = self._angles(place, count, torch.float32)
+        sight = Sight(cos, sin, torch.ones(1, count, count, dtype=torch.bool, device=tokens.device).tril())
+        for block in self.blocks:
+            change = block(x, sight) - x
+            x = x + F.dropout(change, self.drop, self.training)
+        normed: Tensor = self.norm(x)
+        return normed
+
+    def logits(self, states: Tensor) -> Tensor:
+        return F.linear(states, self.head)
+
+    # ---- speaking
+
+    @torch.no_grad()
+    def script(
+        self, said: Sequence[Sequence[int]], speed: float = 1.0, shares: Sequence[Sequence[int]] | None = None
+    ) -> Script:
+        """Place the phonemes of some utterances on the axis of time: for as long as they usually take, or as told."""
+        device = self.embedding.device
+        longest = max(map(len, said))
+        ids = torch.tensor([[*one, *[EDGE] * (longest - len(one))] for one in said], device=device)
+        there = torch.arange(longest, device=device) < torch.tensor([[len(one)] for one in said], device=device)
+        read, logs = self.reader(ids, there)
+        if shares is None:
+            usual = logs.float().exp().clamp(_SHORTEST, _LONGEST) / speed * there
+            ends = usual.double().cumsum(1).round().long()
+            taken = torch.diff(ends, dim=1, prepend=ends.new_zeros(len(said), 1))
+        else:
+            taken = torch.tensor([[*one, *[0] * (longest - len(one))] for one in shares], device=device)
+        count = int(taken.sum(1).max()) + 1 + AHEAD
+        rows = zip(taken.tolist(), said, strict=True)
+        return Script(self.reader.placed(read, taken, count), tuple(tuple(row[: len(one)]) for row, one in rows))
+
+    @torch.no_grad()
+    def network(self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Network:
+        """The decoder's weights, laid out to be run."""
+        layers = []
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            layers.append(block.layer(dtype, device))
+        embedding, norm, head = (
+            one.detach().to(device, dtype) for one in (self.embedding, self.norm.weight, self.head)
+        )
+        return Network(self.form, embedding, layers, norm, fastest(Dense(head)))
+
+
+def seconds(tokens: int) -> float:
+    """How long so many tokens sound."""
+    return tokens / _RATE
+
+
+class Told(Network):
+    """A network of which every position is told what to say there."""
+
+    def __init__(self, network: Network, told: Tensor) -> None:
+        super().__init__(network.config, network.embedding, network.layers, network.norm, network.head)
+        self.told = told.to(self.wide)  # [B, T, D]
+
+    def replaced(self, *given: Any, **named: Any) -> Network:
+        return Told(super().replaced(*given, **named), self.told)
+
+    def run(
+        self,
+        x: Tensor,
+        store: Tensor,
+        places: Places,
+        taps: dict[str, list[Tensor]] | None = None,
+        span: tuple[int, int] | None = None,
+    ) -> Tensor:
+        rows = store.shape[1]
+        if not len(x) or (span is not None and span[0]):
+            return super().run(x, store, places, taps, span)
+        if rows != len(self.told):
+            raise InvalidOption(f"{len(self.told)} utterances are told, and {rows} rows are read")
+        place = places.positions.expand(rows, -1)
+        x = x + self.at(place).flatten(0, 1)
+        seen = taps.pop("ahead", None) if taps else None
+        result = super().run(x, store, places, taps, span)
+        if taps is not None and seen is not None:
+            further = place[..., None] + torch.arange(1, AHEAD + 1, device=place.device)
+            seen.append(self.at(further.flatten(1)).view(rows, place.shape[1], -1).to(self.dtype))
+            taps["ahead"] = seen
+        return result
+
+    def at(self, place: Tensor) -> Tensor:
+        """[B, Q] -> [B, Q, D]; behind the end, what is told there."""
+        index = place.clamp(0, self.told.shape[1] - 1)[..., None]
+        return self.told.gather(1, index.expand(-1, -1, self.told.shape[2]))
+
+
+class Speaker(Decoder):
+    """The decoder of some utterances: prompts are the end alone, one for each. Besides the usual taps there is "ahead":
+    what the AHEAD tokens behind the next one are told, side by side."""
+
+    def __init__(self, network: Network, script: Script) -> None:
+        super().__init__(Told(network, script.told.to(network.device)))
+        self.script = script
+
+    @property
+    def taps(self) -> tuple[str, ...]:
+        return (*super().taps, "ahead")
+
+    def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
+        if len(prompts) != len(self.script.lengths):
+            raise InvalidOption(f"there are {len(prompts)} prompts and {len(self.script.lengths)} utterances")
+        return super().begin(prompts, sampling, needs)
+
+    def _read(self, rows: slice, length: int) -> dict[str, Tensor]:
+        if length:
+            raise InvalidOption("an utterance begins with one token: its prompt is the end, and what follows is spoken")
+        found = super()._read(rows, length)
+        if "ahead" in found:
+            found["ahead"] = found["ahead"].new_zeros(len(found["ahead"]), 0, AHEAD * self.config.width)
+        return found
