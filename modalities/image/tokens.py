@@ -98,12 +98,10 @@ class TokenModel(Pupil):
         """[..., D] -> [..., codes]."""
         return F.linear(states, self.head)
 
-    def surprise(self, ids: Tensor, codes: Tensor, spread: float = 0.0) -> Tensor:
-        """-log of what it gives each of the codes [B, N] that follow what is read: ids [B, P + N - 1] -> [B, N];
-        `spread` of each label goes to all codes alike."""
+    def surprise(self, ids: Tensor, codes: Tensor) -> Tensor:
+        """-log of what it gives each of the codes [B, N] that follow what is read: ids [B, P + N - 1] -> [B, N]."""
         said = self.logits(self.states(ids)[:, -codes.shape[1] :]).flatten(0, 1).float()
-        each = F.cross_entropy(said, codes.flatten(), reduction="none", label_smoothing=spread)
-        return each.view_as(codes)
+        return F.cross_entropy(said, codes.flatten(), reduction="none").view_as(codes)
 
     def guesses(self, batch: Batch) -> Iterable[Guess]:
         yield Guess(self.logits(self.states(batch.tokens)[batch.asked()]), 1)

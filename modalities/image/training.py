@@ -31,7 +31,7 @@ from outrider.image.tokens import TokenModel
 
 WORDS = 1500  # that a token model knows at most
 GUIDANCE = 3.0  # under which drafters learn
-_JUDGED = (96, 512)  # pictures of each kind that judging goes through, on a CPU and elsewhere
+_JUDGED = (48, 512)  # pictures of each kind that judging goes through, on a CPU and elsewhere
 _SHIFT = 2  # pixels that a picture is moved by at most
 _NOISE = 0.15  # of what a token model reads of the picture is something else, at most
 _FREE, _NO_STYLE = 0.1, 0.15  # how often nothing is asked for; no style
@@ -120,7 +120,7 @@ def _train(chosen: Recipe, pictures: Pictures, wanted: Wanted, say: Callable[[st
         rate=wanted.rate or chosen.rate,
         decay=chosen.decay,
         seed=wanted.seed,
-        precision="bf16",
+        judgements=8 if device.type == "cpu" else 24,
     )
     fit = Fit(
         model.to(device), course, pace, out, keep, device=device, name=chosen.name, facts=facts, quiet=wanted.quiet

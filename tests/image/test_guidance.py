@@ -20,7 +20,8 @@ from outrider.core.methods import DRAFTERS, Method
 from outrider.core.rules.exact import Exact, GumbelMatch, Token
 from outrider.core.target import TableTarget
 from outrider.image.guidance import Guided
-from outrider.image.model import ImageModel
+from outrider.image.model import ImageModel, drafters
+from outrider.image.tokenizer import Layout, Tokenizer
 from outrider.image.tokens import TokenModel
 
 PROMPTS = ((0, 1), (1, 0))
@@ -147,3 +148,24 @@ def test_rows_do_not_notice_each_other(im: ImageModel) -> None:
 
     together = run(["red heart", "cat", "house"], [1, 2, 3])
     assert together == [run([one], [seed])[0] for one, seed in (("red heart", 1), ("cat", 2), ("house", 3))]
+
+
+ALONE = [name for name in drafters() if "pupil" not in DRAFTERS[name].needs]
+
+
+@pytest.fixture(scope="module")
+def small(tokens: TokenModel) -> ImageModel:
+    """Pictures of 8x8 codes, and a draft model that is not the target."""
+    torch.manual_seed(1)
+    codec = Tokenizer(Layout(levels=(4, 3, 3), channels=(8, 16, 16, 16))).eval()
+    other = TokenModel(**{**tokens.config, "layers": 1})
+    return ImageModel(tokens.network(), tokens.names, codec, name="small", draft=other.network)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ALONE)
+def test_every_drafter_draws_plain_decoding_s_picture(small: ImageModel, drafter: str) -> None:
+    plain = small.generate(["red cat", "house"], drafter=None, rule="gumbel-match", guidance=2.0, seed=9)
+    found = small.generate(["red cat", "house"], drafter=drafter, rule="gumbel-match", guidance=2.0, seed=9)
+    assert [one.tokens for one in found] == [one.tokens for one in plain]
+    assert len(found[0].tokens) == 64
