@@ -179,7 +179,7 @@ class TextModel:
         """A drafter's options, and what it needs of this model besides."""
         given = prepared(self, drafter, met(self, drafter, options))
         needs = DRAFTERS[drafter].needs if drafter in DRAFTERS else ()
-        for need in ("model", "pupil"):
+        for need in ("model", "pupil", "head"):
             if need in needs:
                 given[need] = self._trained(drafter, need, given.get(need))
         return given
@@ -188,8 +188,9 @@ class TextModel:
         """What a drafter takes as its model: what was given, weights in a file, or those there are for this target."""
         if model is not None and not isinstance(model, str | Path):
             return model
-        if model is None and need == "model" and drafter not in recipes.RECIPES:  # any small model will do
-            drafter = "draft-model" if recipes.find(self.name, "draft-model") else drafter
+        if model is None and need == "model":  # any small model will do
+            known = drafter in recipes.RECIPES or recipes.find(self.name, "draft-model")
+            drafter = "draft-model" if known else drafter
         path = recipes.find(self.name, drafter) if model is None else Path(model).expanduser()
         if path is None:
             raise recipes.missing(self.name, drafter)

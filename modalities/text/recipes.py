@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from outrider.core.assets import cache_folder
+from outrider.core.drafters.chance import AcceptanceChance
 from outrider.core.drafters.ctc import CtcFrames
 from outrider.core.drafters.distilled import SmallModel
 from outrider.core.drafters.exits import ExitHead, KangarooHead
@@ -45,6 +46,7 @@ class Recipe:
     loss: str = "kl"
     rate: float = 1e-3
     reduced: bool = True  # does it guess over a reduced vocabulary?
+    watches: str | None = None  # the recipe whose pupil it learns about, trained before it or beside it
 
     def make(self, target: Decoder, vocabulary: Tensor | None, **options: Any) -> Pupil:
         given = dict(self.options) | options
@@ -145,6 +147,13 @@ RECIPES = _table(
         name="kangaroo",
         kind=KangarooHead,
         summary="an adapter of one attention behind a sixth of the target's layers",
+    ),
+    Recipe(
+        name="specdec-plus-plus",
+        kind=AcceptanceChance,
+        summary="how likely the draft model's next token is to be accepted: where it stops",
+        reduced=False,
+        watches="draft-model",
     ),
 )
 

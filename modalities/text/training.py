@@ -32,7 +32,8 @@ from outrider.core.train import Pupil
 from outrider.text import data
 from outrider.text.loading import load
 from outrider.text.model import TextModel
-from outrider.text.recipes import home, recipe
+from outrider.text.recipes import find, home, missing, recipe
+from outrider.text.recipes import load as load_weights
 
 ENOUGH = 200_000  # tokens of answers with which nobody has to write more first
 LEARN = ("answers", "on-policy", "served")
@@ -109,6 +110,9 @@ def train(wanted: Wanted, say: Callable[[str], None] = print) -> list[Path]:
     torch.manual_seed(wanted.seed)
     chosen = {name: recipe(name) for name in wanted.recipes}
     pupils = {name: one.make(target, vocabulary) for name, one in chosen.items()}
+    for name, one in chosen.items():
+        if one.watches is not None:
+            _watch(pupils[name], one.watches, pupils, lm.name, target)
     plan = Plan(
         minutes=max(wanted.minutes - spent, wanted.minutes / 2) if wanted.steps is None else wanted.minutes,
         steps=wanted.steps,
@@ -139,6 +143,17 @@ def train(wanted: Wanted, say: Callable[[str], None] = print) -> list[Path]:
         say(f"{name}: {best:.3f} tokens a target call (simulated chains on held-out answers)")
     say(f"weights, curve and checkpoint are in {out}")
     return [out / f"{name}.safetensors" for name in progress.best]
+
+
+def _watch(pupil: Pupil, drafter: str, pupils: Mapping[str, Pupil], name: str, target: Decoder) -> None:
+    """Let a pupil see the one that it learns about: beside it, or trained before."""
+    model = pupils.get(drafter)
+    if model is None:
+        path = find(name, drafter)
+        if path is None:
+            raise missing(name, drafter)
+        model = load_weights(path, drafter, target).requires_grad_(False)
+    pupil.watch(model.to(target.device))  # type: ignore[operator]
 
 
 class _Source:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -116,6 +117,8 @@ def test_every_recipe_runs_from_nothing_and_what_it_trained_drafts(
     part: int, folder: Path, prompts: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = tuple(recipes.RECIPES)[part::3]
+    if any(recipes.RECIPES[name].watches for name in names):
+        names = (*names, "draft-model")
     wanted = Wanted(
         recipes=names, model=str(folder), prompts=(prompts,), minutes=5, steps=2, tokens=256, vocabulary=120, quiet=True
     )
@@ -127,7 +130,7 @@ def test_every_recipe_runs_from_nothing_and_what_it_trained_drafts(
     for file in files:
         facts = json.loads(file.with_suffix(".json").read_text())
         assert facts["provenance"]["data"][0]["answers"] == len(PROMPTS) and facts["provenance"]["done"]["steps"] == 2
-        need = "model" if file.stem == "draft-model" else "pupil"
+        need = {"draft-model": "model", "specdec-plus-plus": "head"}.get(file.stem, "pupil")
         drafted = lm.generate(prompt, drafter=file.stem, drafter_options={need: str(file)}, max_new_tokens=24)
         assert drafted.tokens == plain.tokens
         drawn = lm.generate(
@@ -139,6 +142,27 @@ def test_every_recipe_runs_from_nothing_and_what_it_trained_drafts(
     absent = next(name for name in recipes.RECIPES if name not in names and name != "draft-model")
     with pytest.raises(OutriderError, match=f"outrider train {absent}"):
         lm.generate(prompt, drafter=absent)
+
+
+def test_an_acceptance_head_learns_of_the_draft_model_there_is(folder: Path, prompts: Path, cache: Path) -> None:
+    wanted = Wanted(
+        recipes=("specdec-plus-plus",), model=str(folder), prompts=(prompts,), minutes=5, steps=60, quiet=True
+    )
+    with pytest.raises(OutriderError, match="outrider train draft-model"):
+        train(wanted, say=lambda line: None)
+    train(replace(wanted, recipes=("draft-model",), steps=20), say=lambda line: None)
+    (file,) = train(wanted, say=lambda line: None)
+    judged = json.loads(file.with_suffix(".json").read_text())["provenance"]["validation"]
+    lm = text.load(folder, dtype="float32")
+    steps = {}
+    for threshold in (0.05, 0.95):
+        out = lm.generate(
+            PROMPTS[1], drafter="specdec-plus-plus", drafter_options={"threshold": threshold}, max_new_tokens=40
+        )
+        assert out.tokens == lm.generate(PROMPTS[1], drafter=None, max_new_tokens=40).tokens
+        steps[threshold] = sum(len(one.drafted) for one in out.trace.steps)
+    assert steps[0.05] < steps[0.95]
+    assert judged["conditional"][0] > 0.6
 
 
 def test_of_several_runs_the_best_weights_are_found(cache: Path) -> None:
