@@ -19,6 +19,7 @@ from outrider.app.bench_image import image as bench_image
 from outrider.app.datastore import datastore
 from outrider.app.image import image
 from outrider.app.report import report
+from outrider.app.speech import speech
 from outrider.app.text import assets, text
 from outrider.app.train import train
 
@@ -39,6 +40,7 @@ cli.add_typer(bench, name="bench")
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable, on stdout.")]
 cli.command()(text)
 cli.command()(image)
+cli.command()(speech)
 cli.command()(train)
 cli.command()(report)
 cli.add_typer(assets, name="assets")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -30,11 +31,14 @@ def small_voice() -> Callable[..., Voice]:
     return _small_voice
 
 
-@pytest.fixture
-def speaker() -> SpeechModel:
+def small_speaker() -> SpeechModel:
     torch.manual_seed(1)
     codec = Codec(width=16, levels=(5, 5), depth=2)
     vocoder = Vocoder(16).requires_grad_(False)
-    return SpeechModel(
-        _small_voice(), codec, vocoder, name="small", draft=lambda: _small_voice(16, 3), dtype=torch.float64
-    )
+    draft = functools.partial(_small_voice, 16, 3)
+    return SpeechModel(_small_voice(), codec, vocoder, name="small", draft=draft, dtype=torch.float64)
+
+
+@pytest.fixture
+def speaker() -> SpeechModel:
+    return small_speaker()

@@ -1,0 +1,98 @@
+"""`outrider speech`: text read aloud into a sound file. Heavy packages are imported when it runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outrider.app.text import pairs
+
+if TYPE_CHECKING:
+    from outrider.speech import Result, SpeechModel
+
+
+def speech(
+    text: Annotated[str, typer.Argument(help="What to say; - reads it from stdin.")],
+    drafter: Annotated[str, typer.Option(help="Who guesses: plain, or one of `outrider methods`.")] = "plain",
+    rule: Annotated[str, typer.Option(help="Who accepts: one of `outrider methods`.")] = "exact",
+    drafter_option: Annotated[
+        list[str] | None, typer.Option(metavar="K=V", help="An option of the drafter; may be repeated.")
+    ] = None,
+    rule_option: Annotated[
+        list[str] | None, typer.Option(metavar="K=V", help="An option of the rule; may be repeated.")
+    ] = None,
+    speed: Annotated[float, typer.Option(help="From 0.5 to 2; 1 is usual.")] = 1.0,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Only the k likeliest tokens; 0 is off.")] = 0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same reading.")] = 0,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Run plain decoding beside it, and say what drafting gained.")
+    ] = False,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every step as JSON.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Write the sound, a .wav.")] = Path(
+        "speech.wav"
+    ),
+    weights: Annotated[Path | None, typer.Option(metavar="DIR", help="Weights of your own training.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda ...")] = "cpu",
+) -> None:
+    """Read a text aloud, speculatively decoded."""
+    options: dict[str, Any] = {
+        "drafter": None if drafter in ("plain", "none") else drafter,
+        "rule": rule,
+        "drafter_options": pairs(drafter_option, "--drafter-option"),
+        "rule_options": pairs(rule_option, "--rule-option"),
+        "speed": speed,
+        "temperature": temperature,
+        "top_k": top_k,
+        "seed": seed,
+    }
+    from outrider.speech import load
+    from outrider.speech.options import Options
+    from outrider.speech.phonemes import pieces
+
+    asked = sys.stdin.read() if text == "-" else text
+    Options.of(options)  # what is wrong is said before weights are read
+    pieces(asked)
+    if output.suffix.lower() != ".wav":
+        raise typer.BadParameter("sound is written as .wav", param_hint="--output")
+    sp = load(device=device, dtype=dtype, folder=weights)
+    result = sp.generate(asked, **options)
+    result.sound.save(output)
+    print(f"{output}: {_told(result)}")
+    if trace is not None:
+        trace.write_text(result.trace.to_json(), encoding="utf-8")
+    if compare:
+        print(_compared(sp, asked, options, result), file=sys.stderr)
+
+
+def _told(result: Result) -> str:
+    found, factor = result.trace.summary(), result.factor
+    words = (
+        f"{result.sound.seconds:.1f} s of speech, {found.tokens} tokens in {found.target_calls} calls of the target, "
+        f"{found.tokens_per_call:.2f} a call; {factor.total:.2f} s of work a second "
+        f"(model {factor.model:.2f}, codec {factor.codec:.2f}, vocoder {factor.vocoder:.2f})"
+    )
+    if result.first is not None:
+        words += f", first heard after {result.first:.2f} s"
+    if found.price:
+        relaxed = found.sources.get("relaxed", 0)
+        words += f"; {relaxed} accepted only because the rule is relaxed, for {found.price:.2f} of total variation"
+    if result.finish != "end":
+        words += "; it came to its limit before its end"
+    return words
+
+
+def _compared(sp: SpeechModel, text: str, options: dict[str, Any], result: Result) -> str:
+    plain = sp.generate(text, **(options | {"drafter": None, "drafter_options": {}}))
+    before, after = plain.trace.summary(), result.trace.summary()
+    same = "the same tokens" if plain.tokens == result.tokens else "other tokens (rule gumbel-match gives the same)"
+    return "\n".join(
+        (
+            f"plain decoding  {before.target_calls} calls, {before.seconds:.2f} s",
+            f"{result.trace.method:14}  {after.target_calls} calls, {after.seconds:.2f} s, {same}",
+        )
+    )

@@ -1,0 +1,56 @@
+"""`outrider speech` as a person meets it."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from outrider import speech
+from outrider.app.cli import cli
+from outrider.speech.sound import Sound
+
+TINY = runpy.run_path(str(Path(__file__).parents[1] / "speech" / "conftest.py"))
+
+
+@pytest.fixture(autouse=True)
+def model(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The command on a voice of random weights."""
+    made = TINY["small_speaker"]()
+    monkeypatch.setattr(speech, "load", lambda **options: made)
+    return made
+
+
+def told(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["speech", *arguments])
+
+
+def test_a_sentence_is_spoken_into_a_file(tmp_path: Path) -> None:
+    file, trace = tmp_path / "fox.wav", tmp_path / "fox.json"
+    options = ("--drafter", "jacobi", "--rule", "gumbel-match", "-o", str(file), "--trace", str(trace), "--compare")
+    done = told("The quick brown fox jumps over the lazy dog.", *options)
+    assert done.exit_code == 0, done.output
+    assert "s of speech" in done.stdout and "vocoder" in done.stdout
+    assert "plain decoding" in done.output and "the same tokens" in done.output
+    sound = Sound.load(file)
+    assert sound.seconds > 0.3 and f"{sound.seconds:.1f} s of speech" in done.stdout
+    assert json.loads(trace.read_text())["method"] == "jacobi"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("",), "no text"),
+        (("...",), "nothing that can be spoken"),
+        (("Hello.", "--drafter", "psychic"), "psychic"),
+        (("Hello.", "--speed", "7"), "speed is 7"),
+        (("Hello.", "-o", "a.mp3"), ".wav"),
+    ],
+)
+def test_what_cannot_be_spoken_is_said(arguments: tuple[str, ...], said: str) -> None:
+    done = told(*arguments)
+    assert done.exit_code and said in done.output + str(done.exception)
