@@ -63,6 +63,10 @@ def text(
         str | None,
         typer.Option(metavar="NAME", help="Another model, or NAME:DTYPE, for drafters that take a smaller one."),
     ] = None,
+    drafter_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DRAFTER.K=V", help="An option of one of them, as rest.store=FILE; may be repeated."),
+    ] = None,
     calibrate: Annotated[
         str, typer.Option(metavar="NAMES", help="First measure what sequoia or draft-verify go by, and keep it.")
     ] = "",
@@ -96,6 +100,7 @@ def text(
         seed=seed,
         repeat=repeat,
         draft_model=draft_model,
+        options=_options(drafter_option or []),
     )
     source = str(prompts) if prompts else "built in"
     found, whole = _measure_text(items, settings, model, device, dtype, peers, source, _names(calibrate), context)
@@ -112,6 +117,20 @@ def text(
             print(path, file=sys.stderr)
     if not whole:
         raise typer.Exit(130)
+
+
+def _options(given: list[str]) -> dict[str, dict[str, Any]]:
+    """DRAFTER.K=V, several of them, by drafter."""
+    from outrider.app.text import pairs
+    from outrider.core.errors import InvalidOption
+
+    found: dict[str, dict[str, Any]] = {}
+    for one in given:
+        name, dot, option = one.partition(".")
+        if not dot:
+            raise InvalidOption(f"--drafter-option {one}: expected DRAFTER.K=V, such as prompt-lookup.length=8")
+        found[name] = found.get(name, {}) | pairs([option], "--drafter-option")
+    return found
 
 
 def _names(given: str) -> tuple[str, ...]:

@@ -20,7 +20,9 @@ datastore = typer.Typer(
 
 @datastore.command()
 def build(
-    files: Annotated[list[Path], typer.Argument(help="Text files, UTF-8; of folders all .txt and .md files.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="Text files, UTF-8; of folders all .txt, .md, .rst and .py files.")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where the datastore goes.")],
     model: Annotated[str, typer.Option(help="The model whose tokenizer it is for.")] = "smollm2-135m",
 ) -> None:
@@ -32,7 +34,7 @@ def build(
 
     found = [inner for path in files for inner in _files(path)]
     if not found:
-        raise InvalidOption("there are no files; give text files, or folders that hold .txt or .md files")
+        raise InvalidOption("there are no files; give text files, or folders that hold .txt, .md, .rst or .py files")
     if not output.absolute().parent.is_dir():
         raise InvalidOption(f"{output} can't be written: {output.absolute().parent} is no folder")
     store = stores.build(Tokens.load(find(model)[0]), found)
@@ -43,7 +45,7 @@ def build(
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    return sorted(one for one in path.rglob("*") if one.suffix in (".txt", ".md") and one.is_file())
+    return sorted(one for one in path.rglob("*") if one.suffix in (".txt", ".md", ".rst", ".py") and one.is_file())
 
 
 @datastore.command()

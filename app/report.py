@@ -7,9 +7,11 @@ that a section can be measured again alone. Knows command lines and JSON; import
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,18 +24,21 @@ _FREE = (
     "draft-model,specinfer,specexec,sequoia,cs-drafting,specdec-plus-plus,bild,on-the-fly-window,adaptive,guarded,"
     "draft-verify,swift,draft-on-the-fly,auto"
 )
+_STORED = "--drafter-option rest.store={store}"
+_BUILD = "datastore build {python}/pydoc_data -o {store}"
 _QUICK = 2  # prompts a command where somebody is in a hurry
 
 
 @dataclass(frozen=True)
 class Section:
     """Commands are what follows `outrider bench`; {prompts} is the file somebody gave, without which the section is
-    left out."""
+    left out, {store} a datastore in the page's folder, and {python} where Python's own library is."""
 
     name: str
     title: str
     about: str
     commands: tuple[str, ...]
+    before: str = ""  # a command of outrider's that has to run first
 
     def files(self, folder: Path) -> list[Path]:
         if len(self.commands) == 1:
@@ -70,14 +75,17 @@ TEXT = (
     Section(
         "greedy",
         "Without training, greedy",
-        "Every drafter that needs no training, and those that take the small draft model that ships.",
-        (f"text --drafters {_FREE} --max-new-tokens 96 --limit 48 --calibrate sequoia,draft-verify",),
+        "Every drafter that needs no training, and those that take the small draft model that ships. The datastore of "
+        "`rest` is the language reference that Python brings along.",
+        (f"text --drafters {_FREE} {_STORED} --max-new-tokens 96 --limit 48 --calibrate sequoia,draft-verify",),
+        _BUILD,
     ),
     Section(
         "sampled",
         "Without training, temperature 0.7",
         "The same, drawn; all of these keep the law of the output.",
-        (f"text --drafters {_FREE} --max-new-tokens 96 --limit 48 --temperature 0.7",),
+        (f"text --drafters {_FREE} {_STORED} --max-new-tokens 96 --limit 48 --temperature 0.7",),
+        _BUILD,
     ),
     Section(
         "rules",
@@ -130,7 +138,7 @@ def report(
     page: Annotated[bool, typer.Option("--page", help="Measure nothing; write the page anew.")] = False,
 ) -> None:
     """Measure a modality's sections, and write a page with every figure beside the command that found it."""
-    from outrider.core.errors import OutriderError, unknown
+    from outrider.core.errors import unknown
 
     if modality != "text":
         raise unknown("modality with a report", modality, ("text",))
@@ -141,23 +149,36 @@ def report(
             raise unknown("section", name, known)
     folder = out or Path("reports") / modality
     folder.mkdir(parents=True, exist_ok=True)
+    places = {"store": folder / "python.store", "python": sysconfig.get_path("stdlib")}
+    places |= {} if prompts is None else {"prompts": prompts}
     for one in TEXT if not page else ():
-        if names and one.name not in names:
+        wanted = not names or one.name in names
+        if not wanted or (prompts is None and any("{prompts}" in command for command in one.commands)):
             continue
+        if one.before:
+            _call(_words(one.before, places))
         for command, file in zip(one.commands, one.files(folder), strict=True):
-            if "{prompts}" in command and prompts is None:
-                continue
-            words = shlex.split(command.replace("{prompts}", shlex.quote(str(prompts))))
-            if quick:
-                words = _hurried(words)
-            print(f"{one.title}: outrider bench {shlex.join(words)}", file=sys.stderr)
-            called = [sys.executable, "-m", "outrider.app.cli", "bench", *words, "--json", str(file)]
-            if subprocess.run(called, stdout=subprocess.DEVNULL, check=False).returncode:
-                raise OutriderError(f"`outrider bench {shlex.join(words)}` failed; what is measured so far is kept")
+            words = _words(f"bench {command}", places)
+            words = _hurried(words) if quick else words
+            _call([*words, "--json", str(file)])
             _note(file, words)
     path = folder / "REPORT.md"
     path.write_text(written(folder), encoding="utf-8")
     print(path)
+
+
+def _words(command: str, places: Mapping[str, str | Path]) -> list[str]:
+    return shlex.split(command.format_map({name: shlex.quote(str(place)) for name, place in places.items()}))
+
+
+def _call(words: Sequence[str]) -> None:
+    from outrider.core.errors import OutriderError
+
+    said = shlex.join(["outrider", *words])
+    print(said, file=sys.stderr)
+    called = [sys.executable, "-m", "outrider.app.cli", *words]
+    if subprocess.run(called, stdout=subprocess.DEVNULL, check=False).returncode:
+        raise OutriderError(f"`{said}` failed; what is measured so far is kept")
 
 
 def _hurried(words: Sequence[str]) -> list[str]:
@@ -169,12 +190,10 @@ def _hurried(words: Sequence[str]) -> list[str]:
 
 
 def _note(file: Path, words: Sequence[str]) -> None:
-    """The command goes into the file; of a file of prompts only its name."""
-    said = [
-        Path(word).name if before == "--prompts" else word for before, word in zip(["", *words], words, strict=False)
-    ]
-    found = json.loads(file.read_text(encoding="utf-8")) | {"command": shlex.join(["outrider", "bench", *said])}
-    file.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    """The command goes into the file, and of where other files are only their names."""
+    found = json.loads(file.read_text(encoding="utf-8"))
+    said = ["outrider", *(re.sub(r"(?:/[^/=]+)+/", "", word) for word in words)]
+    file.write_text(json.dumps(found | {"command": shlex.join(said)}, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 def written(folder: Path) -> str:

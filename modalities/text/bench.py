@@ -11,7 +11,7 @@ import argparse
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -127,6 +127,7 @@ class Settings:
     seed: int = 0
     repeat: int = 1
     draft_model: str | None = None  # for drafters that take any smaller model
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of drafters, by their names
 
 
 def contenders(lm: TextModel, settings: Settings) -> list[Contender]:
@@ -136,6 +137,9 @@ def contenders(lm: TextModel, settings: Settings) -> list[Contender]:
     for name in settings.drafters:
         if name not in lm.drafters and name != PLAIN:
             raise unknown("drafter", name, lm.drafters)
+    for name in settings.options:
+        if name not in settings.drafters:
+            raise unknown("drafter with options", name, settings.drafters)
     if settings.rule not in lm.rules:
         raise unknown("rule", settings.rule, lm.rules)
     gauge = PeakMemory(lm.target().device)
@@ -144,6 +148,7 @@ def contenders(lm: TextModel, settings: Settings) -> list[Contender]:
         drafter = None if name == PLAIN else name
         smaller = name in METHODS and "model" in METHODS[name].needs and (name == "draft-model" or name not in RECIPES)
         options = {"model": settings.draft_model} if smaller and settings.draft_model else {}
+        options |= settings.options.get(name, {})
 
         def call(item: Item) -> tuple[Any, Any]:
             out = lm.generate(

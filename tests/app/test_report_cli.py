@@ -41,6 +41,7 @@ def test_every_command_is_one_that_the_command_line_takes(section: report.Sectio
     for command in section.commands:
         name, *words = shlex.split(command)
         for wanted in (words, report._hurried(words)):
+            wanted = [word.format(prompts="p", store="s", python="py") for word in wanted]
             options = bench.commands[name].make_context(name, list(wanted)).params
         for drafter in str(options.get("drafters", "")).split(","):
             assert drafter in (*DRAFTERS, "auto", "")
@@ -74,11 +75,13 @@ def test_a_page_holds_every_figure_beside_its_command(tmp_path: Path) -> None:
 
 def test_sections_run_as_commands_and_what_fails_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[list[str]] = []
+    failing: list[bool] = []
 
     def run(words: list[str], **_: object) -> object:
         called.append(words)
-        Path(words[-1]).write_text(json.dumps(benched(row("plain"), row("suffix"))))
-        return type("Done", (), {"returncode": len(called) > 1})()
+        if words[3] == "bench":
+            Path(words[-1]).write_text(json.dumps(benched(row("plain"), row("suffix"))))
+        return type("Done", (), {"returncode": len(failing)})()
 
     monkeypatch.setattr(report.subprocess, "run", run)
     wanted = ["report", "text", "--only", "given", "--prompts", "/somewhere/own.jsonl", "--out", str(tmp_path)]
@@ -88,6 +91,11 @@ def test_sections_run_as_commands_and_what_fails_stops_it(tmp_path: Path, monkey
     page = (tmp_path / "REPORT.md").read_text()
     assert "--prompts own.jsonl" in page
     assert "/somewhere" not in page
+    again = ["report", "text", "--only", "sampled,given", "--out", str(tmp_path)]  # nobody gives prompts here
+    assert CliRunner().invoke(cli, again).exit_code == 0
+    assert [words[3] for words in called[1:]] == ["datastore", "bench"]
+    assert "rest.store=python.store" in (tmp_path / "REPORT.md").read_text()
+    failing.append(True)
     assert isinstance(CliRunner().invoke(cli, wanted).exception, OutriderError)
 
 
