@@ -135,9 +135,10 @@ class Cache:
         return self.rows
 
     def rewind(self, rows: Rows) -> None:
-        """Back to a mark; entries behind it are written over. Marks taken in between are no longer good."""
+        """Back to a mark; entries behind it are written over. Marks taken in between are no longer good. Where nothing
+        was kept since, what waited stays read, and only the nodes are dropped."""
+        self.scored = min(self.scored, 0) if rows is self.rows else -1
         self.rows = rows
-        self.scored = -1
 
     def _columns(self, needed: int) -> int:
         """On a device, in steps: fewer different shapes."""

@@ -235,3 +235,22 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(InvalidOption, match="each once"):
         DRAFTERS["medusa"].pupil(model, vocabulary=(1, 1))  # type: ignore[misc]
     assert make_rule("exact").lossless
+
+
+class Weighed(Decoder):
+    """Notes how many tokens each pass reads."""
+
+    def score(self, draft: Draft, since: int | None = None) -> Scores:
+        if since is None:
+            self.waited = [*getattr(self, "waited", []), self.cache.rows.pending.shape[1]]
+        return super().score(draft, since)
+
+
+@pytest.mark.parametrize("name", ["dynamic-tree", "specexec"])
+def test_a_model_that_is_rewound_does_not_read_everything_anew(name: str) -> None:
+    model = Weighed(target().network)
+    drafter = DRAFTERS[name].make(model=model, **DRAFTERS[name].trials[0])
+    prompts = [[1, 2, 3], [4, 5]]
+    for _ in decode(target(), drafter, Exact(), prompts, sampling=GREEDY, limit=60, seed=0):
+        pass
+    assert len(model.waited) > 5 and max(model.waited) < 12  # the last step's tokens, of sixty and more
