@@ -15,6 +15,7 @@ import torch
 from outrider.core.decode import Drafter, Rule
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
+from outrider.core.train import Pupil
 from outrider.speech import recipes
 from outrider.speech.codec import Codec
 from outrider.speech.mel import RATE
@@ -26,8 +27,8 @@ from outrider.speech.voice import Script, Speaker, Voice
 
 
 class SpeechModel:
-    """A voice with its codec and vocoder; `draft` gives a smaller voice when a drafter wants one. Several generations
-    may run side by side."""
+    """A voice with its codec and vocoder; `draft` gives a smaller voice when a drafter wants one, `taught` what a
+    trained drafter guesses with. Several generations may run side by side."""
 
     rate = RATE
 
@@ -39,6 +40,7 @@ class SpeechModel:
         *,
         name: str,
         draft: Callable[[], Voice] | None = None,
+        taught: Callable[[str, Speaker], Pupil] | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -54,6 +56,8 @@ class SpeechModel:
         self.network = voice.network(dtype, device)
         self._draft = draft
         self._small: Voice | None = None
+        self._taught = taught
+        self._pupils: dict[str, Any] = {}
 
     def __repr__(self) -> str:
         return f"<outrider.speech model {self.name}, {self.dtype}, {self.codec.codes:,} codes>"
@@ -131,7 +135,20 @@ class SpeechModel:
         given: dict[str, Any] = dict(options.drafter_options)
         if "model" in DRAFTERS[wanted].needs:
             given.setdefault("model", self.draft_model(said, script))
+        if "pupil" in DRAFTERS[wanted].needs and "pupil" not in given:
+            given["pupil"] = self._pupil(wanted, script)
         return make_drafter(wanted, **given)
+
+    def _pupil(self, drafter: str, script: Script) -> Any:
+        """What a trained drafter guesses with, read once."""
+        if drafter not in self._pupils:
+            if self._taught is None:
+                raise recipes.NoWeights(
+                    f"there are no weights of {drafter} for this voice; `outrider train` makes them"
+                )
+            target = self.target(script)
+            self._pupils[drafter] = self._taught(drafter, target).drafts(target)
+        return self._pupils[drafter]
 
     def rule(self, options: Options) -> tuple[Rule, str]:
         """The rule asked for, and its name."""
@@ -146,7 +163,12 @@ class SpeechModel:
 
 def drafters() -> list[str]:
     """The drafters that work on speech."""
-    return [name for name, one in DRAFTERS.items() if "speech" in one.modalities and {"model"} >= set(one.needs)]
+    taught = recipes.taught()
+    return [
+        name
+        for name, one in DRAFTERS.items()
+        if "speech" in one.modalities and ({"model"} >= set(one.needs) or name in taught)
+    ]
 
 
 def rules() -> list[str]:
@@ -181,6 +203,7 @@ def load(
         recipes.vocoder(),
         name=name,
         draft=lambda: recipes.voice("speech-draft", folder),
+        taught=lambda drafter, target: recipes.pupil(drafter, target, folder),
         dtype=_DTYPES[dtype],
         device=device,
     )

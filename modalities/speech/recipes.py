@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from outrider.core.assets import Checkpoint, cache_folder, unpickled
+from outrider.core.drafters.feature import Eagle3Head
+from outrider.core.drafters.heads import HydraHeads
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.train import Pupil
 from outrider.core.trained import load as load_trained
 from outrider.speech.codec import Codec
+from outrider.speech.heads import ToldHeads
 from outrider.speech.vocoder import Vocoder
 from outrider.speech.voice import Voice
 
@@ -39,6 +42,8 @@ class Recipe:
     rate: float = 1e-3
     batch: tuple[int, int] = (1, 1)  # on a CPU and elsewhere: crops of a codec, tokens of a voice
     decay: float = 0.01
+    kind: Callable[..., Pupil] | None = None  # of what learns from the voice: made as kind(target, **options)
+    loss: str = "kl"
 
 
 def _table(*recipes: Recipe) -> dict[str, Recipe]:
@@ -63,8 +68,35 @@ RECIPES = _table(
         batch=(4_000, 40_000),
         decay=0.05,
     ),
+    Recipe(
+        name="speech-medusa",
+        kind=ToldHeads,
+        summary="four heads on the voice's last state, each told what its token will be about",
+        options={"heads": 4},
+        batch=(3_000, 40_000),
+    ),
+    Recipe(
+        name="speech-hydra",
+        kind=HydraHeads,
+        summary="three heads, each of which sees the tokens drafted before it",
+        options={"heads": 3, "layers": 1, "prefix": False},
+        batch=(3_000, 40_000),
+    ),
+    Recipe(
+        name="speech-eagle3",
+        kind=Eagle3Head,
+        summary="one layer on states of three depths, unrolled over its own states",
+        options={"rounds": 3},
+        batch=(2_000, 30_000),
+    ),
 )
-KINDS: Mapping[str, Callable[..., Pupil]] = {"Codec": Codec, "Voice": Voice}
+KINDS: Mapping[str, Callable[..., Pupil]] = {
+    "Codec": Codec,
+    "Voice": Voice,
+    "ToldHeads": ToldHeads,
+    "HydraHeads": HydraHeads,
+    "Eagle3Head": Eagle3Head,
+}
 
 
 def recipe(name: str) -> Recipe:
@@ -103,6 +135,16 @@ def voice(name: str = "speech-voice", folder: Path | None = None) -> Voice:
     found = load_trained(weights(name, folder), KINDS, None)
     assert isinstance(found, Voice)
     return found
+
+
+def pupil(drafter: str, target: Any, folder: Path | None = None) -> Pupil:
+    """What a drafter of that name guesses with."""
+    return load_trained(weights(PREFIX + drafter, folder), KINDS, target)
+
+
+def taught() -> list[str]:
+    """Drafters that learn from the voice."""
+    return [one.name.removeprefix(PREFIX) for one in RECIPES.values() if one.kind is not None]
 
 
 def vocoder() -> Vocoder:

@@ -26,6 +26,7 @@ from outrider.speech import data, recipes
 from outrider.speech.codec import FRAMES, Codec
 from outrider.speech.data import Utterance
 from outrider.speech.recipes import DATA, MODEL, Recipe, home, recipe
+from outrider.speech.teaching import VoiceTeacher
 from outrider.speech.voice import Voice
 
 _CROP = 128  # frames that a codec learns from at a time
@@ -83,6 +84,8 @@ def _train(chosen: Recipe, wanted: Wanted, say: Callable[[str], None]) -> Path:
     options = {**chosen.options, **(wanted.options or {})}
     utterances = data.load(wanted.data or data.home())
     say(data.describe(utterances))
+    if chosen.kind is not None:
+        return _teach(chosen, utterances, options, wanted, out, device, say)
     model: nn.Module
     course: CodecCourse | VoiceCourse
     if chosen.name == "speech-codec":
@@ -96,12 +99,8 @@ def _train(chosen: Recipe, wanted: Wanted, say: Callable[[str], None]) -> Path:
         course = VoiceCourse(utterances, codes, batch, wanted.seed, device)
         model = VoiceLearning(Voice(codes=codes, **options))
     facts = {
-        "recipe": chosen.name,
-        "target": MODEL,
-        "command": shlex.join(["outrider", *sys.argv[1:]]),
-        "data": data.describe(utterances),
+        **_facts(chosen, utterances, wanted),
         "batch": batch,
-        "seed": wanted.seed,
     }
     file = out / f"{chosen.name.removeprefix(recipes.PREFIX)}.safetensors"
 
@@ -124,6 +123,60 @@ def _train(chosen: Recipe, wanted: Wanted, say: Callable[[str], None]) -> Path:
     state = fit.run()
     say(f"{chosen.name}: {state.steps:,} steps, best {state.best:.4f}; weights, curve and checkpoint are in {out}")
     return file
+
+
+def _facts(chosen: Recipe, utterances: Sequence[Utterance], wanted: Wanted) -> dict[str, Any]:
+    return {
+        "recipe": chosen.name,
+        "target": MODEL,
+        "command": shlex.join(["outrider", *sys.argv[1:]]),
+        "data": data.describe(utterances),
+        "seed": wanted.seed,
+    }
+
+
+def _teach(
+    chosen: Recipe,
+    utterances: list[Utterance],
+    options: Mapping[str, Any],
+    wanted: Wanted,
+    out: Path,
+    device: torch.device,
+    say: Callable[[str], None],
+) -> Path:
+    """Have the voice teach a drafter."""
+    from outrider.core.trainer import Plan, Trainer
+
+    assert chosen.kind is not None
+    utterances, codes = _tokens(utterances, wanted, out, device)
+    voice = recipes.voice()
+    if voice.end < codes:
+        raise InvalidOption(f"the voice has {voice.end:,} codes and the speech {codes:,}: they don't belong together")
+    teacher = VoiceTeacher(voice, utterances, device)
+    learned = [lesson for lesson, one in zip(teacher.lessons, utterances, strict=True) if not one.held]
+    held = [lesson for lesson, one in zip(teacher.lessons, utterances, strict=True) if one.held]
+    name = chosen.name.removeprefix(recipes.PREFIX)
+    trainer = Trainer(
+        teacher,
+        {name: chosen.kind(teacher.target, **options)},
+        lambda epoch, share: learned,
+        held[: _JUDGED[device.type != "cpu"]],
+        Plan(
+            minutes=wanted.minutes,
+            steps=wanted.steps,
+            tokens=wanted.batch or chosen.batch[device.type != "cpu"],
+            longest=1024,
+            seed=wanted.seed,
+        ),
+        out,
+        losses={name: chosen.loss},
+        rates={name: wanted.rate or chosen.rate},
+        facts=_facts(chosen, utterances, wanted),
+        quiet=wanted.quiet,
+    )
+    for one, best in trainer.run().best.items():
+        say(f"{one}: {best:.3f} tokens a target call (simulated chains on held-out speech); weights are in {out}")
+    return out / f"{name}.safetensors"
 
 
 def _tokens(

@@ -9,7 +9,7 @@ that of outrider.core.engine, with its cache and tree attention. Knows ids, noth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,16 +160,22 @@ class Voice(Pupil):
 
     def states(self, tokens: Tensor, told: Tensor) -> Tensor:
         """Tokens [B, T] and what is told at each [B, T, D] -> [B, T, D] behind each, normed."""
-        count = tokens.shape[1]
+        return self.tapped(tokens, told, frozenset({"last"}))["last"]
+
+    def tapped(self, tokens: Tensor, told: Tensor, needs: Collection[str]) -> dict[str, Tensor]:
+        """The same, and the states within, under the names that the decoder has for them."""
+        count, found = tokens.shape[1], dict[str, Tensor]()
         x = F.dropout(F.embedding(tokens, self.embedding), self.drop, self.training) + told
         place = torch.arange(count, device=tokens.device)[None]
         cos, sin = self._angles(place, count, torch.float32)
         sight = Sight(cos, sin, torch.ones(1, count, count, dtype=torch.bool, device=tokens.device).tril())
-        for block in self.blocks:
+        found["embedding"] = x
+        for index, block in enumerate(self.blocks):
             change = block(x, sight) - x
             x = x + F.dropout(change, self.drop, self.training)
-        normed: Tensor = self.norm(x)
-        return normed
+            found[f"layer.{index}"] = x
+        found["last"] = self.norm(x)
+        return {name: found[name] for name in needs if name in found}
 
     def logits(self, states: Tensor) -> Tensor:
         return F.linear(states, self.head)
