@@ -40,6 +40,7 @@ __all__ = [
     "written",
 ]
 
+_NO_WEIGHTS = frozenset({"training_args.bin", "optimizer.pt", "scheduler.pt", "optimizer.bin"})
 _MOST_TENSORS = 10_000
 HUB_FILES = (
     "*.safetensors",
@@ -108,9 +109,14 @@ def unpickled(name: str, *, table: Mapping[str, Asset] = ASSETS) -> Path:
 
 
 def _convert(file: Path, folder: Path) -> None:
-    """Every tensor of a pickle, named by where it stood in nested dictionaries."""
-    import torch
     from safetensors.torch import save_file
+
+    save_file(_unpickle(file), str(folder / "model.safetensors"))
+
+
+def _unpickle(file: Path) -> dict[str, Tensor]:
+    """Every tensor of a pickle, named by where it stood in nested dictionaries; read as weights and nothing else."""
+    import torch
 
     try:
         held = torch.load(file, map_location="cpu", weights_only=True)
@@ -128,7 +134,7 @@ def _convert(file: Path, folder: Path) -> None:
     walk(held, "")
     if not found:
         raise AssetError(f"{file} holds no tensors")
-    save_file(found, str(folder / "model.safetensors"))
+    return found
 
 
 def _make(folder: Path, fill: Callable[[Path], object], done: Callable[[], bool]) -> None:
@@ -246,6 +252,25 @@ class Checkpoint(Mapping[str, "Tensor"]):
 
     def __len__(self) -> int:
         return len(self._where)
+
+
+def foreign_tensors(folder: Path) -> Mapping[str, Tensor]:
+    """The tensors of a folder of others: of its safetensors, else of its pickles (.bin, .pt), read in torch's reading
+    of nothing but weights, as drafters were published before safetensors were common."""
+    if any(folder.glob("*.safetensors")):
+        return Checkpoint(folder)
+    files = [one for one in sorted([*folder.glob("*.bin"), *folder.glob("*.pt")]) if one.name not in _NO_WEIGHTS]
+    if not files:
+        return Checkpoint(folder)  # says what is missing
+    found: dict[str, Tensor] = {}
+    for file in files:
+        for name, tensor in _unpickle(file).items():
+            if name in found:
+                raise AssetError(f"{folder} holds the tensor '{name}' twice, once in {file.name}")
+            found[name] = tensor
+    if len(found) > _MOST_TENSORS:
+        raise AssetError(f"{folder} names more than {_MOST_TENSORS:,} tensors")
+    return found
 
 
 def transformers_model(folder: Path, dtype: str, device: Any = "cpu") -> Any:

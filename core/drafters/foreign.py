@@ -2,14 +2,15 @@
 read into ours for the target they were made for; and ours written in the `speculators` format, which vLLM serves.
 
 Knows names of tensors and fields of configs. What a drafter refers to in its target (the embedding, and where it has
-none of its own the output rows) is not read from the file; a file that brings another embedding is refused. Only
-safetensors are opened: a pickle, which older ones are, must be saved as that by somebody who trusts it.
+none of its own the output rows) is not read from the file; a file that brings another embedding is refused. Pickles,
+which older ones are, are read as weights and nothing else, by outrider.core.assets.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core.assets import Checkpoint, read_json
+from outrider.core.assets import foreign_tensors, read_json
 from outrider.core.drafters.feature import Eagle3Head, EagleHead, spread
 from outrider.core.drafters.heads import MedusaHeads
 from outrider.core.engine.checkpoints import configure
@@ -38,15 +39,17 @@ _FORM = (
     "out_bias",
     "mlp_bias",
 )
+_BLOCK = re.compile(r"blocks\.(?P<head>\d+)\.layers\.(?P<step>\d+)\.(?P<part>weight|bias)")
+_HEAD = re.compile(r"lm_heads\.(\d+)\.weight")
 _SPARE = ("embed_tokens.weight", "t2d", "d2t", "verifier_lm_head.weight", "verifier_norm.weight")
 
 
 def read_foreign(folder: Path, target: Any) -> Pupil:
     """The drafter in a folder, for our own decoder of the model that it was made for."""
     described = read_json(folder / "config.json")
-    tensors = Checkpoint(folder)
+    tensors = foreign_tensors(folder)
     kind = described.get("speculators_model_type")
-    if "medusa_num_heads" in described:
+    if "medusa_num_heads" in described or described.get("model_type") == "medusa":
         pupil, weights = _medusa(described, tensors, target)
     elif kind == "eagle3" or (kind is None and "midlayer.hidden_norm.weight" in tensors):
         pupil, weights = _eagle3(described, tensors, target)
@@ -93,21 +96,42 @@ class _Take:
 
 
 def _medusa(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target: Any) -> Made:
-    """`k.j.linear` are the steps of head k, `k.layers` is its output layer."""
-    count, layers = described["medusa_num_heads"], described.get("medusa_num_layers", 1)
-    there = {int(name.split(".")[0]) for name in tensors if name.split(".")[0].isdigit()}
-    count = min(count, len(there))
-    take = _Take({name: one for name, one in tensors.items() if int(name.split(".")[0]) < count})
-    weights = {}
-    for part in ("weight", "bias"):
-        weights[f"first.{part}"] = torch.cat([take(f"{k}.0.linear.{part}") for k in range(count)])
-        for k in range(count):
-            for j in range(1, layers):
-                weights[f"more.{k}.{j - 1}.{part}"] = take(f"{k}.{j}.linear.{part}")
+    """As published `k.j.linear` are the steps of head k, `k.layers` is its output layer, perhaps all below
+    `medusa_head`; as vLLM has them, `blocks.k.layers.j` (perhaps without a bias) and `lm_heads.k`. Published configs
+    may name fewer heads than there are: those in the file count."""
+    take = _Take(dict(_medusa_names(tensors)))
+    places = [name.split(".") for name in take.tensors]
+    count = 1 + max((int(place[0]) for place in places if place[0].isdigit()), default=-1)
+    layers = 1 + max((int(place[1]) for place in places if place[2:] == ["linear", "weight"]), default=-1)
+    if not count or not layers:
+        raise Incompatible("the file holds no Medusa heads; their tensors are named such as '0.0.linear.weight'")
+    weights: dict[str, Tensor] = {}
+
+    def step(k: int, j: int) -> tuple[Tensor, Tensor]:
+        weight, bias = take(f"{k}.{j}.linear.weight"), f"{k}.{j}.linear.bias"
+        return weight, take(bias) if bias in take.tensors else weight.new_zeros(len(weight))
+
+    first = [step(k, 0) for k in range(count)]
+    weights["first.weight"], weights["first.bias"] = (torch.cat(parts) for parts in zip(*first, strict=True))
     for k in range(count):
+        for j in range(1, layers):
+            weights[f"more.{k}.{j - 1}.weight"], weights[f"more.{k}.{j - 1}.bias"] = step(k, j)
         weights[f"outputs.{k}.weight"] = take(f"{k}.{layers}.weight")
     take.done()
     return MedusaHeads(target, heads=count, layers=layers, own=True), weights
+
+
+def _medusa_names(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors under the published names."""
+    steps = 1 + max((int(one["step"]) for name in tensors if (one := _BLOCK.fullmatch(name))), default=-1)
+    for name in tensors:
+        block, head = _BLOCK.fullmatch(name), _HEAD.fullmatch(name)
+        if block is not None:
+            yield f"{block['head']}.{block['step']}.linear.{block['part']}", tensors[name]
+        elif head is not None:
+            yield f"{head[1]}.{steps}.weight", tensors[name]
+        else:
+            yield name.removeprefix("medusa_head."), tensors[name]
 
 
 def _form(described: Mapping[str, Any]) -> dict[str, Any]:

@@ -189,8 +189,9 @@ class Adapted:
 
     def rewind(self, mark: object) -> None:
         assert isinstance(mark, Mark)
-        self._rows, self._lawmaker, self._scored = mark.rows, copy.copy(mark.lawmaker), -1
-        cut(self._cache, max(mark.rows.host))
+        read = mark.rows is self._rows and self._scored >= 0  # what waited stays read
+        self._rows, self._lawmaker, self._scored = mark.rows, copy.copy(mark.lawmaker), 0 if read else -1
+        cut(self._cache, max(mark.rows.host) + (mark.rows.pending.shape[1] if read else 0))
 
     def end(self) -> None:
         self._cache = None

@@ -256,8 +256,68 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         write_speculators(Eagle3Head(model, taps=("layer.1", "last")), tmp_path, "x")
 
 
-def test_a_pickle_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"medusa_num_heads": 1}))
-    torch.save({"0.0.linear.weight": torch.ones(2)}, tmp_path / "medusa_lm_head.pt")
-    with pytest.raises(AssetError, match="pickled weights only"):
-        read_foreign(tmp_path, target())
+def medusa_tensors() -> dict[str, Tensor]:
+    torch.manual_seed(4)
+    tensors: dict[str, Tensor] = {}
+    for k in range(5):
+        tensors |= {f"{k}.0.linear.weight": drawn(16, 16), f"{k}.0.linear.bias": torch.zeros(16)}
+        tensors[f"{k}.1.weight"] = drawn(40, 16)
+    return tensors
+
+
+def medusa_in(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], file: str) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.save(tensors, folder / file)
+    return folder
+
+
+def test_medusa_in_all_its_layouts(tmp_path: Path) -> None:
+    """A pickle whose config names two of its five heads, as the first to be published; a prefix; vLLM's names."""
+    model, tensors = target(), medusa_tensors()
+    config = {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "small"}
+    first = read_foreign(medusa_in(tmp_path / "a", tensors, config, "medusa_lm_head.pt"), model)
+    assert first.depth == 5 and first.config["own"]
+    below = {f"medusa_head.{name}": one for name, one in tensors.items()}
+    theirs = {}
+    for k in range(5):
+        theirs |= {f"blocks.{k}.layers.0.weight": tensors[f"{k}.0.linear.weight"]}
+        theirs |= {f"lm_heads.{k}.weight": tensors[f"{k}.1.weight"]}
+    served = {"model_type": "medusa", "num_heads": 5, "num_hidden_layers": 1, "vocab_size": 40, "hidden_size": 16}
+    for place, (named, about) in enumerate([(below, config), (theirs, served)]):
+        other = read_foreign(medusa_in(tmp_path / str(place), named, about, "pytorch_model.bin"), model)
+        for name, one in first.state_dict().items():
+            torch.testing.assert_close(other.state_dict()[name], one, atol=0, rtol=0)
+    with pytest.raises(Incompatible, match="no Medusa heads"):
+        read_foreign(medusa_in(tmp_path / "none", {"x.y": torch.ones(2)}, served, "pytorch_model.bin"), model)
+
+
+def test_eagle3_as_published_in_a_pickle(tmp_path: Path) -> None:
+    model = target()
+    torch.manual_seed(1)
+    pupil = Eagle3Head(model, steady=False, hidden=12, vocabulary=(30, 3, 9, 4))
+    write_speculators(pupil, tmp_path / "ours", "small")
+    from safetensors.torch import load_file
+
+    tensors = load_file(tmp_path / "ours" / "model.safetensors")
+    published = {name.replace("layers.0.", "midlayer."): one for name, one in tensors.items()}
+    described = json.loads((tmp_path / "ours" / "config.json").read_text())
+    config = described["transformer_layer_config"] | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": 4,
+    }
+    published["t2d"] = published["t2d"].bool()
+    folder = tmp_path / "published"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.save(published, folder / "pytorch_model.bin")
+    torch.save({"steps": torch.ones(1)}, folder / "optimizer.pt")  # is none of the drafter's
+    again, before = read_foreign(folder, model), read_foreign(tmp_path / "ours", model)
+    for name, one in before.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[name], one, atol=0, rtol=0)
+
+
+def test_a_pickle_that_holds_more_than_weights_is_refused(tmp_path: Path) -> None:
+    tensors: dict[str, Any] = {**medusa_tensors(), "path": Path("/")}
+    with pytest.raises(AssetError, match="more than weights"):
+        read_foreign(medusa_in(tmp_path / "x", tensors, {"medusa_num_heads": 5}, "medusa_lm_head.pt"), target())
