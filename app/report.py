@@ -24,8 +24,7 @@ _FREE = (
     "draft-model,specinfer,specexec,sequoia,cs-drafting,specdec-plus-plus,bild,on-the-fly-window,adaptive,guarded,"
     "draft-verify,swift,draft-on-the-fly,auto"
 )
-_STORED = "--drafter-option rest.store={store}"
-_SMALL = "--drafter-option specexec.nodes=64"
+_OPTIONS = "--drafter-option rest.store={store} --drafter-option specexec.nodes=64"
 _BUILD = "datastore build {python}/pydoc_data -o {store}"
 _QUICK = 2  # prompts a command where somebody is in a hurry
 
@@ -78,16 +77,14 @@ TEXT = (
         "Without training, greedy",
         "Every drafter that needs no training, and those that take the small draft model that ships. The datastore of "
         "`rest` is the language reference that Python brings along.",
-        (
-            f"text --drafters {_FREE} {_STORED} {_SMALL} --max-new-tokens 96 --limit 48 --calibrate sequoia,draft-verify",
-        ),
+        (f"text --drafters {_FREE} {_OPTIONS} --max-new-tokens 96 --limit 48 --calibrate sequoia,draft-verify",),
         _BUILD,
     ),
     Section(
         "sampled",
         "Without training, temperature 0.7",
         "The same, drawn; all of these keep the law of the output.",
-        (f"text --drafters {_FREE} {_STORED} {_SMALL} --max-new-tokens 96 --limit 48 --temperature 0.7",),
+        (f"text --drafters {_FREE} {_OPTIONS} --max-new-tokens 96 --limit 48 --temperature 0.7",),
         _BUILD,
     ),
     Section(
