@@ -113,8 +113,8 @@ class Voice(Pupil):
         width: int = 256,
         layers: int = 5,
         heads: int = 4,
-        hidden: int = 640,
-        reading: int = 192,
+        hidden: int = 576,
+        reading: int = 128,
         drop: float = 0.15,
     ) -> None:
         super().__init__()
