@@ -202,6 +202,7 @@ def written(folder: Path) -> str:
     described = False
     for section in TEXT:
         found = [json.loads(file.read_text(encoding="utf-8")) for file in section.files(folder) if file.is_file()]
+        found = [one for one in found if "command" in one]
         if not found:
             continue
         if not described:
