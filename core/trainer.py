@@ -261,7 +261,7 @@ class Trainer:
         return found
 
     def _plain(self, name: str) -> Pupil:
-        pupil = self.accelerator.unwrap_model(self.pupils[name], keep_fp32_wrapper=False)
+        pupil = self.accelerator.unwrap_model(self.pupils[name], keep_fp32_wrapper=True)
         assert isinstance(pupil, Pupil)
         return pupil
 

@@ -21,7 +21,7 @@ from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import OutriderError
 from outrider.core.laws import Sampling
 from outrider.core.lessons import DecoderTeacher, Lesson, batches, read, rejections, split
-from outrider.core.losses import kl
+from outrider.core.losses import Loss, kl
 from outrider.core.methods import make_drafter, make_rule
 from outrider.core.train import Batch, Guess, agreement
 from outrider.core.trained import about, load, save
@@ -142,6 +142,22 @@ def test_a_draft_model_learns_its_target_and_drafts_what_was_simulated(
         for step in decode(target, drafter, make_rule(), [one.prompt], sampling=Sampling(temperature=0), limit=20):
             emitted, calls = emitted + len(step.emitted), calls + 1
     assert emitted / calls == pytest.approx(last, rel=0.05)  # 16-bit weights, and the answer's end, move it a little
+
+
+def test_sixteen_bits_stay_sixteen_bits_behind_a_validation(
+    target: Decoder, lessons: list[Lesson], tmp_path: Path
+) -> None:
+    seen: list[bool] = []
+
+    class Watched(SmallModel):
+        def loss(self, batch: Batch, loss: Loss) -> Tensor:
+            seen.append(torch.is_autocast_enabled("cpu"))
+            return super().loss(batch, loss)
+
+    plan = Plan(minutes=1e6, steps=3, tokens=256, validate_minutes=1e-9)
+    pupils = {"draft-model": Watched(target, layers=(0,))}
+    Trainer(DecoderTeacher(target), pupils, lambda *_: lessons[:40], lessons[80:], plan, tmp_path, quiet=True).run()
+    assert seen == [True] * 3
 
 
 def test_low_rank_corrections_are_all_that_is_kept(target: Decoder, lessons: list[Lesson], tmp_path: Path) -> None:
