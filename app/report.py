@@ -149,7 +149,7 @@ def report(
             raise unknown("section", name, known)
     folder = out or Path("reports") / modality
     folder.mkdir(parents=True, exist_ok=True)
-    places = {"store": folder / "python.store", "python": sysconfig.get_path("stdlib")}
+    places: dict[str, str | Path] = {"store": folder / "python.store", "python": sysconfig.get_path("stdlib")}
     places |= {} if prompts is None else {"prompts": prompts}
     for one in TEXT if not page else ():
         wanted = not names or one.name in names
