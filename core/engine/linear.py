@@ -15,6 +15,8 @@ from torch.nn import functional as F
 
 from outrider.core.engine import native
 
+_FEW = 12  # tokens; from 16 on torch's own product is faster
+
 
 class Linear(Protocol):
     """x [N, in] -> [N, out], whatever the weights look like."""
@@ -46,6 +48,13 @@ class Dense:
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
+
+
+class Streamed(Dense):
+    """32-bit weights as they are, read once for a few tokens; what is more than a few is torch's to do."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return native.few(x, self.weight, self.bias) if 0 < len(x) <= _FEW else super().__call__(x)
 
 
 class Packed:
@@ -85,6 +94,8 @@ def fastest(linear: Linear) -> Linear:
     """The same product, laid out for this machine where that pays."""
     if isinstance(linear, Dense) and native.tiles(linear.weight.shape, linear.weight.dtype, linear.weight.device):
         return native.Tiled(linear.weight, None, None, linear.bias)
+    if isinstance(linear, Dense) and native.streams(linear.weight.dtype, linear.weight.device):
+        return Streamed(linear.weight.contiguous(), None if linear.bias is None else linear.bias.contiguous())
     if isinstance(linear, Dense) and packs(linear.weight.dtype, linear.weight.device):
         return Packed(linear.weight, linear.bias)
     return linear

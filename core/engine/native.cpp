@@ -791,4 +791,45 @@ void outrider_product(const Matrix* matrix, const bf16* a, void* y, int32_t coun
     }
 }
 
+// y [count, out] = a [count, in] w' + bias in 32 bits, w as it is: for so few rows that reading w is what takes time.
+// Each number is summed in the same order whatever `count` is.
+void outrider_few(const float* w, const float* bias, const float* a, float* y, int32_t count, int32_t out, int32_t in,
+                  int32_t threads) {
+    constexpr int kOutputs = 4, kTogether = 4;
+#pragma omp parallel num_threads(threads)
+    {
+        const int me = omp_get_thread_num(), team = omp_get_num_threads();
+        const int blocks = (out + kOutputs - 1) / kOutputs, end = blocks * int64_t(me + 1) / team;
+        for (int block = blocks * int64_t(me) / team; block < end; block++) {
+            const float* rows[kOutputs];
+            for (int n = 0; n < kOutputs; n++) rows[n] = w + int64_t(std::min(block * kOutputs + n, out - 1)) * in;
+            for (int from = 0; from < count; from += kTogether) {
+                const float* tokens[kTogether];
+                for (int m = 0; m < kTogether; m++) tokens[m] = a + int64_t(std::min(from + m, count - 1)) * in;
+                __m512 sums[kTogether][kOutputs];
+                for (auto& row : sums)
+                    for (auto& sum : row) sum = _mm512_setzero_ps();
+                for (int k = 0; k < in; k += 16) {
+                    const __mmask16 some = in - k < 16 ? (1 << (in - k)) - 1 : 0xffff;
+                    __m512 weights[kOutputs];
+                    for (int n = 0; n < kOutputs; n++) {
+                        weights[n] = _mm512_maskz_loadu_ps(some, rows[n] + k);
+                        if (!from) _mm_prefetch((const char*)(rows[n] + k + kOutputs * in), _MM_HINT_T0);
+                    }
+                    for (int m = 0; m < kTogether; m++) {
+                        const __m512 token = _mm512_maskz_loadu_ps(some, tokens[m] + k);
+                        for (int n = 0; n < kOutputs; n++) sums[m][n] = _mm512_fmadd_ps(token, weights[n], sums[m][n]);
+                    }
+                }
+                for (int m = 0; m < std::min(kTogether, count - from); m++)
+                    for (int n = 0; n < std::min(kOutputs, out - block * kOutputs); n++) {
+                        const int64_t column = block * kOutputs + n;
+                        y[int64_t(from + m) * out + column] =
+                            _mm512_reduce_add_ps(sums[m][n]) + (bias ? bias[column] : 0.f);
+                    }
+            }
+        }
+    }
+}
+
 }  // extern "C"

@@ -1,4 +1,5 @@
-"""Products and whole passes in machine code of our own (native.cpp), on a CPU that multiplies 16-bit numbers.
+"""Products and whole passes in machine code of our own (native.cpp), on a CPU that multiplies 16-bit numbers; in 32
+bits, products of a few tokens.
 
 The code is compiled once, by the C++ compiler at hand, into the user's cache folder; without a compiler or such a CPU,
 everything goes through torch as before (`OUTRIDER_NATIVE=0` asks for that). Here a token's numbers do not depend on how
@@ -131,7 +132,8 @@ def library() -> ctypes.CDLL | None:
     found.outrider_work.argtypes = [c_void_p, c_int32, c_int64, c_int32]
     found.outrider_product_work.argtypes = [c_void_p, c_int32, c_int32]
     found.outrider_run.argtypes = [c_void_p, c_void_p, c_void_p]
-    found.outrider_run.restype = found.outrider_product.restype = None
+    found.outrider_run.restype = found.outrider_product.restype = found.outrider_few.restype = None
+    found.outrider_few.argtypes = [*([c_void_p] * 4), *([c_int32] * 4)]
     found.outrider_product.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p]
     return found if found.outrider_ready(1) else None
 
@@ -152,6 +154,21 @@ def tiles(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> boo
     if dtype != torch.bfloat16 or device.type != "cpu" or shape[0] % _OUTPUTS or shape[1] % GROUP:
         return False
     return library() is not None
+
+
+def streams(dtype: torch.dtype, device: torch.device) -> bool:
+    """Can weights in 32 bits be read as they are, for a few tokens?"""
+    return dtype == torch.float32 and device.type == "cpu" and library() is not None
+
+
+def few(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [N, in] -> [N, out], all in 32 bits, for so few N that the reading of the weights is what takes time."""
+    code, x = library(), x.contiguous()
+    assert code is not None
+    out = torch.empty(len(x), len(weight))
+    addresses = weight.data_ptr(), _at(bias), x.data_ptr(), out.data_ptr()
+    code.outrider_few(*addresses, len(x), *weight.shape, torch.get_num_threads())
+    return out
 
 
 class Tiled:

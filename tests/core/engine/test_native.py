@@ -72,6 +72,19 @@ def test_products_are_what_the_weights_say(ways: bool, kind: type[Int8] | type[I
 
 
 @needs_code
+def test_a_few_tokens_in_32_bits_are_what_the_weights_say() -> None:
+    weight, bias = noise(83, 100).float(), noise(83, seed=1).float()
+    laid = fastest(Dense(weight, bias))
+    for rows in (1, 3, 4, 7, 12, 13, 40):
+        x = noise(rows, 100, seed=rows).float()
+        found = laid(x)
+        assert (found - (x.double() @ weight.double().T + bias.double())).abs().max() < 1e-4
+        alone = torch.cat([laid(x[row : row + 1]) for row in range(rows)])
+        assert torch.equal(found, alone) or rows > 12, "a row's numbers depend on how many rows there are"
+    assert laid(noise(0, 100).float()).shape == (0, 83)
+
+
+@needs_code
 def test_threads_share_the_work_and_change_nothing(ways: bool) -> None:
     made, x = tiled(Int4, noise(7 * 16, 96)), noise(5, 96, seed=2)
     alone = made(x)
