@@ -30,6 +30,7 @@ class Sampling:
     repetition_penalty: float = 1.0  # over prompt and output, as in CTRL (arXiv 1909.05858)
     presence_penalty: float = 0.0  # over the output alone
     frequency_penalty: float = 0.0
+    entropy_aware: bool = False  # hotter where a law is sure, colder where it is not: see `warmth`
     end: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -255,6 +256,8 @@ def to_law(logits: Tensor, sampling: Sampling) -> Law:
     tokens: Tensor | None = None
     if 0 < sampling.top_k < vocabulary:
         logits, tokens = _topk(logits, sampling.top_k)
+    if sampling.entropy_aware:
+        logits = logits / warmth(logits)
     probs = torch.softmax(logits / sampling.temperature if sampling.temperature != 1 else logits, -1)
     if sampling.top_p < 1:
         probs, tokens = _nucleus(probs, tokens, sampling.top_p)
@@ -263,6 +266,14 @@ def to_law(logits: Tensor, sampling: Sampling) -> Law:
     if sampling.top_p < 1 or sampling.min_p > 0:
         probs = probs / probs.sum(-1, keepdim=True)
     return Law(probs, tokens, vocabulary)
+
+
+def warmth(logits: Tensor) -> Tensor:
+    """A temperature for each law, by its own entropy H in nats: 2.5 exp(-H / 3) + 0.6 (entropy-aware sampling of
+    image tokens, arXiv 2510.09012): flat backgrounds get hotter, detail gets colder. [..., V] -> [..., 1]"""
+    logs = logits.log_softmax(-1)
+    entropy = -torch.where(logs > -torch.inf, logs.exp() * logs, 0).sum(-1, keepdim=True)
+    return 2.5 * torch.exp(-entropy / 3) + 0.6
 
 
 def _nucleus(probs: Tensor, tokens: Tensor | None, top_p: float) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ import torch
 
 from outrider.core.decode import Drafter, Rule
 from outrider.core.drafters.adaptive import Adaptive, guarded
+from outrider.core.drafters.ahead import LookaheadEmbeddings, PaSS
 from outrider.core.drafters.bestfirst import SpecExec
 from outrider.core.drafters.calibrated import Sequoia
 from outrider.core.drafters.cascade import CSDrafting
@@ -46,12 +47,13 @@ from outrider.core.drafters.recycling import TokenRecycling
 from outrider.core.drafters.retrieval import REST
 from outrider.core.drafters.skip import draft_on_the_fly, draft_verify, swift
 from outrider.core.drafters.sparse import SparseCache
+from outrider.core.drafters.spatial import SpatialHeads
 from outrider.core.drafters.suffix import Suffix
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.policies import AcceptanceHead
 from outrider.core.rules.codebook import Annealed, Grouped, Lantern, LanternPlus
 from outrider.core.rules.exact import Block, Exact, GumbelMatch, SampleMatch, Token
-from outrider.core.rules.neighbours import AdditiveBeta, Tolerance, TopKMembership
+from outrider.core.rules.neighbours import AdditiveBeta, CoarseGroups, Tolerance, TopKMembership
 from outrider.core.rules.relaxed import Distance, Lenience, Threshold, TopBeta, Trust, Typical, VerifyEvery
 
 ALL = ("text", "image", "speech")
@@ -403,6 +405,24 @@ DRAFTERS = _table(
         ),
     ),
     Method(
+        name="spatial",
+        make=Learned,
+        pupil=SpatialHeads,
+        systems=("Hawk", "Heads that look right and below (spatial)"),
+        summary="heads that see the target's last state and its state above the place they guess; a tree",
+        paper="Hawk: Leveraging Spatial Context for Faster Autoregressive Text-to-Image Generation (arXiv 2510.25739)",
+        topology=("tree", "chain"),
+        modalities=("image",),
+        needs=("pupil",),
+        small={"heads": 2, "columns": 3, "vocabulary": (2, 0)},
+        trials=(
+            {"shape": (-1, -1, 0)},
+            {"grow": "dynamic", "nodes": 2, "depth": 2},
+            {"grow": "chain", "length": 2},
+            {"grow": "sampled", "shape": (-1, -1, 0)},
+        ),
+    ),
+    Method(
         name="hydra",
         make=Learned,
         pupil=HydraHeads,
@@ -520,6 +540,19 @@ DRAFTERS = _table(
         needs=("pupil",),
         small={"block": 2, "encoder": 1},
         trials=({"length": 2},),
+    ),
+    Method(
+        name="pass",
+        make=PaSS,
+        pupil=LookaheadEmbeddings,
+        systems=("PaSS",),
+        summary="the target itself guesses behind learned inputs, in the pass that verifies its last guesses",
+        paper="PaSS: Parallel Speculative Sampling (arXiv 2311.13581)",
+        topology=("chain", "tree"),
+        modalities=("text",),
+        needs=("pupil",),
+        small={"embeddings": 2, "anchors": 4},
+        trials=({}, {"shape": (-1, -1, 0)}, {"apart": True}),
     ),
     Method(
         name="layer-skip",
@@ -669,6 +702,18 @@ RULES = _table(
         lossless=False,
         anchor={"k": 0},
         trials=({}, {"k": 1}),
+    ),
+    Method(
+        name="coarse-groups",
+        make=CoarseGroups,
+        systems=("Coarse groups (PCG)",),
+        summary="compare groups of tokens with similar embeddings; similarity above 1 is exact",
+        paper="Principled Coarse-Grained Acceptance for Speculative Decoding in Speech (arXiv 2511.13732)",
+        topology=("chain", "tree", "window"),
+        modalities=("speech",),
+        lossless=False,
+        anchor={"similarity": 1.5},
+        trials=({"similarity": 0.5}, {"similarity": 0.3}),
     ),
     Method(
         name="typical",

@@ -21,10 +21,14 @@ def reference(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     if sampling.temperature == 0:
         return np.eye(len(logits))[logits.argmax()]
     order = np.argsort(-logits, kind="stable")
-    p = np.exp((logits - logits.max()) / sampling.temperature)
-    keep = np.ones(len(p), dtype=bool)
+    keep = np.ones(len(logits), dtype=bool)
     if sampling.top_k:
         keep[order[sampling.top_k :]] = False
+    heat = sampling.temperature
+    if sampling.entropy_aware:
+        law = np.where(keep, np.exp(logits - logits.max()), 0)
+        heat *= 2.5 * np.exp(-stats.entropy(law / law.sum()) / 3) + 0.6
+    p = np.exp((logits - logits.max()) / heat)
     p = np.where(keep, p, 0) / p[keep].sum()
     before = np.cumsum(p[order]) - p[order]
     p[order[before >= sampling.top_p]] = 0
@@ -42,6 +46,8 @@ SAMPLINGS = [
     Sampling(top_p=0.999),
     Sampling(min_p=0.2),
     Sampling(temperature=1.7, top_k=20, top_p=0.8, min_p=0.05),
+    Sampling(entropy_aware=True),
+    Sampling(temperature=0.8, top_k=9, entropy_aware=True),
 ]
 
 
