@@ -131,6 +131,7 @@ class Draft:
     probe: Tensor | None = None  # [B, N] bool: scored but never tried; ids from V on are the target's own affair
     positions: Tensor | None = None  # [B, N] tokens behind the root, 1 for the next one; default: depth + 1
     note: tuple[str, ...] | None = None  # for each row, into the trace: who drafted, or why nobody did
+    embeddings: Tensor | None = None  # [K, D] what the target reads where a probe's id is V or more: V reads the first
     carry: object = None  # state the target may reuse, such as hidden states at an exit
     mixed: bool = field(default=True)  # may drawn and fixed nodes stand side by side? False spares work
 

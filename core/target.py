@@ -88,6 +88,8 @@ class Scores:
             paths = self.draft.path_tokens()
             wanted = self._every_row() if rows is None else rows
             path = paths.gather(1, wanted[..., None].expand(-1, -1, paths.shape[2]))
+            if self.draft.embeddings is not None:
+                path = torch.where(path < self.vocabulary, path, -1)  # what has no id is no token that was emitted
         return self._lawmaker.law(self.logits(rows), path)
 
     def position(self, row: Tensor) -> Tensor:
@@ -163,6 +165,7 @@ class TableTarget:
 
     width = 8
     rollback = True
+    embeds = True  # any id has a hash
     weight_bytes = 0
 
     def __init__(

@@ -154,7 +154,77 @@ class AmphistaHeads(_AtOnce):
         return self._adapted(features, tokens, sight)
 
 
-class DFlashBlock(_AtOnce):
+class Anchored(_AtOnce):
+    """Pupils that guess behind some of a row's places at a time: `anchors` drawn anew for each batch."""
+
+    anchors: int
+
+    @property
+    def wide(self) -> int:
+        """How many places are guessed behind one."""
+        return self.depth
+
+    def places(self, batch: Batch, roots: Tensor) -> Tensor:
+        """The states [B, A, K, D] of the places ahead of roots [B, A], all rows at once."""
+        raise TypeError(f"{type(self).__name__} says nothing")
+
+    def around(self, roots: Tensor, stands: Tensor, seen: Sight, context: Sequence[tuple[Tensor, Tensor]]) -> Sight:
+        """What blocks behind roots [B, A] look at, standing at [B, A, W]: what their root sees of the context, and
+        themselves."""
+        rows, count, wide = stands.shape
+        whose = torch.arange(count, device=roots.device).repeat_interleave(wide)
+        own = (whose == whose[:, None]).expand(rows, -1, -1)
+        assert seen.mask is not None
+        back = seen.mask.expand(rows, -1, -1).gather(1, roots[..., None].expand(-1, -1, seen.mask.shape[2]))
+        mask = torch.cat([back.repeat_interleave(wide, 1), own], 2)
+        cos, sin = self.angles(stands.flatten(1), seen.mask.shape[2] + wide, context[0][0].dtype)
+        return Sight(cos, sin, mask, context=context)
+
+    def _corrected(self, places: Tensor, tokens: Tensor) -> Tensor:
+        """States [..., K, D] given the tokens before each place [..., K]: the same."""
+        return places
+
+    def guesses(self, batch: Batch) -> Iterable[Guess]:
+        places = []
+        for start in range(0, batch.tokens.shape[1], 32):
+            some = torch.arange(start, min(start + 32, batch.tokens.shape[1]), device=batch.tokens.device)
+            places.append(self.places(batch, some.expand(len(batch.tokens), -1)))
+        tokens = torch.stack([batch.labels(self.first - 1 + k) for k in range(self.wide)], -1)
+        said = self._corrected(torch.cat(places, 1), tokens)
+        for k in range(self.wide):
+            logits = self.words.logits(said[batch.asked(self.first + k)][:, k])
+            yield Guess(logits, self.first + k, self.fade**k, self.words.vocabulary)
+
+    def loss(self, batch: Batch, loss: Loss) -> Tensor:
+        """Of blocks behind some positions, drawn anew for each batch."""
+        chance = torch.rand(batch.answer.shape, device=batch.tokens.device) * batch.answer
+        roots = chance.topk(min(self.anchors, chance.shape[1]), 1).indices.sort(1).values
+        places = torch.arange(self.first - 1, self.first - 1 + self.wide, device=roots.device)
+        ahead = roots[..., None] + places  # [B, A, K] behind which guesses are
+        inside = ahead.clamp(max=batch.tokens.shape[1] - 1)
+        row = torch.arange(len(roots), device=roots.device)[:, None, None].expand_as(ahead)
+        counts = batch.answer[row, inside] & (ahead == inside) & batch.answer.gather(1, roots)[..., None]
+        said = self._corrected(self.places(batch, roots), batch.tokens[row, inside])[counts]
+        order = (batch.answer.flatten().cumsum(0) - 1).view_as(batch.answer)[row, inside][counts]
+        taught = batch.laws(batch.answer, self.words.vocabulary).index_select(0, order)
+        token = self.words.local(batch.labels()[row, inside][counts])
+        place = torch.arange(self.wide, device=roots.device).expand_as(counts)[counts]
+        logits = self.words.logits(said)
+        weight = self.fade**place
+        total = (loss(logits, taught, token) * weight).sum() / max(len(logits), 1) * self.wide
+        return total + self._besides(batch, (row[counts], inside[counts]), said, logits, taught)
+
+    def _besides(
+        self, batch: Batch, where: tuple[Tensor, Tensor], said: Tensor, logits: Tensor, taught: Tensor
+    ) -> Tensor:
+        """What else is to be minimised, of states [N, D] said behind places of the batch (rows [N], columns [N])."""
+        return logits.new_zeros(())
+
+    def hits(self, batch: Batch, depth: int = 8) -> Tensor:
+        return agreement(list(self.guesses(batch)), batch, depth)
+
+
+class DFlashBlock(Anchored):
     """DFlash (arXiv 2602.06036): a block of masks behind the last token is filled in by layers that look at one another
     both ways, and at the target's tapped states, which every layer reads as keys and values of its own. Trained from
     `anchors` drawn in each row; of the block, later places count less. Ours begins as copies of the target's last
@@ -233,8 +303,7 @@ class DFlashBlock(_AtOnce):
             sight.mask = F.pad(sight.mask, (0, count), value=True).expand(-1, count, -1)
         return self._filled(x, sight)[:, 1:]
 
-    def _places(self, batch: Batch, roots: Tensor) -> Tensor:
-        """The states [B, A, K, D] behind roots [B, A], all rows at once."""
+    def places(self, batch: Batch, roots: Tensor) -> Tensor:
         dtype = self.mask.dtype
         features = torch.cat([before(batch.taps[tap]) for tap in self.taps], -1).to(dtype)
         seen = causal(self.angles, batch, features)
@@ -243,53 +312,9 @@ class DFlashBlock(_AtOnce):
         rows, count = roots.shape
         x = self._block(self.words.embed(batch.tokens.gather(1, roots)).to(dtype)).flatten(1, 2)
         wide = x.shape[1] // count
-        stands = (roots[..., None] + torch.arange(wide, device=roots.device)).flatten(1)
-        cos, sin = self.angles(stands, batch.tokens.shape[1] + wide, dtype)
-        whose = torch.arange(count, device=roots.device).repeat_interleave(wide)
-        own = (whose == whose[:, None]).expand(rows, -1, -1)
-        assert seen.mask is not None
-        back = seen.mask.expand(rows, -1, -1).gather(1, roots[..., None].expand(-1, -1, seen.mask.shape[2]))
-        mask = torch.cat([back.repeat_interleave(wide, 1), own], 2)
-        filled = self._filled(x, Sight(cos, sin, mask, context=read))
+        stands = roots[..., None] + torch.arange(wide, device=roots.device)
+        filled = self._filled(x, self.around(roots, stands, seen, read))
         return filled.view(rows, count, wide, -1)[:, :, wide - self.depth :]
-
-    def _corrected(self, places: Tensor, tokens: Tensor) -> Tensor:
-        """States [..., K, D] given the tokens before each place [..., K]: the same."""
-        return places
-
-    def guesses(self, batch: Batch) -> Iterable[Guess]:
-        places = []
-        for start in range(0, batch.tokens.shape[1], 32):
-            some = torch.arange(start, min(start + 32, batch.tokens.shape[1]), device=batch.tokens.device)
-            places.append(self._places(batch, some.expand(len(batch.tokens), -1)))
-        said = self._corrected(torch.cat(places, 1), torch.stack([batch.labels(k) for k in range(self.depth)], -1))
-        for k in range(self.depth):
-            logits = self.words.logits(said[batch.asked(k + 1)][:, k])
-            yield Guess(logits, k + 1, self.fade**k, self.words.vocabulary)
-
-    def loss(self, batch: Batch, loss: Loss) -> Tensor:
-        """Of blocks behind some positions, drawn anew for each batch."""
-        chance = torch.rand(batch.answer.shape, device=batch.tokens.device) * batch.answer
-        roots = chance.topk(min(self.anchors, chance.shape[1]), 1).indices.sort(1).values
-        ahead = roots[..., None] + torch.arange(self.depth, device=roots.device)  # [B, A, K] behind which guesses are
-        inside = ahead.clamp(max=batch.tokens.shape[1] - 1)
-        row = torch.arange(len(roots), device=roots.device)[:, None, None].expand_as(ahead)
-        counts = batch.answer[row, inside] & (ahead == inside) & batch.answer.gather(1, roots)[..., None]
-        places = self._corrected(self._places(batch, roots), batch.tokens[row, inside])[counts]
-        order = (batch.answer.flatten().cumsum(0) - 1).view_as(batch.answer)[row, inside][counts]
-        taught = batch.laws(batch.answer, self.words.vocabulary).index_select(0, order)
-        token = self.words.local(batch.labels()[row, inside][counts])
-        place = torch.arange(self.depth, device=roots.device).expand_as(counts)[counts]
-        logits = self.words.logits(places)
-        weight = self.fade**place
-        total = (loss(logits, taught, token) * weight).sum() / max(len(logits), 1) * self.depth
-        return total + self._doubt(places, logits, taught)
-
-    def _doubt(self, places: Tensor, logits: Tensor, taught: Tensor) -> Tensor:
-        return logits.new_zeros(())
-
-    def hits(self, batch: Batch, depth: int = 8) -> Tensor:
-        return agreement(list(self.guesses(batch)), batch, depth)
 
 
 class DSparkBlock(DFlashBlock):
@@ -314,11 +339,13 @@ class DSparkBlock(DFlashBlock):
         result: Tensor = places + self.out(self.into(self.embedded(self.words.embed(tokens))))
         return result
 
-    def _doubt(self, places: Tensor, logits: Tensor, taught: Tensor) -> Tensor:
+    def _besides(
+        self, batch: Batch, where: tuple[Tensor, Tensor], said: Tensor, logits: Tensor, taught: Tensor
+    ) -> Tensor:
         """How far the confidence is from the chance that a drawn token is accepted."""
         with torch.no_grad():
             chance = torch.minimum(logits.float().softmax(-1), taught.float().softmax(-1)).sum(-1).clamp(0, 1)
-        return F.binary_cross_entropy_with_logits(self.confidence(places.detach())[..., 0].float(), chance)
+        return F.binary_cross_entropy_with_logits(self.confidence(said.detach())[..., 0].float(), chance)
 
     def confident(self, states: Tensor) -> Tensor:
         """States [..., S] -> the chance that the token they speak of is accepted."""

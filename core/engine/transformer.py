@@ -45,6 +45,7 @@ class Decoder:
     last of each row, which is the first root and is read with the first draft."""
 
     rollback = True
+    embeds = True  # does it read a draft's own embeddings?
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -126,11 +127,20 @@ class Decoder:
             x = self._resume(carry, ids, places)
             x = network.run(x, cache.store, places, found, (carry.layer, self.config.layers))
         else:
-            x = network.run(network.embed(ids), cache.store, places, found)
+            x = network.run(self._embed(ids, draft), cache.store, places, found)
         cache.scored, cache.writer = draft.size, self
         states = behind(network.finish(x, len(ids), found), cache.rows, draft, first, since)
         hidden = {tap: behind(parts[0], cache.rows, draft, first, since) for tap, parts in found.items()}
         return scores(network, states, draft, self._lawmaker, cache.rows.committed, hidden, first)
+
+    def _embed(self, ids: Tensor, draft: Draft) -> Tensor:
+        """Ids [B, Q], the last of which are the draft's, -> [B Q, D]; a draft may bring what some of them stand for."""
+        x, count = self.network.embed(ids), min(draft.size, ids.shape[1])
+        if draft.embeddings is None or not count:
+            return x
+        place = F.pad(draft.tokens[:, -count:] - self.vocabulary, (ids.shape[1] - count, 0), value=-1).flatten()
+        brought = draft.embeddings.to(x.dtype)[place.clamp(0, len(draft.embeddings) - 1)]
+        return torch.where((place >= 0)[:, None], brought, x)
 
     def _resume(self, carry: Carry, ids: Tensor, places: Places) -> Tensor:
         """States behind the layer that a view left off at: its own, and those of nodes that it has not read."""
