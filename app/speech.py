@@ -27,6 +27,8 @@ def speech(
     speed: Annotated[float, typer.Option(help="From 0.5 to 2; 1 is usual.")] = 1.0,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.8,
     top_k: Annotated[int, typer.Option(help="Only the k likeliest tokens; 0 is off.")] = 0,
+    presence_penalty: Annotated[float, typer.Option(help="On tokens that were said already.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="On tokens, for every time they were said.")] = 0.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same reading.")] = 0,
     compare: Annotated[
         bool, typer.Option("--compare", help="Run plain decoding beside it, and say what drafting gained.")
@@ -48,6 +50,8 @@ def speech(
         "speed": speed,
         "temperature": temperature,
         "top_k": top_k,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
         "seed": seed,
     }
     from outrider.speech import load

@@ -6,7 +6,8 @@ is exact. Knows nothing of what tokens stand for; the coarse groups are given th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -97,32 +98,42 @@ class CoarseGroups:
     and all whose embeddings are within cosine `similarity` of it; a token shares its mass evenly among the groups that
     hold it, and a guess is accepted with the mean over them of min(1, p(group) / q(group)). Ours averages over the
     group that the paper draws, accepts nothing the target excludes, and refuses in favour of what the acceptance left
-    of the law, token by token. similarity above 1 leaves every token alone, which is exact."""
+    of the law, token by token. similarity above 1 leaves every token alone, which is exact. Without embeddings, ids
+    are taken for steps of a scale, half a turn long."""
 
-    embeddings: Tensor  # [V, D] the target's own
+    embeddings: Tensor | None = None  # [V, D] the target's own
     similarity: float = 0.4
+    _share: dict[tuple[int, torch.device], Tensor] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.embeddings.ndim != 2:
+        if self.embeddings is not None and self.embeddings.ndim != 2:
             raise InvalidOption(f"embeddings have shape {list(self.embeddings.shape)}; expected [vocabulary, width]")
         if not self.similarity > 0:
             raise InvalidOption(f"similarity is {self.similarity}; it must be above 0 (above 1 is exact)")
-        unit = torch.nn.functional.normalize(self.embeddings.detach().float(), dim=-1)
-        near = (unit @ unit.T >= self.similarity).fill_diagonal_(True).to(self.embeddings.device)
-        object.__setattr__(self, "_share", near.double() / near.double().sum(1, keepdim=True))
 
     @property
     def lossless(self) -> bool:
         return self.similarity > 1
 
     def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
-        share: Tensor = self._share  # type: ignore[attr-defined]  # [V, G] of each token's mass to each group
-        if len(share) != q.shape[1]:
-            raise InvalidOption(f"there are embeddings of {len(share)} tokens, and the target has {q.shape[1]}")
+        size = q.shape[1]
+        if self.embeddings is not None and len(self.embeddings) != size:
+            raise InvalidOption(f"there are embeddings of {len(self.embeddings)} tokens, and the target has {size}")
         if self.lossless:
             return strict(left, q)
-        share = share.to(q)
+        share = self._shared(size, q.device).to(q)
         return (strict(left @ share, q @ share) @ share.T) * (law.probs > 0)
+
+    def _shared(self, size: int, device: torch.device) -> Tensor:
+        """[V, G] of each token's mass to each group."""
+        key = size, device
+        if key not in self._share:
+            turn = torch.arange(size, device=device) * (math.pi / size)
+            where = torch.stack([turn.cos(), turn.sin()], 1) if self.embeddings is None else self.embeddings
+            unit = torch.nn.functional.normalize(where.detach().float(), dim=-1).to(device)
+            near = (unit @ unit.T >= self.similarity).fill_diagonal_(True).double()
+            self._share[key] = near / near.sum(1, keepdim=True)
+        return self._share[key]
 
     def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
         return rejection(draft, scores, dice, self.accept)

@@ -76,9 +76,8 @@ class Codec(Pupil):
         self.register_buffer("mean", torch.full((BINS, 1), -5.0))  # of log-mel frames; set from the data
         self.register_buffer("scale", torch.full((BINS, 1), 2.0))
         dilations = [3 ** (place % 3) for place in range(depth)]
-        self.context = (
-            1 + sum(dilations) + -(-(sum(dilations) + 1) // FRAMES)
-        )  # tokens on either side that a frame hears
+        heard = sum(dilations)
+        self.context = 1 + heard + -(-(heard + 1) // FRAMES)  # tokens on either side that a frame hears
         self.encoder = nn.Sequential(
             nn.Conv1d(BINS, width, 3, padding=1),
             *(_Residual(width, step) for step in dilations[: depth // 2]),

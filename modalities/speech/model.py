@@ -7,10 +7,12 @@ how a target computes or a drafter guesses.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack, overload
 
 import torch
+from torch import Tensor
 
 from outrider.core.decode import Drafter, Rule
 from outrider.core.errors import InvalidOption, unknown
@@ -24,6 +26,8 @@ from outrider.speech.sound import Sound, spoken
 from outrider.speech.stream import Result, Stream
 from outrider.speech.vocoder import Vocoder
 from outrider.speech.voice import Script, Speaker, Voice
+
+_STEP, _FAR = 0.45, 1e3  # from a code to its neighbour on an axis, for rules; and to the end
 
 
 class SpeechModel:
@@ -158,7 +162,41 @@ class SpeechModel:
             return options.rule, type(options.rule).__name__
         if options.rule not in rules():
             raise unknown("rule", options.rule, rules())
-        return make_rule(options.rule, **options.rule_options), options.rule
+        given, known = dict(options.rule_options), RULES[options.rule].options
+        if "neighbours" in known:
+            given.setdefault("neighbours", self.neighbours)
+            given.setdefault("k", min(known["k"], self.codec.codes - 1))
+        if "codes" in known:
+            given.setdefault("codes", self.places)
+        if "embeddings" in known:
+            given.setdefault("embeddings", self.embeddings)
+        return make_rule(options.rule, **given), options.rule
+
+    # ---- which tokens are alike; the end is like none
+
+    @cached_property
+    def places(self) -> Tensor:
+        """[V, D] where each code stands in the codec's space, neighbours on an axis a little nearer than 0.5, which is
+        as far as rules usually look; the end, out of reach."""
+        codes = torch.arange(self.codec.codes, device=self.codec.mean.device)
+        steps = torch.tensor(self.codec.quantiser.levels, device=codes.device) - 1
+        points = self.codec.quantiser.points(codes) * steps * _STEP / 2
+        return torch.cat([points, points.new_full((1, points.shape[1]), _FAR)])
+
+    @cached_property
+    def neighbours(self) -> Tensor:
+        """[V, 200 or fewer] the codes that stand nearest to each, nearest first."""
+        codes = self.places[:-1].double()
+        far = torch.cdist(codes, codes).fill_diagonal_(torch.inf)  # itself comes last
+        near = far.argsort(dim=1, stable=True)[:, : min(200, len(codes) - 1)]
+        return torch.cat([near, near[:1]])  # what stands near the end is never asked: it is tried strictly
+
+    @cached_property
+    def embeddings(self) -> Tensor:
+        """[V, D] what the voice makes of each token; nothing of the end."""
+        rows = self.voice.embedding.detach().clone()
+        rows[self.voice.end] = 0
+        return rows
 
 
 def drafters() -> list[str]:
@@ -173,12 +211,7 @@ def drafters() -> list[str]:
 
 def rules() -> list[str]:
     """The rules that work on speech."""
-    bound = {"neighbours", "codes"}  # made for what pictures look like
-    return [
-        name
-        for name, one in RULES.items()
-        if "speech" in one.modalities and not one.needs and not bound & set(one.options)
-    ]
+    return [name for name, one in RULES.items() if "speech" in one.modalities and not one.needs]
 
 
 def load(

@@ -23,6 +23,8 @@ class Given(TypedDict, total=False):
     temperature: float
     top_k: int
     top_p: float
+    presence_penalty: float
+    frequency_penalty: float
     seed: int | torch.Generator
     drafter_options: Mapping[str, Any]
     rule_options: Mapping[str, Any]
@@ -38,6 +40,8 @@ class Options:
     temperature: float = 0.8
     top_k: int = 0
     top_p: float = 1.0
+    presence_penalty: float = 0.0  # on what was said already: once each, see outrider.core.laws
+    frequency_penalty: float = 0.0  # as often as it was said
     seed: int | torch.Generator = 0
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
     rule_options: Mapping[str, Any] = field(default_factory=dict)
@@ -61,7 +65,7 @@ class Options:
         return cls(**given)
 
     def sampling(self, end: int) -> Sampling:
-        return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, end=(end,))
+        return Sampling(**{name: getattr(self, name) for name in _LAW}, end=(end,))
 
     def drawn_seed(self) -> int:
         """The seed as a number; a generator gives its next one, so that it moves on."""
@@ -71,9 +75,7 @@ class Options:
 
     def facts(self) -> dict[str, str | int | float | bool | None]:
         """What a trace notes down."""
-        found: dict[str, str | int | float | bool | None] = {
-            name: getattr(self, name) for name in ("speed", "temperature", "top_k", "top_p")
-        }
+        found: dict[str, str | int | float | bool | None] = {name: getattr(self, name) for name in ("speed", *_LAW)}
         for group, options in (("drafter", self.drafter_options), ("rule", self.rule_options)):
             for name, value in options.items():
                 plain = value is None or isinstance(value, str | int | float | bool)
@@ -81,9 +83,11 @@ class Options:
         return found
 
 
+# Penalties count what was said alone: an utterance also begins with its end, which must not be penalised.
+_LAW = ("temperature", "top_k", "top_p", "presence_penalty", "frequency_penalty")
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "top_k": ((int,), "a whole number"),
-    **dict.fromkeys(("speed", "temperature", "top_p"), ((int, float), "a number")),
+    **dict.fromkeys(("speed", *(name for name in _LAW if name != "top_k")), ((int, float), "a number")),
     **dict.fromkeys(("drafter_options", "rule_options"), ((Mapping,), "a dictionary of options")),
     "seed": ((int, torch.Generator), "a whole number or a torch.Generator"),
 }

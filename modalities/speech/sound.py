@@ -6,6 +6,8 @@ drafted them and whether they are heard as they come or all at once. Knows token
 
 from __future__ import annotations
 
+import base64
+import io
 import time
 import wave
 from dataclasses import dataclass
@@ -39,12 +41,14 @@ class Sound:
         place = Path(path)
         if place.suffix.lower() != ".wav":
             raise InvalidOption(f"{place.name} doesn't end in .wav, which is the form sound is saved in")
-        whole = (self.samples.clip(-1, 1) * 32767).round().astype("<i2").tobytes()
-        with wave.open(str(place), "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(2)
-            file.setframerate(self.rate)
-            file.writeframes(whole)
+        place.write_bytes(self._wav())
+
+    def _wav(self) -> bytes:
+        held = io.BytesIO()
+        with wave.open(held, "wb") as file:
+            file.setparams((1, 2, self.rate, 0, "NONE", ""))
+            file.writeframes((self.samples.clip(-1, 1) * 32767).round().astype("<i2").tobytes())
+        return held.getvalue()
 
     @classmethod
     def load(cls, path: str | Path) -> Sound:
@@ -79,14 +83,7 @@ class Sound:
 
     def _repr_html_(self) -> str:
         """In a notebook, something to press play on."""
-        import base64
-        import io
-
-        held = io.BytesIO()
-        with wave.open(held, "wb") as file:
-            file.setparams((1, 2, self.rate, 0, "NONE", ""))
-            file.writeframes((self.samples.clip(-1, 1) * 32767).round().astype("<i2").tobytes())
-        return f'<audio controls src="data:audio/wav;base64,{base64.b64encode(held.getvalue()).decode()}"></audio>'
+        return f'<audio controls src="data:audio/wav;base64,{base64.b64encode(self._wav()).decode()}"></audio>'
 
 
 class Sounding:

@@ -84,6 +84,7 @@ class _Utterance:
 
     text: int
     place: int  # among its text's
+    last: bool  # of its text's
     said: str
     way: Sounding
     tokens: list[int]
@@ -100,9 +101,11 @@ class Stream(Iterator[Piece]):
         self._rule, self._rule_name = model.rule(options)
         self._method = model.drafter_name(options)
         self._all = [
-            _Utterance(number, place, phonemes(part), Sounding(model.codec, model.vocoder), [], [])
-            for number, text in enumerate(texts)
-            for place, part in enumerate(pieces(text))
+            _Utterance(
+                number, place, place + 1 == len(parts), phonemes(part), Sounding(model.codec, model.vocoder), [], []
+            )
+            for number, parts in enumerate(map(pieces, texts))
+            for place, part in enumerate(parts)
         ]
         self._steps: list[Step] = []
         self._first: dict[int, float] = {}
@@ -119,12 +122,13 @@ class Stream(Iterator[Piece]):
     def _speak(self, group: list[_Utterance], before: int) -> Generator[Piece]:
         """Some utterances side by side."""
         model, options = self._model, self._options
-        script = model.voice.script([ids(one.said) for one in group], options.speed)
+        said = [ids(one.said) for one in group]
+        script = model.voice.script(said, options.speed)
         target = model.target(script)
         rounds = 1 + max((step.index for step in self._steps), default=-1)
         steps = decode(
             target,
-            model.drafter(options, [ids(one.said) for one in group], script),
+            model.drafter(options, said, script),
             self._rule,
             [[model.voice.end]] * len(group),
             sampling=options.sampling(model.voice.end),
@@ -141,7 +145,7 @@ class Stream(Iterator[Piece]):
                 heard = one.way.push([token for token in step.emitted if token != model.voice.end])
                 if step.finish is not None:
                     heard.append(one.way.finish())
-                    if one is not [other for other in self._all if other.text == one.text][-1]:
+                    if not one.last:
                         heard.append(_PAUSE)
                 samples = np.concatenate([np.zeros(0, np.float32), *heard])
                 one.sound.append(samples)

@@ -98,10 +98,7 @@ def _train(chosen: Recipe, wanted: Wanted, say: Callable[[str], None]) -> Path:
         utterances, codes = _tokens(utterances, wanted, out, device)
         course = VoiceCourse(utterances, codes, batch, wanted.seed, device)
         model = VoiceLearning(Voice(codes=codes, **options))
-    facts = {
-        **_facts(chosen, utterances, wanted),
-        "batch": batch,
-    }
+    facts = _facts(chosen, utterances, wanted) | {"batch": batch}
     file = out / f"{chosen.name.removeprefix(recipes.PREFIX)}.safetensors"
 
     def keep(learned: nn.Module, told: Mapping[str, Any]) -> None:

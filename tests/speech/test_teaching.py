@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from outrider.core.decode import decode
+from outrider.core.draft import Draft, Tree
 from outrider.core.drafters.feature import Eagle3Head
 from outrider.core.drafters.heads import HydraHeads
 from outrider.core.errors import InvalidOption
@@ -49,8 +50,6 @@ def test_pupils_read_what_they_will_meet(small_voice: Callable[..., Voice]) -> N
         speaker = Speaker(teacher.network, script)
         tokens = torch.from_numpy(one.codes)[None]
         speaker.begin([[voice.end]], Sampling(), needs)
-        from outrider.core.draft import Draft, Tree
-
         draft = Draft.guess(tokens, Tree.chain(tokens.shape[1]), torch.ones_like(tokens, dtype=torch.bool))
         scores = speaker.score(draft)
         count = tokens.shape[1] + 1

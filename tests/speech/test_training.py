@@ -43,6 +43,7 @@ def speech(count: int = 90, codes: int = 0) -> list[Utterance]:
     return found
 
 
+@pytest.mark.slow
 def test_a_codec_is_trained_loaded_and_gone_on_with(tmp_path: Path) -> None:
     data.save(tmp_path / "a.npz", speech())
     options = {"width": 24, "levels": (5, 5), "depth": 2}
@@ -63,6 +64,7 @@ def test_a_codec_is_trained_loaded_and_gone_on_with(tmp_path: Path) -> None:
     assert about(file)["provenance"]["done"]["steps"] in (60, 64) and "64 steps" in said[-1]
 
 
+@pytest.mark.slow
 def test_a_voice_learns_what_phonemes_sound_like(tmp_path: Path) -> None:
     data.save(tmp_path / "tokens.npz", speech(codes=8))
     wanted = Wanted(
