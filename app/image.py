@@ -30,6 +30,9 @@ def image(
     guidance: Annotated[float, typer.Option(help="1 is none; more keeps closer to the words.")] = 3.0,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Only the k likeliest codes; 0 is off.")] = 0,
+    entropy_aware: Annotated[
+        bool, typer.Option("--entropy-aware", help="Hotter where the model is sure, colder where it is not.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="The same seed gives the same picture.")] = 0,
     compare: Annotated[
         bool, typer.Option("--compare", help="Run plain decoding beside it, and say what drafting gained.")
@@ -53,6 +56,7 @@ def image(
         "guidance": guidance,
         "temperature": temperature,
         "top_k": top_k,
+        "entropy_aware": entropy_aware,
         "seed": seed,
     }
     from outrider.image import load

@@ -18,14 +18,6 @@ class Grid:
     def __len__(self) -> int:
         return self.rows * self.columns
 
-    def left(self, index: int) -> int | None:
-        """The token to the left of a token, None at the edge."""
-        return index - 1 if index % self.columns else None
-
-    def above(self, index: int) -> int | None:
-        """The token above a token, None in the first row."""
-        return index - self.columns if index >= self.columns else None
-
 
 def neighbours(codebook: Tensor, count: int) -> Tensor:
     """The `count` nearest other codes of each code, nearest first, smaller ids first at equal distance.

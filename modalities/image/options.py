@@ -24,6 +24,7 @@ class Given(TypedDict, total=False):
     temperature: float
     top_k: int
     top_p: float
+    entropy_aware: bool
     seed: int | torch.Generator
     drafter_options: Mapping[str, Any]
     rule_options: Mapping[str, Any]
@@ -40,6 +41,7 @@ class Options:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    entropy_aware: bool = False  # hotter where a law is sure, colder where it is not
     seed: int | torch.Generator = 0
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
     rule_options: Mapping[str, Any] = field(default_factory=dict)
@@ -47,7 +49,7 @@ class Options:
     def __post_init__(self) -> None:
         for name, (wanted, words) in _TYPES.items():
             value = getattr(self, name)
-            if not isinstance(value, wanted) or isinstance(value, bool):
+            if not isinstance(value, wanted) or (isinstance(value, bool) and wanted != (bool,)):
                 raise InvalidOption(f"{name} is {value!r:.60}; it must be {words}")
         if not 0 <= self.guidance < math.inf:
             raise InvalidOption(f"guidance is {self.guidance}; it must be 0 or more (1 is none, 3 is usual)")
@@ -63,7 +65,9 @@ class Options:
         return cls(**given)
 
     def sampling(self) -> Sampling:
-        return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+        return Sampling(
+            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, entropy_aware=self.entropy_aware
+        )
 
     def drawn_seed(self) -> int:
         """The seed as a number; a generator gives its next one, so that it moves on."""
@@ -74,7 +78,8 @@ class Options:
     def facts(self) -> dict[str, str | int | float | bool | None]:
         """What a trace notes down."""
         found: dict[str, str | int | float | bool | None] = {
-            name: getattr(self, name) for name in ("style", "guidance", "temperature", "top_k", "top_p")
+            name: getattr(self, name)
+            for name in ("style", "guidance", "temperature", "top_k", "top_p", "entropy_aware")
         }
         for group, options in (("drafter", self.drafter_options), ("rule", self.rule_options)):
             for name, value in options.items():
@@ -86,6 +91,7 @@ class Options:
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "style": ((str, type(None)), "the name of a style, or None"),
     "top_k": ((int,), "a whole number"),
+    "entropy_aware": ((bool,), "True or False"),
     **dict.fromkeys(("guidance", "temperature", "top_p"), ((int, float), "a number")),
     **dict.fromkeys(("drafter_options", "rule_options"), ((Mapping,), "a dictionary of options")),
     "seed": ((int, torch.Generator), "a whole number or a torch.Generator"),

@@ -15,11 +15,13 @@ from typing import Any
 from outrider.core.assets import cache_folder
 from outrider.core.drafters.feature import EagleHead
 from outrider.core.drafters.heads import MedusaHeads
+from outrider.core.drafters.spatial import SpatialHeads
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.methods import DRAFTERS
 from outrider.core.train import Pupil
 from outrider.core.trained import load as load_trained
+from outrider.image.classifier import Classifier
 from outrider.image.tokenizer import Tokenizer
 from outrider.image.tokens import TokenModel
 
@@ -66,7 +68,7 @@ RECIPES = _table(
     ),
     Recipe(
         name="image-draft",
-        summary="a small model of the same codes, which drafts for it",
+        summary="a small model that learns what it says under guidance, and drafts for it",
         options={"width": 128, "layers": 2, "heads": 2, "hidden": 320},
         rate=2e-3,
         batch=(32, 256),
@@ -81,16 +83,31 @@ RECIPES = _table(
         kind=MedusaHeads,
     ),
     Recipe(
+        name="image-spatial",
+        summary="four heads that see the last state and the one above the code they guess",
+        options={"heads": 4, "columns": 16},
+        rate=1e-3,
+        batch=(4, 64),
+        kind=SpatialHeads,
+    ),
+    Recipe(
         name="image-eagle",
         summary="one layer that foresees the guided model's next states",
         rate=1e-3,
         batch=(4, 64),
         kind=EagleHead,
     ),
+    Recipe(
+        name="image-classifier",
+        summary="a judge of whether pictures show what was asked for",
+        options={"widths": (32, 64, 128, 192)},
+        rate=2e-3,
+        batch=(32, 256),
+        decay=0.1,
+    ),
 )
-KINDS: dict[str, Callable[..., Pupil]] = {
-    kind.__name__: kind for kind in (TokenModel, *(one.kind for one in RECIPES.values() if one.kind is not None))
-}
+_CLASSES: tuple[Callable[..., Pupil], ...] = (Classifier, TokenModel)
+KINDS = {one.__name__: one for one in (*_CLASSES, *(one.kind for one in RECIPES.values() if one.kind is not None))}
 
 
 def recipe(name: str) -> Recipe:
@@ -147,4 +164,12 @@ def tokens(name: str = "image-tokens", path: Path | None = None) -> TokenModel:
     """A token model: the target, or the one that drafts."""
     found: Pupil = load_trained(path or weights(name), KINDS, None)
     assert isinstance(found, TokenModel)
+    return found
+
+
+def classifier(folder: Path | None = None) -> Classifier:
+    """The judge of what pictures show."""
+    path = weights("image-classifier") if folder is None else folder / "classifier.safetensors"
+    found: Pupil = load_trained(path, KINDS, None)
+    assert isinstance(found, Classifier)
     return found

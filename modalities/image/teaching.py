@@ -17,9 +17,9 @@ from outrider.core.engine.network import Network
 from outrider.core.engine.transformer import Decoder
 from outrider.core.laws import Sampling
 from outrider.core.lessons import Lesson
+from outrider.image.courses import TokensCourse
 from outrider.image.guidance import Guided
 from outrider.image.names import Names
-from outrider.image.training import TokensCourse
 
 _EPOCH = 1024  # pictures that are drawn anew and read again
 
@@ -56,8 +56,7 @@ class Lessons:
         self.teacher, self.course = teacher, course
         self._judging: dict[tuple[int, ...], list[int]] = {}
         held = np.concatenate([course.held["held-out pairs"], course.held["held-out names"]])
-        pictures, names = course.draws.pictures, course.names
-        asked = [names.encode(pictures.names[one], pictures.styles[pictures.style[one]]) for one in held[:judges]]
+        asked = [course.named(int(one)) for one in held[:judges]]
         self.held = self._lessons(course.encode(course.draws.read(held[:judges])), asked, self._judging)
 
     def _lessons(

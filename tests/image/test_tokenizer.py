@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.image.grid import Grid, neighbours
+from outrider.image.grid import neighbours
 from outrider.image.tokenizer import Layout, Tokenizer, loss, psnr
 
 TINY = Layout(levels=(4, 3, 3), channels=(8, 16, 16))
@@ -75,10 +75,3 @@ def test_neighbours_of_a_lattice() -> None:
     assert (far.diff(dim=-1) >= 0).all()
     with pytest.raises(ValueError, match="neighbours"):
         neighbours(book, TINY.codes)
-
-
-def test_the_grid_is_raster() -> None:
-    grid = Grid(3, 4)
-    assert len(grid) == 12
-    assert [grid.left(n) for n in (0, 1, 4, 7)] == [None, 0, None, 6]
-    assert [grid.above(n) for n in (0, 3, 4, 11)] == [None, None, 0, 7]

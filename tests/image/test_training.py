@@ -11,11 +11,13 @@ import torch
 
 from outrider.core.fit import Fit, Pace
 from outrider.image import recipes
+from outrider.image.courses import CodecCourse, CodecLearning, Imitating, ImitationCourse, TokensCourse
 from outrider.image.data import HELD_NAME, HELD_PAIR, LEARNED, DataError, Drawn, Pictures, on_white, split
 from outrider.image.model import load
-from outrider.image.names import COMMON
+from outrider.image.names import COMMON, Names
 from outrider.image.tokenizer import Tokenizer
-from outrider.image.training import CodecCourse, CodecLearning, TokensCourse, Wanted, train
+from outrider.image.tokens import TokenModel
+from outrider.image.training import Wanted, _words, train
 
 
 def drawn(name: str, colour: tuple[int, int, int], side: int, place: int = 16) -> Drawn:
@@ -108,12 +110,19 @@ def test_from_pictures_to_a_model_that_draws(cache: Path) -> None:
     about = json.loads((recipes.home("image-tokens") / "tokens.json").read_text())
     assert about["provenance"]["recipe"] == "image-tokens" and about["bytes"] < 200_000
     plain = im.generate("red square", drafter=None, rule="gumbel-match", seed=2)
-    for name, options in (("image-draft", TINY), ("image-medusa", None), ("image-eagle", None)):
+    parts = (("image-draft", TINY), ("image-medusa", None), ("image-spatial", None), ("image-eagle", None))
+    for name, options in parts:
         train(Wanted(recipes=(name,), options=options, **{**wanted, "steps": 4}), said.append)  # type: ignore[arg-type]
     drawn = load("emoji")
-    for drafter in ("draft-model", "medusa", "eagle", "eagle2"):
+    for drafter in ("draft-model", "medusa", "spatial", "eagle", "eagle2"):
         found = drawn.generate("red square", drafter=drafter, rule="gumbel-match", seed=2)
         assert found.tokens == plain.tokens and found.trace.method == drafter
+
+    train(Wanted(recipes=("image-classifier",), options={"widths": (8, 16)}, **{**wanted, "steps": 60}), said.append)  # type: ignore[arg-type]
+    judge = json.loads((recipes.home("image-classifier") / "curve.json").read_text())
+    assert judge[-1]["held-out loss"] < judge[0]["held-out loss"] - 0.3
+    named = recipes.classifier()
+    assert named.place("red square 8") is not None and "top-5, all names" in judge[-1]
 
 
 def test_a_broken_off_run_goes_on_as_if_it_had_not_been(pictures: Pictures, tmp_path: Path) -> None:
@@ -145,9 +154,6 @@ def recipes_layout() -> object:
 
 
 def test_a_batch_is_its_number_s(pictures: Pictures, codec: Tokenizer) -> None:
-    from outrider.image.names import Names
-    from outrider.image.training import _words
-
     names = Names(36, pictures.styles, _words(pictures))
     course = TokensCourse(pictures, codec, names, 8, 0, torch.device("cpu"))
     ids, codes = course.batch(3, 0.0)
@@ -160,3 +166,28 @@ def test_a_batch_is_its_number_s(pictures: Pictures, codec: Tokenizer) -> None:
     held = {name for name, use in zip(pictures.names, pictures.split, strict=True) if use == HELD_NAME}
     seen = {pictures.names[place] for number in range(40) for place in course.draws.places(number)}
     assert not seen & held
+
+
+def test_a_small_model_learns_what_the_large_one_says(pictures: Pictures, codec: Tokenizer, tokens: TokenModel) -> None:
+    torch.manual_seed(0)
+    course = TokensCourse(pictures, codec, tokens.names, 4, 0, torch.device("cpu"))
+    imitation = ImitationCourse(course, tokens.network(), 2.0)
+    other = {**tokens.config, "layers": 1, "drop": 0.0}
+    model = Imitating(TokenModel(**other), tokens)  # type: ignore[arg-type]
+    own, again = imitation.batch(1, 0.0), imitation.batch(3, 0.0)
+    assert torch.equal(own[0], again[0]) and not torch.equal(own[2], again[2])  # the same pictures, other strengths
+    assert own[0].shape == own[1].shape == (4, tokens.names.length + 256)
+    assert (own[1][:, : tokens.names.length] == tokens.names.nothing).all()
+    assert float(own[2].min()) >= 1 and float(own[2].max()) <= 3
+    exact = Imitating(tokens, tokens)
+    assert float(exact(*own)) == pytest.approx(0, abs=1e-5)
+    optimiser = torch.optim.AdamW(model.parameters(), 1e-2)
+    with torch.no_grad():
+        before = imitation.judge(model.eval())
+    for number in range(16):
+        optimiser.zero_grad()
+        model.train()(*imitation.batch(number, 0.0)).backward()
+        optimiser.step()
+    with torch.no_grad():
+        after = imitation.judge(model.eval())
+    assert after["refused"] < before["refused"] - 0.02 and after["KL"] < before["KL"]
