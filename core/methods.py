@@ -23,6 +23,7 @@ from outrider.core.drafters.crossvocab import CrossVocabulary, Renamed
 from outrider.core.drafters.ctc import CtcFrames
 from outrider.core.drafters.ensemble import Ensemble
 from outrider.core.drafters.exits import ExitHead, KangarooHead
+from outrider.core.drafters.falcon import FalconHead
 from outrider.core.drafters.feature import Eagle3Head, EagleHead, eagle2
 from outrider.core.drafters.guided import InputGuided
 from outrider.core.drafters.heads import HydraHeads, MedusaHeads
@@ -540,6 +541,24 @@ DRAFTERS = _table(
         needs=("pupil",),
         small={"block": 2, "encoder": 1},
         trials=({"length": 2},),
+    ),
+    Method(
+        name="falcon",
+        make=Learned,
+        pupil=FalconHead,
+        systems=("Falcon",),
+        summary="several states foreseen in one pass, the next pass going on from what was drafted; a static tree",
+        paper="Falcon: Faster and Parallel Inference of Large Language Models through Enhanced Semi-Autoregressive "
+        "Drafting and Custom-Designed Decoding Tree (arXiv 2412.12639)",
+        topology=("tree", "chain"),
+        needs=("pupil",),
+        small={"block": 2, "anchors": 4},
+        trials=(
+            {"shape": (-1, -1, 0)},
+            {"grow": "dynamic", "nodes": 3, "width": 2, "depth": 3},
+            {"grow": "chain", "length": 3},
+            {"grow": "sampled", "shape": (-1, -1, 0)},
+        ),
     ),
     Method(
         name="pass",

@@ -16,10 +16,12 @@ from typing import Any
 from torch import Tensor
 
 from outrider.core.assets import cache_folder
+from outrider.core.drafters.ahead import LookaheadEmbeddings
 from outrider.core.drafters.chance import AcceptanceChance
 from outrider.core.drafters.ctc import CtcFrames
 from outrider.core.drafters.distilled import SmallModel
 from outrider.core.drafters.exits import ExitHead, KangarooHead
+from outrider.core.drafters.falcon import FalconHead
 from outrider.core.drafters.feature import Eagle3Head, EagleHead
 from outrider.core.drafters.heads import HydraHeads, MedusaHeads
 from outrider.core.drafters.mtp import MtpModules
@@ -136,6 +138,20 @@ RECIPES = _table(
         summary="a drafter of its own: two layers read the tokens, one fills in the next five places",
         options={"block": 5, "layers": 1, "encoder": 2, "lora": 128},
         rate=2e-3,
+    ),
+    Recipe(
+        name="falcon",
+        kind=FalconHead,
+        summary="one layer that foresees two of the target's next states a pass, and goes on behind them",
+        options={"block": 2, "lora": 128},
+        rate=2e-3,
+    ),
+    Recipe(
+        name="pass",
+        kind=LookaheadEmbeddings,
+        summary="four inputs that the target reads ahead of what is known, and says the next tokens behind",
+        options={"embeddings": 4},
+        rate=1e-2,
     ),
     Recipe(
         name="layer-skip",

@@ -88,7 +88,7 @@ def test_only_the_embeddings_learn() -> None:
     before = [layer.qkv.weight.clone() for layer in model.network.layers]
     learner = pupil(model)
     batch = read(DecoderTeacher(model), [Lesson((1, 2), tuple(range(3, 28)))], learner.needs)
-    learner.loss(batch, resolve("kl")).backward()
+    torch.autograd.backward(learner.loss(batch, resolve("kl")))
     assert [name for name, _ in learner.named_parameters()] == ["embeddings"] == list(learner.state_dict())
     assert learner.embeddings.grad is not None and (learner.embeddings.grad.abs().sum(1) > 0).all()
     assert all(torch.equal(one, layer.qkv.weight) for one, layer in zip(before, model.network.layers, strict=True))
@@ -160,10 +160,10 @@ def test_it_learns_and_drafts_as_well_as_was_foreseen(measured: Any) -> None:
     held, known, teacher, learner = every[:30], every[30:], DecoderTeacher(model), pupil(model)
     optimiser = torch.optim.AdamW(learner.parameters(), lr=3e-2)
     curve = []
-    for step in range(60):
-        part = known[(step * 45) % 90 : (step * 45) % 90 + 45]
+    for turn in range(60):
+        part = known[(turn * 45) % 90 : (turn * 45) % 90 + 45]
         value = learner.loss(read(teacher, part, learner.needs), resolve("kl"))
-        value.backward()
+        torch.autograd.backward(value)
         optimiser.step()
         optimiser.zero_grad()
         curve.append(float(value.detach()))

@@ -65,6 +65,7 @@ CORRECTED = [
         ("dflash", {"lora": 3}),
         ("dspark", {"lora": 1}),
         ("specdec", {"lora": 2, "encoder": 2}),
+        ("falcon", {"lora": 2, "block": 3}),
     )
 ]
 
