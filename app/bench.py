@@ -198,7 +198,7 @@ def _measure_text(
             status.update("Measuring what passes cost ...")
             cost = texts.costs(lm, items)
         bench = Bench([*ours, *others], items, settings.repeat)
-        whole = _go(bench, console)
+        whole = go(bench, console)
     if not bench.runs:
         raise InvalidOption("stopped before anything was measured")
     with console.status("Comparing outputs ..."):
@@ -210,7 +210,7 @@ def _calibrate(lm: Any, name: str, items: list[Any], settings: Any, console: Con
     from outrider.text.companions import calibrate, calibration
 
     what = ""
-    with _bar(console, 1, "Calibrating") as step:
+    with bar(console, 1, "Calibrating") as step:
         for done, count, what in calibrate(
             lm,
             name,
@@ -223,9 +223,9 @@ def _calibrate(lm: Any, name: str, items: list[Any], settings: Any, console: Con
     console.print(f"{name}: {what}; kept in {calibration(lm, name)}")
 
 
-def _go(bench: Bench, console: Console) -> bool:
+def go(bench: Bench, console: Console) -> bool:
     """Measure under a progress bar; False if it was stopped."""
-    with _bar(console, bench.turns) as step:
+    with bar(console, bench.turns) as step:
         try:
             for name in bench.go():
                 step(name)
@@ -236,7 +236,7 @@ def _go(bench: Bench, console: Console) -> bool:
 
 
 @contextmanager
-def _bar(console: Console, total: int, title: str = "Measuring") -> Iterator[Any]:
+def bar(console: Console, total: int, title: str = "Measuring") -> Iterator[Any]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (

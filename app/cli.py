@@ -16,6 +16,7 @@ import typer
 
 from outrider.app.bench import bench
 from outrider.app.bench_image import image as bench_image
+from outrider.app.bench_speech import speech as bench_speech
 from outrider.app.datastore import datastore
 from outrider.app.image import image
 from outrider.app.report import report
@@ -36,6 +37,7 @@ cli = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 bench.command("image")(bench_image)
+bench.command("speech")(bench_speech)
 cli.add_typer(bench, name="bench")
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable, on stdout.")]
 cli.command()(text)

@@ -99,6 +99,17 @@ def pairs(given: list[str] | None, name: str) -> dict[str, Any]:
     return found
 
 
+def listed(given: list[str] | None, name: str) -> dict[str, Any]:
+    """K=V or K=V1,V2,...: several values as a list. A method's name and a dot may stand before K."""
+    found: dict[str, Any] = {}
+    for one in given or []:
+        key, sign, values = one.partition("=")
+        parts = [pairs([f"{key}{sign}{value}"], name) for value in values.split(",")]
+        owner, dot, option = key.rpartition(".")
+        found[f"{owner}{dot}{option.replace('-', '_')}"] = [value for part in parts for value in part.values()]
+    return found
+
+
 def _show(lm: TextModel, prompt: str, options: dict[str, Any]) -> Result:
     """Stream to stdout; Ctrl-C ends the text, and what there is counts."""
     stream = lm.stream(prompt, **options)

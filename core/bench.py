@@ -11,13 +11,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import groupby, product
 from statistics import mean, median
 from typing import Any, Literal
 
 import numpy as np
 
 from outrider.core.errors import InvalidOption, OutriderError
+from outrider.core.methods import Method
 from outrider.core.speed import PassCost, break_even, expected_tokens, predict
 from outrider.core.trace import Step, Summary
 
@@ -135,6 +136,22 @@ class Bench:
     def looping(self, loops: Callable[[Sequence[int]], bool]) -> frozenset[str]:
         """The items whose plain output goes round in circles."""
         return frozenset(name for name, run in self.first(PLAIN).items() if loops(run.outcome.tokens))
+
+
+def sweep(
+    name: str, names: Sequence[str], table: Mapping[str, Method], given: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """The options of one method out of several: all combinations of what was listed. An option belongs to all that
+    have it, or with a name and a dot before it (`tolerance.tau`) to one; a list of values is one after another."""
+    lists = {}
+    for option, values in given.items():
+        owner, _, own = option.rpartition(".")
+        owners = [owner] if owner else [one for one in names if own in table[one].options]
+        if not owners or (owner and owner not in names):
+            raise InvalidOption(f"the option '{option}' belongs to none of {', '.join(names)}")
+        if name in owners:
+            lists[own] = values if isinstance(values, list) else [values]
+    return [dict(zip(lists, chosen, strict=True)) for chosen in product(*lists.values())]
 
 
 def bootstrap(groups: Sequence[Sequence[float]], *, draws: int = _DRAWS, seed: int = 0) -> tuple[float, float]:

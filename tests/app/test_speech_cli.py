@@ -54,3 +54,17 @@ def test_a_sentence_is_spoken_into_a_file(tmp_path: Path) -> None:
 def test_what_cannot_be_spoken_is_said(arguments: tuple[str, ...], said: str) -> None:
     done = told(*arguments)
     assert done.exit_code and said in done.output + str(done.exception)
+
+
+def test_drafters_are_measured_on_sentences(tmp_path: Path) -> None:
+    file, written = tmp_path / "said.txt", tmp_path / "bench.json"
+    file.write_text("Yes.\n\nNo.\n")
+    options = ["--drafters", "jacobi", "--rules", "exact,tolerance", "--rule-option", "tau=1,4", "--prompts", str(file)]
+    done = CliRunner().invoke(cli, ["bench", "speech", *options, "--limit", "1", "--json", str(written)])
+    assert done.exit_code == 0, done.output
+    assert "jacobi tolerance (tau=4)" in done.stdout and "nats/tok" in done.stdout and "vocoder" in done.stdout
+    rows = json.loads(written.read_text())["rows"]
+    assert [row["rule_options"] for row in rows] == [{}, {}, {"tau": 1}, {"tau": 4}]
+    assert rows[2]["price_per_token"] < 1e-9 and rows[3]["rule"] == "tolerance"
+    done = CliRunner().invoke(cli, ["bench", "speech", "--drafters", "psychic"])
+    assert done.exit_code and "psychic" in done.output + str(done.exception)

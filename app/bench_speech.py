@@ -1,0 +1,198 @@
+"""`outrider bench speech`: drafters and rules on sentences read aloud, and what judges hear.
+
+Heavy packages are imported when it runs; Ctrl-C gives the tables of what is done.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from outrider.core.bench import Item
+    from outrider.speech.bench import Heard, Speech
+
+_WIDTH = 120  # of the tables; a narrower terminal wraps their lines
+_SHOWN = (  # of the quality: title, measure, factor, form
+    ("words wrong", "word_error", 100, ".1f"),
+    ("letters", "letter_error", 100, ".1f"),
+    ("DNSMOS", "dnsmos", 1, ".2f"),
+    ("speaker", "speaker_similarity", 1, ".3f"),
+    ("duration", "duration_ratio", 1, ".2f"),
+    ("no end", "missing_end", 100, ".1f"),
+)
+
+
+def speech(
+    prompts: Annotated[
+        Path | None, typer.Option(help="A sentence a line; left out: held-out ones of all kinds.")
+    ] = None,
+    drafters: Annotated[str, typer.Option(help="Names with commas between them.")] = "medusa,jacobi,token-recycling",
+    rules: Annotated[str, typer.Option(help="Names with commas between them; each drafter meets each.")] = "exact",
+    drafter_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="K=V", help="Of every drafter that has it, or DRAFTER.K=V1,V2: a row each."),
+    ] = None,
+    rule_option: Annotated[
+        list[str] | None, typer.Option(metavar="K=V", help="Of every rule that has it, or RULE.K=V1,V2: a row each.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="So many sentences.")] = 20,
+    repeat: Annotated[int, typer.Option(min=1, help="Times that everyone says each.")] = 1,
+    judge: Annotated[
+        bool, typer.Option("--judge", help="Word error, DNSMOS, speaker ..., beside the teacher and the codec.")
+    ] = False,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.8,
+    top_k: Annotated[int, typer.Option(min=0, help="0 is off.")] = 0,
+    presence_penalty: Annotated[float, typer.Option(help="On tokens that were said already.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="On tokens, for every time they were said.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the first sentence.")] = 0,
+    weights: Annotated[Path | None, typer.Option(metavar="DIR", help="Weights of your own training.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda ...")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    output: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write everything; - is stdout.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw tokens a call against word error.")] = None,
+) -> None:
+    """Tokens a target call and speed on speech, what relaxed rules cost, and with --judge what is heard of it."""
+    from rich.console import Console
+
+    from outrider.app.bench import go
+    from outrider.app.text import listed
+    from outrider.core.bench import Bench, Item
+    from outrider.core.errors import InvalidOption, unknown
+    from outrider.speech import bench, load
+    from outrider.speech.model import drafters as known_drafters
+    from outrider.speech.model import rules as known_rules
+
+    chosen = [one.strip() for one in drafters.split(",")], [one.strip() for one in rules.split(",")]
+    for what, names, known in (("drafter", chosen[0], known_drafters()), ("rule", chosen[1], known_rules())):
+        for name in names:
+            if name not in known:
+                raise unknown(what, name, known)
+    of_drafters, of_rules = listed(drafter_option, "--drafter-option"), listed(rule_option, "--rule-option")
+    settings = bench.settings(*chosen, of_drafters, of_rules)
+    if prompts is None:
+        items = bench.sentences(limit)
+    else:
+        lines = filter(None, map(str.strip, prompts.read_text("utf-8").splitlines()))
+        items = [Item(str(place), "given", line) for place, line in enumerate(lines)][:limit]
+    options: dict[str, Any] = {"temperature": temperature, "top_k": top_k}
+    options |= {"presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty}
+    console = Console(stderr=True, highlight=False)
+    with console.status("Loading ..."):
+        sp = load(device=device, dtype=dtype, folder=weights)
+    asked = bench.Speech(sp, settings, seed, options)
+    found = Bench(asked.contenders(), items, repeat)
+    whole = go(found, console)
+    if not found.runs:
+        raise InvalidOption("stopped before anything was measured")
+    heard, skipped = _judged(asked, items, console) if judge else ({}, {})
+    about = {"prompts": len(found.first("plain")), "prompts_wanted": len(items), "device": device, "repeat": repeat}
+    told = bench.report(found, asked, heard, about=about, skipped=skipped)
+    if output is not None and str(output) == "-":
+        print(json.dumps(told, indent=1))
+    else:
+        wide = Console(highlight=False)
+        draw(wide if wide.width >= _WIDTH else Console(highlight=False, width=_WIDTH), told)
+        if output is not None:
+            output.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    if plot is not None and not bench.plot(told, plot):
+        print("there is nothing to draw: that takes --judge and matplotlib", file=sys.stderr)
+    if not whole:
+        raise typer.Exit(130)
+
+
+def _judged(asked: Speech, items: list[Item], console: Console) -> tuple[Mapping[str, list[Heard]], Mapping[str, str]]:
+    """What is heard of everybody, and who could not be had."""
+    import torch
+
+    from outrider.app.bench import bar
+    from outrider.speech import bench
+    from outrider.speech.judges import Judges
+    from outrider.speech.teacher import TeacherError
+
+    threads, skipped = torch.get_num_threads(), dict[str, str]()
+    read = None
+    try:
+        read = bench.teacher(threads)
+    except TeacherError as error:
+        skipped[bench.TEACHER] = str(error)
+    count = len(items) * (1 + len(asked.settings) + 2 * (read is not None))
+    with bar(console, count, "Listening") as step:
+        return bench.ladder(asked, items, Judges(threads), read, step), skipped
+
+
+def draw(console: Console, told: Mapping[str, Any]) -> None:
+    """The tables: what drafting spares, and what is heard."""
+    from rich.text import Text
+
+    from outrider.app.bench_views import remarks
+
+    asked, rows = told["settings"], told["rows"]
+    sampled = "greedy" if asked["temperature"] == 0 else f"temperature {asked['temperature']:g}"
+    where = asked["device"] if asked["device"] != "cpu" else f"{told['machine'].get('threads', '?')} threads"
+    count = f"{asked['prompts']} of {asked['prompts_wanted']} sentences"
+    said = f"{asked['model']}, {asked['dtype']}, {where}; {count}, {sampled}"
+    console.print(Text(said, style="bold"))
+    console.print(_speeds(rows), _shares(rows))
+    if told["judged"]:
+        console.print(_quality(told))
+    for line in remarks({**told, "rows": [{**row, "drafter": row["setting"]} for row in rows]}):
+        console.print(line, soft_wrap=True)
+
+
+def _table(title: str, columns: list[str]) -> Any:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table.add_column("", style="cyan", overflow="fold")
+    for name in columns:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _speeds(rows: list[Mapping[str, Any]]) -> Any:
+    """The language model alone; beside acceptance, how open its laws are."""
+    from outrider.app.bench_views import COLUMNS
+
+    shown = {name: COLUMNS[name][0] for name in ("tok/s", "speedup (95 %)", "tok/call", "accepted", "same output")}
+    table = _table("The language model", [*shown, "nats/tok", "relaxed", "price/tok"])
+    for row in rows:
+        relaxed = ("", "") if row["lossless"] else (f"{row['relaxed_share']:.0%}", f"{row['price_per_token']:.4f}")
+        table.add_row(row["setting"], *(cell(row) for cell in shown.values()), f"{row['target_entropy']:.2f}", *relaxed)
+    return table
+
+
+def _shares(rows: list[Mapping[str, Any]]) -> Any:
+    parts = ("model", "codec", "vocoder")
+    table = _table("Seconds of work for a second of sound", [*parts, "together", "first heard"])
+    for row in rows:
+        factors = [row["quality"][f"factor_{part}"] for part in parts]
+        first = row["quality"]["first_heard"]
+        heard = "-" if first is None else f"{first:.2f} s"
+        table.add_row(row["setting"], *(f"{one:.3f}" for one in (*factors, sum(factors))), heard)
+    return table
+
+
+def _quality(told: Mapping[str, Any]) -> Any:
+    """The ladder; of word error also how far it is from plain decoding's."""
+    rungs = {**told["ladder"], **{row["setting"]: row["quality"] for row in told["rows"]}}
+    titles = [title for title, *_ in _SHOWN]
+    table = _table(f"What is heard of {told['judged']} sentences", [titles[0], "beside plain (95 %)", *titles[1:]])
+    for name, found in rungs.items():
+        if "word_error" not in found:
+            continue
+        error = found["word_error"]
+        beside = f"{100 * error['apart']:+.1f} ({100 * error['apart_low']:+.1f} to {100 * error['apart_high']:+.1f})"
+        cells = [format(factor * found[measure]["value"], form) for _, measure, factor, form in _SHOWN]
+        table.add_row(name, cells[0], "" if name == "plain" else beside, *cells[1:])
+    return table
