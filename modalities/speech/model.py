@@ -140,11 +140,16 @@ class SpeechModel:
         if "model" in DRAFTERS[wanted].needs:
             given.setdefault("model", self.draft_model(said, script))
         if "pupil" in DRAFTERS[wanted].needs and "pupil" not in given:
-            given["pupil"] = self._pupil(wanted, script)
+            taught = given.pop("taught", wanted)
+            serving = [name for name, drafter in recipes.taught().items() if drafter == wanted]
+            if taught not in serving:
+                raise unknown(f"training of {wanted}", str(taught), serving)
+            given["pupil"] = self._pupil(taught, script)
         return make_drafter(wanted, **given)
 
     def _pupil(self, drafter: str, script: Script) -> Any:
-        """What a trained drafter guesses with, read once."""
+        """What a trained drafter guesses with, read once. `taught` among a drafter's options says which, where several
+        recipes serve it ("medusa-6")."""
         if drafter not in self._pupils:
             if self._taught is None:
                 raise recipes.NoWeights(

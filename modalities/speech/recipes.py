@@ -44,6 +44,11 @@ class Recipe:
     decay: float = 0.01
     kind: Callable[..., Pupil] | None = None  # of what learns from the voice: made as kind(target, **options)
     loss: str = "kl"
+    drafter: str = ""  # whom it serves, where that isn't what the recipe is called
+
+    @property
+    def serves(self) -> str:
+        return self.drafter or self.name.removeprefix(PREFIX)
 
 
 def _table(*recipes: Recipe) -> dict[str, Recipe]:
@@ -73,6 +78,14 @@ RECIPES = _table(
         kind=ToldHeads,
         summary="four heads on the voice's last state, each told what its token will be about",
         options={"heads": 4},
+        batch=(3_000, 40_000),
+    ),
+    Recipe(
+        name="speech-medusa-6",
+        drafter="medusa",
+        kind=ToldHeads,
+        summary="six of these heads, as far ahead as the voice is told",
+        options={"heads": 6},
         batch=(3_000, 40_000),
     ),
     Recipe(
@@ -137,14 +150,14 @@ def voice(name: str = "speech-voice", folder: Path | None = None) -> Voice:
     return found
 
 
-def pupil(drafter: str, target: Any, folder: Path | None = None) -> Pupil:
-    """What a drafter of that name guesses with."""
-    return load_trained(weights(PREFIX + drafter, folder), KINDS, target)
+def pupil(name: str, target: Any, folder: Path | None = None) -> Pupil:
+    """What a drafter guesses with: of the recipe of its own name, or another that serves it."""
+    return load_trained(weights(PREFIX + name, folder), KINDS, target)
 
 
-def taught() -> list[str]:
-    """Drafters that learn from the voice."""
-    return [one.name.removeprefix(PREFIX) for one in RECIPES.values() if one.kind is not None]
+def taught() -> dict[str, str]:
+    """What learns from the voice, and the drafter that each serves."""
+    return {one.name.removeprefix(PREFIX): one.serves for one in RECIPES.values() if one.kind is not None}
 
 
 def vocoder() -> Vocoder:

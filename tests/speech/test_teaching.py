@@ -21,6 +21,7 @@ from outrider.core.methods import make_drafter, make_rule
 from outrider.core.train import Pupil
 from outrider.speech.data import Utterance
 from outrider.speech.heads import ToldHeads
+from outrider.speech.model import SpeechModel
 from outrider.speech.teaching import VoiceTeacher
 from outrider.speech.voice import AHEAD, Speaker, Voice
 
@@ -110,3 +111,24 @@ def test_heads_are_told_of_their_own_place(small_voice: Callable[..., Voice]) ->
     assert changed.tolist() == [False, True, False]
     with pytest.raises(InvalidOption, match=f"{AHEAD} tokens ahead"):
         ToldHeads(teacher.target, heads=AHEAD + 1)
+
+
+def test_several_trainings_serve_a_drafter(small_voice: Callable[..., Voice], speaker: SpeechModel) -> None:
+    """More heads are asked for by the name of their recipe; they say what plain decoding says."""
+
+    def taught(name: str, target: Speaker) -> Pupil:
+        return ToldHeads(target, heads=6 if name == "medusa-6" else 4).to(torch.float64)
+
+    voice = small_voice()
+    model = SpeechModel(voice, speaker.codec, speaker.vocoder, name="small", taught=taught, dtype=torch.float64)
+    options = {"drafter": "medusa", "rule": "gumbel-match", "seed": 2}
+    plain = model.generate("Yes.", rule="gumbel-match", seed=2)
+    deepest = {}
+    for name in ("medusa", "medusa-6"):
+        given = {"taught": name, "grow": "chain", "length": 6}
+        found = model.generate("Yes.", drafter_options=given, **options)  # type: ignore[call-overload]
+        assert found.tokens == plain.tokens
+        deepest[name] = max(len(step.drafted) for step in found.trace.steps)
+    assert deepest == {"medusa": 4, "medusa-6": 6}
+    with pytest.raises(InvalidOption, match="training of medusa"):
+        model.generate("Yes.", drafter_options={"taught": "hydra"}, **options)  # type: ignore[call-overload]
