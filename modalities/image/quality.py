@@ -8,6 +8,7 @@ of pictures are few for it. Knows pictures and features, nothing of decoding.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -92,7 +93,7 @@ def nearest(found: Tensor, learned: Tensor) -> Tensor:
     """[N] how far each picture [N, ...] is from the learned one that is most like it: root mean square of pixels."""
     x, y = found.flatten(1).float(), learned.flatten(1).float()
     parts = [torch.cdist(part, y).amin(1) for part in torch.split(x, 64)]
-    return torch.cat(parts) / x.shape[1] ** 0.5
+    return torch.cat(parts) / math.sqrt(x.shape[1])
 
 
 def tensors(images: Sequence[Image]) -> Tensor:
@@ -138,7 +139,8 @@ class Judges:
         digest = hashlib.sha256(self._real.numpy().tobytes()).hexdigest()[:16]
         file = cache_folder() / "features" / f"inception-{digest}.npy"
         if file.is_file():
-            return torch.from_numpy(np.load(file, allow_pickle=False))
+            kept: Tensor = torch.from_numpy(np.load(file, allow_pickle=False))
+            return kept
         found = self._inception.features(self._real)
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_suffix(".partial.npy")
