@@ -68,7 +68,7 @@ def test_the_demo_as_json_is_a_list_of_traces() -> None:
     assert all(len(one.tokens()) == 8 for one in traces)
 
 
-@pytest.mark.parametrize(("option", "says"), [("--drafter=eagle9", "draft-model"), ("--rule=no", "block, exact")])
+@pytest.mark.parametrize(("option", "says"), [("--drafter=eagle9", "draft-model"), ("--rule=no", "bild, block")])
 def test_an_unknown_method_is_one_line_that_lists_the_known(
     option: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

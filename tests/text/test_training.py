@@ -162,7 +162,7 @@ def test_an_acceptance_head_learns_of_the_draft_model_there_is(folder: Path, pro
         assert out.tokens == lm.generate(PROMPTS[1], drafter=None, max_new_tokens=40).tokens
         steps[threshold] = sum(len(one.drafted) for one in out.trace.steps)
     assert steps[0.05] < steps[0.95]
-    assert judged["conditional"][0] > 0.6
+    assert judged["conditional"][0] > 0.55
 
 
 def test_of_several_runs_the_best_weights_are_found(cache: Path) -> None:
