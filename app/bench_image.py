@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.app.text import pairs
+from outrider.app.text import listed
 
 if TYPE_CHECKING:
     from outrider.image import ImageModel
@@ -65,7 +65,7 @@ def image(
         for name in names:
             if name not in known:
                 raise unknown(what, name, known)
-    options = _lists(drafter_option, "--drafter-option"), _lists(rule_option, "--rule-option")
+    options = listed(drafter_option, "--drafter-option"), listed(rule_option, "--rule-option")
     settings = bench.settings(*chosen, *options)
     im = load("emoji", device=device, dtype=dtype, folder=weights)
     wanted: dict[str, Any] = {
@@ -92,19 +92,6 @@ def image(
         output.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     if plot is not None:
         bench.plot(rows, plot)
-
-
-def _lists(given: list[str] | None, name: str) -> dict[str, Any]:
-    """K=V, or K=V1,V2,... as a list of values; NAME.K is of one method alone."""
-    found: dict[str, Any] = {}
-    for one in given or []:
-        key, _, values = one.partition("=")
-        owner, dot, _ = key.rpartition(".")
-        ((option, value),) = pairs([one.removeprefix(owner + dot)], name).items()
-        several = values.split(",") if isinstance(value, str) else []
-        parts = [pairs([f"_={part}"], name)["_"] for part in several] or [value]
-        found[f"{owner}{dot}{option}"] = parts
-    return found
 
 
 def _judges(im: ImageModel, style: str | None, device: str, data: Path | None, weights: Path | None) -> Any:

@@ -100,13 +100,15 @@ def pairs(given: list[str] | None, name: str) -> dict[str, Any]:
 
 
 def listed(given: list[str] | None, name: str) -> dict[str, Any]:
-    """K=V or K=V1,V2,...: several values as a list. A method's name and a dot may stand before K."""
+    """K=V or K=V1,V2,...: several values as a list; a value of JSON is one. A method's name and a dot may stand before
+    K."""
     found: dict[str, Any] = {}
     for one in given or []:
         key, sign, values = one.partition("=")
-        parts = [pairs([f"{key}{sign}{value}"], name) for value in values.split(",")]
         owner, dot, option = key.rpartition(".")
-        found[f"{owner}{dot}{option.replace('-', '_')}"] = [value for part in parts for value in part.values()]
+        ((plain, value),) = pairs([f"{option}{sign}{values}"], name).items()
+        several = values.split(",") if isinstance(value, str) else [values]
+        found[f"{owner}{dot}{plain}"] = [pairs([f"_={part}"], name)["_"] for part in several]
     return found
 
 

@@ -1,4 +1,4 @@
-"""Traffic between host and device, so that neither waits for the other more often than it must; and the host's memory.
+"""Traffic between host and device, so that neither waits for the other more often than it must.
 
 On CUDA a tensor made from Python numbers is copied with a wait for the stream; these copies are not. Knows nothing of
 drafts or laws.
@@ -6,8 +6,6 @@ drafts or laws.
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -15,8 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # glibc's names of what mallopt sets
 
 
 def upload(values: Sequence[Any] | Tensor, device: torch.device | str, dtype: torch.dtype | None = None) -> Tensor:
@@ -43,12 +39,3 @@ def fetch(*tensors: Tensor) -> list[np.ndarray]:
         part.reshape(tuple(tensor.shape)).astype(torch.empty(0, dtype=tensor.dtype).numpy().dtype)
         for part, tensor in zip(np.split(flat, cuts, axis=1), tensors, strict=True)
     ]
-
-
-def keep_memory() -> None:
-    """Have large tensors on a CPU reuse memory, instead of giving it back each time and getting it cleared page by
-    page, which takes longer than the arithmetic. Where the C library is not glibc, nothing changes."""
-    option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if option is not None:
-        option(_MMAP_MAX, 0)
-        option(_TRIM_THRESHOLD, 2**31 - 1)

@@ -20,10 +20,10 @@ import torch
 from torch import nn
 
 from outrider.core.acceptance import Curve, walk
-from outrider.core.device import keep_memory
 from outrider.core.errors import InvalidOption, OutriderError
 from outrider.core.lessons import Lesson, Teacher, batches, read
 from outrider.core.losses import resolve
+from outrider.core.memory import keep_memory
 from outrider.core.train import Pupil
 from outrider.core.trained import save
 

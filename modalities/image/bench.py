@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
+from outrider.core.bench import sweep
 from outrider.core.draft import Draft, Tree
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
-from outrider.core.methods import DRAFTERS, RULES, Method
+from outrider.core.methods import DRAFTERS, RULES
 from outrider.core.trace import machine, versions
 from outrider.image.model import ImageModel
 from outrider.image.stream import Result
@@ -78,24 +79,9 @@ def settings(
     return [
         Setting(drafter=drafter, rule=rule, drafter_options=theirs, rule_options=its)
         for drafter, rule in product(drafters, rules)
-        for theirs in _sweep(drafter, drafters, DRAFTERS, of_drafters)
-        for its in _sweep(rule, rules, RULES, of_rules)
+        for theirs in sweep(drafter, drafters, DRAFTERS, of_drafters)
+        for its in sweep(rule, rules, RULES, of_rules)
     ]
-
-
-def _sweep(
-    name: str, names: Sequence[str], table: Mapping[str, Method], given: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """The options of one method: all combinations of what was listed."""
-    lists = {}
-    for option, values in given.items():
-        owner, _, own = option.rpartition(".")
-        owners = [owner] if owner else [one for one in names if own in table[one].options]
-        if not owners or (owner and owner not in names):
-            raise InvalidOption(f"the option '{option}' belongs to none of {', '.join(names)}")
-        if name in owners:
-            lists[own] = values if isinstance(values, list) else [values]
-    return [dict(zip(lists, chosen, strict=True)) for chosen in product(*lists.values())]
 
 
 def measure(
