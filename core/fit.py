@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -21,9 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.core.errors import InvalidOption
-from outrider.core.trainer import TrainingError, accelerate_library, parameter_groups
-
-_PAUSE = 10  # steps' time, beyond which a step was a pause
+from outrider.core.run import Clock, library, parameter_groups, restore, store
 
 
 class Course(Protocol):
@@ -93,7 +90,7 @@ class Fit:
         facts: Mapping[str, Any] | None = None,
         quiet: bool = False,
     ) -> None:
-        accelerate = accelerate_library()
+        accelerate = library()
         self.course, self.pace, self.out, self.save = course, pace, out, save
         self.name, self.facts, self.quiet = name, dict(facts or {}), quiet
         accelerate.state.AcceleratorState._reset_state()  # it remembers the precision of a process's first run
@@ -103,37 +100,15 @@ class Fit:
         self.state = State()
         average = copy.deepcopy(model).requires_grad_(False).eval()
         optimiser = torch.optim.AdamW(parameter_groups(model, pace.decay), lr=pace.rate, betas=pace.betas, eps=1e-8)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda _: self._height())
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda _: self.clock.height(self.share()))
         self.model, self.optimiser = self.accelerator.prepare(model, optimiser)
         self.average = self.accelerator.prepare_model(average, evaluation_mode=True)
-        self._usual: float | None = None
+        self.clock = Clock(pace.minutes, pace.steps, pace.warmup, pace.floor)
         out.mkdir(parents=True, exist_ok=True)
-
-    # ---- time
 
     def share(self) -> float:
         """How much of it is done, from 0 to 1."""
-        done = self.state.seconds / (60 * self.pace.minutes)
-        return min(max(done, self.state.steps / self.pace.steps if self.pace.steps else 0.0), 1.0)
-
-    def _height(self) -> float:
-        """The rate as a share of its highest: up, then down along a cosine."""
-        done, up = self.share(), self.pace.warmup
-        if done < up:
-            return max(done / up, 0.01)
-        fall = (1 + math.cos(math.pi * (done - up) / (1 - up))) / 2
-        return self.pace.floor + (1 - self.pace.floor) * fall
-
-    def _spent(self, seconds: float) -> float:
-        """What a step took; where the machine slept or was stopped, what steps usually take. All processes agree."""
-        usual = self._usual if self._usual is not None else seconds
-        counted = min(seconds, max(_PAUSE * usual, 1.0))
-        self._usual = 0.9 * usual + 0.1 * counted
-        if self.accelerator.num_processes == 1:
-            return counted
-        from accelerate.utils import broadcast
-
-        return float(broadcast(torch.tensor([counted], device=self.accelerator.device))[0])
+        return self.clock.share(self.state.seconds, self.state.steps)
 
     # ---- the loop
 
@@ -154,7 +129,7 @@ class Fit:
                 loss = self._step()
                 running = loss if math.isnan(running) else 0.98 * running + 0.02 * loss
                 now = time.monotonic()
-                state.seconds += self._spent(now - start)
+                state.seconds += self.clock.spent(now - start, self.accelerator)
                 start = now
                 bar.n = min(round(1000 * self.share()), bar.total)
                 bar.set_postfix_str(f"step {state.steps}, loss {running:.4f}", refresh=False)
@@ -226,35 +201,14 @@ class Fit:
     # ---- checkpoints
 
     def checkpoint(self) -> None:
-        """All that is needed to go on; the one before is kept until this one is whole."""
-        partial, place, old = (self.out / name for name in ("checkpoint.partial", "checkpoint", "checkpoint.old"))
-        if self.main:
-            shutil.rmtree(partial, ignore_errors=True)
-        self.accelerator.wait_for_everyone()
-        self.accelerator.save_state(str(partial))
-        if not self.main:
-            return
-        (partial / "state.json").write_text(json.dumps({"name": self.name, **asdict(self.state)}), encoding="utf-8")
-        shutil.rmtree(old, ignore_errors=True)
-        if place.exists():
-            place.rename(old)
-        partial.rename(place)
-        shutil.rmtree(old, ignore_errors=True)
+        store(self.accelerator, self.out, {"who": self.name, **asdict(self.state)})
 
     def resume(self) -> bool:
         """Go on from the folder's checkpoint, if there is one."""
-        found = [one for name in ("checkpoint", "checkpoint.old") if (one := self.out / name / "state.json").is_file()]
-        if not found:
+        found = restore(self.accelerator, self.out, self.name)
+        if found is None:
             return False
-        facts = json.loads(found[0].read_text(encoding="utf-8"))
-        if (name := facts.pop("name")) != self.name:
-            raise TrainingError(f"the checkpoint in {self.out} is of {name}, not of {self.name}; give another folder")
-        try:
-            self.accelerator.load_state(str(found[0].parent))
-        except (RuntimeError, OSError, ValueError, KeyError) as error:
-            reason = str(error).splitlines()[0]
-            raise TrainingError(f"the checkpoint in {self.out} does not fit {self.name}: {reason:.200}") from None
-        self.state = State(**facts)
+        self.state = State(**found)
         return True
 
     def _bar(self) -> Any:
@@ -262,12 +216,6 @@ class Fit:
 
         form = "{l_bar}{bar}| [{postfix}]"
         return tqdm(total=1000, desc=self.name, disable=self.quiet or not self.main, bar_format=form, mininterval=1.0)
-
-
-def forget(out: Path) -> None:
-    """Begin anew in a folder."""
-    for name in ("checkpoint", "checkpoint.old", "checkpoint.partial"):
-        shutil.rmtree(out / name, ignore_errors=True)
 
 
 def plot(history: list[dict[str, float]], path: Path) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,21 +19,15 @@ import torch
 from torch import nn
 
 from outrider.core.acceptance import Curve, walk
-from outrider.core.errors import InvalidOption, OutriderError
+from outrider.core.errors import InvalidOption
 from outrider.core.lessons import Lesson, Teacher, batches, read
 from outrider.core.losses import resolve
 from outrider.core.memory import keep_memory
+from outrider.core.run import Clock, TrainingError, library, parameter_groups, restore, store
 from outrider.core.train import Pupil
 from outrider.core.trained import save
 
 Source = Callable[[int, float], Sequence[Lesson]]  # an epoch's number, the share of the time that is over -> lessons
-
-
-_PAUSE = 10  # steps' time, beyond which a step was a pause
-
-
-class TrainingError(OutriderError):
-    """Training that can't begin or go on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +96,7 @@ class Trainer:
         facts: Mapping[str, Any] | None = None,
         quiet: bool = False,
     ) -> None:
-        accelerate = accelerate_library()
+        accelerate = library()
         if not pupils:
             raise InvalidOption("there is nobody to train; give at least one pupil")
         self.teacher, self.source, self.held, self.plan, self.out = teacher, source, held, plan, out
@@ -115,7 +108,7 @@ class Trainer:
         self.accelerator = accelerate.Accelerator(cpu=cpu, mixed_precision=plan.precision)
         self.main = bool(self.accelerator.is_main_process)
         self.progress = Progress()
-        self._usual: float | None = None
+        self.clock = Clock(plan.minutes, plan.steps, plan.warmup, plan.floor)
         self.names = list(pupils)
         self.losses = {name: resolve((losses or {}).get(name, plan.loss)) for name in pupils}
         self.needs = frozenset[str]().union(*(one.needs for one in pupils.values()))
@@ -136,35 +129,12 @@ class Trainer:
             self._schedules.append(schedule)
         out.mkdir(parents=True, exist_ok=True)
 
-    # ---- time
-
     def _share(self) -> float:
         """How much of the training is done, from 0 to 1."""
-        done = self.progress.seconds / (60 * self.plan.minutes)
-        return min(max(done, self.progress.steps / self.plan.steps if self.plan.steps else 0.0), 1.0)
+        return self.clock.share(self.progress.seconds, self.progress.steps)
 
     def _height(self) -> float:
-        """The rate as a share of its highest: up, then down along a cosine, by the time that is used up."""
-        done, up = self._share(), self.plan.warmup
-        if done < up:
-            return max(done / up, 0.01)
-        fall = (1 + math.cos(math.pi * (done - up) / (1 - up))) / 2
-        return self.plan.floor + (1 - self.plan.floor) * fall
-
-    def _spent(self, seconds: float) -> float:
-        """What a step took; where the machine slept or was stopped, what steps usually take."""
-        usual = self._usual if self._usual is not None else seconds
-        counted = min(seconds, max(_PAUSE * usual, 1.0))
-        self._usual = 0.9 * usual + 0.1 * counted
-        return counted
-
-    def _agreed(self, seconds: float) -> float:
-        """The first process's clock, so that all stop, validate and save at the same step."""
-        if self.accelerator.num_processes == 1:
-            return seconds
-        from accelerate.utils import broadcast
-
-        return float(broadcast(torch.tensor([seconds], device=self.accelerator.device))[0])
+        return self.clock.height(self._share())
 
     # ---- the loop
 
@@ -188,7 +158,7 @@ class Trainer:
                     validated, running, start = progress.seconds, {}, time.monotonic()
                 self._step(group, running)
                 now = time.monotonic()
-                progress.seconds = self._agreed(progress.seconds + self._spent(now - start))
+                progress.seconds += self.clock.spent(now - start, self.accelerator)
                 start = now
                 bar.n = min(round(progress.seconds), bar.total)
                 bar.set_postfix_str(self._words(running), refresh=False)
@@ -299,41 +269,14 @@ class Trainer:
     # ---- checkpoints
 
     def checkpoint(self) -> None:
-        """All that is needed to go on; the one before is kept until this one is whole."""
-        partial, place, old = (self.out / name for name in ("checkpoint.partial", "checkpoint", "checkpoint.old"))
-        if self.main:
-            shutil.rmtree(partial, ignore_errors=True)
-        self.accelerator.wait_for_everyone()
-        self.accelerator.save_state(str(partial))
-        if not self.main:
-            return
-        facts = {"progress": asdict(self.progress), "pupils": self.names}
-        (partial / "progress.json").write_text(json.dumps(facts), encoding="utf-8")
-        shutil.rmtree(old, ignore_errors=True)
-        if place.exists():
-            place.rename(old)
-        partial.rename(place)
-        shutil.rmtree(old, ignore_errors=True)
+        store(self.accelerator, self.out, {"who": ", ".join(self.names), **asdict(self.progress)})
 
     def resume(self) -> bool:
         """Go on from the folder's checkpoint, if there is one."""
-        found = [
-            one for name in ("checkpoint", "checkpoint.old") if (one := self.out / name / "progress.json").is_file()
-        ]
-        if not found:
+        found = restore(self.accelerator, self.out, ", ".join(self.names))
+        if found is None:
             return False
-        facts = json.loads(found[0].read_text(encoding="utf-8"))
-        if facts["pupils"] != self.names:
-            raise TrainingError(
-                f"the checkpoint in {self.out} is of {', '.join(facts['pupils'])}, not of {', '.join(self.names)}; "
-                "give another folder, or remove it"
-            )
-        try:
-            self.accelerator.load_state(str(found[0].parent))
-        except (RuntimeError, OSError, ValueError, KeyError) as error:
-            reason = str(error).splitlines()[0]
-            raise TrainingError(f"the checkpoint in {self.out} does not fit these pupils: {reason:.200}") from None
-        self.progress = Progress(**facts["progress"])
+        self.progress = Progress(**found)
         return True
 
     # ---- words
@@ -351,23 +294,6 @@ class Trainer:
             best = self.progress.best.get(name)
             parts.append(f"{name} {running.get(name, math.nan):.3f}" + (f" ({best:.2f} a call)" if best else ""))
         return ", ".join(parts)
-
-
-def parameter_groups(pupil: nn.Module, decay: float) -> list[dict[str, Any]]:
-    """Matrices decay, norms and biases don't."""
-    learned = [one for one in pupil.parameters() if one.requires_grad]
-    return [
-        {"params": [one for one in learned if one.dim() > 1], "weight_decay": decay},
-        {"params": [one for one in learned if one.dim() < 2], "weight_decay": 0.0},
-    ]
-
-
-def accelerate_library() -> Any:
-    try:
-        import accelerate
-    except ImportError:
-        raise TrainingError("training needs accelerate: pip install 'outrider[train]'") from None
-    return accelerate
 
 
 def plot(history: Sequence[Mapping[str, Any]], path: Path) -> bool:

@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 from outrider.core.errors import InvalidOption
-from outrider.core.fit import Course, Fit, Pace, Save, forget
+from outrider.core.fit import Course, Fit, Pace, Save
+from outrider.core.run import forget
 from outrider.core.train import Pupil
 from outrider.core.trained import save
 from outrider.image import recipes

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.core.errors import InvalidOption
-from outrider.core.fit import Fit, Pace, forget
+from outrider.core.fit import Fit, Pace
+from outrider.core.run import forget
 from outrider.core.trained import save
 from outrider.speech import data, recipes
 from outrider.speech.codec import FRAMES, Codec

@@ -27,6 +27,7 @@ from outrider.core.laws import Sampling
 from outrider.core.lessons import DecoderTeacher, Lesson, rejections, split
 from outrider.core.methods import make_drafter
 from outrider.core.rules.exact import Exact
+from outrider.core.run import forget
 from outrider.core.trace import Step
 from outrider.core.train import Pupil
 from outrider.text import data
@@ -94,7 +95,8 @@ def train(wanted: Wanted, say: Callable[[str], None] = print) -> list[Path]:
         raise Incompatible(f"{lm.name} does not run on our own decoder, whose states the recipes read")
     out = wanted.out or home(lm.name) / "-".join(wanted.recipes)
     if wanted.fresh and int(os.environ.get("RANK", "0")) == 0:
-        _forget(out)
+        forget(out)
+        (out / "vocabulary.json").unlink(missing_ok=True)
     start = time.monotonic()
     files = wanted.data or (home(lm.name) / "answers.jsonl",)
     if not wanted.data or wanted.prompts:
@@ -299,11 +301,3 @@ def _described(file: Path) -> Mapping[str, Any]:
     tokens = sum(len(one.answer) for one in lessons)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     return {"file": file.name, "answers": len(lessons), "tokens": tokens, "kinds": kinds, "sha256": digest}
-
-
-def _forget(out: Path) -> None:
-    import shutil
-
-    for name in ("checkpoint", "checkpoint.old", "checkpoint.partial"):
-        shutil.rmtree(out / name, ignore_errors=True)
-    (out / "vocabulary.json").unlink(missing_ok=True)

@@ -46,9 +46,9 @@ def test_a_draft_model_from_nothing_and_on(tmp_path: Path, cache: Path) -> None:
     assert {"draft-model.safetensors", "draft-model.json", "curve.json", "checkpoint"} <= {
         p.name for p in out.iterdir()
     }
-    progress = json.loads((out / "checkpoint" / "progress.json").read_text())["progress"]
+    progress = json.loads((out / "checkpoint" / "state.json").read_text())
     assert progress["steps"] > 0
     again = told(*[one.replace("0.05", "0.1") for one in options])
     assert again.exit_code == 0, again.output
-    after = json.loads((out / "checkpoint" / "progress.json").read_text())["progress"]
+    after = json.loads((out / "checkpoint" / "state.json").read_text())
     assert after["steps"] > progress["steps"] and after["history"][: len(progress["history"])] == progress["history"]

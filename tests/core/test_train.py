@@ -227,21 +227,21 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
         return [sys.executable, str(script), str(tmp_path / name), str(minutes)]
 
     running = subprocess.Popen(command("killed", 0.005), stderr=subprocess.DEVNULL)
-    mark = tmp_path / "killed" / "checkpoint" / "progress.json"
+    mark = tmp_path / "killed" / "checkpoint" / "state.json"
     deadline = time.monotonic() + 120
     while not mark.is_file() and time.monotonic() < deadline and running.poll() is None:
         time.sleep(0.01)
     running.send_signal(signal.SIGKILL)
     assert running.wait() == -signal.SIGKILL, "it was over before it could be killed"
     folder = next(one for one in (mark.parent, mark.parent.with_name("checkpoint.old")) if one.is_dir())
-    steps = json.loads((folder / "progress.json").read_text())["progress"]["steps"]
+    steps = json.loads((folder / "state.json").read_text())["steps"]
     assert 0 < steps < 400
     subprocess.run(command("killed", 1e6), check=True, stderr=subprocess.DEVNULL)
     subprocess.run(command("whole", 1e6), check=True, stderr=subprocess.DEVNULL)
     target = Decoder.random(CONFIG, 3)
     ends = []
     for name in ("killed", "whole"):
-        found = json.loads((tmp_path / name / "checkpoint" / "progress.json").read_text())["progress"]
+        found = json.loads((tmp_path / name / "checkpoint" / "state.json").read_text())
         assert found["steps"] == 400
         ends.append(load(tmp_path / name / "small.safetensors", {"SmallModel": SmallModel}, target).state_dict())
     for name, tensor in ends[0].items():

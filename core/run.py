@@ -1,0 +1,117 @@
+"""What every training run goes by: its clock, and checkpoints from which it goes on.
+
+The rate rises and falls with the time that is used up, so that a run that was broken off, on this machine or a slower
+one, ends as it was meant to. Knows nothing of what is learned.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from outrider.core.errors import OutriderError
+
+_PAUSE = 10  # steps' time, beyond which a step was a pause
+_PLACES = ("checkpoint", "checkpoint.old", "checkpoint.partial")
+_STATE = "state.json"
+
+
+class TrainingError(OutriderError):
+    """A run that can't begin or go on."""
+
+
+class Clock:
+    """How far a run is: whichever of minutes and steps is nearer its end counts."""
+
+    def __init__(self, minutes: float, steps: int | None, warmup: float, floor: float) -> None:
+        self.minutes, self.steps, self.warmup, self.floor = minutes, steps, warmup, floor
+        self._usual: float | None = None
+
+    def share(self, seconds: float, steps: int) -> float:
+        """How much of it is done, from 0 to 1."""
+        done = seconds / (60 * self.minutes)
+        return min(max(done, steps / self.steps if self.steps else 0.0), 1.0)
+
+    def height(self, done: float) -> float:
+        """The rate as a share of its highest: up, then down along a cosine."""
+        if done < self.warmup:
+            return max(done / self.warmup, 0.01)
+        fall = (1 + math.cos(math.pi * (done - self.warmup) / (1 - self.warmup))) / 2
+        return self.floor + (1 - self.floor) * fall
+
+    def spent(self, seconds: float, accelerator: Any) -> float:
+        """What a step took; where the machine slept or was stopped, what steps usually take. Of several processes the
+        first one's clock counts, so that all stop, validate and save at the same step."""
+        usual = self._usual if self._usual is not None else seconds
+        counted = min(seconds, max(_PAUSE * usual, 1.0))
+        self._usual = 0.9 * usual + 0.1 * counted
+        if accelerator.num_processes == 1:
+            return counted
+        from accelerate.utils import broadcast
+
+        return float(broadcast(torch.tensor([counted], device=accelerator.device))[0])
+
+
+def store(accelerator: Any, out: Path, state: Mapping[str, Any]) -> None:
+    """All that is needed to go on; the checkpoint before is kept until this one is whole."""
+    place, old, partial = (out / name for name in _PLACES)
+    if accelerator.is_main_process:
+        shutil.rmtree(partial, ignore_errors=True)
+    accelerator.wait_for_everyone()
+    accelerator.save_state(str(partial))
+    if not accelerator.is_main_process:
+        return
+    (partial / _STATE).write_text(json.dumps(state), encoding="utf-8")
+    shutil.rmtree(old, ignore_errors=True)
+    if place.exists():
+        place.rename(old)
+    partial.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def restore(accelerator: Any, out: Path, who: str) -> dict[str, Any] | None:
+    """The state of the folder's checkpoint, weights and optimisers loaded; None where there is none. Its "who" must be
+    the same, as whose it is."""
+    found = [one for name in _PLACES[:2] if (one := out / name / _STATE).is_file()]
+    if not found:
+        return None
+    state: dict[str, Any] = json.loads(found[0].read_text(encoding="utf-8"))
+    if (theirs := state.pop("who")) != who:
+        raise TrainingError(f"the checkpoint in {out} is of {theirs}, not of {who}; give another folder, or remove it")
+    try:
+        accelerator.load_state(str(found[0].parent))
+    except (RuntimeError, OSError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        raise TrainingError(f"the checkpoint in {out} does not fit {who}: {reason:.200}") from None
+    return state
+
+
+def forget(out: Path) -> None:
+    """Begin anew in a folder."""
+    for name in _PLACES:
+        shutil.rmtree(out / name, ignore_errors=True)
+
+
+def library() -> Any:
+    """accelerate, or word of what is missing."""
+    try:
+        import accelerate
+    except ImportError:
+        raise TrainingError("training needs accelerate: pip install 'outrider[train]'") from None
+    return accelerate
+
+
+def parameter_groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
+    """Matrices decay, norms and biases don't."""
+    learned = [one for one in model.parameters() if one.requires_grad]
+    return [
+        {"params": [one for one in learned if one.dim() > 1], "weight_decay": decay},
+        {"params": [one for one in learned if one.dim() < 2], "weight_decay": 0.0},
+    ]
