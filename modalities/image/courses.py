@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from outrider.core.decode import decode
+from outrider.core.engine.guidance import Guided
 from outrider.core.engine.network import Network
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption
 from outrider.core.rules.exact import Exact
 from outrider.image.data import HELD_NAME, HELD_PAIR, LEARNED, SIZE, Pictures
-from outrider.image.guidance import Guided
 from outrider.image.names import LENGTH, Names, words
 from outrider.image.tokenizer import Tokenizer, loss, psnr
 from outrider.image.tokens import TokenModel

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.decode import Drafter, Rule
+from outrider.core.engine.guidance import Guided
 from outrider.core.engine.network import Network
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption, unknown
@@ -23,7 +24,6 @@ from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
 from outrider.core.train import Pupil
 from outrider.image import recipes
 from outrider.image.grid import Grid, neighbours
-from outrider.image.guidance import Guided
 from outrider.image.names import Names
 from outrider.image.options import Given, Options
 from outrider.image.stream import Result, Stream

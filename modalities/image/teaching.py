@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.core.engine.guidance import Guided
 from outrider.core.engine.network import Network
 from outrider.core.engine.transformer import Decoder
 from outrider.core.laws import Sampling
 from outrider.core.lessons import Lesson
 from outrider.image.courses import TokensCourse
-from outrider.image.guidance import Guided
 from outrider.image.names import Names
 
 _EPOCH = 1024  # pictures that are drawn anew and read again

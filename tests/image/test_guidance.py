@@ -13,13 +13,13 @@ import torch
 from outrider.core.conformance import KINDS, Case, enumerate_output, equip, target_law, total_variation
 from outrider.core.decode import Rule, decode
 from outrider.core.draft import Draft, Tree
+from outrider.core.engine.guidance import Guided
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.methods import DRAFTERS, Method
 from outrider.core.rules.exact import Exact, GumbelMatch, Token
 from outrider.core.target import TableTarget
-from outrider.image.guidance import Guided
 from outrider.image.model import ImageModel, drafters
 from outrider.image.tokenizer import Layout, Tokenizer
 from outrider.image.tokens import TokenModel

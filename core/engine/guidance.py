@@ -3,8 +3,9 @@
 Classifier-free guidance (arXiv 2207.12598) on logits: u + g (c - u), from which laws are then made as from any logits;
 so p in every rule, and q of a draft model that is guided alike, is the guided law. Both streams read the same tokens
 and are cut back together. What was asked for stands before each row's prompt in the target alone: the loop, drafters
-and rules see tokens of the picture only. Hidden states are combined as logits are: what an output layer without a
-bias says of the combined last state is then the guided law. Knows two streams of logits, nothing of pictures.
+and rules see tokens of the output only. Hidden states are combined as logits are: what an output layer without a
+bias says of the combined last state is then the guided law. Knows two streams of logits, nothing of pictures or
+sound.
 """
 
 from __future__ import annotations
@@ -20,21 +21,39 @@ from torch import Tensor
 from outrider.core.draft import Draft, Tree, Verdict
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Lawmaker, Sampling
+from outrider.core.slots import Slots
 from outrider.core.target import Prefill, Prompts, Scores, Target, committed
 
 
 class Guided:
-    """A target under guidance. `asked` holds one condition a row, `free` the condition that asks for nothing, all of
-    the same length. At guidance 1 there is one stream, with what was asked for; at 0 one without."""
+    """A target under guidance. `asked` holds one condition a row; `free` is the condition that asks for nothing, of the
+    same length as all of them, or one for each row, of any length. At guidance 1 there is one stream, with what was
+    asked for; at 0 one without.
+
+    `instead`: a prompt's first token is not read; it stands for the condition's last, for models whose picture follows
+    their prompt at once. `slots`: what may stand where behind the prompt.
+    """
 
     def __init__(
-        self, inner: Target, asked: Sequence[Sequence[int]], free: Sequence[int], guidance: float = 1.0
+        self,
+        inner: Target,
+        asked: Sequence[Sequence[int]],
+        free: Sequence[int] | Sequence[Sequence[int]],
+        guidance: float = 1.0,
+        *,
+        instead: bool = False,
+        slots: Slots | None = None,
     ) -> None:
         if not 0 <= guidance < math.inf:
             raise InvalidOption(f"guidance is {guidance}; it must be 0 (what was asked for is not looked at) or more")
-        if any(len(one) != len(free) for one in asked):
+        self._free: list[list[int]] | None = None  # one for each row
+        if free and not isinstance(free[0], int):
+            self._free = [list(one) for one in free if not isinstance(one, int)]
+        self.free = [one for one in free if isinstance(one, int)]  # one for all
+        if self._free is None and any(len(one) != len(free) for one in asked):
             raise InvalidOption("conditions differ in length; fill them up, so that both streams stand at one place")
-        self.inner, self.asked, self.free, self.guidance = inner, asked, list(free), guidance
+        self.inner, self.asked, self.guidance = inner, asked, guidance
+        self._instead, self._slots = int(instead), slots
         self.vocabulary, self.device, self.rollback = inner.vocabulary, inner.device, inner.rollback
         self.streams = 1 if guidance in (0, 1) else 2
         self.weight_bytes = inner.weight_bytes
@@ -42,25 +61,36 @@ class Guided:
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
         if len(prompts) != len(self.asked):
             raise InvalidOption(f"there are {len(self.asked)} conditions for {len(prompts)} prompts; give one each")
-        given: list[list[int]] = []
-        if self.guidance:
-            given += [[*one, *prompt] for one, prompt in zip(self.asked, prompts, strict=True)]
-        if self.guidance != 1:
-            given += [[*self.free, *prompt] for prompt in prompts]
-        self._rows, self._before = len(prompts), len(self.free)
+        free = [self.free] * len(prompts) if self._free is None else self._free
+        wanted = [self.asked] * (self.guidance != 0) + [free] * (self.guidance != 1)
+        given = [[*one, *prompt[self._instead :]] for some in wanted for one, prompt in zip(some, prompts, strict=True)]
+        before = [len(one) - self._instead for some in wanted for one in some]
+        self._rows, self._before = len(prompts), torch.tensor(before, device=self.device)
+        self._prompted = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         self._lawmaker = Lawmaker(sampling, prompts, self.vocabulary, self.device)
         hidden = self.inner.begin(given, Sampling(), needs).hidden
-        return Prefill({tap: self._combined(states)[:, self._before :] for tap, states in hidden.items()})
+        longest = max(map(len, prompts)) - 1
+        return Prefill({tap: self._combined(self._own(states, longest)) for tap, states in hidden.items()})
+
+    def _own(self, states: Tensor, count: int) -> Tensor:
+        """What was read of prompts, without the conditions: [B, L, D] -> [B, count, D]."""
+        place = self._before[:, None] + torch.arange(count, device=self.device)
+        place = place.clamp(max=max(states.shape[1] - 1, 0))
+        return states.gather(1, place[..., None].expand(-1, -1, states.shape[2]))
 
     def score(self, draft: Draft, since: int | None = None) -> Scores:
         found = self.inner.score(self._twice(draft), since)
+        lengths = found.lengths[: self._rows] - self._before[: self._rows]
 
         def logits(rows: Tensor) -> Tensor:
-            return self._combined(found.logits(torch.cat([rows] * self.streams)))
+            said = self._combined(found.logits(torch.cat([rows] * self.streams)))
+            if self._slots is None:
+                return said
+            return self._slots.only(said, scores.position(rows) - self._prompted[:, None])
 
         hidden = {tap: self._combined(states) for tap, states in found.hidden.items()}
-        lengths = found.lengths[: self._rows] - self._before
-        return Scores(draft, self._lawmaker, lengths, logits, hidden, found.first)
+        scores = Scores(draft, self._lawmaker, lengths, logits, hidden, found.first)
+        return scores
 
     def _combined(self, both: Tensor) -> Tensor:
         """What both streams say [2 B, ...] -> [B, ...], in 32 bits or more."""
