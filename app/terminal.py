@@ -6,9 +6,8 @@ Knows traces and rich; nothing of models, nor what a token means: who calls says
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 
 from rich.box import SIMPLE_HEAD
 from rich.columns import Columns
@@ -17,30 +16,12 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from outrider.core.trace import Source, Step, Summary, Times
+from outrider.app.marks import LOOKS, Kind, told
+from outrider.core.trace import Step, Summary, Times
 
 Name = Callable[[int], str]  # of a token, the same width for all
-Kind = Source | Literal["rejected"]
 NARROW = 60  # columns; below, numbers go without their names
 _BAR, _NARROW_BAR = 16, 10
-
-
-@dataclass(frozen=True)
-class Look:
-    """How a kind of token is told from the others: by a mark as well as by a colour."""
-
-    mark: str
-    style: str
-    words: str
-
-
-LOOKS: dict[Kind, Look] = {
-    "drafted": Look(" ", "green", "drafted, and accepted by the target"),
-    "rejected": Look("x", "red strike", "drafted in this place, and rejected"),
-    "resampled": Look("*", "bold magenta", "the target's own, in place of what it rejected"),
-    "bonus": Look("+", "bold cyan", "the target's own, behind a draft accepted whole, or none"),
-    "relaxed": Look("~", "italic yellow", "drafted, and accepted only because the rule is relaxed"),
-}
 
 
 def mark(token: str, kind: Kind) -> Text:
@@ -54,17 +35,6 @@ def legend(example: str, kinds: Iterable[Kind] = LOOKS) -> Table:
     for kind in kinds:
         grid.add_row(mark(example, kind), LOOKS[kind].words)
     return grid
-
-
-def told(step: Step) -> Iterator[tuple[int, Kind]]:
-    """The tokens of a step in order, each behind the guesses that were rejected in its place."""
-    for level, (token, source) in enumerate(zip(step.emitted, step.sources, strict=True)):
-        above = step.path[level - 1] if level else -1
-        accepted = step.path[level] if level < len(step.path) else None
-        for node, parent in enumerate(step.parents):
-            if parent == above and step.tried[node] and node != accepted:
-                yield step.drafted[node], "rejected"
-        yield token, source
 
 
 def stream(console: Console, steps: Iterable[Step], name: Name, pause: float = 0.0) -> list[Step]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from outrider.app import demo, terminal
+from outrider.app import demo, marks, terminal
 from outrider.app.demo import Options
 from outrider.core.errors import OutriderError
 from outrider.core.methods import DRAFTERS, RULES
@@ -45,12 +45,12 @@ def played(options: Options, width: int = 80, **more: object) -> str:
 
 
 def test_a_step_is_told_with_its_rejections_where_they_happened() -> None:
-    assert list(terminal.told(STEP)) == [(5, "rejected"), (7, "drafted"), (8, "rejected"), (9, "resampled")]
+    assert list(marks.told(STEP)) == [(5, "rejected"), (7, "drafted"), (8, "rejected"), (9, "resampled")]
 
 
 def test_a_step_cut_short_does_not_show_as_rejected_what_was_only_cut() -> None:
     cut = replace(STEP, emitted=(7,), sources=("drafted",))
-    assert list(terminal.told(cut)) == [(5, "rejected"), (7, "drafted")]
+    assert list(marks.told(cut)) == [(5, "rejected"), (7, "drafted")]
 
 
 def test_streamed_tokens_are_those_of_the_steps_in_any_width() -> None:
@@ -80,8 +80,8 @@ def test_the_tree_in_a_narrow_terminal_has_the_numbers_alone() -> None:
 
 
 def test_every_kind_of_token_has_a_mark_of_its_own() -> None:
-    assert len({look.mark for look in terminal.LOOKS.values()}) == len(terminal.LOOKS)
-    assert all(look.words in shown(terminal.legend("41")) for look in terminal.LOOKS.values())
+    assert len({look.mark for look in marks.LOOKS.values()}) == len(marks.LOOKS)
+    assert all(look.words in shown(terminal.legend("41")) for look in marks.LOOKS.values())
 
 
 def test_charts_keep_to_ascii_where_they_must() -> None:
