@@ -1,0 +1,93 @@
+"""Run the notebooks from top to bottom and keep what they show: `python notebooks/save.py [NAME ...]`.
+
+What is kept is clean: no machine's paths, no progress bars, no warnings, no state of widgets, no times of running.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).resolve().parent
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+_SOLUTION = re.compile(r"<details>.*?```python\n(.*?)```.*?</details>", re.DOTALL)
+
+
+def notebooks() -> list[Path]:
+    """All of them, in reading order."""
+    return sorted(FOLDER.glob("[0-9][0-9]-*.ipynb"))
+
+
+def solutions(notebook: Any) -> list[str]:
+    """The code of the solutions that its exercises hide."""
+    prose = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    return [code for text in prose for code in _SOLUTION.findall(text)]
+
+
+def run(path: Path, *, solved: bool = False, timeout: int = 600) -> Any:
+    """Run a notebook in a kernel of its own; with `solved` its solutions too, at the end."""
+    notebook = nbformat.read(path, as_version=4)
+    if solved:
+        notebook.cells += [nbformat.v4.new_code_cell(code) for code in solutions(notebook)]
+    client = NotebookClient(
+        notebook,
+        timeout=timeout,
+        kernel_name="python3",
+        store_widget_state=False,
+        record_timing=False,
+        resources={"metadata": {"path": str(path.parent)}},
+    )
+    client.execute()
+    return notebook
+
+
+def cleaned(notebook: Any) -> Any:
+    """The same with the outputs that a reader wants, and no others."""
+    for number, cell in enumerate(notebook.cells):
+        cell.id = f"cell-{number + 1:02}"
+        if cell.cell_type != "code":
+            continue
+        cell.metadata.pop("execution", None)
+        outputs = []
+        for output in cell.outputs:
+            if output.output_type == "stream" and output.name == "stderr":
+                continue
+            if "data" in output:
+                output.data.pop(_WIDGET, None)
+                if not set(output.data) - {"text/plain"} and "(children=" in output.data.get("text/plain", ""):
+                    continue  # a bare widget, such as a progress bar
+                if "image/png" in output.data:
+                    output.data["text/plain"] = "<Figure>"
+            if output.output_type == "stream" and outputs and outputs[-1].output_type == "stream":
+                outputs[-1].text += output.text  # cut by chance of timing
+                continue
+            outputs.append(output)
+        cell.outputs = outputs
+    notebook.metadata = nbformat.from_dict(
+        {
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+            "language_info": {"name": "python"},
+        }
+    )
+    return notebook
+
+
+def main(names: list[str]) -> None:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    for path in notebooks():
+        if names and not any(path.name.startswith(name) for name in names):
+            continue
+        start = time.monotonic()
+        nbformat.write(cleaned(run(path)), path)
+        print(f"{path.name}: {time.monotonic() - start:.0f} s, {path.stat().st_size / 1e3:.0f} kB", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
