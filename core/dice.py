@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.device import constant, upload
-from outrider.core.laws import Law, argmax
+from outrider.core.largest import argmax
+from outrider.core.laws import Law
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import InvalidOption
+from outrider.core.largest import argmax, largest
 
 _NEARLY_GREEDY = 1e-5
 _FIRST_LOOK = 256  # how many of the most likely tokens top-p examines before it looks further
@@ -147,7 +148,7 @@ class Law:
 
     def top(self, count: int) -> tuple[Tensor, Tensor]:
         """The most likely tokens and their probabilities, best first: [..., count] each; padded with -1 and 0."""
-        probs, place = _topk(self.probs, min(count, self.width))
+        probs, place = largest(self.probs, min(count, self.width))
         tokens = place if self.tokens is None else self.tokens.gather(-1, place)
         short = count - probs.shape[-1]
         if short:
@@ -161,32 +162,6 @@ class Law:
 
 def _pad(tensor: Tensor, count: int, value: float) -> Tensor:
     return torch.nn.functional.pad(tensor, (0, count), value=value)
-
-
-def argmax(values: Tensor) -> Tensor:
-    """The first index of the largest value along the last axis (torch's own is 25 times slower on a CPU)."""
-    if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64):
-        return torch.from_numpy(values.detach().numpy().argmax(-1))
-    return values.argmax(-1)
-
-
-def _topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest along the last axis, best first, and their places. On a CPU a few are found one by one, more
-    by numpy's partition: both are several times as fast as torch's own."""
-    size = values.shape[-1]
-    if values.device.type != "cpu" or size < 1024 or count > size // 4:
-        return values.topk(count)
-    if count <= 8:
-        left, found = values.clone(), []
-        for _ in range(count):
-            found.append(argmax(left)[..., None])
-            left.scatter_(-1, found[-1], -torch.inf)
-        place = torch.cat(found, -1)
-    else:
-        unordered = values.detach().numpy().argpartition(size - count, axis=-1)[..., size - count :]
-        place = torch.from_numpy(unordered)
-        place = place.gather(-1, values.gather(-1, place).argsort(dim=-1, descending=True, stable=True))
-    return values.gather(-1, place), place
 
 
 def residual(p: Law, q: Tensor, f: Tensor | None = None) -> Law:
@@ -255,7 +230,7 @@ def to_law(logits: Tensor, sampling: Sampling) -> Law:
         return Law.point(argmax(logits), vocabulary, logits.dtype)
     tokens: Tensor | None = None
     if 0 < sampling.top_k < vocabulary:
-        logits, tokens = _topk(logits, sampling.top_k)
+        logits, tokens = largest(logits, sampling.top_k)
     if sampling.entropy_aware:
         logits = logits / warmth(logits)
     probs = torch.softmax(logits / sampling.temperature if sampling.temperature != 1 else logits, -1)
@@ -281,7 +256,7 @@ def _nucleus(probs: Tensor, tokens: Tensor | None, top_p: float) -> tuple[Tensor
     if tokens is None:
         look = _FIRST_LOOK if probs.device.type == "cpu" else probs.shape[-1]
         while True:
-            best, tokens = _topk(probs, min(look, probs.shape[-1]))
+            best, tokens = largest(probs, min(look, probs.shape[-1]))
             if look >= probs.shape[-1] or bool((best.sum(-1) >= top_p).all()):
                 break
             look *= 8

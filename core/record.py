@@ -24,6 +24,7 @@ class Record:
     nodes: bool = True  # the draft, node by node
     alternatives: int = 0  # the target's likeliest tokens behind each committed one
     logprobs: bool = False  # of each committed token, under the model's own softmax
+    entropy: bool = False  # of the law that each committed token follows, in nats
 
 
 class Seen:
@@ -92,18 +93,20 @@ class Seen:
 
 
 class Extras:
-    """What is recorded only when asked for: alternatives and log-probabilities behind each committed token."""
+    """What is recorded only when asked for: alternatives, log-probabilities and entropy behind each committed token."""
 
     def __init__(self, scores: Scores, verdict: Verdict, record: Record) -> None:
         self._parts: list[np.ndarray] = []
         self._record = record
-        if not record.alternatives and not record.logprobs:
+        if not record.alternatives and not record.logprobs and not record.entropy:
             return
         rows = torch.nn.functional.pad(verdict.path + 1, (1, 0))  # the row each emitted token was drawn behind
         tokens = verdict.emitted(scores.draft).clamp(min=0)
         wanted: list[Tensor] = []
-        if record.alternatives:
-            wanted += scores.laws(rows).top(record.alternatives)
+        if record.alternatives or record.entropy:
+            laws = scores.laws(rows)
+            wanted += laws.top(record.alternatives) if record.alternatives else ()
+            wanted += [laws.entropy()] if record.entropy else []
         if record.logprobs:
             logits = scores.logits(rows)
             logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -112,13 +115,15 @@ class Extras:
 
     def step(self, row: int, kept: int) -> dict[str, object]:
         found: dict[str, object] = {}
-        parts = [part[row, :kept] for part in self._parts]
+        parts = iter([part[row, :kept] for part in self._parts])
         if self._record.alternatives:
-            ids, probs = parts[0].tolist(), parts[1].tolist()
+            ids, probs = next(parts).tolist(), next(parts).tolist()
             found["alternatives"] = tuple(
                 tuple((token, prob) for token, prob in zip(one, two, strict=True) if token >= 0)
                 for one, two in zip(ids, probs, strict=True)
             )
+        if self._record.entropy:
+            found["entropy"] = tuple(next(parts).tolist())
         if self._record.logprobs:
-            found["logprobs"] = tuple(parts[-1].tolist())
+            found["logprobs"] = tuple(next(parts).tolist())
         return found

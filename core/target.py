@@ -73,6 +73,12 @@ class Scores:
         flat = (rows - self.first) + torch.arange(batch, device=rows.device)[:, None] * count
         return self._logits.flatten(0, 1).index_select(0, flat.flatten()).view(*rows.shape, vocabulary)
 
+    def leading(self, count: int) -> Tensor:
+        """The first rows [B, count, V], as the model gave them."""
+        if isinstance(self._logits, Tensor) and not self.first:
+            return self._logits[:, :count]
+        return self.logits(torch.arange(count, device=self.lengths.device).expand(len(self.lengths), -1))
+
     def _every_row(self) -> Tensor:
         rows = torch.arange(self.first, self.draft.size + 1, device=self.lengths.device)
         return rows.expand(len(self.lengths), -1)

@@ -60,6 +60,7 @@ class Step:
     price: tuple[float, ...] = ()  # of each committed token: total variation from the target's law
     alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()  # if asked for: the target's likeliest at each token
     logprobs: tuple[float, ...] = ()  # if asked for: of each committed token under the model's own softmax
+    entropy: tuple[float, ...] = ()  # if asked for: of the law that each committed token follows, in nats
     finish: Finish | None = None
     note: str = ""  # what the drafter had to say: who drafted, or why nobody did
     times: Times = Times()
@@ -222,7 +223,9 @@ def _check(step: Step) -> None:
         and all(-1 <= parent < node for node, parent in enumerate(step.parents))
         and all(0 <= node < nodes for node in step.path)
         and len(step.sources) == len(step.emitted)
-        and all(len(part) in (0, len(step.emitted)) for part in (step.price, step.logprobs, step.alternatives))
+        and all(
+            len(part) in (0, len(step.emitted)) for part in (step.price, step.logprobs, step.alternatives, step.entropy)
+        )
         and step.row >= 0
         and step.index >= 0
     )

@@ -20,7 +20,8 @@ from outrider.core.device import upload
 from outrider.core.dice import Dice, Purpose
 from outrider.core.draft import Draft, Tree, Verdict
 from outrider.core.errors import InvalidOption, unknown
-from outrider.core.laws import Law, Sampling, argmax, residual
+from outrider.core.largest import argmax
+from outrider.core.laws import Law, Sampling, residual
 from outrider.core.target import Prefill, Prompts, Scores
 
 FILLERS = ("copy", "random", "pad", "left", "above")

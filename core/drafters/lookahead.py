@@ -22,7 +22,8 @@ from outrider.core.dice import Dice, mix
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.trie import Trie, planted
 from outrider.core.errors import InvalidOption
-from outrider.core.laws import Sampling, argmax
+from outrider.core.largest import argmax
+from outrider.core.laws import Sampling
 from outrider.core.target import Prefill, Prompts, Scores
 
 

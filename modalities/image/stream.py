@@ -14,6 +14,7 @@ from torch import Tensor
 
 from outrider.core.decode import decode
 from outrider.core.memory import peak_memory
+from outrider.core.record import Record
 from outrider.core.trace import Finish, Step, Trace, machine, versions
 from outrider.image.options import Options
 
@@ -75,6 +76,7 @@ class Stream(Iterator[Piece]):
                 sampling=options.sampling(),
                 limit=len(model.raster),
                 seed=self._seed,
+                record=Record(entropy=options.entropy),
             )
         )
 

@@ -26,7 +26,7 @@ def trace() -> Trace:
         [[1, 2], [3]],
         sampling=Sampling(temperature=0.9),
         limit=12,
-        record=Record(alternatives=2, logprobs=True),
+        record=Record(alternatives=2, logprobs=True, entropy=True),
     )
     return Trace(
         tuple(steps), "top-k-tree", "lenience", False, (1, 2), {"temperature": 0.9}, machine(), versions(), memory=5
@@ -37,6 +37,7 @@ def test_a_trace_reads_back_the_same() -> None:
     one = trace()
     two = Trace.from_json(one.to_json())
     assert two == one
+    assert all(len(step.entropy) == len(step.emitted) and min(step.entropy) >= 0 for step in two.steps)
     assert two.rows == 2 and len(two.tokens(1)) == len(two.sources(1)) == 12
     assert two.row(1).steps == tuple(step for step in one.steps if step.row == 1)
     assert two.summary() == one.summary() and two.summary().price > 0
