@@ -20,6 +20,7 @@ from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.trie import Trie, planted
 from outrider.core.errors import InvalidOption, unknown
+from outrider.core.largest import largest
 from outrider.core.laws import Sampling
 from outrider.core.shapes import ranks, sequoia, validate
 from outrider.core.target import Prefill, Prompts, Scores
@@ -30,7 +31,6 @@ _LEAST_TRUST, _TRUST = 0.03, 0.55
 _RANKS = (0.33, 0.10, 0.065, 0.045, 0.035, 0.03, 0.025, 0.02)  # ... and for its rank, likewise
 STATIC = "static"
 _ROWS = 64  # of a pass that are recycled: the first so many
-_BLOCK = 128  # logits whose largest is looked at first
 
 
 class TokenRecycling:
@@ -125,8 +125,7 @@ class TokenRecycling:
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:
         count = min(draft.size + 1, _ROWS)
-        rows = torch.arange(count, device=draft.tokens.device).expand(draft.rows, -1)
-        values, ids = likeliest(scores.logits(rows), min(self.successors, scores.vocabulary))
+        values, ids = largest(scores.leading(count), min(self.successors, scores.vocabulary))
         live = draft.live & (draft.tokens < scores.vocabulary)
         tokens = torch.where(live, draft.tokens, -1)[:, : count - 1]
         chances = _LEAST_TRUST + _TRUST * torch.softmax(values.float(), -1)
@@ -153,19 +152,3 @@ class TokenRecycling:
 def _shares(count: int) -> list[float]:
     """Of successors that nothing is known about but which was the latest."""
     return [0.4 * 0.5**rank for rank in range(count)]
-
-
-def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of [..., V] and their ids. They are in the `count` blocks whose largest are the largest, so
-    that most logits are looked at once."""
-    size = logits.shape[-1]
-    if size < 4 * _BLOCK * count:
-        return logits.topk(count)
-    whole = size - size % _BLOCK
-    blocks = logits[..., :whole].reshape(*logits.shape[:-1], -1, _BLOCK)
-    places = blocks.amax(-1).topk(count).indices  # [..., count]
-    inner = blocks.gather(-2, places[..., None].expand(*places.shape, _BLOCK)).flatten(-2)
-    ids = (places[..., None] * _BLOCK + torch.arange(_BLOCK, device=logits.device)).flatten(-2)
-    rest = torch.arange(whole, size, device=logits.device).expand(*ids.shape[:-1], -1)
-    values, place = torch.cat([inner, logits[..., whole:]], -1).topk(count)
-    return values, torch.cat([ids, rest], -1).gather(-1, place)

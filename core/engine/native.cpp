@@ -832,4 +832,37 @@ void outrider_few(const float* w, const float* bias, const float* a, float* y, i
     }
 }
 
+// The `count` largest of every row [size] of x [outer, inner, size], the largest first and of equals the earlier.
+void outrider_largest(const float* x, int64_t outer_stride, int64_t inner_stride, int32_t outer, int32_t inner,
+                      int32_t size, int32_t count, float* values, int64_t* places, int32_t threads) {
+#pragma omp parallel for num_threads(std::min(threads, outer * inner)) schedule(static)
+    for (int row = 0; row < outer * inner; row++) {
+        const float* here = x + row / inner * outer_stride + row % inner * inner_stride;
+        float* best = values + int64_t(row) * count;
+        int64_t* place = places + int64_t(row) * count;
+        int filled = 0;
+        const auto take = [&](int at) {
+            int to = filled < count ? filled++ : count - 1;
+            for (; to > 0 && here[at] > best[to - 1]; to--) best[to] = best[to - 1], place[to] = place[to - 1];
+            best[to] = here[at], place[to] = at;
+        };
+        int at = 0;
+        for (; at < count; at++) take(at);
+        for (; at < size; at += 64) {
+            const __m512 least = _mm512_set1_ps(best[count - 1]);
+            uint64_t larger = 0;
+            for (int part = 0; part < 64; part += 16) {
+                const int left = size - at - part;
+                const __mmask16 some = left >= 16 ? 0xffff : left > 0 ? (1 << left) - 1 : 0;
+                const __m512 numbers = _mm512_maskz_loadu_ps(some, here + at + part);
+                larger |= uint64_t(_mm512_mask_cmp_ps_mask(some, numbers, least, _CMP_GT_OQ)) << part;
+            }
+            for (; larger; larger &= larger - 1) {
+                const int found = at + __builtin_ctzll(larger);
+                if (here[found] > best[count - 1]) take(found);
+            }
+        }
+    }
+}
+
 }  // extern "C"

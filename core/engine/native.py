@@ -134,6 +134,8 @@ def library() -> ctypes.CDLL | None:
     found.outrider_run.argtypes = [c_void_p, c_void_p, c_void_p]
     found.outrider_run.restype = found.outrider_product.restype = found.outrider_few.restype = None
     found.outrider_few.argtypes = [*([c_void_p] * 4), *([c_int32] * 4)]
+    found.outrider_largest.argtypes = [c_void_p, c_int64, c_int64, *([c_int32] * 4), c_void_p, c_void_p, c_int32]
+    found.outrider_largest.restype = None
     found.outrider_product.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p]
     return found if found.outrider_ready(1) else None
 
@@ -169,6 +171,19 @@ def few(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     addresses = weight.data_ptr(), _at(bias), x.data_ptr(), out.data_ptr()
     code.outrider_few(*addresses, len(x), *weight.shape, torch.get_num_threads())
     return out
+
+
+def largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of rows [A, B, size] in 32 bits, each row without gaps, best first, of equals the earlier;
+    and their places."""
+    code = library()
+    assert code is not None
+    outer, inner, size = x.shape
+    values, places = torch.empty(outer, inner, count), torch.empty(outer, inner, count, dtype=torch.long)
+    where = values.data_ptr(), places.data_ptr(), torch.get_num_threads()
+    if outer and inner and count:
+        code.outrider_largest(x.data_ptr(), x.stride(0), x.stride(1), outer, inner, size, count, *where)
+    return values, places
 
 
 class Tiled:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from outrider.core.dice import Dice, Purpose, mix
 from outrider.core.draft import Draft, Tree
-from outrider.core.laws import Law, Lawmaker, Sampling, argmax, residual, to_law
+from outrider.core.largest import argmax
+from outrider.core.laws import Law, Lawmaker, Sampling, residual, to_law
 from outrider.core.policies import BreakEven, Confidence, Fixed, Window
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outrider.core.decode import decode
-from outrider.core.drafters.recycling import TokenRecycling, likeliest
+from outrider.core.drafters.recycling import TokenRecycling
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
@@ -16,15 +16,6 @@ from outrider.core.rules.exact import Exact
 from outrider.core.shapes import depths
 
 CONFIG = Config(vocabulary=61, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, hidden=64)
-
-
-@pytest.mark.parametrize("size", [5, 61, 4096, 5000, 49152])
-@pytest.mark.parametrize("count", [1, 4, 8])
-def test_the_likeliest_are_found_block_by_block(size: int, count: int) -> None:
-    logits = torch.randn(2, 3, size, generator=torch.Generator().manual_seed(size))
-    wanted = logits.topk(min(count, size))
-    values, ids = likeliest(logits, min(count, size))
-    assert torch.equal(values, wanted.values) and torch.equal(ids, wanted.indices)
 
 
 def test_the_table_holds_what_was_said_last_behind_each_token() -> None:
