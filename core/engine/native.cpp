@@ -94,8 +94,8 @@ struct alignas(64) Tiles {
     uint8_t palette = 1, start = 0, unused[14] = {};
     uint16_t columns[16] = {};
     uint8_t rows[16] = {};
-    explicit Tiles(int count) {  // 0 to 3 sums, 4 and 5 inputs, 6 and 7 weights
-        for (int i = 0; i < 8; i++) columns[i] = 64, rows[i] = i < 6 ? std::min(count, 16) : 16;
+    explicit Tiles(int count) {  // 0 to 3 sums, 4 inputs, 5 more of them or weights, 6 and 7 weights
+        for (int i = 0; i < 8; i++) columns[i] = 64, rows[i] = i < 5 ? std::min(count, 16) : 16;
     }
 };
 // oneDNN's products in the same thread find the tiles as they left them.
@@ -104,6 +104,10 @@ struct Configured {
     explicit Configured(int count) {
         if (!tiles_ready) return;
         _tile_storeconfig(before);
+        to(count);
+    }
+    void to(int count) const {
+        if (!tiles_ready) return;
         const Tiles tiles(count);
         _tile_loadconfig(&tiles);
     }
@@ -118,6 +122,7 @@ struct Configured {
 #else
 struct Configured {
     explicit Configured(int) {}
+    void to(int) const {}
 };
 #endif
 
@@ -216,6 +221,15 @@ inline void stored(float* left, float* right, bool more) {
 #endif
 }
 
+// Scales of 8 bits, and what is added to each output.
+inline void finished(const Matrix& w, int block, int count, float* sums) {
+    if (w.bits != 8 && !w.bias) return;
+    const __m512 scale = w.bits == 8 ? _mm512_loadu_ps(w.scales + 16 * block) : _mm512_set1_ps(1.f);
+    const __m512 bias = w.bias ? _mm512_loadu_ps(w.bias + 16 * block) : _mm512_setzero_ps();
+    for (int m = 0; m < count; m++)
+        _mm512_store_ps(sums + 16 * m, _mm512_fmadd_ps(_mm512_load_ps(sums + 16 * m), scale, bias));
+}
+
 // Sums [count][16] of two rows of tiles, `blocks`, with `count` rows of `a`, up to kRows of them.
 template <int bits>
 void rows_of_tiles(const Matrix& w, const int (&blocks)[2], const bf16* a, int64_t stride, int count,
@@ -284,14 +298,42 @@ void rows_of_tiles(const Matrix& w, const int (&blocks)[2], const bf16* a, int64
             if (tiles_ready) stored(sums[0] + 16 * from, sums[1] + 16 * from, some > 16);
         }
     }
-    if (bits != 8 && !w.bias) return;
-    for (int side = 0; side < 2; side++) {
-        const __m512 scale = bits == 8 ? _mm512_loadu_ps(w.scales + 16 * blocks[side]) : _mm512_set1_ps(1.f);
-        const __m512 bias = w.bias ? _mm512_loadu_ps(w.bias + 16 * blocks[side]) : _mm512_setzero_ps();
-        for (int m = 0; m < count; m++)
-            _mm512_store_ps(sums[side] + 16 * m, _mm512_fmadd_ps(_mm512_load_ps(sums[side] + 16 * m), scale, bias));
-    }
+    for (int side = 0; side < 2; side++) finished(w, blocks[side], count, sums[side]);
 }
+
+// The same of four rows of tiles in 16 bits with up to 16 rows of `a`, which are loaded half as often.
+inline void rows_of_tiles(const Matrix& w, const int (&blocks)[4], const bf16* a, int64_t stride, int count,
+                          float* const (&sums)[4]) {
+#ifdef __AMX_BF16__
+    const uint8_t* tiles[4];
+    for (int i = 0; i < 4; i++) tiles[i] = w.tiles + int64_t(blocks[i]) * (w.in / 32) * 1024;
+    cleared();
+    for (int k = 0; k < w.in / 32; k++) {
+        const int64_t here = 1024 * k;
+        for (const uint8_t* one : tiles)
+            for (int ahead = 0; ahead < 1024; ahead += 64)
+                _mm_prefetch((const char*)one + here + kAhead + ahead, _MM_HINT_T0);
+        _tile_loadd(4, a + 32 * k, 2 * stride);
+        _tile_loadd(5, tiles[0] + here, 64);
+        _tile_dpbf16ps(0, 4, 5);
+        _tile_loadd(6, tiles[1] + here, 64);
+        _tile_dpbf16ps(1, 4, 6);
+        _tile_loadd(7, tiles[2] + here, 64);
+        _tile_dpbf16ps(2, 4, 7);
+        _tile_loadd(5, tiles[3] + here, 64);
+        _tile_dpbf16ps(3, 4, 5);
+    }
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    _tile_stored(2, sums[2], 64);
+    _tile_stored(3, sums[3], 64);
+    for (int i = 0; i < 4; i++) finished(w, blocks[i], count, sums[i]);
+#else
+    (void)w, (void)blocks, (void)a, (void)stride, (void)count, (void)sums;
+#endif
+}
+
+inline bool by_fours(const Matrix& w, int count) { return tiles_ready && w.bits == 16 && count <= 16; }
 
 inline void rows_of_tiles(const Matrix& w, int left, int right, const bf16* a, int64_t stride, int count,
                           Scratch& own) {
@@ -324,7 +366,13 @@ void product(const Matrix& w, const bf16* a, int64_t stride, int count, int thre
     for (int from = 0; from < count; from += kRows) {
         const int some = std::min(kRows, count - from);
         summed(w, a + from * stride, stride, some, own.sums);
-        for (int block = begin; block < end; block += 2) {
+        int block = begin;
+        for (; by_fours(w, some) && block + 4 <= end; block += 4) {
+            float* const sums[4] = {own.first, own.first + 256, own.second, own.second + 256};
+            rows_of_tiles(w, {block, block + 1, block + 2, block + 3}, a + from * stride, stride, some, sums);
+            for (int i = 0; i < 4; i++) take(block + i, from, some, sums[i]);
+        }
+        for (; block < end; block += 2) {
             const int next = std::min(block + 1, end - 1);
             rows_of_tiles(w, block, next, a + from * stride, stride, some, own);
             take(block, from, some, own.first);
@@ -659,7 +707,7 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
         const int me = omp_get_thread_num(), threads = omp_get_num_threads();
         Arena mine{arena.at + me * each};
         Scratch own = scratch(mine, deepest, p.columns, s.dim);
-        const Configured configured(std::max(tokens, std::min(p.count, together) * group));
+        const Configured configured(tokens);
         for (int m = me; m < tokens; m += threads) {
             runs[m] = counts[m] = p.columns;
             if (p.mask)
@@ -700,6 +748,7 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
                         narrowed(to + s.kv * p.head_stride + i, _mm512_loadu_ps(value + i));
                 }
 #pragma omp barrier
+                configured.to(std::min(p.count, together) * group);
                 for (int task = me; task < p.rows * s.kv * parts; task += threads) {
                     const int row = task / (s.kv * parts), kv = task / parts % s.kv, q = task % parts * together,
                               m = row * p.count + q;
@@ -713,6 +762,7 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
                                  own);
                     }
                 }
+                configured.to(tokens);
 #pragma omp barrier
                 product(layer.out, input, spread, tokens, me, threads, own,
                         [&](int block, int from, int some, const float* sums) {
@@ -733,15 +783,25 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
                     const int some = std::min(kRows, tokens - from);
                     const bf16* a = input + int64_t(from) * s.width;
                     summed(layer.up_gate, a, s.width, some, own.sums);
-                    for (int block = begin; block < end; block++) {
-                        rows_of_tiles(layer.up_gate, block, block + blocks, a, s.width, some, own);
+                    const auto opened = [&](int block, const float* up, const float* gates) {
                         for (int m = 0; m < some; m++) {
-                            const __m512 gate = _mm512_load_ps(own.second + 16 * m), one = _mm512_set1_ps(1.f);
+                            const __m512 gate = _mm512_load_ps(gates + 16 * m), one = _mm512_set1_ps(1.f);
                             const __m512 open = _mm512_div_ps(
                                 gate, _mm512_add_ps(one, exponential(_mm512_sub_ps(_mm512_setzero_ps(), gate))));
                             narrowed(middle + int64_t(from + m) * s.hidden + 16 * block,
-                                     _mm512_mul_ps(open, _mm512_load_ps(own.first + 16 * m)));
+                                     _mm512_mul_ps(open, _mm512_load_ps(up + 16 * m)));
                         }
+                    };
+                    int block = begin;
+                    for (; by_fours(layer.up_gate, some) && block + 2 <= end; block += 2) {
+                        float* const sums[4] = {own.first, own.first + 256, own.second, own.second + 256};
+                        rows_of_tiles(layer.up_gate, {block, block + 1, block + blocks, block + 1 + blocks}, a, s.width,
+                                      some, sums);
+                        for (int i = 0; i < 2; i++) opened(block + i, sums[i], sums[2 + i]);
+                    }
+                    for (; block < end; block++) {
+                        rows_of_tiles(layer.up_gate, block, block + blocks, a, s.width, some, own);
+                        opened(block, own.first, own.second);
                     }
                 }
 #pragma omp barrier
