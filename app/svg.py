@@ -172,15 +172,27 @@ class Plot:
         frame.append(label((WIDTH + _LEFT - _RIGHT) / 2, HEIGHT - 5, self.across, size=10.5, dim=True))
         if self.up:
             frame.append(label(2, 8, self.up, anchor="start", size=10, dim=True))
-        found: list[str] = [*frame, *self.parts]
-        place = WIDTH - _RIGHT
+        keys, lines = self._keys()
+        found = [*frame, *self.parts, *keys]
+        if lines < 2:
+            return drawing(found, WIDTH, HEIGHT, self.title, scale=1.35)
+        more = 14 * (lines - 1)
+        found = [f'<g transform="translate(0 {more})">', *found, "</g>"]
+        return drawing(found, WIDTH, HEIGHT + more, self.title, scale=1.35)
+
+    def _keys(self) -> tuple[list[str], int]:
+        """What the curves are called, from the right, in as many lines as that takes; and how many."""
+        found, place, line = list[str](), float(WIDTH - _RIGHT), 0
         for words, colour, dash in reversed(self._key):
+            if place - 6.0 * len(words) - 22 < 6.0 * len(self.up) * (line == 0) and place < WIDTH - _RIGHT:
+                place, line = float(WIDTH - _RIGHT), line + 1
             place -= 6.0 * len(words)
-            found.append(label(place, 8, words, anchor="start", size=10))
-            line = f' stroke="{colour}" stroke-width="3"' + (f' stroke-dasharray="{dash}"' if dash else "")
-            found.append(f'<line x1="{place - 18:.1f}" y1="5" x2="{place - 4:.1f}" y2="5"{line}/>')
+            y = 8 - 14 * line
+            found.append(label(place, y, words, anchor="start", size=10))
+            drawn = f' stroke="{colour}" stroke-width="3"' + (f' stroke-dasharray="{dash}"' if dash else "")
+            found.append(f'<line x1="{place - 18:.1f}" y1="{y - 3}" x2="{place - 4:.1f}" y2="{y - 3}"{drawn}/>')
             place -= 28
-        return drawing(found, WIDTH, HEIGHT, self.title, scale=1.35)
+        return found, line + 1
 
 
 def bars(

@@ -1,16 +1,25 @@
-"""What the notebooks share: the small mode, numbers in sentences, and sliders that leave a still picture behind."""
+"""What the notebooks share: the small mode, sentences with numbers in them, and the app's drawings as pictures.
+
+A code-hosting page takes styles out of HTML, so every drawing is shown as an SVG picture, and a slider leaves the one
+for its first value behind. Knows nothing of models.
+"""
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from IPython.display import Markdown, display
-from matplotlib.figure import Figure
+
+from outrider.app import svg
+from outrider.app.marks import LOOKS, SERIES, placed
+from outrider.core.trace import Step
 
 SMALL = os.environ.get("OUTRIDER_SMALL", "0") not in ("", "0")  # everything in five minutes on two cores
+_PICTURE = "image/svg+xml"
+_HEAD = re.compile(r'<svg viewBox="0 0 (\S+) (\S+)"(.*?)style="(?:[^"]*max-width:(\S+?)px)?[^"]*">')
 
 
 def some(usual: int, small: int) -> int:
@@ -23,22 +32,34 @@ def say(text: str) -> None:
     display(Markdown(text))
 
 
-def picture(figure: Figure) -> bytes:
-    """A figure as PNG, without the version of the library that drew it."""
-    held = io.BytesIO()
-    figure.savefig(held, format="png", dpi=100, metadata={"Software": None})
-    return held.getvalue()
+def picture(drawing: str) -> str:
+    """A drawing as a picture of its own: dark on white, whatever stands around it."""
+    found = re.search(r"<svg.*</svg>", drawing, re.DOTALL)
+    assert found is not None, "this drawing is words; a picture needs an SVG"
+    text = found[0]
+    head = _HEAD.match(text)
+    assert head is not None
+    wide, high = float(head[1]), float(head[2])
+    scale = float(head[4]) / wide if head[4] else 1.0
+    opened = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-6 -4 {wide + 12:g} {high + 8:g}" '
+        f'width="{scale * (wide + 12):.0f}" height="{scale * (high + 8):.0f}"{head[3]}'
+        'style="color:#222;background:#fff" font-family="DejaVu Sans, Arial, sans-serif">'
+        '<rect x="-6" y="-4" width="100%" height="100%" fill="#fff"/>'
+    )
+    return opened + text[head.end() :]
 
 
-def show(figure: Figure) -> None:
-    """A figure here and now, sharp and small, the same bytes each time."""
-    display({"image/png": picture(figure), "text/plain": "<Figure>"}, raw=True)
+def show(*drawings: str) -> None:
+    """Drawings, one below the other."""
+    for one in drawings:
+        display({_PICTURE: picture(one), "text/plain": "<drawing>"}, raw=True)
 
 
-def explore(draw: Callable[..., Figure], **choices: Sequence[Any]) -> None:
+def explore(draw: Callable[..., str], **choices: Sequence[Any]) -> None:
     """A slider for each argument of `draw`, over the values given; it starts in their middle.
 
-    Where nothing can move (a saved notebook, a page) the figure for the starting values stands.
+    Where nothing can move (a saved notebook, a page) the drawing for these stands.
     """
     import ipywidgets
 
@@ -47,11 +68,11 @@ def explore(draw: Callable[..., Figure], **choices: Sequence[Any]) -> None:
         for name, values in choices.items()
     }
 
-    def drawn() -> bytes:
+    def drawn() -> str:
         return picture(draw(**{name: slider.value for name, slider in sliders.items()}))
 
     still = drawn()
-    moving = ipywidgets.Image(value=still, format="png")
+    moving = ipywidgets.HTML(value=still)
 
     def redraw(_: object) -> None:
         moving.value = drawn()
@@ -59,36 +80,56 @@ def explore(draw: Callable[..., Figure], **choices: Sequence[Any]) -> None:
     for slider in sliders.values():
         slider.observe(redraw, "value")
     box = ipywidgets.VBox([*sliders.values(), moving])
-    display({**box._repr_mimebundle_(), "image/png": still}, raw=True)
+    display({**box._repr_mimebundle_(), _PICTURE: still}, raw=True)
 
 
-def bars(
-    groups: dict[str, Sequence[float]], labels: Sequence[str], ylabel: str = "probability", *, stacked: bool = False
-) -> Figure:
-    """Numbers side by side, or on top of one another: one colour a group, one cluster a label."""
-    figure = Figure(figsize=(7.5, 3.2), layout="constrained")
-    axes = figure.subplots()
-    width = 0.6 if stacked else 0.8 / len(groups)
-    below = [0.0] * len(labels)
-    for place, (name, values) in enumerate(groups.items()):
-        aside = 0.0 if stacked else (place - (len(groups) - 1) / 2) * width
-        axes.bar([number + aside for number in range(len(labels))], values, width, bottom=below, label=name)
-        if stacked:
-            below = [low + value for low, value in zip(below, values, strict=True)]
-    axes.set_xticks(range(len(labels)), labels)
-    axes.set_ylabel(ylabel)
-    axes.legend()
-    return figure
+# ---- drawings of what no trace holds
 
 
-def lines(curves: dict[str, Sequence[float]], x: Sequence[float], xlabel: str, ylabel: str) -> Figure:
-    """Curves over the same x."""
-    figure = Figure(figsize=(7.5, 3.2), layout="constrained")
-    axes = figure.subplots()
-    for name, values in curves.items():
-        axes.plot(x, values, marker="o", markersize=3.5, label=name)
-    axes.set_xlabel(xlabel)
-    axes.set_ylabel(ylabel)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    return figure
+def bars(title: str, found: Mapping[str, float], unit: str = "", base: float | None = None) -> svg.Drawing:
+    """A bar for each name."""
+    return svg.bars(title, [(name, one, one, one) for name, one in found.items()], SERIES[0], unit=unit, base=base)
+
+
+def laws(found: Mapping[str, Sequence[float]], words: Sequence[str], *, stacked: bool = False) -> svg.Drawing:
+    """Laws over a few words, side by side or on top of one another."""
+    top = max(map(sum, zip(*found.values(), strict=True))) if stacked else max(map(max, found.values()))
+    plot = svg.Plot(" and ".join(found), "the next word", (-0.5, len(words) - 0.5), top, "probability")
+    width = 0.6 if stacked else 0.8 / len(found)
+    low = [0.0] * len(words)
+    for place, (name, values) in enumerate(found.items()):
+        colour = SERIES[place % len(SERIES)]
+        for at, (word, value) in enumerate(zip(words, values, strict=True)):
+            left = at - 0.3 if stacked else at - 0.4 + place * width
+            plot.bar(left, left + width * 0.94, low[at], low[at] + value, colour, f"{name}: {word} {value:.4f}")
+            low[at] += value if stacked else 0.0
+        plot.key(name, colour)
+    return plot.drawn(list(enumerate(words)))
+
+
+def written(steps: Sequence[Step], name: Callable[[int], str], *, columns: int = 96) -> svg.Drawing:
+    """What was written, each token by who wrote it, the guesses that were rejected where they were made."""
+    wide, high, column, line = 6.7, 21.0, 0, 0
+    parts = []
+    for step in steps:
+        for kind, token, _, _ in placed(step):
+            look, text = LOOKS[kind], svg.visible(name(token))
+            if column + len(text) > columns:
+                column, line = 0, line + 1
+            x, y, width = column * wide, line * high, len(text) * wide
+            parts.append(svg.box(x, y, width - 1, 17, look.colour + "44", title=look.words, round_=3))
+            struck = ' text-decoration="line-through"' if kind == "rejected" else ""
+            fit = f' textLength="{width - 2:.1f}" lengthAdjust="spacingAndGlyphs" xml:space="preserve"'
+            mono = ' font-family="DejaVu Sans Mono, Menlo, Consolas, monospace"'
+            parts.append(
+                svg.label(x + 0.5, y + 12.5, text, anchor="start", dim=kind == "rejected", more=struck + fit + mono)
+            )
+            parts.append(svg.box(x, y + 15.5, width - 1, 2, look.colour))
+            column += len(text)
+    y, x = (line + 1) * high + 12, 0.0
+    for kind, look in LOOKS.items():
+        if kind != "relaxed" or any("relaxed" in step.sources for step in steps):
+            parts.append(svg.box(x, y - 9, 11, 11, look.colour))
+            parts.append(svg.label(x + 15, y + 1, kind, anchor="start"))
+            x += 28 + 7 * len(kind)
+    return svg.drawing(parts, columns * wide, y + 6, "who wrote what", scale=1.1)
