@@ -121,7 +121,7 @@ def text(
 
 def _options(given: list[str]) -> dict[str, dict[str, Any]]:
     """DRAFTER.K=V, several of them, by drafter."""
-    from outrider.app.text import pairs
+    from outrider.app.options import pairs
     from outrider.core.errors import InvalidOption
 
     found: dict[str, dict[str, Any]] = {}

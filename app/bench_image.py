@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.app.text import listed
+from outrider.app.options import listed
 
 if TYPE_CHECKING:
     from outrider.image import ImageModel

@@ -65,7 +65,7 @@ def speech(
     from rich.console import Console
 
     from outrider.app.bench import go
-    from outrider.app.text import listed
+    from outrider.app.options import listed
     from outrider.core.bench import Bench, Item
     from outrider.core.errors import InvalidOption, unknown
     from outrider.speech import bench, load

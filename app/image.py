@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.app.text import pairs
+from outrider.app.options import (
+    Compare,
+    Device,
+    DrafterOptions,
+    OwnWeights,
+    Precision,
+    RuleName,
+    RuleOptions,
+    TraceFile,
+    methods,
+)
 
 if TYPE_CHECKING:
     from outrider.image import ImageModel, Result
@@ -20,13 +30,9 @@ def image(
     prompt: Annotated[str, typer.Argument(help="A few words, such as 'red heart'.")],
     style: Annotated[str | None, typer.Option(help="Whose style: noto, twemoji, openmoji, fluent ...")] = None,
     drafter: Annotated[str, typer.Option(help="Who guesses: plain, or one of `outrider methods`.")] = "jacobi",
-    rule: Annotated[str, typer.Option(help="Who accepts: one of `outrider methods`.")] = "exact",
-    drafter_option: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="An option of the drafter; may be repeated.")
-    ] = None,
-    rule_option: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="An option of the rule; may be repeated.")
-    ] = None,
+    rule: RuleName = "exact",
+    drafter_option: DrafterOptions = None,
+    rule_option: RuleOptions = None,
     guidance: Annotated[float, typer.Option(help="1 is none; more keeps closer to the words.")] = 3.0,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Only the k likeliest codes; 0 is off.")] = 0,
@@ -34,25 +40,20 @@ def image(
         bool, typer.Option("--entropy-aware", help="Hotter where the model is sure, colder where it is not.")
     ] = False,
     seed: Annotated[int, typer.Option(help="The same seed gives the same picture.")] = 0,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Run plain decoding beside it, and say what drafting gained.")
-    ] = False,
-    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every step as JSON.")] = None,
+    compare: Compare = False,
+    trace: TraceFile = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Write the picture.")] = Path(
         "picture.png"
     ),
     scale: Annotated[int, typer.Option(min=1, max=32, help="Enlarge the 64x64 pixels so many times.")] = _SCALE,
-    weights: Annotated[Path | None, typer.Option(metavar="DIR", help="Weights of your own training.")] = None,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    device: Annotated[str, typer.Option(help="cpu, cuda ...")] = "cpu",
+    weights: OwnWeights = None,
+    dtype: Precision = "float32",
+    device: Device = "cpu",
 ) -> None:
     """Draw what the words say, speculatively decoded."""
     options: dict[str, Any] = {
         "style": style,
-        "drafter": None if drafter in ("plain", "none") else drafter,
-        "rule": rule,
-        "drafter_options": pairs(drafter_option, "--drafter-option"),
-        "rule_options": pairs(rule_option, "--rule-option"),
+        **methods(drafter, rule, drafter_option, rule_option),
         "guidance": guidance,
         "temperature": temperature,
         "top_k": top_k,

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.app.text import pairs
+from outrider.app.options import (
+    Compare,
+    Device,
+    DrafterOptions,
+    OwnWeights,
+    Precision,
+    RuleName,
+    RuleOptions,
+    TraceFile,
+    methods,
+)
 
 if TYPE_CHECKING:
     from outrider.speech import Result, SpeechModel
@@ -17,36 +27,27 @@ if TYPE_CHECKING:
 def speech(
     text: Annotated[str, typer.Argument(help="What to say; - reads it from stdin.")],
     drafter: Annotated[str, typer.Option(help="Who guesses: plain, or one of `outrider methods`.")] = "plain",
-    rule: Annotated[str, typer.Option(help="Who accepts: one of `outrider methods`.")] = "exact",
-    drafter_option: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="An option of the drafter; may be repeated.")
-    ] = None,
-    rule_option: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="An option of the rule; may be repeated.")
-    ] = None,
+    rule: RuleName = "exact",
+    drafter_option: DrafterOptions = None,
+    rule_option: RuleOptions = None,
     speed: Annotated[float, typer.Option(help="From 0.5 to 2; 1 is usual.")] = 1.0,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.8,
     top_k: Annotated[int, typer.Option(help="Only the k likeliest tokens; 0 is off.")] = 0,
     presence_penalty: Annotated[float, typer.Option(help="On tokens that were said already.")] = 0.0,
     frequency_penalty: Annotated[float, typer.Option(help="On tokens, for every time they were said.")] = 0.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same reading.")] = 0,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Run plain decoding beside it, and say what drafting gained.")
-    ] = False,
-    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every step as JSON.")] = None,
+    compare: Compare = False,
+    trace: TraceFile = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Write the sound, a .wav.")] = Path(
         "speech.wav"
     ),
-    weights: Annotated[Path | None, typer.Option(metavar="DIR", help="Weights of your own training.")] = None,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    device: Annotated[str, typer.Option(help="cpu, cuda ...")] = "cpu",
+    weights: OwnWeights = None,
+    dtype: Precision = "float32",
+    device: Device = "cpu",
 ) -> None:
     """Read a text aloud, speculatively decoded."""
     options: dict[str, Any] = {
-        "drafter": None if drafter in ("plain", "none") else drafter,
-        "rule": rule,
-        "drafter_options": pairs(drafter_option, "--drafter-option"),
-        "rule_options": pairs(rule_option, "--rule-option"),
+        **methods(drafter, rule, drafter_option, rule_option),
         "speed": speed,
         "temperature": temperature,
         "top_k": top_k,

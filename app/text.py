@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outrider.app.options import AsJson, Compare, DrafterOptions, RuleName, RuleOptions, TraceFile, methods
+
 if TYPE_CHECKING:
     from outrider.text import Result, TextModel
 
@@ -21,20 +23,15 @@ _ROUNDS = 3  # of a comparison
 assets = typer.Typer(
     help="Weights: where they come from, their size and licence, whether they are here.", invoke_without_command=True
 )
-AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable, on stdout.")]
 
 
 def text(
     prompt: Annotated[str, typer.Argument(help="What to ask; - reads it from stdin.")],
     model: Annotated[str, typer.Option(help="An asset, a hub id, a folder or a GGUF file.")] = "smollm2-135m",
     drafter: Annotated[str, typer.Option(help="Who guesses: auto, plain, or one of `outrider methods`.")] = "auto",
-    rule: Annotated[str, typer.Option(help="Who accepts: one of `outrider methods`.")] = "exact",
-    drafter_option: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="An option of the drafter; may be repeated.")
-    ] = None,
-    rule_option: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="An option of the rule; may be repeated.")
-    ] = None,
+    rule: RuleName = "exact",
+    drafter_option: DrafterOptions = None,
+    rule_option: RuleOptions = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Only the k likeliest tokens; 0 is off.")] = 0,
     top_p: Annotated[float, typer.Option(help="Only the likeliest tokens that hold this much.")] = 1.0,
@@ -45,20 +42,15 @@ def text(
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it stands, without a chat template.")
     ] = False,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Run plain decoding beside it, and say what drafting gained.")
-    ] = False,
-    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every step as JSON.")] = None,
+    compare: Compare = False,
+    trace: TraceFile = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the text.")] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, int8 or int4.")] = "bfloat16",
     device: Annotated[str, typer.Option(help="cpu, cuda, mps ...")] = "cpu",
 ) -> None:
     """Answer a prompt, speculatively decoded."""
     options: dict[str, Any] = {
-        "drafter": None if drafter in ("plain", "none") else drafter,
-        "rule": rule,
-        "drafter_options": pairs(drafter_option, "--drafter-option"),
-        "rule_options": pairs(rule_option, "--rule-option"),
+        **methods(drafter, rule, drafter_option, rule_option),
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
@@ -83,33 +75,6 @@ def text(
         trace.write_text(result.trace.to_json(), encoding="utf-8")
     if compare:
         print(comparison(lm, asked, options), file=sys.stderr)
-
-
-def pairs(given: list[str] | None, name: str) -> dict[str, Any]:
-    """K=V, values as JSON where they are that, else as text."""
-    found = {}
-    for one in given or []:
-        key, sign, value = one.partition("=")
-        if not sign or not key:
-            raise typer.BadParameter(f"'{one}' is no NAME=VALUE", param_hint=name)
-        try:
-            found[key.replace("-", "_")] = json.loads(value)
-        except ValueError:
-            found[key.replace("-", "_")] = value
-    return found
-
-
-def listed(given: list[str] | None, name: str) -> dict[str, Any]:
-    """K=V or K=V1,V2,...: several values as a list; a value of JSON is one. A method's name and a dot may stand before
-    K."""
-    found: dict[str, Any] = {}
-    for one in given or []:
-        key, sign, values = one.partition("=")
-        owner, dot, option = key.rpartition(".")
-        ((plain, value),) = pairs([f"{option}{sign}{values}"], name).items()
-        several = values.split(",") if isinstance(value, str) else [values]
-        found[f"{owner}{dot}{plain}"] = [pairs([f"_={part}"], name)["_"] for part in several]
-    return found
 
 
 def _show(lm: TextModel, prompt: str, options: dict[str, Any]) -> Result:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -67,33 +68,13 @@ def train(
         return
     if not recipes:
         raise typer.BadParameter(f"give at least one of {', '.join(names)}", param_hint="RECIPE")
-    if any(one.startswith(PREFIX) for one in recipes):
-        from outrider.image import training as pictures
-
+    spoken, drawn = (any(one.startswith(prefix) for one in recipes) for prefix in (SPOKEN, PREFIX))
+    if spoken or drawn:
+        made: Any = import_module("outrider.image.training" if drawn else "outrider.speech.training")
         if len(data or ()) > 1:
-            raise typer.BadParameter("the pictures are one prepared file", param_hint="--data")
-        pictures.train(
-            pictures.Wanted(
-                recipes=tuple(recipes),
-                device=device,
-                minutes=minutes,
-                out=out,
-                data=data[0] if data else None,
-                batch=tokens,
-                rate=rate,
-                seed=seed,
-                fresh=fresh,
-                quiet=quiet,
-            )
-        )
-        return
-    if any(one.startswith(SPOKEN) for one in recipes):
-        from outrider.speech import training as speech
-
-        if len(data or ()) > 1:
-            raise typer.BadParameter("the speech is one prepared file or folder", param_hint="--data")
-        speech.train(
-            speech.Wanted(
+            raise typer.BadParameter("pictures, or speech, are one prepared file or folder", param_hint="--data")
+        made.train(
+            made.Wanted(
                 recipes=tuple(recipes),
                 device=device,
                 minutes=minutes,

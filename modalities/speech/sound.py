@@ -41,9 +41,10 @@ class Sound:
         place = Path(path)
         if place.suffix.lower() != ".wav":
             raise InvalidOption(f"{place.name} doesn't end in .wav, which is the form sound is saved in")
-        place.write_bytes(self._wav())
+        place.write_bytes(self.wav())
 
-    def _wav(self) -> bytes:
+    def wav(self) -> bytes:
+        """The same as `save` writes."""
         held = io.BytesIO()
         with wave.open(held, "wb") as file:
             file.setparams((1, 2, self.rate, 0, "NONE", ""))
@@ -83,7 +84,7 @@ class Sound:
 
     def _repr_html_(self) -> str:
         """In a notebook, something to press play on."""
-        return f'<audio controls src="data:audio/wav;base64,{base64.b64encode(self._wav()).decode()}"></audio>'
+        return f'<audio controls src="data:audio/wav;base64,{base64.b64encode(self.wav()).decode()}"></audio>'
 
 
 class Sounding:

@@ -1,0 +1,174 @@
+"""Speech for the page: the voice, what it is asked, and its sound with the rounds that brought it."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from outrider.app import views
+from outrider.app.recordings import Modality, Recording
+from outrider.app.subjects import Asked, Choice, Held, Knob
+from outrider.core.methods import DRAFTERS
+from outrider.core.trace import Step
+from outrider.speech import Sound, SpeechModel, drafters, load, recipes, rules
+
+_POINTS = 320  # of the envelope
+_COLUMNS = 440  # of the mel picture
+
+
+class Speech:
+    """The subject."""
+
+    name: Modality = "speech"
+    title = "Speech"
+    what = "text"
+    examples = (
+        "Good morning.",
+        "The quick brown fox jumps over the lazy dog.",
+        "Please call Stella, and ask her to bring these things from the store.",
+    )
+    heat = 0.8
+    usual = "suffix"
+    extras: tuple[Knob | Choice, ...] = (Knob("speed", 0.5, 2, 0.1, 1),)
+
+    def __init__(
+        self,
+        load_: Callable[[], SpeechModel] | None = None,
+        *,
+        device: str = "cpu",
+        dtype: str = "float32",
+        folder: Path | None = None,
+    ) -> None:
+        self._held = Held(load_ or (lambda: load(device=device, dtype=dtype, folder=folder)))
+        self._folder, self._given = folder, load_ is not None
+
+    @property
+    def about(self) -> str:
+        return repr(self._held.get()).strip("<>") if self.loaded else "a voice of 43 tokens a second"
+
+    @property
+    def loaded(self) -> bool:
+        return self._held.there
+
+    def load(self) -> SpeechModel:
+        return self._held.get()
+
+    def drafters(self) -> list[str]:
+        return [one for one in drafters() if self._ready(one)]
+
+    def _ready(self, drafter: str) -> bool:
+        needs = DRAFTERS[drafter].needs
+        if not needs or self._given:
+            return not needs and drafter not in _GIVEN
+        named = recipes.PREFIX + drafter if "pupil" in needs else "speech-draft"
+        try:
+            return recipes.weights(named, self._folder).is_file() and drafter not in _GIVEN
+        except recipes.NoWeights:
+            return False
+
+    def rules(self) -> list[str]:
+        return rules()
+
+    def begin(self, asked: Asked) -> LiveSpeech:
+        return LiveSpeech(self.load(), asked)
+
+
+_GIVEN = frozenset({"rest", "input-guided", "cross-vocabulary", "n-grammys"})  # they want what a page can't give
+
+
+class LiveSpeech:
+    """Speech under way."""
+
+    def __init__(self, sp: SpeechModel, asked: Asked) -> None:
+        self._sp, self._asked = sp, asked
+        self._steps: list[Step] = []
+        self._heard: list[np.ndarray] = []
+        self._stream = sp.stream(asked.prompt, **asked.options(), **asked.extra)
+
+    def __iter__(self) -> Iterator[Step]:
+        return self
+
+    def __next__(self) -> Step:
+        piece = next(self._stream)
+        self._steps.append(piece.step)
+        if len(piece.samples):
+            self._heard.append(piece.samples)
+        return piece.step
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def seen(self) -> str:
+        found = self._stream.results[0]
+        return views.strip(self._steps, found.starts, _seconds(found.sound, found.starts), wave=envelope(found.sound))
+
+    def recording(self) -> Recording:
+        found = self._stream.results[0]
+        return Recording(
+            "speech",
+            found.trace,
+            self._asked.prompt,
+            sound=packed(found.sound) if len(found.sound.samples) else "",
+            starts=tuple(found.starts),
+            words=tuple(_words(self._asked.prompt, found.sound.seconds)),
+        )
+
+
+def _seconds(sound: Sound, starts: list[float]) -> float:
+    step = starts[-1] / (len(starts) - 1) if len(starts) > 1 else 0.05
+    return max(sound.seconds, starts[-1] + step if starts else 0.0)
+
+
+def _words(text: str, seconds: float) -> list[tuple[float, str]]:
+    """The words that were to be said, spread by how long they are: about when each is heard."""
+    words = text.split()
+    total = sum(map(len, words)) + len(words) or 1
+    found, at = [], 0.0
+    for one in words:
+        found.append((seconds * at / total, one[:40]))
+        at += len(one) + 1
+    return found
+
+
+def packed(sound: Sound) -> str:
+    """WAV in base64."""
+    return b64encode(sound.wav()).decode()
+
+
+def unpacked(data: str) -> Sound:
+    import wave
+
+    with wave.open(BytesIO(b64decode(data)), "rb") as file:
+        held = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+        return Sound((held / 32768).astype(np.float32), file.getframerate())
+
+
+def envelope(sound: Sound, points: int = _POINTS) -> list[float]:
+    """How loud it is along the time, 0 to 1."""
+    if len(sound.samples) < points:
+        return []
+    parts = np.array_split(np.abs(sound.samples), points)
+    heights = np.array([part.max() for part in parts])
+    return [round(float(one), 3) for one in heights / max(float(heights.max()), 1e-6)]
+
+
+def mel_picture(sound: Sound) -> str:
+    """Its mel frames as a picture's address; nothing where it is too short."""
+    from PIL import Image
+
+    from outrider.app.of_image import address
+    from outrider.speech.mel import WINDOW, mel_frames
+
+    if len(sound.samples) < 2 * WINDOW:
+        return ""
+    mel = mel_frames(torch.from_numpy(sound.samples.copy()))
+    low, high = mel.quantile(0.02), mel.max()
+    shares = ((mel - low) / (high - low).clamp(min=1e-6)).clamp(0, 1).flip(0)
+    table = torch.tensor([[int(views.ramp(i / 255)[k : k + 2], 16) for k in (1, 3, 5)] for i in range(256)])
+    pixels = table[(shares * 255).round().long()].byte().numpy()
+    return address(Image.fromarray(pixels).resize((_COLUMNS, 76)))

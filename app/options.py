@@ -1,0 +1,58 @@
+"""What commands have in common: options that look the same everywhere, and how values of them are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable, on stdout.")]
+DrafterOptions = Annotated[
+    list[str] | None, typer.Option(metavar="K=V", help="An option of the drafter; may be repeated.")
+]
+RuleOptions = Annotated[list[str] | None, typer.Option(metavar="K=V", help="An option of the rule; may be repeated.")]
+RuleName = Annotated[str, typer.Option(help="Who accepts: one of `outrider methods`.")]
+Compare = Annotated[bool, typer.Option("--compare", help="Run plain decoding beside it, and say what drafting gained.")]
+TraceFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write every step as JSON.")]
+OwnWeights = Annotated[Path | None, typer.Option(metavar="DIR", help="Weights of your own training.")]
+Precision = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda ...")]
+
+
+def methods(drafter: str, rule: str, drafter_option: list[str] | None, rule_option: list[str] | None) -> dict[str, Any]:
+    """Who drafts and who accepts, as every modality's `generate` is told; nobody drafts for "plain"."""
+    return {
+        "drafter": None if drafter in ("plain", "none") else drafter,
+        "rule": rule,
+        "drafter_options": pairs(drafter_option, "--drafter-option"),
+        "rule_options": pairs(rule_option, "--rule-option"),
+    }
+
+
+def pairs(given: list[str] | None, name: str) -> dict[str, Any]:
+    """K=V, values as JSON where they are that, else as text."""
+    found = {}
+    for one in given or []:
+        key, sign, value = one.partition("=")
+        if not sign or not key:
+            raise typer.BadParameter(f"'{one}' is no NAME=VALUE", param_hint=name)
+        try:
+            found[key.replace("-", "_")] = json.loads(value)
+        except ValueError:
+            found[key.replace("-", "_")] = value
+    return found
+
+
+def listed(given: list[str] | None, name: str) -> dict[str, Any]:
+    """K=V or K=V1,V2,...: several values as a list; a value of JSON is one. A method's name and a dot may stand before
+    K."""
+    found: dict[str, Any] = {}
+    for one in given or []:
+        key, sign, values = one.partition("=")
+        owner, dot, option = key.rpartition(".")
+        ((plain, value),) = pairs([f"{option}{sign}{values}"], name).items()
+        several = values.split(",") if isinstance(value, str) else [values]
+        found[f"{owner}{dot}{plain}"] = [pairs([f"_={part}"], name)["_"] for part in several]
+    return found
