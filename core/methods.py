@@ -290,7 +290,8 @@ DRAFTERS = _table(
         make=CrossVocabulary,
         systems=("Cross-vocabulary drafting",),
         summary="a smaller model with another tokenizer: its words tokenised anew, or the tokens that both have",
-        paper="Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies (arXiv 2502.05202)",
+        paper="Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous "
+        "Vocabularies (arXiv 2502.05202)",
         topology=("chain",),
         needs=("model",),
         trials=(
