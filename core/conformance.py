@@ -54,7 +54,7 @@ class Enumerator(Dice):
         self._lost = np.zeros(len(tapes), dtype=bool)
         self._going = np.ones(len(tapes), dtype=bool)
 
-    def at(self, step: int, going: Sequence[bool] = ()) -> None:
+    def at(self, step: int | Sequence[int], going: Sequence[bool] = ()) -> None:
         super().at(step, going)
         self._going = np.array(going)
 

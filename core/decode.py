@@ -92,8 +92,8 @@ def decode(
     limits = [limit] * len(prompts) if isinstance(limit, int) else list(limit)
     _check(target, chosen, prompts, limits, seed)
     dice = seed if isinstance(seed, Dice) else Dice.of(seed, len(prompts), target.device)
-    run = _Run(target, chosen, rule, prompts, sampling or Sampling(), limits, stop, dice, record or Record())
-    return run.steps()
+    run = Run(target, chosen, rule, sampling or Sampling(), dice, stop=stop, record=record or Record())
+    return run.steps(prompts, limits)
 
 
 def _check(
@@ -104,14 +104,7 @@ def _check(
     if isinstance(prompts[0], int):
         raise InvalidOption("prompts is one list of token ids; a batch is a list of such lists, so wrap it: [prompt]")
     for row, prompt in enumerate(prompts):
-        if not len(prompt):
-            raise InvalidOption(f"prompt {row} is empty; a model needs at least one token to go on from")
-        low, high = min(prompt), max(prompt)
-        if low < 0 or high >= target.vocabulary:
-            wrong = low if low < 0 else high
-            raise InvalidOption(
-                f"prompt {row} holds token {wrong}; the target's vocabulary goes from 0 to {target.vocabulary - 1}"
-            )
+        check_prompt(prompt, target.vocabulary, f"prompt {row}")
     if len(limits) != len(prompts):
         raise InvalidOption(f"there are {len(limits)} limits for {len(prompts)} prompts; give one for all or one each")
     if min(limits) < 1:
@@ -128,6 +121,16 @@ def _check(
             "this target cannot drop tokens it has read (recurrent state or a sliding window), "
             "so rejected guesses could not be undone; decode it plainly with drafter=None"
         )
+
+
+def check_prompt(prompt: Sequence[int], vocabulary: int, name: str) -> None:
+    """Refuse one that the target can't read."""
+    if not len(prompt):
+        raise InvalidOption(f"{name} is empty; a model needs at least one token to go on from")
+    low, high = min(prompt), max(prompt)
+    if low < 0 or high >= vocabulary:
+        wrong = low if low < 0 else high
+        raise InvalidOption(f"{name} holds token {wrong}; the target's vocabulary goes from 0 to {vocabulary - 1}")
 
 
 def commit(
@@ -195,39 +198,44 @@ class _Watch:
         return Times(**spent)
 
 
-class _Run:
-    """One call of `decode`: its rows and what they have emitted."""
+class Run:
+    """Rows that are decoded side by side, and what each has emitted. `decode` begins with all of them and ends with the
+    last; outrider.core.continuous has them come and go between the rounds."""
 
     def __init__(
         self,
         target: Target,
         drafter: Drafter,
         rule: Rule,
-        prompts: Prompts,
         sampling: Sampling,
-        limits: list[int],
-        stop: Stop | None,
         dice: Dice,
+        *,
+        stop: Stop | None,
         record: Record,
     ) -> None:
-        self.target, self.drafter, self.rule, self.prompts = target, drafter, rule, prompts
-        self.sampling, self.limits, self.stop, self.dice, self.record = sampling, limits, stop, dice, record
-        self.emitted: list[list[int]] = [[] for _ in prompts]
-        self.open = [True] * len(prompts)
+        self.target, self.drafter, self.rule = target, drafter, rule
+        self.sampling, self.stop, self.dice, self.record = sampling, stop, dice, record
+        self.limits: list[int] = []
+        self.emitted: list[list[int]] = []
+        self.open: list[bool] = []
+        self._watch = _Watch(target.device)
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self, prompts: Prompts, limits: list[int]) -> Iterator[Step]:
+        self.limits, self.emitted, self.open = limits, [[] for _ in prompts], [True] * len(prompts)
         try:
-            prefill = self.target.begin(self.prompts, self.sampling, self.drafter.needs)
-            self.drafter.begin(prefill, self.prompts, self.sampling)
+            prefill = self.target.begin(prompts, self.sampling, self.drafter.needs)
+            self.drafter.begin(prefill, prompts, self.sampling)
             index = 0
-            watch = _Watch(self.target.device)
             while any(self.open):
-                yield from self._round(index, watch)
+                yield from self.round(index)
                 index += 1
         finally:
             if not sys.is_finalizing():  # an abandoned run at the interpreter's end has nothing left to free
-                self.drafter.end()
-                self.target.end()
+                self.end()
+
+    def end(self) -> None:
+        self.drafter.end()
+        self.target.end()
 
     def _room(self) -> Tensor:
         left = [
@@ -236,8 +244,9 @@ class _Run:
         ]
         return torch.tensor(left)
 
-    def _round(self, index: int, watch: _Watch) -> list[Step]:
-        dice, drafter, target = self.dice, self.drafter, self.target
+    def round(self, index: int | Sequence[int]) -> list[Step]:
+        """One round of every open row; `index` is the round's number, or each row's own."""
+        dice, drafter, target, watch = self.dice, self.drafter, self.target, self._watch
         watch.start()
         dice.at(index, self.open)
         read = drafter.bytes_read
@@ -252,7 +261,7 @@ class _Run:
         verdict = self.rule(draft, scores, dice)
         seen = Seen(draft, verdict, self.record.nodes)
         watch.lap("rule")
-        verdict = replace(verdict, host=[seen.emitted(row) for row in range(len(self.prompts))])
+        verdict = replace(verdict, host=[seen.emitted(row) for row in range(len(self.open))])
         cuts = [self._cut(row, tokens) for row, tokens in enumerate(verdict.rows(draft))]
         count = upload([cut[0] for cut in cuts], target.device)
         extras = Extras(scores, verdict, self.record)
@@ -272,8 +281,9 @@ class _Run:
         watch.lap("rest")
         times = watch.read()
         return [
-            Step(row=row, index=index, finish=finish, times=times, alive=alive, cost=cost, **one, **two)  # type: ignore[arg-type]
+            Step(row=row, index=number, finish=finish, times=times, alive=alive, cost=cost, **one, **two)  # type: ignore[arg-type]
             for row, one, two, finish in parts
+            for number in [index if isinstance(index, int) else index[row]]
         ]
 
     def _cut(self, row: int, emitted: list[int]) -> tuple[int, Finish | None]:

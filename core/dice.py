@@ -76,12 +76,12 @@ def _mix32(h: Tensor, key: Tensor) -> Tensor:
 
 
 class Dice:
-    """The random numbers of one batch: one seed a row, one step counter for all."""
+    """The random numbers of one batch: one seed a row, and one step counter for all or one each."""
 
     def __init__(self, seeds: Sequence[int], device: torch.device | str = "cpu") -> None:
         self.seeds = [seed & _MASK for seed in seeds]
         self.device = torch.device(device)
-        self.step = 0
+        self.step: int | Sequence[int] = 0
         self._width = 64
         self._tables: dict[Purpose, Tensor] = {}
 
@@ -92,7 +92,7 @@ class Dice:
             return cls([mix(mix(seed) + row) for row in range(rows)], device)
         return cls([mix(mix(one)) for one in seed], device)
 
-    def at(self, step: int, going: Sequence[bool] = ()) -> None:
+    def at(self, step: int | Sequence[int], going: Sequence[bool] = ()) -> None:
         """Start a step: the numbers of the last one are gone for good. `going`: rows that are not finished."""
         self.step = step
         self._tables.clear()
@@ -119,9 +119,16 @@ class Dice:
         return table.gather(1, node.flatten(1) if node.dim() > 1 else node[:, None]).view_as(node)
 
     def _table(self, purpose: Purpose) -> Tensor:
-        bases = [signed(mix(mix(seed + self.step) ^ mix(purpose))) for seed in self.seeds]
+        steps = [self.step] * len(self.seeds) if isinstance(self.step, int) else self.step
+        bases = [signed(mix(mix(seed + step) ^ mix(purpose))) for seed, step in zip(self.seeds, steps, strict=True)]
         counter = torch.arange(self._width, device=self.device) * signed(_GOLDEN)
         return uniform_of(_mix(upload(bases, self.device)[:, None] + counter))  # [B, width]
+
+    def row(self, row: int) -> Dice:
+        """One row's own, as it has them alone."""
+        alone = Dice(self.seeds[row : row + 1], self.device)
+        alone.step = self.step if isinstance(self.step, int) else self.step[row]
+        return alone
 
     # `where` names the rows whose answer will be used. Dice that roll need not care; dice that enumerate do.
 

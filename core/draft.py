@@ -234,6 +234,70 @@ def choose(drafts: list[Draft], which: Tensor) -> Draft:
     )
 
 
+def beside(drafts: Sequence[Draft]) -> Draft:
+    """Drafts of one row each as one draft of several rows; each row's nodes are its first, in their order."""
+    size, rows, device = max(draft.size for draft in drafts), len(drafts), drafts[0].tokens.device
+
+    def joined(parts: Sequence[Tensor], fill: float = 0) -> Tensor:
+        return torch.cat([torch.nn.functional.pad(part, (0, size - part.shape[1]), value=fill) for part in parts])
+
+    live = joined([draft.live for draft in drafts])
+    if all(draft.tree.is_chain for draft in drafts):
+        tree = Tree.chain(size, device)
+    elif all(draft.tree is drafts[0].tree for draft in drafts):
+        tree = drafts[0].tree
+    else:  # dead nodes hang where they crowd no one: each below the one before
+        parents = joined([draft.tree.parents for draft in drafts], -1)
+        parents = torch.where(live, parents, torch.arange(-1, size - 1, device=device))
+        tree = Tree(parents, size, max(draft.tree.width for draft in drafts) + 1)
+    drawn = [draft for draft in drafts if draft.laws is not None]
+    if any(draft.replacement != drawn[0].replacement for draft in drawn):
+        raise ValueError("drafts drawn with and without replacement cannot share a batch")
+    whole = Draft(joined([draft.tokens for draft in drafts]), tree, live, mixed=any(draft.mixed for draft in drafts))
+    if any(draft.note for draft in drafts):
+        whole = replace(whole, note=tuple(draft.note[0] if draft.note else "" for draft in drafts))
+    if any(draft.belief is not None for draft in drafts):
+        beliefs = [torch.zeros_like(one.tokens) if one.belief is None else one.belief for one in drafts]
+        whole = replace(whole, belief=joined([one.double() for one in beliefs]))
+    if any(draft.probe is not None for draft in drafts):
+        probes = [torch.zeros_like(draft.live) if draft.probe is None else draft.probe for draft in drafts]
+        whole = replace(whole, probe=joined(probes))
+    if any(draft.positions is not None for draft in drafts):
+        whole = replace(whole, positions=joined([draft.offsets.expand(1, -1) for draft in drafts], 1))
+    if any(draft.embeddings is not None for draft in drafts):
+        whole = replace(whole, embeddings=next(one.embeddings for one in drafts if one.embeddings is not None))
+    if not drawn:
+        return whole
+    fresh = None
+    if any(draft.fresh is not None for draft in drafts):
+        not_fresh = torch.zeros(1, dtype=torch.bool, device=device)
+        fresh = torch.cat([not_fresh if draft.fresh is None else draft.fresh for draft in drafts])
+    return replace(
+        whole,
+        laws=_laws_beside(drafts),
+        source=joined([torch.full_like(one.tokens, -1) if one.source is None else one.source for one in drafts], -1),
+        replacement=drawn[0].replacement,
+        fresh=fresh,
+        mixed=whole.mixed or len(drawn) < rows,
+    )
+
+
+def _laws_beside(drafts: Sequence[Draft]) -> Law:
+    """Laws [1, R, S] of each row, as one [B, R, S]; dense where their supports differ in size."""
+    found = [draft.laws for draft in drafts if draft.laws is not None]
+    if len({(law.width, law.tokens is None) for law in found}) > 1:
+        found = [law.dense() for law in found]
+    most, first, known = max(law.probs.shape[1] for law in found), found[0], iter(found)
+    probs, tokens = [], []
+    for draft in drafts:
+        law = first if draft.laws is None else next(known)
+        padding = (0, 0, 0, most - law.probs.shape[1])
+        probs.append(torch.nn.functional.pad(law.probs, padding))
+        if law.tokens is not None:
+            tokens.append(torch.nn.functional.pad(law.tokens, padding))
+    return Law(torch.cat(probs), torch.cat(tokens) if tokens else None, first.vocabulary)
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What a rule decided, with the numbers it decided by. D is the draft's depth."""
@@ -255,6 +319,23 @@ class Verdict:
         ids = torch.where(self.path < 0, -1, draft.tokens.gather(1, self.path.clamp(min=0)))
         ids = torch.nn.functional.pad(ids, (0, 1), value=-1)
         return ids.scatter(1, self.accepted[:, None], self.token[:, None])
+
+    def row(self, row: int, draft: Draft) -> Verdict:
+        """On one row alone, for its own draft, whose nodes are the first of that row's in the draft judged."""
+        one, size, depth = slice(row, row + 1), draft.size, draft.tree.depth
+        return Verdict(
+            path=self.path[one, :depth],
+            accepted=self.accepted[one],
+            token=self.token[one],
+            resampled=self.resampled[one],
+            tried=self.tried[one, :size],
+            chance=self.chance[one, :size],
+            p=self.p[one, :size],
+            q=self.q[one, :size],
+            price=None if self.price is None else self.price[one, : depth + 1],
+            relaxed=None if self.relaxed is None else self.relaxed[one, :depth],
+            host=None if self.host is None else self.host[one],
+        )
 
     def rows(self, draft: Draft) -> list[list[int]]:
         """The emitted tokens of each row, on the host."""

@@ -6,12 +6,14 @@ greedy decoding runs through the same code with laws one entry wide. Knows nothi
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from outrider.core.errors import InvalidOption
 from outrider.core.largest import argmax, largest
@@ -193,6 +195,32 @@ class Lawmaker:
             for row, prompt in enumerate(prompts):
                 ids = torch.tensor(list(prompt), device=device)
                 self._prompted[row].index_add_(0, ids, torch.ones(len(prompt), device=device))
+
+    def arrange(self, order: Sequence[int]) -> None:
+        """Row i is from now on what row order[i] was; -1: one of which nothing is known."""
+        if self._prompted is None or self._emitted is None:
+            return
+        index = torch.tensor(order, dtype=torch.long, device=self._emitted.device)
+        there = (index >= 0).float()[:, None]
+        self._prompted, self._emitted = (
+            F.pad(one, (0, 0, 0, 1))[index] * there for one in (self._prompted, self._emitted)
+        )
+
+    def enter(self, row: int, prompt: Sequence[int]) -> None:
+        """A row begins anew, with this prompt."""
+        if self._prompted is None or self._emitted is None:
+            return
+        fresh = Lawmaker(self.sampling, [prompt], self.vocabulary, self._emitted.device)
+        assert fresh._prompted is not None
+        self._prompted, self._emitted = self._prompted.clone(), self._emitted.clone()  # marks may hold the old ones
+        self._prompted[row], self._emitted[row] = fresh._prompted[0], 0
+
+    def row(self, row: int) -> Lawmaker:
+        """Of one row alone."""
+        alone = copy.copy(self)
+        if self._prompted is not None and self._emitted is not None:
+            alone._prompted, alone._emitted = self._prompted[row : row + 1], self._emitted[row : row + 1]
+        return alone
 
     def commit(self, tokens: Tensor) -> None:
         """Tokens [B, K] were emitted; -1 is padding."""

@@ -7,7 +7,7 @@ own business: what it hands over are logits, from which `Scores` makes laws row 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 from zlib import crc32
@@ -21,6 +21,7 @@ from outrider.core.errors import InvalidOption, unknown
 from outrider.core.laws import Law, Lawmaker, Sampling
 
 Prompts = Sequence[Sequence[int]]
+PIECE = 512  # prompt tokens a pass
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Scores:
     """The target's laws after the root (row 0) and after each draft node (row i + 1), made when asked for.
 
     `logits` is [B, R, V], or a function from rows [B, K] to [B, K, V] for targets that would rather not compute them
-    all. `first` is the row that logits begin with: a draft that grows level by level is scored in pieces.
+    all (where rows come and go, called with a slice of members as well: of those alone). `first` is the row that logits
+    begin with: a draft that grows level by level is scored in pieces.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class Scores:
         draft: Draft,
         lawmaker: Lawmaker,
         lengths: Tensor,
-        logits: Tensor | Callable[[Tensor], Tensor],
+        logits: Tensor | Callable[..., Tensor],
         hidden: Mapping[str, Tensor] | None = None,
         first: int = 0,
     ) -> None:
@@ -82,6 +84,24 @@ class Scores:
     def _every_row(self) -> Tensor:
         rows = torch.arange(self.first, self.draft.size + 1, device=self.lengths.device)
         return rows.expand(len(self.lengths), -1)
+
+    def row(self, row: int, draft: Draft) -> Scores:
+        """One row's alone, for its own draft: this one's nodes are the first of that row's here."""
+        one, stop = slice(row, row + 1), draft.size + 1 - self.first
+        logits = self._logits
+
+        def some(rows: Tensor) -> Tensor:
+            assert not isinstance(logits, Tensor)
+            return logits(rows, one)
+
+        return Scores(
+            draft,
+            self._lawmaker.row(row),
+            self.lengths[one],
+            logits[one, :stop] if isinstance(logits, Tensor) else some,
+            {tap: states[one, :stop] for tap, states in self.hidden.items()},
+            self.first,
+        )
 
     def law(self, row: Tensor) -> Law:
         """The law after one row for each batch member: [B] -> [B, S]."""
@@ -126,6 +146,26 @@ class Target(Protocol):
     def mark(self) -> object: ...
     def rewind(self, mark: object) -> None: ...
     def end(self) -> None: ...
+
+
+class Roomy(Target, Protocol):
+    """A target whose rows come and go while others are decoded (outrider.core.continuous)."""
+
+    @property
+    def slot_bytes(self) -> int: ...  # of the cache, for each token of each row
+    def open(self, sampling: Sampling, needs: frozenset[str]) -> None:
+        """Begin with no rows."""
+
+    def arrange(self, order: Sequence[int], width: int) -> None:
+        """Row i is from now on what row order[i] was; -1: an empty one. Rows have room for `width` tokens, scratch
+        included."""
+
+    def enter(self, row: Callable[[], int], prompt: Sequence[int]) -> Generator[None, None, Prefill]:
+        """Read a prompt into the row that it stands in by then, PIECE tokens at a time; other rows may be decoded in
+        between. Returns its prefill."""
+
+    def leave(self, row: int) -> None:
+        """A row is finished; it is a hole now."""
 
 
 class View(Target, Protocol):

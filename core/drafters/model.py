@@ -18,9 +18,9 @@ from outrider.core.dice import Dice, Purpose
 from outrider.core.draft import Draft, Tree, Verdict
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.laws import Law, Sampling
-from outrider.core.policies import AcceptanceHead, Best, Confidence, Policy, Risk, Window, make_policy
+from outrider.core.policies import AcceptanceHead, Best, Confidence, Fixed, Policy, Risk, Window, make_policy
 from outrider.core.shapes import branching, depths, rerank, validate
-from outrider.core.target import Prefill, Prompts, Scores, Target
+from outrider.core.target import Prefill, Prompts, Roomy, Scores, Target
 
 
 class _Model:
@@ -100,6 +100,30 @@ class DraftModel(_Model):
             draft = Draft.guess(torch.stack(tokens, 1), Tree.chain(depth + 1, dice.device), torch.stack(live, 1))
         self._drafted = draft.live.sum(1)
         return Draft.drawn(draft.tokens, joined(laws), draft.live) if laws else draft
+
+    # ---- rows that come and go (outrider.core.drafters.rowwise.Joined)
+
+    def joins(self) -> bool:
+        """Not where the policy remembers how each row went."""
+        return type(self.policy) in (Fixed, Confidence) and hasattr(self.model, "enter")
+
+    def open(self, sampling: Sampling) -> None:
+        self._tap = None
+        self._model().open(self._own or sampling, frozenset())
+
+    def arrange(self, order: Sequence[int], width: int) -> None:
+        self._model().arrange(order, width)
+        self.policy.begin(len(order), self.model.device)
+
+    def enter(self, row: int, prefill: Prefill, prompt: Sequence[int]) -> None:
+        for _ in self._model().enter(lambda: row, prompt):
+            pass
+
+    def leave(self, row: int) -> None:
+        self._model().leave(row)
+
+    def _model(self) -> Roomy:
+        return self.model  # type: ignore[return-value]
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:
         super().observe(draft, scores, verdict, dice)

@@ -8,6 +8,7 @@ only known on a device, the host works with bounds on them and does not look.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -61,10 +62,59 @@ class Cache:
     def chunk(self, start: int, stop: int, rows: slice = slice(None)) -> tuple[Tensor, Places]:
         """Read the prompts, or some rows of them, from `begin` on, at these columns: ids [B, Q] and their places.
         Shorter rows read on into their padding, which nothing looks at and a later pass writes over."""
-        self._reserve(stop)
+        self._widen(stop)
+        return self.rows.pending[rows, start:stop], self.stretch(start, stop)
+
+    def stretch(self, start: int, stop: int) -> Places:
+        """The places of tokens read one after another."""
         positions = torch.arange(start, stop, device=self.device)
         mask = torch.arange(stop, device=self.device) <= positions[:, None]
-        return self.rows.pending[rows, start:stop], Places(positions[None], stop, mask[None], start)
+        return Places(positions[None], stop, mask[None], start)
+
+    # ---- rows that come and go
+
+    def open(self) -> None:
+        """No rows yet."""
+        layers, heads, dim = self._shape
+        nothing = torch.zeros(0, dtype=torch.long, device=self.device)
+        self.rows, self.scored, self.writer = Rows(nothing, nothing[:, None], nothing, (), False), -1, None
+        self.store = torch.zeros(layers, 0, heads, 64, dim, dtype=self.dtype, device=self.device)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of one token's keys and values."""
+        layers, heads, dim = self._shape
+        return layers * heads * dim * self.dtype.itemsize
+
+    def arrange(self, order: Sequence[int], width: int) -> None:
+        """Row i is from now on what row order[i] was; -1: an empty one, which reads nothing that counts. The store is
+        as wide as is wanted, and as what is in it needs."""
+        rows = self.rows
+        wait = max(rows.pending.shape[1], 1)
+        index = torch.tensor(order, dtype=torch.long, device=self.device)
+        entries, waiting = (
+            F.pad(one, (0, 1), value=fill)[index] for one, fill in ((rows.entries, 0), (rows.waiting, 1))
+        )
+        pending = F.pad(rows.pending, (0, wait - rows.pending.shape[1], 0, 1))[index]
+        host = tuple(rows.host[row] if row >= 0 else 0 for row in order)
+        self.rows, self.scored, self.writer = Rows(entries, pending, waiting, host, False), -1, None
+        layers, batch, heads, size, dim = self.store.shape
+        width = -(-max(width, max(host, default=0) + wait) // 64) * 64
+        if list(order) == list(range(batch)) and width == size:
+            return
+        kept = self.store.new_zeros(layers, len(order), heads, width, dim)
+        for new, old in enumerate(order):
+            if old >= 0 and (filled := min(host[new], size)):
+                kept[:, new, :, :filled] = self.store[:, old, :, :filled]
+        self.store = kept
+
+    def stand(self, row: int, entries: int, root: int) -> None:
+        """So many of a row's tokens have been read, and this one waits."""
+        rows = self.rows
+        read, pending, waits = (one.clone() for one in (rows.entries, rows.pending, rows.waiting))
+        read[row], pending[row, 0], waits[row] = entries, root, 1
+        host = (*rows.host[:row], entries, *rows.host[row + 1 :])
+        self.rows = Rows(read, pending, waits, host, False)
 
     def window(self, sinks: int, recent: int, layers: int) -> tuple[Cache, Tensor]:
         """A copy of each row's first and last entries, as a cache of its own; and how many [B] it leaves out."""
@@ -146,12 +196,16 @@ class Cache:
 
     def _reserve(self, extra: int) -> None:
         """Room for this many slots behind the entries of the longest row."""
-        layers, batch, heads, size, dim = self.store.shape
+        size = self.store.shape[3]
         if max(self.rows.host) + extra <= size:
             return
         if not self.exact:  # the bounds may have drifted: look once, which is rare
             self.rows = replace(self.rows, host=tuple(self.rows.entries.tolist()))
-        needed = max(self.rows.host) + extra
+        self._widen(max(self.rows.host) + extra)
+
+    def _widen(self, needed: int) -> None:
+        """Room for this many slots in each row."""
+        layers, batch, heads, size, dim = self.store.shape
         if needed <= size:
             return
         wider = self.store.new_zeros(layers, batch, heads, -(-max(needed, size * 3 // 2) // 64) * 64, dim)

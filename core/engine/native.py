@@ -192,7 +192,7 @@ class Tiled:
     def __init__(self, numbers: Tensor, scales: Tensor | None, offsets: Tensor | None, bias: Tensor | None) -> None:
         self.bits = 16 if scales is None else 8 if offsets is None else 4
         self.bias, self.shape = bias, numbers.shape
-        rows, columns = numbers.shape
+        rows, columns = self.shape
         tiled = numbers.view(rows // _OUTPUTS, _OUTPUTS, columns // GROUP, GROUP // 2, 2).permute(0, 2, 3, 1, 4)
         if offsets is not None and scales is not None:
             pairs = tiled.reshape(*tiled.shape[:2], GROUP // 4, 2, GROUP)  # two rows of numbers share their bytes
@@ -203,10 +203,15 @@ class Tiled:
             self._tiles = tiled.contiguous()
         self._scales = scales.float().contiguous() if self.bits == 8 and scales is not None else None
         self._bias = None if bias is None else bias.float().contiguous()
-        self.matrix = _Matrix(_at(self._tiles), _at(self._scales), _at(self._bias), rows, columns, self.bits, 0)
-        self._address = ctypes.addressof(self.matrix)
+        self.point()
         kept = [part for part in (self._tiles, self._scales, self._bias) if part is not None]
         self.weight_bytes = sum(part.numel() * part.element_size() for part in kept)
+
+    def point(self) -> None:
+        """Tell the code where the weights are; once more after they were moved."""
+        addresses = (_at(part) for part in (self._tiles, self._scales, self._bias))
+        self.matrix = _Matrix(*addresses, *self.shape, self.bits, 0)
+        self._address = ctypes.addressof(self.matrix)
 
     @property
     def weight(self) -> Tensor:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from outrider.core.engine import native
 from outrider.core.engine.linear import Dense, Linear
-from outrider.core.errors import InvalidOption, unknown
+from outrider.core.errors import Incompatible, InvalidOption, unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +122,7 @@ class Network:
         ]
         self._norm = norm.to(self.wide) * root
         self._angles = torch.zeros(0), torch.zeros(0)
+        self.arrive: Callable[[int], None] | None = None  # called ahead of each layer, where weights come and go
         self._passes = native.passes(config, layers, self.dtype)
 
     def replaced(
@@ -132,6 +133,11 @@ class Network:
     ) -> Network:
         """The same network with every matrix product exchanged (the output layer's by `head`, where that differs), and
         perhaps other layers."""
+        if self.arrive is not None:
+            raise Incompatible(
+                "this model's layers are streamed, and can't be seen cheaper or in other bits; draft with another "
+                "model, or load it without `offload`"
+            )
         changed = [
             replace(
                 layer,
@@ -199,6 +205,8 @@ class Network:
         hidden = self.config.hidden
         for index in range(*span):
             layer, norms = self.layers[index], self._norms[index]
+            if self.arrive is not None:
+                self.arrive(index)
             if layer.attends:
                 every = layer.qkv(self.normed(x, norms[0], buffer))
                 x += layer.out(self.attend(layer, every, index, sights))
@@ -221,7 +229,9 @@ class Network:
         """The same in one call for each stretch between taps."""
         start, stop = span
         tapped = {index for index in range(start, stop) if taps and f"layer.{index}" in taps}
-        for index in sorted(tapped | {stop - 1}):
+        for index in sorted(tapped | {stop - 1}) if self.arrive is None else range(start, stop):
+            if self.arrive is not None:
+                self.arrive(index)
             passes.run(x, store, places, start, index + 1)
             start = index + 1
             if taps and index in tapped:

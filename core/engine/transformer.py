@@ -8,13 +8,14 @@ outrider.core.engine.checkpoints.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from outrider.core.device import upload
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.cache import Cache, Rows
 from outrider.core.engine.linear import fastest
@@ -23,11 +24,10 @@ from outrider.core.engine.replay import likeness
 from outrider.core.engine.views import Carry, View, behind, furthest, scores
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.laws import Lawmaker, Sampling
-from outrider.core.target import Prefill, Prompts, Scores
+from outrider.core.target import PIECE, Prefill, Prompts, Scores
 
 __all__ = ["Config", "Decoder"]
 
-_PIECE = 512  # prompt tokens a pass
 _PADDED = 1.2  # how much of a batch may be padding before rows are read one by one, on a CPU
 
 
@@ -77,15 +77,9 @@ class Decoder:
 
     @torch.no_grad()
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
-        for tap in sorted(needs):
-            if tap not in self.taps:
-                raise unknown("hidden tap", tap, self.taps)
+        self._tapped(needs)
         longest = max(map(len, prompts))
-        if longest > self.config.context:
-            raise InvalidOption(
-                f"a prompt has {longest} tokens and the model's context is {self.config.context}; shorten the prompt"
-            )
-        self._taps = needs
+        self._fits(longest)
         self._lawmaker = Lawmaker(sampling, prompts, self.vocabulary, self.device)
         self.cache.begin(prompts)
         self.network.reach(longest)
@@ -101,17 +95,72 @@ class Decoder:
         self.cache.prefilled(prompts)
         return Prefill(hidden, self)
 
+    def _tapped(self, needs: frozenset[str]) -> None:
+        for tap in sorted(needs):
+            if tap not in self.taps:
+                raise unknown("hidden tap", tap, self.taps)
+        self._taps = needs
+
+    def _fits(self, length: int) -> None:
+        if length > self.config.context:
+            raise InvalidOption(
+                f"a prompt has {length} tokens and the model's context is {self.config.context}; shorten the prompt"
+            )
+
     def _read(self, rows: slice, length: int) -> dict[str, Tensor]:
         """The first tokens of some rows' prompts -> the hidden states asked for, [B, length, D]."""
-        count = rows.stop - rows.start
-        nothing = torch.zeros(count, 0, self.config.width, dtype=self.network.dtype, device=self.device)
         found: dict[str, list[Tensor]] = {tap: [] for tap in self._taps}
-        for start in range(0, length, _PIECE):
-            ids, places = self.cache.chunk(start, min(start + _PIECE, length), rows)
-            x = self.network.run(self.network.embed(ids), self.cache.store[:, rows], places, found)
-            if "last" in found:
-                self.network.finish(x, count, found)
+        for start in range(0, length, PIECE):
+            self._piece(rows, *self.cache.chunk(start, min(start + PIECE, length), rows), found)
+        return self._joined(found, rows.stop - rows.start)
+
+    def _piece(self, rows: slice, ids: Tensor, places: Places, found: dict[str, list[Tensor]]) -> None:
+        """Read ids [B, Q] of some rows' prompts."""
+        x = self.network.run(self.network.embed(ids), self.cache.store[:, rows], places, found)
+        if "last" in found:
+            self.network.finish(x, len(ids), found)
+
+    def _joined(self, found: dict[str, list[Tensor]], rows: int) -> dict[str, Tensor]:
+        nothing = torch.zeros(rows, 0, self.config.width, dtype=self.network.dtype, device=self.device)
         return {tap: torch.cat(parts, 1) if parts else nothing for tap, parts in found.items()}
+
+    # ---- rows that come and go
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.cache.slot_bytes
+
+    def open(self, sampling: Sampling, needs: frozenset[str] = frozenset()) -> None:
+        """Begin with no rows."""
+        self._tapped(needs)
+        self._lawmaker = Lawmaker(sampling, [], self.vocabulary, self.device)
+        self.cache.open()
+
+    def arrange(self, order: Sequence[int], width: int) -> None:
+        """Row i is from now on what row order[i] was, or an empty one; see outrider.core.target.Roomy."""
+        self._lawmaker.arrange(order)
+        self.cache.arrange(order, width)
+
+    @torch.no_grad()
+    def enter(self, row: Callable[[], int], prompt: Sequence[int]) -> Generator[None, None, Prefill]:
+        """Read a prompt into a row, in the pieces that it would be read in alone."""
+        self._fits(len(prompt))
+        self.network.reach(len(prompt))
+        self._lawmaker.enter(row(), prompt)
+        found: dict[str, list[Tensor]] = {tap: [] for tap in self._taps}
+        length = len(prompt) - 1
+        for start in range(0, length, PIECE):
+            if start:
+                yield
+            stop, here = min(start + PIECE, length), row()
+            ids = upload(prompt[start:stop], self.device, torch.long)[None]
+            self._piece(slice(here, here + 1), ids, self.cache.stretch(start, stop), found)
+            self.cache.stand(here, stop, prompt[stop])
+        self.cache.stand(row(), length, prompt[-1])
+        return Prefill(self._joined(found, 1))
+
+    def leave(self, row: int) -> None:
+        self.cache.stand(row, 0, 0)
 
     @torch.no_grad()
     def score(self, draft: Draft, since: int | None = None) -> Scores:

@@ -211,8 +211,8 @@ def scores(
         return Scores(draft, lawmaker, lengths, network.logits(states), hidden, first)
 
     @torch.no_grad()
-    def some(rows: Tensor) -> Tensor:
+    def some(rows: Tensor, only: slice = slice(None)) -> Tensor:
         index = (rows - first)[..., None].expand(-1, -1, states.shape[2])
-        return network.logits(states.gather(1, index))
+        return network.logits(states[only].gather(1, index))
 
     return Scores(draft, lawmaker, lengths, some, hidden, first)

@@ -91,7 +91,8 @@ class Exact:
 
     def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
         if draft.laws is None or scores.sampling.greedy:
-            return SampleMatch()(draft, scores, dice)
+            # by the numbers that rejection uses where nothing was drafted: a row may have batch mates for whom it was
+            return matching(draft, scores, lambda law, row, where: dice.pick(law, row, Purpose.NEXT, where))
         if draft.fresh is None:
             return rejection(draft, scores, dice)
         if not draft.mixed:

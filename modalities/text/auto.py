@@ -69,9 +69,15 @@ class Auto(Ensemble):
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         super().begin(prefill, prompts, sampling)
-        rows = len(prompts)
-        self._ratios = [self.costs(rows * (count + 1)) / self.costs(rows) for count in range(self.nodes + 1)]
+        self._crowd = 0
+        self.share(len(prompts))
         self._idle, self._rest, self._left = 0, _REST, 0
+
+    def share(self, rows: int) -> None:
+        """So many rows draft alike in each pass: the more there are, the sooner a guess doesn't pay."""
+        if rows != self._crowd:
+            self._crowd = rows
+            self._ratios = [self.costs(rows * (count + 1)) / self.costs(rows) for count in range(self.nodes + 1)]
 
     def wanted(self, weights: Sequence[float]) -> int:
         best, fastest, tokens = 0, 1.0, 1.0

@@ -26,6 +26,7 @@ from outrider.text.conversation import Kept
 from outrider.text.drafting import prepared
 from outrider.text.options import Given, Options
 from outrider.text.stream import Result, Stream
+from outrider.text.together import Together
 from outrider.text.tokens import Message, Tokens
 
 Prompt = str | Sequence[Message] | Sequence[int]
@@ -126,17 +127,33 @@ class TextModel:
         if not prompts:
             raise InvalidOption("there are no prompts; a batch is a list of at least one")
         ids = [self.encode(one, raw=wanted.raw) for one in prompts]
-        limits = []
-        for row, one in enumerate(ids):
-            room = self.context - len(one)
-            if room < 1:
-                raise InvalidOption(
-                    f"prompt {row} has {len(one):,} tokens and the model's context is {self.context:,}: "
-                    "there is no room for an answer; shorten it"
-                )
-            limits.append(min(wanted.max_new_tokens, room))
+        limits = [self.room(one, wanted.max_new_tokens, f"prompt {row}") for row, one in enumerate(ids)]
         talk = not batch and not isinstance(prompt, str) and isinstance(prompts[0][0], Mapping)
         return Stream(self, wanted, ids, limits, batch=batch, talk=talk)
+
+    def batch(self, *, rows: int = 8, memory: int | None = None, **options: Unpack[Given]) -> Together:
+        """Requests that enter and leave while others are decoded, `rows` at a time and in `memory` bytes of cache; the
+        options hold for all of them.
+
+        >>> lm = load("smollm2-135m")
+        >>> batch = lm.batch(rows=2, drafter="prompt-lookup")
+        >>> asked = [batch.add(f"What is the capital of {country}?", 8) for country in ("France", "Italy", "Spain")]
+        >>> for piece in batch:
+        ...     pass  # text as it comes: piece.row is a request's number
+        >>> asked[1].result.text
+        'The capital of Italy is Rome.'
+        """
+        return Together(self, Options.of(options), rows=rows, memory=memory)
+
+    def room(self, prompt: Sequence[int], wanted: int, name: str) -> int:
+        """How many new tokens there may be behind a prompt, `wanted` at most."""
+        room = self.context - len(prompt)
+        if room < 1:
+            raise InvalidOption(
+                f"{name} has {len(prompt):,} tokens and the model's context is {self.context:,}: "
+                "there is no room for an answer; shorten it"
+            )
+        return min(wanted, room)
 
     def forget(self) -> None:
         """Let go of the last conversation's cache, which the next turn would have gone on from."""

@@ -5,9 +5,9 @@ Knows nothing of prompts or of how targets and drafters are made.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outrider.core.decode import decode
 from outrider.core.memory import peak_memory
@@ -30,6 +30,33 @@ class Result:
     logprobs: list[float] | None  # of each token, if asked for
     finish: Finish | None  # end, stop or limit; None: it was broken off
     prompt: list[int] = field(repr=False)  # as token ids
+
+
+@dataclass(frozen=True)
+class About:
+    """What a trace says of how its steps came about."""
+
+    model: TextModel
+    method: str
+    costs: str
+    rule: str
+    lossless: bool
+
+    def trace(self, steps: Sequence[Step], options: Options, seed: int, more: Mapping[str, Any] = {}) -> Trace:
+        facts = {"model": self.model.name, "dtype": self.model.dtype} | options.facts()
+        if self.costs:
+            facts["drafter.costs"] = self.costs
+        return Trace(
+            steps=tuple(steps),
+            method=self.method,
+            rule=self.rule,
+            lossless=self.lossless,
+            seed=seed,
+            options=facts | dict(more),
+            machine=machine(),
+            versions=versions(),
+            memory=peak_memory(),
+        )
 
 
 @dataclass(frozen=True)
@@ -57,9 +84,9 @@ class Stream(Iterator[Piece]):
     ) -> None:
         self.batch, self.prompts = batch, prompts
         self._model, self._options = model, options
-        drafter, self._method, self._costs = model.drafter(options)
-        rule, self._rule = model.rule(options)
-        self._lossless, self._seed = rule.lossless, options.drawn_seed()
+        drafter, method, costs = model.drafter(options)
+        rule, name = model.rule(options)
+        self._about, self._seed = About(model, method, costs, name, rule.lossless), options.drawn_seed()
         self._readers = [Reader(model.tokens.decode, options.stops) for _ in prompts]
         self._texts, self._steps = ["" for _ in prompts], list[Step]()
         self._ends: list[Finish | None] = [None for _ in prompts]
@@ -110,22 +137,8 @@ class Stream(Iterator[Piece]):
     @property
     def trace(self) -> Trace:
         """Of all rows, as far as it has come."""
-        facts = {"model": self._model.name, "dtype": self._model.dtype} | self._options.facts()
-        if self._costs:
-            facts["drafter.costs"] = self._costs
-        if self._kept is not None:
-            facts["reused"] = self._kept.reused
-        return Trace(
-            steps=tuple(self._steps),
-            method=self._method,
-            rule=self._rule,
-            lossless=self._lossless,
-            seed=self._seed,
-            options=facts,
-            machine=machine(),
-            versions=versions(),
-            memory=peak_memory(),
-        )
+        facts = {} if self._kept is None else {"reused": self._kept.reused}
+        return self._about.trace(self._steps, self._options, self._seed, facts)
 
     @property
     def results(self) -> list[Result]:
