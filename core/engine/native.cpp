@@ -925,4 +925,28 @@ void outrider_largest(const float* x, int64_t outer_stride, int64_t inner_stride
     }
 }
 
+// For every row of 16-bit logits z and of logarithms log_p [size]: sum p (log_p - log softmax(z)) and softmax(z) - p.
+void outrider_divergence(const bf16* z, const float* log_p, float* each, bf16* back, int32_t rows, int32_t size,
+                         int32_t threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int row = 0; row < rows; row++) {
+        const bf16* mine = z + int64_t(row) * size;
+        const float* known = log_p + int64_t(row) * size;
+        bf16* to = back + int64_t(row) * size;
+        __m512 most = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps(), sum = _mm512_setzero_ps();
+        for (int i = 0; i < size; i += 16) most = _mm512_max_ps(most, loaded(mine + i));
+        const __m512 top = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+        for (int i = 0; i < size; i += 16)
+            total = _mm512_add_ps(total, exponential(_mm512_sub_ps(loaded(mine + i), top)));
+        const __m512 level = _mm512_add_ps(top, _mm512_set1_ps(std::log(_mm512_reduce_add_ps(total))));
+        for (int i = 0; i < size; i += 16) {
+            const __m512 log_q = _mm512_sub_ps(loaded(mine + i), level), log = _mm512_loadu_ps(known + i);
+            const __m512 p = exponential(log);
+            sum = _mm512_fmadd_ps(p, _mm512_sub_ps(log, log_q), sum);
+            narrowed(to + i, _mm512_sub_ps(exponential(log_q), p));
+        }
+        each[row] = _mm512_reduce_add_ps(sum);
+    }
+}
+
 }  // extern "C"

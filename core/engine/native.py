@@ -135,7 +135,8 @@ def library() -> ctypes.CDLL | None:
     found.outrider_run.restype = found.outrider_product.restype = found.outrider_few.restype = None
     found.outrider_few.argtypes = [*([c_void_p] * 4), *([c_int32] * 4)]
     found.outrider_largest.argtypes = [c_void_p, c_int64, c_int64, *([c_int32] * 4), c_void_p, c_void_p, c_int32]
-    found.outrider_largest.restype = None
+    found.outrider_divergence.argtypes = [*([c_void_p] * 4), *([c_int32] * 3)]
+    found.outrider_largest.restype = found.outrider_divergence.restype = None
     found.outrider_product.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p]
     return found if found.outrider_ready(1) else None
 
@@ -184,6 +185,17 @@ def largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if outer and inner and count:
         code.outrider_largest(x.data_ptr(), x.stride(0), x.stride(1), outer, inner, size, count, *where)
     return values, places
+
+
+def divergence(z: Tensor, log_p: Tensor) -> tuple[Tensor, Tensor]:
+    """Of 16-bit logits [N, V], V in sixteens, and logarithms in 32 bits: sum p (log p - log softmax(z)), and its
+    gradient softmax(z) - p in 16 bits."""
+    code, z, log_p = library(), z.contiguous(), log_p.contiguous()
+    assert code is not None
+    each, back = torch.empty(len(z)), torch.empty_like(z)
+    where = z.data_ptr(), log_p.data_ptr(), each.data_ptr(), back.data_ptr()
+    code.outrider_divergence(*where, *z.shape, torch.get_num_threads())
+    return each, back
 
 
 class Tiled:

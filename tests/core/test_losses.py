@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from outrider.core.engine import native
 from outrider.core.errors import OutriderError
 from outrider.core.losses import LOSSES, acceptance, adaptive, cross_entropy, jsd, kl, resolve, reverse_kl, tv
 
@@ -87,3 +88,22 @@ def test_sums_of_losses_are_written_out(laws: tuple[torch.Tensor, torch.Tensor, 
         resolve("much kl")
     with pytest.raises(OutriderError, match="temperature"):
         kl(*laws, temperature=0)
+
+
+@pytest.mark.parametrize("code", [True, False])
+def test_16_bit_logits_lose_what_32_bits_do(code: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not code:
+        monkeypatch.setattr(native, "library", lambda: None)
+    generator = torch.Generator().manual_seed(1)
+    logits = (6 * torch.randn(5, 4096, generator=generator)).bfloat16()
+    teacher = (5 * torch.randn(5, 4096, generator=generator)).log_softmax(-1)
+    teacher[3] = (40 * torch.randn(4096, generator=generator)).log_softmax(-1)
+    token = torch.zeros(5, dtype=torch.long)
+    wide = logits.double().requires_grad_()
+    narrow = logits.clone().requires_grad_()
+    each, wanted = kl(narrow, teacher, token), (teacher.double().exp() * (teacher - wide.log_softmax(-1))).sum(-1)
+    torch.testing.assert_close(each.double(), wanted, atol=1e-4, rtol=1e-5)
+    (each * torch.arange(1, 6)).sum().backward()
+    (wanted * torch.arange(1, 6)).sum().backward()
+    assert narrow.grad is not None and wide.grad is not None
+    torch.testing.assert_close(narrow.grad.double(), wide.grad, atol=1e-5, rtol=1e-2)
