@@ -10,6 +10,7 @@ import json
 import math
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -87,38 +88,90 @@ def _options(
 
 @cli.command()
 def demo(
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Of the page; default: the first free one.")
+    ] = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Open the page, but no browser.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda, mps ...")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="Of the language model: float32, bfloat16, int8, int4 ...")] = "bfloat16",
+    weights: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Weights of your own training, in folders image and speech.")
+    ] = None,
+    terminal: Annotated[
+        bool, typer.Option("--terminal", help="Watch it here instead, on models made on the spot.")
+    ] = False,
     drafter: Annotated[
         str | None,
-        typer.Option(help="Who guesses: one of `outrider methods`. Default: draft-model, then sampled-tree."),
+        typer.Option(
+            help="Who guesses: one of `outrider methods`. Default: draft-model, then sampled-tree.",
+            rich_help_panel="In the terminal",
+        ),
     ] = None,
-    rule: Annotated[str, typer.Option(help="Who accepts: one of `outrider methods`.")] = "exact",
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of the models and of the draws.")] = 0,
-    tokens: Annotated[int, typer.Option(min=1, max=1000, help="How many to decode, each time.")] = 48,
-    as_json: Annotated[bool, typer.Option("--json", help="The traces as a JSON list, and nothing else.")] = False,
+    rule: Annotated[
+        str | None,
+        typer.Option(help="Who accepts: one of `outrider methods`. Default: exact.", rich_help_panel="In the terminal"),
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 is greedy; default: 1.", rich_help_panel="In the terminal")
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, max=2**31 - 1, help="Of the models and of the draws.", rich_help_panel="In the terminal"),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=1, max=1000, help="How many to decode, each time.", rich_help_panel="In the terminal"),
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="The traces as a JSON list, and nothing else.", rich_help_panel="In the terminal"),
+    ] = False,
 ) -> None:
-    """Watch drafting and verifying in the terminal."""
+    """Open the page where drafting and verifying can be watched; or watch them in the terminal."""
+    from importlib.util import find_spec
+
+    asked = {"drafter": drafter, "rule": rule, "temperature": temperature, "seed": seed, "tokens": tokens}
+    given = {name: value for name, value in asked.items() if value is not None}
+    if not (terminal or as_json or given):
+        if find_spec("gradio") is not None:
+            _open_page(port, not no_browser, device, dtype, weights)
+            return
+        print("the page needs gradio: pip install 'outrider[app]'; here is the demo in the terminal", file=sys.stderr)
     from outrider.app.demo import Options, run, traces
 
-    options = Options(drafter=drafter, rule=rule, temperature=temperature, seed=seed, tokens=tokens)
+    options = Options(**given)
     if as_json:
         print("[" + ",\n".join(trace.to_json() for trace in traces(options)) + "]")
     else:
         run(options)
 
 
+def _open_page(port: int | None, browser: bool, device: str, dtype: str, weights: Path | None) -> None:
+    from rich.console import Console
+
+    with Console(stderr=True).status("Opening the page ..."):
+        from outrider.app.main import serve
+
+        page, address = serve(port=port, browser=browser, device=device, dtype=dtype, weights=weights)
+    print(f"Outrider is open at {address} (Ctrl-C ends it)", flush=True)
+    page.block_thread()
+
+
 @cli.command()
 def methods(as_json: AsJson = False) -> None:
-    """List every drafter and acceptance rule there is."""
+    """List every drafter, acceptance rule and way of answering from documents there is."""
     from outrider.core.methods import DRAFTERS, RULES
+    from outrider.text.answering import METHODS
 
     if as_json:
         rows = [describe("drafter", method) for method in DRAFTERS.values()]
         rows += [describe("rule", method) for method in RULES.values()]
+        rows += [describe("answering", method) for method in METHODS.values()]
         print(json.dumps(rows, indent=2, ensure_ascii=False))
     else:
         _draw_methods("Drafters", DRAFTERS)
         _draw_methods("Rules", RULES)
+        _draw_methods("Answering from documents", METHODS)
 
 
 def describe(kind: str, method: Method) -> dict[str, Any]:

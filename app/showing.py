@@ -46,7 +46,7 @@ def player(recording: Recording, words: str) -> str:
     if not recording.sound:
         return ""
     return (
-        f'<div style="display:flex;gap:10px;align-items:center;margin-top:6px;flex-wrap:wrap"><span>{safe(words)}</span>'
+        f'<div class="or-player"><span>{safe(words)}</span>'
         f'<audio controls preload="metadata" src="data:audio/wav;base64,{safe(recording.sound)}"></audio></div>'
     )
 
@@ -97,7 +97,8 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
     heads = ("", "token", "p", "q", "chance", "price")
     head = "".join(f'<th scope="col">{name}</th>' for name in heads)
     body = "".join("<tr>" + "".join(f"<td>{safe(cell)}</td>" for cell in row) + "</tr>" for row in rows[:64])
-    return f'<div class="or-wide"><table class="or-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    inner = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f'<div class="or-wide"><table class="or-table">{inner}</table></div>'
 
 
 def charts(recording: Recording, current: int | None = None) -> Drawing:

@@ -125,25 +125,35 @@ def tokens(
             look = ";opacity:.28"
         elif current == place:
             look = ";outline:1.5px solid currentColor"
-        timed = f";--at:{clock[place]:.3f}s" if clock is not None else ""
-        for kind, token, node, level in placed(step):
-            if kind == "rejected" and not rejected:
-                continue
-            tag = "s" if kind == "rejected" else "span"
-            tip = safe(explained(step, kind, token, node, level, name))
-            found.append(
-                f'<{tag} class="or-t" tabindex="-1" title="{tip}" style="{style(kind)}{look}{timed}">'
-                f"{_words(name(token))}</{tag}>"
-            )
-    kind_of = "or-tokens or-race" if clock is not None else "or-tokens"
+        look += f";--at:{clock[place]:.3f}s" if clock is not None else ""
+        found.append(step_tokens(step, name, rejected=rejected, look=look))
+    return running_text("".join(found), race=clock is not None)
+
+
+def step_tokens(step: Step, name: Name, *, rejected: bool = True, look: str = "", tips: bool = True) -> str:
+    """One step's part of that."""
+    found = []
+    for kind, token, node, level in placed(step):
+        if kind == "rejected" and not rejected:
+            continue
+        tag = "s" if kind == "rejected" else "span"
+        tip = f' tabindex="-1" title="{safe(explained(step, kind, token, node, level, name))}"' if tips else ""
+        found.append(
+            f'<{tag} class="or-t"{tip} style="{style(kind)}{look}">{_words(name(token), kind != "rejected")}</{tag}>'
+        )
+    return "".join(found)
+
+
+def running_text(inner: str, *, race: bool = False) -> Drawing:
+    """Tokens one behind the other, as text runs."""
+    kind = "or-tokens or-race" if race else "or-tokens"
     return Drawing(
-        f'<div class="{kind_of}" style="white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.75">{"".join(found)}'
-        "</div>"
+        f'<div class="{kind}" style="white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.75">{inner}</div>'
     )
 
 
-def _words(text: str) -> str:
-    return safe(text).replace("⏎", "⏎<br>")
+def _words(text: str, breaks: bool = True) -> str:
+    return safe(text).replace("⏎", "⏎<br>" if breaks else "⏎")
 
 
 def explained(step: Step, kind: Kind, token: int, node: int | None, level: int | None, name: Name) -> str:
@@ -420,8 +430,8 @@ def cells(steps: Sequence[Step], what: str, rows: int, columns: int) -> list[lis
     return [found[row * columns : (row + 1) * columns] for row in range(rows)]
 
 
-def grid(values: Grid, title: str, *, top: float | None = None, form: str = "{:.3g}") -> Drawing:
-    """A number a cell, dark to light; cells without one are hollow."""
+def grid(values: Grid, title: str, *, top: float | None = None, form: str = "{:.3g}", light: bool = False) -> Drawing:
+    """A number a cell, dark to light; cells without one are hollow. `light`: the numbers themselves are left out."""
     known = [one for line in values for one in line if one is not None]
     most = top if top is not None else max(known, default=1.0) or 1.0
     side, parts = 14, []
@@ -430,7 +440,9 @@ def grid(values: Grid, title: str, *, top: float | None = None, form: str = "{:.
             said = f"row {row + 1}, column {column + 1}: " + ("none" if one is None else form.format(one))
             fill = "none" if one is None else ramp(one / most)
             hollow = ' stroke="currentColor" stroke-opacity=".15"' if one is None else ""
-            parts.append(box(column * side + 0.5, row * side + 0.5, side - 1, side - 1, fill, title=said, more=hollow))
+            tied = "" if light else f' data-cell="{row * len(line) + column}"'
+            x, y, said = column * side + 0.5, row * side + 0.5, "" if light else said
+            parts.append(box(x, y, side - 1, side - 1, fill, title=said, more=hollow + tied))
     wide, high = side * max(map(len, values), default=1), side * len(values)
     parts.append(label(0, high + 14, title, anchor="start"))
     parts += [box(wide - 96 + place * 2.5, high + 5, 2.6, 9, ramp(place / 23)) for place in range(24)]
@@ -447,13 +459,14 @@ def ramp(share: float) -> str:
     return f"#{red:02x}{green:02x}{blue:02x}"
 
 
-def source_grid(steps: Sequence[Step], rows: int, columns: int) -> Drawing:
+def source_grid(steps: Sequence[Step], rows: int, columns: int, *, light: bool = False) -> Drawing:
     """Who wrote each code of a picture."""
     side, parts = 14, []
     for place, source in enumerate(source for step in steps for source in step.sources):
         x, y = place % columns * side, place // columns * side
-        said = f"row {place // columns + 1}, column {place % columns + 1}: {LOOKS[source].words}"
-        parts.append(box(x + 0.5, y + 0.5, side - 1, side - 1, LOOKS[source].colour, title=said))
+        said = "" if light else f"row {place // columns + 1}, column {place % columns + 1}: {LOOKS[source].words}"
+        tied = "" if light else f' data-cell="{place}"'
+        parts.append(box(x + 0.5, y + 0.5, side - 1, side - 1, LOOKS[source].colour, title=said, more=tied))
         if source != "drafted":
             parts.append(label(x + 7, y + 11, LOOKS[source].mark, size=10, more=' style="pointer-events:none"'))
     parts.append(label(0, rows * side + 14, "who wrote it", anchor="start"))
@@ -462,13 +475,13 @@ def source_grid(steps: Sequence[Step], rows: int, columns: int) -> Drawing:
     return drawing(parts, columns * side, rows * side + 20, "who wrote each code")
 
 
-def grids(steps: Sequence[Step], rows: int = 16, columns: int = 16) -> dict[str, Drawing]:
-    """A picture's codes by round, chance, entropy, and who wrote them."""
+def grids(steps: Sequence[Step], rows: int = 16, columns: int = 16, *, light: bool = False) -> dict[str, Drawing]:
+    """A picture's codes by round, chance, entropy, and who wrote them (relaxed ones among them)."""
     return {
-        "round": grid(cells(steps, "round", rows, columns), "round"),
-        "chance": grid(cells(steps, "chance", rows, columns), "chance", top=1.0),
-        "entropy": grid(cells(steps, "entropy", rows, columns), "entropy, nats"),
-        "source": source_grid(steps, rows, columns),
+        "round": grid(cells(steps, "round", rows, columns), "round", light=light),
+        "chance": grid(cells(steps, "chance", rows, columns), "chance", top=1.0, light=light),
+        "entropy": grid(cells(steps, "entropy", rows, columns), "entropy, nats", light=light),
+        "source": source_grid(steps, rows, columns, light=light),
     }
 
 
@@ -479,6 +492,35 @@ def side_by_side(drawings: Iterable[str], least: int = 190) -> Drawing:
         f'<div style="display:grid;grid-template-columns:repeat(auto-fit,minmax(min({least}px,100%),1fr));gap:14px">'
         f"{inner}</div>"
     )
+
+
+def picture(
+    data: str,
+    steps: Sequence[Step],
+    rows: int,
+    columns: int,
+    *,
+    current: int | None = None,
+    clock: Sequence[float] | None = None,
+    light: bool = False,
+) -> Drawing:
+    """A picture (PNG in base64) with what is not committed yet hidden: behind the step that is looked at, or until its
+    time has come. `light`: without what a pointer would ask for, for pictures that are under way."""
+    side, veils = 16, []
+    brought = [count for count, step in enumerate(steps) for _ in step.emitted]
+    for cell, count in enumerate(brought[: rows * columns]):
+        if clock is None and (current is None or count <= current):
+            continue
+        x, y = cell % columns * side, cell // columns * side
+        timed = f' class="or-lift" style="--at:{clock[count]:.3f}s"' if clock is not None else ""
+        veils.append(f'<rect x="{x}" y="{y}" width="16.2" height="16.2" fill="var(--or-veil,#ccc)"{timed}/>')
+    wide, high = side * columns, side * rows
+    image = f'<image href="data:image/png;base64,{safe(data)}" width="{wide}" height="{high}"/>'
+    shown = drawing([image, *veils], wide, high, "the picture", scale=1.1)
+    if clock is not None:
+        return shown
+    upto = steps if current is None else steps[: current + 1]
+    return side_by_side([shown, *grids(upto, rows, columns, light=light).values()])
 
 
 # ---- speech
@@ -493,11 +535,12 @@ def strip(
     mel: str = "",
     words: Sequence[tuple[float, str]] = (),
     clock: Sequence[float] | None = None,
+    current: int | None = None,
 ) -> Drawing:
     """Sound along the time, and under it which round of verifying brought which part, token by token.
 
     `starts` are when tokens begin to be heard; `wave` the sound's envelope; `mel` a picture as data; `clock` when each
-    round came, for a replay."""
+    round came, for a replay; `current` the round that is looked at."""
     wide, whole = 880.0, max(seconds, 1e-6)
 
     def at(time: float) -> float:
@@ -522,6 +565,7 @@ def strip(
         left = at(starts[mine[0]])
         right = at(starts[place] if place < len(starts) else whole)
         timed = f' class="or-late" style="--at:{clock[count]:.3f}s"' if clock is not None else ""
+        timed += ' opacity=".22"' if current is not None and count > current else ""
         said = f"round {one.index + 1}: {len(one.emitted)} tokens of {len(one.drafted)} drafted"
         shade = 0.28 if count % 2 else 0.12
         inner = box(left, y, right - left, 12, "currentColor", title=said, more=f' fill-opacity="{shade}"')

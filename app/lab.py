@@ -1,0 +1,378 @@
+"""The lab: several methods on a few prompts, measured in turns, beside what theory predicts; and the theory by itself.
+
+Measuring is outrider.core.bench's, predicting outrider.core.speed's; this puts them on the page.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from outrider.app import limits, views
+from outrider.app.lane import LANE, Tickets
+from outrider.app.panel import Update, fault, quiet, running, showing_empty, visitor, waiting
+from outrider.app.subjects import Asked, Subject, checked, together
+from outrider.app.svg import Drawing, safe
+from outrider.core.bench import PLAIN, Bench, Contender, Item, Outcome, Run, Same, pooled, row
+from outrider.core.errors import InvalidOption
+from outrider.core.methods import RULES
+from outrider.core.speed import PassCost, best_length, break_even, expected_tokens, speedup
+from outrider.core.stopwatch import pass_cost
+
+_TOKENS = 64
+_PROMPTS = {
+    "text": "Why is the sky blue?\nList the numbers from one to ten in words.",
+    "image": "red heart\npizza",
+    "speech": "Good morning.",
+}
+
+
+@dataclass
+class Measured:
+    """One measurement under way: a bench, and who wants it to go on."""
+
+    subject: Subject
+    bench: Bench
+    cost: PassCost | None
+
+    def rows(self) -> list[dict[str, Any]]:
+        plain = self.bench.first(PLAIN)
+        found = []
+        for one in self.bench.contenders:
+            if not self.bench.of(one.name):
+                continue
+            mine = self.bench.first(one.name)
+            same: dict[str, Same] = {
+                name: "same" if name in plain and run.outcome.tokens == plain[name].outcome.tokens else "other"
+                for name, run in mine.items()
+            }
+            found.append(row(self.bench, one, same=same, cost=self.cost))
+        return found
+
+
+def contenders(
+    subject: Subject, names: Sequence[str], given: Mapping[str, Any], going: Callable[[], bool]
+) -> list[Contender]:
+    """Plain decoding first, then each method under the rule."""
+    found = []
+    for name in [PLAIN, *(one for one in names if one != PLAIN)]:
+        rule = str(given["rule"])
+        if name != PLAIN and not together(name, rule):
+            raise InvalidOption(f"the rule '{rule}' can't judge what '{name}' drafts; leave one of them out")
+        asked = checked(subject, {**given, "prompt": "x", "drafter": name})
+
+        def run(item: Item, asked: Asked = asked) -> Outcome:
+            return _outcome(subject, asked, str(item.content), going)
+
+        found.append(Contender(name, run, rule=rule, lossless=bool(RULES[rule].lossless), optional=name != PLAIN))
+    return found
+
+
+class Stopped(Exception):
+    """The visitor has had enough."""
+
+
+def _outcome(subject: Subject, asked: Asked, prompt: str, going: Callable[[], bool]) -> Outcome:
+    from dataclasses import replace
+
+    begun = time.perf_counter()
+    live = subject.begin(replace(asked, prompt=prompt))
+    try:
+        for _ in live:
+            if not going():
+                raise Stopped
+        seconds = time.perf_counter() - begun
+        trace = live.recording().trace
+    finally:
+        live.close()
+    rows = sorted({step.row for step in trace.steps})
+    return Outcome(tuple(token for one in rows for token in trace.tokens(one)), seconds, trace.steps, trace.memory)
+
+
+def passes(subject: Subject, prompt: str) -> PassCost | None:
+    """What passes of the target cost here; of text alone, whose target stands by itself."""
+    if subject.name != "text":
+        return None
+    lm = subject.load()
+    return pass_cost(lm.target(), lm.encode(prompt), rounds=3)
+
+
+def told(rows: Sequence[Mapping[str, Any]], runs: Sequence[Run], cost: PassCost | None) -> Drawing:
+    """Table and plots of what was measured so far."""
+    heads = (
+        "method",
+        "tokens a second",
+        "speedup",
+        "tokens per call",
+        "accepted",
+        "same output",
+        "price a token",
+        "predicted",
+        "best length",
+        "breaks even at",
+    )
+    body = []
+    for one in rows:
+        mine = [run for run in runs if run.contender == one["drafter"]]
+        body.append([str(one["drafter"]), *_cells(one, mine, cost)])
+    table = "".join("<tr>" + "".join(f"<td>{safe(cell)}</td>" for cell in line) + "</tr>" for line in body)
+    head = "".join(f'<th scope="col">{one}</th>' for one in heads)
+    plots = [
+        (
+            "Tokens a second",
+            views.compared(rows, "tokens_per_second", "tokens a second", "", rows[0]["tokens_per_second"]),
+        ),
+        ("Tokens per call", views.compared(rows, "tokens_per_call", "tokens per call", "", 1.0)),
+    ]
+    points = [
+        (str(one["drafter"]), float(one["predicted_tokens_per_second"]), float(one["decode_tokens_per_second"]))
+        for one in rows
+        if one.get("predicted_tokens_per_second")
+    ]
+    if points:
+        plots.append(("Predicted and measured", views.against(points)))
+    cards = [f'<div class="or-card"><h4>{safe(title)}</h4>{one}</div>' for title, one in plots]
+    notes = "".join(
+        f"<li>{safe(str(one['drafter']))}: {safe(str(one['note'])[:300])}</li>" for one in rows if one.get("note")
+    )
+    return Drawing(
+        f'<div class="or-wide"><table class="or-table"><thead><tr>{head}</tr></thead><tbody>{table}</tbody>'
+        f'</table></div><ul style="margin:8px 0 12px 18px;opacity:.8">{notes}</ul>{views.side_by_side(cards, 330)}'
+    )
+
+
+def _cells(one: Mapping[str, Any], runs: Sequence[Run], cost: PassCost | None) -> list[str]:
+    """One method's figures in words."""
+    total = pooled(runs)
+    length, point = "", ""
+    if cost is not None and total.drafted and total.target_calls:
+        each = total.times.draft / total.drafted / cost(1)
+        best, gain = best_length(total.conditional, each, cost)
+        length = f"{best} ({gain:.2f} x)"
+        depth = max(round(total.drafted / total.target_calls), 1)
+        bound = break_even(depth, each, cost.relative(depth + 1))
+        point = "never" if bound > 1 else f"{bound:.0%}"
+    speed, ahead = one["tokens_per_second"], one.get("predicted_tokens_per_second")
+    return [
+        f"{speed:.1f}",
+        "" if one["speedup"] is None else f"{one['speedup']:.2f} x",
+        "" if one["tokens_per_call"] is None else f"{one['tokens_per_call']:.2f}",
+        f"{one['acceptance_rate']:.0%}" if total.drafted else "-",
+        "" if one["identical"] is None else f"{one['identical']:.0%}",
+        f"{total.price / max(total.tokens, 1):.4f}" if not one["lossless"] else "0",
+        "" if not ahead else f"{ahead:.1f}",
+        length,
+        point,
+    ]
+
+
+class Lab:
+    """The tab."""
+
+    def __init__(self, subjects: Mapping[str, Subject], tickets: Tickets) -> None:
+        self.subjects, self.tickets = subjects, tickets
+
+    def build(self) -> None:
+        first = self.subjects["text"]
+        with gr.Row():
+            with gr.Column(scale=3, min_width=320):
+                self.modality = gr.Radio(list(self.subjects), value="text", label="Modality")
+                self.prompts = gr.Textbox(
+                    _PROMPTS["text"],
+                    label=f"Prompts, one a line, up to {limits.PROMPTS}",
+                    lines=4,
+                    max_lines=8,
+                    max_length=limits.PROMPT,
+                    elem_id="lab-prompts",
+                )
+                self.methods = gr.CheckboxGroup(
+                    first.drafters(),
+                    value=_usual(first),
+                    elem_id="lab-methods",
+                    label=f"Methods, up to {limits.METHODS}; plain decoding is always among them",
+                )
+                self.rule = gr.Dropdown(first.rules(), value="exact", label="Rule")
+                self.heat = gr.Slider(0, limits.HEAT, 0, step=0.05, label="temperature")
+                self.seed = gr.Number(0, label="seed", precision=0, minimum=0, maximum=limits.SEED)
+                with gr.Row():
+                    self.run = gr.Button("Measure", variant="primary", elem_id="lab-run")
+                    self.stop = gr.Button("Stop", variant="stop", elem_id="lab-stop")
+            with gr.Column(scale=7, min_width=320):
+                self.status = gr.HTML("", elem_id="lab-status", min_height=44)
+                self.out = gr.HTML(
+                    showing_empty("Methods take turns on every prompt; speedups are paired with plain decoding."),
+                    elem_id="lab-out",
+                    min_height=320,
+                )
+        self.ticket = gr.State(0)
+        self.modality.input(
+            self._turned, [self.modality], [self.prompts, self.methods, self.rule, self.heat], **quiet()
+        )
+        self.run.click(self._begin, None, [self.ticket, self.status], **quiet()).then(
+            self._measure,
+            [self.ticket, self.modality, self.prompts, self.methods, self.rule, self.heat, self.seed],
+            [self.status, self.out],
+            concurrency_limit=1,
+            concurrency_id=LANE,
+            show_progress="hidden",
+            api_visibility="private",
+        )
+        self.stop.click(self._stop, None, [self.status], **quiet())
+
+    def _turned(self, modality: str) -> list[Update]:
+        one = self.subjects[limits.one_of(modality, "modality", self.subjects)]
+        return [
+            _PROMPTS[modality],
+            gr.update(choices=one.drafters(), value=_usual(one)),
+            gr.update(choices=one.rules(), value="exact"),
+            one.heat,
+        ]
+
+    def _begin(self, request: gr.Request) -> list[Update]:
+        return [self.tickets.take(visitor(request)), waiting("Waiting for the model's lane …")]
+
+    def _stop(self, request: gr.Request) -> Update:
+        self.tickets.give_back(visitor(request))
+        return waiting("Stopping …")
+
+    def _measure(
+        self,
+        ticket: int,
+        modality: str,
+        prompts: str,
+        methods: list[str],
+        rule: str,
+        heat: float,
+        seed: float,
+        request: gr.Request,
+    ) -> Iterator[list[Update]]:
+        who = visitor(request)
+        going = lambda: self.tickets.valid(who, ticket)  # noqa: E731
+        try:
+            subject = self.subjects[limits.one_of(modality, "modality", self.subjects)]
+            lines = [one.strip() for one in limits.words(prompts, "prompts").splitlines() if one.strip()]
+            if len(lines) > limits.PROMPTS:
+                raise InvalidOption(f"there are {len(lines)} prompts; at most {limits.PROMPTS} are measured at once")
+            if not subject.loaded:
+                yield [waiting(f"Loading {subject.about} …"), gr.skip()]
+                subject.load()
+            names = limits.some_of(methods, "methods", subject.drafters(), limits.METHODS)
+            given: dict[str, Any] = {"rule": rule, "temperature": heat, "seed": seed}
+            if subject.name == "text":
+                given["max_new_tokens"] = _TOKENS
+            made = contenders(subject, names, given, going)
+            yield [waiting("Measuring what passes cost …"), gr.skip()]
+            bench = Bench(made, [Item(str(place), "all", line) for place, line in enumerate(lines)])
+            work = Measured(subject, bench, passes(subject, lines[0]))
+            yield from self._follow(work)
+        except Stopped:
+            yield [running("Stopped."), gr.skip()]
+        except Exception as error:
+            yield [fault(error), gr.skip()]
+
+    def _follow(self, work: Measured) -> Iterator[list[Update]]:
+        bench = work.bench
+        for done, name in enumerate(bench.go(), 1):
+            said = running(f"{done} of {bench.turns} turns, last {name}" + (" (warming up)" if not bench.runs else ""))
+            whole = bench.runs and done % len(bench.contenders) == 0
+            yield [said, told(work.rows(), bench.runs, work.cost) if whole else gr.skip()]
+        failed = "; ".join(f"{name}: {why}" for name, why in bench.failed.items())
+        yield [
+            running("Done." + (f" Left out: {failed}"[:400] if failed else "")),
+            told(work.rows(), bench.runs, work.cost),
+        ]
+
+
+def _usual(subject: Subject) -> list[str]:
+    known = subject.drafters()
+    return [one for one in ("prompt-lookup", "suffix", "token-recycling", "jacobi") if one in known][:3]
+
+
+# ---- theory
+
+
+def theory(acceptance: float, cost: float, length: int, growth: float) -> Drawing:
+    """What a chain of guesses should bring: the published formula, with verification that may grow with length."""
+    acceptance = limits.number(acceptance, "acceptance", 0, 1)
+    cost = limits.number(cost, "cost", 0, 1)
+    length = limits.whole(length, "length", 0, 16)
+    growth = limits.number(growth, "growth", 0, 0.5)
+
+    def verify(tokens: int) -> float:
+        return 1 + growth * (tokens - 1)
+
+    here = speedup(acceptance, length, cost, verify(length + 1))
+    best, gain = best_length(acceptance, cost, verify, longest=16)
+    bound = break_even(length, cost, verify(length + 1)) if length else 0.0
+    lengths = [(float(one), speedup(acceptance, one, cost, verify(one + 1))) for one in range(17)]
+    chances = [(one / 50, speedup(one / 50, length, cost, verify(length + 1))) for one in range(51)]
+    tokens = [(float(one), expected_tokens(acceptance, one)) for one in range(17)]
+    said = (
+        f"{expected_tokens(acceptance, length):.2f} tokens a call, {here:.2f} times as fast as plain decoding. Best "
+        f"length here: {best} ({gain:.2f} times). A draft of {length} breaks even "
+        + ("never." if bound > 1 else f"at an acceptance of {bound:.0%}.")
+    )
+    cards = [
+        (
+            "Speedup by length of the draft",
+            views.curves(
+                "speedup by length",
+                "length of the draft",
+                {"speedup": lengths},
+                here=(length, here, f"{here:.2f} x"),
+                level=1.0,
+            ),
+        ),
+        (
+            "Speedup by acceptance",
+            views.curves(
+                "speedup by acceptance",
+                "acceptance of a guess",
+                {"speedup": chances},
+                here=(acceptance, here, f"{here:.2f} x"),
+                level=1.0,
+            ),
+        ),
+        (
+            "Tokens of a call by length",
+            views.curves(
+                "tokens by length",
+                "length of the draft",
+                {"tokens": tokens},
+                here=(length, expected_tokens(acceptance, length), ""),
+                level=1.0,
+            ),
+        ),
+    ]
+    shown = [f'<div class="or-card"><h4>{safe(title)}</h4>{one}</div>' for title, one in cards]
+    return Drawing(f'<div class="or-said" id="theory-said">{safe(said)}</div>{views.side_by_side(shown, 330)}')
+
+
+def build_theory() -> None:
+    """The tab."""
+    gr.Markdown(
+        "A draft of length *k*, whose guesses are each accepted with chance *a* and cost *c* of a plain pass, brings "
+        "(1 - a^(k+1)) / (1 - a) tokens for (k c + v) passes, where v is what scoring k + 1 tokens costs "
+        "(Leviathan et al., arXiv 2211.17192, with v = 1)."
+    )
+    with gr.Row():
+        given = [
+            gr.Slider(0, 1, 0.7, step=0.01, label="acceptance a", elem_id="theory-a"),
+            gr.Slider(0, 1, 0.1, step=0.01, label="cost of a guess c"),
+            gr.Slider(0, 16, 4, step=1, label="length k"),
+            gr.Slider(0, 0.5, 0.02, step=0.01, label="each further token scored costs"),
+        ]
+    out = gr.HTML(theory(0.7, 0.1, 4, 0.02), elem_id="theory-out", min_height=260)
+    for one in given:
+        one.input(_theory, given, [out], **quiet())
+
+
+def _theory(*given: float) -> Drawing:
+    try:
+        return theory(*given[:2], int(given[2]), given[3])
+    except Exception as error:
+        return fault(error)
