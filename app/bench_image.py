@@ -55,8 +55,8 @@ def image(
 
     from outrider.core.errors import unknown
     from outrider.image import bench, load
-    from outrider.image.model import drafters as known_drafters
-    from outrider.image.model import rules as known_rules
+    from outrider.image.choosing import drafters as known_drafters
+    from outrider.image.choosing import rules as known_rules
     from outrider.image.names import COMMON
 
     said = COMMON if prompts is None else tuple(filter(None, map(str.strip, prompts.read_text("utf-8").splitlines())))

@@ -30,7 +30,7 @@ def sheet(
 
     from outrider.core.errors import unknown
     from outrider.image import load
-    from outrider.image.model import drafters
+    from outrider.image.choosing import drafters
     from outrider.image.names import COMMON
     from outrider.image.sheet import panels, usual
     from outrider.image.sheet import sheet as together

@@ -54,6 +54,9 @@ HUB_FILES = (
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
+    "chat_template.json",
+    "processor_config.json",
+    "preprocessor_config.json",
 )
 
 
@@ -273,10 +276,11 @@ def foreign_tensors(folder: Path) -> Mapping[str, Tensor]:
     return found
 
 
-def transformers_model(folder: Path, dtype: str, device: Any = "cpu") -> Any:
-    """A causal LM of any architecture that transformers itself knows, every one of its tensors found."""
+def transformers_model(folder: Path, dtype: str, device: Any = "cpu", kind: str = "AutoModelForCausalLM") -> Any:
+    """A model of a class of transformers, every one of its tensors found: any causal LM that it knows, or the class
+    that is named."""
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
     from transformers.utils import logging
 
     read_json(folder / "config.json")  # names no code of its own
@@ -284,7 +288,7 @@ def transformers_model(folder: Path, dtype: str, device: Any = "cpu") -> Any:
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
+        model, found = getattr(transformers, kind).from_pretrained(
             str(folder),
             dtype=getattr(torch, dtype),
             use_safetensors=True,
@@ -303,6 +307,21 @@ def transformers_model(folder: Path, dtype: str, device: Any = "cpu") -> Any:
             + "; a file may be missing"
         )
     return model.to(device)
+
+
+def transformers_processor(folder: Path) -> Any:
+    """What makes a model's inputs of words, pictures and sound."""
+    from transformers import AutoProcessor
+
+    for name in ("processor_config.json", "preprocessor_config.json"):
+        if (folder / name).is_file():
+            read_json(folder / name)  # names no code of its own
+    try:
+        return AutoProcessor.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise AssetError(
+            f"transformers can't load the processor of {folder}: {' '.join(str(error).split())[:300]}"
+        ) from None
 
 
 def _files(folder: Path) -> list[Path]:

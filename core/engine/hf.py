@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,28 @@ from outrider.core.laws import Lawmaker, Sampling
 from outrider.core.target import Prefill, Prompts, Scores
 
 _PIECE = 512  # prompt tokens a pass
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reading:
+    """How a class is read that is no plain causal language model: one that says other ids than it reads, or whose
+    prompt is more than ids. Made for one generation where it holds what that generation reads."""
+
+    trunk: Any  # the module that has the cache
+    vocabulary: int  # ids that it says
+    read: Callable[[Tensor, Tensor], dict[str, Any]]  # ids and positions [B, Q] -> what the trunk is given
+    say: Callable[[Any], Tensor]  # what comes out of the trunk -> logits [B, Q, V]
+    cache: Callable[[], Any] | None = None  # an empty one; default: of the kind that the trunk wants
+    through: Callable[[Any, int], Any] | None = None  # the cache as the trunk takes it, with so many rows
+    weights: tuple[Any, ...] = ()  # the modules that a pass reads; default: the trunk
+    looked_up: tuple[Tensor, ...] = ()  # of their parameters, those that are read row by row
+
+    @property
+    def weight_bytes(self) -> int:
+        """What a pass reads."""
+        apart = {id(one) for one in self.looked_up}
+        found = {id(one): one for module in self.weights or (self.trunk,) for one in module.parameters()}
+        return sum(one.numel() * one.element_size() for key, one in found.items() if key not in apart)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,52 +67,59 @@ class Adapted:
 
     rollback = True
 
-    def __init__(self, model: Any, *, trees: str | None = None) -> None:
+    def __init__(self, model: Any, *, trees: str | None = None, reading: Reading | None = None) -> None:
         if trees not in (None, "mask", "branches"):
             raise unknown("way of scoring trees", trees, ("mask", "branches"))
         self.model = model.eval()
-        config = model.config.get_text_config()
-        self.vocabulary = int(config.vocab_size)
+        self._reading = reading or plain(model)
+        trunk = self._reading.trunk
+        config = trunk.config.get_text_config(decoder=True)
+        self.vocabulary = self._reading.vocabulary
         self.context = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
         self.dtype, self.device = model.dtype, model.device
-        self._takes = set(inspect.signature(model.forward).parameters)
-        if reason := obstacle(model):
+        if reason := obstacle(trunk, self._fresh):
             raise Incompatible(
                 f"{type(model).__name__} {reason}, so rejected guesses could not be undone; "
                 "decode it with transformers' own generate()"
             )
-        outer, inner = model.get_output_embeddings(), model.get_input_embeddings()
-        lone = inner.weight if outer is None or outer.weight is not inner.weight else None  # read row by row
-        self.weight_bytes = sum(
-            one.numel() * one.element_size() for one in model.parameters() if lone is None or one is not lone
-        )
-        self.taps = ("embedding", *(f"layer.{index}" for index in range(config.num_hidden_layers - 1)), "last")
+        self.weight_bytes = self._reading.weight_bytes
+        layers = getattr(config, "decoder_layers", None) or config.num_hidden_layers
+        self.taps = ("embedding", *(f"layer.{index}" for index in range(layers - 1)), "last")
         self._needs: frozenset[str] = frozenset()
         self._branches = Branches(self._forward)
         self.trees = trees or ("mask" if self._masks() else "branches")
 
+    def _fresh(self) -> Any:
+        return fresh(self._reading.trunk) if self._reading.cache is None else self._reading.cache()
+
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """One pass over ids [B, Q] behind the cache -> logits [B, Q, V] and the states at the taps."""
-        given: dict[str, Any] = {"input_ids": ids.clamp(0, self.vocabulary - 1), "attention_mask": mask}
-        if "position_ids" in self._takes:
-            given["position_ids"] = positions.clamp(0, self.context - 1)
-        out = self.model(**given, past_key_values=self._cache, use_cache=True, output_hidden_states=bool(self._needs))
+        reading = self._reading
+        given = reading.read(ids, positions.clamp(0, self.context - 1))
+        cache = self._cache if reading.through is None else reading.through(self._cache, len(ids))
+        out = reading.trunk(
+            **given,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+            output_hidden_states=bool(self._needs),
+        )
         names = dict(zip(self.taps, out.hidden_states or (), strict=False)) if self._needs else {}
         if self._needs:
             names["last"] = out.hidden_states[-1]
-        return out.logits[..., : self.vocabulary], {tap: names[tap] for tap in self._needs}
+        return reading.say(out), {tap: names[tap] for tap in self._needs}
 
     @torch.no_grad()
     def _masks(self) -> bool:
         """Does the class take a mask for each token? Two leaves on one root must not see each other."""
-        if "position_ids" not in self._takes:
-            return False
         ids = torch.arange(1, 4, device=self.device) % self.vocabulary
+        if "position_ids" not in self._reading.read(ids[None], torch.arange(3, device=self.device)[None]):
+            return False
         sees = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], device=self.device).bool()
         try:
-            self._cache = fresh(self.model)
+            self._cache = self._fresh()
             tree, _ = self._forward(ids[None], self._added(sees[None]), torch.tensor([[0, 1, 1]], device=self.device))
-            self._cache = fresh(self.model)
+            self._cache = self._fresh()
             alone, _ = self._forward(
                 ids[None, [0, 2]],
                 torch.ones(1, 2, dtype=torch.long, device=self.device),
@@ -117,7 +147,7 @@ class Adapted:
             )
         self._needs = needs
         self._lawmaker = Lawmaker(sampling, prompts, self.vocabulary, self.device)
-        self._cache = fresh(self.model)
+        self._cache = self._fresh()
         found: dict[str, list[Tensor]] = {tap: [] for tap in needs}
         ids = waiting(prompts, self.device).pending
         for start in range(0, longest - 1, _PIECE):
@@ -138,7 +168,7 @@ class Adapted:
             since = None
         skip = 0 if since is None else wait + since
         columns = max(rows.host)
-        cut(self._cache, columns + skip)
+        self._cut(columns + skip)
         ids, positions = torch.cat([rows.pending, draft.tokens], 1)[:, skip:], standing(rows, draft)[:, skip:]
         read = torch.arange(columns, device=self.device) < rows.entries[:, None]  # [B, T]
         if self.trees == "branches" and not draft.tree.is_chain:
@@ -177,7 +207,7 @@ class Adapted:
         wanted = torch.arange(longest, device=self.device)
         behind_rows = wanted >= self._rows.entries[:, None]
         if bool(((order == wanted) | behind_rows).all()):
-            cut(self._cache, longest)
+            self._cut(longest)
             return
         for layer in self._cache.layers:
             index = order[:, None, :, None].expand(-1, layer.keys.shape[1], -1, -1)
@@ -191,10 +221,36 @@ class Adapted:
         assert isinstance(mark, Mark)
         read = mark.rows is self._rows and self._scored >= 0  # what waited stays read
         self._rows, self._lawmaker, self._scored = mark.rows, copy.copy(mark.lawmaker), 0 if read else -1
-        cut(self._cache, max(mark.rows.host) + (mark.rows.pending.shape[1] if read else 0))
+        self._cut(max(mark.rows.host) + (mark.rows.pending.shape[1] if read else 0))
+
+    def _cut(self, columns: int) -> None:
+        """An empty cache is a new one: one of no columns would still be of so many rows."""
+        if columns:
+            cut(self._cache, columns)
+        else:
+            self._cache = self._fresh()
 
     def end(self) -> None:
         self._cache = None
+
+
+def plain(model: Any) -> Reading:
+    """A causal language model."""
+    vocabulary, takes = int(model.config.get_text_config().vocab_size), inspect.signature(model.forward).parameters
+    outer, inner = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = outer is not None and outer.weight is inner.weight
+
+    def read(ids: Tensor, positions: Tensor) -> dict[str, Any]:
+        given = {"input_ids": ids.clamp(0, vocabulary - 1)}
+        return given | {"position_ids": positions} if "position_ids" in takes else given
+
+    return Reading(
+        trunk=model,
+        vocabulary=vocabulary,
+        read=read,
+        say=lambda out: out.logits[..., :vocabulary],
+        looked_up=() if tied else (inner.weight,),
+    )
 
 
 def fresh(model: Any) -> Any:
@@ -211,11 +267,11 @@ def cut(cache: Any, columns: int) -> None:
             layer.keys, layer.values = layer.keys[:, :, :columns], layer.values[:, :, :columns]
 
 
-def obstacle(model: Any) -> str | None:
+def obstacle(model: Any, empty: Callable[[], Any] | None = None) -> str | None:
     """Why this model's cache cannot be cut back; None: it can."""
     if "past_key_values" not in inspect.signature(model.forward).parameters or getattr(model, "_is_stateful", False):
         return "keeps a recurrent state that only moves forward"
-    for layer in fresh(model).layers:
+    for layer in (fresh(model) if empty is None else empty()).layers:
         if getattr(layer, "is_sliding", False):
             return "attends within a sliding window and forgets what falls out of it"
         if type(layer).__name__ != "DynamicLayer":

@@ -10,13 +10,19 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Grid:
-    """Tokens in raster order: row by row, from the left."""
+    """Tokens in raster order: row by row, from the left; some models end each row with marks."""
 
     rows: int
     columns: int
+    marks: int = 0  # tokens behind each row that are no part of the picture
+
+    @property
+    def width(self) -> int:
+        """Tokens from one to the one below it."""
+        return self.columns + self.marks
 
     def __len__(self) -> int:
-        return self.rows * self.columns
+        return self.rows * self.width
 
 
 def neighbours(codebook: Tensor, count: int) -> Tensor:

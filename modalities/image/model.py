@@ -7,7 +7,7 @@ computes or a drafter guesses.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
@@ -20,12 +20,13 @@ from outrider.core.engine.guidance import Guided
 from outrider.core.engine.network import Network
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption, unknown
-from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
 from outrider.core.train import Pupil
 from outrider.image import recipes
+from outrider.image.choosing import drafter_of, drafters, rule_of, rules
 from outrider.image.grid import Grid, neighbours
 from outrider.image.names import Names
 from outrider.image.options import Given, Options
+from outrider.image.pixels import images
 from outrider.image.stream import Result, Stream
 from outrider.image.tokenizer import Tokenizer
 
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _SIDE = 64  # pixels
-_OF_TEXT = ("input-guided", "rest", "n-grammys", "cross-vocabulary", "sparse-cache", "swift", "draft-on-the-fly")
-# how drafters begin on a picture, where nobody says otherwise
-_USUAL: Mapping[str, Mapping[str, Any]] = {"jacobi": {"window": 16, "renew": "couple", "filler": "above"}}
 
 
 class ImageModel:
@@ -119,23 +117,7 @@ class ImageModel:
 
     def drafter(self, options: Options, asked: Sequence[Sequence[int]]) -> tuple[Drafter | None, str]:
         """The drafter asked for, and its name."""
-        wanted = options.drafter
-        if wanted is None or not isinstance(wanted, str):
-            if options.drafter_options:
-                raise InvalidOption(
-                    "drafter_options go with a drafter's name; this one is made already, or there is none"
-                )
-            return wanted, "plain" if wanted is None else type(wanted).__name__
-        if wanted not in drafters():
-            raise unknown("drafter", wanted, drafters())
-        method, given = DRAFTERS[wanted], {**_USUAL.get(wanted, {}), **options.drafter_options}
-        if "columns" in method.options:
-            given.setdefault("columns", self.raster.columns)
-        if "model" in method.needs:
-            given.setdefault("model", self.draft_model(asked, options.guidance))
-        if "pupil" in method.needs and "pupil" not in given:
-            given["pupil"] = self._taught(wanted)
-        return make_drafter(wanted, **given), wanted
+        return drafter_of(options, self.raster.columns, lambda: self.draft_model(asked, options.guidance), self._taught)
 
     def _taught(self, drafter: str) -> Any:
         """What a trained drafter guesses with, laid out for this machine."""
@@ -148,30 +130,15 @@ class ImageModel:
 
     def rule(self, options: Options) -> tuple[Rule, str]:
         """The rule asked for, and its name."""
-        if not isinstance(options.rule, str):
-            if options.rule_options:
-                raise InvalidOption("rule_options go with a rule's name; this one is made already")
-            return options.rule, type(options.rule).__name__
-        if options.rule not in rules():
-            raise unknown("rule", options.rule, rules())
-        given = dict(options.rule_options)
-        if "neighbours" in RULES[options.rule].options:
-            given.setdefault("neighbours", self.neighbours)
-        if "codes" in RULES[options.rule].options:
-            given.setdefault("codes", self.looks)
-        return make_rule(options.rule, **given), options.rule
+        return rule_of(options, lambda: self.neighbours, lambda: self.looks)
 
     # ---- pictures
 
     @torch.no_grad()
     def pictures(self, grids: Tensor) -> list[Image]:
         """Codes [B, rows, columns] as pictures."""
-        from PIL import Image
-
         device = self.codec.codebook.device
-        parts = [self.codec.decode(part.to(device)) for part in torch.split(grids, 32)]
-        pixels = ((torch.cat(parts).float().clamp(-1, 1) + 1) * 127.5).round().byte().permute(0, 2, 3, 1).cpu().numpy()
-        return [Image.fromarray(one) for one in pixels]
+        return images(torch.cat([self.codec.decode(part.to(device)) for part in torch.split(grids, 32)]))
 
     @cached_property
     def looks(self) -> Tensor:
@@ -190,25 +157,6 @@ class ImageModel:
     def neighbours(self) -> Tensor:
         """[K, 200 or fewer] the codes whose patches look most like each one's, nearest first."""
         return neighbours(self.looks.cpu(), min(200, self.names.codes - 1))
-
-
-def drafters() -> list[str]:
-    """The drafters that work on pictures: those that look at codes and laws, the smaller model's, and those whose heads
-    have a recipe. Those that read a text, and those that see their target cheaper, don't: guidance is two streams."""
-    kinds = {one.kind for one in recipes.RECIPES.values() if one.kind is not None}
-    return [
-        name
-        for name, method in DRAFTERS.items()
-        if "image" in method.modalities
-        and name not in _OF_TEXT
-        and {"model", "pupil"} >= set(method.needs)
-        and (method.pupil is None or method.pupil in kinds)
-    ]
-
-
-def rules() -> list[str]:
-    """The rules that work on pictures."""
-    return [name for name, method in RULES.items() if "image" in method.modalities and not method.needs]
 
 
 def load(

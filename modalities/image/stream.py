@@ -5,23 +5,38 @@ Knows nothing of prompts or of how targets and drafters are made.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from outrider.core.decode import decode
+from outrider.core.decode import Drafter, Rule, decode
 from outrider.core.memory import peak_memory
 from outrider.core.record import Record
+from outrider.core.target import Target
 from outrider.core.trace import Finish, Step, Trace, machine, versions
+from outrider.image.grid import Grid
 from outrider.image.options import Options
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from outrider.image.model import ImageModel
+
+class Painter(Protocol):
+    """What a stream asks of a model of pictures."""
+
+    name: str
+    dtype: str
+    raster: Grid
+    root: int  # a picture begins as if behind this code
+    white: int  # stands where nothing is known yet
+
+    def target(self, asked: Sequence[Sequence[int]], guidance: float) -> Target: ...
+    def drafter(self, options: Options, asked: Sequence[Sequence[int]]) -> tuple[Drafter | None, str]: ...
+    def rule(self, options: Options) -> tuple[Rule, str]: ...
+    def pictures(self, grids: Tensor) -> list[Image]: ...
 
 
 @dataclass(frozen=True)
@@ -58,7 +73,7 @@ class Piece:
 class Stream(Iterator[Piece]):
     """A generation under way; closing it ends it."""
 
-    def __init__(self, model: ImageModel, options: Options, prompts: list[str], asked: list[list[int]]) -> None:
+    def __init__(self, model: Painter, options: Options, prompts: list[str], asked: list[list[int]]) -> None:
         self.prompts = prompts
         self._model, self._options = model, options
         drafter, self._method = model.drafter(options, asked)
@@ -104,7 +119,7 @@ class Stream(Iterator[Piece]):
         raster = self._model.raster
         codes = self._codes[row][:count]
         filled = [*codes, *[self._model.white] * (len(raster) - len(codes))]
-        return torch.tensor(filled).view(raster.rows, raster.columns)
+        return torch.tensor(filled).view(raster.rows, raster.width)[:, : raster.columns]
 
     def seen(self, row: int, count: int) -> Image:
         return self._model.pictures(self.grid(row, count)[None])[0]

@@ -20,7 +20,8 @@ from outrider.core.laws import Sampling
 from outrider.core.methods import DRAFTERS, Method
 from outrider.core.rules.exact import Exact, GumbelMatch, Token
 from outrider.core.target import TableTarget
-from outrider.image.model import ImageModel, drafters
+from outrider.image.choosing import drafters
+from outrider.image.model import ImageModel
 from outrider.image.tokenizer import Layout, Tokenizer
 from outrider.image.tokens import TokenModel
 

@@ -9,7 +9,8 @@ import torch
 
 from outrider.core.errors import InvalidOption
 from outrider.core.trace import Trace
-from outrider.image.model import ImageModel, load
+from outrider.image.loading import load
+from outrider.image.model import ImageModel
 from outrider.image.recipes import NoWeights
 
 

@@ -1,0 +1,43 @@
+"""From a name to a model of pictures: our own, or a published one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import torch
+
+from outrider.core.errors import unknown
+from outrider.image import model, published, recipes
+
+
+@overload
+def load(
+    name: Literal["emoji"] = "emoji",
+    *,
+    device: str | torch.device = "cpu",
+    dtype: str = "float32",
+    folder: Path | None = None,
+) -> model.ImageModel: ...
+@overload
+def load(
+    name: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: str = "float32",
+    draft: str | Path | None = None,
+    revision: str | None = None,
+    **options: Any,
+) -> published.PublishedModel: ...
+def load(name: str | Path = recipes.MODEL, **options: Any) -> model.ImageModel | published.PublishedModel:
+    """A text-to-picture model: "emoji" (`folder` holds weights of one's own training, in place of those that ship), or
+    a published one by its hub id or folder, as outrider.image.published takes it.
+
+    >>> load("emoji").generate("red heart", style="noto", seed=1).image.size
+    (64, 64)
+    """
+    if name == recipes.MODEL:
+        return model.load(str(name), **options)
+    if isinstance(name, Path) or "/" in name or Path(name).is_dir():
+        return published.load(name, **options)
+    raise unknown("image model", name, (recipes.MODEL, "an id on the hub (owner/name)", "a folder"))

@@ -1,0 +1,225 @@
+"""Published models of pictures by name, as people use them: what `outrider.image.load` gives for a hub id or a folder.
+
+Every class has a file of its own that says how it is read; here is what they have in common: options, drafters and
+rules by name, the stream. Which classes there are is `CLASSES`; what was proven of each stands in
+modalities/PUBLISHED.md. Knows nothing of how a class computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Unpack, overload
+
+import torch
+from torch import Tensor
+
+from outrider.core import assets
+from outrider.core.decode import Drafter, Rule
+from outrider.core.errors import InvalidOption, unknown
+from outrider.core.target import Target
+from outrider.image.choosing import drafter_of, drafters, rule_of, rules
+from outrider.image.grid import Grid, neighbours
+from outrider.image.options import Given, Options
+from outrider.image.stream import Result, Stream
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_NEAR = 200  # neighbours of a code that rules may look at
+
+
+class Published(Protocol):
+    """One model of a class: how its prompts become ids, and its codes pictures. Ids of a picture's tokens come first,
+    then those of its prompts."""
+
+    raster: Grid
+    vocabulary: int  # ids of a picture's tokens, marks included
+    guidance: float  # as it is usually run; 1: it knows none
+
+    @property
+    def white(self) -> int: ...  # the code that white looks most like
+    def read(self, prompt: str) -> list[int]: ...
+    def free(self, asked: Sequence[int]) -> list[int]:
+        """What guidance is measured against where this was asked for."""
+
+    def target(self, asked: Sequence[Sequence[int]], guidance: float) -> Target: ...
+    def pictures(self, grids: Tensor) -> list[Image]: ...
+    @property
+    def looks(self) -> Tensor:
+        """[vocabulary, D] where each token stands among those that it may be taken for."""
+
+
+class PublishedModel:
+    """A published model as people use it; `small` is asked for another of its family when a drafter wants one."""
+
+    def __init__(
+        self,
+        published: Published,
+        *,
+        name: str,
+        dtype: str = "float32",
+        small: Callable[[], Published] | None = None,
+    ) -> None:
+        self.published, self.name, self.dtype = published, name, dtype
+        self.raster = published.raster
+        self._small = small
+        self._drafts: Published | None = None
+
+    def __repr__(self) -> str:
+        return f"<outrider.image model {self.name}, {self.dtype}, {self.raster.rows}x{self.raster.columns} codes>"
+
+    styles: tuple[str, ...] = ()
+
+    @property
+    def drafters(self) -> list[str]:
+        """Names to give as `drafter`."""
+        return drafters(taught=False)
+
+    @property
+    def rules(self) -> list[str]:
+        """Names to give as `rule`."""
+        return rules()
+
+    @overload  # a string is a sequence of strings too: the first that fits counts
+    def generate(self, prompt: str, **options: Unpack[Given]) -> Result: ...  # type: ignore[overload-overlap]
+    @overload
+    def generate(self, prompt: Sequence[str], **options: Unpack[Given]) -> list[Result]: ...
+    def generate(self, prompt: str | Sequence[str], **options: Unpack[Given]) -> Result | list[Result]:
+        """Pictures: a Result, or for a batch a list of them, as of any outrider.image model."""
+        stream = self.stream(prompt, **options)
+        for _ in stream:
+            pass
+        return stream.results[0] if isinstance(prompt, str) else stream.results
+
+    def stream(self, prompt: str | Sequence[str], **options: Unpack[Given]) -> Stream:
+        """The same step by step."""
+        usual: Given = {"guidance": self.published.guidance}
+        wanted = Options.of({**usual, **options})
+        if wanted.style is not None:
+            raise InvalidOption(f"{self.name} has no styles; say in the prompt how it should look")
+        if self.published.guidance == 1 and wanted.guidance != 1:
+            raise InvalidOption(f"{self.name} knows no guidance, and guidance is {wanted.guidance}; leave it out")
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        if not prompts:
+            raise InvalidOption("there are no prompts; a batch is a list of at least one")
+        return Stream(self, wanted, prompts, [self.published.read(one) for one in prompts])
+
+    # ---- what a generation is made of
+
+    @cached_property
+    def white(self) -> int:
+        return self.published.white
+
+    @property
+    def root(self) -> int:
+        return self.white
+
+    def target(self, asked: Sequence[Sequence[int]], guidance: float) -> Target:
+        """The guided target of some conditions, with a cache of its own."""
+        return self.published.target(asked, guidance)
+
+    def draft_model(self, asked: Sequence[Sequence[int]], guidance: float) -> Target:
+        """The smaller model of the family, under the same guidance."""
+        if self._drafts is None:
+            if self._small is None:
+                raise InvalidOption(
+                    f"a smaller model is wanted to draft for {self.name}; name one of its family when it is loaded, "
+                    "as load(..., draft=...)"
+                )
+            small = self._small()
+            if small.vocabulary != self.published.vocabulary or small.raster != self.raster:
+                raise InvalidOption(
+                    f"the smaller model draws {small.raster.rows}x{small.raster.columns} of {small.vocabulary:,} "
+                    f"tokens, and {self.name} {self.raster.rows}x{self.raster.columns} of "
+                    f"{self.published.vocabulary:,}: they don't share a tokenizer"
+                )
+            self._drafts = small
+        return self._drafts.target(asked, guidance)
+
+    def drafter(self, options: Options, asked: Sequence[Sequence[int]]) -> tuple[Drafter | None, str]:
+        """The drafter asked for, and its name."""
+        return drafter_of(options, self.raster.width, lambda: self.draft_model(asked, options.guidance))
+
+    def rule(self, options: Options) -> tuple[Rule, str]:
+        """The rule asked for, and its name."""
+        return rule_of(options, lambda: self.neighbours, lambda: self.looks)
+
+    @torch.no_grad()
+    def pictures(self, grids: Tensor) -> list[Image]:
+        """Codes [B, rows, columns] as pictures."""
+        return self.published.pictures(grids)
+
+    @cached_property
+    def looks(self) -> Tensor:
+        """[V, D] where each token stands in the model's own codebook."""
+        return self.published.looks.detach().float()
+
+    @cached_property
+    def neighbours(self) -> Tensor:
+        """[V, 200 or fewer] the codes nearest to each, nearest first."""
+        return neighbours(self.looks.cpu(), min(_NEAR, self.published.vocabulary - 1))
+
+
+# model types of a config.json, the module that reads the class, and the name of the class in transformers
+CLASSES: Mapping[str, tuple[str, str]] = {
+    "janus": ("janus", "JanusForConditionalGeneration"),
+    "emu3": ("emu3", "Emu3ForConditionalGeneration"),
+    "imagegpt": ("imagegpt", "ImageGPTForCausalImageModeling"),
+    "glm_image": ("glmimage", "GlmImageForConditionalGeneration"),
+}
+# what is no picture model that can be run here, and why
+REFUSED: Mapping[str, str] = {
+    "chameleon": "its class in transformers sets the logits of picture codes to -inf and has no decoder of pixels, so "
+    "it reads pictures and draws none",
+}
+
+
+def published(model: Any, processor: Any, **options: Any) -> Published:
+    """A model object of transformers with its processor."""
+    kind = getattr(model.config, "model_type", type(model).__name__)
+    if kind in REFUSED:
+        raise InvalidOption(f"{type(model).__name__} can't draw here: {REFUSED[kind]}")
+    if kind not in CLASSES:
+        raise unknown("class of picture models", kind, CLASSES)
+    made: Published = import_module(f"outrider.image.{CLASSES[kind][0]}").of(model, processor, **options)
+    return made
+
+
+def load(
+    source: str | Path,
+    *,
+    draft: str | Path | None = None,
+    device: str | torch.device = "cpu",
+    dtype: str = "float32",
+    revision: str | None = None,
+    **options: Any,
+) -> PublishedModel:
+    """A published model by its hub id or folder; `draft` names a smaller one that shares its tokenizer. Further options
+    are those of its class, such as rows and columns."""
+    if dtype not in DTYPES:
+        raise unknown("dtype", dtype, DTYPES)
+    read = partial(_read, dtype=dtype, device=device, revision=revision, options=options)
+    small = None if draft is None else lambda: read(draft)
+    return PublishedModel(read(source), name=str(source), dtype=dtype, small=small)
+
+
+def _read(
+    source: str | Path, *, dtype: str, device: str | torch.device, revision: str | None, options: Mapping[str, Any]
+) -> Published:
+    path = Path(source).expanduser()
+    folder = path if path.is_dir() else assets.hub_folder(str(source), revision=revision)
+    if (folder / "vision_language_encoder").is_dir():  # a pipeline's folder: its token model is a part of it
+        parts = folder / "vision_language_encoder", folder / "processor"
+    else:
+        parts = folder, folder
+    kind = str(assets.read_json(parts[0] / "config.json").get("model_type"))
+    if kind in REFUSED:
+        raise InvalidOption(f"'{source}' can't be drawn with here: {REFUSED[kind]}")
+    if kind not in CLASSES:
+        raise unknown("class of picture models", kind, CLASSES)
+    model = assets.transformers_model(parts[0], dtype, device, CLASSES[kind][1])
+    return published(model, assets.transformers_processor(parts[1]), **options)
