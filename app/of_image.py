@@ -16,7 +16,7 @@ from outrider.app.subjects import Asked, Choice, Held, Knob
 from outrider.core.methods import DRAFTERS
 from outrider.core.trace import Step
 from outrider.image import ImageModel, load, recipes
-from outrider.image.model import drafters, rules
+from outrider.image.choosing import drafters, rules
 
 if TYPE_CHECKING:
     from PIL.Image import Image
