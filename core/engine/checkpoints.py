@@ -160,9 +160,11 @@ def assemble(
     dtype: torch.dtype,
     device: torch.device | str,
     form: Callable[[Linear], Linear] = lambda linear: linear,
+    put: Callable[[Layer], Layer] = lambda layer: layer,
 ) -> Network:
     """The network of a checkpoint: queries, keys and values as one projection, up and gate as another. Each is brought
-    into its form, such as `fastest`, as soon as it is read, so that no more than one is held twice."""
+    into its form, such as `fastest`, as soon as it is read, so that no more than one is held twice, and each layer is
+    `put` where it shall be."""
     take = _Tensors(tensors, dtype, device, form)
     width, dim = config.width, config.head_dim
     spread, shared = config.heads * dim, config.kv_heads * dim
@@ -177,14 +179,16 @@ def assemble(
             query, key = take(f"{at}.self_attn.q_norm.weight", dim), take(f"{at}.self_attn.k_norm.weight", dim)
             qk_norm = torch.cat([query.expand(config.heads, -1), key.expand(config.kv_heads, -1)])
         layers.append(
-            Layer(
-                attention_norm=take(f"{at}.input_layernorm.weight", width),
-                qkv=take.linear(attention, [spread, shared, shared], width, config.attention_bias),
-                out=take.linear([f"{at}.self_attn.o_proj"], [width], spread, config.out_bias),
-                mlp_norm=take(f"{at}.post_attention_layernorm.weight", width),
-                up_gate=take.linear(mlp, [config.hidden] * 2, width, config.mlp_bias),
-                down=take.linear([f"{at}.mlp.down_proj"], [width], config.hidden, config.mlp_bias),
-                qk_norm=qk_norm,
+            put(
+                Layer(
+                    attention_norm=take(f"{at}.input_layernorm.weight", width),
+                    qkv=take.linear(attention, [spread, shared, shared], width, config.attention_bias),
+                    out=take.linear([f"{at}.self_attn.o_proj"], [width], spread, config.out_bias),
+                    mlp_norm=take(f"{at}.post_attention_layernorm.weight", width),
+                    up_gate=take.linear(mlp, [config.hidden] * 2, width, config.mlp_bias),
+                    down=take.linear([f"{at}.mlp.down_proj"], [width], config.hidden, config.mlp_bias),
+                    qk_norm=qk_norm,
+                )
             )
         )
     if config.tied:

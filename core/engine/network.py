@@ -65,6 +65,11 @@ class Layer:
     thinks: bool = True
     qk_norm: Tensor | None = None  # [H + K, d]
 
+    def changed(self, change: Callable[[Linear], Linear]) -> Layer:
+        """The same with every matrix product exchanged."""
+        qkv, out = change(self.qkv), change(self.out)
+        return replace(self, qkv=qkv, out=out, up_gate=change(self.up_gate), down=change(self.down))
+
     @property
     def weight_bytes(self) -> int:
         attention, mlp = (self.qkv, self.out) * self.attends, (self.up_gate, self.down) * self.thinks
@@ -138,16 +143,7 @@ class Network:
                 "this model's layers are streamed, and can't be seen cheaper or in other bits; draft with another "
                 "model, or load it without `offload`"
             )
-        changed = [
-            replace(
-                layer,
-                qkv=change(layer.qkv),
-                out=change(layer.out),
-                up_gate=change(layer.up_gate),
-                down=change(layer.down),
-            )
-            for layer in (self.layers if layers is None else layers)
-        ]
+        changed = [layer.changed(change) for layer in (self.layers if layers is None else layers)]
         return Network(self.config, self.embedding, changed, self.norm, (head or change)(self.head))
 
     def embed(self, ids: Tensor) -> Tensor:

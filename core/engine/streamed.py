@@ -18,7 +18,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -76,7 +75,7 @@ class Shelf:
 
     def put(self, layer: Layer) -> Layer:
         """The same layer where it will be found when it is needed."""
-        layer = replace(layer, **{name: _plain(getattr(layer, name)) for name in _PARTS})
+        layer = layer.changed(_plain)
         sizes = [part.numel() * part.element_size() for part in _tensors(layer)]
         size = sum(-(-one // _ALIGNED) * _ALIGNED for one in sizes)
         if not self._count:
@@ -114,6 +113,11 @@ class Shelf:
         else:
             self._source = _File(self, self._folder)
 
+    def serve(self, network: Network) -> Network:
+        """A network whose layers have been put here asks for them from now on."""
+        network.arrive = self.arrive if self.streamed else None
+        return network
+
     def arrive(self, index: int) -> None:
         """Layer `index` is about to compute, and those asked for before it have: see that it is there."""
         if index == 0:
@@ -143,7 +147,7 @@ class _File:
 
     def write(self, place: int, blob: Tensor) -> None:
         self.file.seek(place * self.shelf.size)
-        self.file.write(memoryview(blob.numpy()))
+        self.file.write(memoryview(blob.numpy()))  # type: ignore[arg-type]
 
     def arrive(self, place: int) -> None:
         """A resident layer, below 0, has the first of the others read meanwhile."""
@@ -176,7 +180,7 @@ class _File:
     def _load(self, place: int) -> None:
         shelf, start = self.shelf, place * self.shelf.size
         self.file.seek(start)
-        view = memoryview(shelf._slots[place % len(shelf._slots)].numpy())
+        view = memoryview(shelf._slots[place % len(shelf._slots)].numpy())  # type: ignore[arg-type]
         done = 0
         while done < shelf.size:
             done += self.file.readinto(view[done:])  # type: ignore[attr-defined]
@@ -196,7 +200,7 @@ class _Host:
     def __init__(self, shelf: Shelf) -> None:
         self.shelf = shelf
         self.blobs: dict[int, Tensor] = {}
-        self._stream = torch.cuda.Stream(shelf.device)
+        self._stream = torch.cuda.Stream(shelf.device)  # type: ignore[no-untyped-call]
         count = len(shelf._slots)
         self._held: list[int | None] = [None] * count  # which layer is in each slot, or on its way there
         self._ready = [torch.cuda.Event() for _ in range(count)]  # type: ignore[no-untyped-call]
@@ -217,7 +221,7 @@ class _Host:
             self._stream.wait_stream(now)  # whoever computes from this slot has been launched by now
             with torch.cuda.stream(self._stream):
                 self.shelf._slots[slot].copy_(self.blobs[wanted], non_blocking=True)
-                self._ready[slot].record(self._stream)  # type: ignore[no-untyped-call]
+                self._ready[slot].record(self._stream)
             self._held[slot] = wanted
             self.shelf.read += self.shelf.size
         now.wait_event(self._ready[place % count])
@@ -232,14 +236,8 @@ def streamed(
 ) -> tuple[Network, Shelf]:
     """The same network under a budget, and its shelf; what is computed stays the same."""
     shelf = Shelf(len(network.layers), budget, device=network.device, folder=folder, cold=cold)
-    return shelved(network, [shelf.put(layer) for layer in network.layers], shelf), shelf
-
-
-def shelved(network: Network, layers: list[Layer], shelf: Shelf) -> Network:
-    """A network of layers that were put on a shelf."""
-    found = Network(network.config, network.embedding, layers, network.norm, network.head)
-    found.arrive = shelf.arrive if shelf.streamed else None
-    return found
+    layers = [shelf.put(layer) for layer in network.layers]
+    return shelf.serve(Network(network.config, network.embedding, layers, network.norm, network.head)), shelf
 
 
 def _plain(linear: Linear) -> Linear:
@@ -265,7 +263,7 @@ def _housed(layer: Layer, slot: Tensor, *, fill: bool) -> Layer:
         start += -(-size // _ALIGNED) * _ALIGNED
         return there.copy_(part) if fill else there
 
-    return replace(layer, **{name: _moved(getattr(layer, name), house) for name in _PARTS})
+    return layer.changed(lambda linear: _moved(linear, house))
 
 
 def _moved(linear: Linear, house: Callable[[Tensor], Tensor]) -> Linear:

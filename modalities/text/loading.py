@@ -17,6 +17,7 @@ from outrider.core import assets
 from outrider.core.engine import checkpoints
 from outrider.core.engine.linear import fastest
 from outrider.core.engine.quantised import quantised
+from outrider.core.engine.streamed import Shelf, streamed
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption, OutriderError, unknown
 from outrider.core.target import Target
@@ -38,11 +39,15 @@ def load(
     dtype: str = "bfloat16",
     revision: str | None = None,
     tokenizer: Any = None,
+    offload: float | None = None,
 ) -> TextModel:
     """A language model.
 
     `source` is "smollm2-135m" or another asset, a model's id on the hub (of which `revision` is a commit), a folder
     with config.json and safetensors, a GGUF file, or a model object of transformers (whose `tokenizer` is given too).
+
+    `offload` is for models that don't fit: how much of the layers may stay in memory, as a fraction of them or in
+    bytes; the rest is read from the disk in every pass (on a GPU: from the host's memory). What comes out is the same.
 
     >>> lm = load("smollm2-135m", dtype="float32")
     >>> lm.generate("Count to three.", drafter=None, max_new_tokens=8).trace.summary().tokens_per_call
@@ -51,13 +56,15 @@ def load(
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
     if not isinstance(source, str | Path):
+        if offload is not None:
+            raise InvalidOption("offload is for weights that are loaded here; this model has its own already")
         return of_object(source, tokenizer)
     stored = "bfloat16" if dtype.startswith("int") else dtype
     folder, name = find(source, dtype=stored, revision=revision)
     described = assets.read_json(_config(folder))
     tokens = Tokens.load(folder) if tokenizer is None else Tokens.of_transformers(tokenizer)
     place = _device(device)
-    make, context = _target(folder, described, dtype, stored, place)
+    make, context = _target(folder, described, dtype, stored, place, offload)
     if tokens.size > make().vocabulary:
         raise LoadError(
             f"the tokenizer knows {tokens.size:,} tokens and the model {make().vocabulary:,}: "
@@ -80,21 +87,33 @@ def _device(name: str | torch.device) -> torch.device:
 
 
 def _target(
-    folder: Path, described: Mapping[str, Any], dtype: str, stored: str, device: torch.device
+    folder: Path,
+    described: Mapping[str, Any],
+    dtype: str,
+    stored: str,
+    device: torch.device,
+    offload: float | None,
 ) -> tuple[Callable[[], Target], int]:
     """What makes a target of a folder's weights, and the model's context."""
     try:
         config = checkpoints.configure(described)
     except checkpoints.CheckpointError as error:
-        if dtype != stored:
-            raise LoadError(f"{dtype} is for what runs on our own decoder, but {error}") from None
+        if dtype != stored or offload is not None:
+            asked = "offload" if dtype == stored else dtype
+            raise LoadError(f"{asked} is for what runs on our own decoder, but {error}") from None
         return objects.adapted(assets.transformers_model(folder, stored, device))
     tensors, precision = assets.Checkpoint(folder), getattr(torch, stored)
-    if dtype == stored:
+    if dtype == stored and offload is not None:
+        shelf = Shelf(config.layers, offload, device=device)
+        network = checkpoints.assemble(config, tensors, dtype=precision, device=device, form=fastest, put=shelf.put)
+        network = shelf.serve(network)
+    elif dtype == stored:
         network = checkpoints.assemble(config, tensors, dtype=precision, device=device, form=fastest)
     else:
         network = checkpoints.assemble(config, tensors, dtype=precision, device=device)
         network = quantised(network, int(dtype.removeprefix("int")))
+        if offload is not None:
+            network, _ = streamed(network, offload)
     return partial(Decoder, network), config.context
 
 

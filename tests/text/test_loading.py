@@ -166,3 +166,17 @@ def test_what_is_no_model_is_said(source: Any, options: dict[str, Any], error: t
 def test_a_device_that_is_not_there(device: str, folder: Path) -> None:
     with pytest.raises(InvalidOption, match="outrider doctor"):
         text.load(folder, device=device)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_layers_that_are_streamed_change_nothing(folder: Path, dtype: str) -> None:
+    whole, part = (text.load(folder, dtype=dtype, offload=offload) for offload in (None, 0.5))
+    wanted = whole.generate("the cat", drafter="prompt-lookup", max_new_tokens=12)
+    assert part.generate("the cat", drafter="prompt-lookup", max_new_tokens=12).tokens == wanted.tokens
+    with pytest.raises(Incompatible, match="streamed"):
+        part.generate("the cat", drafter="draft-verify", drafter_options={"skip": ("attention.1",)})
+
+
+def test_offload_that_cannot_be_is_said(folder: Path) -> None:
+    with pytest.raises(InvalidOption, match="one layer has"):
+        text.load(folder, dtype="float32", offload=0.1)
