@@ -18,6 +18,7 @@ import typer
 from outrider.app.bench import bench
 from outrider.app.bench_image import image as bench_image
 from outrider.app.bench_speech import speech as bench_speech
+from outrider.app.curves import curves
 from outrider.app.datastore import datastore
 from outrider.app.image import image
 from outrider.app.report import report
@@ -47,6 +48,7 @@ cli.command()(image)
 cli.command()(sheet)
 cli.command()(speech)
 cli.command()(train)
+cli.command()(curves)
 cli.command()(report)
 cli.add_typer(assets, name="assets")
 cli.add_typer(datastore, name="datastore")

@@ -25,6 +25,9 @@ _FREE = (
     "draft-verify,swift,draft-on-the-fly,auto"
 )
 _OPTIONS = "--drafter-option rest.store={store} --drafter-option specexec.nodes=64"
+_TRAINED = "draft-model,medusa,hydra,eagle3,dspark,kangaroo,suffix,ensemble"
+_TREES = "--drafter-option medusa.nodes=16 --drafter-option hydra.nodes=16 --drafter-option eagle3.nodes=16"
+_CURVES = "curves -o {folder}/curves.png"
 _BUILD = "datastore build {python}/pydoc_data -o {store}"
 _QUICK = 2  # prompts a command where somebody is in a hurry
 
@@ -32,7 +35,7 @@ _QUICK = 2  # prompts a command where somebody is in a hurry
 @dataclass(frozen=True)
 class Section:
     """Commands are what follows `outrider bench`; {prompts} is the file somebody gave, without which the section is
-    left out, {store} a datastore in the page's folder, and {python} where Python's own library is."""
+    left out, {store} a datastore in the page's {folder}, and {python} where Python's own library is."""
 
     name: str
     title: str
@@ -109,6 +112,17 @@ TEXT = (
         ("text --prompts {prompts} --drafters ensemble,suffix,auto,guarded --max-new-tokens 96",),
     ),
     Section(
+        "trained",
+        "Trained drafters",
+        "Those whose weights ship, beside the best without training, over a whole set of prompts; and how often their "
+        "guesses are right, by place in the draft, on answers that were held out of training.",
+        (
+            f"text --prompts {{prompts}} --drafters {_TRAINED} {_TREES} --max-new-tokens 96",
+            f"text --prompts {{prompts}} --drafters {_TRAINED} {_TREES} --max-new-tokens 96 --temperature 1",
+        ),
+        _CURVES,
+    ),
+    Section(
         "long",
         "A prompt of 6,000 tokens",
         "The source of Python's argparse before each question; sparse-cache drafts with a part of the cache.",
@@ -150,6 +164,7 @@ def report(
     folder = out or Path("reports") / modality
     folder.mkdir(parents=True, exist_ok=True)
     places: dict[str, str | Path] = {"store": folder / "python.store", "python": sysconfig.get_path("stdlib")}
+    places["folder"] = folder
     places |= {} if prompts is None else {"prompts": prompts}
     for one in TEXT if not page else ():
         wanted = not names or one.name in names
@@ -211,6 +226,8 @@ def written(folder: Path) -> str:
         parts += [f"## {section.title}\n", section.about + "\n"]
         parts += [f"`{one['command']}`\n" for one in found]
         parts += _tables(found)
+        if section.before == _CURVES and (folder / "curves.md").is_file():
+            parts += ["![acceptance by place](curves.png)\n", (folder / "curves.md").read_text(encoding="utf-8")]
     return "\n".join(parts).rstrip() + "\n"
 
 

@@ -41,7 +41,7 @@ def test_every_command_is_one_that_the_command_line_takes(section: report.Sectio
     for command in section.commands:
         name, *words = shlex.split(command)
         for wanted in (words, report._hurried(words)):
-            wanted = [word.format(prompts="p", store="s", python="py") for word in wanted]
+            wanted = [word.format(prompts="p", store="s", python="py", folder="f") for word in wanted]
             options = bench.commands[name].make_context(name, list(wanted)).params
         for drafter in str(options.get("drafters", "")).split(","):
             assert drafter in (*DRAFTERS, "auto", "")
