@@ -13,7 +13,7 @@ def curves(
         list[Path] | None,
         typer.Argument(
             metavar="FILE...",
-            help="A run's curve.json, or the JSON beside weights. Left out: all weights that ship or were trained here.",
+            help="A run's curve.json, or the JSON beside weights. Left out: all that ship or were trained here.",
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="Whose drafters, where no files are given.")] = "smollm2-135m",
