@@ -41,5 +41,5 @@ $(BIN)/pip:
 	@touch $@
 
 .venv/for-work: $(PINS) | $(BIN)/pip
-	$(BIN)/python -P app/install.py app,notebooks,judges,train,dev
+	$(BIN)/python -P app/install.py app,notebooks,judges,retrieval,train,dev
 	@touch $@ .venv/for-demo

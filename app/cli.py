@@ -21,6 +21,7 @@ from outrider.app.bench_speech import speech as bench_speech
 from outrider.app.curves import curves
 from outrider.app.datastore import datastore
 from outrider.app.image import image
+from outrider.app.rag import bench_rag, rag
 from outrider.app.report import report
 from outrider.app.sheet import sheet
 from outrider.app.speech import speech
@@ -41,12 +42,14 @@ cli = typer.Typer(
 )
 bench.command("image")(bench_image)
 bench.command("speech")(bench_speech)
+bench.command("rag")(bench_rag)
 cli.add_typer(bench, name="bench")
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable, on stdout.")]
 cli.command()(text)
 cli.command()(image)
 cli.command()(sheet)
 cli.command()(speech)
+cli.command()(rag)
 cli.command()(train)
 cli.command()(curves)
 cli.command()(report)
@@ -132,7 +135,13 @@ def demo(
     """Open the page where drafting and verifying can be watched; or watch them in the terminal."""
     from importlib.util import find_spec
 
-    asked = {"drafter": drafter, "rule": rule, "temperature": temperature, "seed": seed, "tokens": tokens}
+    asked: dict[str, Any] = {
+        "drafter": drafter,
+        "rule": rule,
+        "temperature": temperature,
+        "seed": seed,
+        "tokens": tokens,
+    }
     given = {name: value for name, value in asked.items() if value is not None}
     if not (terminal or as_json or given):
         if find_spec("gradio") is not None:

@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import tarfile
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,8 +38,10 @@ __all__ = [
     "converted",
     "fetch",
     "hub_folder",
+    "members",
     "read_json",
     "transformers_model",
+    "unpacked",
     "unpickled",
     "written",
 ]
@@ -109,6 +115,35 @@ def unpickled(name: str, *, table: Mapping[str, Asset] = ASSETS) -> Path:
     if not folder.is_dir():
         _make(folder, partial(_convert, fetch(name, table=table) / file.name), folder.is_dir)
     return folder / "model.safetensors"
+
+
+def unpacked(name: str, *, table: Mapping[str, Asset] = ASSETS) -> Path:
+    """The folder of a model that an asset's one file, a zip, holds: taken out once, then kept."""
+    if name not in table:
+        raise unknown("asset", name, table)
+    (file,) = table[name].sources[0].files
+    folder = cache_folder() / "converted" / f"{name}-{file.sha256[:16]}"
+    if not folder.is_dir():
+        _make(folder, partial(_unzip, fetch(name, table=table) / file.name), folder.is_dir)
+    return folder
+
+
+def _unzip(file: Path, folder: Path) -> None:
+    with zipfile.ZipFile(file) as archive:
+        for name in archive.namelist():
+            if "/" not in name and any(fnmatch(name, one) for one in HUB_FILES):
+                (folder / name).write_bytes(archive.read(name))
+
+
+def members(name: str, pattern: str, *, table: Mapping[str, Asset] = ASSETS) -> Iterator[str]:
+    """The files of an asset's archive whose path ends like that, as text."""
+    (archive,) = fetch(name, table=table).glob("*.tgz")
+    with tarfile.open(archive) as held:
+        for member in sorted(held, key=lambda one: one.name):
+            if member.isfile() and re.search(pattern, member.name):
+                file = held.extractfile(member)
+                assert file is not None
+                yield file.read().decode("utf-8", errors="replace")
 
 
 def _convert(file: Path, folder: Path) -> None:

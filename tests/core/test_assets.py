@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import io
 import json
 import os
 import re
@@ -22,7 +23,7 @@ import torch
 from safetensors.torch import save_file
 
 from outrider.core import assets, sources
-from outrider.core.assets import ASSETS, Asset, AssetError, Checkpoint, fetch, read_json, unpickled
+from outrider.core.assets import ASSETS, Asset, AssetError, Checkpoint, fetch, read_json, unpacked, unpickled
 from outrider.core.errors import InvalidOption
 from outrider.core.sources import Hub, Index, Npm, Pinned, SourceError, Together
 
@@ -273,6 +274,21 @@ def test_a_pickle_of_tensors_is_converted_once(cache: Path, tmp_path: Path) -> N
     with pytest.raises(InvalidOption, match="asset"):
         unpickled("nothing", table=rows)
     assert not [one for one in held(cache) if "worse-" in one]
+
+
+def test_a_zip_gives_up_its_model_and_nothing_else(cache: Path) -> None:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for name in ("config.json", "model.safetensors", "run.py", "deeper/config.json", "../model.safetensors"):
+            archive.writestr(name, name)
+    rows = {"thing": Asset("thing", "", "", "", (Given(pinned("a.zip", data.getvalue()), data.getvalue()),))}
+    folder = unpacked("thing", table=rows)
+    assert {one.name: one.read_text() for one in folder.iterdir()} == {
+        name: name for name in ("config.json", "model.safetensors")
+    }
+    assert unpacked("thing", table=rows) == folder
+    with pytest.raises(InvalidOption, match="asset"):
+        unpacked("nothing", table=rows)
 
 
 # A hub on this machine
