@@ -179,8 +179,7 @@ class Adaptive:
         self._texts = [list(prompt) for prompt in prompts]
         self._choosers = [self._make() for _ in prompts]
         self._costs = [self._given.get(name, 0.0) for name in self.names]
-        self._free = [not hasattr(one, "model") and not hasattr(one, "models") for one in self.drafters]
-        self._free = [free and cost == 0 for free, cost in zip(self._free, self._costs, strict=True)]
+        self._free = [_reads_nothing(one) and cost == 0 for one, cost in zip(self.drafters, self._costs, strict=True)]
         for one in self.drafters:
             one.begin(prefill, prompts, sampling)
         self._since = self._clock() if self._clock else 0.0
@@ -251,6 +250,14 @@ class Adaptive:
         for one in self.drafters:
             one.end()
         self._texts = []
+
+
+def _reads_nothing(drafter: Drafter) -> bool:
+    """Is it one that has no weights to read, its own or the target's? Of several, if none of them has."""
+    members = getattr(drafter, "drafters", None)
+    if members is not None:
+        return all(map(_reads_nothing, members))
+    return bool(getattr(type(drafter), "bytes_read", None) == 0)
 
 
 class _Tree:

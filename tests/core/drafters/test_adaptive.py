@@ -186,3 +186,10 @@ def test_what_cannot_be_chosen_from_is_refused() -> None:
         Adaptive(drafters=[])
     with pytest.raises(InvalidOption, match="bandit"):
         Adaptive(by="luck")
+
+
+def test_a_target_that_drafts_for_itself_is_not_free_and_is_switched_off() -> None:
+    drafter = guarded(drafter="draft-on-the-fly", options={"length": 3, "share": 0.2})
+    steps = list(decode(Decoder.random(SHAPE, 1), drafter, Exact(), [PROMPTS[0]], sampling=GREEDY, limit=40))
+    assert steps[0].cost > 1
+    assert any("off" in step.note for step in steps)
