@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from outrider.core.device import upload
+from outrider.core.device import Aside, upload
 from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import Incompatible, InvalidOption
@@ -30,7 +30,8 @@ Stop = Callable[[int, Sequence[int]], int | None]  # (row, all tokens the row ha
 class Drafter(Protocol):
     """Guesses ahead. `room` [B], on the host, is how many tokens a row may still draft; -1: the row is finished.
 
-    A drafter that overlaps with the target's pass also has `ahead(draft)`, called while the target scores.
+    A drafter that overlaps with the target's pass also has `ahead(draft)`, run in a thread of its own while the target
+    scores, and finished before the rule decides; it shares nothing with the target.
     """
 
     vocabulary: int | None  # None: any
@@ -219,6 +220,7 @@ class Run:
         self.emitted: list[list[int]] = []
         self.open: list[bool] = []
         self._watch = _Watch(target.device)
+        self._other: Aside | None = None
 
     def steps(self, prompts: Prompts, limits: list[int]) -> Iterator[Step]:
         self.limits, self.emitted, self.open = limits, [[] for _ in prompts], [True] * len(prompts)
@@ -234,8 +236,17 @@ class Run:
                 self.end()
 
     def end(self) -> None:
+        if self._other is not None:
+            self._other.end()
         self.drafter.end()
         self.target.end()
+
+    def _beside(self, ahead: Callable[[Draft], None], draft: Draft) -> Scores:
+        """The target's scores, while the drafter is busy in a thread, and on a GPU on a stream, of its own."""
+        if self._other is None:
+            self._other = Aside(self.target.device)
+        with self._other.run(ahead, draft):
+            return self.target.score(draft)
 
     def _room(self) -> Tensor:
         left = [
@@ -254,9 +265,8 @@ class Run:
         draft = drafter.propose(self._room(), dice)
         watch.lap("draft")
         dice.reserve(draft.size + 1)
-        scores = target.score(draft)
-        if ahead := getattr(drafter, "ahead", None):
-            ahead(draft)
+        ahead = getattr(drafter, "ahead", None)
+        scores = target.score(draft) if ahead is None else self._beside(ahead, draft)
         watch.lap("score")
         verdict = self.rule(draft, scores, dice)
         seen = Seen(draft, verdict, self.record.nodes)

@@ -6,7 +6,9 @@ drafts or laws.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +23,35 @@ def upload(values: Sequence[Any] | Tensor, device: torch.device | str, dtype: to
     if torch.device(device).type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+class Aside:
+    """Something done beside what this thread does: in a second thread, and on CUDA on a second stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._worker = ThreadPoolExecutor(1, "outrider-aside")
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def run(self, work: Callable[..., None], *given: Any) -> Iterator[None]:
+        """`work` goes on while the body does, and both have ended (on CUDA: what follows waits for both) behind it."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        future = self._worker.submit(self._on_stream, work, given)
+        try:
+            yield
+        finally:
+            future.result()
+            if self._stream is not None:
+                torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def _on_stream(self, work: Callable[..., None], given: Sequence[Any]) -> None:
+        with torch.no_grad(), torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
+            work(*given)
+
+    def end(self) -> None:
+        self._worker.shutdown()
 
 
 @lru_cache(maxsize=4096)

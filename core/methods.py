@@ -44,6 +44,7 @@ from outrider.core.drafters.model import (
 from outrider.core.drafters.mtp import MtpModules
 from outrider.core.drafters.ngram import ANPD, NGrammys
 from outrider.core.drafters.parallel import AmphistaHeads, BlockwiseHeads, DFlashBlock, DSparkBlock, SpecDecBlock
+from outrider.core.drafters.predrafted import Predrafted, pearl
 from outrider.core.drafters.recycling import TokenRecycling
 from outrider.core.drafters.retrieval import REST
 from outrider.core.drafters.skip import draft_on_the_fly, draft_verify, swift
@@ -274,6 +275,26 @@ DRAFTERS = _table(
         topology=("tree",),
         needs=("model",),
         trials=({"nodes": 4, "batch": 2, "width": 2, "passes": 3},),
+    ),
+    Method(
+        name="predrafted",
+        make=Predrafted,
+        systems=("Speculative speculative decoding", "Saguaro", "Parallel draft and verify"),
+        summary="a smaller model drafts behind the likely verdicts while the target is still verifying",
+        paper="Speculative Speculative Decoding (arXiv 2603.03251)",
+        topology=("chain",),
+        needs=("model",),
+        trials=({"length": 1, "outcomes": 2}, {"length": 2, "outcomes": 1, "first": 1}),
+    ),
+    Method(
+        name="pearl",
+        make=pearl,
+        systems=("PEARL",),
+        summary="a smaller model drafts on while its draft is verified, and has its first guess verified while it drafts",
+        paper="PEARL: Parallel Speculative Decoding with Adaptive Draft Length (arXiv 2408.11850)",
+        topology=("chain",),
+        needs=("model",),
+        trials=({"length": 2},),
     ),
     Method(
         name="cs-drafting",

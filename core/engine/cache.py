@@ -274,7 +274,7 @@ def advance(
     else:
         emitted = verdict.host or [[0] * (depth + 1)] * len(rows.host)
         host = tuple(one + wait + len(new) - 1 for one, new in zip(rows.host, emitted, strict=True))
-        unread = depth + wait if scored < 0 else min(draft.size - scored, depth)
+        unread = depth + wait if scored < 0 else max(min(draft.size - scored, depth), 0)
         width, even = 1 + unread, False
     everything = torch.cat([rows.pending, tokens], 1)
     index = grown[:, None] + torch.arange(width, device=device)
