@@ -107,12 +107,17 @@ def laws(found: Mapping[str, Sequence[float]], words: Sequence[str], *, stacked:
     return plot.drawn(list(enumerate(words)))
 
 
-def written(steps: Sequence[Step], name: Callable[[int], str], *, columns: int = 96) -> svg.Drawing:
+def written(
+    steps: Sequence[Step], name: Callable[[int], str], *, rejected: bool = True, columns: int = 96
+) -> svg.Drawing:
     """What was written, each token by who wrote it, the guesses that were rejected where they were made."""
     wide, high, column, line = 6.7, 21.0, 0, 0
-    parts = []
+    parts, shown = [], set()
     for step in steps:
         for kind, token, _, _ in placed(step):
+            if kind == "rejected" and not rejected:
+                continue
+            shown.add(kind)
             look, text = LOOKS[kind], svg.visible(name(token))
             if column + len(text) > columns:
                 column, line = 0, line + 1
@@ -128,7 +133,7 @@ def written(steps: Sequence[Step], name: Callable[[int], str], *, columns: int =
             column += len(text)
     y, x = (line + 1) * high + 12, 0.0
     for kind, look in LOOKS.items():
-        if kind != "relaxed" or any("relaxed" in step.sources for step in steps):
+        if kind in shown:
             parts.append(svg.box(x, y - 9, 11, 11, look.colour))
             parts.append(svg.label(x + 15, y + 1, kind, anchor="start"))
             x += 28 + 7 * len(kind)

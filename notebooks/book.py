@@ -1,0 +1,101 @@
+"""The notebooks as static pages, with what they show as it is kept: `python notebooks/book.py [FOLDER]`.
+
+One page each and a table of contents; nothing is fetched when they are read. Runs nothing.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+from nbconvert import HTMLExporter
+from pygments.formatters import HtmlFormatter
+from save import notebooks
+
+STYLE = """
+:root { color-scheme: light; }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 54rem; padding: 1rem 1.2rem 4rem; background: #fff; color: #222;
+  font: 17px/1.6 "Source Sans 3", "Helvetica Neue", Arial, sans-serif; }
+h1, h2, h3 { line-height: 1.25; margin: 2.2em 0 .6em; }
+h1 { margin-top: 1em; font-size: 2em; }
+a { color: #0b5c92; }
+a.anchor-link { visibility: hidden; text-decoration: none; padding-left: .3em; }
+h1:hover a.anchor-link, h2:hover a.anchor-link, h3:hover a.anchor-link { visibility: visible; }
+nav { display: flex; justify-content: space-between; gap: 1em; font-size: .9em; border-bottom: 1px solid #ddd;
+  padding-bottom: .5rem; }
+nav.end { border: 0; border-top: 1px solid #ddd; padding-top: .8rem; margin-top: 3rem; }
+code, pre { font-family: "DejaVu Sans Mono", Menlo, Consolas, monospace; font-size: .84em; }
+:not(pre) > code { background: #f3f4f6; padding: .1em .3em; border-radius: 3px; }
+pre { line-height: 1.45; overflow-x: auto; margin: 0; white-space: pre; }
+.highlight { background: #f6f8fa; border-left: 3px solid #c6d4e0; border-radius: 4px; padding: .7em .9em;
+  margin: .8em 0 .3em; }
+.output { margin: .2em 0 1em; }
+.output pre { padding: .4em .9em; color: #333; white-space: pre-wrap; }
+.output svg, .output img { max-width: 100%; height: auto; display: block; margin: .4em 0; }
+.prompt, .jp-InputPrompt, .jp-OutputPrompt { display: none; }
+details { border: 1px solid #ddd; border-radius: 6px; padding: .5em 1em; margin: .6em 0; background: #fcfcfd; }
+summary { cursor: pointer; color: #0b5c92; }
+table { border-collapse: collapse; margin: 1em 0; }
+th, td { border: 1px solid #ddd; padding: .3em .7em; text-align: left; }
+ol.contents { list-style: none; padding: 0; }
+ol.contents li { margin: 1.1em 0; }
+ol.contents p { margin: .2em 0; color: #555; }
+"""
+
+
+def title(notebook: nbformat.NotebookNode) -> str:
+    return str(notebook.cells[0].source.splitlines()[0].lstrip("# "))
+
+
+def about(notebook: nbformat.NotebookNode) -> str:
+    """Its first paragraph, as words."""
+    text = notebook.cells[0].source.split("\n\n")[1]
+    return re.sub(r"[*`]|\[([^]]*)\]\([^)]*\)", r"\1", text)
+
+
+def page(name: str, body: str) -> str:
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(name)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{STYLE}{HtmlFormatter(style='default').get_style_defs('.highlight')}</style></head>"
+        f"<body>{body}</body></html>\n"
+    )
+
+
+def made(folder: Path) -> list[Path]:
+    """Write all pages; their files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    exporter = HTMLExporter(template_name="basic", exclude_input_prompt=True, exclude_output_prompt=True)
+    files = notebooks()
+    read = [nbformat.read(path, as_version=4) for path in files]
+    written, entries = [], []
+    for place, (path, notebook) in enumerate(zip(files, read, strict=True)):
+        body, _ = exporter.from_notebook_node(notebook)
+        body = re.sub(r'href="([0-9][0-9]-[^"]*)\.ipynb"', r'href="\1.html"', body)
+        before = f'<a href="{files[place - 1].stem}.html">← {html.escape(title(read[place - 1]))}</a>' if place else ""
+        after = ""
+        if place + 1 < len(files):
+            after = f'<a href="{files[place + 1].stem}.html">{html.escape(title(read[place + 1]))} →</a>'
+        ways = f'{before or "<span></span>"}<a href="index.html">Contents</a>{after or "<span></span>"}'
+        out = folder / f"{path.stem}.html"
+        out.write_text(page(title(notebook), f'<nav>{ways}</nav>{body}<nav class="end">{ways}</nav>'), encoding="utf-8")
+        written.append(out)
+        entries.append(
+            f'<li><a href="{out.name}">{html.escape(title(notebook))}</a><p>{html.escape(about(notebook))}</p></li>'
+        )
+    index = folder / "index.html"
+    contents = (
+        "<h1>Speculative decoding, notebook by notebook</h1><p>What it is, why it works, and how to add a method of "
+        f'your own: to be read in order.</p><ol class="contents">{"".join(entries)}</ol>'
+    )
+    index.write_text(page("Speculative decoding, notebook by notebook", contents), encoding="utf-8")
+    return [index, *written]
+
+
+if __name__ == "__main__":
+    pages = made(Path(sys.argv[1] if len(sys.argv) > 1 else "build/book"))
+    print(f"{len(pages)} pages; begin with {pages[0]}")
