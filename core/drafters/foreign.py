@@ -241,7 +241,6 @@ def write_speculators(pupil: Eagle3Head, folder: Path, verifier: str, *, length:
     state = {name: one.detach().cpu() for name, one in pupil.state_dict().items()}
     with torch.no_grad():
         rows = words.own.weight if words.own is not None else words.outputs()
-    spread_, shared = form.heads * form.head_dim, form.kv_heads * form.head_dim
     at = "layers.0"
     found = {
         "fc.weight": state["fuse.weight"],
@@ -253,23 +252,33 @@ def write_speculators(pupil: Eagle3Head, folder: Path, verifier: str, *, length:
         f"{at}.input_layernorm.weight": state["embedded.weight"],
         f"{at}.post_attention_layernorm.weight": state["block.mlp_norm.weight"],
     }
-    for part in ("weight", "bias"):
-        if f"block.attention.qkv.{part}" in state:
-            qkv = state[f"block.attention.qkv.{part}"].split([spread_, shared, shared])
-            found |= {f"{at}.self_attn.{one}_proj.{part}": value for one, value in zip("qkv", qkv, strict=True)}
-        if f"block.attention.out.{part}" in state:
-            found[f"{at}.self_attn.o_proj.{part}"] = state[f"block.attention.out.{part}"]
-        if f"block.mlp.up_gate.{part}" in state:
-            up, gate = state[f"block.mlp.up_gate.{part}"].chunk(2)
-            down = state[f"block.mlp.down.{part}"]
-            parts = {"up": up, "gate": gate, "down": down}
-            found |= {f"{at}.mlp.{one}_proj.{part}": value for one, value in parts.items()}
+    found |= unpacked_layer(state, "block", at, form)
     found |= {f"fc_norm.{i}.weight": state[f"tap_norms.{i}.weight"] for i in range(len(pupil.tap_norms))}
     folder.mkdir(parents=True, exist_ok=True)
     kept = {name: (one.bfloat16() if one.is_floating_point() else one).contiguous() for name, one in found.items()}
     save_file(kept, str(folder / "model.safetensors"))
     described = _described(pupil, form, verifier, len(ids), length)
     (folder / "config.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+
+
+def unpacked_layer(state: Mapping[str, Tensor], ours: str, theirs: str, form: Config) -> dict[str, Tensor]:
+    """The products of a layer of ours under transformers' names, what we keep as one taken apart."""
+    apart = {
+        f"{ours}.attention.qkv": (
+            [f"{theirs}.self_attn.{one}_proj" for one in "qkv"],
+            [form.heads * form.head_dim, *[form.kv_heads * form.head_dim] * 2],
+        ),
+        f"{ours}.attention.out": ([f"{theirs}.self_attn.o_proj"], [form.width]),
+        f"{ours}.mlp.up_gate": ([f"{theirs}.mlp.{one}_proj" for one in ("up", "gate")], [form.hidden] * 2),
+        f"{ours}.mlp.down": ([f"{theirs}.mlp.down_proj"], [form.width]),
+    }
+    return {
+        f"{name}.{part}": piece
+        for own, (names, sizes) in apart.items()
+        for part in ("weight", "bias")
+        if f"{own}.{part}" in state
+        for name, piece in zip(names, state[f"{own}.{part}"].split(sizes), strict=True)
+    }
 
 
 def _described(pupil: Eagle3Head, form: Config, verifier: str, rows: int, length: int) -> dict[str, Any]:
