@@ -6,7 +6,7 @@ PINS := pyproject.toml constraints.txt app/install.py
 NEW_ENOUGH := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	f"Outrider needs Python 3.11 or newer; $(PYTHON) is {sys.version.split()[0]}. Try: make PYTHON=python3.12")
 
-.PHONY: demo test check types clean
+.PHONY: demo test check types notebooks test-notebooks book clean
 
 demo: .venv/for-demo
 	$(BIN)/outrider demo
@@ -26,6 +26,15 @@ types: .venv/for-work
 	@ln -sfn ../../app .typing/outrider/app
 	@for one in text image speech; do ln -sfn ../../modalities/$$one .typing/outrider/$$one; done
 	$(BIN)/mypy
+
+notebooks: .venv/for-work
+	$(BIN)/jupyter lab notebooks/01-why-decoding-is-slow.ipynb
+
+test-notebooks: .venv/for-work
+	OUTRIDER_SMALL=1 $(BIN)/pytest -n 2 --dist worksteal tests/notebooks
+
+book: .venv/for-work
+	$(BIN)/python notebooks/book.py build/book
 
 clean:
 	rm -rf .venv .typing build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
