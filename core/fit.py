@@ -100,10 +100,10 @@ class Fit:
         self.state = State()
         average = copy.deepcopy(model).requires_grad_(False).eval()
         optimiser = torch.optim.AdamW(parameter_groups(model, pace.decay), lr=pace.rate, betas=pace.betas, eps=1e-8)
+        self.clock = Clock(pace.minutes, pace.steps, pace.warmup, pace.floor)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda _: self.clock.height(self.share()))
         self.model, self.optimiser = self.accelerator.prepare(model, optimiser)
         self.average = self.accelerator.prepare_model(average, evaluation_mode=True)
-        self.clock = Clock(pace.minutes, pace.steps, pace.warmup, pace.floor)
         out.mkdir(parents=True, exist_ok=True)
 
     def share(self) -> float:
