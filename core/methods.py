@@ -19,6 +19,7 @@ from outrider.core.drafters.ahead import LookaheadEmbeddings, PaSS
 from outrider.core.drafters.bestfirst import SpecExec
 from outrider.core.drafters.calibrated import Sequoia
 from outrider.core.drafters.cascade import CSDrafting
+from outrider.core.drafters.cheaper import qspec, sparse_cache, triforce
 from outrider.core.drafters.crossvocab import CrossVocabulary, Renamed
 from outrider.core.drafters.ctc import CtcFrames
 from outrider.core.drafters.ensemble import Ensemble
@@ -48,7 +49,6 @@ from outrider.core.drafters.predrafted import Predrafted, pearl
 from outrider.core.drafters.recycling import TokenRecycling
 from outrider.core.drafters.retrieval import REST
 from outrider.core.drafters.skip import draft_on_the_fly, draft_verify, swift
-from outrider.core.drafters.sparse import SparseCache
 from outrider.core.drafters.spatial import SpatialHeads
 from outrider.core.drafters.suffix import Suffix
 from outrider.core.errors import InvalidOption, unknown
@@ -240,12 +240,31 @@ DRAFTERS = _table(
     ),
     Method(
         name="sparse-cache",
-        make=SparseCache,
-        systems=("MagicDec", "TriForce's self-drafting"),
+        make=sparse_cache,
+        systems=("MagicDec",),
         summary="the target with the first and the latest entries of its cache drafts for itself with all of them",
         paper="MagicDec: Breaking the Latency-Throughput Tradeoff for Long Context Generation (arXiv 2408.11049)",
         topology=("chain",),
         trials=({"length": 2, "sinks": 1, "window": 2},),
+    ),
+    Method(
+        name="triforce",
+        make=triforce,
+        systems=("TriForce's self-drafting",),
+        summary="the target with those chunks of its cache that it asks for most drafts for itself with all of it",
+        paper="TriForce: Lossless Acceleration of Long Sequence Generation with Hierarchical Speculative Decoding "
+        "(arXiv 2404.11912)",
+        topology=("chain",),
+        trials=({"length": 2, "sinks": 1, "window": 2, "chunks": 2, "chunk": 2, "refresh": 2},),
+    ),
+    Method(
+        name="qspec",
+        make=qspec,
+        systems=("QSpec",),
+        summary="the target in fewer bits drafts for itself, over the same cache",
+        paper="QSpec: Speculative Decoding with Complementary Quantization Schemes (arXiv 2410.11305)",
+        topology=("chain",),
+        trials=({"length": 2},),
     ),
     Method(
         name="ensemble",
@@ -290,7 +309,7 @@ DRAFTERS = _table(
         name="pearl",
         make=pearl,
         systems=("PEARL",),
-        summary="a smaller model drafts on while its draft is verified, and has its first guess verified while it drafts",
+        summary="a smaller model drafts on while its draft is verified, its first guess being verified meanwhile",
         paper="PEARL: Parallel Speculative Decoding with Adaptive Draft Length (arXiv 2408.11850)",
         topology=("chain",),
         needs=("model",),

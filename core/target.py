@@ -189,6 +189,8 @@ class Itself(Protocol):
         skip: Collection[str] = (),
         exit: int | None = None,
         window: tuple[int, int] | None = None,
+        chunks: tuple[int, int] | None = None,
+        refresh: int = 16,
         bits: int | None = None,
     ) -> View: ...
     def likeness(self, texts: Prompts, count: int) -> Tensor:
@@ -310,13 +312,15 @@ class TableTarget:
         skip: Collection[str] = (),
         exit: int | None = None,
         window: tuple[int, int] | None = None,
+        chunks: tuple[int, int] | None = None,
+        refresh: int = 16,
         bits: int | None = None,
     ) -> TableView:
         for name in skip:
             if name not in _TABLE_PARTS:
                 raise unknown("sublayer", name, _TABLE_PARTS)
         parts = [*(_TABLE_PARTS[name] for name in sorted(set(skip))), 0.3 * (exit is not None)]
-        parts += [0.2 * (window is not None), 0.1 * (bits is not None)]
+        parts += [0.2 * (window is not None) - 0.1 * (chunks is not None), 0.1 * (bits is not None)]
         return TableView(self, self.blur + (1 - self.blur) * min(sum(parts), 1.0), exit)
 
     def likeness(self, texts: Prompts, count: int) -> Tensor:

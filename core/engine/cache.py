@@ -81,6 +81,11 @@ class Cache:
         self.store = torch.zeros(layers, 0, heads, 64, dim, dtype=self.dtype, device=self.device)
 
     @property
+    def bytes(self) -> int:
+        """Held now."""
+        return self.store.numel() * self.store.element_size()
+
+    @property
     def slot_bytes(self) -> int:
         """Of one token's keys and values."""
         layers, heads, dim = self._shape
@@ -116,18 +121,28 @@ class Cache:
         host = (*rows.host[:row], entries, *rows.host[row + 1 :])
         self.rows = Rows(read, pending, waits, host, False)
 
-    def window(self, sinks: int, recent: int, layers: int) -> tuple[Cache, Tensor]:
-        """A copy of each row's first and last entries, as a cache of its own; and how many [B] it leaves out."""
-        rows, kept = self.rows, sinks + recent
+    def window(self, sinks: int, recent: int, layers: int, between: Tensor | None = None) -> tuple[Cache, Tensor]:
+        """A copy of each row's first and last entries, and of those in between at slots [L, B, K, M], as a cache of its
+        own; and how many [B] it leaves out."""
+        rows = self.rows
+        more = 0 if between is None else between.shape[3]
+        kept = sinks + more + recent
         found = Cache((layers, *self._shape[1:]), self.dtype, self.device)
         entries = rows.entries.clamp(max=kept)
         found.rows = replace(rows, entries=entries, host=tuple(min(one, kept) for one in rows.host))
         found.scored, found.writer = -1, None
         place = torch.arange(min(kept, max(rows.host)), device=self.device)
         left_out = rows.entries - entries
-        source = place + torch.where(place < sinks, 0, left_out[:, None])
-        shape = (layers, -1, self._shape[1], -1, self._shape[2])
-        found.store = self.store[:layers].gather(3, source[None, :, None, :, None].expand(shape))
+        source = place + torch.where(place < sinks + more, 0, left_out[:, None])
+        heads, dim = self._shape[1:]
+        slots = source[None, :, None].expand(layers, -1, heads, -1)
+        if between is not None:
+            slots = slots.clone()
+            long = (rows.entries >= kept)[None, :, None, None]  # a shorter row is all there
+            middle = slice(sinks, sinks + more)
+            chosen = between[:layers].repeat(1, 1, 2, 1)
+            slots[..., middle] = torch.where(long, chosen, slots[..., middle])
+        found.store = self.store[:layers].gather(3, slots[..., None].expand(-1, -1, -1, -1, dim))
         found.store = F.pad(found.store, (0, 0, 0, 64))
         return found, left_out
 

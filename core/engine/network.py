@@ -262,6 +262,17 @@ class Network:
             store.shape[1], cos, sin, added, past[:, :, :kv].unbind(), past[:, :, kv:].unbind(), into.unbind(), at
         )
 
+    def queries(self, x: Tensor, index: int, positions: Tensor) -> Tensor:
+        """What one token of each row, states x [B, D] that enter a layer, asks for there: [B, H, d], turned."""
+        layer, cfg = self.layers[index], self.config
+        buffer = torch.empty(x.shape, dtype=self.dtype, device=self.device)
+        every = layer.qkv(self.normed(x, self._norms[index][0], buffer))[:, : cfg.heads * cfg.head_dim]
+        found = every.view(len(x), cfg.heads, cfg.head_dim)
+        if layer.qk_norm is not None:
+            found = F.rms_norm(found, (cfg.head_dim,), None, cfg.norm_eps) * layer.qk_norm[: cfg.heads]
+        cos, sin = (table[positions.clamp(0, len(table) - 1)] for table in self._angles)  # [B, 1, d]
+        return found * cos + found.roll(cfg.head_dim // 2, -1) * sin
+
     def attend(self, layer: Layer, qkv: Tensor, index: int, sights: _Sights) -> Tensor:
         """Queries, keys and values [B Q, (H + 2 K) d] -> what the queries found, [B Q, H d]."""
         cfg, rows = self.config, sights.rows

@@ -206,10 +206,14 @@ class Decoder:
         skip: Collection[str] = (),
         exit: int | None = None,
         window: tuple[int, int] | None = None,
+        chunks: tuple[int, int] | None = None,
+        refresh: int = 16,
         bits: int | None = None,
     ) -> View:
         """The same model seen cheaper, as a drafter for itself: see View."""
-        return View(self.network, self.cache, skip=skip, exit=exit, window=window, bits=bits)
+        return View(
+            self.network, self.cache, skip=skip, exit=exit, window=window, chunks=chunks, refresh=refresh, bits=bits
+        )
 
     @property
     def sublayers(self) -> tuple[str, ...]:

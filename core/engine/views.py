@@ -21,6 +21,7 @@ from outrider.core.engine.cache import Cache, Rows
 from outrider.core.engine.network import Layer, Network
 from outrider.core.engine.quantised import quantised
 from outrider.core.engine.replay import replayed
+from outrider.core.engine.retrieved import asked, most_asked
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.laws import Lawmaker, Sampling
 from outrider.core.target import Prefill, Prompts, Scores, committed
@@ -47,7 +48,8 @@ class View:
     """Some of a model's weights over its cache; a target itself, to be begun after the model on the same prompts.
 
     `skip` names sublayers, such as {"attention.3", "mlp.3"}; `exit` is how many layers are run; `window` is how many
-    of the first and of the last entries are looked at; `bits` is 8 or 4. Rows move on when the model keeps.
+    of the first and of the last entries are looked at, and `chunks` how many chunks in between and of which size, those
+    that are asked for most, chosen anew every `refresh` drafts; `bits` is 8 or 4. Rows move on when the model keeps.
     """
 
     rollback = True
@@ -60,6 +62,8 @@ class View:
         skip: Collection[str] = (),
         exit: int | None = None,
         window: tuple[int, int] | None = None,
+        chunks: tuple[int, int] | None = None,
+        refresh: int = 16,
         bits: int | None = None,
     ) -> None:
         depth = len(network.layers)
@@ -67,10 +71,19 @@ class View:
             raise InvalidOption(f"exit is {exit}; the model has layers 1 to {depth} to leave after")
         if window is not None and (len(window) != 2 or min(window) < 0 or window[1] < 1):
             raise InvalidOption(f"window is {window}; give (first, last): 0 or more entries, and 1 or more")
+        if chunks is not None and (window is None or len(chunks) != 2 or min(*chunks, refresh) < 1):
+            raise InvalidOption(
+                f"chunks is {chunks}, refresh {refresh}; give (how many, of how many entries), each 1 or more, and the "
+                "window around them"
+            )
         layers = _without(network.layers, skip)[:exit]
         seen = network.replaced(lambda linear: linear, layers)
         self.network = seen if bits is None else quantised(seen, bits)
         self._model, self._window = cache, window
+        self._whose, self._chunks, self._refresh = network, chunks, refresh
+        self._between: Tensor | None = None  # the slots of the chunks
+        self._drafts = 0
+        self.looked = 0  # passes of the model over its cache, to choose chunks
         self._cache = cache  # the model's, or a copy of what is within the window
         self._whole = not skip and window is None and bits is None
         self.vocabulary, self.device = network.config.vocabulary, network.device
@@ -89,8 +102,29 @@ class View:
                 "it drafts for that very model, on the same prompts, and begins after it"
             )
         self._lawmaker = Lawmaker(sampling, prompts, self.vocabulary, self.device)
+        self._between, self._drafts = None, 0
         self._forget()
         return Prefill()
+
+    def _choose(self, sinks: int, recent: int) -> tuple[tuple[int, int], Tensor | None]:
+        """The window, and the slots of chunks in between, chosen anew now and then; while there is not enough to choose
+        from, as many more of the latest entries."""
+        if self._chunks is None:
+            return (sinks, recent), None
+        count, size = self._chunks
+        due, self._drafts = self._drafts % self._refresh == 0, self._drafts + 1
+        if max(self._model.rows.host) < sinks + recent + (count + 1) * size:
+            return (sinks, recent + count * size), None
+        if due or self._between is None:
+            self.looked += 1
+            queries = asked(self._whose, self._model)
+            self._between = most_asked(self._model, queries, sinks, recent, count, size)
+        return (sinks, recent), self._between
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of entries that it holds copies of."""
+        return 0 if self._cache is self._model else self._cache.bytes
 
     def _forget(self) -> None:
         self._read: Rows | None = None  # the rows that the scratch stands behind; None: nothing is in it
@@ -107,7 +141,8 @@ class View:
             self._states = []
             self._gap = 0
             if self._window is not None:
-                self._cache, self._left_out = model.window(*self._window, len(self.network.layers))
+                window, between = self._choose(*self._window)
+                self._cache, self._left_out = model.window(*window, len(self.network.layers), between)
             elif model.scored >= 0 and model.writer is not self:  # what the model has scored, it may yet keep
                 self._gap = rows.pending.shape[1] + model.scored
         cache = self._cache
