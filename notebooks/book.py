@@ -5,6 +5,7 @@ One page each and a table of contents; nothing is fetched when they are read. Ru
 
 from __future__ import annotations
 
+import base64
 import html
 import re
 import sys
@@ -18,8 +19,9 @@ from save import notebooks
 STYLE = """
 :root { color-scheme: light; }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 54rem; padding: 1rem 1.2rem 4rem; background: #fff; color: #222;
+body { margin: 0 auto; max-width: 62rem; padding: 1rem 1.2rem 4rem; background: #fff; color: #222;
   font: 17px/1.6 "Source Sans 3", "Helvetica Neue", Arial, sans-serif; }
+p, li, details { max-width: 46rem; }
 h1, h2, h3 { line-height: 1.25; margin: 2.2em 0 .6em; }
 h1 { margin-top: 1em; font-size: 2em; }
 a { color: #0b5c92; }
@@ -28,14 +30,15 @@ h1:hover a.anchor-link, h2:hover a.anchor-link, h3:hover a.anchor-link { visibil
 nav { display: flex; justify-content: space-between; gap: 1em; font-size: .9em; border-bottom: 1px solid #ddd;
   padding-bottom: .5rem; }
 nav.end { border: 0; border-top: 1px solid #ddd; padding-top: .8rem; margin-top: 3rem; }
-code, pre { font-family: "DejaVu Sans Mono", Menlo, Consolas, monospace; font-size: .84em; }
+code, pre { font-family: "DejaVu Sans Mono", Menlo, Consolas, monospace; font-size: .8em; }
 :not(pre) > code { background: #f3f4f6; padding: .1em .3em; border-radius: 3px; }
 pre { line-height: 1.45; overflow-x: auto; margin: 0; white-space: pre; }
 .highlight { background: #f6f8fa; border-left: 3px solid #c6d4e0; border-radius: 4px; padding: .7em .9em;
   margin: .8em 0 .3em; }
 .output { margin: .2em 0 1em; }
 .output pre { padding: .4em .9em; color: #333; white-space: pre-wrap; }
-.output svg, .output img { max-width: 100%; height: auto; display: block; margin: .4em 0; }
+.output_svg { overflow-x: auto; }
+.output svg, .output img { display: block; margin: .4em 0; }
 .prompt, .jp-InputPrompt, .jp-OutputPrompt { display: none; }
 details { border: 1px solid #ddd; border-radius: 6px; padding: .5em 1em; margin: .6em 0; background: #fcfcfd; }
 summary { cursor: pointer; color: #0b5c92; }
@@ -47,14 +50,22 @@ ol.contents p { margin: .2em 0; color: #555; }
 """
 
 
+_IMAGE = re.compile(r'<img alt="[^"]*" src="data:image/svg\+xml;base64,([^"]*)"[^>]*>')
+
+
+def inlined(body: str) -> str:
+    """Drawings as parts of the page: what is pointed at says what it is."""
+    return _IMAGE.sub(lambda found: base64.b64decode(found[1]).decode(), body)
+
+
 def title(notebook: nbformat.NotebookNode) -> str:
     return str(notebook.cells[0].source.splitlines()[0].lstrip("# "))
 
 
 def about(notebook: nbformat.NotebookNode) -> str:
     """Its first paragraph, as words."""
-    text = notebook.cells[0].source.split("\n\n")[1]
-    return re.sub(r"[*`]|\[([^]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"[*`]|\[([^]]*)\]\([^)]*\)", r"\1", notebook.cells[0].source.split("\n\n")[1])
+    return text if not text.endswith(":") else text[: text.rfind(".") + 1]  # a list would follow
 
 
 def page(name: str, body: str) -> str:
@@ -75,7 +86,7 @@ def made(folder: Path) -> list[Path]:
     written, entries = [], []
     for place, (path, notebook) in enumerate(zip(files, read, strict=True)):
         body, _ = exporter.from_notebook_node(notebook)
-        body = re.sub(r'href="([0-9][0-9]-[^"]*)\.ipynb"', r'href="\1.html"', body)
+        body = re.sub(r'href="([0-9][0-9]-[^"]*)\.ipynb"', r'href="\1.html"', inlined(body))
         before = f'<a href="{files[place - 1].stem}.html">← {html.escape(title(read[place - 1]))}</a>' if place else ""
         after = ""
         if place + 1 < len(files):

@@ -1,10 +1,13 @@
 """Run the notebooks from top to bottom and keep what they show: `python notebooks/save.py [NAME ...]`.
 
-What is kept is clean: no machine's paths, no progress bars, no warnings, no state of widgets, no times of running.
+What is kept is clean: no machine's paths, no progress bars, no warnings, no state of widgets, no times of running. Each
+drawing is kept as pixels as well, which is all that a notebook shows before it is trusted.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import os
 import re
 import sys
@@ -14,9 +17,11 @@ from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
+from PIL import Image
 
 FOLDER = Path(__file__).resolve().parent
 _WIDGET = "application/vnd.jupyter.widget-view+json"
+_DRAWING, _PIXELS = "image/svg+xml", "image/png"
 _SOLUTION = re.compile(r"<details>.*?```python\n(.*?)```.*?</details>", re.DOTALL)
 
 
@@ -48,6 +53,19 @@ def run(path: Path, *, solved: bool = False, timeout: int = 600) -> Any:
     return notebook
 
 
+def pixels(drawing: str) -> str:
+    """A drawing as PNG of few colours, in base64."""
+    from resvg import render, usvg
+
+    options = usvg.Options.default()
+    options.load_system_fonts()
+    tree = usvg.Tree.from_str(drawing.replace("currentColor", "#222"), options)
+    held = io.BytesIO(bytes(render(tree, (1.0, 0.0, 0.0, 0.0, 1.0, 0.0))))
+    small = io.BytesIO()
+    Image.open(held).convert("RGB").quantize(64).save(small, "PNG", optimize=True)
+    return base64.b64encode(small.getvalue()).decode()
+
+
 def cleaned(notebook: Any) -> Any:
     """The same with the outputs that a reader wants, and no others."""
     for number, cell in enumerate(notebook.cells):
@@ -63,8 +81,8 @@ def cleaned(notebook: Any) -> Any:
                 output.data.pop(_WIDGET, None)
                 if not set(output.data) - {"text/plain"} and "(children=" in output.data.get("text/plain", ""):
                     continue  # a bare widget, such as a progress bar
-                if "image/png" in output.data:
-                    output.data["text/plain"] = "<Figure>"
+                if _DRAWING in output.data:
+                    output.data[_PIXELS] = pixels(output.data[_DRAWING])
             if output.output_type == "stream" and outputs and outputs[-1].output_type == "stream":
                 outputs[-1].text += output.text  # cut by chance of timing
                 continue
