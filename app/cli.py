@@ -135,14 +135,14 @@ def demo(
     """Open the page where drafting and verifying can be watched; or watch them in the terminal."""
     from importlib.util import find_spec
 
-    asked: dict[str, Any] = {
+    asked = {
         "drafter": drafter,
         "rule": rule,
         "temperature": temperature,
         "seed": seed,
         "tokens": tokens,
     }
-    given = {name: value for name, value in asked.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     if not (terminal or as_json or given):
         if find_spec("gradio") is not None:
             _open_page(port, not no_browser, device, dtype, weights)

@@ -10,13 +10,14 @@ from outrider.app import limits, recordings
 from outrider.app.panel import Stage, Update, fault, quiet
 from outrider.app.recordings import Recording
 from outrider.app.svg import safe
+from outrider.core.errors import InvalidOption
 
 
 class Gallery:
     """The tab."""
 
     def __init__(self) -> None:
-        self.stage = Stage("traces")
+        self.stage = Stage("traces", "Choose a recorded trace, or open one of your own.")
         self.files = recordings.examples()
 
     def build(self) -> None:
@@ -48,7 +49,7 @@ class Gallery:
     def _opened(self, data: Any) -> list[Update]:
         try:
             if not isinstance(data, bytes):
-                raise limits.InvalidOption("no file came; choose a JSON file of at most 5 MB")
+                raise InvalidOption("no file came; choose a JSON file of at most 5 MB")
             return self._shown(recordings.read(data))
         except Exception as error:
             return [*self.stage.only(fault(error)), gr.skip()]

@@ -8,13 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gradio as gr
 
 from outrider.app import limits, views
 from outrider.app.lane import LANE, Tickets
-from outrider.app.panel import Update, fault, quiet, running, showing_empty, visitor, waiting
+from outrider.app.panel import Update, fault, quiet, remark, running, visitor, waiting
 from outrider.app.subjects import Asked, Subject, checked, together
 from outrider.app.svg import Drawing, safe
 from outrider.core.bench import PLAIN, Bench, Contender, Item, Outcome, Run, Same, pooled, row
@@ -204,7 +205,7 @@ class Lab:
             with gr.Column(scale=7, min_width=320):
                 self.status = gr.HTML("", elem_id="lab-status", min_height=44)
                 self.out = gr.HTML(
-                    showing_empty("Methods take turns on every prompt; speedups are paired with plain decoding."),
+                    remark("Methods take turns on every prompt; speedups are paired with plain decoding."),
                     elem_id="lab-out",
                     min_height=320,
                 )
@@ -250,8 +251,7 @@ class Lab:
         seed: float,
         request: gr.Request,
     ) -> Iterator[list[Update]]:
-        who = visitor(request)
-        going = lambda: self.tickets.valid(who, ticket)  # noqa: E731
+        going = partial(self.tickets.valid, visitor(request), ticket)
         try:
             subject = self.subjects[limits.one_of(modality, "modality", self.subjects)]
             lines = [one.strip() for one in limits.words(prompts, "prompts").splitlines() if one.strip()]
@@ -289,7 +289,8 @@ class Lab:
 
 def _usual(subject: Subject) -> list[str]:
     known = subject.drafters()
-    return [one for one in ("prompt-lookup", "suffix", "token-recycling", "jacobi") if one in known][:3]
+    liked: list[str] = [one for one in ("prompt-lookup", "suffix", "token-recycling", "jacobi") if one in known]
+    return liked[:3]
 
 
 # ---- theory
@@ -371,8 +372,8 @@ def build_theory() -> None:
         one.input(_theory, given, [out], **quiet())
 
 
-def _theory(*given: float) -> Drawing:
+def _theory(acceptance: float, cost: float, length: int, growth: float) -> Drawing:
     try:
-        return theory(*given[:2], int(given[2]), given[3])
+        return theory(acceptance, cost, length, growth)
     except Exception as error:
         return fault(error)

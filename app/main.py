@@ -23,7 +23,7 @@ from outrider.app.of_speech import Speech
 from outrider.app.of_text import Text
 from outrider.app.panel import Panel, fault, visitor
 from outrider.app.subjects import Subject, checked
-from outrider.core.errors import OutriderError
+from outrider.core.errors import InvalidOption, OutriderError
 
 PANELS = ("text", "image", "speech", "lab", "theory", "traces")
 
@@ -92,7 +92,7 @@ def endpoint(subject: Subject) -> Callable[..., dict[str, Any]]:
         given = {"prompt": prompt, "drafter": drafter, "rule": rule, "temperature": temperature, "seed": seed}
         try:
             if options is not None and not isinstance(options, dict):
-                raise limits.InvalidOption("options are an object of names and values")
+                raise InvalidOption("options are an object of names and values")
             subject.load()
             asked = checked(subject, {**(options or {}), **given})
             live = subject.begin(asked)

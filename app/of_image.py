@@ -30,8 +30,8 @@ class Pictures:
     name: Modality = "image"
     title = "Image"
     what = "prompt"
-    examples = ("red heart", "pizza", "cat with tears of joy", "rainbow", "panda", "rocket")
-    heat = 1.0
+    examples: tuple[str, ...] = ("red heart", "pizza", "cat with tears of joy", "rainbow", "panda", "rocket")
+    heat: float = 1.0
     usual = "jacobi"
 
     def __init__(

@@ -27,12 +27,12 @@ class Speech:
     name: Modality = "speech"
     title = "Speech"
     what = "text"
-    examples = (
+    examples: tuple[str, ...] = (
         "Good morning.",
         "The quick brown fox jumps over the lazy dog.",
         "Please call Stella, and ask her to bring these things from the store.",
     )
-    heat = 0.8
+    heat: float = 0.8
     usual = "suffix"
     extras: tuple[Knob | Choice, ...] = (Knob("speed", 0.5, 2, 0.1, 1),)
 

@@ -22,19 +22,20 @@ class Text:
     name: Modality = "text"
     title = "Text"
     what = "prompt"
-    examples = (
+    examples: tuple[str, ...] = (
         "Why is the sky blue?",
         "Write a haiku about a fast horse.",
         "List the numbers from one to twenty in words.",
         "Repeat this sentence five times: the quick brown fox jumps over the lazy dog.",
         "Write a Python function that reverses a string, then one that reverses a list.",
     )
-    heat = 0.0
+    heat: float = 0.0
     usual = AUTO
     extras: tuple[Knob | Choice, ...] = (Knob("max_new_tokens", 1, limits.TOKENS, 1, 96),)
 
     def __init__(self, load_: Callable[[], TextModel] | None = None, *, device: str = "cpu", dtype: str = "bfloat16"):
         self._held = Held(load_ or (lambda: load(MODEL, device=device, dtype=dtype)))
+        self._model = MODEL if load_ is None else None  # of another model nothing is known before it is loaded
         self._where = f"SmolLM2-135M-Instruct, {dtype}, {device}" if load_ is None else ""
 
     @property
@@ -49,8 +50,7 @@ class Text:
         return self._held.get()
 
     def drafters(self) -> list[str]:
-        name = self._held.get().name if self.loaded else MODEL
-        return [one for one in drafters() if one == AUTO or _ready(name, one)]
+        return [one for one in drafters() if one == AUTO or _ready(self._model, one)]
 
     def rules(self) -> list[str]:
         return rules()
@@ -62,11 +62,13 @@ class Text:
 _GIVEN = frozenset({"rest", "input-guided", "cross-vocabulary"})  # they want a store, a source, another model
 
 
-def _ready(model: str, drafter: str) -> bool:
+def _ready(model: str | None, drafter: str) -> bool:
     """Has this model what the drafter needs?"""
     needs = set(DRAFTERS[drafter].needs)
     if drafter in _GIVEN or needs - {"model", "pupil"}:
         return False
+    if model is None:
+        return not needs
     if "pupil" in needs:
         return recipes.find(model, drafter) is not None
     return "model" not in needs or drafter == "n-grammys" or recipes.find(model, "draft-model") is not None

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -27,7 +28,6 @@ from outrider.core.methods import DRAFTERS, RULES
 
 PAUSE = {"text": 0.15, "image": 0.3, "speech": 0.25}  # seconds between two looks at what is under way
 SLOWER = {"as it was": 1.0, "4 times slower": 4.0, "20 times slower": 20.0}
-_EMPTY = Drawing('<div class="or-empty">Press Run.</div>')
 _KNOBS, _RULES = 4, 3
 _log = logging.getLogger("outrider.app")
 Update = Any
@@ -74,6 +74,7 @@ class Stage:
     """What came, and every step of it: for a run and for a trace that was opened alike."""
 
     name: str
+    invitation: str = "Press Run."
     recording: Any = None
     status: Any = None
     out: Any = None
@@ -89,8 +90,10 @@ class Stage:
 
     def build(self, legend: bool) -> None:
         self.recording = gr.State(None, time_to_live=3600)
-        self.status = gr.HTML(showing_empty(""), elem_id=f"{self.name}-status")
-        self.out = gr.HTML(_EMPTY, elem_id=f"{self.name}-out", elem_classes=["or-out"], js_on_load=CELLS)
+        self.status = gr.HTML(remark(""), elem_id=f"{self.name}-status")
+        self.out = gr.HTML(
+            remark(self.invitation), elem_id=f"{self.name}-out", elem_classes=["or-out"], js_on_load=CELLS
+        )
         if legend:
             gr.HTML(views.legend())
 
@@ -111,13 +114,13 @@ class Stage:
                     )
                     on = gr.Button("on ▶", size="sm", min_width=70, scale=1, elem_id=f"{self.name}-on")
                 self.step = gr.HTML(
-                    showing_empty("After a run, every call can be looked at here."),
+                    remark("After a run, every call can be looked at here."),
                     elem_id=f"{self.name}-tree",
                     min_height=160,
                 )
             with gr.Tab("Figures", id="figures"):
                 self.charts = gr.HTML(
-                    showing_empty("After a run: acceptance, tokens of each call, time."),
+                    remark("After a run: acceptance, tokens of each call, time."),
                     elem_id=f"{self.name}-charts",
                     min_height=160,
                 )
@@ -127,7 +130,7 @@ class Stage:
                     self.slower = gr.Radio(list(SLOWER), value="as it was", label="clock", scale=6)
                     again = gr.Button("Replay", size="sm", min_width=90, scale=1, elem_id=f"{self.name}-replay")
                 self.race = gr.HTML(
-                    showing_empty("Press Race: plain decoding, then this drafter, with the same seed."),
+                    remark("Press Race: plain decoding, then this drafter, with the same seed."),
                     elem_id=f"{self.name}-race",
                     min_height=200,
                 )
@@ -136,7 +139,7 @@ class Stage:
                         label="plain | speculative",
                         type="pil",
                         interactive=False,
-                        height=320,
+                        max_height=400,
                         elem_id=f"{self.name}-compare",
                         format="png",
                     )
@@ -210,7 +213,7 @@ class Stage:
         return showing.race(recording, SLOWER.get(str(slower), 1.0), self.races)
 
 
-def showing_empty(words: str) -> Drawing:
+def remark(words: str) -> Drawing:
     return Drawing(f'<div class="or-empty">{safe(words)}</div>')
 
 
@@ -247,7 +250,7 @@ class Panel:
                 self.stage.build(legend=True)
                 if subject.name == "image":
                     self.patches = gr.HTML(
-                        showing_empty("Click a cell of a grid: the codes that look most like it."),
+                        remark("Click a cell of a grid: the codes that look most like it."),
                         elem_id="image-patches",
                         min_height=74,
                     )
@@ -394,8 +397,7 @@ class Panel:
         yield from self._work(ticket, values, request, race=True)
 
     def _work(self, ticket: int, values: Sequence[Any], request: gr.Request, race: bool) -> Iterator[list[Update]]:
-        who = visitor(request)
-        going = lambda: self.tickets.valid(who, ticket)  # noqa: E731
+        going = partial(self.tickets.valid, visitor(request), ticket)
         try:
             asked = self.asked(values)
             plain: Recording | None = None
@@ -409,7 +411,7 @@ class Panel:
                 recording = found
                 yield [*self.stage.only(*update), gr.skip()]
             if recording is None or not recording.trace.steps:
-                yield [*self.stage.only("", showing_empty("Stopped before it began.")), gr.skip()]
+                yield [*self.stage.only("", remark("Stopped before it began.")), gr.skip()]
                 return
             whole = replace(recording, plain=plain) if plain is not None and plain.trace.steps else recording
             yield [*self.stage.shown(whole, "" if going() else "stopped"), self._link(asked)]
@@ -424,7 +426,7 @@ class Panel:
         if not 0 <= cell < len(found):
             return gr.skip()
         if not self.subject.loaded:
-            return showing_empty("The codes' patches come from the model: press Run once.")
+            return remark("The codes' patches come from the model: press Run once.")
         try:
             like = self.subject.like(found[cell])  # type: ignore[attr-defined]
         except Exception as error:

@@ -108,6 +108,8 @@ def _checked(found: Recording) -> Recording:
     if found.recording != _SCHEMA:
         raise TraceError(f"the recording has schema {found.recording}; this version reads schema {_SCHEMA}")
     trace = Trace.from_json(found.trace.to_json())  # a step that contradicts itself is refused there
+    if not trace.steps:
+        raise TraceError("the trace has no steps, so there is nothing to look at")
     if len(trace.steps) > _STEPS:
         raise TraceError(f"the trace has {len(trace.steps):,} steps; at most {_STEPS:,} are shown")
     if any(len(name) > _LONGEST_NAME for name in found.names.values()) or len(found.prompt) > 4 * limits.PROMPT:

@@ -20,7 +20,9 @@ def made(recording: Recording, current: int | None = None) -> Drawing:
     steps = recording.trace.steps
     if recording.modality == "image":
         if not recording.picture:
-            return views.side_by_side(views.grids(_upto(steps, current), recording.rows, recording.columns).values())
+            return views.side_by_side(
+                views.grids(_upto(steps, current), recording.rows, recording.columns).values(), least=146
+            )
         return views.picture(recording.picture, steps, recording.rows, recording.columns, current=current)
     if recording.modality == "speech":
         return _speech(recording, current=current)

@@ -66,6 +66,7 @@ _RANGES: Mapping[str, tuple[float, float, float]] = {  # of options, or of one m
     "grouped.gap": (0, 1, 0.05),
     "specexec.nodes": (8, 64, 8),
 }
+_DRAWN = ("draft-model", "on-the-fly-window", "sparse-cache")
 _FEW = 4  # knobs of one method
 M = TypeVar("M")
 
@@ -187,6 +188,8 @@ class Held(Generic[M]):
 
 def together(drafter: str, rule: str) -> bool:
     """Can this rule judge what this drafter drafts?"""
+    if rule == "block":  # wants chains that were drawn whole in the step that judges them
+        return drafter in (PLAIN, *_DRAWN)
     if drafter not in DRAFTERS:  # plain, auto
         return drafter == PLAIN or "tree" in RULES[rule].topology
     return set(DRAFTERS[drafter].topology) <= set(RULES[rule].topology)

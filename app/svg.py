@@ -145,12 +145,12 @@ class Plot:
                     f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"><title>{said}</title></circle>'
                 )
 
-    def mark(self, x: float, y: float, words: str, colour: str) -> None:
-        """A point with a word beside it."""
+    def mark(self, x: float, y: float, words: str, colour: str, lift: float = 7) -> None:
+        """A point with a word beside it, so far above."""
         left, high = self.at(x), self.height(min(max(y, 0), self.top))
         away = -7 if left > WIDTH * 0.7 else 7
         self.parts.append(f'<circle cx="{left:.1f}" cy="{high:.1f}" r="4.5" fill="{colour}"/>')
-        self.parts.append(label(left + away, high - 7, words, anchor="end" if away < 0 else "start"))
+        self.parts.append(label(left + away, high - lift, words, anchor="end" if away < 0 else "start"))
 
     def key(self, words: str, colour: str, dash: str = "") -> None:
         self._key.append((words, colour, dash))
@@ -171,7 +171,7 @@ class Plot:
         frame += [label(self.at(x), HEIGHT - _BOTTOM + 13, words, size=10) for x, words in marks]
         frame.append(label((WIDTH + _LEFT - _RIGHT) / 2, HEIGHT - 5, self.across, size=10.5, dim=True))
         if self.up:
-            frame.append(label(2, 8, self.up, anchor="start", size=10, dim=True))
+            frame.append(label(_LEFT, 8, self.up, anchor="start", size=10, dim=True))
         keys, lines = self._keys()
         found = [*frame, *self.parts, *keys]
         if lines < 2:

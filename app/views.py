@@ -12,7 +12,7 @@ from typing import Any
 
 from outrider.app.marks import LOOKS, PARTS, SERIES, UNTRIED, Kind, placed
 from outrider.app.svg import Drawing, Plot, bars, box, cut, drawing, label, number, safe, stroke, visible
-from outrider.core.trace import SOURCES, Step, Summary, Times, Trace
+from outrider.core.trace import SOURCES, Source, Step, Summary, Times, Trace
 
 Name = Callable[[int], str]
 Grid = Sequence[Sequence[float | None]]
@@ -320,7 +320,7 @@ class Call:
 
     first: int
     last: int
-    sources: Mapping[str, float]  # tokens a call, of each source
+    sources: Mapping[Source, float]  # tokens a call, of each source
     drafted: float  # how many the draft had
 
 
@@ -330,7 +330,9 @@ def calls(steps: Sequence[Step], most: int = _BARS) -> list[Call]:
     found = []
     for start in range(0, len(steps), size):
         part = steps[start : start + size]
-        sources = {name: sum(step.sources.count(name) for step in part) / len(part) for name in SOURCES}
+        sources: dict[Source, float] = {
+            name: sum(step.sources.count(name) for step in part) / len(part) for name in SOURCES
+        }
         found.append(Call(start, start + len(part) - 1, sources, sum(len(step.drafted) for step in part) / len(part)))
     return found
 
@@ -520,7 +522,7 @@ def picture(
     if clock is not None:
         return shown
     upto = steps if current is None else steps[: current + 1]
-    return side_by_side([shown, *grids(upto, rows, columns, light=light).values()])
+    return side_by_side([shown, *grids(upto, rows, columns, light=light).values()], least=146)
 
 
 # ---- speech
@@ -607,7 +609,7 @@ def against(points: Sequence[tuple[str, float, float]], title: str = "predicted 
     plot = Plot(title, "predicted tokens a second", (0, most), most, "measured")
     plot.curve([(0, 0), (most, most)], UNTRIED, dash="4 4")
     for place, (name, x, y) in enumerate(points):
-        plot.mark(x, y, name, SERIES[place % len(SERIES)])
+        plot.mark(x, y, name, SERIES[place % len(SERIES)], lift=(7, -15, 21, -29)[place % 4])
     return plot.drawn()
 
 

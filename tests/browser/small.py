@@ -1,0 +1,57 @@
+"""All three modalities for the page, small and of random weights; run with a folder, it opens the page on them."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+_TESTS = Path(__file__).parent.parent
+
+
+def _part(name: str) -> SimpleNamespace:
+    return SimpleNamespace(**runpy.run_path(str(_TESTS / name)))
+
+
+def subjects(folder: Path) -> dict[str, Any]:
+    import torch
+
+    from outrider.app.of_image import Pictures
+    from outrider.app.of_speech import Speech
+    from outrider.app.of_text import Text
+    from outrider.image.model import ImageModel
+    from outrider.image.tokenizer import Layout, Tokenizer
+    from outrider.text import load
+
+    written = _part("text/tiny.py").write(folder / "tiny")
+
+    def image() -> ImageModel:
+        torch.manual_seed(0)
+        tokens = _part("image/conftest.py").token_model()
+        codec = Tokenizer(Layout(levels=(4, 3, 3), channels=(8, 16, 16))).eval()
+        return ImageModel(tokens.network(), tokens.names, codec, name="tiny")
+
+    return {
+        "text": Text(lambda: load(written, dtype="float32")),
+        "image": Pictures(image),
+        "speech": Speech(_part("speech/conftest.py").small_speaker),
+    }
+
+
+def main(folder: Path) -> None:
+    """Until stdin is closed."""
+    import torch
+
+    from outrider.app.main import serve
+
+    torch.set_num_threads(1)
+    page, address = serve(browser=False, found=subjects(folder))
+    print(address, flush=True)
+    sys.stdin.read()
+    page.close(verbose=False)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

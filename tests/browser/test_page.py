@@ -1,0 +1,219 @@
+"""The page in a real browser: every modality runs, stops, is scrubbed and raced, at any width, in both themes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.browser
+Open = Callable[..., Any]
+EVIL = '<img src=x onerror="window.hit=1"><script>window.hit=1</script>${window.hit=1}{{constructor}}`\u202e\x07'
+
+
+def numbers(said: str) -> dict[str, str]:
+    """The headline's figures by their names."""
+    return {line.partition(" ")[2]: line.partition(" ")[0] for line in said.splitlines() if " " in line}
+
+
+def test_text_streams_and_every_step_can_be_looked_at(visit: Open) -> None:
+    seen = visit()
+    seen.page.fill("#text-prompt textarea", "the cat sat on the mat and the cat sat")
+    said = numbers(seen.run("text"))
+    calls = int(said["calls of the target"])
+    assert int(said["tokens"]) == 96 and calls < 96 and "drafted" in seen.text("#text-out + *, .or-legend")
+    assert seen.page.locator("#text-out .or-t").count() >= 96
+    assert f"Call {calls} of {calls}" in seen.text("#text-tree")
+    seen.page.click("#text-back")
+    seen.until("#text-tree", f"Call {calls - 1} of {calls}")
+    slider = seen.page.locator("#text-step input[type=range]")
+    slider.focus()
+    slider.press("Home")
+    seen.until("#text-tree", f"Call 1 of {calls}")
+    slider.press("ArrowRight")
+    seen.until("#text-tree", f"Call 2 of {calls}")
+    assert "token" in seen.text("#text-tree") and seen.page.locator("#text-tree svg").count() == 1
+
+
+def test_figures_on_the_page_are_those_of_the_trace_it_gives(visit: Open) -> None:
+    from outrider.app import recordings, views
+
+    seen = visit()
+    said = seen.run("text")
+    seen.tab("Figures")
+    with seen.page.expect_download() as waiting:
+        seen.page.get_by_text("Download this trace").first.click()
+    recording = recordings.read(Path(waiting.value.path()).read_bytes())
+    for name, value in views.facts(recording.trace).items():
+        assert f"{value} {name}" in said
+    written = "".join(recording.name(token) for token in recording.trace.tokens())
+    shown = seen.page.evaluate(
+        "[...document.querySelectorAll('#text-out span.or-t')].map(one => one.textContent).join('')"
+    )
+    assert shown.replace("⏎", "\n") == written.replace("\t", "⇥")
+    titles = seen.page.evaluate("[...document.querySelectorAll('#text-charts title')].map(one => one.textContent)")
+    for accepted, calls in enumerate(recording.trace.summary().histogram):
+        assert f"{accepted} accepted: {calls} calls" in titles
+
+
+def test_a_picture_fills_in_and_its_codes_have_neighbours(visit: Open) -> None:
+    seen = visit()
+    seen.tab("Image")
+    said = numbers(seen.run("image"))
+    assert said["tokens"] == "256" and int(said["calls of the target"]) < 256
+    assert seen.page.locator("#image-out image").count() == 1
+    assert seen.page.locator("#image-out [data-cell]").count() == 4 * 256
+    seen.page.locator("#image-out [data-cell='17']").first.click()
+    seen.until("#image-patches", "row 2, column 2")
+    assert seen.page.locator("#image-patches img").count() > 3
+    said = seen.run("image", "go")
+    seen.until("#image-race", "plain decoding")
+    assert seen.page.locator("#image-race image").count() == 2
+    seen.page.wait_for_selector("#image-compare img")
+
+
+def test_speech_can_be_heard_beside_its_rounds(visit: Open) -> None:
+    seen = visit()
+    seen.tab("Speech")
+    seen.run("speech")
+    assert seen.page.locator("#speech-out audio").count() == 1
+    length = seen.page.evaluate(
+        "new Promise(done => { const one = document.querySelector('#speech-out audio');"
+        " if (one.duration) done(one.duration); one.onloadedmetadata = () => done(one.duration); one.load(); })"
+    )
+    assert length > 0.5
+    assert seen.page.locator("#speech-out svg polygon, #speech-out svg image").count() == 2
+    seen.run("speech", "go")
+    seen.until("#speech-race", "plain decoding")
+    assert seen.page.locator("#speech-race audio").count() == 2
+
+
+def test_a_race_shows_both_on_one_clock_and_can_be_replayed(visit: Open) -> None:
+    seen = visit()
+    seen.run("text", "go")
+    said = seen.until("#text-race", "plain decoding")
+    assert "came to the same, token for token" in said
+    lanes = seen.page.locator("#text-race .or-lane")
+    assert lanes.count() == 2
+    shown = (
+        "[...document.querySelectorAll('#text-race .or-lane:nth-child(%d) .or-t')]"
+        ".filter(one => getComputedStyle(one).opacity === '1').length"
+    )
+    seen.page.get_by_label("20 times slower").first.check()
+    seen.page.wait_for_function("document.querySelector('#text-race .or-lanes').dataset.round !== '0'")
+    early = seen.page.evaluate(shown % 1)
+    seen.page.wait_for_timeout(1500)
+    assert early < 96 and seen.page.evaluate(shown % 1) >= early
+    seen.page.get_by_label("as it was").first.check()
+    seen.page.wait_for_function(f"{shown % 1} === 96", timeout=30_000)
+
+
+def test_stop_ends_a_run_and_keeps_what_there_is(visit: Open) -> None:
+    seen = visit()
+    seen.tab("Image")
+    seen.page.click("#image-run")
+    seen.page.wait_for_selector("#image-out image")
+    seen.page.click("#image-stop")
+    said = seen.until("#image-status", "tokens per call")
+    assert "stopped" in said and int(numbers(said)["tokens"]) < 256
+    assert numbers(seen.run("image"))["tokens"] == "256"
+
+
+def test_the_lab_compares_and_theory_turns(visit: Open) -> None:
+    seen = visit()
+    seen.tab("Lab")
+    seen.page.fill("#lab-prompts textarea", "the cat sat on the mat")
+    seen.page.click("#lab-run")
+    seen.until("#lab-status", "Done.", 120)
+    said = seen.text("#lab-out")
+    assert all(one in said for one in ("plain", "prompt-lookup", "suffix", "tokens per call", "best length"))
+    seen.tab("Theory")
+    before = seen.text("#theory-out")
+    seen.page.locator("#theory-a input[type=range]").press("End")
+    seen.until("#theory-out", "5.00 tokens a call")
+    assert "1.87 times" in before
+
+
+def test_a_trace_is_opened_without_a_model_and_scrubbed(visit: Open, tmp_path: Path) -> None:
+    from outrider.app import recordings
+
+    seen = visit()
+    seen.tab("Traces")
+    for title, path in recordings.examples().items():
+        recording = recordings.read(path.read_bytes())
+        seen.choose(path)
+        seen.until("#traces-about", recording.prompt[:40])
+        calls = len(recording.trace.steps)
+        seen.until("#traces-tree", f"Call {calls} of {calls}")
+        seen.page.click("#traces-back")
+        seen.until("#traces-tree", f"Call {max(calls - 1, 1)} of {calls}")
+        assert title
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"recording": 1, "<b>": 2}')
+    seen.choose(bad)
+    assert "not a recording" in seen.until("#traces-status", "not a recording")
+
+
+def test_hostile_texts_are_shown_and_nothing_runs(visit: Open, tmp_path: Path) -> None:
+    from outrider.app import recordings
+
+    path = next(one for one in recordings.examples().values() if recordings.read(one.read_bytes()).modality == "text")
+    subject_trace = json.loads(path.read_bytes())
+    seen = visit()
+    seen.page.fill("#text-prompt textarea", EVIL)
+    seen.run("text")
+    seen.run("text", "go")
+    evil = {
+        **subject_trace,
+        "prompt": EVIL,
+        "names": dict.fromkeys(subject_trace["names"], EVIL),
+        "words": [[0.1, EVIL]],
+    }
+    evil["trace"] = {**subject_trace["trace"], "method": EVIL, "rule": EVIL, "options": {"model": EVIL}}
+    evil["trace"]["machine"] = {"gpu": EVIL}
+    evil["plain"] = {**evil, "plain": None}
+    file = tmp_path / "evil.json"
+    file.write_text(json.dumps(evil))
+    seen.tab("Traces")
+    seen.choose(file)
+    seen.until("#traces-about", "<img src=x")
+    seen.page.click("#traces-back")
+    seen.page.wait_for_timeout(500)
+    assert seen.page.evaluate("window.hit") is None
+    assert seen.page.locator("img[src=x]").count() == 0
+    assert "⟨202E⟩" in seen.text("#traces-out") and "\u202e" not in seen.text("#traces-out")
+
+
+def test_far_too_much_text_is_refused_in_words(visit: Open) -> None:
+    seen = visit()
+    seen.page.evaluate("document.querySelector('#text-prompt textarea').removeAttribute('maxlength')")
+    seen.page.fill("#text-prompt textarea", "x" * 100_000)
+    seen.page.click("#text-run")
+    seen.page.wait_for_function(
+        "['2,000', 'tokens per call'].some(one => document.querySelector('#text-status').innerText.includes(one))"
+    )
+    assert len(seen.text("#text-status")) < 1_000
+
+
+def test_an_address_brings_the_settings_back(visit: Open) -> None:
+    seen = visit()
+    seen.open("?panel=image&prompt=cat&drafter=suffix&rule=lenience&r.lenience=0.3&temperature=0.5&seed=7")
+    seen.page.wait_for_function("document.querySelector('#image-prompt textarea')?.value === 'cat'")
+    assert "relaxed" in seen.until("#image-about", "lenience")
+    said = seen.run("image")
+    assert "rule lenience" in said and "seed 7" in said and "price" in said
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1400, "dark"), (420, "light"), (420, "dark")])
+def test_nothing_is_wider_than_the_screen(visit: Open, width: int, theme: str) -> None:
+    seen = visit(width, 900, theme)
+    dark = seen.page.evaluate("document.body.classList.contains('dark')")
+    assert dark == (theme == "dark")
+    seen.run("text")
+    for tab in ("Text", "Theory"):
+        seen.page.set_viewport_size({"width": max(width, 420), "height": 900})
+        wide = seen.page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= width + 2, f"{tab} is {wide} wide"
