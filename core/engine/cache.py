@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from torch.nn import functional as F
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.network import Places
 from outrider.core.target import Prompts, committed
+
+if TYPE_CHECKING:
+    from outrider.core.engine.graphs import Graphs
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +48,7 @@ class Cache:
         self.dtype, self.device = dtype, device
         self.exact = device.type == "cpu"
         self.store = torch.zeros(0)  # [L, B, 2 K, C, d]
+        self.keeper: Graphs | None = None  # who lends stores, where they are to stay in one place
 
     def begin(self, prompts: Prompts) -> None:
         """Nothing read yet; each prompt waits."""
@@ -52,10 +57,21 @@ class Cache:
         self.scored = -1  # draft nodes in the scratch; -1: not even the root
         self.writer: object = None  # whose scratch it is: the model's own, or a view's
         layers, heads, dim = self._shape
-        self.store = torch.zeros(layers, len(prompts), heads, longest + 64, dim, dtype=self.dtype, device=self.device)
+        self._return()
+        self.store = self._empty((layers, len(prompts), heads, longest + 64, dim))
+
+    def _empty(self, shape: tuple[int, int, int, int, int]) -> Tensor:
+        if self.keeper is not None:
+            return self.keeper.borrow(shape, self.dtype)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def _return(self) -> None:
+        if self.keeper is not None and self.store.dim() == 5:
+            self.keeper.give_back(self.store)
+        self.store = torch.zeros(0)
 
     def end(self) -> None:
-        self.store = torch.zeros(0)
+        self._return()
         nothing = torch.zeros(0, dtype=torch.long, device=self.device)
         self.rows = Rows(nothing, nothing[:, None], nothing, (), True)
 
@@ -206,8 +222,9 @@ class Cache:
         self.rows = rows
 
     def _columns(self, needed: int) -> int:
-        """On a device, in steps: fewer different shapes."""
-        return needed if self.exact else min(-(-needed // 64) * 64, self.store.shape[3])
+        """On a device, in steps: fewer different shapes, and fewer still where each is captured."""
+        step = 64 if self.keeper is None else 256 if needed <= 2048 else 1024
+        return needed if self.exact else min(-(-needed // step) * step, self.store.shape[3])
 
     def _reserve(self, extra: int) -> None:
         """Room for this many slots behind the entries of the longest row."""
@@ -223,8 +240,9 @@ class Cache:
         layers, batch, heads, size, dim = self.store.shape
         if needed <= size:
             return
-        wider = self.store.new_zeros(layers, batch, heads, -(-max(needed, size * 3 // 2) // 64) * 64, dim)
+        wider = self._empty((layers, batch, heads, -(-max(needed, size * 3 // 2) // 64) * 64, dim))
         wider[:, :, :, :size] = self.store
+        self._return()
         self.store = wider
 
 

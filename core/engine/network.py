@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from torch.nn import functional as F
 from outrider.core.engine import native
 from outrider.core.engine.linear import Dense, Linear
 from outrider.core.errors import Incompatible, InvalidOption, unknown
+
+if TYPE_CHECKING:
+    from outrider.core.engine.graphs import Graphs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +132,7 @@ class Network:
         self._norm = norm.to(self.wide) * root
         self._angles = torch.zeros(0), torch.zeros(0)
         self.arrive: Callable[[int], None] | None = None  # called ahead of each layer, where weights come and go
+        self.graphs: Graphs | None = None  # passes captured by shape, where that was asked for
         self._passes = native.passes(config, layers, self.dtype)
 
     def replaced(
@@ -169,6 +174,11 @@ class Network:
                 half = self.config.head_dim // 2
                 cosine, sine = rope_table(self.config, size, torch.float32, self.device)
                 self._passes.reach(cosine[:, :half], sine[:, half:])
+
+    @property
+    def angles(self) -> tuple[Tensor, Tensor]:
+        """The tables of cosines and sines, [positions, d] each."""
+        return self._angles
 
     def normed(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
         """RMSNorm of x [N, D] into `out`."""

@@ -56,6 +56,8 @@ class Decoder:
         cfg = network.config
         self.cache = Cache((cfg.layers, 2 * cfg.kv_heads, cfg.head_dim), network.dtype, network.device)
         self._taps: frozenset[str] = frozenset()
+        if network.graphs is not None:
+            network.graphs.serve(self.cache)
 
     @classmethod
     def random(
@@ -171,15 +173,26 @@ class Decoder:
         carry = draft.carry if since is None else None
         ids, places = cache.plan(draft, since)
         network.reach(furthest(cache, draft))
-        found: dict[str, list[Tensor]] = {tap: [] for tap in self._taps}
-        if isinstance(carry, Carry) and carry.fits(cache, self._taps):
-            x = self._resume(carry, ids, places)
-            x = network.run(x, cache.store, places, found, (carry.layer, self.config.layers))
+        resumes = isinstance(carry, Carry) and carry.fits(cache, self._taps)
+        graphs = None if resumes or draft.embeddings is not None or network.arrive is not None else network.graphs
+        logits: Tensor | None = None
+        if graphs is not None and places.slots is not None and ids.numel():
+            states, logits, hidden = graphs.run(ids, cache.store, places, self._taps)
         else:
-            x = network.run(self._embed(ids, draft), cache.store, places, found)
+            found: dict[str, list[Tensor]] = {tap: [] for tap in self._taps}
+            if isinstance(carry, Carry) and resumes:
+                x = self._resume(carry, ids, places)
+                x = network.run(x, cache.store, places, found, (carry.layer, self.config.layers))
+            else:
+                x = network.run(self._embed(ids, draft), cache.store, places, found)
+            states = network.finish(x, len(ids), found)
+            hidden = {tap: parts[0] for tap, parts in found.items()}
         cache.scored, cache.writer = draft.size, self
-        states = behind(network.finish(x, len(ids), found), cache.rows, draft, first, since)
-        hidden = {tap: behind(parts[0], cache.rows, draft, first, since) for tap, parts in found.items()}
+        hidden = {tap: behind(part, cache.rows, draft, first, since) for tap, part in hidden.items()}
+        if logits is not None:
+            logits = behind(logits, cache.rows, draft, first, since)
+            return Scores(draft, self._lawmaker, cache.rows.committed, logits, hidden, first)
+        states = behind(states, cache.rows, draft, first, since)
         return scores(network, states, draft, self._lawmaker, cache.rows.committed, hidden, first)
 
     def _embed(self, ids: Tensor, draft: Draft) -> Tensor:

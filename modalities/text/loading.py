@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from outrider.core import assets
-from outrider.core.engine import checkpoints
+from outrider.core.engine import checkpoints, graphs
 from outrider.core.engine.linear import fastest
 from outrider.core.engine.quantised import quantised
 from outrider.core.engine.streamed import Shelf, streamed
@@ -114,6 +114,8 @@ def _target(
         network = quantised(network, int(dtype.removeprefix("int")))
         if offload is not None:
             network, _ = streamed(network, offload)
+    if graphs.wanted(device):
+        network.graphs = graphs.Graphs(network)
     return partial(Decoder, network), config.context
 
 
