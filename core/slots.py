@@ -10,11 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from outrider.core.errors import InvalidOption
+
+
+class Allowed(Protocol):
+    """Says what may stand where."""
+
+    def only(self, logits: Tensor, place: Tensor) -> Tensor:
+        """Logits [..., V] of tokens at places [...], so many emitted before each; -inf for what may not stand there."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,6 @@ class Slots:
         return len(self.ranges)
 
     def only(self, logits: Tensor, place: Tensor) -> Tensor:
-        """Logits [..., V] of tokens at places [...], so many emitted before each; -inf for what may not stand there."""
         ids = torch.arange(logits.shape[-1], device=logits.device)
         first, last = _bounds(self.ranges, str(logits.device))
         slot = (place % len(self.ranges))[..., None]

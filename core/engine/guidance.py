@@ -21,7 +21,7 @@ from torch import Tensor
 from outrider.core.draft import Draft, Tree, Verdict
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Lawmaker, Sampling
-from outrider.core.slots import Slots
+from outrider.core.slots import Allowed
 from outrider.core.target import Prefill, Prompts, Scores, Target, committed
 
 
@@ -42,7 +42,7 @@ class Guided:
         guidance: float = 1.0,
         *,
         instead: bool = False,
-        slots: Slots | None = None,
+        slots: Allowed | None = None,
     ) -> None:
         if not 0 <= guidance < math.inf:
             raise InvalidOption(f"guidance is {guidance}; it must be 0 (what was asked for is not looked at) or more")

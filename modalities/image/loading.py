@@ -11,8 +11,8 @@ from outrider.core.errors import unknown
 from outrider.image import model, published, recipes
 
 
-@overload
-def load(
+@overload  # "emoji" is a string too: the first that fits counts
+def load(  # type: ignore[overload-overlap]
     name: Literal["emoji"] = "emoji",
     *,
     device: str | torch.device = "cpu",

@@ -30,8 +30,11 @@ class Painter(Protocol):
     name: str
     dtype: str
     raster: Grid
-    root: int  # a picture begins as if behind this code
-    white: int  # stands where nothing is known yet
+
+    @property
+    def root(self) -> int: ...  # a picture begins as if behind this code
+    @property
+    def white(self) -> int: ...  # stands where nothing is known yet
 
     def target(self, asked: Sequence[Sequence[int]], guidance: float) -> Target: ...
     def drafter(self, options: Options, asked: Sequence[Sequence[int]]) -> tuple[Drafter | None, str]: ...

@@ -1,0 +1,259 @@
+"""Published models of speech and sound by name, as people use them.
+
+Every class has a file of its own that says how it is read and what its tokens are; here is what they have in common:
+options, drafters and rules by name, the loop. Which classes there are is `CLASSES`; what was proven of each stands in
+modalities/PUBLISHED.md. Knows nothing of how a class computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from outrider.core import assets
+from outrider.core.decode import Drafter, Rule, Stop, decode
+from outrider.core.errors import InvalidOption, unknown
+from outrider.core.laws import Sampling
+from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
+from outrider.core.target import Target
+from outrider.core.trace import Step, Trace, machine, versions
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_OF_TEXT = ("input-guided", "rest", "n-grammys", "cross-vocabulary", "sparse-cache", "swift", "draft-on-the-fly")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something to be decoded by the loop: a stage of a model, for one row."""
+
+    target: Callable[[], Target]
+    limit: int
+    root: tuple[int, ...] = (0,)  # what the loop sees as its prompt
+    end: tuple[int, ...] = ()
+    stop: Stop | None = None
+    draft: Callable[[], Target] | None = None  # a smaller model's
+
+
+# A model's stages one after another: each is given, and what it came to is sent back. Returns what was meant.
+Stages = Iterator[Any]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a generation is run."""
+
+    drafter: str | Drafter | None = None
+    rule: str | Rule = "exact"
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    drafter_options: Mapping[str, Any] = field(default_factory=dict)
+    rule_options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Options:
+        known = list(cls.__dataclass_fields__)
+        for name in given:
+            if name not in known:
+                raise unknown("option", name, known)
+        return cls(**given)
+
+    def made(self, part: Part) -> tuple[Drafter | None, Rule]:
+        """The drafter and the rule, for one part."""
+        rule = self.rule
+        if isinstance(rule, str):
+            if rule not in rules():
+                raise unknown("rule", rule, rules())
+            rule = make_rule(rule, **self.rule_options)
+        wanted = self.drafter
+        if wanted is None or not isinstance(wanted, str):
+            return wanted, rule
+        if wanted not in drafters():
+            raise unknown("drafter", wanted, drafters())
+        given = dict(self.drafter_options)
+        if "model" in DRAFTERS[wanted].needs and "model" not in given:
+            if part.draft is None:
+                raise InvalidOption(
+                    f"the drafter '{wanted}' wants a smaller model; name one of the family when the model is loaded, "
+                    "as load(..., draft=...)"
+                )
+            given["model"] = part.draft()
+        return make_drafter(wanted, **given), rule
+
+
+@dataclass(frozen=True)
+class Said:
+    """One prompt's outcome."""
+
+    prompt: Any
+    tokens: list[list[int]]  # of each stage
+    outcome: Any  # what the class makes of them: codes, text
+    trace: Trace  # of all stages
+
+
+class Published(Protocol):
+    """A model of a class: a prompt's stages, and what they come to."""
+
+    def stages(self, prompt: Any, limit: int | None) -> Any: ...
+
+
+class PublishedSpeech:
+    """A published model as people use it."""
+
+    def __init__(self, published: Published, *, name: str, dtype: str = "float32") -> None:
+        self.published, self.name, self.dtype = published, name, dtype
+
+    def __repr__(self) -> str:
+        return f"<outrider.speech model {self.name}, {self.dtype}>"
+
+    @property
+    def drafters(self) -> list[str]:
+        """Names to give as `drafter`."""
+        return drafters()
+
+    @property
+    def rules(self) -> list[str]:
+        """Names to give as `rule`."""
+        return rules()
+
+    def generate(self, prompt: Any, *, limit: int | None = None, **options: Any) -> Said:
+        """Decode to the end. `limit` is in what the class counts: frames, tokens, columns. The options are those of
+        `Options`."""
+        wanted = Options.of(options)
+        steps: list[Step] = []
+        found: list[list[int]] = []
+        stages, answer, outcome = self.published.stages(prompt, limit), None, None
+        while True:
+            try:
+                part: Part = stages.send(answer)
+            except StopIteration as last:
+                outcome = last.value
+                break
+            answer = self._run(part, wanted, steps, len(found))
+            found.append(answer)
+        drafter = wanted.drafter if isinstance(wanted.drafter, str) else type(wanted.drafter).__name__
+        rule = wanted.rule if isinstance(wanted.rule, str) else type(wanted.rule).__name__
+        facts: dict[str, str | int | float | bool | None] = {
+            "model": self.name,
+            "dtype": self.dtype,
+            "temperature": wanted.temperature,
+            "top_k": wanted.top_k,
+        }
+        trace = Trace(
+            steps=tuple(steps),
+            method="plain" if wanted.drafter is None else drafter,
+            rule=rule,
+            lossless=wanted.rule.lossless if not isinstance(wanted.rule, str) else _lossless(wanted),
+            seed=wanted.seed,
+            options=facts,
+            machine=machine(),
+            versions=versions(),
+        )
+        return Said(prompt, found, outcome, trace)
+
+    def _run(self, part: Part, options: Options, steps: list[Step], number: int) -> list[int]:
+        drafter, rule = options.made(part)
+        sampling = Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, end=part.end)
+        first = 1 + max((step.index for step in steps), default=-1)
+        tokens: list[int] = []
+        for step in decode(
+            part.target(),
+            drafter,
+            rule,
+            [list(part.root)],
+            sampling=sampling,
+            limit=part.limit,
+            stop=part.stop,
+            seed=options.seed * 1_000_003 + number,
+        ):
+            tokens += step.emitted
+            steps.append(replace(step, index=first + step.index))
+        return tokens
+
+
+def _lossless(options: Options) -> bool:
+    made: Rule = make_rule(str(options.rule), **options.rule_options)
+    return made.lossless
+
+
+def drafters() -> list[str]:
+    """The drafters that work on sound without training: those that look at tokens and laws, and a smaller model's."""
+    return [
+        name
+        for name, method in DRAFTERS.items()
+        if "speech" in method.modalities and name not in _OF_TEXT and {"model"} >= set(method.needs)
+    ]
+
+
+def rules() -> list[str]:
+    """The rules that work on speech."""
+    return [name for name, one in RULES.items() if "speech" in one.modalities and not one.needs]
+
+
+# model types of a config.json, the module that reads the class, and the name of the class in transformers
+CLASSES: Mapping[str, tuple[str, str]] = {
+    "csm": ("csm", "CsmForConditionalGeneration"),
+    "musicgen": ("musicgen", "MusicgenForConditionalGeneration"),
+    "bark": ("bark", "BarkModel"),
+    "whisper": ("whisper", "WhisperForConditionalGeneration"),
+    "llama": ("llasa", "LlamaForCausalLM"),
+}
+# what can't be run here, and why
+REFUSED: Mapping[str, str] = {
+    "vibevoice": "its head draws continuous numbers by diffusion; there are no tokens to accept",
+    "speecht5": "it says spectrograms, not tokens",
+    "vits": "it says a whole utterance at once; there is nothing to draft",
+}
+
+
+def published(model: Any, processor: Any = None, **options: Any) -> Published:
+    """A model object of transformers with its processor."""
+    kind = getattr(model.config, "model_type", type(model).__name__)
+    if kind in REFUSED:
+        raise InvalidOption(f"{type(model).__name__} can't be decoded here: {REFUSED[kind]}")
+    if kind not in CLASSES:
+        raise unknown("class of speech models", kind, CLASSES)
+    made: Published = import_module(f"outrider.speech.{CLASSES[kind][0]}").of(model, processor, **options)
+    return made
+
+
+def load(
+    source: str | Path,
+    *,
+    draft: str | Path | None = None,
+    device: str | torch.device = "cpu",
+    dtype: str = "float32",
+    revision: str | None = None,
+    **options: Any,
+) -> PublishedSpeech:
+    """A published model by its hub id or folder; `draft` names a smaller one of its family. Further options are those
+    of its class."""
+    if dtype not in DTYPES:
+        raise unknown("dtype", dtype, DTYPES)
+    model, processor = _read(source, dtype, device, revision)
+    if draft is not None:
+        options["draft"] = _read(draft, dtype, device, None)[0]
+    return PublishedSpeech(published(model, processor, **options), name=str(source), dtype=dtype)
+
+
+def _read(source: str | Path, dtype: str, device: str | torch.device, revision: str | None) -> tuple[Any, Any]:
+    path = Path(source).expanduser()
+    folder = path if path.is_dir() else assets.hub_folder(str(source), revision=revision)
+    kind = str(assets.read_json(folder / "config.json").get("model_type"))
+    if kind in REFUSED:
+        raise InvalidOption(f"'{source}' can't be decoded here: {REFUSED[kind]}")
+    if kind not in CLASSES:
+        raise unknown("class of speech models", kind, CLASSES)
+    return assets.transformers_model(folder, dtype, device, CLASSES[kind][1]), assets.transformers_processor(folder)
+
+
+def ids_of(text: Sequence[int] | torch.Tensor) -> list[int]:
+    """One row of token ids as a list."""
+    held = torch.as_tensor(text)
+    return [int(one) for one in (held[0] if held.dim() == 2 else held)]

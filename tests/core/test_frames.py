@@ -1,0 +1,278 @@
+"""Frames of several codebooks: the law of the tokens, enumerated, is the product of the books' laws along depth,
+whoever drafts; what mistakes a frame for one token is caught."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.core.conformance import Case, Distribution, enumerate_output, equip, target_law, total_variation
+from outrider.core.decode import Rule, decode
+from outrider.core.dice import Dice
+from outrider.core.draft import Draft, Verdict
+from outrider.core.engine.frames import Framed, Store
+from outrider.core.engine.guidance import Guided
+from outrider.core.laws import Sampling
+from outrider.core.methods import DRAFTERS, Method
+from outrider.core.rules.exact import Exact, GumbelMatch, Token
+from outrider.core.slots import Slots, flat, frames
+from outrider.core.target import Scores, TableTarget
+
+CODES = 3
+CONDITIONS = ([2], [1, 0])  # ids of the inner model that stand before each row
+ROOTS = ([0], [1])  # in place of each condition's last
+
+
+def say(independent: bool, seed: int = 5) -> Any:
+    """A small decoder along depth: what a state and the codes before say of the next book."""
+    made = torch.Generator().manual_seed(seed)
+    heads = torch.randn(3, 8, CODES, generator=made, dtype=torch.float64)
+    seen = torch.randn(3, CODES, 8, generator=made, dtype=torch.float64)
+
+    def speak(states: Tensor, codes: Tensor, count: Tensor) -> Tensor:
+        x = states.double() * 0.5
+        for book in range(0 if independent else codes.shape[1]):
+            x = x + seen[book][codes[:, book]] * (count > book)[:, None]
+        return torch.einsum("qd,qdv->qv", x.tanh() * 1.5, heads[count])
+
+    return speak
+
+
+class Reading(TableTarget):
+    """A table that reads frames: its contexts go by their codes, not by the numbers that they happen to have."""
+
+    def __init__(self, store: Store, **given: Any) -> None:
+        super().__init__(4096, **given)
+        self.store = store
+
+    def begin(self, prompts: Any, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Any:
+        return super().begin([self.renamed(torch.tensor(one)).tolist() for one in prompts], sampling, needs)
+
+    def renamed(self, ids: Tensor) -> Tensor:
+        codes = self.store.of(ids)
+        names = 100 + (codes * CODES ** torch.arange(codes.shape[-1])).sum(-1)
+        return torch.where(ids < self.store.conditions, ids, names)
+
+    def score(self, draft: Draft, since: int | None = None) -> Scores:
+        return super().score(Draft.guess(self.renamed(draft.tokens), draft.tree, draft.live), since)
+
+    def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
+        seen = Draft.guess(self.renamed(draft.tokens), draft.tree, draft.live)
+        parts = {
+            name: getattr(verdict, name) for name in ("path", "accepted", "resampled", "tried", "chance", "p", "q")
+        }
+        super().keep(seen, Verdict(**parts, token=self.renamed(verdict.token[:, None])[:, 0]), count)
+
+
+def framed(books: int, independent: bool = False, blur: float = 0.0, guidance: float = 1.0) -> Framed:
+    store = Store(len(CONDITIONS) + 1, books)
+    inner = Reading(store, seed=1, blur=blur)
+    return Framed(inner, store, books, CODES, say(independent, seed=5 + int(blur > 0)))
+
+
+class Many(Guided):
+    """Rows by their roots, with as many frames under way as asked for."""
+
+    def __init__(self, inner: Framed, guidance: float = 1.0) -> None:
+        super().__init__(inner, CONDITIONS, CONDITIONS, guidance, instead=True, slots=Slots.books(inner.books, CODES))
+        self.free_of = {1.0: CONDITIONS}
+
+    def begin(self, prompts: Any, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Any:
+        first = self.vocabulary
+        self.asked = [[first + one for one in CONDITIONS[prompt[0]]] for prompt in prompts]
+        self._free = [[first + 2] * len(one) for one in self.asked]
+        return super().begin(prompts, sampling, needs)
+
+
+def target(books: int, independent: bool = False, blur: float = 0.0, guidance: float = 1.0) -> Many:
+    return Many(framed(books, independent, blur), guidance)
+
+
+def by_hand(books: int, independent: bool, row: int, length: int) -> Distribution:
+    """The law of so many tokens of a row: frame by frame, book by book, with no tree, no cache and no frame held."""
+    speak, found = say(independent), {}
+    store = Store(len(CONDITIONS) + 1, books)
+    table = Reading(store, seed=1)
+    for codes in itertools.product(range(CODES), repeat=length):
+        chance = 1.0
+        for place in range(length):
+            frame, book = divmod(place, books)
+            store.codes = store.codes[:0]
+            ids = [store.add(torch.tensor(codes[at * books : (at + 1) * books])).item() for at in range(frame)]
+            table.begin([[*CONDITIONS[row], *ids]], Sampling(), frozenset({"last"}))
+            state = table.score(Draft.empty(1)).hidden["last"][:, 0]
+            part = torch.zeros(1, books - 1, dtype=torch.long)
+            part[0, :book] = torch.tensor(codes[frame * books : place], dtype=torch.long)
+            chance *= float(speak(state, part, torch.tensor([book])).softmax(-1)[0, codes[place]])
+        tokens = tuple(place % books * CODES + code for place, code in enumerate(codes))
+        found[tokens] = found.get(tokens, 0.0) + chance
+    return found
+
+
+@pytest.mark.parametrize(
+    ("books", "independent", "length"),
+    [(2, False, 3), (2, True, 3), pytest.param(2, False, 5, marks=pytest.mark.slow), (3, False, 4)],
+)
+def test_the_law_is_the_product_along_depth(books: int, independent: bool, length: int, measured: Any) -> None:
+    for row, root in enumerate(ROOTS):
+        found = target_law(target(books, independent), root, Sampling(), length)
+        off = total_variation(found, by_hand(books, independent, row, length))
+        measured("frames: total variation of the target's law from the product", name=f"{books} books", value=off)
+        assert off < 1e-12
+    assert len(found) == CODES**length
+
+
+TRIED = (
+    "draft-model",
+    "sampled-tree",
+    "top-k-tree",
+    "jacobi",
+    "prompt-lookup",
+    "suffix",
+    "token-recycling",
+    "specinfer",
+)
+
+
+def settings() -> list[Any]:
+    found = []
+    for name in TRIED:
+        for number, options in enumerate(DRAFTERS[name].trials):
+            quick = name in ("draft-model", "top-k-tree") and number == 0
+            marks = [] if quick else [pytest.mark.slow]
+            found.append(pytest.param(DRAFTERS[name], options, id=f"{name}{number}", marks=marks))
+    return found
+
+
+def distance(
+    books: int,
+    independent: bool,
+    rule: Rule,
+    drafter: Any,
+    make: Any = target,
+    guidance: float = 1.0,
+    together: bool = True,
+) -> float:
+    limits = (books + 1, books)
+    case = Case(
+        target=partial(make, books, independent, guidance=guidance),
+        drafter=drafter,
+        rule=rule,
+        prompts=ROOTS,
+        limits=limits,
+    )
+    laws = enumerate_output(case, together=together)
+    wanted = [
+        target_law(target(books, independent, guidance=guidance), root, Sampling(), limits[row])
+        for row, root in enumerate(ROOTS)
+    ]
+    return max(total_variation(one, other) for one, other in zip(laws, wanted, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("books", "independent"),
+    [(2, False), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((3, False), (2, True)))],
+)
+@pytest.mark.parametrize(("method", "options"), settings())
+def test_whoever_drafts_the_law_stays(
+    method: Method, options: Mapping[str, Any], books: int, independent: bool, measured: Any
+) -> None:
+    model = partial(target, books, independent, blur=0.4)
+    alike = "columns" not in options  # guesses from above or the left: in other steps for each row of a batch
+    off = distance(books, independent, Exact(), partial(equip, method, options, model), together=alike)
+    measured("frames: total variation, exact rule", name=method.name, value=off)
+    assert off < 1e-12
+
+
+def test_under_guidance_too() -> None:
+    model = partial(target, 2, False, blur=0.4, guidance=2.0)
+    drafter = partial(equip, DRAFTERS["draft-model"], {"length": 2}, model)
+    assert distance(2, False, Token(), drafter, guidance=2.0) < 1e-12
+
+
+# ---- negative controls
+
+
+class WholeFrames:
+    """Takes a frame for one token: if its first book is accepted, so is the rest of it."""
+
+    lossless = True
+
+    def __init__(self, books: int) -> None:
+        self.books = books
+
+    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+        from outrider.core.rules.rejection import rejection, strict
+
+        def accept(law: Any, left: Tensor, q: Tensor, depth: int) -> Tensor:
+            exact = strict(left, q)
+            return exact if depth % self.books == 0 else torch.ones_like(exact)
+
+        return rejection(draft, scores, dice, accept)
+
+
+class Forgetful(Framed):
+    """Forgets what the frame under way holds."""
+
+    def _hold(self, parts: list[list[int]]) -> None:
+        super()._hold([[0] * len(one) for one in parts])
+
+
+def test_a_frame_taken_for_one_token_is_caught(measured: Any) -> None:
+    drafter = partial(equip, DRAFTERS["draft-model"], {"length": 2}, partial(target, 2, False, blur=0.4))
+    off = distance(2, False, WholeFrames(2), drafter)
+    measured("frames: negative controls, which must differ", name="a frame taken for one token", value=off)
+    assert off > 0.01
+
+
+def test_a_frame_forgotten_is_caught(measured: Any) -> None:
+    def broken(books: int, independent: bool, guidance: float = 1.0) -> Many:
+        store = Store(len(CONDITIONS) + 1, books)
+        return Many(Forgetful(Reading(store, seed=1), store, books, CODES, say(independent)), guidance)
+
+    drafter = partial(equip, DRAFTERS["draft-model"], {"length": 2}, partial(target, 2, False, blur=0.4))
+    off = distance(2, False, Exact(), drafter, broken)
+    measured("frames: negative controls, which must differ", name="a frame under way forgotten", value=off)
+    assert off > 0.01
+
+
+# ---- what the loop sees
+
+
+def run(drafter: Any, books: int, seeds: Sequence[int], limit: int = 17) -> list[list[int]]:
+    out: list[list[int]] = [[] for _ in ROOTS]
+    for step in decode(target(books), drafter, GumbelMatch(), ROOTS, limit=limit, seed=seeds):
+        out[step.row] += step.emitted
+    return out
+
+
+@pytest.mark.parametrize("books", [2, 3])
+@pytest.mark.parametrize("name", ["draft-model", "top-k-tree", "jacobi", "suffix"])
+def test_the_same_seed_says_the_same(name: str, books: int) -> None:
+    method = DRAFTERS[name]
+    plain = run(None, books, [3, 4])
+    assert all(token // CODES == place % books for row in plain for place, token in enumerate(row))
+    drafter = equip(method, method.trials[0], partial(target, books, blur=0.3))
+    assert run(drafter, books, [3, 4]) == plain
+
+
+def test_books_within_a_frame_cost_no_pass_of_the_model() -> None:
+    whole = framed(3)
+    passes: list[int] = []
+    score = whole.inner.score
+    whole.inner.score = lambda draft, since=None: passes.append(draft.size) or score(draft, since)  # type: ignore
+    list(decode(Many(whole), None, GumbelMatch(), [[0]], limit=12, seed=1))
+    assert len(passes) == 4
+
+
+def test_frames_and_tokens() -> None:
+    codes = [[0, 2, 1], [1, 1, 0]]
+    tokens = flat(codes, 3)
+    assert tokens == [0, 5, 7, 1, 4, 6]
+    assert frames(tokens, 3, 3) == codes and frames(tokens[:5], 3, 3) == codes[:1]
