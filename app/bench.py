@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from outrider.core.bench import Bench
 
+ENGINES = ("outrider", "vllm")
 bench = typer.Typer(
     help="Measure drafters beside plain decoding, in turns in one run, and beside other engines.",
     no_args_is_help=True,
@@ -76,6 +77,14 @@ def text(
         bool,
         typer.Option("--peers", help="Also transformers, OpenVINO GenAI and vLLM, in venvs made when first asked."),
     ] = False,
+    engine: Annotated[str, typer.Option(help="outrider, or vllm: our drafters as vLLM serves them.")] = "outrider",
+    server: Annotated[
+        str | None, typer.Option(metavar="URL", help="A vLLM that runs already, as http://127.0.0.1:8000.")
+    ] = None,
+    python: Annotated[Path | None, typer.Option(help="A Python that has vLLM; left out: that of our own venv.")] = None,
+    engine_option: Annotated[
+        list[str] | None, typer.Option(metavar="OPTION", help="Of vLLM's own, as --enforce-eager; may be repeated.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything there; - is stdout.")] = None,
     plots: Annotated[Path | None, typer.Option(help="A folder for pictures.")] = None,
 ) -> None:
@@ -83,6 +92,7 @@ def text(
     from rich.console import Console
 
     from outrider.app.bench_views import draw
+    from outrider.core.errors import unknown
     from outrider.text.bench import Settings, load_prompts, write
 
     if plots is not None:
@@ -103,7 +113,16 @@ def text(
         options=_options(drafter_option or []),
     )
     source = str(prompts) if prompts else "built in"
-    found, whole = _measure_text(items, settings, model, device, dtype, peers, source, _names(calibrate), context)
+    if engine not in ENGINES:
+        raise unknown("engine", engine, ENGINES)
+    if engine == "vllm" or server is not None:
+        from outrider.app.serve import measure
+
+        about = {"prompts_from": source}
+        extra = tuple(engine_option or ())
+        found, whole = measure(items, settings, model, dtype, server=server, python=python, extra=extra, about=about)
+    else:
+        found, whole = _measure_text(items, settings, model, device, dtype, peers, source, _names(calibrate), context)
     if json_file is not None and str(json_file) == "-":
         print(json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False))
     else:

@@ -23,7 +23,9 @@ from outrider.app.datastore import datastore
 from outrider.app.image import image
 from outrider.app.rag import bench_rag, rag
 from outrider.app.report import report
+from outrider.app.serve import export, serve
 from outrider.app.sheet import sheet
+from outrider.app.simulate import simulate
 from outrider.app.speech import speech
 from outrider.app.text import assets, text
 from outrider.app.train import train
@@ -50,9 +52,12 @@ cli.command()(image)
 cli.command()(sheet)
 cli.command()(speech)
 cli.command()(rag)
+cli.command()(simulate)
 cli.command()(train)
 cli.command()(curves)
 cli.command()(report)
+cli.command(context_settings={"allow_extra_args": True})(serve)
+cli.add_typer(export, name="export")
 cli.add_typer(assets, name="assets")
 cli.add_typer(datastore, name="datastore")
 

@@ -252,7 +252,7 @@ def write_speculators(pupil: Eagle3Head, folder: Path, verifier: str, *, length:
         f"{at}.input_layernorm.weight": state["embedded.weight"],
         f"{at}.post_attention_layernorm.weight": state["block.mlp_norm.weight"],
     }
-    found |= unpacked_layer(state, "block", at, form)
+    found |= layer_tensors(pupil.block, at, form)
     found |= {f"fc_norm.{i}.weight": state[f"tap_norms.{i}.weight"] for i in range(len(pupil.tap_norms))}
     folder.mkdir(parents=True, exist_ok=True)
     kept = {name: (one.bfloat16() if one.is_floating_point() else one).contiguous() for name, one in found.items()}
@@ -261,24 +261,27 @@ def write_speculators(pupil: Eagle3Head, folder: Path, verifier: str, *, length:
     (folder / "config.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
 
 
-def unpacked_layer(state: Mapping[str, Tensor], ours: str, theirs: str, form: Config) -> dict[str, Tensor]:
-    """The products of a layer of ours under transformers' names, what we keep as one taken apart."""
-    apart = {
-        f"{ours}.attention.qkv": (
-            [f"{theirs}.self_attn.{one}_proj" for one in "qkv"],
-            [form.heads * form.head_dim, *[form.kv_heads * form.head_dim] * 2],
-        ),
-        f"{ours}.attention.out": ([f"{theirs}.self_attn.o_proj"], [form.width]),
-        f"{ours}.mlp.up_gate": ([f"{theirs}.mlp.{one}_proj" for one in ("up", "gate")], [form.hidden] * 2),
-        f"{ours}.mlp.down": ([f"{theirs}.mlp.down_proj"], [form.width]),
-    }
-    return {
-        f"{name}.{part}": piece
-        for own, (names, sizes) in apart.items()
-        for part in ("weight", "bias")
-        if f"{own}.{part}" in state
-        for name, piece in zip(names, state[f"{own}.{part}"].split(sizes), strict=True)
-    }
+def layer_tensors(block: Any, at: str, form: Config) -> dict[str, Tensor]:
+    """The products of a layer of ours, with what corrects them, under transformers' names: what we keep as one is taken
+    apart."""
+    products = (
+        (block.attention.qkv, [f"self_attn.{one}_proj" for one in "qkv"]),
+        (block.attention.out, ["self_attn.o_proj"]),
+        (block.mlp.up_gate, ["mlp.up_proj", "mlp.gate_proj"]),
+        (block.mlp.down, ["mlp.down_proj"]),
+    )
+    shared = form.kv_heads * form.head_dim
+    found: dict[str, Tensor] = {}
+    for product, names in products:
+        for part, whole in (("weight", product.weight), ("bias", product.bias)):
+            if whole is None:
+                continue
+            sizes = [len(whole) // len(names)] * len(names)
+            if len(names) == 3:
+                sizes = [form.heads * form.head_dim, shared, shared]
+            pieces = whole.detach().cpu().split(sizes)
+            found |= {f"{at}.{name}.{part}": piece for name, piece in zip(names, pieces, strict=True)}
+    return found
 
 
 def _described(pupil: Eagle3Head, form: Config, verifier: str, rows: int, length: int) -> dict[str, Any]:

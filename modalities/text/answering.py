@@ -23,7 +23,7 @@ from outrider.text.model import TextModel
 from outrider.text.ralm import Lookups, Speculation, Writer
 from outrider.text.retrievers import Dense, Embedder, Retriever
 
-METHODS: Mapping[str, Method] = {
+METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         Method(

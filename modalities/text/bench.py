@@ -243,7 +243,7 @@ class Judge:
             if name not in plain:
                 continue
             base, tokens = plain[name].outcome.tokens, run.outcome.tokens
-            if greedy and one.lossless and one.engine == "outrider":
+            if greedy and one.lossless and one.engine == bench.contenders[0].engine:
                 worst = partial(self.worst, run.item)
                 found[name] = compare(base, tokens, worst=worst, near=self.near, end=end)
             else:
@@ -299,8 +299,8 @@ def report(
         "machine": machine(),
         "versions": versions(),
         "settings": facts,
-        "rows": [one for one in rows if one["engine"] == "outrider"],
-        "peers": [one for one in rows if one["engine"] != "outrider"],
+        "rows": [one for one in rows if one["engine"] == bench.contenders[0].engine],
+        "peers": [one for one in rows if one["engine"] != bench.contenders[0].engine],
         "skipped": {**(skipped or {}), **bench.failed},
     }
 

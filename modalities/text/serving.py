@@ -1,0 +1,402 @@
+"""vLLM as an engine: its settings for a drafter of ours, its server as a process of its own, and what it says of
+acceptance read back as steps of ours.
+
+Runs by the Python of the venv that outrider.text.peers keeps for it, or by another that has vLLM. Several devices and
+machines are vLLM's affair: its options for them are passed through. Knows HTTP and counters, nothing of models.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from outrider.core.assets import cache_folder, read_json
+from outrider.core.errors import Incompatible, InvalidOption, OutriderError
+from outrider.core.trace import Source, Step, Times
+from outrider.text.exporting import NOTE, WRITERS, export, refused
+from outrider.text.peers import PEERS
+
+MODULE = "vllm.entrypoints.openai.api_server"
+NEEDS_NOTHING = ("prompt-lookup", "suffix")
+_STARTING, _ANSWERING = 900.0, 600.0  # seconds
+_COUNTERS = {
+    "drafts": "vllm:spec_decode_num_drafts_total",
+    "drafted": "vllm:spec_decode_num_draft_tokens_total",
+    "accepted": "vllm:spec_decode_num_accepted_tokens_total",
+}
+_BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+
+
+class ServeError(OutriderError):
+    """vLLM can't be started here, or gave up."""
+
+
+# ---- what vLLM is told
+
+
+def speculative(
+    model: str, drafter: str | None, *, length: int | None = None, weights: Path | None = None
+) -> dict[str, Any] | None:
+    """vLLM's --speculative-config for a drafter of ours; a trained one is written out for it first, unless `weights`
+    is a folder that `outrider export vllm` has written, or another model that drafts."""
+    if length is not None and length < 1:
+        raise InvalidOption(f"length is {length}; it must be 1 drafted token or more")
+    if drafter is None:
+        return None
+    if drafter == "prompt-lookup":
+        lookup = PEERS["vllm"]
+        return {
+            "method": "ngram",
+            "num_speculative_tokens": length or lookup.length,
+            "prompt_lookup_max": lookup.longest,
+            "prompt_lookup_min": 2,
+        }
+    if drafter == "suffix":
+        return {"method": "suffix", **({"num_speculative_tokens": length} if length else {})}
+    if drafter not in WRITERS:
+        raise refused(drafter)
+    folder = weights
+    if folder is None or folder.suffix == ".safetensors":
+        name = f"{Path(model).name or model}-{drafter}"
+        folder = export(model, drafter, cache_folder() / "exported" / name, weights=weights)
+    if not (folder / "config.json").is_file():
+        raise InvalidOption(f"{folder} has no config.json; give a folder that `outrider export vllm` has written")
+    note = read_json(folder / NOTE) if (folder / NOTE).is_file() else {}
+    if note.get("drafter", drafter) != drafter:
+        raise InvalidOption(f"{folder} holds the drafter {note['drafter']}, not {drafter}")
+    written = int(note.get("length", 4))
+    if drafter == "medusa" and length not in (None, written):
+        raise Incompatible(f"vLLM drafts with every head of Medusa's; these are {written}, so leave the length out")
+    method = {"draft-model": "draft_model"}.get(drafter, drafter)
+    return {"method": method, "model": str(folder), "num_speculative_tokens": length or written}
+
+
+def interpreter(given: Path | None = None) -> Path:
+    """A Python that has vLLM: the one given, or that of our venv; a clear error where neither is there."""
+    venv = PEERS["vllm"].venv
+    python = given or venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    cure = "`outrider serve --install` makes a venv with its CPU build; --python names a Python that has it"
+    if not python.is_file():
+        raise ServeError(f"vLLM is not installed: there is no {python}. {cure}")
+    look = "import importlib.util as u, sys; sys.exit(u.find_spec('vllm') is None)"
+    if subprocess.run([str(python), "-P", "-c", look], capture_output=True, check=False).returncode:
+        raise ServeError(f"{python} has no vLLM. {cure}")
+    if given is None and (wrong := [one for one in PEERS["vllm"].unwanted if _has(python, one)]):
+        raise ServeError(f"vLLM's CPU build does not start beside {', '.join(wrong)}: uninstall that in {venv}")
+    return python
+
+
+def _has(python: Path, package: str) -> bool:
+    return any(python.parent.parent.glob(f"lib/python*/site-packages/{package}"))
+
+
+def check_port(host: str, port: int) -> None:
+    """Refuse a port that somebody else listens at."""
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind((host, port))
+        except OSError as error:
+            raise ServeError(
+                f"port {port} of {host} can't be used ({error.strerror}); give another with --port"
+            ) from None
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        found: int = one.getsockname()[1]
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """How a server is started."""
+
+    folder: Path  # of the target
+    name: str
+    speculative: Mapping[str, Any] | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    dtype: str = "bfloat16"
+    context: int | None = None
+    rows: int | None = None  # decoded side by side
+    parallel: Mapping[str, int] = field(default_factory=dict)  # tensor, pipeline, data
+    extra: Sequence[str] = ()  # vLLM's own options, as they are
+
+    def command(self, python: Path) -> list[str]:
+        """The command line, which works without us too."""
+        words = [str(python), "-P", "-m", MODULE, "--model", str(self.folder), "--served-model-name", self.name]
+        words += ["--host", self.host, "--port", str(self.port), "--dtype", self.dtype]
+        if self.context is not None:
+            words += ["--max-model-len", str(self.context)]
+        if self.rows is not None:
+            words += ["--max-num-seqs", str(self.rows)]
+        for kind, count in self.parallel.items():
+            words += [f"--{kind}-parallel-size", str(count)]
+        if self.speculative is not None:
+            words += ["--speculative-config", json.dumps(dict(self.speculative))]
+        return [*words, *self.extra]
+
+
+def environment(python: Path, threads: int | None = None) -> dict[str, str]:
+    """What the process is to know; what the user has set stays as it is."""
+    env = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_LOGGING_LEVEL": "INFO",
+        **os.environ,
+        "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", "")]),  # compilers of its own
+    }
+    return env | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+
+
+# ---- the process
+
+
+@contextmanager
+def running(setup: Setup, python: Path, *, threads: int | None = None, log: Path | None = None) -> Iterator[Client]:
+    """A server that answers, as long as the context lasts; whatever it has started ends with it."""
+    check_port(setup.host, setup.port)
+    with _leaving_in_order():
+        yield from _running(setup, python, threads, log)
+
+
+@contextmanager
+def _leaving_in_order() -> Iterator[None]:
+    """A request to end (SIGTERM) is an exception like Ctrl-C, so that no server is left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _running(setup: Setup, python: Path, threads: int | None, log: Path | None) -> Iterator[Client]:
+    path = log or cache_folder() / "peers" / "vllm-serve.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as out:
+        process = subprocess.Popen(
+            setup.command(python),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=environment(python, threads),
+            start_new_session=True,
+        )
+    try:
+        client = Client(f"http://{setup.host}:{setup.port}", setup.name)
+        until = time.monotonic() + _STARTING
+        while not client.alive():
+            if process.poll() is not None:
+                raise ServeError(f"vLLM stopped while it started: {last_words(path)} (all of it in {path})")
+            if time.monotonic() > until:
+                raise ServeError(f"vLLM did not answer within {_STARTING:.0f} s; what it said is in {path}")
+            time.sleep(0.5)
+        yield client
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The whole group: vLLM's engine is a process of its own."""
+    for sent in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, sent)
+        except (ProcessLookupError, PermissionError):
+            break
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
+
+
+def last_words(log: Path) -> str:
+    """The line of a log that says what went wrong."""
+    said = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    bare = [re.sub(r"^(\(\w+ pid=\d+\)\s*)?((ERROR|INFO|WARNING) [\d:\- ]+\[[^\]]*\]\s*)?", "", line) for line in said]
+    errors = [line for line in bare if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    told = [line for line in errors if not line.startswith("RuntimeError: Engine core")]  # which only says: see above
+    return (told or errors or said or ["it said nothing"])[-1][:300]
+
+
+# ---- what it answers
+
+
+@dataclass(frozen=True)
+class Counters:
+    """vLLM's own counts of speculation; of everything since its start, or of what came between two readings."""
+
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    by_position: tuple[int, ...] = ()  # drafts of which this position was accepted
+
+    def __sub__(self, other: Counters) -> Counters:
+        before = (*other.by_position, *[0] * (len(self.by_position) - len(other.by_position)))
+        places = tuple(a - b for a, b in zip(self.by_position, before, strict=True))
+        return Counters(
+            self.drafts - other.drafts, self.drafted - other.drafted, self.accepted - other.accepted, places
+        )
+
+    @classmethod
+    def read(cls, text: str) -> Counters:
+        """From the page of metrics; engines side by side are added up."""
+        found = dict.fromkeys(_COUNTERS, 0)
+        places: dict[int, int] = {}
+        for line in text.splitlines():
+            label, _, value = line.rpartition(" ")
+            name = label.partition("{")[0]
+            for key, wanted in _COUNTERS.items():
+                if name == wanted:
+                    found[key] += int(float(value))
+            if name == _BY_POSITION and (place := re.search(r'position="(\d+)"', label)):
+                places[int(place[1])] = places.get(int(place[1]), 0) + int(float(value))
+        return cls(**found, by_position=tuple(places.get(n, 0) for n in range(max(places, default=-1) + 1)))
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer."""
+
+    tokens: tuple[int, ...]
+    rounds: tuple[tuple[int, ...], ...]  # tokens as they came, those of one pass together
+    seconds: float
+    finish: str
+    counters: Counters
+
+    def steps(self) -> tuple[Step, ...]:
+        """The rounds as ours. vLLM tells which tokens came of one pass, and how many were drafted in all, but neither
+        the rejected tokens (-1 stands for each) nor in which of the rounds with one token a draft was rejected: those
+        are said to be the first ones."""
+        counts = self.counters
+        left, rejected = counts.drafts - sum(len(one) > 1 for one in self.rounds), counts.drafted - counts.accepted
+        found: list[Step] = []
+        longest = max(len(counts.by_position), 1)
+        for index, tokens in enumerate(self.rounds):
+            accepted = len(tokens) - 1
+            wasted = 0
+            if index and (accepted or left > 0):  # the first token is the prompt's own
+                left -= not accepted
+                wasted = max(min(longest - accepted, rejected), 0)
+                rejected -= wasted
+            drafted = (*tokens[:accepted], *[-1] * wasted)
+            sources: list[Source] = ["drafted"] * accepted
+            sources.append("resampled" if wasted else "bonus")
+            count = len(drafted)
+            found.append(
+                Step(
+                    row=0,
+                    index=index,
+                    drafted=drafted,
+                    parents=tuple(range(-1, count - 1)),
+                    fixed=(True,) * count,
+                    tried=(True,) * min(accepted + 1, count) + (False,) * max(count - accepted - 1, 0),
+                    chance=(0.0,) * count,
+                    p=(0.0,) * count,
+                    q=(0.0,) * count,
+                    path=tuple(range(accepted)),
+                    emitted=tokens,
+                    sources=tuple(sources),
+                    finish=None if index < len(self.rounds) - 1 else "end" if self.finish == "stop" else "limit",
+                    times=Times(score=self.seconds / len(self.rounds)),
+                )
+            )
+        return tuple(found)
+
+
+class Client:
+    """Talks to a server of vLLM's, one prompt at a time."""
+
+    def __init__(self, url: str, name: str = "") -> None:
+        self.url = url.rstrip("/")
+        if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", self.url):
+            raise InvalidOption(f"'{url}' is no address; give one such as http://127.0.0.1:8000")
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        """The model it serves."""
+        if not self._name:
+            self._name = str(json.loads(self._ask("/v1/models"))["data"][0]["id"])
+        return self._name
+
+    def alive(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5):
+                return True
+        except (OSError, ValueError):
+            return False
+
+    def counters(self) -> Counters:
+        return Counters.read(self._ask("/metrics"))
+
+    def complete(
+        self, ids: Sequence[int], limit: int, *, end: Sequence[int] = (), temperature: float = 0.0, seed: int = 0
+    ) -> Reply:
+        """Token ids in, token ids out."""
+        before = self.counters()
+        asked = {
+            "model": self.name,
+            "prompt": list(ids),
+            "max_tokens": limit,
+            "temperature": temperature,
+            "seed": seed,
+            "stop_token_ids": list(end),
+            "stream": True,
+            "return_token_ids": True,
+        }
+        rounds: list[tuple[int, ...]] = []
+        finish, began = "", time.perf_counter()
+        for line in self._stream("/v1/completions", asked):
+            choice = (line.get("choices") or [{}])[0]
+            if tokens := choice.get("token_ids"):
+                rounds.append(tuple(tokens))
+            finish = choice.get("finish_reason") or finish
+        seconds = time.perf_counter() - began
+        if not rounds:
+            raise ServeError(f"{self.url} answered without a token")
+        counts = self.counters() - before
+        return Reply(tuple(one for part in rounds for one in part), tuple(rounds), seconds, finish, counts)
+
+    def _stream(self, path: str, asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        for line in self._open(path, asked):
+            text = line.decode("utf-8").strip()
+            if text.startswith("data: ") and text != "data: [DONE]":
+                found = json.loads(text.removeprefix("data: "))
+                if "error" in found:
+                    raise ServeError(f"vLLM refused: {str(found['error'])[:300]}")
+                yield found
+
+    def _ask(self, path: str) -> str:
+        return b"".join(self._open(path)).decode("utf-8")
+
+    def _open(self, path: str, asked: Mapping[str, Any] | None = None) -> Iterator[bytes]:
+        data = None if asked is None else json.dumps(asked).encode()
+        request = urllib.request.Request(self.url + path, data=data, headers={"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=_ANSWERING) as answer:
+                yield from answer
+        except urllib.error.HTTPError as error:
+            raise ServeError(f"vLLM refused: {error.read(500).decode(errors='replace')}") from None
+        except (OSError, ValueError) as error:
+            raise ServeError(f"no server of vLLM's answers at {self.url}: {error}") from None
