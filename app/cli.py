@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outrider.app import bench_engine
 from outrider.app.bench import bench
 from outrider.app.bench_image import image as bench_image
 from outrider.app.bench_speech import speech as bench_speech
@@ -45,6 +46,8 @@ cli = typer.Typer(
 bench.command("image")(bench_image)
 bench.command("speech")(bench_speech)
 bench.command("rag")(bench_rag)
+for one in (bench_engine.crowd, bench_engine.offload, bench_engine.device):
+    bench.command()(one)
 cli.add_typer(bench, name="bench")
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable, on stdout.")]
 cli.command()(text)

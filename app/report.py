@@ -123,10 +123,25 @@ TEXT = (
         _CURVES,
     ),
     Section(
+        "crowd",
+        "Batches of 1 to 32",
+        "Requests that enter and leave a batch, twice as many as it has rows, plainly and with drafting.",
+        ("crowd", "crowd --dtype int4"),
+    ),
+    Section(
+        "offload",
+        "Layers read from the disk",
+        "So much of the layers stays in memory, and the rest is read in every pass; drafters stay.",
+        ("offload",),
+    ),
+    Section(
         "long",
-        "A prompt of 6,000 tokens",
-        "The source of Python's argparse before each question; sparse-cache drafts with a part of the cache.",
-        ("text --context 6000 --drafters sparse-cache,prompt-lookup --max-new-tokens 64 --limit 3",),
+        "Prompts of 6,000 and 8,000 tokens",
+        "The source of Python's argparse before each question; sparse-cache and triforce draft with part of the cache.",
+        tuple(
+            f"text --context {size} --drafters sparse-cache,triforce,prompt-lookup --max-new-tokens 64 --limit 3"
+            for size in (6000, 8000)
+        ),
     ),
     Section(
         "larger",
@@ -243,9 +258,12 @@ def _place(found: Mapping[str, Any]) -> str:
 
 
 def _tables(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    from outrider.app.bench_engine import lines as engine_lines
     from outrider.app.bench_views import COLUMNS, name_of, remarks
 
     first = found[0]["rows"][0]
+    if "engine" in found[0]:
+        return [_table(*engine_lines(one["rows"])) for one in found]
     if "perplexity" in first:
         rows = [
             [

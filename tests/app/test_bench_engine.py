@@ -1,0 +1,59 @@
+"""The engine room's tables: figures that hang together, and outputs that stay the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider.app.cli import cli
+from tests.text.tiny import write
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("engine") / "tiny")
+
+
+def run(folder: Path, *words: str) -> dict[str, object]:
+    given = ["--model", str(folder), "--dtype", "float32", "--max-new-tokens", "6", "--repeat", "1", "--limit", "2"]
+    told = CliRunner().invoke(cli, ["bench", *words, *given, "--json", "-"])
+    assert told.exit_code == 0, told.output
+    found: dict[str, object] = json.loads(told.stdout)
+    rows = found["rows"]
+    assert isinstance(rows, list)
+    for row in rows:
+        assert row["same"] == row["of"] and row["tokens_per_second"] > 0 and row["tokens_per_call"] >= 1
+    return found
+
+
+def test_crowd(folder: Path) -> None:
+    found = run(folder, "crowd", "--rows", "1,3", "--drafters", "prompt-lookup")
+    rows = found["rows"]
+    assert [(row["rows"], row["drafter"]) for row in rows] == [  # type: ignore[attr-defined]
+        (size, name) for size in (1, 3) for name in ("plain", "prompt-lookup")
+    ]
+    assert set(found["settings"]["stops_paying_at"]) == {"prompt-lookup"}  # type: ignore[index]
+    assert all(row["cache_bytes"] > 0 for row in rows)  # type: ignore[attr-defined]
+
+
+def test_offload(folder: Path) -> None:
+    rows = run(folder, "offload", "--budgets", "0.5,1", "--drafters", "suffix")["rows"]
+    assert [row["budget"] for row in rows] == [0.5, 0.5, 1.0, 1.0]  # type: ignore[attr-defined]
+    assert rows[0]["read_bytes_per_token"] > 0 == rows[2]["read_bytes_per_token"]  # type: ignore[index]
+    assert rows[0]["held_bytes"] < rows[2]["held_bytes"]  # type: ignore[index]
+
+
+def test_device(folder: Path) -> None:
+    rows = run(folder, "device", "--device", "cpu", "--drafters", "suffix")["rows"]
+    assert [row["drafter"] for row in rows] == ["plain", "plain, captured", "suffix, captured"]  # type: ignore[attr-defined]
+    assert all(row["launches_per_call"] is None and row["times_floor"] > 0 for row in rows)  # type: ignore[attr-defined]
+
+
+def test_a_table_for_people(folder: Path) -> None:
+    given = ["--model", str(folder), "--dtype", "float32", "--max-new-tokens", "4", "--repeat", "1", "--limit", "1"]
+    told = CliRunner().invoke(cli, ["bench", "crowd", "--rows", "1", "--drafters", "suffix", *given])
+    assert told.exit_code == 0, told.output
+    assert "tok/call" in told.stdout and "suffix: " in told.stdout and "2 of 2" in told.stdout
