@@ -84,6 +84,9 @@ def bench_rag(
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
     times: Annotated[bool, typer.Option(help="Show seconds and speedups, which want a quiet machine.")] = True,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything there; - is stdout.")] = None,
+    page: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page of all JSON files in its folder.")
+    ] = None,
 ) -> None:
     """Lookups, calls of the store and right answers, with and without speculation; is RaLMSpec's output the same?"""
     from rich.console import Console
@@ -121,6 +124,8 @@ def bench_rag(
     (console if console.width >= _WIDTH else Console(width=_WIDTH, highlight=False)).print(_drawn(found, times))
     if json_file is not None:
         json_file.write_text(text + "\n", encoding="utf-8")
+    if page is not None:
+        page.write_text(written(page.parent), encoding="utf-8")
 
 
 def _names(given: str, what: str, known: Mapping[str, Any]) -> list[str]:
@@ -175,6 +180,29 @@ def cells(row: Mapping[str, Any], times: bool) -> list[str]:
     if times:
         parts += [f"{row['seconds']:.2f}", "-" if row["speedup"] is None else f"{row['speedup']:.2f}"]
     return parts
+
+
+def written(folder: Path) -> str:
+    """The page of what a folder holds."""
+    parts = ["# Answers from documents, measured\n"]
+    parts.append(
+        "`same`: answers that are, token for token and document for document, those of looking up each time. `calls`: "
+        "of the store, each with one lookup or several. `right`: answers that hold what was asked for. `read`: tokens "
+        "that the large model read for an answer, where one lookup is made.\n"
+    )
+    for file in sorted(folder.glob("*.json")):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        asked, times = found["settings"], found["settings"]["timed"]
+        parts.append(
+            f"## {asked['documents']}, {asked['passages']:,} passages\n\n{asked['model']}, {asked['dtype']}, greedy, "
+            f"up to {asked['max_new_tokens']} tokens, a lookup every {asked['stride']} by the last {asked['window']}; "
+            f"drafts of speculative-rag by {asked['small']}.\n"
+        )
+        titles = ("", "retriever", *COLUMNS, *(("seconds", "speedup") if times else ()))
+        lines = [f"| {' | '.join(titles)} |", "|---|---|" + "---:|" * (len(titles) - 2)]
+        lines += [f"| {' | '.join((row['name'], row['retriever'], *cells(row, times)))} |" for row in found["rows"]]
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
 
 
 def _drawn(found: Mapping[str, Any], times: bool) -> Any:

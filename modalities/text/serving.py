@@ -19,7 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -217,16 +217,12 @@ def _running(setup: Setup, python: Path, threads: int | None, log: Path | None) 
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The whole group: vLLM's engine is a process of its own."""
-    for sent in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, sent)
-        except (ProcessLookupError, PermissionError):
-            break
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            continue
+    """The server ends its engine, a process of its own; what is left of either is killed."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(20)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 

@@ -146,10 +146,14 @@ def test_the_command_answers_and_measures(lm: TextModel, tmp_path: Path, monkeyp
     asked, out = tmp_path / "asked.jsonl", tmp_path / "out.json"
     asked.write_text('{"question": "the cat", "answers": ["cat"]}\n')
     words = ["bench", "rag", "--questions", str(asked), "--retrievers", "bm25", "--methods", "iterative,ralm-spec"]
-    told = CliRunner().invoke(cli, [*words, "--max-new-tokens", "6", "--no-times", "--json", str(out)])
+    page = tmp_path / "PAGE.md"
+    told = CliRunner().invoke(
+        cli, [*words, "--max-new-tokens", "6", "--no-times", "--json", str(out), "--page", str(page)]
+    )
     assert told.exit_code == 0, told.output
     found = json.loads(out.read_text())
     assert [row["identical"] for row in found["rows"]] == [None, 1, 1, 1, 1]
     assert "seconds" not in told.stdout and "ralm-spec, 3 ahead" in told.stdout
+    assert "| ralm-spec, 3 ahead | bm25 | 1 | 1 |" in page.read_text()
     told = CliRunner().invoke(cli, ["bench", "rag", "--methods", "guessing"])
     assert isinstance(told.exception, InvalidOption)
