@@ -66,7 +66,7 @@ class Janus:
         if self.processor.chat_template is not None:
             talk = [{"role": "user", "content": [{"type": "text", "text": prompt}]}]
             text = self.processor.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
-        found = self.processor(text=text, generation_mode="image", return_tensors="pt")
+        found = self.processor(text=[text], generation_mode="image", return_tensors="pt")
         return [int(one) + self.vocabulary for one in found["input_ids"][0]]
 
     def free(self, asked: Sequence[int]) -> list[int]:

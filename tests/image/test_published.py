@@ -166,7 +166,7 @@ def emu3(seed: int = 0, layers: int = 2) -> tuple[Any, Any]:
 
 
 def own_janus(model: Any, processor: Any, prompt: str) -> list[int]:
-    given = processor(text=prompt, generation_mode="image", return_tensors="pt")
+    given = processor(text=[prompt], generation_mode="image", return_tensors="pt")
     found = model.generate(**given, generation_mode="image", guidance_scale=5.0, do_sample=False)
     return found[0].tolist()
 
@@ -318,7 +318,7 @@ def test_laws_are_those_of_the_class(drafter: str) -> None:
     (law,) = enumerate_output(case)
     wanted = target_law(Many(target), (0,), Sampling(), 3)
     assert total_variation(law, wanted) < 1e-12
-    given = processor(text="a red heart", generation_mode="image", return_tensors="pt")
+    given = processor(text=["a red heart"], generation_mode="image", return_tensors="pt")
     assert total_variation(wanted, by_hand(model, given.input_ids, target.free(asked))) < 1e-12
 
 
