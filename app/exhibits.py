@@ -31,7 +31,7 @@ EXHIBITS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # file -> modality an
     "text-a-tree-of-successors": (
         "text",
         {
-            "prompt": "List the numbers from one to twenty in words.",
+            "prompt": "Write a Python function that reverses a string, then one that reverses a list.",
             "drafter": "token-recycling",
             "max_new_tokens": 48,
         },

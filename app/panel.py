@@ -26,7 +26,8 @@ from outrider.core.bench import PLAIN
 from outrider.core.errors import OutriderError
 from outrider.core.methods import DRAFTERS, RULES
 
-PAUSE = {"text": 0.15, "image": 0.3, "speech": 0.25}  # seconds between two looks at what is under way
+PAUSE = {"text": 0.15, "image": 0.3, "speech": 0.25}  # seconds between two looks at what is under way, at least
+_SHARE = 12  # times as long as the last look took, page and all: so showing takes a twelfth at most
 SLOWER = {"as it was": 1.0, "4 times slower": 4.0, "20 times slower": 20.0}
 _KNOBS, _RULES = 4, 3
 _log = logging.getLogger("outrider.app")
@@ -139,6 +140,7 @@ class Stage:
                         label="plain | speculative",
                         type="pil",
                         interactive=False,
+                        visible=False,
                         max_height=400,
                         elem_id=f"{self.name}-compare",
                         format="png",
@@ -220,7 +222,7 @@ def remark(words: str) -> Drawing:
 def both(recording: Recording) -> Any:
     """Plain and speculative picture, for a slider between them."""
     if recording.plain is None or not recording.picture or not recording.plain.picture:
-        return None
+        return gr.update(visible=False, value=None)
     import io
     from base64 import b64decode
 
@@ -228,8 +230,9 @@ def both(recording: Recording) -> Any:
 
     found = [Image.open(io.BytesIO(b64decode(one.picture)), formats=["PNG"]) for one in (recording.plain, recording)]
     if any(max(one.size) > 1024 for one in found):
-        return None
-    return tuple(one.convert("RGB").resize((320, 320), Image.Resampling.NEAREST) for one in found)
+        return gr.update(visible=False, value=None)
+    pair = tuple(one.convert("RGB").resize((320, 320), Image.Resampling.NEAREST) for one in found)
+    return gr.update(visible=True, value=pair)
 
 
 class Panel:
@@ -270,17 +273,10 @@ class Panel:
             elem_id=f"{subject.name}-prompt",
         )
         gr.Examples([[one] for one in subject.examples], [self.prompt], label="Examples", api_visibility="private")
-        with gr.Row():
-            self.drafter = gr.Dropdown(
-                drafters,
-                value=usual,
-                label="Drafter",
-                filterable=True,
-                min_width=130,
-                elem_id=f"{subject.name}-drafter",
-            )
+        with gr.Group():
+            self.drafter = gr.Dropdown(drafters, value=usual, label="Drafter", elem_id=f"{subject.name}-drafter")
             self.rule = gr.Dropdown(
-                rules_for(subject, usual), value="exact", label="Rule", min_width=130, elem_id=f"{subject.name}-rule"
+                rules_for(subject, usual), value="exact", label="Rule", elem_id=f"{subject.name}-rule"
             )
         self.about = gr.HTML(self._about(usual, "exact"), elem_id=f"{subject.name}-about", min_height=74)
         with gr.Row():
@@ -505,18 +501,19 @@ def follow(
     live = subject.begin(asked)
     begun = shown = time.perf_counter()
     tokens = calls = 0
-    first = True
+    first, pause = True, PAUSE[subject.name]
     try:
         for step in live:
             tokens, calls = tokens + len(step.emitted), calls + 1
             if not going():
                 break
             now = time.perf_counter()
-            if first or now - shown >= PAUSE[subject.name]:
+            if first or now - shown >= pause:
                 said = f"{words} {tokens} tokens, {calls} calls, {tokens / calls:.2f} a call, "
                 said += f"{tokens / max(now - begun, 1e-6):.1f} tokens a second"
                 yield (running(said), live.seen()), None
                 first, shown = False, time.perf_counter()
+                pause = max(PAUSE[subject.name], _SHARE * (shown - now))
     finally:
         live.close()
     yield (None, None), live.recording()

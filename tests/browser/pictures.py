@@ -16,7 +16,7 @@ from playwright.sync_api import sync_playwright
 from outrider.app.main import serve
 
 _RUNS = {
-    "text": ("List the numbers from one to twenty in words.", "token-recycling"),
+    "text": ("Write a Python function that reverses a string, then one that reverses a list.", "token-recycling"),
     "image": ("red heart", "jacobi"),
     "speech": ("Good morning.", "jacobi"),
 }
@@ -45,7 +45,7 @@ def taken(page: Any, address: str, file: Callable[[str], Path], only: set[str]) 
     def keep(name: str) -> None:
         page.wait_for_timeout(1200)
         shot = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB")
-        shot.quantize(96, dither=Image.Dither.NONE).save(file(name), optimize=True)
+        shot.quantize(160, dither=Image.Dither.NONE).save(file(name), optimize=True)
         print(file(name), flush=True)
 
     def ready(name: str) -> None:
