@@ -2,7 +2,8 @@
 
 One token a pass is bound by how many bytes are read, so few rows go through torch's weight-only kernels; from a handful
 of rows on those are slower than 16-bit products, so more rows go through the same numbers in 16 bits, laid out for
-oneDNN. Activations are not rounded. Where a kernel is missing the numbers are unpacked on every call: right, not fast.
+oneDNN. On a GPU the weights are torchao's, where it is installed. Activations are not rounded. Where a kernel is missing
+the numbers are unpacked on every call: right, not fast.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outrider.core.engine import native
+from outrider.core.engine import ao, native
 from outrider.core.engine.linear import Linear, Packed, packs, size
 from outrider.core.engine.network import Network
 from outrider.core.errors import unknown
@@ -148,6 +149,8 @@ _KINDS: dict[int, type[Int8] | type[Int4]] = {8: Int8, 4: Int4}
 def rounded(linear: Linear, bits: int, most: int) -> Linear:
     """One matrix product in 8 or 4 bits, and in 16 for more rows than `most` where the processor multiplies those."""
     weight = linear.weight
+    if ao.fits(weight, bits):
+        return ao.Ao(weight, linear.bias, bits)
     few = _KINDS[bits](weight, linear.bias)
     if native.tiles(weight.shape, weight.dtype, weight.device):
         return few.tiled()

@@ -42,7 +42,9 @@ def test_the_device_changes_nothing(method: Method, rule: str) -> None:
 @pytest.mark.parametrize("method", DRAFTERS.values(), ids=lambda method: method.name)
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0), Sampling(), Sampling(top_p=0.9)])
 def test_one_wait_a_step(method: Method, sampling: Sampling) -> None:
-    steps = decode(table("cuda"), drafter(method, "cuda"), make_rule(), PROMPTS, sampling=sampling, limit=60)
+    guesses = drafter(method, "cuda")
+    waits_each = 2 if hasattr(guesses, "ahead") else 1  # what came of drafts made ahead must be known to draft on
+    steps = decode(table("cuda"), guesses, make_rule(), PROMPTS, sampling=sampling, limit=60)
     for _ in range(6):  # shapes and constants are uploaded once
         next(steps)
     torch.cuda.set_sync_debug_mode("warn")
@@ -53,4 +55,5 @@ def test_one_wait_a_step(method: Method, sampling: Sampling) -> None:
             later = next(step for step in steps if step.index > index + 3)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert len([one for one in waits if "synchroniz" in str(one.message)]) <= later.index - index
+    found = [one for one in waits if "synchroniz" in str(one.message)]
+    assert len(found) <= waits_each * (later.index - index)
