@@ -2,7 +2,7 @@
 
 One token a pass is bound by how many bytes are read, so few rows go through torch's weight-only kernels; from a handful
 of rows on those are slower than 16-bit products, so more rows go through the same numbers in 16 bits, laid out for
-oneDNN. On a GPU the weights are torchao's, where it is installed. Activations are not rounded. Where a kernel is missing
+oneDNN. On a GPU they are torchao's, where it is installed. Activations are not rounded. Where a kernel is missing
 the numbers are unpacked on every call: right, not fast.
 """
 
