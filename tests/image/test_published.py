@@ -166,8 +166,16 @@ def emu3(seed: int = 0, layers: int = 2) -> tuple[Any, Any]:
 
 
 def own_janus(model: Any, processor: Any, prompt: str) -> list[int]:
+    from transformers import DynamicCache
+
     given = processor(text=[prompt], generation_mode="image", return_tensors="pt")
-    found = model.generate(**given, generation_mode="image", guidance_scale=5.0, do_sample=False)
+    found = model.generate(
+        **given,
+        generation_mode="image",
+        guidance_scale=5.0,
+        do_sample=False,
+        past_key_values=DynamicCache(config=model.config.text_config),  # 5.17 fails to make its own
+    )
     return found[0].tolist()
 
 
