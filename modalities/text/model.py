@@ -140,8 +140,8 @@ class TextModel:
         >>> asked = [batch.add(f"What is the capital of {country}?", 8) for country in ("France", "Italy", "Spain")]
         >>> for piece in batch:
         ...     pass  # text as it comes: piece.row is a request's number
-        >>> asked[1].result.text
-        'The capital of Italy is Rome.'
+        >>> asked[0].result.text
+        'The capital of France is Paris.'
         """
         return Together(self, Options.of(options), rows=rows, memory=memory)
 
