@@ -160,10 +160,12 @@ def test_a_short_soak(name: str | None) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "mode"), [(None, "greedy"), ("prompt-lookup", "greedy"), ("draft-model", "sampled")])
-def test_two_thousand_requests(name: str | None, mode: str) -> None:
-    found = soak(2000, name, SAMPLINGS[mode], check=5)
-    assert found["wrong"] == 0 and found["cancelled"] > 50
+@pytest.mark.parametrize(
+    ("name", "mode", "count"), [("prompt-lookup", "greedy", 2000), ("draft-model", "sampled", 300)]
+)
+def test_two_thousand_requests(name: str, mode: str, count: int) -> None:
+    found = soak(count, name, SAMPLINGS[mode], check=5)
+    assert found["wrong"] == 0 and found["cancelled"] > count / 40
     assert found["bytes"] <= found["memory"]
 
 
