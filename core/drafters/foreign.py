@@ -299,6 +299,7 @@ def _described(pupil: Eagle3Head, form: Config, verifier: str, rows: int, length
         "max_position_embeddings": form.context,
         "attention_bias": form.attention_bias,
         "mlp_bias": form.mlp_bias,
+        "hidden_act": "silu",
         "tie_word_embeddings": False,
     }
     if form.rope_scaling is not None:

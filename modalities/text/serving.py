@@ -232,7 +232,7 @@ def last_words(log: Path) -> str:
     bare = [re.sub(r"^(\(\w+ pid=\d+\)\s*)?((ERROR|INFO|WARNING) [\d:\- ]+\[[^\]]*\]\s*)?", "", line) for line in said]
     errors = [line for line in bare if re.match(r"[\w.]*(Error|Exception)\b", line)]
     told = [line for line in errors if not line.startswith("RuntimeError: Engine core")]  # which only says: see above
-    return (told or errors or said or ["it said nothing"])[-1][:300]
+    return (told[:1] or errors[-1:] or said[-1:] or ["it said nothing"])[0][:300]  # the first is the others' cause
 
 
 # ---- what it answers
