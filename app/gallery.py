@@ -57,4 +57,4 @@ class Gallery:
     def _shown(self, recording: Recording) -> list[Update]:
         prompt = safe(recording.prompt[:400])
         about = f'<div style="overflow-wrap:anywhere"><b>{safe(recording.modality)}</b>: {prompt}</div>'
-        return [*self.stage.shown(recording), about]
+        return [*self.stage.shown(recording, tab="steps"), about]

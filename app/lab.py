@@ -237,8 +237,7 @@ class Lab:
         return [self.tickets.take(visitor(request)), waiting("Waiting for the model's lane …")]
 
     def _stop(self, request: gr.Request) -> Update:
-        self.tickets.give_back(visitor(request))
-        return waiting("Stopping …")
+        return waiting("Stopping …") if self.tickets.give_back(visitor(request)) else gr.skip()
 
     def _measure(
         self,
@@ -273,6 +272,9 @@ class Lab:
             yield [running("Stopped."), gr.skip()]
         except Exception as error:
             yield [fault(error), gr.skip()]
+        finally:
+            if going():
+                self.tickets.give_back(visitor(request))
 
     def _follow(self, work: Measured) -> Iterator[list[Update]]:
         bench = work.bench

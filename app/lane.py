@@ -24,10 +24,10 @@ class Tickets:
             self._last[visitor] = self._count
             return self._count
 
-    def give_back(self, visitor: str) -> None:
-        """What the visitor has running or waiting is to end."""
+    def give_back(self, visitor: str) -> bool:
+        """What the visitor has running or waiting is to end. Was there anything?"""
         with self._lock:
-            self._last.pop(visitor, None)
+            return self._last.pop(visitor, None) is not None
 
     def valid(self, visitor: str, ticket: int) -> bool:
         with self._lock:

@@ -172,14 +172,14 @@ class Stage:
         ]
         return [*found, self.compare] if self.compare is not None else found
 
-    def shown(self, recording: Recording, state: str = "") -> list[Update]:
-        """All of it."""
+    def shown(self, recording: Recording, state: str = "", tab: str = "") -> list[Update]:
+        """All of it, with a tab to begin with."""
         count = len(recording.trace.steps)
         place = gr.update(maximum=max(count, 2), value=max(count, 1))
         link = f'<a download="outrider-{recording.modality}.json" href="{recording.link()}">Download this trace</a>'
         found: list[Update] = [recording, showing.figures(recording.trace, state), showing.made(recording), place]
         found += [showing.step(recording, count - 1), showing.charts(recording), link, showing.race(recording)]
-        found.append(gr.Tabs(selected="race") if recording.plain is not None else gr.skip())
+        found.append(gr.Tabs(selected=tab) if tab else gr.skip())
         return [*found, both(recording)] if self.compare is not None else found
 
     def only(self, status: str | None = None, out: str | None = None) -> list[Update]:
@@ -357,8 +357,7 @@ class Panel:
         return [self.tickets.take(visitor(request)), waiting("Waiting for the model's lane …")]
 
     def _stop(self, request: gr.Request) -> Update:
-        self.tickets.give_back(visitor(request))
-        return waiting("Stopping …")
+        return waiting("Stopping …") if self.tickets.give_back(visitor(request)) else gr.skip()
 
     def _load(self, progress: gr.Progress = gr.Progress(track_tqdm=True)) -> Iterator[Update]:  # noqa: B008
         if self.subject.loaded:
@@ -410,9 +409,13 @@ class Panel:
                 yield [*self.stage.only("", remark("Stopped before it began.")), gr.skip()]
                 return
             whole = replace(recording, plain=plain) if plain is not None and plain.trace.steps else recording
-            yield [*self.stage.shown(whole, "" if going() else "stopped"), self._link(asked)]
+            tab = "race" if whole.plain is not None else ""
+            yield [*self.stage.shown(whole, "" if going() else "stopped", tab), self._link(asked)]
         except Exception as error:
             yield [*self.stage.only(fault(error)), gr.skip()]
+        finally:
+            if going():
+                self.tickets.give_back(visitor(request))
 
     def _like(self, recording: Recording | None, event: gr.EventData) -> Update:
         cell = getattr(event, "cell", None)

@@ -336,7 +336,7 @@ def test_tickets_are_of_one_visitor_each() -> None:
     tickets = Tickets()
     one, two = tickets.take("a"), tickets.take("b")
     assert tickets.valid("a", one) and tickets.valid("b", two) and not tickets.valid("a", two)
-    tickets.give_back("a")
+    assert tickets.give_back("a") and not tickets.give_back("a")
     assert not tickets.valid("a", one) and tickets.valid("b", two)
     assert tickets.valid("b", two) and not tickets.valid("b", tickets.take("c"))
 
