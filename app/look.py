@@ -67,7 +67,7 @@ CSS = """
 }
 @media (max-width: 640px) {
   .gradio-container .row > .column { flex: 1 1 100% !important; min-width: 0 !important; max-width: 100%; }
-  .or-wide { max-width: calc(100vw - 40px); }
+  .or-wide { max-width: calc(100vw - 84px); }
   .gradio-container { padding: 6px !important; }
   .or-head p { display: none; }
   .or-tokens { font-size: 1rem; }
