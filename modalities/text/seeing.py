@@ -75,13 +75,14 @@ class Seeing:
         before = seen["inputs_embeds"][0]  # [L, D]
         length = len(before)
         embed = language.get_input_embeddings()
-        places = seen.get("position_ids")
-        turned = places is not None and places.dim() == 3  # [3 or 4, 1, L]: positions in several directions
+        places: Tensor | None = seen.get("position_ids")
+        if places is not None and places.dim() != 3:  # [3 or 4, 1, L] are positions in several directions
+            places = None
 
         def read(ids: Tensor, positions: Tensor) -> dict[str, Any]:
             told = before[positions.clamp(max=length - 1)]
             x = torch.where((positions < length)[..., None], told, embed(ids.clamp(0, embed.num_embeddings - 1)))
-            if not turned:
+            if places is None:
                 return {"inputs_embeds": x, "position_ids": positions}
             first = places[:, 0, positions.clamp(max=length - 1)]  # [3, B, Q]
             further = int(places.max()) + 1 + positions - length
