@@ -882,6 +882,13 @@ RULES = _table(
 )
 
 
+# these read words, or see their target through less of it: not for targets of two streams, or on code of others
+OF_TEXT = (
+    *("input-guided", "rest", "n-grammys", "cross-vocabulary"),
+    *("sparse-cache", "triforce", "qspec", "swift", "draft-on-the-fly"),
+)
+
+
 def make_drafter(name: str | None, **options: Any) -> Drafter | None:
     """A drafter by name; None is plain decoding."""
     if name is None:

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from outrider.core.decode import Drafter, Rule
 from outrider.core.errors import InvalidOption, unknown
-from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
+from outrider.core.methods import DRAFTERS, OF_TEXT, RULES, make_drafter, make_rule
 from outrider.core.target import Target
 from outrider.image import recipes
 from outrider.image.options import Options
 
-_OF_TEXT = ("input-guided", "rest", "n-grammys", "cross-vocabulary", "sparse-cache", "swift", "draft-on-the-fly")
 # how drafters begin on a picture, where nobody says otherwise
 _USUAL: Mapping[str, Mapping[str, Any]] = {"jacobi": {"window": 16, "renew": "couple", "filler": "above"}}
 
@@ -31,7 +30,7 @@ def drafters(taught: bool = True) -> list[str]:
         name
         for name, method in DRAFTERS.items()
         if "image" in method.modalities
-        and name not in _OF_TEXT
+        and name not in OF_TEXT
         and {"model", "pupil"} >= set(method.needs)
         and (method.pupil is None or (taught and method.pupil in kinds))
     ]

@@ -19,12 +19,11 @@ from outrider.core import assets
 from outrider.core.decode import Drafter, Rule, Stop, decode
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.laws import Sampling
-from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
+from outrider.core.methods import DRAFTERS, OF_TEXT, RULES, make_drafter, make_rule
 from outrider.core.target import Target
 from outrider.core.trace import Step, Trace, machine, versions
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_OF_TEXT = ("input-guided", "rest", "n-grammys", "cross-vocabulary", "sparse-cache", "swift", "draft-on-the-fly")
 
 
 @dataclass(frozen=True)
@@ -187,7 +186,7 @@ def drafters() -> list[str]:
     return [
         name
         for name, method in DRAFTERS.items()
-        if "speech" in method.modalities and name not in _OF_TEXT and {"model"} >= set(method.needs)
+        if "speech" in method.modalities and name not in OF_TEXT and {"model"} >= set(method.needs)
     ]
 
 
