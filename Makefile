@@ -6,19 +6,23 @@ PINS := pyproject.toml constraints.txt app/install.py
 NEW_ENOUGH := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	f"Outrider needs Python 3.11 or newer; $(PYTHON) is {sys.version.split()[0]}. Try: make PYTHON=python3.12")
 
-.PHONY: demo test check types notebooks test-notebooks book clean
+.PHONY: demo test test-browser check types notebooks test-notebooks book clean
 
 demo: .venv/for-demo
 	$(BIN)/outrider demo
 
 test: .venv/for-work
-	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
+	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal -m "not browser"
+
+# The page in a real browser, with nothing beside it: a hand that presses Stop is quick.
+test-browser: .venv/for-work
+	$(BIN)/pytest tests/browser
 
 check: .venv/for-work
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(MAKE) --no-print-directory types
-	$(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal -m "not slow"
+	$(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal -m "not slow and not browser"
 
 types: .venv/for-work
 	@mkdir -p .typing/outrider

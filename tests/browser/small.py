@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,23 @@ _TESTS = Path(__file__).parent.parent
 
 def _part(name: str) -> SimpleNamespace:
     return SimpleNamespace(**runpy.run_path(str(_TESTS / name)))
+
+
+class _Unhurried:
+    """A run that takes long enough for a hand to stop it."""
+
+    def __init__(self, live: Any) -> None:
+        self._live = live
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        time.sleep(0.02)
+        return next(self._live)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._live, name)
 
 
 def subjects(folder: Path) -> dict[str, Any]:
@@ -33,9 +51,13 @@ def subjects(folder: Path) -> dict[str, Any]:
         codec = Tokenizer(Layout(levels=(4, 3, 3), channels=(8, 16, 16))).eval()
         return ImageModel(tokens.network(), tokens.names, codec, name="tiny")
 
+    class Unhurried(Pictures):
+        def begin(self, asked: Any) -> Any:
+            return _Unhurried(super().begin(asked))
+
     return {
         "text": Text(lambda: load(written, dtype="float32")),
-        "image": Pictures(image),
+        "image": Unhurried(image),
         "speech": Speech(_part("speech/conftest.py").small_speaker),
     }
 
