@@ -7,10 +7,9 @@ import json
 import runpy
 import subprocess
 import sys
-import time
 import warnings
 from base64 import b64decode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -386,29 +385,3 @@ def test_an_address_brings_settings_back(subjects: dict[str, Subject]) -> None:
     assert "prompt=a+%3Cb%3E+%26amp%3B+c" not in panel._link(asked) and "a+%3Cb%3E+%26+c" in panel._link(asked)
     for wrong in ({**given, "drafter": "<x>"}, {**given, "panel": "image"}, {**given, "temperature": "nan"}):
         assert all(one == {"__type__": "update"} for one in panel.linked(wrong))
-
-
-# ---- what showing costs
-
-
-def test_showing_takes_little_beside_decoding(subjects: dict[str, Subject]) -> None:
-    """Processor time of a run as the page follows it, with all that it shows on the way, beside the bare API's."""
-    subject = subjects["image"]
-    asked = checked(subject, {"prompt": "cat", "drafter": "suffix", "seed": 5})
-
-    def bare() -> None:
-        for _ in subject.begin(asked):
-            pass
-
-    def followed() -> None:
-        for _ in follow(subject, asked, lambda: True, ""):
-            pass
-
-    def taken(run: Callable[[], None]) -> float:
-        start = time.thread_time()
-        run()
-        return time.thread_time() - start
-
-    bare()
-    ratios = [taken(followed) / taken(bare) for _ in range(3)]
-    assert min(ratios) < 1.15
