@@ -6,6 +6,7 @@ drawing is kept as pixels as well, which is all that a notebook shows before it 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import os
@@ -49,7 +50,7 @@ def run(path: Path, *, solved: bool = False, timeout: int = 600) -> Any:
         record_timing=False,
         resources={"metadata": {"path": str(path.parent)}},
     )
-    client.execute()
+    asyncio.run(client.async_execute())  # in a loop that is closed afterwards
     return notebook
 
 
