@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.app.batch import batch
+from outrider.app.options import Cache
 from outrider.app.precision import precision
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def text(
     ] = "",
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, int8 or int4.")] = "bfloat16",
+    cache: Cache = None,
     peers: Annotated[
         bool,
         typer.Option("--peers", help="Also transformers, OpenVINO GenAI and vLLM, in venvs made when first asked."),
@@ -122,7 +124,9 @@ def text(
         extra = tuple(engine_option or ())
         found, whole = measure(items, settings, model, dtype, server=server, python=python, extra=extra, about=about)
     else:
-        found, whole = _measure_text(items, settings, model, device, dtype, peers, source, _names(calibrate), context)
+        found, whole = _measure_text(
+            items, settings, model, device, dtype, peers, source, _names(calibrate), context, cache
+        )
     if json_file is not None and str(json_file) == "-":
         print(json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False))
     else:
@@ -174,6 +178,7 @@ def _measure_text(
     source: str,
     calibrated: tuple[str, ...] = (),
     context: int | None = None,
+    cache: str | None = None,
 ) -> tuple[dict[str, Any], bool]:
     """The report, and whether everything was measured."""
     import torch
@@ -191,7 +196,9 @@ def _measure_text(
     cost = None
     with ExitStack() as stack:
         with console.status(f"Loading {model} ...") as status:
-            lm = text.load(model, device=device, dtype=dtype)
+            lm = text.load(model, device=device, dtype=dtype, cache=cache)
+        if cache is not None:
+            about["cache"] = cache
         if context is not None:
             items, about["context"] = texts.lengthened(lm, items, context), context
         for name in calibrated:

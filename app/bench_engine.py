@@ -1,4 +1,4 @@
-"""`outrider bench crowd | offload | device`: the engine room's tables, for people or as JSON."""
+"""`outrider bench crowd | long | offload | device`: the engine room's tables, for people or as JSON."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from outrider.app.options import Cache
 
 _MODEL = Annotated[str, typer.Option(help="A name, a hub id, a folder or a GGUF file.")]
 _DRAFTERS = Annotated[str, typer.Option(help="Names with commas between them.")]
@@ -30,19 +32,43 @@ def crowd(
     limit: _LIMIT = 16,
     max_new_tokens: _TOKENS = 64,
     repeat: _REPEAT = 3,
+    cache: Cache = None,
     json_file: _JSON = None,
 ) -> None:
     """Requests that enter and leave a batch, with and without drafting, by its size; where drafting stops paying."""
     from outrider.text.engines import crowd as measure
     from outrider.text.engines import pays_until
 
-    lm, items = _loaded(model, dtype, device, prompts, limit)
+    lm, items = _loaded(model, dtype, device, prompts, limit, cache)
     sizes = [int(size) for size in rows.split(",")]
     found = _watched(
         measure(lm, items, drafters=_names(drafters), sizes=sizes, tokens=max_new_tokens, repeat=repeat), "Batches"
     )
     settings = {"model": model, "dtype": dtype, "device": device, "max_new_tokens": max_new_tokens, "repeat": repeat}
-    _write(found, settings | {"stops_paying_at": pays_until(found)}, json_file)
+    _write(found, settings | {"cache": cache, "stops_paying_at": pays_until(found)}, json_file)
+
+
+def long(
+    contexts: Annotated[str, typer.Option(help="Tokens of a long text before every prompt.")] = "6000,8000",
+    drafters: _DRAFTERS = "sparse-cache,triforce,prompt-lookup",
+    model: _MODEL = "smollm2-135m",
+    dtype: _DTYPE = "bfloat16",
+    device: _DEVICE = "cpu",
+    prompts: _PROMPTS = None,
+    limit: _LIMIT = 1,
+    max_new_tokens: _TOKENS = 64,
+    repeat: _REPEAT = 3,
+    json_file: _JSON = None,
+) -> None:
+    """Behind long prompts, over a cache of full precision and over one of 8 bits: speed without the prompt's reading,
+    and what the caches hold."""
+    from outrider.text.engines import long as measure
+
+    lm, items = _loaded(model, dtype, device, prompts, limit)
+    sizes = [int(size) for size in contexts.split(",")]
+    rows = measure(lm, items, drafters=_names(drafters), contexts=sizes, tokens=max_new_tokens, repeat=repeat)
+    settings = {"model": model, "dtype": dtype, "device": device, "max_new_tokens": max_new_tokens, "repeat": repeat}
+    _write(_watched(rows, "Contexts"), settings, json_file)
 
 
 def offload(
@@ -99,12 +125,14 @@ def _names(given: str) -> list[str]:
     return [name.strip() for name in given.split(",") if name.strip()]
 
 
-def _loaded(model: str, dtype: str, device: str, prompts: Path | None, limit: int) -> tuple[Any, list[Any]]:
+def _loaded(
+    model: str, dtype: str, device: str, prompts: Path | None, limit: int, cache: str | None = None
+) -> tuple[Any, list[Any]]:
     from outrider import text
     from outrider.text.bench import load_prompts
 
     items = load_prompts(prompts, limit)
-    return text.load(model, dtype=dtype, device=device), items
+    return text.load(model, dtype=dtype, device=device, cache=cache), items
 
 
 def _watched(rows: Iterable[Mapping[str, Any]], title: str) -> list[dict[str, Any]]:
@@ -121,12 +149,17 @@ def _watched(rows: Iterable[Mapping[str, Any]], title: str) -> list[dict[str, An
 
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "rows": ("rows", "{}"),
+    "context": ("context", "{:,}"),
+    "cache": ("cache", "{}"),
     "budget": ("budget", "{:g}"),
     "drafter": ("drafter", "{}"),
     "tokens_per_second": ("tok/s", "{:.1f}"),
     "speedup": ("x plain", "{:.2f}"),
     "tokens_per_call": ("tok/call", "{:.2f}"),
+    "read_seconds": ("prompt read in s", "{:.1f}"),
     "cache_bytes": ("cache MB", "{:.1f}"),
+    "copied_bytes": ("copied of it MB", "{:.1f}"),
+    "as_exact": ("as exact", "{:.0%}"),
     "held_bytes": ("layers held MB", "{:.1f}"),
     "read_bytes_per_token": ("read MB/tok", "{:.1f}"),
     "waited": ("of it waiting", "{:.0%}"),

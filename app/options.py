@@ -19,6 +19,7 @@ TraceFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write ever
 OwnWeights = Annotated[Path | None, typer.Option(metavar="DIR", help="Weights of your own training.")]
 Precision = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda ...")]
+Cache = Annotated[str | None, typer.Option(help="int8: keys and values in 8 bits, about half as large.")]
 
 
 def methods(drafter: str, rule: str, drafter_option: list[str] | None, rule_option: list[str] | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.app.options import AsJson, Compare, DrafterOptions, RuleName, RuleOptions, TraceFile, methods
+from outrider.app.options import AsJson, Cache, Compare, DrafterOptions, RuleName, RuleOptions, TraceFile, methods
 
 if TYPE_CHECKING:
     from outrider.text import Result, TextModel
@@ -47,6 +47,7 @@ def text(
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the text.")] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, int8 or int4.")] = "bfloat16",
     device: Annotated[str, typer.Option(help="cpu, cuda, mps ...")] = "cpu",
+    cache: Cache = None,
 ) -> None:
     """Answer a prompt, speculatively decoded."""
     options: dict[str, Any] = {
@@ -67,7 +68,7 @@ def text(
     Options.of(options)  # what is wrong is said before a model is fetched
     check_names(options["drafter"], rule)
     asked = sys.stdin.read() if prompt == "-" else prompt
-    lm = load(model, device=device, dtype=dtype)
+    lm = load(model, device=device, dtype=dtype, cache=cache)
     result = _show(lm, asked, options)
     if output is not None:
         output.write_text(result.text + "\n", encoding="utf-8")

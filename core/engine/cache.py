@@ -44,7 +44,7 @@ class Cache:
     """The store, and who stands where in it."""
 
     def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
-        self._shape = shape  # layers, heads of keys and values together, width of a head
+        self._shape = shape  # layers, heads of keys and values together, width of a head (in 8 bits: of its slot)
         self.dtype, self.device = dtype, device
         self.exact = device.type == "cpu"
         self.store = torch.zeros(0)  # [L, B, 2 K, C, d]

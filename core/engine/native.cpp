@@ -46,8 +46,8 @@ struct Shape {
 
 struct Pass {
     float* x;  // [rows count, width], changed in place
-    bf16* store;
-    int64_t layer_stride, row_stride, head_stride, slot_stride;
+    uint8_t* store;
+    int64_t layer_stride, row_stride, head_stride, slot_stride;  // bytes
     const float* cosine;  // [positions, dim / 2]
     const float* sine;
     const int64_t* positions;  // [rows or 1, count]
@@ -55,7 +55,7 @@ struct Pass {
     const uint8_t* mask;       // [rows or 1, count, columns], or null: all may look at all
     uint8_t* work;
     int64_t position_stride, mask_stride, start;  // 0 where rows share
-    int32_t rows, count, columns, reach, first, last, threads, unused;
+    int32_t rows, count, columns, reach, first, last, threads, small;  // small: a scale and 8 bits a number
 };
 
 }  // extern "C"
@@ -137,6 +137,7 @@ struct Scratch {        // of one thread
     int32_t* seen;   // [columns]
     float* weights;  // [16][columns]
     bf16* shares;    // [16][columns]
+    float* scales;   // [columns], of numbers in 8 bits
 };
 
 inline void unpack8(const uint8_t* tile, uint8_t* to) {
@@ -392,6 +393,34 @@ void normed(const float* x, const float* weight, int width, float eps, bf16* to)
         narrowed(to + i, _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + i), scale), _mm512_loadu_ps(weight + i)));
 }
 
+// Numbers in 16 bits as 8 bits behind their scale.
+void rounded(const bf16* x, int dim, uint8_t* to) {
+    __m512 most = _mm512_setzero_ps();
+    for (int i = 0; i < dim; i += 16) most = _mm512_max_ps(most, _mm512_abs_ps(loaded(x + i)));
+    const float scale = std::max(_mm512_reduce_max_ps(most) / 127, 1e-30f);
+    std::memcpy(to, &scale, 4);
+    for (int i = 0; i < dim; i += 16) {
+        const __m512i ints = _mm512_cvtps_epi32(_mm512_div_ps(loaded(x + i), _mm512_set1_ps(scale)));
+        _mm_storeu_si128((__m128i*)(to + 4 + i), _mm512_cvtsepi32_epi8(ints));
+    }
+}
+
+inline float scale_of(const uint8_t* slot) {
+    float found;
+    std::memcpy(&found, slot, 4);
+    return found;
+}
+
+// 32 numbers of a slot from number d on; those of 8 bits without their scale.
+template <bool small>
+inline __m512i numbers(const uint8_t* slot, int d) {
+    if (!small) return _mm512_loadu_si512(slot + 2 * d);
+    const __m256i ints = _mm256_loadu_si256((const __m256i*)(slot + 4 + d));
+    const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(ints)));
+    const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(ints, 1)));
+    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+}
+
 // Turn one head by its position (after its own norm, if it has one), into 16 bits.
 void turned(float* x, const float* norm, int dim, float eps, const float* cosine, const float* sine, bf16* to) {
     const int half = dim / 2;
@@ -413,7 +442,7 @@ void turned(float* x, const float* norm, int dim, float eps, const float* cosine
 template <typename Row>
 inline void turned_over(Row row, uint8_t* to) {
     __m512i a[16], b[16];
-    for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(row(i));
+    for (int i = 0; i < 16; i++) a[i] = row(i);
     for (int i = 0; i < 16; i += 2) {
         b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
         b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
@@ -444,7 +473,7 @@ inline void interleaved(Row row, int width, uint8_t* to) {
     const __m512i low = _mm512_load_si512(order), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
     for (int pair = 0; pair < 16; pair++)
         for (int d = 0; d < width; d += 32) {
-            const __m512i even = _mm512_loadu_si512(row(2 * pair) + d), odd = _mm512_loadu_si512(row(2 * pair + 1) + d);
+            const __m512i even = row(2 * pair, d), odd = row(2 * pair + 1, d);
             _mm512_store_si512(to + 64 * d + 64 * pair, _mm512_permutex2var_epi16(even, low, odd));
             _mm512_store_si512(to + 64 * d + 1024 + 64 * pair, _mm512_permutex2var_epi16(even, high, odd));
         }
@@ -518,8 +547,8 @@ struct Group {
     const bf16* queries;  // of the first token and head; the tokens' lie `spread` apart
     bf16* found;          // likewise
     int64_t spread;
-    const bf16 *keys, *values;
-    int64_t stride;         // from slot to slot
+    const uint8_t *keys, *values;
+    int64_t stride;         // bytes from slot to slot
     const uint8_t* mask;    // of the first token, or null
     int columns;            // from token to token of the mask
     const int32_t* runs;    // of each token: how many slots it sees before the first that it doesn't
@@ -528,6 +557,7 @@ struct Group {
 
 // What the queries find in the slots that they may look at. A token's slots count in their order, in blocks of 32:
 // which of them are those of others too decides how a block is put together, not what is computed with it.
+template <bool small>
 void attended(const Group& g, Scratch& own) {
     const int rows = g.tokens * g.heads;
     int shortest = g.runs[0], longest = 0;
@@ -541,10 +571,21 @@ void attended(const Group& g, Scratch& own) {
     }
     const int shared = plain ? longest : shortest / 32 * 32;
     const int64_t width = padded(longest, 32);
+    const auto scales = [&](const uint8_t* of, int t) {  // of what all see (t: -1), or of the rest of a token's
+        const int first = t < 0 ? 0 : shared, count = t < 0 ? shared : g.counts[t] - shared;
+        for (int i = 0; small && i < count; i++)
+            own.scales[first + i] = scale_of(of + (t < 0 ? i : own.seen[i]) * g.stride);
+    };
+    scales(g.keys, -1);
     for (int j = 0; j < shared; j += 16) {
         for (int d = 0; d < g.dim; d += 32)
-            turned_over([&](int i) { return g.keys + std::min(j + i, shared - 1) * g.stride + d; }, own.right + 32 * d);
+            turned_over([&](int i) { return numbers<small>(g.keys + std::min(j + i, shared - 1) * g.stride, d); },
+                        own.right + 32 * d);
         scored(own.right, own.queries, g.dim, own.weights + j, width);
+        for (int row = 0; small && row < rows; row++) {
+            float* mine = own.weights + row * width + j;
+            _mm512_storeu_ps(mine, _mm512_mul_ps(_mm512_loadu_ps(mine), _mm512_loadu_ps(own.scales + j)));
+        }
     }
     const auto rest = [&](int t) {  // the slots of a token behind those of all
         int count = 0;
@@ -560,18 +601,28 @@ void attended(const Group& g, Scratch& own) {
     };
     for (int t = 0; t < g.tokens && !plain; t++) {
         const int count = rest(t);
+        scales(g.keys, t);
         for (int j = 0; j < count; j += 16) {
             for (int d = 0; d < g.dim; d += 32)
-                turned_over([&](int i) { return g.keys + own.seen[std::min(j + i, count - 1)] * g.stride + d; },
-                            own.right + 32 * d);
+                turned_over(
+                    [&](int i) { return numbers<small>(g.keys + own.seen[std::min(j + i, count - 1)] * g.stride, d); },
+                    own.right + 32 * d);
             scored(own.right, own.queries, g.dim, own.part, 16);
-            for (int h = t * g.heads; h < (t + 1) * g.heads; h++)
-                _mm512_storeu_ps(own.weights + h * width + shared + j, _mm512_load_ps(own.part + 16 * h));
+            for (int h = t * g.heads; h < (t + 1) * g.heads; h++) {
+                __m512 found = _mm512_load_ps(own.part + 16 * h);
+                if (small) found = _mm512_mul_ps(found, _mm512_loadu_ps(own.scales + shared + j));
+                _mm512_storeu_ps(own.weights + h * width + shared + j, found);
+            }
         }
     }
     const __m512 scale = _mm512_set1_ps(1.f / std::sqrt(float(g.dim)));
     float shares[16];
+    scales(g.values, -1);
     for (int row = 0; row < rows; row++) {
+        if (small && !plain && row % g.heads == 0) {
+            rest(row / g.heads);
+            scales(g.values, row / g.heads);
+        }
         const int count = g.counts[row / g.heads];
         const float* mine = own.weights + row * width;
         __m512 most = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps();
@@ -586,7 +637,8 @@ void attended(const Group& g, Scratch& own) {
             const __m512 e =
                 exponential(_mm512_mul_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(some, mine + j), top), scale));
             total = _mm512_mask_add_ps(total, some, total, e);
-            narrowed(own.shares + row * width + j, _mm512_maskz_mov_ps(some, e));
+            const __m512 share = small ? _mm512_mul_ps(e, _mm512_loadu_ps(own.scales + j)) : e;
+            narrowed(own.shares + row * width + j, _mm512_maskz_mov_ps(some, share));
         }
         shares[row] = 1.f / _mm512_reduce_add_ps(total);
     }
@@ -601,8 +653,11 @@ void attended(const Group& g, Scratch& own) {
         std::memset(own.sums, 0, 4096);
         gathered(int(padded(shared, 32) / 32), wide, own.shares, width, own.right, own.sums,
                  [&](int block, uint8_t* to) {
-                     interleaved([&](int i) { return g.values + std::min(32 * block + i, shared - 1) * g.stride + d; },
-                                 wide, to);
+                     interleaved(
+                         [&](int i, int e) {
+                             return numbers<small>(g.values + std::min(32 * block + i, shared - 1) * g.stride, d + e);
+                         },
+                         wide, to);
                  });
         if (plain) hand_over(own.sums, 0, rows);
         for (int t = 0; t < g.tokens && !plain; t++) {
@@ -612,7 +667,10 @@ void attended(const Group& g, Scratch& own) {
                 int(padded(count, 32) / 32), wide, own.shares + shared, width, own.right, own.part,
                 [&](int block, uint8_t* to) {
                     interleaved(
-                        [&](int i) { return g.values + own.seen[std::min(32 * block + i, count - 1)] * g.stride + d; },
+                        [&](int i, int e) {
+                            const int slot = own.seen[std::min(32 * block + i, count - 1)];
+                            return numbers<small>(g.values + slot * g.stride, d + e);
+                        },
                         wide, to);
                 });
             hand_over(own.part, t * g.heads, (t + 1) * g.heads);
@@ -654,6 +712,7 @@ Scratch scratch(Arena& arena, int deepest, int64_t columns, int dim) {
     own.seen = arena.take<int32_t>(columns + 16);
     own.weights = arena.take<float>(16 * padded(columns, 32) + 256);
     own.shares = arena.take<bf16>(16 * padded(columns, 32) + 256);
+    own.scales = arena.take<float>(columns + 32);
     return own;
 }
 
@@ -728,7 +787,7 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
                                                  _mm512_load_ps(sums + 16 * m));
                         });
 #pragma omp barrier
-                bf16* const here = p.store + index * p.layer_stride;
+                uint8_t* const here = p.store + index * p.layer_stride;
                 for (int task = me; task < tokens * s.kv;
                      task += threads) {  // a token's queries, key and value of one head
                     const int m = task / s.kv, kv = task % s.kv, row = m / p.count, q = m % p.count;
@@ -740,12 +799,18 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
                         turned(token + g * s.dim, layer.qk_norm ? layer.qk_norm + g * s.dim : nullptr, s.dim, s.eps, c,
                                sn, queries + int64_t(m) * spread + g * s.dim);
                     const int64_t slot = p.slots ? p.slots[int64_t(row) * p.count + q] : p.start + q;
-                    bf16* const to = here + row * p.row_stride + kv * p.head_stride + slot * p.slot_stride;
+                    uint8_t* const to = here + row * p.row_stride + kv * p.head_stride + slot * p.slot_stride;
+                    uint8_t* const beside = to + s.kv * p.head_stride;
+                    bf16* const key = p.small ? own.queries : (bf16*)to;
+                    bf16* const value = p.small ? own.queries + s.dim : (bf16*)beside;
                     turned(token + spread + kv * s.dim,
-                           layer.qk_norm ? layer.qk_norm + (s.heads + kv) * s.dim : nullptr, s.dim, s.eps, c, sn, to);
-                    const float* value = token + spread + (s.kv + kv) * s.dim;
-                    for (int i = 0; i < s.dim; i += 16)
-                        narrowed(to + s.kv * p.head_stride + i, _mm512_loadu_ps(value + i));
+                           layer.qk_norm ? layer.qk_norm + (s.heads + kv) * s.dim : nullptr, s.dim, s.eps, c, sn, key);
+                    const float* given = token + spread + (s.kv + kv) * s.dim;
+                    for (int i = 0; i < s.dim; i += 16) narrowed(value + i, _mm512_loadu_ps(given + i));
+                    if (p.small) {
+                        rounded(key, s.dim, to);
+                        rounded(value, s.dim, beside);
+                    }
                 }
 #pragma omp barrier
                 configured.to(std::min(p.count, together) * group);
@@ -753,13 +818,16 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
                     const int row = task / (s.kv * parts), kv = task / parts % s.kv, q = task % parts * together,
                               m = row * p.count + q;
                     for (int head = kv * group; head < (kv + 1) * group; head += most) {
-                        const bf16* keys = here + row * p.row_stride + kv * p.head_stride;
+                        const uint8_t* keys = here + row * p.row_stride + kv * p.head_stride;
                         const int64_t at = int64_t(m) * spread + head * s.dim;
                         const uint8_t* mask = p.mask ? p.mask + row * p.mask_stride + int64_t(q) * p.columns : nullptr;
-                        attended({std::min(together, p.count - q), std::min(most, (kv + 1) * group - head), s.dim,
-                                  queries + at, input + at, spread, keys, keys + s.kv * p.head_stride, p.slot_stride,
-                                  mask, p.columns, runs + m, counts + m},
-                                 own);
+                        const Group some{std::min(together, p.count - q), std::min(most, (kv + 1) * group - head), s.dim,
+                                         queries + at, input + at, spread, keys, keys + s.kv * p.head_stride,
+                                         p.slot_stride, mask, p.columns, runs + m, counts + m};
+                        if (p.small)
+                            attended<true>(some, own);
+                        else
+                            attended<false>(some, own);
                     }
                 }
                 configured.to(tokens);

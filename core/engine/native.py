@@ -64,7 +64,7 @@ class _Pass(ctypes.Structure):
         *((name, c_int64) for name in ("layer_stride", "row_stride", "head_stride", "slot_stride")),
         *((name, c_void_p) for name in ("cosine", "sine", "positions", "slots", "mask", "work")),
         *((name, c_int64) for name in ("position_stride", "mask_stride", "start")),
-        *((name, c_int32) for name in ("rows", "count", "columns", "reach", "first", "last", "threads", "unused")),
+        *((name, c_int32) for name in ("rows", "count", "columns", "reach", "first", "last", "threads", "small")),
     )
 
 
@@ -292,12 +292,12 @@ class Passes:
         rows, count, reach = store.shape[1], positions.shape[1], self._angles.shape[1]
         shape = ctypes.addressof(self._shape)
         work = _work(code.outrider_work(shape, len(x), places.columns, threads))
-        strides = (store.stride(0), store.stride(1), store.stride(2), store.stride(3))
+        strides = [store.stride(axis) * store.element_size() for axis in range(4)]
         given = _Pass(
             *(x.data_ptr(), store.data_ptr(), *strides),
             *(_at(self._angles[0]), _at(self._angles[1]), _at(positions), _at(slots), _at(mask), work),
             *(count if len(positions) > 1 else 0, 0 if mask is None or len(mask) == 1 else count * places.columns),
-            *(places.start or 0, rows, count, places.columns, reach, first, last, threads, 0),
+            *(places.start or 0, rows, count, places.columns, reach, first, last, threads, store.dtype == torch.int8),
         )
         code.outrider_run(shape, ctypes.addressof(self._layers), ctypes.addressof(given))
 

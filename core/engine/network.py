@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outrider.core.engine import native
+from outrider.core.engine import eightbit, native
 from outrider.core.engine.linear import Dense, Linear
 from outrider.core.errors import Incompatible, InvalidOption, unknown
 
@@ -109,8 +109,7 @@ class _Sights:
     cos: Tensor  # [B|1, Q, 1, d]
     sin: Tensor
     mask: Tensor | None  # [B|1, 1, Q G, C] to be added, for G queries that share a head of keys
-    keys: Sequence[Tensor]  # [B, K, C, d] of each layer
-    values: Sequence[Tensor]
+    past: Sequence[Tensor]  # [B, 2 K, C, d] of each layer, keys and values; in 8 bits slots of bytes instead of d
     into: Sequence[Tensor]  # [B, Q, 2 K, d] where each layer's keys and values go
     at: tuple[Tensor, Tensor | None] | None  # ... or which rows and slots of it, where rows differ
 
@@ -194,7 +193,8 @@ class Network:
         span: tuple[int, int] | None = None,
     ) -> Tensor:
         """States [B Q, D] of embedded tokens -> states [B Q, D] behind the last layer, or behind those in `span`;
-        writes keys and values into the store [L, B, 2 K, C, d], and at each tap asked for appends what flows there."""
+        writes keys and values into the store [L, B, 2 K, C, d] (in 8 bits: slots, see eightbit), and at each tap asked
+        for appends what flows there."""
         rows, count = store.shape[1], len(x) // store.shape[1]
         if not count:
             for states in (taps or {}).values():
@@ -254,7 +254,7 @@ class Network:
 
     def _sights(self, store: Tensor, places: Places, count: int) -> _Sights:
         """All that the attention of every layer shares, worked out once a pass."""
-        kv, group = self.config.kv_heads, self.config.heads // self.config.kv_heads
+        group = self.config.heads // self.config.kv_heads
         where = places.positions.clamp(0, len(self._angles[0]) - 1)
         cos, sin = (table[where][:, :, None] for table in self._angles)
         added = None
@@ -268,9 +268,7 @@ class Network:
             at = torch.arange(store.shape[1], device=store.device)[:, None], places.slots
         else:
             into, at = store[:, :, :, places.start : places.start + count].transpose(2, 3), None
-        return _Sights(
-            store.shape[1], cos, sin, added, past[:, :, :kv].unbind(), past[:, :, kv:].unbind(), into.unbind(), at
-        )
+        return _Sights(store.shape[1], cos, sin, added, past.unbind(), into.unbind(), at)
 
     def queries(self, x: Tensor, index: int, positions: Tensor) -> Tensor:
         """What one token of each row, states x [B, D] that enter a layer, asks for there: [B, H, d], turned."""
@@ -292,11 +290,17 @@ class Network:
         if layer.qk_norm is not None:
             turning = F.rms_norm(turning, (dim,), None, cfg.norm_eps) * layer.qk_norm
         torch.addcmul(turning * sights.cos, turning.roll(dim // 2, -1), sights.sin, out=head)
+        fresh, past = every[:, :, heads:], sights.past[index]
+        small = past.dtype == torch.int8
+        if small:
+            fresh = eightbit.pack(fresh)
         if sights.at is None:
-            sights.into[index].copy_(every[:, :, heads:])
+            sights.into[index].copy_(fresh)
         else:
-            sights.into[index].index_put_(sights.at, every[:, :, heads:])
-        key, value = sights.keys[index], sights.values[index]
+            sights.into[index].index_put_(sights.at, fresh)
+        if small:
+            past = eightbit.unpack(past, dim, self.dtype)
+        key, value = past[:, :kv], past[:, kv:]
         if count == 1:
             query = every[:, 0, :heads].view(rows, kv, heads // kv, dim)
             return F.scaled_dot_product_attention(query, key, value, sights.mask).reshape(rows, heads * dim)

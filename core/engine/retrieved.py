@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from outrider.core.draft import Draft
 from outrider.core.engine.cache import Cache
+from outrider.core.engine.eightbit import unpack
 from outrider.core.engine.network import Network
 
 
@@ -40,6 +41,8 @@ def most_asked(cache: Cache, queries: Tensor, sinks: int, recent: int, count: in
     last = (cache.rows.entries - recent).clamp(min=0)  # [B] chunks end before it
     number = (max(cache.rows.host) - recent - sinks) // size
     keys = cache.store[:, :, :kv, sinks : sinks + number * size]
+    if keys.dtype == torch.int8:
+        keys = unpack(keys, queries.shape[3], queries.dtype)
     means = keys.reshape(*keys.shape[:3], number, size, -1).mean(4)  # [L, B, K, n, d]
     grouped = queries.view(layers, rows, kv, heads // kv, -1).to(means.dtype)
     agree = torch.einsum("lbkgd,lbknd->lbkgn", grouped, means).float() / queries.shape[3] ** 0.5

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from outrider.core.device import upload
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.cache import Cache, Rows
+from outrider.core.engine.eightbit import slot
 from outrider.core.engine.linear import fastest
 from outrider.core.engine.network import Config, Network, Places, random_network
 from outrider.core.engine.replay import likeness
@@ -47,14 +48,20 @@ class Decoder:
     rollback = True
     embeds = True  # does it read a draft's own embeddings?
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, *, cache_bits: int | None = None) -> None:
+        """Keys and values are kept in the weights' precision, or in 8 bits."""
+        if cache_bits not in (None, 8):
+            raise InvalidOption(
+                f"a cache of {cache_bits} bits is not to be had; there are those of 8, and of the weights'"
+            )
         self.network = network
         self.config = network.config
         self.vocabulary = network.config.vocabulary
         self.device = network.device
         self.weight_bytes = network.weight_bytes
         cfg = network.config
-        self.cache = Cache((cfg.layers, 2 * cfg.kv_heads, cfg.head_dim), network.dtype, network.device)
+        wide, kept = (cfg.head_dim, network.dtype) if cache_bits is None else (slot(cfg.head_dim), torch.int8)
+        self.cache = Cache((cfg.layers, 2 * cfg.kv_heads, wide), kept, network.device)
         self._taps: frozenset[str] = frozenset()
         if network.graphs is not None:
             network.graphs.serve(self.cache)

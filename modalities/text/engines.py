@@ -1,5 +1,6 @@
-"""What the engine room brings, measured: requests side by side with and without drafting, layers streamed under a
-budget, and on a device how far from its memory's speed a pass is.
+"""What the engine room brings, measured: requests side by side with and without drafting, prompts of thousands of
+tokens over caches of two precisions, layers streamed under a budget, and on a device how far from its memory's speed a
+pass is.
 
 Every figure is the middle one of rounds taken in turn, each configuration once a round, so that a machine that is busy
 for a while is busy for all of them. Knows text models; nothing of how they compute.
@@ -9,8 +10,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -20,7 +23,9 @@ from outrider.core.engine.graphs import Graphs
 from outrider.core.engine.streamed import streamed
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption
+from outrider.text.bench import lengthened
 from outrider.text.model import TextModel
+from outrider.text.options import Options
 
 Row = dict[str, Any]
 
@@ -80,6 +85,66 @@ def pays_until(rows: Sequence[Row]) -> dict[str, int | None]:
     return found
 
 
+def long(
+    lm: TextModel,
+    items: Sequence[Item],
+    *,
+    drafters: Sequence[str],
+    contexts: Sequence[int],
+    tokens: int = 64,
+    repeat: int = 3,
+) -> Iterator[Row]:
+    """Each prompt behind so much of a long text, plainly and with each drafter, over a cache of the weights' precision
+    and over one of 8 bits. Times are those behind the first token, the prompt's reading apart; an output is the same if
+    it is plain decoding's over the same cache, and `as_exact` is how much of it was decoded before it first differed
+    from plain decoding's over the exact cache."""
+    network = _decoder(lm).network
+    whole = lm.target
+
+    def one(bits: int | None, drafter: str | None, prompts: list[str]) -> _Round:
+        made: list[Decoder] = []
+
+        def target() -> Decoder:
+            made.append(Decoder(network, cache_bits=bits))
+            return made[-1]
+
+        outputs, count, calls, reading, seconds, held, copied = [], 0, 0, 0.0, 0.0, 0, 0
+        lm.target = target
+        try:
+            for prompt in prompts:
+                drafts = None if drafter is None else lm.drafter(Options(drafter=drafter))[0]
+                start = _now(network.device)
+                stream = lm.stream(prompt, drafter=drafts, max_new_tokens=tokens)
+                next(stream)
+                first = _now(network.device)
+                for _ in stream:
+                    held = max(held, made[-1].cache.bytes)
+                seconds, reading = seconds + _now(network.device) - first, reading + first - start
+                result = stream.results[0]
+                calls += len(result.trace.steps) - 1
+                outputs.append(result.tokens)
+                count += len(result.tokens) - len(result.trace.steps[0].emitted)
+                copied = max(copied, getattr(drafts, "cache_bytes", 0))
+        finally:
+            lm.target = whole
+        more = {"read_seconds": reading / len(prompts), "cache_bytes": held, "copied_bytes": copied}
+        return _Round(seconds, max(count, 1), max(calls, 1), outputs, more)
+
+    for context in contexts:
+        prompts = [str(item.content) for item in lengthened(lm, items, context)]
+        cases: dict[str, Callable[[], _Round]] = {}
+        beside: dict[str, str] = {}
+        for bits in (None, 8):
+            kind = lm.dtype if bits is None else "int8"
+            for name in ("plain", *drafters):
+                given = None if name == "plain" else name
+                cases[f"{kind}/{name}"] = partial(one, bits, given, prompts)
+                beside[f"{kind}/{name}"] = f"{kind}/plain"
+        for row in _turns(cases, repeat, beside):
+            kind, _, name = row["drafter"].partition("/")
+            yield {"context": context, "cache": kind, **row, "drafter": name}
+
+
 def offloaded(
     lm: TextModel,
     items: Sequence[Item],
@@ -91,12 +156,7 @@ def offloaded(
     repeat: int = 3,
 ) -> Iterator[Row]:
     """Plainly and with each drafter while so much of the layers stays in memory, and the rest is read in every pass."""
-    whole = lm.target
-    target = whole()
-    if not isinstance(target, Decoder):
-        raise Incompatible(
-            "layers are streamed for what runs on our own decoder: models of Llama's and Qwen's families"
-        )
+    whole, target = lm.target, _decoder(lm)
     for budget in budgets:
         network, shelf = streamed(target.network, budget)
 
@@ -146,10 +206,7 @@ def device(
     """Plain decoding without and with captured passes, each drafter, and transformers' own generate() if wanted; with
     kernel launches a step (on CUDA), and how much longer a token takes than reading the weights once at the speed that
     this device's memory was seen to have."""
-    target = lm.target()
-    if not isinstance(target, Decoder):
-        raise Incompatible("this is for what runs on our own decoder: models of Llama's and Qwen's families")
-    network, prompts = target.network, [str(item.content) for item in items]
+    network, prompts = _decoder(lm).network, [str(item.content) for item in items]
     floor = network.weight_bytes / bandwidth(network.device)
 
     def ours(drafter: str | None, graphs: bool) -> _Round:
@@ -238,12 +295,27 @@ def _now(place: torch.device) -> float:
     return time.perf_counter()
 
 
+def _agreed(wanted: Sequence[list[int]], found: Sequence[list[int]]) -> float:
+    """How much of outputs came before they first differ."""
+    pairs = (zip(a, b, strict=False) for a, b in zip(wanted, found, strict=True))
+    same = sum(len(list(takewhile(lambda pair: pair[0] == pair[1], one))) for one in pairs)
+    return same / max(sum(map(len, wanted)), 1)
+
+
 def _bound(work: Callable[[Any], _Round], name: Any) -> Callable[[], _Round]:
     return lambda: work(name)
 
 
-def _turns(cases: dict[str, Callable[[], _Round]], repeat: int) -> list[Row]:
-    """Each case once a round, the first round, which warms up, left out -> a row each; the first case is plain."""
+def _decoder(lm: TextModel) -> Decoder:
+    target = lm.target()
+    if not isinstance(target, Decoder):
+        raise Incompatible("this is for what runs on our own decoder: models of Llama's and Qwen's families")
+    return target
+
+
+def _turns(cases: dict[str, Callable[[], _Round]], repeat: int, beside: Mapping[str, str] = {}) -> list[Row]:
+    """Each case once a round, the first round, which warms up, left out -> a row each; the first case is plain.
+    `beside`: whose outputs a case's should be, where that is not the first's."""
     rounds: dict[str, list[_Round]] = {name: [] for name in cases}
     for number in range(repeat + 1):
         for name, case in cases.items():
@@ -255,7 +327,10 @@ def _turns(cases: dict[str, Callable[[], _Round]], repeat: int) -> list[Row]:
     for name, found in rounds.items():
         ratios = [a.seconds / a.tokens / (b.seconds / b.tokens) for a, b in zip(plain, found, strict=True)]
         last = found[-1]
-        same = sum(a == b for a, b in zip(plain[-1].outputs, last.outputs, strict=True))
+        wanted = rounds[beside[name]] if beside else plain
+        same = sum(a == b for a, b in zip(wanted[-1].outputs, last.outputs, strict=True))
+        if beside:
+            last.more["as_exact"] = _agreed(plain[-1].outputs, last.outputs)
         rows.append(
             {
                 "drafter": name,

@@ -26,6 +26,7 @@ from outrider.text.model import TextModel
 from outrider.text.tokens import Tokens
 
 DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
+CACHES = ("int8",)
 
 
 class LoadError(OutriderError):
@@ -40,6 +41,7 @@ def load(
     revision: str | None = None,
     tokenizer: Any = None,
     offload: float | None = None,
+    cache: str | None = None,
 ) -> TextModel:
     """A language model.
 
@@ -49,13 +51,22 @@ def load(
     `offload` is for models that don't fit: how much of the layers may stay in memory, as a fraction of them or in
     bytes; the rest is read from the disk in every pass (on a GPU: from the host's memory). What comes out is the same.
 
+    `cache="int8"` keeps keys and values in 8 bits, about half as large, for long prompts and many requests. They are
+    rounded, so that outputs may differ from those of `cache=None`; drafting changes nothing there either.
+
     >>> lm = load("smollm2-135m", dtype="float32")
     >>> lm.generate("Count to three.", drafter=None, max_new_tokens=8).trace.summary().tokens_per_call
     1.0
     """
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
+    if cache is not None and cache not in CACHES:
+        raise unknown("cache", cache, CACHES)
     if not isinstance(source, str | Path):
+        if cache is not None:
+            raise InvalidOption(
+                "cache is for what runs on our own decoder; a model object keeps keys and values its way"
+            )
         if offload is not None:
             raise InvalidOption("offload is for weights that are loaded here; this model has its own already")
         return of_object(source, tokenizer)
@@ -64,14 +75,24 @@ def load(
     described = assets.read_json(_config(folder))
     tokens = Tokens.load(folder) if tokenizer is None else Tokens.of_transformers(tokenizer)
     place = _device(device)
-    make, context = _target(folder, described, dtype, stored, place, offload)
+    make, context = _target(folder, described, dtype, stored, place, offload, cache)
     if tokens.size > make().vocabulary:
         raise LoadError(
             f"the tokenizer knows {tokens.size:,} tokens and the model {make().vocabulary:,}: "
             "they don't belong together"
         )
     end = end_tokens(folder, described, tokens)
-    return TextModel(make, tokens, name=name, end=end, context=context, dtype=dtype, device=str(place), folder=folder)
+    return TextModel(
+        make,
+        tokens,
+        name=name,
+        end=end,
+        context=context,
+        dtype=dtype,
+        device=str(place),
+        cache=cache,
+        folder=folder,
+    )
 
 
 def _device(name: str | torch.device) -> torch.device:
@@ -93,13 +114,14 @@ def _target(
     stored: str,
     device: torch.device,
     offload: float | None,
+    cache: str | None,
 ) -> tuple[Callable[[], Target], int]:
     """What makes a target of a folder's weights, and the model's context."""
     try:
         config = checkpoints.configure(described)
     except checkpoints.CheckpointError as error:
-        if dtype != stored or offload is not None:
-            asked = "offload" if dtype == stored else dtype
+        if dtype != stored or offload is not None or cache is not None:
+            asked = dtype if dtype != stored else "offload" if offload is not None else "cache"
             raise LoadError(f"{asked} is for what runs on our own decoder, but {error}") from None
         return objects.adapted(assets.transformers_model(folder, stored, device))
     tensors, precision = assets.Checkpoint(folder), getattr(torch, stored)
@@ -116,7 +138,7 @@ def _target(
             network, _ = streamed(network, offload)
     if graphs.wanted(device):
         network.graphs = graphs.Graphs(network)
-    return partial(Decoder, network), config.context
+    return partial(Decoder, network, cache_bits=None if cache is None else 8), config.context
 
 
 def find(source: str | Path, *, dtype: str = "bfloat16", revision: str | None = None) -> tuple[Path, str]:

@@ -48,13 +48,14 @@ class TextModel:
         context: int,
         dtype: str = "",
         device: str = "cpu",
+        cache: str | None = None,
         folder: Path | None = None,
         keep: bool = True,
     ) -> None:
         self.target = make
         self.tokens = tokens
         self.name, self.context, self.folder = name, context, folder
-        self.dtype, self.device = dtype, device
+        self.dtype, self.device, self.cache = dtype, device, cache
         self.end = tuple(end)
         self._keep = keep
         self._kept: Kept | None = None
@@ -173,6 +174,7 @@ class TextModel:
     def where(self) -> str:
         """What measured costs belong to: this model in this precision, here."""
         facts = f"{self.dtype}-{self.device}-{torch.get_num_threads()}".replace(":", "")
+        facts += f"-cache-{self.cache}" if self.cache else ""
         place = hashlib.sha256(str(self.folder or self.name).encode()).hexdigest()[:8]
         return f"{self.name.replace('/', '--')[:60]}-{place}-{facts}"
 

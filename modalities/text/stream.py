@@ -44,6 +44,8 @@ class About:
 
     def trace(self, steps: Sequence[Step], options: Options, seed: int, more: Mapping[str, Any] = {}) -> Trace:
         facts = {"model": self.model.name, "dtype": self.model.dtype} | options.facts()
+        if self.model.cache:
+            facts["cache"] = self.model.cache
         if self.costs:
             facts["drafter.costs"] = self.costs
         return Trace(

@@ -39,6 +39,18 @@ def test_crowd(folder: Path) -> None:
     assert all(row["cache_bytes"] > 0 for row in rows)  # type: ignore[attr-defined]
 
 
+def test_long(folder: Path) -> None:
+    rows = run(folder, "long", "--contexts", "120", "--drafters", "sparse-cache,prompt-lookup")["rows"]
+    kinds = [(row["cache"], row["drafter"]) for row in rows]  # type: ignore[attr-defined]
+    assert kinds == [
+        (kind, name) for kind in ("float32", "int8") for name in ("plain", "sparse-cache", "prompt-lookup")
+    ]
+    exact, copied, _, small = (row for row in rows[:4])  # type: ignore[index]
+    assert small["cache_bytes"] < 0.5 * exact["cache_bytes"]
+    assert copied["copied_bytes"] > 0 == exact["copied_bytes"] and exact["read_seconds"] > 0
+    assert all(0 <= row["as_exact"] <= 1 for row in rows) and exact["as_exact"] == 1  # type: ignore[attr-defined]
+
+
 def test_offload(folder: Path) -> None:
     rows = run(folder, "offload", "--budgets", "0.5,1", "--drafters", "suffix")["rows"]
     assert [row["budget"] for row in rows] == [0.5, 0.5, 1.0, 1.0]  # type: ignore[attr-defined]
