@@ -82,18 +82,28 @@ def _measured(model: str, prompts: Path | None, limit: int, tokens: int, repeat:
     from outrider import text
     from outrider.app.bench import go
     from outrider.core.bench import Bench, pooled
+    from outrider.core.engine.transformer import Decoder
+    from outrider.core.errors import Incompatible
+    from outrider.core.stopwatch import products
     from outrider.core.trace import machine, versions
     from outrider.text.bench import Settings, contenders, load_prompts
+    from outrider.text.model import TextModel
 
     console, items, rows = Console(stderr=True, highlight=False), load_prompts(prompts, limit), list[dict[str, Any]]()
-    facts: dict[str, Any] = {}
+    facts, models = dict[str, Any](), dict[str, TextModel]()
     for dtype in dict.fromkeys(case[0] for case in CASES):
         with console.status(f"Loading {model} in {dtype} ..."):
-            lm = text.load(model, dtype=dtype)
+            lm = models[dtype] = text.load(model, dtype=dtype)
         target = lm.target()
-        form = target.config  # type: ignore[attr-defined]
+        if not isinstance(target, Decoder):
+            raise Incompatible(f"what is measured runs on our own decoder, and {model} does not")
+        form = target.config
         facts[dtype] = {"weight_bytes": target.weight_bytes, "layers": form.layers, "width": form.width}
         facts[dtype]["parameters"] = _parameters(lm)
+    with console.status("Timing the matrices alone ..."):
+        taken = products({dtype: lm.target().network for dtype, lm in models.items()})  # type: ignore[attr-defined]
+    for dtype, lm in models.items():
+        facts[dtype]["products"] = taken[dtype]
         for _, drafter, options in (case for case in CASES if case[0] == dtype):
             settings = Settings(drafters=(drafter,), max_new_tokens=tokens, repeat=repeat, options={drafter: options})
             bench = Bench(contenders(lm, settings), items, repeat)
@@ -156,10 +166,15 @@ def steps_of(row: Mapping[str, Any]) -> list[Any]:
 def predicted(found: Mapping[str, Any]) -> tuple[Device, list[tuple[Simulation, float, bool]], list[Workload]]:
     """The fitted machine; for each case its simulation, the speedup that was measured, and whether it was fitted to;
     and the workloads, for other devices."""
-    from outrider.core.simulate import Model, Workload, fit, simulate
+    from outrider.core.simulate import Model, Workload, fit, simulate, unpacking
 
     facts, rows = found["settings"]["models"], found["rows"]
-    models = {dtype: Model(one["weight_bytes"], 2.0 * one["parameters"], one["layers"]) for dtype, one in facts.items()}
+    whole = facts[rows[0]["dtype"]]
+    models = {}
+    for dtype, one in facts.items():
+        alone, wholly = ({int(count): taken for count, taken in it["products"].items()} for it in (one, whole))
+        slower = (1.0, 0.0) if one is whole else unpacking(alone, wholly, whole["weight_bytes"] / one["weight_bytes"])
+        models[dtype] = Model(one["weight_bytes"], 2.0 * one["parameters"], one["layers"], slower)
     plain, first = rows[0], rows[1]
     device = fit("this machine", models[first["dtype"]], steps_of(plain), steps_of(first), tokens=FITTED)
     told, works = [], []

@@ -3,7 +3,9 @@
 A pass reads its weights and computes, the longer of the two or both, and each of its layers takes a moment beside; a
 step is what its drafter reads, one pass over the draft, and bookkeeping. What a machine can do is fitted to two traces
 from it (plain decoding, and a small model that drafts four tokens), or taken from a table of devices with sources. How
-many tokens come of a step is the trace's own: drafting and accepting don't depend on the machine.
+many tokens come of a step is the trace's own: drafting and accepting don't depend on the machine. Weights in fewer bits
+are unpacked before they are multiplied, which on few cores takes longer than reading them; how much longer is no matter
+of decoding, and is measured by the matrices alone.
 
 Systems that share the work between a processor and memory that computes (SpecPIM, DOI 10.1145/3620666.3651352) are
 simulated in the simplest way, the drafter in memory and the target on the processor; SpecPIM's search over
@@ -33,10 +35,11 @@ class Model:
     weight_bytes: float
     flops_per_token: float
     layers: int
+    unpacking: tuple[float, float] = (1.0, 0.0)  # times as long as reading 16 bits; more for each further token
 
     def share(self, part: float, layers: int) -> Model:
-        """A model whose passes read so much of this one's bytes."""
-        return Model(part * self.weight_bytes, part * self.flops_per_token, layers)
+        """A model whose passes read so much of this one's bytes, in 16 bits: two bytes and two operations a number."""
+        return Model(part * self.weight_bytes, part * self.weight_bytes, layers)
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Device:
     layer: float = 0.0  # seconds that a layer takes beside
     call: float = 0.0  # seconds that a pass takes beside
     step: float = 0.0  # seconds of bookkeeping a step
+    node: float = 0.0  # and for each drafted token
     devices: int = 1  # that share each layer
     link: float = math.inf  # bytes a second between them
     hop: float = 0.0  # seconds that an exchange takes at least
@@ -58,7 +62,8 @@ class Device:
 
     def seconds(self, model: Model, tokens: float, width: int = 0) -> float:
         """One pass over so many tokens; `width`: numbers that shared layers exchange for each, twice a layer."""
-        reading = model.weight_bytes / self.bandwidth / self.devices
+        first, further = model.unpacking
+        reading = model.weight_bytes * (first + further * (tokens - 1)) / self.bandwidth / self.devices
         computing = tokens * model.flops_per_token / self.flops / self.devices
         longer, shorter = max(reading, computing), min(reading, computing)
         both = longer * math.pow(1 + math.pow(shorter / longer, self.overlap), 1 / self.overlap) if longer else 0.0
@@ -144,7 +149,7 @@ def simulate(device: Device, model: Model, work: Workload, *, width: int = 0) ->
             small = model.share(one.read / one.passes, work.layers)
             tokens = 1 if one.passes == one.nodes else max(one.nodes, 1)
             seconds += one.passes * drafting.seconds(small, tokens)
-        seconds += device.seconds(model, one.nodes + 1, width) + device.step
+        seconds += device.seconds(model, one.nodes + 1, width) + device.step + one.nodes * device.node
     plain = device.seconds(model, 1, width) + device.step
     return Simulation(work.name, device.name, sum(one.emitted for one in work.shapes) / seconds, 1 / plain)
 
@@ -155,10 +160,11 @@ def simulate(device: Device, model: Model, work: Workload, *, width: int = 0) ->
 def fit(name: str, model: Model, plain: Sequence[Step], drafted: Sequence[Step], *, tokens: int = 4) -> Device:
     """A machine from two traces: plain decoding, and a small model that drafts chains of `tokens`.
 
-    Four times are known (a pass over one token and over five, one of the drafter, bookkeeping) and give four figures:
-    arithmetic comes of how much longer the longer pass takes, what a pass takes beside of the drafter's, which are
-    short, and bandwidth of what is left of the plain pass. Reading and arithmetic are taken to follow one another,
-    as the passes of a few cores do (outrider.core.speed's fits have their knee at about one token)."""
+    Five times are known (a pass over one token and over five, one of the drafter, bookkeeping without a draft and with
+    one) and give five figures: arithmetic comes of how much longer the longer pass takes, what a pass takes beside of
+    the drafter's, which are short, and bandwidth of what is left of the plain pass. Reading and arithmetic are taken to
+    follow one another, as the passes of a few cores do (outrider.core.speed's fits have their knee at about one
+    token)."""
     whole = [step for step in drafted if len(step.drafted) == tokens]
     if not plain or not whole:
         raise InvalidOption(f"a fit needs steps of plain decoding, and some in which {tokens} tokens were drafted")
@@ -171,15 +177,25 @@ def fit(name: str, model: Model, plain: Sequence[Step], drafted: Sequence[Step],
     # one = reading + token + call; draft = share (reading + token) + call
     call = min(max((draft - share * one) / (1 - share), 0.0), 0.9 * max(one - token, 0.0))
     reading = max(one - token - call, 0.05 * one)
+    still, busy = (_typical(step.times.rule + step.times.rest for step in steps) for steps in (plain, whole))
     return Device(
         name,
         model.weight_bytes / reading,
         model.flops_per_token / token,
         call=call,
-        step=_typical(step.times.rule + step.times.rest for step in plain),
+        step=still,
+        node=max(busy - still, 0.0) / tokens,
         overlap=1.0,
         source=f"fitted to plain decoding and chains of {tokens}",
     )
+
+
+def unpacking(fewer: Mapping[int, float], whole: Mapping[int, float], ratio: float) -> tuple[float, float]:
+    """What reading fewer bits takes beside reading as many bytes of 16: from the seconds that a model's matrices take
+    by themselves, by tokens at once, in either precision; `ratio`: bytes in 16 bits for each byte in fewer."""
+    few, many = min(whole), max(whole)
+    further = ((fewer[many] - fewer[few]) - (whole[many] - whole[few])) / (many - few) if many > few else 0.0
+    return ratio * fewer[few] / whole[few], ratio * max(further, 0.0) / whole[few]
 
 
 def _typical(values: Iterable[float]) -> float:

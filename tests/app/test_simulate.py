@@ -36,9 +36,10 @@ def kept(path: Path) -> None:
         case = f"{drafter} {options.get('length', '')}".strip()
         rows.append(row(dtype, "plain", case, 0, 1, 0.007, 1.0))
         rows.append(row(dtype, drafter, case, length, 3, 0.007 + 0.0002 * length, cost))
+    whole = {"1": 0.006, "5": 0.0062}
     models = {
-        "bfloat16": {"weight_bytes": 269e6, "layers": 30, "width": 576, "parameters": 134e6},
-        "int4": {"weight_bytes": 98e6, "layers": 30, "width": 576, "parameters": 134e6},
+        "bfloat16": {"weight_bytes": 269e6, "layers": 30, "width": 576, "parameters": 134e6, "products": whole},
+        "int4": {"weight_bytes": 98e6, "layers": 30, "width": 576, "parameters": 134e6, "products": whole},
     }
     path.write_text(json.dumps({"schema": 1, "settings": {"model": "m", "models": models}, "rows": rows}))
 
@@ -70,6 +71,7 @@ def test_a_measurement_keeps_what_is_simulated_from(tmp_path: Path, monkeypatch:
     found = app._measured(str(write(tmp_path / "m")), None, 1, 12, 1)
     assert [one["drafter"] for one in found["rows"]] == ["plain", "prompt-lookup", "plain", "token-recycling"]
     assert all(sum(step["emitted"] for step in one["steps"]) == 12 for one in found["rows"])
-    assert found["settings"]["models"]["bfloat16"]["layers"] == 2
-    assert json.loads(json.dumps(found)) == found
+    here = found["settings"]["models"]["bfloat16"]
+    assert here["layers"] == 2 and set(here["products"]) == {1, 5}
+    assert json.loads(json.dumps(found))["rows"] == found["rows"]
     assert [len(app.steps_of(one)) for one in found["rows"]] == [len(one["steps"]) for one in found["rows"]]

@@ -9,11 +9,11 @@ from itertools import pairwise
 import pytest
 
 from outrider.core.errors import InvalidOption
-from outrider.core.simulate import DEVICES, WORD, Device, Model, Shape, Workload, fit, shared, simulate
+from outrider.core.simulate import DEVICES, WORD, Device, Model, Shape, Workload, fit, shared, simulate, unpacking
 from outrider.core.trace import Step, Times
 
 MODEL = Model(270e6, 270e6, 30)
-HERE = Device("made up", 60e9, 1.4e12, call=4e-4, step=3e-4, overlap=1.0)
+HERE = Device("made up", 60e9, 1.4e12, call=4e-4, step=3e-4, node=2e-5, overlap=1.0)
 SHARE = 0.1
 
 
@@ -28,7 +28,7 @@ def steps(count: int, length: int, accepted: int, *, model: Model = MODEL, small
             parents=tuple(range(-1, length - 1)),
             emitted=(0,) * (accepted + 1),
             cost=1 + SHARE * length * small,
-            times=Times(draft=drafting, score=HERE.seconds(model, length + 1), rest=HERE.step),
+            times=Times(draft=drafting, score=HERE.seconds(model, length + 1), rest=HERE.step + length * HERE.node),
         )
         for number in range(count)
     ]
@@ -44,9 +44,9 @@ def measured(drafted: list[Step], plain: list[Step]) -> float:
 def test_a_machine_is_found_again_from_two_traces() -> None:
     plain = steps(40, 0, 0, small=False)
     found = fit("here", MODEL, plain, steps(40, 4, 2))
-    for name in ("bandwidth", "flops", "call", "step"):
+    for name in ("bandwidth", "flops", "call", "step", "node"):
         assert getattr(found, name) == pytest.approx(getattr(HERE, name), rel=1e-6), name
-    few = replace(MODEL, weight_bytes=98e6)
+    few = replace(MODEL, weight_bytes=98e6, unpacking=(2.3, 0.04))
     cases = {
         "longer": (MODEL, steps(20, 8, 3), 3),
         "without a model": (MODEL, steps(20, 6, 2, small=False), 0),
@@ -65,6 +65,18 @@ def test_slow_steps_now_and_then_do_not_spoil_a_fit() -> None:
     found = fit("here", MODEL, plain, drafted)
     assert found.bandwidth == pytest.approx(HERE.bandwidth, rel=1e-6)
     assert found.call == pytest.approx(HERE.call, rel=1e-6)
+
+
+def test_fewer_bits_take_as_long_as_their_matrices_do() -> None:
+    few = replace(MODEL, weight_bytes=90e6)
+    whole = {count: HERE.seconds(MODEL, count) - HERE.call for count in (1, 5)}
+    assert unpacking(whole, whole, 1.0) == (1.0, 0.0)
+    slow = {count: 0.9 * taken + 2e-4 * (count - 1) for count, taken in whole.items()}
+    found = replace(few, unpacking=unpacking(slow, whole, 3.0))
+    reading = MODEL.weight_bytes / HERE.bandwidth
+    assert found.unpacking[0] == pytest.approx(2.7)  # 0.9 of the time for a third of the bytes
+    longer = HERE.seconds(found, 5) - HERE.seconds(found, 1)
+    assert longer == pytest.approx((slow[5] - slow[1] - whole[5] + whole[1]) * reading / whole[1] + 4 * 270e6 / 1.4e12)
 
 
 def test_what_drafts_costs_what_it_reads() -> None:
