@@ -52,6 +52,7 @@ class _Plan:
     """A draft's tree of frames, and where each of its nodes hangs."""
 
     draft: Draft  # of frames
+    size: int  # N, nodes of the draft
     node: Tensor  # [B, N + 1] the row (0: the root) of the frames' tree that the root and each node stand in
     codes: Tensor  # [B, N + 1, K - 1] of the frame under way there, the last one still open
     count: Tensor  # [B, N + 1] how many
@@ -89,6 +90,8 @@ class Framed:
         self._hold(parts)
         self._state: Tensor | None = None  # [B, D] behind each row's last frame, where it is known
         self._known = torch.zeros(len(prompts), dtype=torch.bool, device=self.device)
+        self._read: _Plan | None = None  # what was scored since something was kept
+        self._frames = 0  # of its frames, those that the inner model holds in its scratch
         self.inner.begin(given, Sampling(), frozenset({"last"}))
         return Prefill()
 
@@ -99,8 +102,9 @@ class Framed:
         self._part = self._part.view(len(parts), room)
         self._held = torch.tensor([len(one) for one in parts], device=self.device)
 
-    def _planned(self, draft: Draft, scored: tuple[int, int] = (0, 0)) -> _Plan:
-        """`scored`: so many of the nodes were scored, as so many frames; those of later nodes come behind them."""
+    def _planned(self, draft: Draft, read: _Plan | None = None) -> _Plan:
+        """`read`: what was planned for the draft's first nodes; the frames of later nodes come behind those."""
+        scored = (0, 0) if read is None else (read.size, read.draft.size)
         rows, size, books = draft.rows, draft.size, self.books
         parents = draft.tree.parents.expand(rows, -1)
         own = draft.tokens.clamp(min=0) % self.codes
@@ -141,18 +145,20 @@ class Framed:
         tree = torch.where(live, up[:, :most], slots - 1)  # dead nodes hang below one another
         ids = self.store.add(whole[:, :most]) if most else whole[:, :0, 0]
         frames = Draft.guess(ids, Tree(tree), live)
-        return _Plan(frames, node, codes[..., : books - 1], count, frame)
+        return _Plan(frames, size, node, codes[..., : books - 1], count, frame)
 
     @torch.no_grad()
     def score(self, draft: Draft, since: int | None = None) -> Scores:
-        plan = self._plan = self._planned(draft)
+        plan = self._read = self._planned(draft)
         if plan.draft.size or self._state is None or not bool(self._known.all()):
             scores = self.inner.score(plan.draft)
             states = scores.hidden["last"]  # [B, M + 1, D]
             self._state, self._known = states[:, 0], torch.ones_like(self._known)
+            self._frames = plan.draft.size
         else:
+            self._drop()
             states = self._state[:, None]
-        self._states, self._scored = states, (draft.size, plan.draft.size)
+        self._states = states
         first = 0 if since is None else since + 1
 
         @torch.no_grad()
@@ -170,14 +176,21 @@ class Framed:
 
         return Scores(draft, self._lawmaker, self._lengths, logits, None, first)
 
+    def _drop(self) -> None:
+        """Frames of an earlier draft are no part of what is scored or kept next."""
+        if self._frames:
+            self.inner.rewind(self.inner.mark())
+        self._frames = 0
+
     @torch.no_grad()
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
         tokens = committed(draft, verdict, count)
         self._lawmaker.commit(tokens)
         self._lengths = self._lengths + count
-        if draft.size != self._scored[0]:  # some of its nodes were never scored
-            self._plan = self._planned(draft, self._scored)
-        plan = self._plan
+        read, self._read = self._read, None  # the scratch is good for one keep
+        plan = read
+        if plan is None or plan.size != draft.size:  # some of its nodes were never scored, or none
+            plan = self._planned(draft, read)
         # what was emitted, frame by frame; the last one may have been completed by the target's own token
         emitted: list[list[list[int]]] = []
         parts: list[list[int]] = []
@@ -195,13 +208,15 @@ class Framed:
             path.append([frames[row][node] for node in nodes if frames[row][node] >= 0])
             last.append(emitted[-1][-1] if whole > len(path[-1]) else [0] * self.books)
         self._hold(parts)
-        self._advance(emitted, path, last)
+        if any(emitted):
+            self._advance(plan, emitted, path, last)
+        self._drop()
 
-    def _advance(self, emitted: list[list[list[int]]], path: list[list[int]], last: list[list[int]]) -> None:
+    def _advance(
+        self, plan: _Plan, emitted: list[list[list[int]]], path: list[list[int]], last: list[list[int]]
+    ) -> None:
         """The inner model keeps what was completed; where its state is known already, it stays so."""
-        if not any(emitted):
-            return
-        plan, device = self._plan, self.device
+        device, scored, self._frames = self.device, self._frames, 0
         ids = self.store.add(torch.tensor(last, device=device))
         deep = plan.draft.tree.depth
         chosen = torch.tensor([[*one, *[-1] * (deep - len(one))] for one in path], device=device).long()
@@ -212,9 +227,10 @@ class Framed:
         verdict = replace(verdict, host=verdict.rows(plan.draft))
         many = torch.tensor([len(one) for one in emitted], device=device)
         self.inner.keep(plan.draft, verdict, many)
-        assert self._state is not None
+        if self._state is None:  # nothing was read yet
+            return
         ends = chosen.gather(1, (accepted - 1).clamp(min=0)[:, None])[:, 0] if deep else accepted * 0
-        own = (many > 0) & (many == accepted) & (ends < self._scored[1])  # the last frame was a node that was scored
+        own = (many > 0) & (many == accepted) & (ends < scored)  # the last frame was a node that was scored
         index = torch.where(own, ends + 1, 0)
         seen = self._states.gather(1, index[:, None, None].expand(-1, 1, self._states.shape[2]))[:, 0]
         self._state = torch.where(own[:, None], seen, self._state)
@@ -235,7 +251,11 @@ class Framed:
         assert isinstance(mark, tuple)
         self.inner.rewind(mark[0])
         self._lawmaker = copy.copy(mark[1])
-        self._lengths, self._part, self._held, self._state, self._known = mark[2:]
+        here = mark[2] is self._lengths  # nothing was kept since: the states behind the rows are what they were
+        self._lengths, self._part, self._held = mark[2:5]
+        if not here:
+            self._state, self._known = mark[5:]
+        self._read, self._frames = None, 0
 
     def end(self) -> None:
         self.inner.end()

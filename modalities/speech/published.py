@@ -181,16 +181,12 @@ def _lossless(options: Options) -> bool:
     return made.lossless
 
 
-# these have a smaller model read and take back in an order that frames under way don't follow
-_OUT_OF_ORDER = ("dynamic-tree", "specexec", "cs-drafting")
-
-
 def drafters() -> list[str]:
     """The drafters that work on sound without training: those that look at tokens and laws, and a smaller model's."""
     return [
         name
         for name, method in DRAFTERS.items()
-        if "speech" in method.modalities and name not in (*OF_TEXT, *_OUT_OF_ORDER) and {"model"} >= set(method.needs)
+        if "speech" in method.modalities and name not in OF_TEXT and {"model"} >= set(method.needs)
     ]
 
 

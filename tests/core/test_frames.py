@@ -137,6 +137,9 @@ TRIED = (
     "suffix",
     "token-recycling",
     "specinfer",
+    "dynamic-tree",
+    "specexec",
+    "cs-drafting",
 )
 
 
@@ -150,7 +153,11 @@ def settings() -> list[Any]:
             for books, independent in ((2, False), (2, True), (3, False)):
                 if books == 3 and name in WIDE:
                     continue
-                quick = name in ("draft-model", "top-k-tree") and number == 0 and (books, independent) == (2, False)
+                quick = (
+                    name in ("draft-model", "top-k-tree", "dynamic-tree", "specexec", "cs-drafting")
+                    and number == 0
+                    and (books, independent) == (2, False)
+                )
                 marks = [] if quick else [pytest.mark.slow]
                 label = f"{name}{number}-{books}-{independent}"
                 found.append(pytest.param(DRAFTERS[name], options, books, independent, id=label, marks=marks))
@@ -256,7 +263,9 @@ def run(drafter: Any, books: int, seeds: Sequence[int], limit: int = 17) -> list
 
 
 @pytest.mark.parametrize("books", [2, 3])
-@pytest.mark.parametrize("name", ["draft-model", "top-k-tree", "jacobi", "suffix"])
+@pytest.mark.parametrize(
+    "name", ["draft-model", "top-k-tree", "jacobi", "suffix", "dynamic-tree", "specexec", "cs-drafting", "predrafted"]
+)
 def test_the_same_seed_says_the_same(name: str, books: int) -> None:
     method = DRAFTERS[name]
     plain = run(None, books, [3, 4])
