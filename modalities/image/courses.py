@@ -26,6 +26,7 @@ from outrider.image.tokens import TokenModel
 
 JUDGED = (48, 512)  # pictures of each kind that judging goes through, on a CPU and elsewhere
 _SHIFT = 2  # pixels that a picture is moved by at most
+_MOVED = 0.5  # of the pictures that a token model learns are moved: it should know them best where they stand
 _NOISE = 0.15  # of what a token model reads of the picture is something else, at most
 _FREE, _NO_STYLE = 0.1, 0.15  # how often nothing is asked for; no style
 _AGAIN = 32  # batches of pictures that the large model drew, before it draws others
@@ -64,11 +65,12 @@ class Draws:
         """[B, 3, 64, 64] in [-1, 1]."""
         return self._pixels[torch.from_numpy(places).to(self.device)].float() / 127.5 - 1
 
-    def moved(self, pictures: Tensor, generator: torch.Generator, flip: Tensor) -> Tensor:
-        """Each picture moved by a few pixels, on white; mirrored where `flip` [B] says."""
+    def moved(self, pictures: Tensor, generator: torch.Generator, flip: Tensor, share: float = 1.0) -> Tensor:
+        """A share of the pictures moved by a few pixels, on white; mirrored where `flip` [B] says."""
         rows, _, height, width = pictures.shape
         padded = nn.functional.pad(pictures, (_SHIFT,) * 4, value=1.0)
-        shifts = torch.randint(0, 2 * _SHIFT + 1, (2, rows, 1), generator=generator).to(self.device)
+        shifts = torch.randint(0, 2 * _SHIFT + 1, (2, rows, 1), generator=generator)
+        shifts = torch.where(torch.rand(rows, 1, generator=generator) < share, shifts, _SHIFT).to(self.device)
         y = shifts[0] + torch.arange(height, device=self.device)
         x = torch.arange(width, device=self.device).expand(rows, -1)
         x = shifts[1] + torch.where(flip.to(self.device)[:, None], width - 1 - x, x)
@@ -206,7 +208,7 @@ class TokensCourse:
         generator, draw = self.draws.generator(number), random.Random(f"{self.draws.seed}/asked/{number}")
         places = self.draws.places(number)
         flip = (torch.rand(len(places), generator=generator) < 0.25) & ~self._turned[torch.from_numpy(places)]
-        codes = self.encode(self.draws.moved(self.draws.read(places), generator, flip))
+        codes = self.encode(self.draws.moved(self.draws.read(places), generator, flip, _MOVED))
         wrong = torch.rand(codes.shape, generator=generator) < _NOISE * torch.rand(len(codes), 1, generator=generator)
         order = torch.randperm(codes.numel(), generator=generator).to(codes.device)
         others = codes.flatten()[order].view_as(codes)

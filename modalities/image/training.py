@@ -59,6 +59,7 @@ class Wanted:
     seed: int = 0
     fresh: bool = False  # forget the checkpoint in the folder
     quiet: bool = False
+    compiled: bool = False  # passes as machine code of their own
     options: Mapping[str, Any] | None = None  # of the model, instead of the recipe's
 
     def __post_init__(self) -> None:
@@ -142,6 +143,7 @@ def _train(chosen: Recipe, pictures: Pictures, wanted: Wanted, say: Callable[[st
         rate=wanted.rate or chosen.rate,
         decay=chosen.decay,
         seed=wanted.seed,
+        compiled=wanted.compiled,
         judgements=8 if device.type == "cpu" else 24,
     )
     model = lesson.model.to(device)

@@ -51,6 +51,7 @@ class Wanted:
     seed: int = 0
     fresh: bool = False  # forget the checkpoint in the folder
     quiet: bool = False
+    compiled: bool = False  # passes as machine code of their own
     options: Mapping[str, Any] | None = None  # of the part, instead of the recipe's
 
     def __post_init__(self) -> None:
@@ -113,6 +114,7 @@ def _train(chosen: Recipe, wanted: Wanted, say: Callable[[str], None]) -> Path:
         rate=wanted.rate or chosen.rate,
         decay=chosen.decay,
         seed=wanted.seed,
+        compiled=wanted.compiled,
         precision="bf16",
     )
     fit = Fit(
