@@ -10,6 +10,9 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
+import shlex
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -20,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.core.errors import InvalidOption
-from outrider.core.run import Clock, library, parameter_groups, restore, store
+from outrider.core.run import Clock, forget, library, parameter_groups, restore, store
 
 
 class Course(Protocol):
@@ -63,6 +66,62 @@ class Pace:
         ):
             if not good:
                 raise InvalidOption(f"{name} is {getattr(self, name)}; it must be {wanted}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What `outrider train` was told about the parts of a modality's model."""
+
+    recipes: tuple[str, ...]
+    device: str = "cpu"
+    minutes: float = 30.0  # each
+    steps: int | None = None
+    out: Path | None = None
+    data: Path | None = None  # what was prepared to learn from, a file or a folder; None: what lies in the cache
+    batch: int | None = None
+    rate: float | None = None
+    seed: int = 0
+    fresh: bool = False  # forget the checkpoint in the folder
+    quiet: bool = False
+    compiled: bool = False  # passes as machine code of their own
+    options: Mapping[str, Any] | None = None  # of the part, instead of the recipe's
+
+    def __post_init__(self) -> None:
+        if not self.recipes:
+            raise InvalidOption("there is no recipe to train; `outrider train --list` names them")
+        if self.batch is not None and self.batch < 1:
+            raise InvalidOption(f"a batch of {self.batch} teaches nothing; it must be 1 or more")
+        if self.out is not None and len(self.recipes) > 1:
+            raise InvalidOption("several recipes go to a folder each; leave out= away, or train them one by one")
+
+    @property
+    def place(self) -> torch.device:
+        """Of several processes each has a GPU of its own."""
+        return torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if self.device == "cuda" else self.device)
+
+    def begin(self, usual: Path) -> Path:
+        """The folder of a run, without what is to be forgotten."""
+        out = self.out or usual
+        if self.fresh and int(os.environ.get("RANK", "0")) == 0:
+            forget(out)
+        torch.manual_seed(self.seed)
+        return out
+
+    def pace(self, rate: float, decay: float) -> Pace:
+        return Pace(
+            minutes=self.minutes,
+            steps=self.steps,
+            rate=self.rate or rate,
+            decay=decay,
+            seed=self.seed,
+            compiled=self.compiled,
+            judgements=8 if self.place.type == "cpu" else 24,
+        )
+
+    def facts(self, recipe: str, data: str) -> dict[str, Any]:
+        """Where weights come from."""
+        command = shlex.join(["outrider", *sys.argv[1:]])
+        return {"recipe": recipe, "command": command, "data": data, "seed": self.seed}
 
 
 @dataclass

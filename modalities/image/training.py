@@ -7,9 +7,6 @@ put in order.
 
 from __future__ import annotations
 
-import os
-import shlex
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +15,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from outrider.core.errors import InvalidOption
-from outrider.core.fit import Course, Fit, Pace, Save
-from outrider.core.run import forget
+from outrider.core.fit import Course, Fit, Request, Save
 from outrider.core.train import Pupil
 from outrider.core.trained import save
 from outrider.image import recipes
@@ -44,33 +39,13 @@ WORDS = 1500  # that a token model knows at most
 GUIDANCE = 3.0  # under which drafters learn
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What `outrider train` was told."""
-
-    recipes: tuple[str, ...]
-    device: str = "cpu"
-    minutes: float = 30.0  # each
-    steps: int | None = None
-    out: Path | None = None
-    data: Path | None = None  # prepared pictures; None: those in the cache, which are made if need be
-    batch: int | None = None  # pictures
-    rate: float | None = None
-    seed: int = 0
-    fresh: bool = False  # forget the checkpoint in the folder
-    quiet: bool = False
-    compiled: bool = False  # passes as machine code of their own
-    options: Mapping[str, Any] | None = None  # of the model, instead of the recipe's
+class Wanted(Request):
+    """The same, of pictures."""
 
     def __post_init__(self) -> None:
-        if not self.recipes:
-            raise InvalidOption("there is no recipe to train; `outrider train --list` names them")
+        super().__post_init__()
         for name in self.recipes:
             recipe(name)
-        if self.batch is not None and self.batch < 1:
-            raise InvalidOption(f"a batch of {self.batch} pictures teaches nothing; it must be 1 or more")
-        if self.out is not None and len(self.recipes) > 1:
-            raise InvalidOption("several recipes go to a folder each; leave out= away, or train them one by one")
 
 
 def train(wanted: Wanted, say: Callable[[str], None] = print) -> list[Path]:
@@ -116,38 +91,19 @@ class _Given:
 
 
 def _train(chosen: Recipe, pictures: Pictures, wanted: Wanted, say: Callable[[str], None]) -> Path:
-    rank = os.environ.get("LOCAL_RANK", "0")  # of several processes, each with a GPU of its own
-    device = torch.device(f"cuda:{rank}" if wanted.device == "cuda" else wanted.device)
-    out = wanted.out or home(chosen.name)
-    if wanted.fresh and int(os.environ.get("RANK", "0")) == 0:
-        forget(out)
-    torch.manual_seed(wanted.seed)
+    device, out = wanted.place, wanted.begin(home(chosen.name))
     batch = wanted.batch or chosen.batch[device.type != "cpu"]
     options = {**chosen.options, **(wanted.options or {})}
     given = _Given(chosen, pictures, out, batch, wanted.seed, device, options)
-    facts: dict[str, Any] = {
-        "recipe": chosen.name,
-        "command": shlex.join(["outrider", *sys.argv[1:]]),
-        "data": pictures.describe(),
-        "batch": batch,
-        "seed": wanted.seed,
-    }
+    facts = {**wanted.facts(chosen.name, pictures.describe()), "batch": batch}
     if chosen.kind is not None:
         return _teach(given, wanted, facts, say)
     lesson = _LESSONS[chosen.name](given)
     size = sum(one.numel() for one in lesson.model.parameters())
     say(f"{chosen.name}: {size:,} parameters, batches of {batch} pictures")
-    pace = Pace(
-        minutes=wanted.minutes,
-        steps=wanted.steps,
-        rate=wanted.rate or chosen.rate,
-        decay=chosen.decay,
-        seed=wanted.seed,
-        compiled=wanted.compiled,
-        judgements=8 if device.type == "cpu" else 24,
-    )
     model = lesson.model.to(device)
     told = {"device": device, "name": chosen.name, "facts": facts, "quiet": wanted.quiet}
+    pace = wanted.pace(chosen.rate, chosen.decay)
     state = Fit(model, lesson.course, pace, out, lesson.keep, **told).run()  # type: ignore[arg-type]
     say(f"{chosen.name}: {state.steps:,} steps, best {state.best:.4f}; weights, curve and checkpoint are in {out}")
     return lesson.file

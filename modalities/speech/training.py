@@ -6,11 +6,7 @@ The parts are outrider.speech.data, outrider.speech.recipes and outrider.core.fi
 
 from __future__ import annotations
 
-import os
-import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.core.errors import InvalidOption
-from outrider.core.fit import Fit, Pace
-from outrider.core.run import forget
+from outrider.core.fit import Fit, Request
 from outrider.core.trained import save
 from outrider.speech import data, recipes
 from outrider.speech.codec import FRAMES, Codec
@@ -36,31 +31,13 @@ _NOISE = 0.25  # of what a voice reads of the speech is something else, at most
 _TIMING = 0.3  # how much the lengths of phonemes count beside the tokens
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What `outrider train` was told."""
-
-    recipes: tuple[str, ...]
-    device: str = "cpu"
-    minutes: float = 30.0  # each
-    steps: int | None = None
-    out: Path | None = None
-    data: Path | None = None  # prepared speech or tokens, a file or a folder; None: what lies in the cache
-    batch: int | None = None
-    rate: float | None = None
-    seed: int = 0
-    fresh: bool = False  # forget the checkpoint in the folder
-    quiet: bool = False
-    compiled: bool = False  # passes as machine code of their own
-    options: Mapping[str, Any] | None = None  # of the part, instead of the recipe's
+class Wanted(Request):
+    """The same, of speech."""
 
     def __post_init__(self) -> None:
-        if not self.recipes:
-            raise InvalidOption("there is no recipe to train; `outrider train --list` names them")
+        super().__post_init__()
         for name in self.recipes:
             recipe(name)
-        if self.out is not None and len(self.recipes) > 1:
-            raise InvalidOption("several recipes go to a folder each; leave out= away, or train them one by one")
 
 
 def train(wanted: Wanted, say: Callable[[str], None] = print) -> list[Path]:
@@ -76,12 +53,7 @@ def _read(wanted: Wanted, say: Callable[[str], None]) -> Path:
 
 
 def _train(chosen: Recipe, wanted: Wanted, say: Callable[[str], None]) -> Path:
-    rank = os.environ.get("LOCAL_RANK", "0")  # of several processes, each with a GPU of its own
-    device = torch.device(f"cuda:{rank}" if wanted.device == "cuda" else wanted.device)
-    out = wanted.out or home(chosen.name)
-    if wanted.fresh and int(os.environ.get("RANK", "0")) == 0:
-        forget(out)
-    torch.manual_seed(wanted.seed)
+    device, out = wanted.place, wanted.begin(home(chosen.name))
     batch = wanted.batch or chosen.batch[device.type != "cpu"]
     options = {**chosen.options, **(wanted.options or {})}
     utterances = data.load(wanted.data or data.home())
@@ -108,15 +80,7 @@ def _train(chosen: Recipe, wanted: Wanted, say: Callable[[str], None]) -> Path:
         save(learned.part, file, told)
 
     say(f"{chosen.name}: {sum(one.numel() for one in model.parameters()):,} parameters")
-    pace = Pace(
-        minutes=wanted.minutes,
-        steps=wanted.steps,
-        rate=wanted.rate or chosen.rate,
-        decay=chosen.decay,
-        seed=wanted.seed,
-        compiled=wanted.compiled,
-        precision="bf16",
-    )
+    pace = wanted.pace(chosen.rate, chosen.decay)
     fit = Fit(
         model.to(device), course, pace, out, keep, device=device, name=chosen.name, facts=facts, quiet=wanted.quiet
     )
@@ -126,13 +90,7 @@ def _train(chosen: Recipe, wanted: Wanted, say: Callable[[str], None]) -> Path:
 
 
 def _facts(chosen: Recipe, utterances: Sequence[Utterance], wanted: Wanted) -> dict[str, Any]:
-    return {
-        "recipe": chosen.name,
-        "target": MODEL,
-        "command": shlex.join(["outrider", *sys.argv[1:]]),
-        "data": data.describe(utterances),
-        "seed": wanted.seed,
-    }
+    return {"target": MODEL, **wanted.facts(chosen.name, data.describe(utterances))}
 
 
 def _teach(
