@@ -110,6 +110,10 @@ def demo(
     weights: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Weights of your own training, in folders image and speech.")
     ] = None,
+    vllm: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="A vLLM server that the text panel asks, as http://127.0.0.1:8000."),
+    ] = None,
     terminal: Annotated[
         bool, typer.Option("--terminal", help="Watch it here instead, on models made on the spot.")
     ] = False,
@@ -153,7 +157,7 @@ def demo(
     given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     if not (terminal or as_json or given):
         if find_spec("gradio") is not None:
-            _open_page(port, not no_browser, device, dtype, weights)
+            _open_page(port, not no_browser, device, dtype, weights, vllm)
             return
         print("the page needs gradio: pip install 'outrider[app]'; here is the demo in the terminal", file=sys.stderr)
     from outrider.app.demo import Options, run, traces
@@ -165,13 +169,15 @@ def demo(
         run(options)
 
 
-def _open_page(port: int | None, browser: bool, device: str, dtype: str, weights: Path | None) -> None:
+def _open_page(
+    port: int | None, browser: bool, device: str, dtype: str, weights: Path | None, vllm: str | None
+) -> None:
     from rich.console import Console
 
     with Console(stderr=True).status("Opening the page ..."):
         from outrider.app.main import serve
 
-        page, address = serve(port=port, browser=browser, device=device, dtype=dtype, weights=weights)
+        page, address = serve(port=port, browser=browser, device=device, dtype=dtype, weights=weights, vllm=vllm)
     print(f"Outrider is open at {address} (Ctrl-C ends it)", flush=True)
     page.block_thread()
 

@@ -19,6 +19,7 @@ from outrider.app.gallery import Gallery
 from outrider.app.lab import Lab, build_theory
 from outrider.app.lane import LANE, Tickets
 from outrider.app.of_image import Pictures
+from outrider.app.of_server import Served
 from outrider.app.of_speech import Speech
 from outrider.app.of_text import Text
 from outrider.app.panel import Panel, fault, visitor
@@ -38,8 +39,8 @@ def subjects(device: str = "cpu", dtype: str | None = None, weights: Path | None
     }
 
 
-def build(found: Mapping[str, Subject] | None = None) -> gr.Blocks:
-    """The page, ready to be opened."""
+def build(found: Mapping[str, Subject] | None = None, lab: Mapping[str, Subject] | None = None) -> gr.Blocks:
+    """The page, ready to be opened. `lab`: what the lab measures, if other than what the panels show."""
     found = subjects() if found is None else found
     tickets = Tickets()
     panels = {name: Panel(one, tickets) for name, one in found.items()}
@@ -50,7 +51,7 @@ def build(found: Mapping[str, Subject] | None = None) -> gr.Blocks:
                 with gr.Tab(panel.subject.title, id=name, elem_id=f"tab-{name}"):
                     panel.build()
             with gr.Tab("Lab", id="lab"):
-                Lab(found, tickets).build()
+                Lab(lab or found, tickets).build()
             with gr.Tab("Theory", id="theory"):
                 build_theory()
             with gr.Tab("Traces", id="traces"):
@@ -126,9 +127,12 @@ def serve(
     dtype: str | None = None,
     weights: Path | None = None,
     found: Mapping[str, Subject] | None = None,
+    vllm: str | None = None,
 ) -> tuple[gr.Blocks, str]:
-    """Open the page, on this machine alone: the page and its address. `close` ends it, `block_thread` waits."""
-    page = build(found or subjects(device, dtype, weights))
+    """Open the page, on this machine alone: the page and its address. `close` ends it, `block_thread` waits. `vllm` is
+    the address of a server that the text panel asks instead of a model of ours; the lab measures ours all the same."""
+    ours = found or subjects(device, dtype, weights)
+    page = build({**ours, "text": Served(vllm)} if vllm else ours, ours)
     _, address, _ = page.launch(
         server_name="127.0.0.1",
         server_port=port,

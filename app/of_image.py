@@ -33,6 +33,7 @@ class Pictures:
     examples: tuple[str, ...] = ("red heart", "pizza", "cat with tears of joy", "rainbow", "panda", "rocket")
     heat: float = 1.0
     usual = "jacobi"
+    fixed = False
 
     def __init__(
         self,

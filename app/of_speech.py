@@ -34,6 +34,7 @@ class Speech:
     )
     heat: float = 0.8
     usual = "suffix"
+    fixed = False
     extras: tuple[Knob | Choice, ...] = (Knob("speed", 0.5, 2, 0.1, 1),)
 
     def __init__(

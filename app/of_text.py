@@ -31,6 +31,7 @@ class Text:
     )
     heat: float = 0.0
     usual = AUTO
+    fixed = False
     extras: tuple[Knob | Choice, ...] = (Knob("max_new_tokens", 1, limits.TOKENS, 1, 96),)
 
     def __init__(self, load_: Callable[[], TextModel] | None = None, *, device: str = "cpu", dtype: str = "bfloat16"):

@@ -20,7 +20,7 @@ from outrider.app import limits, showing, views
 from outrider.app.lane import LANE, Tickets
 from outrider.app.look import CELLS
 from outrider.app.recordings import Recording
-from outrider.app.subjects import Asked, Choice, Knob, Subject, checked, knobs, rules_for, summary
+from outrider.app.subjects import Asked, Choice, Knob, Subject, checked, drafting, judging, offered, rules_for, summary
 from outrider.app.svg import Drawing, safe
 from outrider.core.bench import PLAIN
 from outrider.core.errors import OutriderError
@@ -88,6 +88,7 @@ class Stage:
     race: Any = None
     slower: Any = None
     races: int = field(default=0)
+    racing: bool = True
 
     def build(self, legend: bool) -> None:
         self.recording = gr.State(None, time_to_live=3600)
@@ -126,7 +127,7 @@ class Stage:
                     min_height=160,
                 )
                 self.save = gr.HTML("", elem_id=f"{self.name}-save")
-            with gr.Tab("Race", id="race"):
+            with gr.Tab("Race", id="race", visible=self.racing):
                 with gr.Row(equal_height=True):
                     self.slower = gr.Radio(list(SLOWER), value="as it was", label="clock", scale=6)
                     again = gr.Button("Replay", size="sm", min_width=90, scale=1, elem_id=f"{self.name}-replay")
@@ -240,7 +241,7 @@ class Panel:
 
     def __init__(self, subject: Subject, tickets: Tickets) -> None:
         self.subject, self.tickets = subject, tickets
-        self.stage = Stage(subject.name)
+        self.stage = Stage(subject.name, racing=not subject.fixed)
 
     # ---- components
 
@@ -262,7 +263,7 @@ class Panel:
 
     def _controls(self) -> None:
         subject = self.subject
-        drafters = [PLAIN, *subject.drafters()]
+        drafters = offered(subject)
         usual = subject.usual if subject.usual in drafters else PLAIN
         self.prompt = gr.Textbox(
             label=subject.what.capitalize(),
@@ -281,7 +282,7 @@ class Panel:
         self.about = gr.HTML(self._about(usual, "exact"), elem_id=f"{subject.name}-about", min_height=74)
         with gr.Row():
             run = [gr.Button("Run", variant="primary", min_width=70, elem_id=f"{subject.name}-run")]
-            run.append(gr.Button("Race", min_width=70, elem_id=f"{subject.name}-go"))
+            run.append(gr.Button("Race", min_width=70, elem_id=f"{subject.name}-go", visible=not subject.fixed))
             run.append(gr.Button("Stop", variant="stop", min_width=70, elem_id=f"{subject.name}-stop"))
         self.run, self.go, self.stop = run
         with gr.Row():
@@ -291,8 +292,8 @@ class Panel:
             self.seed = gr.Number(0, label="seed", precision=0, minimum=0, maximum=limits.SEED, min_width=90)
         self.extras = [_component(one) for one in subject.extras]
         with gr.Accordion("Options of the drafter and the rule", open=False):
-            self.drafting = [_slider(one) for one in _padded(knobs(usual, DRAFTERS), _KNOBS)]
-            self.judging = [_slider(one) for one in _padded(knobs("exact", RULES), _RULES)]
+            self.drafting = [_slider(one) for one in _padded(drafting(subject, usual), _KNOBS)]
+            self.judging = [_slider(one) for one in _padded(judging("exact"), _RULES)]
         self.link = gr.HTML("", elem_id=f"{subject.name}-link", min_height=24)
         self.ticket = gr.State(0)
 
@@ -338,9 +339,9 @@ class Panel:
             self.stage.out.click(self._like, [self.stage.recording], [self.patches], **quiet(queue=True))
 
     def _chosen(self, drafter: str, rule: str) -> list[Update]:
-        rules = rules_for(self.subject, drafter) if drafter in [PLAIN, *self.subject.drafters()] else ["exact"]
+        rules = rules_for(self.subject, drafter) if drafter in offered(self.subject) else ["exact"]
         rule = rule if rule in rules else "exact"
-        turned = [_turned(one) for one in _padded(knobs(drafter, DRAFTERS), _KNOBS)]
+        turned = [_turned(one) for one in _padded(drafting(self.subject, drafter), _KNOBS)]
         return [
             gr.update(choices=rules, value=rule),
             self._about(drafter, rule),
@@ -351,7 +352,7 @@ class Panel:
     def _ruled(self, drafter: str, rule: str) -> list[Update]:
         if rule not in RULES:
             return [gr.skip()] * (1 + _RULES)
-        return [self._about(drafter, rule), *(_turned(one) for one in _padded(knobs(rule, RULES), _RULES))]
+        return [self._about(drafter, rule), *(_turned(one) for one in _padded(judging(rule), _RULES))]
 
     def _begin(self, request: gr.Request) -> list[Update]:
         return [self.tickets.take(visitor(request)), waiting("Waiting for the model's lane …")]
@@ -377,11 +378,11 @@ class Panel:
         turned, judged = rest[:_KNOBS], rest[_KNOBS:]
         given: dict[str, Any] = {"prompt": prompt, "drafter": drafter, "rule": rule, "temperature": heat, "seed": seed}
         given |= {one.name: value for one, value in zip(self.subject.extras, extras, strict=True)}
-        for key, name, table, numbers in (
-            ("drafter_options", drafter, DRAFTERS, turned),
-            ("rule_options", rule, RULES, judged),
+        for key, name, turning, numbers in (
+            ("drafter_options", drafter, partial(drafting, self.subject), turned),
+            ("rule_options", rule, judging, judged),
         ):
-            known = knobs(name, table) if isinstance(name, str) else []
+            known = turning(name) if isinstance(name, str) else []
             given[key] = {one.name: value for one, value in zip(known, numbers, strict=False)}
         return checked(self.subject, given)
 
@@ -465,11 +466,11 @@ class Panel:
             asked.seed,
         ]
         found += [asked.extra[one.name] for one in self.subject.extras]
-        for name, table, given, count in (
-            (asked.drafter, DRAFTERS, asked.drafter_options, _KNOBS),
-            (asked.rule, RULES, asked.rule_options, _RULES),
+        for known, given, count in (
+            (drafting(self.subject, asked.drafter), asked.drafter_options, _KNOBS),
+            (judging(asked.rule), asked.rule_options, _RULES),
         ):
-            found += [_turned(one, given) for one in _padded(knobs(name, table), count)]
+            found += [_turned(one, given) for one in _padded(known, count)]
         return [*found, self._about(asked.drafter, asked.rule)]
 
 

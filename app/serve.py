@@ -87,6 +87,7 @@ def serve(
     setup = serving.Setup(
         folder=folder,
         name=name,
+        drafter=wanted,
         speculative=serving.speculative(model, wanted, length=length, weights=weights),
         host=host,
         port=port,

@@ -157,6 +157,7 @@ class Subject(Protocol):
     heat: float  # the usual temperature
     usual: str  # the drafter to begin with
     extras: tuple[Knob | Choice, ...]
+    fixed: bool  # a server's: its drafter, and the options of that, were chosen where it was started
 
     @property
     def about(self) -> str: ...  # the model, in a few words
@@ -195,6 +196,21 @@ def together(drafter: str, rule: str) -> bool:
     return set(DRAFTERS[drafter].topology) <= set(RULES[rule].topology)
 
 
+def offered(subject: Subject) -> list[str]:
+    """Drafters to choose from, and plain decoding, unless a server has chosen."""
+    return subject.drafters() if subject.fixed else [PLAIN, *subject.drafters()]
+
+
+def drafting(subject: Subject, drafter: str) -> list[Knob]:
+    """What may be turned of a drafter."""
+    return [] if subject.fixed else knobs(drafter, DRAFTERS)
+
+
+def judging(rule: str) -> list[Knob]:
+    """And of a rule."""
+    return knobs(rule, RULES)
+
+
 def rules_for(subject: Subject, drafter: str) -> list[str]:
     return [rule for rule in subject.rules() if together(drafter, rule)]
 
@@ -220,12 +236,12 @@ def summary(name: str, table: Mapping[str, Method]) -> str:
         return "nobody guesses: one call of the target for each token"
     if name == "auto":
         return "drafters without training, as much as is predicted to pay here"
-    return table[name].summary
+    return table[name].summary if name in table else "what the server was started with"
 
 
 def checked(subject: Subject, given: Mapping[str, Any]) -> Asked:
     """What somebody asked for, read from plain values; names that are none and numbers out of bounds are refused."""
-    drafter = limits.one_of(given.get("drafter", subject.usual), "drafter", [PLAIN, *subject.drafters()])
+    drafter = limits.one_of(given.get("drafter", subject.usual), "drafter", offered(subject))
     rule = limits.one_of(given.get("rule", "exact"), "rule", subject.rules())
     if not together(drafter, rule):
         raise InvalidOption(
@@ -238,8 +254,8 @@ def checked(subject: Subject, given: Mapping[str, Any]) -> Asked:
         rule=rule,
         temperature=limits.number(given.get("temperature", subject.heat), "temperature", 0, limits.HEAT),
         seed=limits.whole(given.get("seed", 0), "seed", 0, limits.SEED),
-        drafter_options=_options(given.get("drafter_options"), knobs(drafter, DRAFTERS)),
-        rule_options=_options(given.get("rule_options"), knobs(rule, RULES)),
+        drafter_options=_options(given.get("drafter_options"), drafting(subject, drafter)),
+        rule_options=_options(given.get("rule_options"), judging(rule)),
         extra=extra,
     )
 

@@ -84,6 +84,8 @@ def draft_tree(step: Step, root: int, name: Name, *, narrow: bool = False) -> Tr
 
 
 def _numbers(step: Step, node: int, narrow: bool) -> Text:
+    if not step.p:
+        return Text("")
     p, q, chance = step.p[node], step.q[node], step.chance[node]
     drawn = " fix" if step.fixed[node] else f"{q:4.2f}"
     if narrow:

@@ -159,7 +159,7 @@ def _words(text: str, breaks: bool = True) -> str:
 def explained(step: Step, kind: Kind, token: int, node: int | None, level: int | None, name: Name) -> str:
     """All that is known of one token."""
     said = [f"“{visible(name(token))}” {LOOKS[kind].words}"]
-    if node is not None:
+    if node is not None and step.p:
         said.append(f"p {step.p[node]:.3f}, {drawn(step, node)}, chance {step.chance[node]:.3f}")
     if level is not None and level < len(step.alternatives):
         likely = ", ".join(f"“{visible(name(one))}” {share:.1%}" for one, share in step.alternatives[level])
@@ -201,8 +201,10 @@ def draft_tree(step: Step, root: str = "", name: Name = numbered) -> Drawing:
         if node in step.path:
             kind = step.sources[step.path.index(node)]
         word = name(step.drafted[node])
-        numbers = f"p {step.p[node]:.2f}  {'fixed' if step.fixed[node] else f'q {step.q[node]:.2f}'}"
-        tip = f"“{visible(word)}” p {step.p[node]:.4f}, {drawn(step, node)}, chance {step.chance[node]:.4f}"
+        numbers, tip = "", f"“{visible(word)}”"
+        if step.p:
+            numbers = f"p {step.p[node]:.2f}  {'fixed' if step.fixed[node] else f'q {step.q[node]:.2f}'}"
+            tip += f" p {step.p[node]:.4f}, {drawn(step, node)}, chance {step.chance[node]:.4f}"
         parts.append(_node(x, y, word, numbers, kind, tip))
     missing = len(step.drafted) - len(shown)
     high = 12 + (lowest + 1) * (height + 8) + (14 if missing else 0)
@@ -274,7 +276,7 @@ def step_table(step: Step, name: Name = numbered) -> list[list[str]]:
     for kind, token, node, level in placed(step):
         price = f"{step.price[level]:.4f}" if level is not None and level < len(step.price) else ""
         numbers = ["", "", ""]
-        if node is not None:
+        if node is not None and step.p:
             q = "fixed" if step.fixed[node] else f"{step.q[node]:.4f}"
             numbers = [f"{step.p[node]:.4f}", q, f"{step.chance[node]:.4f}"]
         rows.append([kind, visible(name(token)), *numbers, price])
@@ -423,7 +425,7 @@ def cells(steps: Sequence[Step], what: str, rows: int, columns: int) -> list[lis
             if what == "round":
                 found.append(step.index + 1)
             elif what == "chance":
-                found.append(None if node is None else step.chance[node])
+                found.append(step.chance[node] if node is not None and step.chance else None)
             elif what == "relaxed":
                 found.append(float(step.sources[level] == "relaxed"))
             else:

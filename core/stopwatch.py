@@ -79,7 +79,7 @@ def _matrices(network: Network) -> list[tuple[Linear, int]]:
     """All that a pass multiplies by, and how many numbers go in."""
     form = network.config
     sizes = (form.width, form.heads * form.head_dim, form.width, form.hidden)
-    found = []
+    found = list[tuple[Linear, int]]()
     for layer in network.layers:
         found += zip((layer.qkv, layer.out, layer.up_gate, layer.down), sizes, strict=True)
     return [*found, (network.head, form.width)]

@@ -51,7 +51,7 @@ class Step:
     parents: tuple[int, ...] = ()  # -1: the root
     fixed: tuple[bool, ...] = ()  # a guess that nobody drew
     tried: tuple[bool, ...] = ()
-    chance: tuple[float, ...] = ()
+    chance: tuple[float, ...] = ()  # these three are empty where nobody knows: of engines that don't tell
     p: tuple[float, ...] = ()
     q: tuple[float, ...] = ()
     path: tuple[int, ...] = ()  # accepted nodes among those above, from the root down
@@ -219,7 +219,9 @@ def _check(step: Step) -> None:
     """The parts of a step agree with each other."""
     nodes = len(step.drafted)
     consistent = (
-        all(len(part) == nodes for part in (step.parents, step.fixed, step.tried, step.chance, step.p, step.q))
+        all(len(part) == nodes for part in (step.parents, step.fixed, step.tried))
+        and len(step.chance) == len(step.p) == len(step.q)
+        and len(step.p) in (0, nodes)
         and all(-1 <= parent < node for node, parent in enumerate(step.parents))
         and all(0 <= node < nodes for node in step.path)
         and len(step.sources) == len(step.emitted)

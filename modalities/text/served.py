@@ -64,6 +64,7 @@ class Served:
         setup = Setup(
             folder=self.lm.folder,
             name=self.lm.name,
+            drafter=drafter,
             speculative=speculative(self.lm.name, drafter, length=length, weights=self.folders.get(name)),
             port=free_port(),
             dtype=self.lm.dtype,

@@ -18,7 +18,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,12 +26,13 @@ from typing import Any
 
 from outrider.core.assets import cache_folder, read_json
 from outrider.core.errors import Incompatible, InvalidOption, OutriderError
-from outrider.core.trace import Source, Step, Times
+from outrider.core.trace import Finish, Source, Step, Times
 from outrider.text.exporting import NOTE, WRITERS, export, refused
 from outrider.text.peers import PEERS
 
 MODULE = "vllm.entrypoints.openai.api_server"
 NEEDS_NOTHING = ("prompt-lookup", "suffix")
+SERVED = "served"  # the drafter of a server that somebody else has set up
 _STARTING, _ANSWERING = 900.0, 600.0  # seconds
 _COUNTERS = {
     "drafts": "vllm:spec_decode_num_drafts_total",
@@ -43,6 +44,10 @@ _BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 
 class ServeError(OutriderError):
     """vLLM can't be started here, or gave up."""
+
+
+class Refused(ServeError):
+    """It runs, and won't do what it is asked for."""
 
 
 # ---- what vLLM is told
@@ -129,6 +134,7 @@ class Setup:
 
     folder: Path  # of the target
     name: str
+    drafter: str | None = None  # of ours, for those who ask the server what it runs
     speculative: Mapping[str, Any] | None = None
     host: str = "127.0.0.1"
     port: int = 8000
@@ -141,6 +147,7 @@ class Setup:
     def command(self, python: Path) -> list[str]:
         """The command line, which works without us too."""
         words = [str(python), "-P", "-m", MODULE, "--model", str(self.folder), "--served-model-name", self.name]
+        words += [f"{self.name}:{self.drafter}"] * (self.drafter is not None)
         words += ["--host", self.host, "--port", str(self.port), "--dtype", self.dtype]
         if self.context is not None:
             words += ["--max-model-len", str(self.context)]
@@ -283,7 +290,7 @@ class Reply:
     def steps(self) -> tuple[Step, ...]:
         """The rounds as ours. vLLM tells which tokens came of one pass, and how many were drafted in all, but neither
         the rejected tokens (-1 stands for each) nor in which of the rounds with one token a draft was rejected: those
-        are said to be the first ones."""
+        are said to be the first ones. Of chances it tells nothing."""
         counts = self.counters
         left, rejected = counts.drafts - sum(len(one) > 1 for one in self.rounds), counts.drafted - counts.accepted
         found: list[Step] = []
@@ -295,29 +302,64 @@ class Reply:
                 left -= not accepted
                 wasted = max(min(longest - accepted, rejected), 0)
                 rejected -= wasted
-            drafted = (*tokens[:accepted], *[-1] * wasted)
-            sources: list[Source] = ["drafted"] * accepted
-            sources.append("resampled" if wasted else "bonus")
-            count = len(drafted)
-            found.append(
-                Step(
-                    row=0,
-                    index=index,
-                    drafted=drafted,
-                    parents=tuple(range(-1, count - 1)),
-                    fixed=(True,) * count,
-                    tried=(True,) * min(accepted + 1, count) + (False,) * max(count - accepted - 1, 0),
-                    chance=(0.0,) * count,
-                    p=(0.0,) * count,
-                    q=(0.0,) * count,
-                    path=tuple(range(accepted)),
-                    emitted=tokens,
-                    sources=tuple(sources),
-                    finish=None if index < len(self.rounds) - 1 else "end" if self.finish == "stop" else "limit",
-                    times=Times(score=self.seconds / len(self.rounds)),
-                )
-            )
+            last = index == len(self.rounds) - 1
+            finish: Finish | None = None if not last else "end" if self.finish == "stop" else "limit"
+            found.append(told(index, tokens, wasted, self.seconds / len(self.rounds), finish))
         return tuple(found)
+
+
+def told(index: int, tokens: Sequence[int], wasted: int, seconds: float, finish: Finish | None = None) -> Step:
+    """A round as a step: its tokens, all but the last one drafted, and so many more that were rejected."""
+    accepted = len(tokens) - 1
+    drafted = (*tokens[:accepted], *[-1] * wasted)
+    count = len(drafted)
+    last: Source = "resampled" if wasted else "bonus"
+    return Step(
+        row=0,
+        index=index,
+        drafted=drafted,
+        parents=tuple(range(-1, count - 1)),
+        fixed=(True,) * count,
+        tried=(True,) * min(accepted + 1, count) + (False,) * max(count - accepted - 1, 0),
+        path=tuple(range(accepted)),
+        emitted=tuple(tokens),
+        sources=(*["drafted"] * accepted, last),  # type: ignore[arg-type]
+        finish=finish,
+        times=Times(score=seconds),
+    )
+
+
+class Answering:
+    """An answer under way: an iterator of the tokens that came of one pass. Closing it ends the answer over there."""
+
+    def __init__(self, client: Client, asked: Mapping[str, Any]) -> None:
+        self._client, self._before = client, client.counters()
+        self.rounds: list[tuple[int, ...]] = []
+        self.seconds, self._finish = 0.0, ""
+        self._began = time.perf_counter()
+        self._lines = client.stream("/v1/completions", asked)
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        return self
+
+    def __next__(self) -> tuple[int, ...]:
+        for line in self._lines:
+            self.seconds = time.perf_counter() - self._began
+            choice = (line.get("choices") or [{}])[0]
+            self._finish = choice.get("finish_reason") or self._finish
+            if tokens := choice.get("token_ids"):
+                self.rounds.append(tuple(tokens))
+                return self.rounds[-1]
+        raise StopIteration
+
+    def close(self) -> None:
+        self._lines.close()
+
+    def reply(self) -> Reply:
+        """What there is so far."""
+        counts = self._client.counters() - self._before
+        tokens = tuple(one for part in self.rounds for one in part)
+        return Reply(tokens, tuple(self.rounds), self.seconds, self._finish, counts)
 
 
 class Client:
@@ -328,6 +370,7 @@ class Client:
         if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", self.url):
             raise InvalidOption(f"'{url}' is no address; give one such as http://127.0.0.1:8000")
         self._name = name
+        self._pieces: dict[int, str] = {}
 
     @property
     def name(self) -> str:
@@ -346,11 +389,31 @@ class Client:
     def counters(self) -> Counters:
         return Counters.read(self._ask("/metrics"))
 
-    def complete(
+    @property
+    def drafter(self) -> str | None:
+        """Who drafts there: a name of ours where `outrider serve` has started it, else SERVED; None: nobody."""
+        names = [str(one["id"]).removeprefix(f"{self.name}:") for one in json.loads(self._ask("/v1/models"))["data"]]
+        known = [one for one in names if one in (*NEEDS_NOTHING, *WRITERS)]
+        return known[0] if known else SERVED if "vllm:spec_decode" in self._ask("/metrics") else None
+
+    def encode(self, text: str) -> list[int]:
+        """What a user says as ids, by the server's tokenizer and chat template; where it has none, the bare text."""
+        try:
+            found = self._post("/tokenize", {"messages": [{"role": "user", "content": text}]})
+        except Refused:
+            found = self._post("/tokenize", {"prompt": text})
+        return [int(one) for one in found["tokens"]]
+
+    def piece(self, token: int) -> str:
+        """A single token for showing."""
+        if token not in self._pieces:
+            self._pieces[token] = str(self._post("/detokenize", {"tokens": [token]})["prompt"]) if token >= 0 else "?"
+        return self._pieces[token]
+
+    def answer(
         self, ids: Sequence[int], limit: int, *, end: Sequence[int] = (), temperature: float = 0.0, seed: int = 0
-    ) -> Reply:
-        """Token ids in, token ids out."""
-        before = self.counters()
+    ) -> Answering:
+        """Token ids in, token ids out as they come."""
         asked = {
             "model": self.name,
             "prompt": list(ids),
@@ -361,27 +424,32 @@ class Client:
             "stream": True,
             "return_token_ids": True,
         }
-        rounds: list[tuple[int, ...]] = []
-        finish, began = "", time.perf_counter()
-        for line in self._stream("/v1/completions", asked):
-            choice = (line.get("choices") or [{}])[0]
-            if tokens := choice.get("token_ids"):
-                rounds.append(tuple(tokens))
-            finish = choice.get("finish_reason") or finish
-        seconds = time.perf_counter() - began
-        if not rounds:
-            raise ServeError(f"{self.url} answered without a token")
-        counts = self.counters() - before
-        return Reply(tuple(one for part in rounds for one in part), tuple(rounds), seconds, finish, counts)
+        return Answering(self, asked)
 
-    def _stream(self, path: str, asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def complete(
+        self, ids: Sequence[int], limit: int, *, end: Sequence[int] = (), temperature: float = 0.0, seed: int = 0
+    ) -> Reply:
+        """The same at once."""
+        answering = self.answer(ids, limit, end=end, temperature=temperature, seed=seed)
+        for _ in answering:
+            pass
+        if not answering.rounds:
+            raise ServeError(f"{self.url} answered without a token")
+        return answering.reply()
+
+    def stream(self, path: str, asked: Mapping[str, Any]) -> Generator[dict[str, Any]]:
+        """What it sends line by line."""
         for line in self._open(path, asked):
             text = line.decode("utf-8").strip()
             if text.startswith("data: ") and text != "data: [DONE]":
                 found = json.loads(text.removeprefix("data: "))
                 if "error" in found:
-                    raise ServeError(f"vLLM refused: {str(found['error'])[:300]}")
+                    raise Refused(f"vLLM refused: {str(found['error'])[:300]}")
                 yield found
+
+    def _post(self, path: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(b"".join(self._open(path, {"model": self.name, **asked})))
+        return found
 
     def _ask(self, path: str) -> str:
         return b"".join(self._open(path)).decode("utf-8")
@@ -393,6 +461,6 @@ class Client:
             with urllib.request.urlopen(request, timeout=_ANSWERING) as answer:
                 yield from answer
         except urllib.error.HTTPError as error:
-            raise ServeError(f"vLLM refused: {error.read(500).decode(errors='replace')}") from None
+            raise Refused(f"vLLM refused: {error.read(500).decode(errors='replace')}") from None
         except (OSError, ValueError) as error:
             raise ServeError(f"no server of vLLM's answers at {self.url}: {error}") from None

@@ -7,9 +7,7 @@ import json
 import os
 import socket
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from outrider.core.trained import save
 from outrider.text import load, recipes
 from outrider.text.exporting import NOTE, WRITERS, export
 from outrider.text.serving import (
+    SERVED,
     Client,
     Counters,
     Reply,
@@ -40,9 +39,9 @@ from outrider.text.serving import (
     running,
     speculative,
 )
+from tests.text.speaks import PROMPT, Speaks, speaking
 from tests.text.tiny import write
 
-PROMPT = [5, 17, 42, 9, 88]
 OPTIONS: dict[str, dict[str, Any]] = {
     "draft-model": {"layers": (0, -1), "rank": 4},
     "medusa": {"heads": 3},
@@ -127,10 +126,21 @@ def test_what_vllm_is_told(model: Path, weights: dict[str, Path], tmp_path: Path
         with pytest.raises(Incompatible, match=rf"can't run the drafter '{name}'.*medusa.*prompt-lookup"):
             speculative(str(model), name)
     setup = Setup(
-        folder=model, name="m", speculative=told, parallel={"tensor": 2, "pipeline": 2}, extra=("--enforce-eager",)
+        folder=model,
+        name="m",
+        drafter="medusa",
+        speculative=told,
+        parallel={"tensor": 2, "pipeline": 2},
+        extra=("--enforce-eager",),
     )
     command = setup.command(Path("python"))
-    for words in ("--tensor-parallel-size 2", "--pipeline-parallel-size 2", "--enforce-eager", "--host 127.0.0.1"):
+    for words in (
+        "--served-model-name m m:medusa --host",
+        "--tensor-parallel-size 2",
+        "--pipeline-parallel-size 2",
+        "--enforce-eager",
+        "--host 127.0.0.1",
+    ):
         assert words in " ".join(command)
     assert json.loads(command[command.index("--speculative-config") + 1]) == told
 
@@ -186,60 +196,11 @@ def _free() -> int:
 
 # ---- a server that speaks as vLLM does
 
-ROUNDS = [[11], [12, 13, 14], [15], [16, 17]]
-
-
-class Speaks(BaseHTTPRequestHandler):
-    """One answer of four rounds: a draft of 3 accepted in two places, one rejected, one with one token right."""
-
-    asked = 0
-
-    def do_GET(self) -> None:
-        n = Speaks.asked
-        by_position = "".join(
-            f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{place}"}} {n * count}.0\n'
-            for place, count in enumerate((2, 1, 0))
-        )
-        pages = {
-            "/health": "",
-            "/v1/models": json.dumps({"data": [{"id": "m"}]}),
-            "/metrics": "# HELP x\n"
-            f'vllm:spec_decode_num_drafts_total{{engine="0"}} {n * 3}.0\n'
-            f'vllm:spec_decode_num_draft_tokens_total{{engine="0"}} {n * 9}.0\n'
-            f'vllm:spec_decode_num_accepted_tokens_total{{engine="0"}} {n * 3}.0\n{by_position}',
-        }
-        self._answer(200, pages[self.path])
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if asked["max_tokens"] == 1:
-            self._answer(400, "the prompt is too long")
-            return
-        assert asked["prompt"] == PROMPT and asked["stop_token_ids"] == [2] and asked["temperature"] == 0
-        Speaks.asked += 1
-        lines = [{"choices": [{"token_ids": one, "finish_reason": None}]} for one in ROUNDS]
-        lines.append({"choices": [{"token_ids": [], "finish_reason": "length"}]})
-        self._answer(200, "".join(f"data: {json.dumps(one)}\n\n" for one in lines) + "data: [DONE]\n\n")
-
-    def _answer(self, code: int, text: str) -> None:
-        self.send_response(code)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_: object) -> None:
-        """Quiet."""
-
 
 @pytest.fixture
 def served() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Speaks)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with speaking() as address:
+        yield address
 
 
 def test_acceptance_comes_back_as_steps(served: str) -> None:
@@ -257,12 +218,35 @@ def test_acceptance_comes_back_as_steps(served: str) -> None:
     assert found.by_position == pytest.approx((2 / 3, 1 / 3, 0))
     assert [len(step.drafted) for step in steps] == [0, 3, 3, 3]
     assert [step.finish for step in steps] == [None, None, None, "limit"]
+    assert [step.p for step in steps] == [()] * 4  # nobody knows
     with pytest.raises(ServeError, match="too long"):
         client.complete(PROMPT, 1)
     with pytest.raises(InvalidOption, match="no address"):
         Client("localhost")
     with pytest.raises(ServeError, match="answers at"):
         Client("http://127.0.0.1:9").counters()
+
+
+def test_a_server_says_what_it_runs_and_reads_and_writes_text(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client(served)
+    assert client.drafter == SERVED  # counted, and not named
+    monkeypatch.setattr(Speaks, "names", ("m", "m:medusa"))
+    assert client.drafter == "medusa"
+    monkeypatch.setattr(Speaks, "names", ("m", "m:../../etc"))
+    assert client.drafter == SERVED
+    assert client.encode("Why?") == PROMPT and client.piece(11) == " w11" and client.piece(-1) == "?"
+    monkeypatch.setattr(Speaks, "chats", False)
+    assert client.encode("Why?") == [*PROMPT, 3]
+    monkeypatch.setattr(Speaks, "speculates", False)
+    assert client.drafter is None
+
+
+def test_an_answer_may_be_left_halfway(served: str) -> None:
+    answering = Client(served).answer(PROMPT, 16)
+    assert next(answering) == (11,) and next(answering) == (12, 13, 14)
+    answering.close()
+    reply = answering.reply()
+    assert reply.tokens == (11, 12, 13, 14) and [len(step.emitted) for step in reply.steps()] == [1, 3]
 
 
 def test_plain_decoding_has_no_drafts() -> None:
