@@ -80,7 +80,7 @@ def serve(
     wanted = None if drafter in ("plain", "none") else drafter
     if wanted is not None and wanted not in (*serving.NEEDS_NOTHING, *WRITERS):
         raise refused(wanted)
-    found = _python(python, install)
+    found = _python(python, install, wanted)
     serving.check_port(host, port)
     folder, name = find(model)
     parallel = {"tensor": tensor_parallel, "pipeline": pipeline_parallel, "data": data_parallel}
@@ -102,13 +102,21 @@ def serve(
         raise typer.Exit(_wait(subprocess.Popen(command, env=serving.environment(found))))
 
 
-def _python(given: Path | None, install: bool) -> Path:
+def _python(given: Path | None, install: bool, drafter: str | None = None) -> Path:
     from outrider.text.peers import PEERS, python_of
-    from outrider.text.serving import interpreter
+    from outrider.text.serving import add_suffix, can_draft, interpreter
 
     if install and given is None:
-        python_of(PEERS["vllm"], lambda line: print(line, file=sys.stderr))
-    return interpreter(given)
+
+        def say(line: str) -> None:
+            print(line, file=sys.stderr)
+
+        made = python_of(PEERS["vllm"], say)
+        if drafter == "suffix":
+            add_suffix(made, say)
+    found = interpreter(given)
+    can_draft(found, drafter)
+    return found
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:

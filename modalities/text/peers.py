@@ -83,16 +83,20 @@ def python_of(peer: Peer, say: Callable[[str], None]) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _call([sys.executable, "-m", "venv", str(folder)])
-    quiet = ["--quiet", "--disable-pip-version-check", "--no-input"]
-    _call([str(python), "-m", "pip", "install", *quiet, "--only-binary=:all:", *peer.packages])
+    pip(python, "install", "--only-binary=:all:", *peer.packages)
     if peer.unwanted:
-        _call([str(python), "-m", "pip", "uninstall", "--yes", *quiet, *peer.unwanted])
+        pip(python, "uninstall", "--yes", *peer.unwanted)
     stamp.write_text(wanted)
     return python
 
 
-def _call(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def pip(python: Path, what: str, *words: str, **env: str) -> None:
+    """Quietly; what goes wrong is an error of ours. `env`: set for it alone."""
+    _call([str(python), "-m", "pip", what, "--quiet", "--disable-pip-version-check", "--no-input", *words], **env)
+
+
+def _call(command: Sequence[str], **env: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **env})
     if done.returncode:
         said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         errors = [line for line in said if "ERROR" in line or "rror:" in line]

@@ -17,7 +17,7 @@ from outrider.core.bench import PLAIN, Bench, Contender, Item, Outcome, Run
 from outrider.core.errors import InvalidOption, OutriderError
 from outrider.text.bench import Settings, report
 from outrider.text.model import TextModel
-from outrider.text.serving import Client, Counters, Setup, free_port, running, speculative
+from outrider.text.serving import Client, Counters, Setup, can_draft, free_port, running, speculative
 
 ENGINE = "vllm"
 
@@ -59,6 +59,7 @@ class Served:
     def _measure(self, name: str) -> Iterator[str]:
         length = self.settings.options.get(name, {}).get("length")
         drafter = None if name == PLAIN else name
+        can_draft(self.python, drafter)
         room = max(len(self.lm.encode(item.content)) for item in self.items) + self.settings.max_new_tokens + 16
         assert self.lm.folder is not None
         setup = Setup(

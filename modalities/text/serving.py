@@ -14,11 +14,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,11 +29,13 @@ from outrider.core.assets import cache_folder, read_json
 from outrider.core.errors import Incompatible, InvalidOption, OutriderError
 from outrider.core.trace import Finish, Source, Step, Times
 from outrider.text.exporting import NOTE, WRITERS, export, refused
-from outrider.text.peers import PEERS
+from outrider.text.peers import PEERS, pip
 
 MODULE = "vllm.entrypoints.openai.api_server"
 NEEDS_NOTHING = ("prompt-lookup", "suffix")
 SERVED = "served"  # the drafter of a server that somebody else has set up
+SUFFIX = "arctic-inference==0.1.1"  # as vLLM has it
+_BUILDS = ("nanobind==2.9.2", "grpcio-tools", "wheel", "cmake")
 _STARTING, _ANSWERING = 900.0, 600.0  # seconds
 _COUNTERS = {
     "drafts": "vllm:spec_decode_num_drafts_total",
@@ -103,6 +106,27 @@ def interpreter(given: Path | None = None) -> Path:
     if given is None and (wrong := [one for one in PEERS["vllm"].unwanted if _has(python, one)]):
         raise ServeError(f"vLLM's CPU build does not start beside {', '.join(wrong)}: uninstall that in {venv}")
     return python
+
+
+def can_draft(python: Path, drafter: str | None) -> None:
+    """Refuse what this vLLM has no code for: suffix decoding is in a package of its own."""
+    if drafter == "suffix" and not _has(python, SUFFIX.partition("==")[0].replace("-", "_")):
+        raise ServeError(
+            f"vLLM's suffix decoding needs {SUFFIX}, which {python} has not; `outrider serve --install --drafter "
+            "suffix` builds it in our venv, with a C++ compiler"
+        )
+
+
+def add_suffix(python: Path, say: Callable[[str], None]) -> None:
+    """Build what suffix decoding needs, if it isn't there. It comes as source alone, and says that it is built with a
+    PyTorch of its own; beside the one that is there it builds as well."""
+    if _has(python, SUFFIX.partition("==")[0].replace("-", "_")):
+        return
+    say(f"building {SUFFIX} (once)")
+    with tempfile.TemporaryDirectory() as folder:
+        pip(python, "install", "--only-binary=:all:", "--target", folder, *_BUILDS)
+        path = os.pathsep.join([str(Path(folder) / "bin"), os.environ.get("PATH", "")])
+        pip(python, "install", "--no-deps", "--no-build-isolation", SUFFIX, PATH=path, PYTHONPATH=folder)
 
 
 def _has(python: Path, package: str) -> bool:

@@ -53,6 +53,7 @@ def test_drafters_are_compared_with_vllms_own_plain_decoding(tmp_path: Path, mon
         yield Stand(lm, setup)
 
     monkeypatch.setattr(served, "running", running)
+    monkeypatch.setattr(served, "can_draft", lambda *_: None)  # the stand-in drafts whatever it is told
     settings = Settings(drafters=("prompt-lookup", "suffix", "hydra"), max_new_tokens=8)
     one = Served(lm, settings, ITEMS, Path("python"), 1, ("--enforce-eager",))
     lines = list(one.go())

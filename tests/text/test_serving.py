@@ -33,6 +33,7 @@ from outrider.text.serving import (
     Reply,
     ServeError,
     Setup,
+    can_draft,
     check_port,
     interpreter,
     last_words,
@@ -151,6 +152,9 @@ def test_without_vllm_or_a_port_it_says_so(tmp_path: Path, monkeypatch: pytest.M
         interpreter()
     with pytest.raises(ServeError, match="has no vLLM"):
         interpreter(Path(sys.executable))
+    with pytest.raises(ServeError, match=r"arctic-inference.*--install --drafter suffix"):
+        can_draft(Path(sys.executable), "suffix")
+    can_draft(Path(sys.executable), "medusa")
     told = CliRunner().invoke(cli, ["serve"])
     assert isinstance(told.exception, ServeError) and "--install" in str(told.exception)
     told = CliRunner().invoke(cli, ["serve", "--drafter", "hydra"])
