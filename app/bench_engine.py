@@ -1,4 +1,4 @@
-"""`outrider bench crowd | long | offload | device`: the engine room's tables, for people or as JSON."""
+"""`outrider bench crowd | long | offload | soak | device`: the engine room's tables, for people or as JSON."""
 
 from __future__ import annotations
 
@@ -98,6 +98,66 @@ def offload(
     )
     settings = {"model": model, "dtype": dtype, "specexec.nodes": nodes, "max_new_tokens": max_new_tokens}
     _write(_watched(rows, "Budgets"), settings | {"repeat": repeat}, json_file)
+
+
+def soak(
+    requests: Annotated[int, typer.Option(min=1, help="So many.")] = 2000,
+    drafter: Annotated[str, typer.Option(help="Who drafts, or plain.")] = "prompt-lookup",
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    rows: Annotated[int, typer.Option(min=1, help="Side by side, at most.")] = 8,
+    model: Annotated[
+        str, typer.Option(help="A name, a hub id, a folder or a GGUF file; random: a small one.")
+    ] = "random",
+    dtype: _DTYPE = "bfloat16",
+    device: _DEVICE = "cpu",
+    cache: Cache = None,
+    check: Annotated[int, typer.Option(min=1, help="Decode every so many-th once more alone.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of prompts, limits and cancels.")] = 17,
+    json_file: _JSON = None,
+) -> None:
+    """Requests with random limits, stops and cancels: is every finished row what it is alone, and does memory stay
+    flat? Ends with 1 where not."""
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from outrider.app.bench import bar
+    from outrider.core.soak import soak as run
+    from outrider.text.engines import soaked
+
+    console = Console(stderr=True, highlight=False)
+    target, make, rule, wanted, sampling, stop = soaked(
+        model, drafter, dtype=dtype, device=device, cache=cache, temperature=temperature, seed=seed
+    )
+    with bar(console, requests, "Soaking") as step:
+        found = run(
+            target,
+            make,
+            rule,
+            requests,
+            wanted=wanted,
+            sampling=sampling,
+            stop=stop,
+            rows=rows,
+            check=check,
+            seed=seed,
+            say=lambda done: step("", done, requests),
+        )
+    told = {**asdict(found), "growth": found.growth, "flat": found.flat}
+    if json_file is not None and str(json_file) == "-":
+        print(json.dumps(told, indent=2))
+    else:
+        if json_file is not None:
+            json_file.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        print(
+            f"{found.requests:,} requests in {found.rounds:,} rounds, {found.emitted:,} tokens: {found.finished:,} "
+            f"finished ({found.stopped:,} by a stop), {found.cancelled:,} cancelled\n"
+            f"not what they are alone: {found.wrong} of {found.finished // check:,} looked at\n"
+            f"cache: {found.cache_bytes / 1e6:.1f} MB at most; memory: {found.resident[0] / 1e6:.0f} MB at first, "
+            f"{found.resident[-1] / 1e6:.0f} MB at last, {found.growth / 1e6:+.1f} MB from the second quarter on"
+        )
+    if found.wrong or not found.flat:
+        raise typer.Exit(1)
 
 
 def device(

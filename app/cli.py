@@ -46,7 +46,7 @@ cli = typer.Typer(
 bench.command("image")(bench_image)
 bench.command("speech")(bench_speech)
 bench.command("rag")(bench_rag)
-for one in (bench_engine.crowd, bench_engine.long, bench_engine.offload, bench_engine.device):
+for one in (bench_engine.crowd, bench_engine.long, bench_engine.offload, bench_engine.soak, bench_engine.device):
     bench.command()(one)
 cli.add_typer(bench, name="bench")
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable, on stdout.")]

@@ -138,8 +138,8 @@ TEXT = (
         "long",
         "Prompts of 6,000 and 8,000 tokens",
         "The source of Python's argparse before a question, over a cache of 16 and one of 8 bits; speeds are those "
-        "behind the prompt. sparse-cache and triforce draft with a copy of part of the cache. 'As exact' is how much was "
-        "decoded before it differs from plain decoding over the cache of 16 bits.",
+        "behind the prompt. sparse-cache and triforce draft with a copy of part of the cache. 'As exact' is how much "
+        "was decoded before it differs from plain decoding over the cache of 16 bits.",
         ("long",),
     ),
     Section(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
+from pathlib import Path
 
 import torch
 
@@ -20,6 +22,14 @@ def peak_memory() -> int:
 
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(most) if sys.platform == "darwin" else int(most) * 1024
+
+
+def resident_memory() -> int:
+    """Bytes of main memory that this process holds now; where that can't be asked, at most so far."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return peak_memory()
 
 
 def keep_memory() -> None:

@@ -13,17 +13,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
-from typing import Any
+from itertools import pairwise, takewhile
+from typing import Any, cast
 
 import torch
 
 from outrider.core.bench import Item
+from outrider.core.decode import Drafter, Rule
 from outrider.core.engine.graphs import Graphs
+from outrider.core.engine.network import Config, random_network
 from outrider.core.engine.streamed import streamed
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption
+from outrider.core.laws import Sampling
+from outrider.core.methods import make_drafter, make_rule
+from outrider.core.soak import Wish, wishes
+from outrider.core.target import Roomy
 from outrider.text.bench import lengthened
+from outrider.text.loading import load
 from outrider.text.model import TextModel
 from outrider.text.options import Options
 
@@ -192,6 +199,66 @@ def offloaded(
                 yield {"budget": budget, **row}
         finally:
             shelf.close()
+
+
+Soaking = tuple[
+    Callable[[], Roomy],
+    Callable[[], Drafter] | None,
+    Rule,
+    Iterator[Wish],
+    Sampling,
+    Callable[[int, Sequence[int]], int | None],
+]
+
+
+def soaked(
+    model: str,
+    drafter: str,
+    *,
+    dtype: str = "bfloat16",
+    device: str = "cpu",
+    cache: str | None = None,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> Soaking:
+    """What outrider.core.soak takes, for a model by its name, or for a small random one."""
+    make: Callable[[], Drafter] | None
+    if model == "random":
+        config = Config(vocabulary=61, width=32, layers=2, heads=2, kv_heads=2, head_dim=32, hidden=48)
+        network, kept = random_network(config, 1, device=device), None if cache is None else 8
+
+        def target() -> Roomy:
+            return Decoder(network, cache_bits=kept)
+
+        end: tuple[int, ...] = (3,)
+
+        def guesses() -> Drafter:
+            return _drafts(make_drafter(drafter, **({"model": target()} if drafter == "draft-model" else {})))
+
+        make = None if drafter == "plain" else guesses
+        vocabulary = config.vocabulary
+    else:
+        lm = load(model, dtype=dtype, device=device, cache=cache)
+        whole, end, vocabulary = lm.target, lm.end, _decoder(lm).vocabulary
+
+        def target() -> Roomy:
+            return cast(Roomy, whole())
+
+        asked = Options(drafter=drafter)
+        make = None if drafter == "plain" else lambda: _drafts(lm.drafter(asked)[0])
+
+    def stop(number: int, tokens: Sequence[int]) -> int | None:
+        """A pattern that comes up now and then, and is cut off: some token behind an even one."""
+        pairs = enumerate(pairwise(tokens))
+        return next((place for place, (one, two) in pairs if one % 2 == 0 and two % 61 == 7), None)
+
+    sampling = Sampling(temperature=temperature, end=end)
+    return target, make, make_rule("exact"), wishes(vocabulary, seed), sampling, stop
+
+
+def _drafts(drafter: Drafter | None) -> Drafter:
+    assert drafter is not None
+    return drafter
 
 
 def device(

@@ -64,6 +64,17 @@ def test_device(folder: Path) -> None:
     assert all(row["launches_per_call"] is None and row["times_floor"] > 0 for row in rows)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("drafter", ["plain", "prompt-lookup"])
+def test_soak(folder: Path, drafter: str) -> None:
+    given = ["--requests", "12", "--drafter", drafter, "--check", "2", "--rows", "3"]
+    for model in ("random", str(folder)):
+        told = CliRunner().invoke(cli, ["bench", "soak", "--model", model, "--dtype", "float32", *given, "--json", "-"])
+        found = json.loads(told.stdout)
+        assert found["wrong"] == 0 and found["finished"] + found["cancelled"] == found["requests"] == 12
+        assert len(found["resident"]) >= 4 and found["emitted"] > found["finished"]
+        assert told.exit_code == (0 if found["flat"] else 1)
+
+
 def test_a_table_for_people(folder: Path) -> None:
     given = ["--model", str(folder), "--dtype", "float32", "--max-new-tokens", "4", "--repeat", "1", "--limit", "1"]
     told = CliRunner().invoke(cli, ["bench", "crowd", "--rows", "1", "--drafters", "suffix", *given])
