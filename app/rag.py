@@ -6,6 +6,7 @@ Heavy packages are imported by the commands when they run.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -182,21 +183,43 @@ def cells(row: Mapping[str, Any], times: bool) -> list[str]:
     return parts
 
 
+def command(found: Mapping[str, Any]) -> str:
+    """What measures the same again."""
+    from inspect import signature
+
+    settings, rows = found["settings"], found["rows"]
+    asked = {name: settings[name] for name in ("documents", "stride", "window", "max_new_tokens", "model", "dtype")}
+    asked |= {"seed": settings["seed"]}
+    for name in ("retriever", "method"):
+        asked[f"{name}s"] = ",".join(dict.fromkeys(row[name] for row in rows))
+    if settings["small"] != f"{settings['model']}:{settings['dtype']}":
+        asked["small"] = settings["small"]
+    if settings["questions_from"] != "built in":
+        asked["questions"] = settings["questions_from"]
+    usual = signature(bench_rag).parameters
+    words = ["outrider", "bench", "rag", *(() if settings["timed"] else ("--no-times",))]
+    for name, value in asked.items():
+        words += [f"--{name.replace('_', '-')}", str(value)] if value != usual[name].default else []
+    return shlex.join(words)
+
+
 def written(folder: Path) -> str:
     """The page of what a folder holds."""
     parts = ["# Answers from documents, measured\n"]
     parts.append(
         "`same`: answers that are, token for token and document for document, those of looking up each time. `calls`: "
         "of the store, each with one lookup or several. `right`: answers that hold what was asked for. `read`: tokens "
-        "that the large model read for an answer, where one lookup is made.\n"
+        "that the large model read for an answer, where one lookup is made. RaLMSpec must give what looking up each time "
+        "gives; Speculative RAG answers otherwise than plain RAG.\n"
     )
     for file in sorted(folder.glob("*.json")):
         found = json.loads(file.read_text(encoding="utf-8"))
         asked, times = found["settings"], found["settings"]["timed"]
+        methods = ", ".join(dict.fromkeys(row["method"] for row in found["rows"]))
         parts.append(
-            f"## {asked['documents']}, {asked['passages']:,} passages\n\n{asked['model']}, {asked['dtype']}, greedy, "
+            f"## {methods}: {asked['documents']}, {asked['passages']:,} passages\n\n{asked['model']}, {asked['dtype']}, greedy, "
             f"up to {asked['max_new_tokens']} tokens, a lookup every {asked['stride']} by the last {asked['window']}; "
-            f"drafts of speculative-rag by {asked['small']}.\n"
+            f"drafts of speculative-rag by {asked['small']}.\n\n`{command(found)}`\n"
         )
         titles = ("", "retriever", *COLUMNS, *(("seconds", "speedup") if times else ()))
         lines = [f"| {' | '.join(titles)} |", "|---|---|" + "---:|" * (len(titles) - 2)]

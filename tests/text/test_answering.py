@@ -155,5 +155,6 @@ def test_the_command_answers_and_measures(lm: TextModel, tmp_path: Path, monkeyp
     assert [row["identical"] for row in found["rows"]] == [None, 1, 1, 1, 1]
     assert "seconds" not in told.stdout and "ralm-spec, 3 ahead" in told.stdout
     assert "| ralm-spec, 3 ahead | bm25 | 1 | 1 |" in page.read_text()
+    assert "--max-new-tokens 6 " in page.read_text() and "--retrievers bm25" in page.read_text()
     told = CliRunner().invoke(cli, ["bench", "rag", "--methods", "guessing"])
     assert isinstance(told.exception, InvalidOption)
