@@ -209,16 +209,16 @@ def written(folder: Path) -> str:
     parts.append(
         "`same`: answers that are, token for token and document for document, those of looking up each time. `calls`: "
         "of the store, each with one lookup or several. `right`: answers that hold what was asked for. `read`: tokens "
-        "that the large model read for an answer, where one lookup is made. RaLMSpec must give what looking up each time "
-        "gives; Speculative RAG answers otherwise than plain RAG.\n"
+        "that the large model read for an answer, where one lookup is made. RaLMSpec must give what looking up each "
+        "time gives; Speculative RAG answers otherwise than plain RAG.\n"
     )
     for file in sorted(folder.glob("*.json")):
         found = json.loads(file.read_text(encoding="utf-8"))
         asked, times = found["settings"], found["settings"]["timed"]
         methods = ", ".join(dict.fromkeys(row["method"] for row in found["rows"]))
         parts.append(
-            f"## {methods}: {asked['documents']}, {asked['passages']:,} passages\n\n{asked['model']}, {asked['dtype']}, greedy, "
-            f"up to {asked['max_new_tokens']} tokens, a lookup every {asked['stride']} by the last {asked['window']}; "
+            f"## {methods}: {asked['documents']}, {asked['passages']:,} passages\n\n"
+            f"{asked['model']}, {asked['dtype']}, greedy, up to {asked['max_new_tokens']} tokens, a lookup every {asked['stride']} by the last {asked['window']}; "
             f"drafts of speculative-rag by {asked['small']}.\n\n`{command(found)}`\n"
         )
         titles = ("", "retriever", *COLUMNS, *(("seconds", "speedup") if times else ()))
