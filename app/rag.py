@@ -218,8 +218,8 @@ def written(folder: Path) -> str:
         methods = ", ".join(dict.fromkeys(row["method"] for row in found["rows"]))
         parts.append(
             f"## {methods}: {asked['documents']}, {asked['passages']:,} passages\n\n"
-            f"{asked['model']}, {asked['dtype']}, greedy, up to {asked['max_new_tokens']} tokens, a lookup every {asked['stride']} by the last {asked['window']}; "
-            f"drafts of speculative-rag by {asked['small']}.\n\n`{command(found)}`\n"
+            f"{asked['model']}, {asked['dtype']}, greedy, up to {asked['max_new_tokens']} tokens, a lookup every "
+            f"{asked['stride']} by the last {asked['window']}; drafts of speculative-rag by {asked['small']}.\n\n`{command(found)}`\n"
         )
         titles = ("", "retriever", *COLUMNS, *(("seconds", "speedup") if times else ()))
         lines = [f"| {' | '.join(titles)} |", "|---|---|" + "---:|" * (len(titles) - 2)]
