@@ -219,7 +219,8 @@ def written(folder: Path) -> str:
         parts.append(
             f"## {methods}: {asked['documents']}, {asked['passages']:,} passages\n\n"
             f"{asked['model']}, {asked['dtype']}, greedy, up to {asked['max_new_tokens']} tokens, a lookup every "
-            f"{asked['stride']} by the last {asked['window']}; drafts of speculative-rag by {asked['small']}.\n\n`{command(found)}`\n"
+            f"{asked['stride']} by the last {asked['window']}; drafts of speculative-rag by {asked['small']}.\n\n"
+            f"`{command(found)}`\n"
         )
         titles = ("", "retriever", *COLUMNS, *(("seconds", "speedup") if times else ()))
         lines = [f"| {' | '.join(titles)} |", "|---|---|" + "---:|" * (len(titles) - 2)]
