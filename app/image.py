@@ -11,17 +11,21 @@ import typer
 from outrider.app.options import (
     Compare,
     Device,
+    Draft,
     DrafterOptions,
+    Model,
+    ModelOptions,
     OwnWeights,
     Precision,
     RuleName,
     RuleOptions,
     TraceFile,
     methods,
+    published,
 )
 
 if TYPE_CHECKING:
-    from outrider.image import ImageModel, Result
+    from outrider.image import ImageModel, PublishedModel, Result
 
 _SCALE = 4  # a picture of 64x64 is written this many times as large
 
@@ -33,7 +37,9 @@ def image(
     rule: RuleName = "exact",
     drafter_option: DrafterOptions = None,
     rule_option: RuleOptions = None,
-    guidance: Annotated[float, typer.Option(help="1 is none; more keeps closer to the words.")] = 3.0,
+    guidance: Annotated[
+        float | None, typer.Option(help="1 is none; more keeps closer to the words. Default: 3, or the model's own.")
+    ] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Only the k likeliest codes; 0 is off.")] = 0,
     entropy_aware: Annotated[
@@ -45,7 +51,13 @@ def image(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Write the picture.")] = Path(
         "picture.png"
     ),
-    scale: Annotated[int, typer.Option(min=1, max=32, help="Enlarge the 64x64 pixels so many times.")] = _SCALE,
+    scale: Annotated[
+        int | None,
+        typer.Option(min=1, max=32, help="Enlarge pixels so many times. Default: 4; of a published model, 1."),
+    ] = None,
+    model: Model = None,
+    draft: Draft = None,
+    model_option: ModelOptions = None,
     weights: OwnWeights = None,
     dtype: Precision = "float32",
     device: Device = "cpu",
@@ -54,7 +66,7 @@ def image(
     options: dict[str, Any] = {
         "style": style,
         **methods(drafter, rule, drafter_option, rule_option),
-        "guidance": guidance,
+        **({} if guidance is None else {"guidance": guidance}),
         "temperature": temperature,
         "top_k": top_k,
         "entropy_aware": entropy_aware,
@@ -64,9 +76,15 @@ def image(
     from outrider.image.options import Options
 
     Options.of(options)  # refused before weights are read
-    im = load("emoji", device=device, dtype=dtype, folder=weights)
+    given = published(model, draft, model_option, weights)
+    im: ImageModel | PublishedModel
+    if given is None:
+        im = load("emoji", device=device, dtype=dtype, folder=weights)
+    else:
+        im = load(str(model), device=device, dtype=dtype, **given)
     result = im.generate(prompt, **options)
-    picture = result.image.resize((result.image.width * scale, result.image.height * scale), 0)
+    times = scale or (_SCALE if given is None else 1)
+    picture = result.image.resize((result.image.width * times, result.image.height * times), 0)
     picture.save(output)
     print(f"{output}: {_told(result)}")
     if trace is not None:
@@ -84,7 +102,7 @@ def _told(result: Result) -> str:
     return words
 
 
-def _compared(im: ImageModel, prompt: str, options: dict[str, Any], result: Result) -> str:
+def _compared(im: ImageModel | PublishedModel, prompt: str, options: dict[str, Any], result: Result) -> str:
     plain = im.generate(prompt, **(options | {"drafter": None, "drafter_options": {}}))
     before, after = plain.trace.summary(), result.trace.summary()
     same = sum(one == other for one, other in zip(plain.tokens, result.tokens, strict=True))

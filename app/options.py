@@ -19,6 +19,15 @@ TraceFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write ever
 OwnWeights = Annotated[Path | None, typer.Option(metavar="DIR", help="Weights of your own training.")]
 Precision = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda ...")]
+Model = Annotated[
+    str | None, typer.Option(metavar="NAME", help="A published model: its id on the hub (owner/name), or a folder.")
+]
+Draft = Annotated[
+    str | None, typer.Option(metavar="NAME", help="A smaller one of the published model's family, that may draft.")
+]
+ModelOptions = Annotated[
+    list[str] | None, typer.Option(metavar="K=V", help="An option of the published model; may be repeated.")
+]
 Cache = Annotated[str | None, typer.Option(help="int8: keys and values in 8 bits, about half as large.")]
 
 
@@ -57,3 +66,16 @@ def listed(given: list[str] | None, name: str) -> dict[str, Any]:
         several = values.split(",") if isinstance(value, str) else [values]
         found[f"{owner}{dot}{plain}"] = [pairs([f"_={part}"], name)["_"] for part in several]
     return found
+
+
+def published(
+    model: str | None, draft: str | None, model_option: list[str] | None, weights: Path | None
+) -> dict[str, Any] | None:
+    """What `load` is told of a published model; None: it is to be our own."""
+    given = {} if draft is None else {"draft": draft}
+    given |= pairs(model_option, "--model-option")
+    if model is None and given:
+        raise typer.BadParameter("is of a published model, which --model names", param_hint="--draft, --model-option")
+    if model is not None and weights is not None:
+        raise typer.BadParameter("is for our own models; a published one is a folder too", param_hint="--weights")
+    return None if model is None else given

@@ -1,4 +1,5 @@
-"""`outrider speech`: text read aloud into a sound file. Heavy packages are imported when it runs."""
+"""`outrider speech`: text read aloud into a sound file; with --model, what a published model makes of a text, or hears
+in a sound. Heavy packages are imported when it runs."""
 
 from __future__ import annotations
 
@@ -11,21 +12,25 @@ import typer
 from outrider.app.options import (
     Compare,
     Device,
+    Draft,
     DrafterOptions,
+    Model,
+    ModelOptions,
     OwnWeights,
     Precision,
     RuleName,
     RuleOptions,
     TraceFile,
     methods,
+    published,
 )
 
 if TYPE_CHECKING:
-    from outrider.speech import Result, SpeechModel
+    from outrider.speech import PublishedSpeech, Result, Said, SpeechModel
 
 
 def speech(
-    text: Annotated[str, typer.Argument(help="What to say; - reads it from stdin.")],
+    text: Annotated[str, typer.Argument(help="What to say; - reads it from stdin. A model that hears takes a .wav.")],
     drafter: Annotated[str, typer.Option(help="Who guesses: plain, or one of `outrider methods`.")] = "plain",
     rule: RuleName = "exact",
     drafter_option: DrafterOptions = None,
@@ -41,6 +46,12 @@ def speech(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Write the sound, a .wav.")] = Path(
         "speech.wav"
     ),
+    model: Model = None,
+    draft: Draft = None,
+    model_option: ModelOptions = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Of a published model: the most frames or tokens. Default: its own.")
+    ] = None,
     weights: OwnWeights = None,
     dtype: Precision = "float32",
     device: Device = "cpu",
@@ -60,10 +71,17 @@ def speech(
     from outrider.speech.phonemes import pieces
 
     asked = sys.stdin.read() if text == "-" else text
-    Options.of(options)  # what is wrong is said before weights are read
-    pieces(asked)
+    given = published(model, draft, model_option, weights)
     if output.suffix.lower() != ".wav":
         raise typer.BadParameter("sound is written as .wav", param_hint="--output")
+    if given is not None:
+        beyond = {"speed": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+        if turned := [name for name, usual in beyond.items() if options.pop(name) != usual]:
+            raise typer.BadParameter("is our own voice's", param_hint=f"--{turned[0].replace('_', '-')}")
+        _published(load(str(model), device=device, dtype=dtype, **given), asked, limit, options, output, trace, compare)
+        return
+    Options.of(options)  # what is wrong is said before weights are read
+    pieces(asked)
     sp = load(device=device, dtype=dtype, folder=weights)
     result = sp.generate(asked, **options)
     result.sound.save(output)
@@ -72,6 +90,37 @@ def speech(
         trace.write_text(result.trace.to_json(), encoding="utf-8")
     if compare:
         print(_compared(sp, asked, options, result), file=sys.stderr)
+
+
+def _published(
+    sp: PublishedSpeech,
+    asked: str,
+    limit: int | None,
+    options: dict[str, Any],
+    output: Path,
+    trace: Path | None,
+    compare: bool,
+) -> None:
+    """Have a published model say, play or hear what is asked."""
+    from outrider.speech import Sound
+
+    prompt: str | Sound = Sound.load(asked) if not sp.audible else asked
+    result: Said = sp.generate(prompt, limit=limit, **options)
+    found = result.trace.summary()
+    words = f"{found.tokens} tokens in {found.target_calls} calls of the target, {found.tokens_per_call:.2f} a call"
+    if sp.audible:
+        sound = sp.heard(result)
+        sound.save(output)
+        print(f"{output}: {sound.seconds:.1f} s, {words}")
+    else:
+        print(result.outcome)
+        print(words, file=sys.stderr)
+    if trace is not None:
+        trace.write_text(result.trace.to_json(), encoding="utf-8")
+    if compare:
+        plain = sp.generate(prompt, limit=limit, **(options | {"drafter": None, "drafter_options": {}}))
+        same = "the same tokens" if plain.tokens == result.tokens else "other tokens (rule gumbel-match gives the same)"
+        print(f"plain decoding  {plain.trace.summary().target_calls} calls; {same}", file=sys.stderr)
 
 
 def _told(result: Result) -> str:

@@ -113,6 +113,4 @@ class Emu3:
         return torch.cat([codes, codes.new_full((1, codes.shape[1]), _FAR)])
 
 
-def of(model: Any, processor: Any, **options: Any) -> Emu3:
-    """What outrider.image.published asks for."""
-    return Emu3(model, processor, **options)
+of = Emu3  # what outrider.core.published asks for

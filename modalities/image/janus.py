@@ -41,7 +41,8 @@ class Janus:
         self.raster, self.vocabulary = Grid(side, side), int(inner.vqmodel.config.num_embeddings)
         given = model.generation_config
         self.pad = given.pad_token_id
-        self.kept = (given.bos_token_id, given.generation_kwargs["boi_token_id"])
+        begins = (getattr(given, "generation_kwargs", None) or {}).get("boi_token_id")  # lost by some loads
+        self.kept = (given.bos_token_id, processor.tokenizer.boi_token_id if begins is None else begins)
         words, codes = model.get_input_embeddings(), self.vocabulary
 
         def read(ids: Tensor, positions: Tensor) -> dict[str, Any]:
@@ -94,6 +95,4 @@ class Janus:
         return torch.nn.functional.normalize(codes.detach(), dim=-1)
 
 
-def of(model: Any, processor: Any) -> Janus:
-    """What outrider.image.published asks for."""
-    return Janus(model, processor)
+of = Janus  # what outrider.core.published asks for

@@ -8,6 +8,7 @@ from typing import Any, Literal, overload
 import torch
 
 from outrider.core.errors import unknown
+from outrider.core.published import named
 from outrider.image import model, published, recipes
 
 
@@ -38,6 +39,6 @@ def load(name: str | Path = recipes.MODEL, **options: Any) -> model.ImageModel |
     """
     if name == recipes.MODEL:
         return model.load(str(name), **options)
-    if isinstance(name, Path) or "/" in name or Path(name).is_dir():
+    if named(name):
         return published.load(name, **options)
     raise unknown("image model", name, (recipes.MODEL, "an id on the hub (owner/name)", "a folder"))

@@ -1,24 +1,23 @@
 """Published models of pictures by name, as people use them: what `outrider.image.load` gives for a hub id or a folder.
 
 Every class has a file of its own that says how it is read; here is what they have in common: options, drafters and
-rules by name, the stream. Which classes there are is `CLASSES`; what was proven of each stands in
+rules by name, the stream. Which classes there are is `FAMILY`; what was proven of each stands in
 modalities/PUBLISHED.md. Knows nothing of how a class computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Unpack, overload
 
 import torch
 from torch import Tensor
 
-from outrider.core import assets
 from outrider.core.decode import Drafter, Rule
-from outrider.core.errors import InvalidOption, unknown
+from outrider.core.errors import InvalidOption
+from outrider.core.published import Family
 from outrider.core.target import Target
 from outrider.image.choosing import drafter_of, drafters, rule_of, rules
 from outrider.image.grid import Grid, neighbours
@@ -28,7 +27,6 @@ from outrider.image.stream import Result, Stream
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NEAR = 200  # neighbours of a code that rules may look at
 
 
@@ -164,28 +162,28 @@ class PublishedModel:
         return neighbours(self.looks.cpu(), min(_NEAR, self.published.vocabulary - 1))
 
 
-# model types of a config.json, the module that reads the class, and the name of the class in transformers
-CLASSES: Mapping[str, tuple[str, str]] = {
-    "janus": ("janus", "JanusForConditionalGeneration"),
-    "emu3": ("emu3", "Emu3ForConditionalGeneration"),
-    "imagegpt": ("imagegpt", "ImageGPTForCausalImageModeling"),
-    "glm_image": ("glmimage", "GlmImageForConditionalGeneration"),
-}
-# what is no picture model that can be run here, and why
-REFUSED: Mapping[str, str] = {
-    "chameleon": "its class in transformers sets the logits of picture codes to -inf and has no decoder of pixels, so "
-    "it reads pictures and draws none",
-}
+FAMILY = Family(
+    package="outrider.image",
+    what="picture models",
+    classes={
+        "janus": ("janus", "JanusForConditionalGeneration"),
+        "emu3": ("emu3", "Emu3ForConditionalGeneration"),
+        "imagegpt": ("imagegpt", "ImageGPTForCausalImageModeling"),
+    },
+    refused={
+        "chameleon": "its class in transformers sets the logits of picture codes to -inf and has no decoder of "
+        "pixels, so it reads pictures and draws none",
+        "glm_image": "its class places tokens in three directions by a table that it keeps from the last prompt it "
+        "read, one place for each token to come and none for a draft's; and its codes become pixels only by a "
+        "diffusion model of 7 billion weights in another package",
+    },
+    parts={"vision_language_encoder": "processor"},
+)
 
 
 def published(model: Any, processor: Any, **options: Any) -> Published:
     """A model object of transformers with its processor."""
-    kind = getattr(model.config, "model_type", type(model).__name__)
-    if kind in REFUSED:
-        raise InvalidOption(f"{type(model).__name__} can't draw here: {REFUSED[kind]}")
-    if kind not in CLASSES:
-        raise unknown("class of picture models", kind, CLASSES)
-    made: Published = import_module(f"outrider.image.{CLASSES[kind][0]}").of(model, processor, **options)
+    made: Published = FAMILY.of(model, processor, options)
     return made
 
 
@@ -199,27 +197,7 @@ def load(
     **options: Any,
 ) -> PublishedModel:
     """A published model by its hub id or folder; `draft` names a smaller one that shares its tokenizer. Further options
-    are those of its class, such as rows and columns."""
-    if dtype not in DTYPES:
-        raise unknown("dtype", dtype, DTYPES)
-    read = partial(_read, dtype=dtype, device=device, revision=revision, options=options)
-    small = None if draft is None else lambda: read(draft)
-    return PublishedModel(read(source), name=str(source), dtype=dtype, small=small)
-
-
-def _read(
-    source: str | Path, *, dtype: str, device: str | torch.device, revision: str | None, options: Mapping[str, Any]
-) -> Published:
-    path = Path(source).expanduser()
-    folder = path if path.is_dir() else assets.hub_folder(str(source), revision=revision)
-    if (folder / "vision_language_encoder").is_dir():  # a pipeline's folder: its token model is a part of it
-        parts = folder / "vision_language_encoder", folder / "processor"
-    else:
-        parts = folder, folder
-    kind = str(assets.read_json(parts[0] / "config.json").get("model_type"))
-    if kind in REFUSED:
-        raise InvalidOption(f"'{source}' can't be drawn with here: {REFUSED[kind]}")
-    if kind not in CLASSES:
-        raise unknown("class of picture models", kind, CLASSES)
-    model = assets.transformers_model(parts[0], dtype, device, CLASSES[kind][1])
-    return published(model, assets.transformers_processor(parts[1]), **options)
+    are those of its class, such as Emu3's ratio."""
+    open_ = partial(FAMILY.open, device=device, dtype=dtype, options=options)
+    small = None if draft is None else lambda: open_(draft)
+    return PublishedModel(open_(source, revision=revision), name=str(source), dtype=dtype, small=small)

@@ -1,8 +1,23 @@
 """Speech as tokens in time: `load` a voice, have it say something."""
 
-from outrider.speech.model import SpeechModel, drafters, load, rules
+from outrider.speech.loading import load
+from outrider.speech.model import SpeechModel, drafters, rules
 from outrider.speech.options import Options
+from outrider.speech.published import PublishedSpeech, Said
 from outrider.speech.sound import Sound
 from outrider.speech.stream import Piece, Result, Spent, Stream
 
-__all__ = ["Options", "Piece", "Result", "Sound", "SpeechModel", "Spent", "Stream", "drafters", "load", "rules"]
+__all__ = [
+    "Options",
+    "Piece",
+    "PublishedSpeech",
+    "Result",
+    "Said",
+    "Sound",
+    "SpeechModel",
+    "Spent",
+    "Stream",
+    "drafters",
+    "load",
+    "rules",
+]

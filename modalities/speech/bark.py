@@ -159,6 +159,10 @@ class Bark:
         )
         return Guided(Adapted(model, trees="mask", reading=made), [asked], [asked], 1.0, instead=True, slots=slots)
 
+    @property
+    def rate(self) -> int:
+        return int(self.model.generation_config.sample_rate)
+
     @torch.no_grad()
     def sound(self, outcome: dict[str, Any]) -> Tensor:
         """Through the class's own fine stage and codec, as samples."""
@@ -178,6 +182,4 @@ class Bark:
         return found
 
 
-def of(model: Any, processor: Any, **options: Any) -> Bark:
-    """What outrider.speech.published asks for."""
-    return Bark(model, processor, **options)
+of = Bark  # what outrider.core.published asks for

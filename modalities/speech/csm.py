@@ -58,6 +58,10 @@ class Csm:
                 return (number + 1) * self.books
         return None
 
+    @property
+    def rate(self) -> int:
+        return int(self.model.codec_model.config.sampling_rate)
+
     @torch.no_grad()
     def sound(self, codes: Sequence[Sequence[int]]) -> Tensor:
         """Frames of codes as samples."""
@@ -99,6 +103,4 @@ def target(model: Any, given: dict[str, Any]) -> Guided:
     return Guided(framed, [asked], [asked], 1.0, instead=True, slots=Slots.books(books, codes))
 
 
-def of(model: Any, processor: Any, **options: Any) -> Csm:
-    """What outrider.speech.published asks for."""
-    return Csm(model, processor, **options)
+of = Csm  # what outrider.core.published asks for

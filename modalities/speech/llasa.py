@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from outrider.core import assets
 from outrider.core.engine.hf import Adapted
 from outrider.core.errors import InvalidOption
+from outrider.core.published import folder_of
 from outrider.speech.published import Part
 
 _MOST = 1000  # twenty seconds
@@ -23,12 +26,16 @@ _END = "<|SPEECH_GENERATION_END|>"
 
 
 class Llasa:
-    """A model with its tokenizer; `codec` is an X-Codec2 of transformers, `draft` a model of the same words."""
+    """A model with its tokenizer; `codec` is an X-Codec2 of transformers or the name of one, `draft` a model of the
+    same words."""
 
     def __init__(self, model: Any, processor: Any, *, codec: Any = None, draft: Any = None) -> None:
         if processor is None:
             raise InvalidOption("Llasa is wanted with its tokenizer; it says which words are codes")
-        self.model, self.tokenizer, self.codec, self._draft = model, processor, codec, draft
+        self.model, self.tokenizer, self._draft = model, processor, draft
+        if isinstance(codec, str | Path):
+            codec = assets.transformers_model(folder_of(codec), "float32", model.device, "Xcodec2Model")
+        self.codec = codec
         found = {word: re.fullmatch(r"<\|s_(\d+)\|>", word) for word in processor.get_vocab()}
         self.codes = {processor.convert_tokens_to_ids(word): int(one[1]) for word, one in found.items() if one}
         self.end = processor.convert_tokens_to_ids(_END)
@@ -59,6 +66,8 @@ class Llasa:
         given = self.tokenizer.apply_chat_template(talk, tokenize=False, continue_final_message=True)
         return [int(one) for one in self.tokenizer(given, add_special_tokens=False)["input_ids"]]
 
+    rate = 16000
+
     @torch.no_grad()
     def sound(self, codes: Sequence[int]) -> Tensor:
         """Codes as samples, 16,000 a second."""
@@ -69,6 +78,4 @@ class Llasa:
         return found
 
 
-def of(model: Any, processor: Any, **options: Any) -> Llasa:
-    """What outrider.speech.published asks for."""
-    return Llasa(model, processor, **options)
+of = Llasa  # what outrider.core.published asks for

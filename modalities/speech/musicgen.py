@@ -67,6 +67,10 @@ class Musicgen:
         columns = frames(tokens, self.books, self.codes + 1)
         return [[columns[place + book][book] for book in range(self.books)] for place in range(count)]
 
+    @property
+    def rate(self) -> int:
+        return int(self.model.audio_encoder.config.sampling_rate)
+
     @torch.no_grad()
     def sound(self, codes: Sequence[Sequence[int]]) -> Tensor:
         """Frames of codes as samples."""
@@ -127,6 +131,4 @@ def target(model: Any, given: Any, count: int, guidance: float) -> Guided:
     return Guided(framed, asked, asked, guidance, instead=True, slots=Delayed(books, codes, count))
 
 
-def of(model: Any, processor: Any, **options: Any) -> Musicgen:
-    """What outrider.speech.published asks for."""
-    return Musicgen(model, processor, **options)
+of = Musicgen  # what outrider.core.published asks for

@@ -1,7 +1,7 @@
 """Published models of speech and sound by name, as people use them.
 
 Every class has a file of its own that says how it is read and what its tokens are; here is what they have in common:
-options, drafters and rules by name, the loop. Which classes there are is `CLASSES`; what was proven of each stands in
+options, drafters and rules by name, the loop. Which classes there are is `FAMILY`; what was proven of each stands in
 modalities/PUBLISHED.md. Knows nothing of how a class computes.
 """
 
@@ -9,21 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from outrider.core import assets
 from outrider.core.decode import Drafter, Rule, Stop, decode
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.laws import Sampling
 from outrider.core.methods import DRAFTERS, OF_TEXT, RULES, make_drafter, make_rule
+from outrider.core.published import Family
 from outrider.core.target import Target
 from outrider.core.trace import Step, Trace, machine, versions
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+from outrider.speech.sound import Sound
 
 
 @dataclass(frozen=True)
@@ -102,6 +100,14 @@ class Published(Protocol):
     def stages(self, prompt: Any, limit: int | None) -> Any: ...
 
 
+class Audible(Protocol):
+    """One whose outcome can be heard."""
+
+    @property
+    def rate(self) -> int: ...  # samples a second
+    def sound(self, outcome: Any) -> torch.Tensor: ...
+
+
 class PublishedSpeech:
     """A published model as people use it."""
 
@@ -156,6 +162,19 @@ class PublishedSpeech:
         )
         return Said(prompt, found, outcome, trace)
 
+    @property
+    def audible(self) -> bool:
+        """Does it make sound (rather than text)?"""
+        return hasattr(self.published, "sound")
+
+    def heard(self, said: Said) -> Sound:
+        """What was said, through the class's own codec."""
+        if not self.audible:
+            raise InvalidOption(f"{self.name} says text, which is its outcome; there is nothing to hear")
+        maker: Audible = self.published  # type: ignore[assignment]
+        samples = maker.sound(said.outcome).detach().float().cpu().flatten()
+        return Sound(samples.numpy(), maker.rate)
+
     def _run(self, part: Part, options: Options, steps: list[Step], number: int) -> list[int]:
         drafter, rule = options.made(part)
         sampling = Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, end=part.end)
@@ -195,30 +214,31 @@ def rules() -> list[str]:
     return [name for name, one in RULES.items() if "speech" in one.modalities and not one.needs]
 
 
-# model types of a config.json, the module that reads the class, and the name of the class in transformers
-CLASSES: Mapping[str, tuple[str, str]] = {
-    "csm": ("csm", "CsmForConditionalGeneration"),
-    "musicgen": ("musicgen", "MusicgenForConditionalGeneration"),
-    "bark": ("bark", "BarkModel"),
-    "whisper": ("whisper", "WhisperForConditionalGeneration"),
-    "llama": ("llasa", "LlamaForCausalLM"),
-}
-# what can't be run here, and why
-REFUSED: Mapping[str, str] = {
-    "vibevoice": "its head draws continuous numbers by diffusion; there are no tokens to accept",
-    "speecht5": "it says spectrograms, not tokens",
-    "vits": "it says a whole utterance at once; there is nothing to draft",
-}
+FAMILY = Family(
+    package="outrider.speech",
+    what="speech models",
+    classes={
+        "csm": ("csm", "CsmForConditionalGeneration"),
+        "musicgen": ("musicgen", "MusicgenForConditionalGeneration"),
+        "bark": ("bark", "BarkModel"),
+        "whisper": ("whisper", "WhisperForConditionalGeneration"),
+        "llama": ("llasa", "LlamaForCausalLM"),
+    },
+    refused={
+        "dia": "under guidance its class draws from the law of what was asked for, cut down to the codes that the "
+        "guided logits like best, where guidance here is a law of both streams; and where its first book ends, the "
+        "others are forced to end on a schedule counted from there",
+        "vibevoice": "its head draws continuous numbers by diffusion; there are no tokens to accept",
+        "speecht5": "it says spectrograms, not tokens",
+        "vits": "it says a whole utterance at once; there is nothing to draft",
+    },
+    bare=True,
+)
 
 
 def published(model: Any, processor: Any = None, **options: Any) -> Published:
     """A model object of transformers with its processor."""
-    kind = getattr(model.config, "model_type", type(model).__name__)
-    if kind in REFUSED:
-        raise InvalidOption(f"{type(model).__name__} can't be decoded here: {REFUSED[kind]}")
-    if kind not in CLASSES:
-        raise unknown("class of speech models", kind, CLASSES)
-    made: Published = import_module(f"outrider.speech.{CLASSES[kind][0]}").of(model, processor, **options)
+    made: Published = FAMILY.of(model, processor, options)
     return made
 
 
@@ -233,23 +253,10 @@ def load(
 ) -> PublishedSpeech:
     """A published model by its hub id or folder; `draft` names a smaller one of its family. Further options are those
     of its class."""
-    if dtype not in DTYPES:
-        raise unknown("dtype", dtype, DTYPES)
-    model, processor = _read(source, dtype, device, revision)
     if draft is not None:
-        options["draft"] = _read(draft, dtype, device, None)[0]
-    return PublishedSpeech(published(model, processor, **options), name=str(source), dtype=dtype)
-
-
-def _read(source: str | Path, dtype: str, device: str | torch.device, revision: str | None) -> tuple[Any, Any]:
-    path = Path(source).expanduser()
-    folder = path if path.is_dir() else assets.hub_folder(str(source), revision=revision)
-    kind = str(assets.read_json(folder / "config.json").get("model_type"))
-    if kind in REFUSED:
-        raise InvalidOption(f"'{source}' can't be decoded here: {REFUSED[kind]}")
-    if kind not in CLASSES:
-        raise unknown("class of speech models", kind, CLASSES)
-    return assets.transformers_model(folder, dtype, device, CLASSES[kind][1]), assets.transformers_processor(folder)
+        options["draft"] = FAMILY.model(draft, device=device, dtype=dtype)
+    made = FAMILY.open(source, device=device, dtype=dtype, revision=revision, options=options)
+    return PublishedSpeech(made, name=str(source), dtype=dtype)
 
 
 def ids_of(text: Sequence[int] | torch.Tensor) -> list[int]:

@@ -103,6 +103,4 @@ class Whisper:
         return Guided(inner, [self.before], [self.before], 1.0, instead=True, slots=self.slots)
 
 
-def of(model: Any, processor: Any, **options: Any) -> Whisper:
-    """What outrider.speech.published asks for."""
-    return Whisper(model, processor, **options)
+of = Whisper  # what outrider.core.published asks for

@@ -17,6 +17,7 @@ from torch import Tensor
 from outrider.core import assets
 from outrider.core.engine.hf import Adapted, Reading
 from outrider.core.errors import Incompatible, InvalidOption
+from outrider.core.published import folder_of
 from outrider.text.model import TextModel
 from outrider.text.stream import Result
 from outrider.text.tokens import Tokens
@@ -128,7 +129,6 @@ def load(
     source: str | Path, *, device: str | torch.device = "cpu", dtype: str = "float32", revision: str | None = None
 ) -> Seeing:
     """A model that sees, by its hub id or folder."""
-    path = Path(source).expanduser()
-    folder = path if path.is_dir() else assets.hub_folder(str(source), revision=revision)
+    folder = folder_of(source, revision)
     model = assets.transformers_model(folder, dtype, device, "AutoModelForImageTextToText")
     return Seeing(model, assets.transformers_processor(folder), name=str(source))

@@ -178,7 +178,7 @@ def whisper(seed: int = 0, layers: int = 2) -> Any:
         suppress_tokens=None,
         begin_suppress_tokens=None,
     )
-    made = sharpened(WhisperForConditionalGeneration(config))
+    made = sharpened(WhisperForConditionalGeneration(config), 2.0)
     made.generation_config.update(suppress_tokens=[7, 9], begin_suppress_tokens=[2, 11], forced_decoder_ids=None)
     return made
 

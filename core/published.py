@@ -1,0 +1,114 @@
+"""Published models of others by name: which classes a modality runs, which it refuses and why, and how one is opened.
+
+A modality has one `Family`; each of its classes has a module there whose `of` makes of a model and its processor what
+the modality decodes. Knows nothing of how a class computes or what its tokens mean.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.core import assets
+from outrider.core.errors import InvalidOption, unknown
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_PROCESSORS = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
+
+
+@dataclass(frozen=True)
+class Family:
+    """The classes of a modality."""
+
+    package: str  # where their modules are
+    what: str  # what they are called, in messages
+    classes: Mapping[str, tuple[str, str]]  # model type -> module, and name of the class in transformers; "": our own
+    refused: Mapping[str, str]  # model type -> why not
+    parts: Mapping[str, str] = field(default_factory=dict)  # a pipeline's folders: of its model of tokens -> of that
+    #                                                         model's processor
+    bare: bool = False  # may a model go without a processor?
+
+    def module(self, kind: str, name: str) -> Any:
+        """What reads models of this type; `name` is the one that is asked for."""
+        if kind in self.refused:
+            raise InvalidOption(f"{name} can't be decoded here: {self.refused[kind]}")
+        if kind not in self.classes:
+            raise unknown(f"class of {self.what}", kind, self.classes)
+        return import_module(f"{self.package}.{self.classes[kind][0]}")
+
+    def of(self, model: Any, processor: Any, options: Mapping[str, Any]) -> Any:
+        """What is decoded, of a model object of transformers with its processor."""
+        kind = getattr(model.config, "model_type", type(model).__name__)
+        return made(self.module(kind, type(model).__name__).of, (model, processor), options)
+
+    def open(
+        self,
+        source: str | Path,
+        *,
+        device: str | torch.device = "cpu",
+        dtype: str = "float32",
+        revision: str | None = None,
+        options: Mapping[str, Any],
+    ) -> Any:
+        """The same by its hub id or folder."""
+        folder, processor, kind = self.found(source, dtype, revision)
+        module, name = self.module(kind, f"'{source}'"), self.classes[kind][1]
+        if not name:
+            return made(module.opened, (folder, dtype, device), options)
+        model = assets.transformers_model(folder, dtype, device, name)
+        none = self.bare and not any((processor / one).is_file() for one in _PROCESSORS)
+        return made(module.of, (model, None if none else assets.transformers_processor(processor)), options)
+
+    def model(self, source: str | Path, *, device: str | torch.device = "cpu", dtype: str = "float32") -> Any:
+        """A model object alone, such as one that drafts for another."""
+        folder, _, kind = self.found(source, dtype, None)
+        self.module(kind, f"'{source}'")
+        return assets.transformers_model(folder, dtype, device, self.classes[kind][1])
+
+    def found(self, source: str | Path, dtype: str, revision: str | None) -> tuple[Path, Path, str]:
+        """Its folder, its processor's, and its type."""
+        if dtype not in DTYPES:
+            raise unknown("dtype", dtype, DTYPES)
+        folder = processor = folder_of(source, revision)
+        for model, reader in self.parts.items():
+            if (folder / model).is_dir():
+                folder, processor = folder / model, folder / reader
+                break
+        if not (folder / "config.json").is_file():
+            raise InvalidOption(
+                f"'{source}' holds no config.json, which says what kind of model it is; name a folder that a model "
+                "was saved to, or an id on the hub"
+            )
+        return folder, processor, str(assets.read_json(folder / "config.json").get("model_type"))
+
+
+def folder_of(source: str | Path, revision: str | None = None) -> Path:
+    """A folder as it is named; else an id on the hub, fetched."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    if isinstance(source, Path) or str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
+        raise InvalidOption(f"there is no folder '{source}', and it is no id on the hub, which is owner/name")
+    return assets.hub_folder(str(source), revision=revision)
+
+
+def named(name: str | Path) -> bool:
+    """Does it name a model of others, rather than one of ours?"""
+    return isinstance(name, Path) or "/" in name or Path(name).expanduser().is_dir()
+
+
+def made(make: Any, given: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+    """What a class makes of what it is given; options that it doesn't know are said."""
+    known = [name for name, one in inspect.signature(make).parameters.items() if one.kind is one.KEYWORD_ONLY]
+    for name in options:
+        if name not in known:
+            raise (
+                unknown("option of this class", name, known) if known else InvalidOption(f"there is no option '{name}'")
+            )
+    return make(*given, **options)

@@ -1,0 +1,76 @@
+"""Published models in the commands: `outrider image --model` and `outrider speech --model` on folders."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+from outrider.app.cli import cli
+from outrider.speech import Sound
+
+TESTS = Path(__file__).parents[1]
+
+
+def told(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, [*arguments], catch_exceptions=True)
+
+
+def test_a_picture_of_a_model_that_is_named(tmp_path: Path) -> None:
+    classes = SimpleNamespace(**runpy.run_path(str(TESTS / "image" / "test_published.py")))
+    for name, layers in (("big", 2), ("small", 1)):
+        for part in classes.janus(layers - 2, layers):
+            part.save_pretrained(tmp_path / name)
+    file = tmp_path / "drawn.png"
+    named = ("--model", str(tmp_path / "big"), "--draft", str(tmp_path / "small"), "--drafter", "draft-model")
+    done = told("image", "a red heart", *named, "--compare", "--rule", "gumbel-match", "-o", str(file))
+    assert done.exit_code == 0, done.output
+    assert "64 codes in" in done.output and "64 of 64 codes" in done.output
+    with Image.open(file) as picture:
+        assert picture.size == (32, 32)
+
+
+def test_sound_of_a_model_that_is_named(tmp_path: Path) -> None:
+    classes = SimpleNamespace(**runpy.run_path(str(TESTS / "speech" / "test_published.py")))
+    model = classes.llasa()
+    model.save_pretrained(tmp_path / "llasa")
+    model.tokenizer.save_pretrained(tmp_path / "llasa")
+    done = told("speech", "good morning", "--model", str(tmp_path / "llasa"), "-o", str(tmp_path / "a.wav"))
+    assert done.exit_code == 1 and "give codec=" in str(done.exception)
+
+
+def test_what_a_model_heard(tmp_path: Path) -> None:
+    import numpy as np
+    from transformers import WhisperFeatureExtractor, WhisperProcessor, WhisperTokenizer
+
+    classes = SimpleNamespace(**runpy.run_path(str(TESTS / "speech" / "test_published.py")))
+    classes.whisper().save_pretrained(tmp_path / "whisper")
+    words = WhisperTokenizer(vocab={chr(ord("a") + at): at for at in range(26)}, merges=[])
+    reads = WhisperFeatureExtractor(feature_size=8, chunk_length=1, hop_length=400, n_fft=400)
+    WhisperProcessor(reads, words).save_pretrained(tmp_path / "whisper")
+    Sound(np.zeros(8000, dtype=np.float32), 16000).save(tmp_path / "heard.wav")
+    trace = tmp_path / "trace.json"
+    named = ("--model", str(tmp_path / "whisper"), "--model-option", "before=[3,5,6]", "--limit", "8")
+    drafted = ("--drafter", "suffix", "--temperature", "0", "--trace", str(trace), "--compare")
+    done = told("speech", str(tmp_path / "heard.wav"), *named, *drafted)
+    assert done.exit_code == 0, done.output
+    assert "8 tokens in" in done.output and "the same tokens" in done.output
+    assert json.loads(trace.read_text())["method"] == "suffix"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("image", "cat", "--draft", "a/b"), "which --model names"),
+        (("image", "cat", "--model", "a/b", "--weights", "."), "published one is a folder"),
+        (("speech", "cat", "--model", "a/b", "--speed", "2"), "is our own voice's"),
+    ],
+)
+def test_what_does_not_go_together(arguments: tuple[str, ...], said: str) -> None:
+    done = told(*arguments)
+    assert done.exit_code == 2 and said in " ".join(done.output.replace("│", " ").split())
