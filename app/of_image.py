@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,7 +16,7 @@ from outrider.app.subjects import Asked, Choice, Held, Knob
 from outrider.core.methods import DRAFTERS
 from outrider.core.trace import Step
 from outrider.image import ImageModel, load, recipes
-from outrider.image.choosing import drafters, rules
+from outrider.image.choosing import USUAL, drafters, rules
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -33,6 +33,7 @@ class Pictures:
     examples: tuple[str, ...] = ("red heart", "pizza", "cat with tears of joy", "rainbow", "panda", "rocket")
     heat: float = 1.0
     usual = "jacobi"
+    begins: Mapping[str, Mapping[str, Any]] = USUAL
     fixed = False
 
     def __init__(

@@ -27,6 +27,7 @@ class Served:
     examples: tuple[str, ...] = Text.examples
     heat: float = Text.heat
     extras: tuple[Knob | Choice, ...] = Text.extras
+    begins = Text.begins
     fixed = True
 
     def __init__(self, url: str) -> None:

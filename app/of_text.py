@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from outrider.app import limits, views
 from outrider.app.recordings import Modality, Recording, tokens_in
@@ -31,6 +32,7 @@ class Text:
     )
     heat: float = 0.0
     usual = AUTO
+    begins: Mapping[str, Mapping[str, Any]] = {}
     fixed = False
     extras: tuple[Knob | Choice, ...] = (Knob("max_new_tokens", 1, limits.TOKENS, 1, 96),)
 

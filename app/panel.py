@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 import gradio as gr
@@ -20,7 +20,19 @@ from outrider.app import limits, showing, views
 from outrider.app.lane import LANE, Tickets
 from outrider.app.look import CELLS
 from outrider.app.recordings import Recording
-from outrider.app.subjects import Asked, Choice, Knob, Subject, checked, drafting, judging, offered, rules_for, summary
+from outrider.app.subjects import (
+    Asked,
+    Choice,
+    Knob,
+    Subject,
+    checked,
+    drafting,
+    judging,
+    offered,
+    rules_for,
+    summary,
+    wording,
+)
 from outrider.app.svg import Drawing, safe
 from outrider.core.bench import PLAIN
 from outrider.core.errors import OutriderError
@@ -29,7 +41,8 @@ from outrider.core.methods import DRAFTERS, RULES
 PAUSE = {"text": 0.15, "image": 0.3, "speech": 0.25}  # seconds between two looks at what is under way, at least
 _SHARE = 12  # times as long as the last look took, page and all: so showing takes a twelfth at most
 SLOWER = {"as it was": 1.0, "4 times slower": 4.0, "20 times slower": 20.0}
-_KNOBS, _RULES = 4, 3
+M = TypeVar("M", Knob, Choice)
+_KNOBS, _WORDS, _RULES = 4, 2, 3
 _log = logging.getLogger("outrider.app")
 Update = Any
 
@@ -293,13 +306,15 @@ class Panel:
         self.extras = [_component(one) for one in subject.extras]
         with gr.Accordion("Options of the drafter and the rule", open=False):
             self.drafting = [_slider(one) for one in _padded(drafting(subject, usual), _KNOBS)]
+            self.wording = [_dropdown(one) for one in _padded(wording(subject, usual), _WORDS)]
             self.judging = [_slider(one) for one in _padded(judging("exact"), _RULES)]
         self.link = gr.HTML("", elem_id=f"{subject.name}-link", min_height=24)
         self.ticket = gr.State(0)
 
     @property
     def inputs(self) -> list[Any]:
-        return [self.prompt, self.drafter, self.rule, self.heat, self.seed, *self.extras, *self.drafting, *self.judging]
+        told = [self.prompt, self.drafter, self.rule, self.heat, self.seed, *self.extras]
+        return [*told, *self.drafting, *self.wording, *self.judging]
 
     def _about(self, drafter: str, rule: str) -> Drawing:
         lossless = bool(RULES[rule].lossless)
@@ -313,7 +328,10 @@ class Panel:
 
     def _wire(self) -> None:
         self.drafter.input(
-            self._chosen, [self.drafter, self.rule], [self.rule, self.about, *self.drafting, *self.judging], **quiet()
+            self._chosen,
+            [self.drafter, self.rule],
+            [self.rule, self.about, *self.drafting, *self.wording, *self.judging],
+            **quiet(),
         )
         self.rule.input(self._ruled, [self.drafter, self.rule], [self.about, *self.judging], **quiet())
         for button, work in ((self.run, self._run), (self.go, self._race)):
@@ -342,6 +360,7 @@ class Panel:
         rules = rules_for(self.subject, drafter) if drafter in offered(self.subject) else ["exact"]
         rule = rule if rule in rules else "exact"
         turned = [_turned(one) for one in _padded(drafting(self.subject, drafter), _KNOBS)]
+        turned += [_reworded(one) for one in _padded(wording(self.subject, drafter), _WORDS)]
         return [
             gr.update(choices=rules, value=rule),
             self._about(drafter, rule),
@@ -375,7 +394,7 @@ class Panel:
         """The panel's controls, checked."""
         prompt, drafter, rule, heat, seed, *rest = values
         extras, rest = rest[: len(self.extras)], rest[len(self.extras) :]
-        turned, judged = rest[:_KNOBS], rest[_KNOBS:]
+        turned, worded, judged = rest[:_KNOBS], rest[_KNOBS : _KNOBS + _WORDS], rest[_KNOBS + _WORDS :]
         given: dict[str, Any] = {"prompt": prompt, "drafter": drafter, "rule": rule, "temperature": heat, "seed": seed}
         given |= {one.name: value for one, value in zip(self.subject.extras, extras, strict=True)}
         for key, name, turning, numbers in (
@@ -384,6 +403,8 @@ class Panel:
         ):
             known = turning(name) if isinstance(name, str) else []
             given[key] = {one.name: value for one, value in zip(known, numbers, strict=False)}
+        words = wording(self.subject, drafter) if isinstance(drafter, str) else []
+        given["drafter_options"] |= {one.name: value for one, value in zip(words, worded, strict=False)}
         return checked(self.subject, given)
 
     def _run(self, ticket: int, request: gr.Request, *values: Any) -> Iterator[list[Update]]:
@@ -446,8 +467,9 @@ class Panel:
         """An address that brings these settings back."""
         given: dict[str, Any] = {"panel": self.subject.name, "prompt": asked.prompt, "drafter": asked.drafter}
         given |= {"rule": asked.rule, "temperature": f"{asked.temperature:g}", "seed": asked.seed, **asked.extra}
-        given |= {f"d.{name}": f"{value:g}" for name, value in asked.drafter_options.items()}
-        given |= {f"r.{name}": f"{value:g}" for name, value in asked.rule_options.items()}
+        for letter, options in (("d", asked.drafter_options), ("r", asked.rule_options)):
+            said = {name: value if isinstance(value, str) else f"{value:g}" for name, value in options.items()}
+            given |= {f"{letter}.{name}": value for name, value in said.items()}
         return Drawing(f'<a href="?{safe(urlencode(given))}" target="_blank" rel="noopener">Link to these settings</a>')
 
     def linked(self, query: dict[str, str]) -> list[Update]:
@@ -466,11 +488,10 @@ class Panel:
             asked.seed,
         ]
         found += [asked.extra[one.name] for one in self.subject.extras]
-        for known, given, count in (
-            (drafting(self.subject, asked.drafter), asked.drafter_options, _KNOBS),
-            (judging(asked.rule), asked.rule_options, _RULES),
-        ):
-            found += [_turned(one, given) for one in _padded(known, count)]
+        options = asked.drafter_options
+        found += [_turned(one, options) for one in _padded(drafting(self.subject, asked.drafter), _KNOBS)]
+        found += [_reworded(one, options) for one in _padded(wording(self.subject, asked.drafter), _WORDS)]
+        found += [_turned(one, asked.rule_options) for one in _padded(judging(asked.rule), _RULES)]
         return [*found, self._about(asked.drafter, asked.rule)]
 
 
@@ -523,8 +544,8 @@ def follow(
     yield (None, None), live.recording()
 
 
-def _padded(found: list[Knob], count: int) -> list[Knob | None]:
-    return [*found[:count], *[None] * (count - len(found))]
+def _padded(found: Sequence[M], count: int) -> list[M | None]:
+    return [found[place] if place < len(found) else None for place in range(count)]
 
 
 def _slider(knob: Knob | None) -> Any:
@@ -538,6 +559,19 @@ def _turned(knob: Knob | None, given: Any = None) -> Update:
         return gr.update(visible=False, minimum=0, maximum=1, value=0, label="-")
     value = (given or {}).get(knob.name, knob.value)
     return gr.update(visible=True, minimum=knob.low, maximum=knob.high, step=knob.step, value=value, label=knob.label)
+
+
+def _dropdown(choice: Choice | None) -> Any:
+    if choice is None:
+        return gr.Dropdown([], label="-", visible=False)
+    return _component(choice)
+
+
+def _reworded(choice: Choice | None, given: Any = None) -> Update:
+    if choice is None:
+        return gr.update(visible=False, choices=[], value=None, label="-")
+    value = (given or {}).get(choice.name, choice.value)
+    return gr.update(visible=True, choices=list(choice.choices), value=value, label=choice.label)
 
 
 def _component(one: Knob | Choice) -> Any:

@@ -6,7 +6,7 @@ The three modalities are in of_text, of_image and of_speech; nothing here knows 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
@@ -14,6 +14,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from outrider.app import limits
 from outrider.app.recordings import Modality, Recording
 from outrider.core.bench import PLAIN
+from outrider.core.drafters.crossvocab import WAYS
+from outrider.core.drafters.jacobi import FILLERS, RENEWALS, SPATIAL
 from outrider.core.errors import InvalidOption
 from outrider.core.methods import DRAFTERS, RULES, Method
 from outrider.core.trace import Step
@@ -65,6 +67,12 @@ _RANGES: Mapping[str, tuple[float, float, float]] = {  # of options, or of one m
     "lantern.delta": (0, 0.5, 0.01),
     "grouped.gap": (0, 1, 0.05),
     "specexec.nodes": (8, 64, 8),
+}
+_WORDS: Mapping[str, tuple[str, ...]] = {  # of options that are words
+    "cross-vocabulary.way": WAYS,
+    "jacobi.filler": FILLERS,
+    "jacobi.renew": RENEWALS,
+    "on-the-fly-window.by": ("best", "steps"),
 }
 _DRAWN = ("draft-model", "on-the-fly-window", "sparse-cache")
 _FEW = 4  # knobs of one method
@@ -157,6 +165,7 @@ class Subject(Protocol):
     heat: float  # the usual temperature
     usual: str  # the drafter to begin with
     extras: tuple[Knob | Choice, ...]
+    begins: Mapping[str, Mapping[str, Any]]  # drafter -> its options as this modality begins with them
     fixed: bool  # a server's: its drafter, and the options of that, were chosen where it was started
 
     @property
@@ -203,7 +212,20 @@ def offered(subject: Subject) -> list[str]:
 
 def drafting(subject: Subject, drafter: str) -> list[Knob]:
     """What may be turned of a drafter."""
-    return [] if subject.fixed else knobs(drafter, DRAFTERS)
+    return [] if subject.fixed else knobs(drafter, DRAFTERS, subject.begins.get(drafter, {}))
+
+
+def wording(subject: Subject, drafter: str) -> list[Choice]:
+    """What may be chosen of a drafter."""
+    if subject.fixed or drafter not in DRAFTERS:
+        return []
+    found = []
+    for option, value in {**DRAFTERS[drafter].options, **subject.begins.get(drafter, {})}.items():
+        words = _WORDS.get(f"{drafter}.{option}", ())
+        if words:
+            kept = words if subject.name == "image" else tuple(one for one in words if one not in SPATIAL)
+            found.append(Choice(option, kept, value))
+    return found
 
 
 def judging(rule: str) -> list[Knob]:
@@ -215,12 +237,12 @@ def rules_for(subject: Subject, drafter: str) -> list[str]:
     return [rule for rule in subject.rules() if together(drafter, rule)]
 
 
-def knobs(name: str, table: Mapping[str, Method]) -> list[Knob]:
+def knobs(name: str, table: Mapping[str, Method], begins: Mapping[str, Any] | None = None) -> list[Knob]:
     """The numbers among a method's options, the first few."""
     if name not in table:
         return [Knob("longest", 1, 32, 1, 24)] if name == "auto" else []
     method, found = table[name], []
-    for option, value in method.options.items():
+    for option, value in {**method.options, **(begins or {})}.items():
         bounds = _RANGES.get(f"{name}.{option}", _RANGES.get(option))
         if bounds is None or isinstance(value, bool) or not isinstance(value, int | float):
             continue
@@ -254,16 +276,18 @@ def checked(subject: Subject, given: Mapping[str, Any]) -> Asked:
         rule=rule,
         temperature=limits.number(given.get("temperature", subject.heat), "temperature", 0, limits.HEAT),
         seed=limits.whole(given.get("seed", 0), "seed", 0, limits.SEED),
-        drafter_options=_options(given.get("drafter_options"), drafting(subject, drafter)),
+        drafter_options=_options(
+            given.get("drafter_options"), [*drafting(subject, drafter), *wording(subject, drafter)]
+        ),
         rule_options=_options(given.get("rule_options"), judging(rule)),
         extra=extra,
     )
 
 
-def _options(given: object, known: list[Knob]) -> dict[str, float]:
+def _options(given: object, known: Sequence[Knob | Choice]) -> dict[str, float | str]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise InvalidOption("options are names with numbers")
+        raise InvalidOption("options are names with numbers or words")
     table = {one.name: one for one in known}
     return {limits.one_of(name, "option", table): table[name].read(value) for name, value in given.items()}

@@ -24,7 +24,8 @@ from outrider.core.largest import argmax
 from outrider.core.laws import Law, Sampling, residual
 from outrider.core.target import Prefill, Prompts, Scores
 
-FILLERS = ("copy", "random", "pad", "left", "above")
+SPATIAL = ("left", "above")  # for tokens that stand in rows
+FILLERS = ("copy", "random", "pad", *SPATIAL)
 RENEWALS = ("greedy", "redraw", "couple", "gumbel")
 
 
@@ -41,7 +42,7 @@ class Jacobi:
     def __init__(
         self, *, window: int = 8, renew: str = "greedy", filler: str = "copy", pad: int = 0, columns: int = 0
     ) -> None:
-        if filler in ("left", "above") and columns < 1:
+        if filler in SPATIAL and columns < 1:
             raise InvalidOption(f"the filler '{filler}' needs columns=..., how many tokens make a row; got {columns}")
         if window < 1:
             raise InvalidOption(f"the window is {window}; it must be 1 or more")
@@ -59,7 +60,7 @@ class Jacobi:
 
     @property
     def _spatial(self) -> bool:
-        return self.filler in ("left", "above")
+        return self.filler in SPATIAL
 
     def _beside(self, known: Tensor, tokens: Tensor) -> Tensor:
         """The window [B, W] with what isn't known taken over from the left or from above, slot by slot."""

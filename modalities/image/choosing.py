@@ -18,7 +18,7 @@ from outrider.image import recipes
 from outrider.image.options import Options
 
 # how drafters begin on a picture, where nobody says otherwise
-_USUAL: Mapping[str, Mapping[str, Any]] = {"jacobi": {"window": 16, "renew": "couple", "filler": "above"}}
+USUAL: Mapping[str, Mapping[str, Any]] = {"jacobi": {"window": 16, "renew": "couple", "filler": "above"}}
 
 
 def drafters(taught: bool = True) -> list[str]:
@@ -54,7 +54,7 @@ def drafter_of(
     known = drafters(pupil is not None)
     if wanted not in known:
         raise unknown("drafter", wanted, known)
-    method, given = DRAFTERS[wanted], {**_USUAL.get(wanted, {}), **options.drafter_options}
+    method, given = DRAFTERS[wanted], {**USUAL.get(wanted, {}), **options.drafter_options}
     if "columns" in method.options:
         given.setdefault("columns", columns)
     if "model" in method.needs:

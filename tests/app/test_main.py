@@ -24,7 +24,7 @@ from outrider.app.lab import theory  # noqa: E402
 from outrider.app.lane import Tickets  # noqa: E402
 from outrider.app.panel import Panel, follow  # noqa: E402
 from outrider.app.recordings import Recording  # noqa: E402
-from outrider.app.subjects import Subject, checked, knobs, rules_for, together  # noqa: E402
+from outrider.app.subjects import Subject, checked, drafting, knobs, rules_for, together, wording  # noqa: E402
 from outrider.app.svg import safe  # noqa: E402
 from outrider.core.bench import PLAIN  # noqa: E402
 from outrider.core.errors import InvalidOption, OutriderError, TraceError  # noqa: E402
@@ -205,6 +205,20 @@ def test_every_knob_stays_within_its_bounds() -> None:
                 assert knob.read(knob.low) == knob.low and knob.read(knob.value) == pytest.approx(knob.value)
                 with pytest.raises(InvalidOption):
                     knob.read(knob.high + 1)
+
+
+def test_words_are_chosen_and_begin_as_the_modality_does(subjects: dict[str, Subject]) -> None:
+    drawn = {one.name: one for one in wording(subjects["image"], "jacobi")}
+    assert {name: one.value for name, one in drawn.items()} == {"filler": "above", "renew": "couple"}
+    assert next(one for one in drafting(subjects["image"], "jacobi") if one.name == "window").value == 16
+    said = {one.name: one for one in wording(subjects["text"], "jacobi")}
+    assert "above" not in said["filler"].choices and said["renew"].value == "greedy"
+    options = {"renew": "gumbel", "filler": "left", "window": 4}
+    asked = checked(subjects["image"], {"prompt": "red heart", "drafter": "jacobi", "drafter_options": options})
+    assert asked.options()["drafter_options"] == options
+    made(subjects["image"], drafter="jacobi", rule="exact", drafter_options=options)
+    with pytest.raises(InvalidOption, match="filler"):
+        checked(subjects["text"], {"prompt": "x", "drafter": "jacobi", "drafter_options": {"filler": "above"}})
 
 
 # ---- what is shown is the trace's
