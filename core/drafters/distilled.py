@@ -79,6 +79,8 @@ class SmallModel(Pupil):
         """A decoder in the target's precision, with a cache of its own."""
         if self._network is None:
             self._network = self._assembled(target.network)
+            if target.network.graphs is not None:
+                target.network.graphs.of(self._network)
         return Decoder(self._network)
 
     def train(self, mode: bool = True) -> Self:

@@ -73,7 +73,7 @@ class Early(Follower):
     def _extend(self, draft: Draft, since: int, level: int) -> None:
         left = self._left(draft, since)
         ids, places = self.cache.plan(draft, since)
-        grown = self.pupil.open(left, ids, self._sight(places, furthest(self.cache, draft)))
+        grown = self._still("open", self.pupil.open, (left, ids), self._sight(places, furthest(self.cache, draft)))
         self._states = torch.cat([self._states, grown], 1)
         self.cache.scored = draft.size
 

@@ -8,7 +8,7 @@ Knows states, tokens and laws; nothing of how a pupil computes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ from outrider.core.draft import Draft, Tree, Verdict
 from outrider.core.drafters.model import DraftModel, DynamicTree, SampledTree, TopKTree
 from outrider.core.engine.block import Angles, Sight, Words, settled
 from outrider.core.engine.cache import Cache, Rows
+from outrider.core.engine.graphs import Stills
 from outrider.core.engine.network import Config, Places
 from outrider.core.engine.views import furthest
 from outrider.core.errors import InvalidOption, unknown
@@ -104,6 +105,9 @@ class Follower:
         form: Config = pupil.form
         self.cache = Cache((pupil.cached, 2 * form.kv_heads, form.head_dim), self.dtype, self.device)
         self.angles = Angles(form)
+        self._stills: Stills | None = getattr(pupil, "stills", None)
+        if self._stills is not None:
+            self._stills.serve(self.cache)
         self._heard: Mapping[str, Tensor] = {}
         self.whole: Itself | None = None  # the target itself, where it can be seen cheaper
 
@@ -142,15 +146,35 @@ class Follower:
         cos, sin = self.angles(places.positions, bound, self.dtype)
         return Sight(cos, sin, places.mask, self.cache.store, places)
 
+    def _still(
+        self, name: str, work: Callable[..., Tensor], given: Sequence[Tensor], sight: Sight, *more: int
+    ) -> Tensor:
+        """What the pupil makes of tensors in a sight: as one launch, where the device has recordings."""
+        places, context = sight.places, sight.context
+        if self._stills is None or (places is not None and places.slots is None):
+            return work(*given, sight, *more)
+        store = self.cache.store
+        columns = places.columns if places is not None else context[0][0].shape[2] if context else 0
+        inputs = (*given, sight.cos, sight.sin, sight.mask, None if places is None else places.slots)
+
+        def still(buffers: Sequence[Tensor | None]) -> Tensor:
+            *first, cos, sin, mask, slots = buffers
+            assert cos is not None and sin is not None
+            where = None if places is None else replace(places, mask=mask, slots=slots)
+            return work(*first, Sight(cos, sin, mask, sight.store, where, context=context), *more)
+
+        return self._stills.run((name, *more, store.data_ptr(), *store.shape, columns), inputs, still, store)
+
     def _open(self) -> None:
         """Read what waits; the root's state is the first."""
         nothing = Draft.empty(len(self.cache.rows.host), self.device)
         ids, places = self.cache.plan(nothing, None)
-        states = self.pupil.open(self._pending, ids, self._sight(places, furthest(self.cache, nothing)))
+        sight = self._sight(places, furthest(self.cache, nothing))
+        states = self._still("open", self.pupil.open, (self._pending, ids), sight)
         root = (self.cache.rows.waiting - 1)[:, None, None]
         self._states = states[:, -1:] if ids.shape[1] == 1 else states.gather(1, root.expand(-1, 1, states.shape[2]))
         if ahead := getattr(self.pupil, "ahead", None):
-            self._states = ahead(self._states[:, 0], self._outlook(places, root))
+            self._states = self._still("ahead", ahead, (self._states[:, 0],), self._outlook(places, root))
         self.cache.scored, self.cache.writer = 0, self
 
     def _outlook(self, places: Places, root: Tensor) -> Sight:
@@ -171,7 +195,8 @@ class Follower:
         ids, places = self.cache.plan(draft, since)
         above = draft.tree.parents[:, since:].expand(draft.rows, -1) + 1
         states = self._states.gather(1, above[..., None].expand(-1, -1, self._states.shape[2]))
-        grown = self.pupil.step(states, ids, self._sight(places, furthest(self.cache, draft)), level)
+        sight = self._sight(places, furthest(self.cache, draft))
+        grown = self._still("step", self.pupil.step, (states, ids), sight, level)
         self._states = torch.cat([self._states, grown], 1)
         self.cache.scored = draft.size
 
@@ -407,4 +432,6 @@ def ready(pupil: Any, target: Any) -> Any:
     weights = {name: weight.clone() for name, weight in pupil.state_dict().items()}
     module.load_state_dict(weights, assign=True)  # in the precision they are in
     network = target.network
-    return settled(module, network.dtype, network.device)
+    made: Any = settled(module, network.dtype, network.device)
+    made.stills = None if network.graphs is None else network.graphs.beside()
+    return made

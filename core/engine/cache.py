@@ -21,7 +21,7 @@ from outrider.core.engine.network import Places
 from outrider.core.target import Prompts, committed
 
 if TYPE_CHECKING:
-    from outrider.core.engine.graphs import Graphs
+    from outrider.core.engine.graphs import Stills
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Cache:
         self.dtype, self.device = dtype, device
         self.exact = device.type == "cpu"
         self.store = torch.zeros(0)  # [L, B, 2 K, C, d]
-        self.keeper: Graphs | None = None  # who lends stores, where they are to stay in one place
+        self.keeper: Stills | None = None  # who lends stores, where they are to stay in one place
 
     def begin(self, prompts: Prompts) -> None:
         """Nothing read yet; each prompt waits."""

@@ -1,9 +1,9 @@
-"""A pass as one launch: embedding, layers and output layer captured in a CUDA graph for each shape that comes up, its
-inputs in buffers that stay where they are.
+"""Work on tensors as one launch: a pass of a network, or what a trained drafter guesses, recorded in a CUDA graph for
+each shape that comes up, its inputs in buffers that stay where they are.
 
 A small model's pass is some 240 kernels of a few microseconds each, and launching them one by one takes longer than
 running them. Shapes are few: so many rows, so many tokens, so many columns of the cache in steps. Where there is no
-CUDA, or a capture fails, the same buffers go through the same code uncaptured (`OUTRIDER_GRAPHS=0`: no graphs at
+CUDA, or a recording fails, the same buffers go through the same code unrecorded (`OUTRIDER_GRAPHS=0`: no graphs at
 all). Knows a network and places; nothing of drafts.
 """
 
@@ -12,9 +12,10 @@ from __future__ import annotations
 import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,10 +25,16 @@ from outrider.core.engine.network import Network, Places
 if TYPE_CHECKING:
     from outrider.core.engine.cache import Cache
 
-_MOST = 96  # captured shapes; the one unused for longest is let go
+_MOST = 96  # recorded shapes; the one unused for longest is let go
 _LOGITS = 1 << 23  # up to so many are computed within the pass
-_WARM = 2  # runs ahead of a capture, in which libraries set themselves up
+_WARM = 2  # runs ahead of a recording, in which libraries set themselves up
 
+Inputs = Sequence[Tensor | None]
+Replay = Callable[[], object]
+Out = TypeVar("Out")
+Recorder = Callable[
+    [Callable[[], Any]], tuple[Any, Replay]
+]  # work -> its outputs, and what computes them anew in place
 Found = tuple[Tensor, Tensor | None, dict[str, Tensor]]
 
 
@@ -35,29 +42,74 @@ def wanted(device: torch.device) -> bool:
     return device.type == "cuda" and os.environ.get("OUTRIDER_GRAPHS", "1") != "0"
 
 
-@dataclass(eq=False)
-class _Pass:
-    """One shape: its inputs, what comes out, and the graph, if it is captured."""
-
-    ids: Tensor
-    places: Places
-    kept: Any  # what the graph reads and nobody else may free
-    out: Found | None = None
-    graph: Any = None
+def served(network: Network) -> Network:
+    """The network, its passes captured where that is wanted."""
+    if wanted(network.device) and network.graphs is None:
+        network.graphs = Graphs(network)
+    return network
 
 
-class Graphs:
-    """A network's passes by shape, and stores of keys and values that outlive a generation, so that graphs do too."""
+class Cuda:
+    """Records in CUDA graphs, which share their memory."""
 
-    def __init__(self, network: Network, *, capture: bool | None = None) -> None:
-        self.network = network
-        self.capture = wanted(network.device) if capture is None else capture
-        self.captured = self.replayed = 0
-        self._passes: OrderedDict[tuple[object, ...], _Pass] = OrderedDict()
-        self._stores: list[Tensor] = []
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self._pool: Any = None
 
-    # ---- stores
+    def __call__(self, work: Callable[[], Any]) -> tuple[Any, Replay]:
+        """What work writes it would write again, so that running it more than once does no harm."""
+        now, side = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        side.wait_stream(now)
+        with torch.cuda.stream(side):
+            for _ in range(_WARM):
+                work()
+        now.wait_stream(side)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            out = work()
+        return out, graph.replay
+
+
+def again(work: Callable[[], Any]) -> tuple[Any, Replay]:
+    """A recorder without a device: a replay runs the work that was recorded, with all that it held then, into the
+    outputs that there are. What would not do in a graph does not do here: inputs that are in no buffer are old, and
+    shapes that change are refused."""
+    out = work()
+
+    def replay() -> None:
+        for into, value in zip(_tensors(out), _tensors(work()), strict=True):
+            if into.shape != value.shape:
+                raise RuntimeError(f"recorded with {tuple(into.shape)} numbers and now {tuple(value.shape)}")
+            into.copy_(value)
+
+    return out, replay
+
+
+@dataclass(eq=False)
+class _Still:
+    """One shape: its inputs, the work on them, what comes out, and how that is computed anew, if it is recorded."""
+
+    inputs: list[Tensor | None]
+    work: Callable[[], Any]
+    kept: Any  # what the work reads and nobody else may free
+    out: Any = None
+    replay: Replay | None = None
+
+
+class Stills:
+    """Work by shape, and stores of keys and values that outlive a generation, so that recordings do too."""
+
+    def __init__(self, device: torch.device, record: Recorder | None) -> None:
+        self.device, self.record = device, record
+        self.captured = self.replayed = 0
+        self._stills: OrderedDict[tuple[object, ...], _Still] = OrderedDict()
+        self._stores: list[Tensor] = []
+
+    def __len__(self) -> int:
+        """Shapes that came up."""
+        return len(self._stills)
 
     def borrow(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A store [L, B, 2 K, C, d] of so many columns or more; what is in it is old, and finite."""
@@ -67,7 +119,7 @@ class Graphs:
         for place, store in enumerate(self._stores):
             if tuple(store.shape) == whole and store.dtype == dtype:
                 return self._stores.pop(place)
-        return torch.zeros(whole, dtype=dtype, device=self.network.device)
+        return torch.zeros(whole, dtype=dtype, device=self.device)
 
     def give_back(self, store: Tensor) -> None:
         if store.numel():
@@ -77,75 +129,87 @@ class Graphs:
     def serve(self, cache: Cache) -> None:
         cache.keeper = self
 
-    # ---- passes
+    def run(self, key: tuple[object, ...], inputs: Inputs, work: Callable[[Inputs], Out], kept: Any = None) -> Out:
+        """What the work makes of inputs. It may read nothing else that changes, but what `key` names."""
+        shapes = (None if one is None else (*one.shape, one.dtype) for one in inputs)
+        key = (*key, *shapes)
+        one = self._stills.get(key)
+        if one is None:
+            buffers = [None if value is None else value.clone() for value in inputs]
+            one = self._stills[key] = _Still(buffers, partial(work, buffers), kept)
+            if len(self._stills) > _MOST:
+                self._stills.popitem(last=False)
+        self._stills.move_to_end(key)
+        for buffer, value in zip(one.inputs, inputs, strict=True):
+            if buffer is not None and value is not None:
+                buffer.copy_(value)
+        if self.record is not None and one.replay is None:
+            self._recorded(one, self.record)
+        if one.replay is None:
+            return one.work()  # type: ignore[no-any-return]
+        one.replay()
+        self.replayed += 1
+        return _cloned(one.out)  # type: ignore[no-any-return]
+
+    def _recorded(self, one: _Still, record: Recorder) -> None:
+        try:
+            one.out, one.replay = record(one.work)
+            self.captured += 1
+        except RuntimeError as error:
+            self.record, one.out, one.replay = None, None, None
+            warnings.warn(f"passes are not captured in CUDA graphs: {str(error).splitlines()[0]}", stacklevel=3)
+
+
+class Graphs:
+    """A network's passes by shape. `record`: how, where it is not for the device to say."""
+
+    def __init__(self, network: Network, *, record: Recorder | None = None) -> None:
+        if record is None and wanted(network.device):
+            record = Cuda(network.device)
+        self.network, self.stills = network, Stills(network.device, record)
+
+    def beside(self) -> Stills:
+        """For what drafts for this network, perhaps while it computes: recordings that share no memory with its own."""
+        return Stills(self.network.device, _apart(self.stills.record))
+
+    def of(self, network: Network) -> Network:
+        """Another network that drafts for this one, its passes recorded likewise."""
+        network.graphs = Graphs(network, record=_apart(self.stills.record))
+        return network
 
     def run(self, ids: Tensor, store: Tensor, places: Places, taps: Collection[str]) -> Found:
         """Ids [B, Q] -> normed states [B, Q, D], logits [B, Q, V] unless they are very many, and the states at taps."""
-        network = self.network
-        angles = network.angles
-        key = (
-            store.data_ptr(),
-            *store.shape,
-            *ids.shape,
-            places.columns,
-            len(places.positions),
-            None if places.mask is None else len(places.mask),
-            angles[0].data_ptr(),
-            *sorted(taps),
-        )
-        one = self._passes.get(key)
-        if one is None:
-            one = self._passes[key] = self._made(ids, places, angles)
-            if len(self._passes) > _MOST:
-                self._passes.popitem(last=False)
-        self._passes.move_to_end(key)
-        for buffer, value in zip(_inputs(one.ids, one.places), _inputs(ids, places), strict=True):
-            buffer.copy_(value)
-        if self.capture and one.graph is None:
-            self._capture(one, store, taps)
-        if one.graph is None:
-            return self._compute(one, store, taps)
-        one.graph.replay()
-        self.replayed += 1
-        assert one.out is not None
-        states, logits, hidden = one.out  # the next pass writes over these
-        copies = {tap: part.clone() for tap, part in hidden.items()}
-        return states.clone(), None if logits is None else logits.clone(), copies
+        angles = self.network.angles
+        key = (store.data_ptr(), *store.shape, places.columns, angles[0].data_ptr(), *sorted(taps))
+        inputs = (ids, places.positions, places.mask, places.slots)
+        return self.stills.run(key, inputs, partial(self._compute, store, places.columns, frozenset(taps)), angles)
 
-    def _made(self, ids: Tensor, places: Places, angles: tuple[Tensor, Tensor]) -> _Pass:
-        assert places.slots is not None
-        mask = None if places.mask is None else places.mask.clone()
-        still = Places(places.positions.clone(), places.columns, mask, None, places.slots.clone())
-        return _Pass(ids.clone(), still, angles)
-
-    def _compute(self, one: _Pass, store: Tensor, taps: Collection[str]) -> Found:
+    def _compute(self, store: Tensor, columns: int, taps: Collection[str], inputs: Inputs) -> Found:
+        ids, positions, mask, slots = inputs
+        assert ids is not None and positions is not None
         network, found = self.network, {tap: list[Tensor]() for tap in taps}
-        rows, count = one.ids.shape
-        x = network.run(network.embed(one.ids), store, one.places, found)
+        rows, count = ids.shape
+        x = network.run(network.embed(ids), store, Places(positions, columns, mask, None, slots), found)
         states = network.finish(x, rows, found)
         logits = network.logits(states) if rows * count * network.config.vocabulary <= _LOGITS else None
         return states, logits, {tap: parts[0] for tap, parts in found.items()}
 
-    def _capture(self, one: _Pass, store: Tensor, taps: Collection[str]) -> None:
-        """What a pass writes to the store it would write again, so that running it more than once does no harm."""
-        try:
-            now, side = torch.cuda.current_stream(store.device), torch.cuda.Stream(store.device)  # type: ignore[no-untyped-call]
-            side.wait_stream(now)
-            with torch.cuda.stream(side):
-                for _ in range(_WARM):
-                    self._compute(one, store, taps)
-            now.wait_stream(side)
-            if self._pool is None:
-                self._pool = torch.cuda.graph_pool_handle()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                one.out = self._compute(one, store, taps)
-            one.graph = graph
-            self.captured += 1
-        except RuntimeError as error:
-            self.capture, one.out, one.graph = False, None, None
-            warnings.warn(f"passes are not captured in CUDA graphs: {str(error).splitlines()[0]}", stacklevel=2)
+
+def _apart(record: Recorder | None) -> Recorder | None:
+    return Cuda(record.device) if isinstance(record, Cuda) else record
 
 
-def _inputs(ids: Tensor, places: Places) -> list[Tensor]:
-    return [part for part in (ids, places.positions, places.mask, places.slots) if part is not None]
+def _tensors(out: Any) -> list[Tensor]:
+    if isinstance(out, Tensor):
+        return [out]
+    parts = out.values() if isinstance(out, dict) else out or ()
+    return [tensor for part in parts for tensor in _tensors(part)]
+
+
+def _cloned(out: Any) -> Any:
+    """The next replay writes over what there is."""
+    if isinstance(out, Tensor):
+        return out.clone()
+    if isinstance(out, dict):
+        return {name: _cloned(part) for name, part in out.items()}
+    return None if out is None else tuple(map(_cloned, out))

@@ -64,7 +64,7 @@ class Decoder:
         self.cache = Cache((cfg.layers, 2 * cfg.kv_heads, wide), kept, network.device)
         self._taps: frozenset[str] = frozenset()
         if network.graphs is not None:
-            network.graphs.serve(self.cache)
+            network.graphs.stills.serve(self.cache)
 
     @classmethod
     def random(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.core.engine.block import Angles, Block, Norm, Sight
+from outrider.core.engine.graphs import served
 from outrider.core.engine.linear import Dense, fastest
 from outrider.core.engine.network import Config, Network
 from outrider.core.engine.transformer import Decoder
@@ -116,7 +117,7 @@ class TokenModel(Pupil):
         embedding, norm, head = (
             one.detach().to(device, dtype) for one in (self.embedding, self.norm.weight, self.head)
         )
-        return Network(self.form, embedding, layers, norm, fastest(Dense(head)))
+        return served(Network(self.form, embedding, layers, norm, fastest(Dense(head))))
 
     def drafts(self, target: Any) -> Decoder:
         """A decoder in the target's precision, with a cache of its own."""

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from outrider.core import assets
-from outrider.core.engine import checkpoints, graphs
+from outrider.core.engine import checkpoints
+from outrider.core.engine.graphs import served
 from outrider.core.engine.linear import fastest
 from outrider.core.engine.quantised import quantised
 from outrider.core.engine.streamed import Shelf, streamed
@@ -136,9 +137,7 @@ def _target(
         network = quantised(network, int(dtype.removeprefix("int")))
         if offload is not None:
             network, _ = streamed(network, offload)
-    if graphs.wanted(device):
-        network.graphs = graphs.Graphs(network)
-    return partial(Decoder, network, cache_bits=None if cache is None else 8), config.context
+    return partial(Decoder, served(network), cache_bits=None if cache is None else 8), config.context
 
 
 def find(source: str | Path, *, dtype: str = "bfloat16", revision: str | None = None) -> tuple[Path, str]:
