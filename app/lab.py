@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -64,7 +64,7 @@ def contenders(
         rule = str(given["rule"])
         if name != PLAIN and not together(name, rule):
             raise InvalidOption(f"the rule '{rule}' can't judge what '{name}' drafts; leave one of them out")
-        asked = checked(subject, {**given, "prompt": "x", "drafter": name})
+        asked = replace(checked(subject, {**given, "prompt": "x", "drafter": name}), judged=not RULES[rule].lossless)
 
         def run(item: Item, asked: Asked = asked) -> Outcome:
             return _outcome(subject, asked, str(item.content), going)
@@ -78,8 +78,6 @@ class Stopped(Exception):
 
 
 def _outcome(subject: Subject, asked: Asked, prompt: str, going: Callable[[], bool]) -> Outcome:
-    from dataclasses import replace
-
     begun = time.perf_counter()
     live = subject.begin(replace(asked, prompt=prompt))
     try:
@@ -112,6 +110,7 @@ def told(rows: Sequence[Mapping[str, Any]], runs: Sequence[Run], cost: PassCost 
         "accepted",
         "same output",
         "price a token",
+        "nats a token",
         "predicted",
         "best length",
         "breaks even at",
@@ -165,10 +164,17 @@ def _cells(one: Mapping[str, Any], runs: Sequence[Run], cost: PassCost | None) -
         f"{one['acceptance_rate']:.0%}" if total.drafted else "-",
         "" if one["identical"] is None else f"{one['identical']:.0%}",
         f"{total.price / max(total.tokens, 1):.4f}" if not one["lossless"] else "0",
+        surprise(runs),
         "" if not ahead else f"{ahead:.1f}",
         length,
         point,
     ]
+
+
+def surprise(runs: Sequence[Run]) -> str:
+    """How unlikely what came is to the target itself, where that was asked: quality that needs no judge."""
+    found = [one for run in runs for step in run.outcome.steps for one in step.logprobs]
+    return f"{-sum(found) / len(found):.3f}" if found else ""
 
 
 class Lab:

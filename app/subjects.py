@@ -127,6 +127,7 @@ class Asked:
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
     rule_options: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)  # the modality's own
+    judged: bool = False  # how likely is what came to the target itself?
 
     @property
     def lossless(self) -> bool:
@@ -142,6 +143,7 @@ class Asked:
             "seed": self.seed,
             "drafter_options": {} if plain else dict(self.drafter_options),
             "rule_options": dict(self.rule_options),
+            "logprobs": self.judged,
         }
 
 

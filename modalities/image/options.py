@@ -26,6 +26,7 @@ class Given(TypedDict, total=False):
     top_p: float
     entropy_aware: bool
     entropy: bool
+    logprobs: bool
     seed: int | torch.Generator
     drafter_options: Mapping[str, Any]
     rule_options: Mapping[str, Any]
@@ -44,6 +45,7 @@ class Options:
     top_p: float = 1.0
     entropy_aware: bool = False  # hotter where a law is sure, colder where it is not
     entropy: bool = False  # of the law behind each code, into the trace
+    logprobs: bool = False  # of each code under the guided model's own softmax, too
     seed: int | torch.Generator = 0
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
     rule_options: Mapping[str, Any] = field(default_factory=dict)
@@ -93,7 +95,7 @@ class Options:
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "style": ((str, type(None)), "the name of a style, or None"),
     "top_k": ((int,), "a whole number"),
-    **dict.fromkeys(("entropy_aware", "entropy"), ((bool,), "True or False")),
+    **dict.fromkeys(("entropy_aware", "entropy", "logprobs"), ((bool,), "True or False")),
     **dict.fromkeys(("guidance", "temperature", "top_p"), ((int, float), "a number")),
     **dict.fromkeys(("drafter_options", "rule_options"), ((Mapping,), "a dictionary of options")),
     "seed": ((int, torch.Generator), "a whole number or a torch.Generator"),

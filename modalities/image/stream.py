@@ -94,7 +94,7 @@ class Stream(Iterator[Piece]):
                 sampling=options.sampling(),
                 limit=len(model.raster),
                 seed=self._seed,
-                record=Record(entropy=options.entropy),
+                record=Record(entropy=options.entropy, logprobs=options.logprobs),
             )
         )
 

@@ -25,6 +25,7 @@ class Given(TypedDict, total=False):
     top_p: float
     presence_penalty: float
     frequency_penalty: float
+    logprobs: bool
     seed: int | torch.Generator
     drafter_options: Mapping[str, Any]
     rule_options: Mapping[str, Any]
@@ -42,6 +43,7 @@ class Options:
     top_p: float = 1.0
     presence_penalty: float = 0.0  # on what was said already: once each, see outrider.core.laws
     frequency_penalty: float = 0.0  # as often as it was said
+    logprobs: bool = False  # of each token under the voice's own softmax, into the trace
     seed: int | torch.Generator = 0
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
     rule_options: Mapping[str, Any] = field(default_factory=dict)
@@ -49,7 +51,7 @@ class Options:
     def __post_init__(self) -> None:
         for name, (wanted, words) in _TYPES.items():
             value = getattr(self, name)
-            if not isinstance(value, wanted) or isinstance(value, bool):
+            if not isinstance(value, wanted) or (isinstance(value, bool) and wanted != (bool,)):
                 raise InvalidOption(f"{name} is {value!r:.60}; it must be {words}")
         if not (math.isfinite(self.speed) and 0.5 <= self.speed <= 2):
             raise InvalidOption(f"speed is {self.speed}; it must be from 0.5 to 2 (1 is usual)")
@@ -87,6 +89,7 @@ class Options:
 _LAW = ("temperature", "top_k", "top_p", "presence_penalty", "frequency_penalty")
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "top_k": ((int,), "a whole number"),
+    "logprobs": ((bool,), "True or False"),
     **dict.fromkeys(("speed", *(name for name in _LAW if name != "top_k")), ((int, float), "a number")),
     **dict.fromkeys(("drafter_options", "rule_options"), ((Mapping,), "a dictionary of options")),
     "seed": ((int, torch.Generator), "a whole number or a torch.Generator"),

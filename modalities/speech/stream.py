@@ -15,6 +15,7 @@ import numpy as np
 
 from outrider.core.decode import decode
 from outrider.core.memory import peak_memory
+from outrider.core.record import Record
 from outrider.core.trace import Finish, Step, Trace, machine, versions
 from outrider.speech.mel import RATE
 from outrider.speech.options import Options
@@ -134,6 +135,7 @@ class Stream(Iterator[Piece]):
             sampling=options.sampling(model.voice.end),
             limit=[length + _MORE for length in script.lengths],
             seed=[self._seed * 1_000_003 + one.place for one in group],
+            record=Record(logprobs=options.logprobs),
         )
         try:
             for step in steps:

@@ -20,13 +20,13 @@ import pytest
 gradio = pytest.importorskip("gradio")
 
 from outrider.app import limits, recordings, showing, views  # noqa: E402
-from outrider.app.lab import theory  # noqa: E402
+from outrider.app.lab import contenders, surprise, theory  # noqa: E402
 from outrider.app.lane import Tickets  # noqa: E402
 from outrider.app.panel import Panel, follow  # noqa: E402
 from outrider.app.recordings import Recording  # noqa: E402
 from outrider.app.subjects import Subject, checked, drafting, knobs, rules_for, together, wording  # noqa: E402
 from outrider.app.svg import safe  # noqa: E402
-from outrider.core.bench import PLAIN  # noqa: E402
+from outrider.core.bench import PLAIN, Bench, Item  # noqa: E402
 from outrider.core.errors import InvalidOption, OutriderError, TraceError  # noqa: E402
 from outrider.core.methods import DRAFTERS, RULES  # noqa: E402
 from outrider.core.trace import Trace  # noqa: E402
@@ -278,6 +278,21 @@ def test_a_race_is_replayed_by_the_clock_of_both_traces(subjects: dict[str, Subj
     assert times[-1] == pytest.approx(fast.trace.summary().seconds) and times == sorted(times)
     shown = showing.race(whole)
     assert f"--at:{times[-1]:.3f}s" in shown and f"--at:{showing.clock(plain.trace)[-1]:.3f}s" in shown
+
+
+@pytest.mark.parametrize("name", recordings.MODALITIES)
+def test_the_lab_says_what_relaxing_costs_in_the_target_s_own_eyes(subjects: dict[str, Subject], name: str) -> None:
+    subject = subjects[name]
+    for rule, judged in (("exact", False), ("lenience", True)):
+        given = {"rule": rule, "temperature": 1.0, "seed": 1}
+        bench = Bench(contenders(subject, ["suffix"], given, lambda: True), [Item("0", "all", subject.examples[0])])
+        for _ in bench.go():
+            pass
+        for one in ("plain", "suffix"):
+            told = [step for run in bench.of(one) for step in run.outcome.steps]
+            assert all(len(step.logprobs) == (len(step.emitted) if judged else 0) for step in told)
+            said = surprise(bench.of(one))
+            assert said == "" if not judged else 0 < float(said) < 20
 
 
 def test_theory_is_the_published_formula() -> None:
