@@ -179,10 +179,16 @@ class Adaptive:
         self._texts = [list(prompt) for prompt in prompts]
         self._choosers = [self._make() for _ in prompts]
         self._costs = [self._given.get(name, 0.0) for name in self.names]
+        self.share(len(prompts))
         self._free = [_reads_nothing(one) and cost == 0 for one, cost in zip(self.drafters, self._costs, strict=True)]
         for one in self.drafters:
             one.begin(prefill, prompts, sampling)
         self._since = self._clock() if self._clock else 0.0
+
+    def share(self, rows: int) -> None:
+        """So many rows draft alike in each pass: the more there are, the more its width costs, and the sooner guesses
+        don't pay."""
+        self._crowd = max(rows, 1)
 
     def propose(self, room: Tensor, dice: Dice) -> Draft:
         left = room.tolist()
@@ -244,7 +250,8 @@ class Adaptive:
             one.observe(draft, scores, verdict, dice.fork(arm))
 
     def _cost(self, arm: int, nodes: int, depth: int) -> float:
-        return self._verify(nodes + 1) / self._verify(1) + self._costs[arm] * depth
+        rows = self._crowd
+        return self._verify(rows * (nodes + 1)) / self._verify(rows) + self._costs[arm] * depth
 
     def end(self) -> None:
         for one in self.drafters:

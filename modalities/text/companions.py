@@ -16,6 +16,7 @@ from outrider.core.drafters.skipsearch import search
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.laws import Sampling
 from outrider.core.stopwatch import pass_cost
+from outrider.text import auto
 from outrider.text.bridge import Bridge
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def met(model: TextModel, drafter: str, options: Mapping[str, Any]) -> dict[str,
         given["options"] = {**own, **{name: model.equipped(name, own.get(name, {})) for name in names}}
     if drafter == "guarded" and isinstance(inner := given.get("drafter", "prompt-lookup"), str):
         given["options"] = model.equipped(inner, given.get("options") or {})
+    if drafter == "guarded" and "verify" not in given:  # what wider passes cost here, as measured for "auto"
+        given["verify"] = auto.parse(str(given.pop("costs", "")) or auto.calibration(model.target, model.where()))
     return given
 
 

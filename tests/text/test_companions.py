@@ -102,6 +102,18 @@ def test_the_guard_says_in_the_trace_what_is_off(lm: TextModel) -> None:
     assert notes[0] == "draft-on-the-fly" and any(note.startswith("plain (off: 0.") for note in notes)
 
 
+def test_the_guard_goes_by_what_passes_cost_here(lm: TextModel) -> None:
+    steep = {"drafter": "prompt-lookup", "costs": "1:10 2:40 8:200", "options": {"length": 3, "shortest": 1}}
+    flat = steep | {"costs": "1:10 2:10.1 8:10.2"}
+    off = []
+    for options in (flat, steep):
+        out = lm.generate("the cat the cat the cat", drafter="guarded", drafter_options=options, max_new_tokens=40)
+        off.append(sum(step.note.startswith("plain (off") for step in out.trace.steps))
+    assert off[0] == 0 < off[1]
+    with pytest.raises(InvalidOption, match="costs"):
+        lm.generate("x", drafter="guarded", drafter_options={"costs": "nothing"})
+
+
 def test_calibrating_keeps_what_it_found(lm: TextModel, folder: Path, cache: Path) -> None:
     last = list(calibrate(lm, "draft-verify", PROMPTS, tokens=12, trials=8))[-1]
     assert last[:2] == (8, 8) and calibration(lm, "draft-verify").is_file()

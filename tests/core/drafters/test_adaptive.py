@@ -9,6 +9,7 @@ import pytest
 from torch import Tensor
 
 from outrider.core.conformance import Case, enumerate_output, target_law, total_variation
+from outrider.core.continuous import Continuous
 from outrider.core.decode import Drafter, decode
 from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Verdict
@@ -169,6 +170,48 @@ def test_a_guarded_drafter_is_off_where_it_does_not_pay_and_the_trace_says_so() 
     assert Trace.from_json(Trace(steps=tuple(steps)).to_json()).steps[-1].note == steps[-1].note
     good = guarded(drafter=Right(texts, 4), verify=lambda tokens: 1 + 0.2 * (tokens - 1))
     assert not any("off" in step.note for step in run(good, limit=60, sampling=GREEDY)[1])
+
+
+class HalfRight(Right):
+    """Knows the next token, and guesses wrong behind it."""
+
+    def propose(self, room: Tensor, dice: Dice) -> Draft:
+        pairs = zip(self.texts, self.at, room.tolist(), strict=True)
+        found = [[*text[at : at + 1], 29, 28, 27][: max(left, 0)] for text, at, left in pairs]
+        return guesses(found, dice.device)
+
+
+@pytest.mark.parametrize(("rows", "pays"), [(1, True), (2, True), (8, False)])
+def test_the_more_rows_the_sooner_a_guess_does_not_pay(rows: int, pays: bool) -> None:
+    """Passes cost the same up to ten tokens: two rows of five are free, eight cost four times as much."""
+    prompts = [PROMPTS[0]] * rows
+    plain: list[list[int]] = [[] for _ in prompts]
+    for step in decode(model(), None, Exact(), prompts, limit=30, sampling=GREEDY):
+        plain[step.row] += step.emitted
+    drafter = guarded(drafter=HalfRight(plain, 1), verify=lambda tokens: max(tokens, 10) / 10, probe=100)
+    steps = list(decode(model(), drafter, Exact(), prompts, limit=30, sampling=GREEDY))
+    drafting = sum(bool(step.drafted) for step in steps) / len(steps)
+    assert drafting > 0.9 if pays else drafting < 0.4
+    assert [token for step in steps if step.row == 0 for token in step.emitted] == plain[0]
+
+
+def test_rows_that_come_and_go_tell_the_guard_how_many_they_are() -> None:
+    seen: list[int] = []
+
+    class Heard(Adaptive):
+        def share(self, rows: int) -> None:
+            seen.append(rows)
+            super().share(rows)
+
+    batch = Continuous(
+        model(), lambda: Heard(drafters=("prompt-lookup", "plain"), by="guard"), Exact(), sampling=GREEDY, rows=3
+    )
+    for limit in (4, 9, 14, 9):
+        batch.add([5, 6, 5, 6], limit)
+    for _ in batch:
+        pass
+    batch.close()
+    assert {1, 2, 3} == set(seen)
 
 
 def test_a_guard_tries_again() -> None:
