@@ -204,6 +204,11 @@ def shown(found: Mapping[str, Any], larger: Mapping[str, float] | None) -> None:
         verdict = "fitted to" if fitted else "within 15 %" if abs(off) <= WITHIN else "NOT within 15 %"
         table.add_row(one.drafter, f"{measured:.2f}x", f"{one.speedup:.2f}x", f"{off:+.0%}", verdict)
     console.print(table)
+    console.print(
+        f"The {WORD} is {device.source} in bfloat16; what unpacking fewer bits takes is that of the matrices alone, "
+        "timed without decoding.",
+        soft_wrap=True,
+    )
     one = found["settings"]["models"]["bfloat16"]
     facts = dict(larger or one)
     model = Model(2.0 * facts["parameters"], 2.0 * facts["parameters"], int(facts["layers"]))
