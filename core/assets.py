@@ -15,6 +15,7 @@ import re
 import shutil
 import tarfile
 import zipfile
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatch
@@ -157,7 +158,8 @@ def _unpickle(file: Path) -> dict[str, Tensor]:
     import torch
 
     try:
-        held = torch.load(file, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([Namespace]):  # the command line that many trainings leave beside
+            held = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever is wrong with it
         raise AssetError(f"{file} holds more than weights, or no whole ones: {str(error).splitlines()[0]}") from None
     found: dict[str, torch.Tensor] = {}
@@ -309,6 +311,13 @@ def foreign_tensors(folder: Path) -> Mapping[str, Tensor]:
     if len(found) > _MOST_TENSORS:
         raise AssetError(f"{folder} names more than {_MOST_TENSORS:,} tensors")
     return found
+
+
+def tensors_of(file: Path) -> Mapping[str, Tensor]:
+    """The tensors of one file of others: safetensors, or a pickle read as weights and nothing else."""
+    if not file.is_file():
+        raise AssetError(f"there is no file {file}")
+    return Checkpoint(file) if file.suffix == ".safetensors" else _unpickle(file)
 
 
 def transformers_model(folder: Path, dtype: str, device: Any = "cpu", kind: str = "AutoModelForCausalLM") -> Any:

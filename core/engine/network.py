@@ -36,7 +36,7 @@ class Config:
     head_dim: int
     hidden: int  # width within the MLP
     rope_theta: float = 10_000.0
-    rope_scaling: tuple[str, Mapping[str, float]] | None = None  # ("linear" | "llama3", its numbers)
+    rope_scaling: tuple[str, Mapping[str, float]] | None = None  # ("linear" | "llama3" | "grid", its numbers)
     norm_eps: float = 1e-6
     tied: bool = True  # the output layer is the embedding
     attention_bias: bool = False  # of queries, keys and values
@@ -51,6 +51,10 @@ class Config:
                 raise InvalidOption(f"{name} is {getattr(self, name)}; it must be 1 or more")
         if self.heads % self.kv_heads:
             raise InvalidOption(f"{self.heads} heads cannot share {self.kv_heads} of keys and values; take a divisor")
+        if self.rope_scaling is not None and self.rope_scaling[0] == "grid" and self.head_dim % 4:
+            raise InvalidOption(
+                f"head_dim is {self.head_dim}; on a grid half of its pairs turn by the row: it must divide by 4"
+            )
         if self.head_dim % 2:
             raise InvalidOption(f"head_dim is {self.head_dim}; rotary positions turn pairs, so it must be even")
 
@@ -311,13 +315,30 @@ class Network:
 
 def rope_table(config: Config, size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosines [size, d], and sines [size, d] whose first half is negative: x cos + roll(x, d / 2) sin is the turn."""
-    half = torch.arange(0, config.head_dim, 2, dtype=torch.int64, device=device).float() / config.head_dim
-    rates = 1.0 / (config.rope_theta**half)
-    if config.rope_scaling is not None:
-        rates = scaled(rates, *config.rope_scaling)
-    angles = torch.arange(size, device=device).float()[:, None] * rates
-    sin = angles.sin()
-    return torch.cat([angles.cos()] * 2, 1).to(dtype), torch.cat([-sin, sin], 1).to(dtype)
+    if config.rope_scaling is not None and config.rope_scaling[0] == "grid":
+        cos, sin = on_a_grid(config, size, device, **config.rope_scaling[1])
+    else:
+        half = torch.arange(0, config.head_dim, 2, dtype=torch.int64, device=device).float() / config.head_dim
+        rates = 1.0 / (config.rope_theta**half)
+        if config.rope_scaling is not None:
+            rates = scaled(rates, *config.rope_scaling)
+        angles = torch.arange(size, device=device).float()[:, None] * rates
+        cos, sin = angles.cos(), angles.sin()
+    return torch.cat([cos] * 2, 1).to(dtype), torch.cat([-sin, sin], 1).to(dtype)
+
+
+def on_a_grid(
+    config: Config, size: int, device: torch.device, *, columns: float, first: float
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [size, d / 2] of places in raster order: half of the pairs turn by the row, half by the column.
+    The first places are no part of the grid and have neither, so that queries and keys there are 0, as the picture
+    models have it whose condition stands there (LlamaGen, arXiv 2406.06525)."""
+    quarter = torch.arange(0, config.head_dim // 2, 2, device=device).float() / (config.head_dim // 2)
+    rates = 1.0 / (config.rope_theta**quarter)
+    place = torch.arange(size, device=device) - int(first)
+    row, column = (one.float()[:, None] * rates for one in (place // int(columns), place % int(columns)))
+    angles, inside = torch.cat([row, column], 1), (place >= 0)[:, None]
+    return angles.cos() * inside, angles.sin() * inside
 
 
 def scaled(rates: Tensor, kind: str, numbers: Mapping[str, float]) -> Tensor:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_AT_ONCE = 1 << 22  # distances held, numbers of 64 bits
+_SPARE = 16  # codes compared beyond those wanted
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -28,15 +31,32 @@ class Grid:
 def neighbours(codebook: Tensor, count: int) -> Tensor:
     """The `count` nearest other codes of each code, nearest first, smaller ids first at equal distance.
 
-    codebook [K, D] -> [K, count]. Exact: differences are taken in float64, code by code, never by a dot product.
+    codebook [K, D] -> [K, count]. Exact: what is compared are differences in float64. Dot products only say which few
+    codes are worth comparing, and where their rounding could leave one out, all are.
     """
     size = codebook.shape[0]
     if not 1 <= count < size:
         raise ValueError(f"{size} codes have 1 to {size - 1} neighbours each, not {count}")
     codes = codebook.detach().double()
+    lengths = codes.square().sum(-1)
+    rounding = 1e-12 * max(float(lengths.max()), 1e-300)
+    some = min(count + _SPARE, size - 1)
     found = []
-    for own, code in enumerate(codes):
-        distance = (codes - code).square().sum(-1)
-        distance[own] = -1.0  # first, and left out, even where two codes are equal
-        found.append(distance.sort(stable=True).indices[1 : count + 1])
-    return torch.stack(found)
+    for part in torch.arange(size).split(max(_AT_ONCE // size, 1)):
+        own = codes[part]
+        rough = lengths[part, None] + lengths - 2 * own @ codes.T  # [b, K]
+        rough[torch.arange(len(part)), part] = torch.inf
+        furthest, worth = rough.topk(some, largest=False)
+        chosen, last = _nearest(own, codes, worth.sort(1).values, count)
+        if some < size - 1:
+            for row in (furthest[:, -1] - rounding <= last).nonzero()[:, 0].tolist():
+                others = torch.arange(size)[torch.arange(size) != part[row]][None]
+                chosen[row] = _nearest(own[row : row + 1], codes, others, count)[0][0]
+        found.append(chosen)
+    return torch.cat(found)
+
+
+def _nearest(own: Tensor, codes: Tensor, worth: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Of the codes worth [b, S] comparing, in the order of their ids: the nearest [b, count], how far the last is."""
+    far, order = (own[:, None] - codes[worth]).square().sum(-1).sort(dim=1, stable=True)
+    return worth.gather(1, order[:, :count]), far[:, count - 1]

@@ -169,6 +169,7 @@ FAMILY = Family(
         "janus": ("janus", "JanusForConditionalGeneration"),
         "emu3": ("emu3", "Emu3ForConditionalGeneration"),
         "imagegpt": ("imagegpt", "ImageGPTForCausalImageModeling"),
+        "llamagen": ("llamagen", ""),  # a folder that outrider.image.llamagen.convert wrote
     },
     refused={
         "chameleon": "its class in transformers sets the logits of picture codes to -inf and has no decoder of "
