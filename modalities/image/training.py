@@ -35,7 +35,7 @@ from outrider.image.recipes import MODEL, Recipe, home, recipe
 from outrider.image.tokenizer import Layout, Tokenizer
 from outrider.image.tokens import TokenModel
 
-WORDS = 1500  # that a token model knows at most
+WORDS = 2800  # that a token model knows at most
 GUIDANCE = 3.0  # under which drafters learn
 
 
