@@ -6,6 +6,7 @@ Heavy packages are imported by the commands when they run.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -99,7 +100,7 @@ def serve(
     command = setup.command(found)
     print(shlex.join(command), file=sys.stderr)
     if not dry:
-        raise typer.Exit(_wait(subprocess.Popen(command, env=serving.environment(found))))
+        os.execve(found, command, serving.environment(found))  # its signals and its end are vLLM's own from here on
 
 
 def _python(given: Path | None, install: bool, drafter: str | None = None) -> Path:
@@ -117,15 +118,6 @@ def _python(given: Path | None, install: bool, drafter: str | None = None) -> Pa
     found = interpreter(given)
     can_draft(found, drafter)
     return found
-
-
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Until it ends, or Ctrl-C, which the server hears too."""
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            continue
 
 
 def measure(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from outrider.core.trained import save
 from outrider.text import load, recipes
 from outrider.text.exporting import NOTE, WRITERS, export
 from outrider.text.serving import (
+    MODULE,
     SERVED,
     Client,
     Counters,
@@ -274,6 +276,22 @@ def test_a_server_started_by_us_is_ended_by_us(model: Path, tmp_path: Path, monk
         assert client.alive()
     assert not client.alive()
     assert os.path.getsize(tmp_path / "peers" / "vllm-serve.log") > 0  # what it said is kept
+
+
+def test_serving_is_vllm_itself(model: Path, tmp_path: Path) -> None:
+    """Nothing of ours stands between it and who ends it."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    (tmp_path / "lib").mkdir()
+    python.write_text('#!/bin/sh\ncase "$2" in -c) exit 0;; esac\necho "$$ $*"\n')
+    python.chmod(0o755)
+    words = ["serve", "--model", str(model), "--python", str(python), "--port", str(_free()), "--", "--enforce-eager"]
+    command = [sys.executable, "-c", "from outrider.app.cli import main; main()", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        said, told = process.communicate(timeout=60)
+    assert process.returncode == 0, told
+    number, *given = said.split(maxsplit=1)
+    assert int(number) == process.pid and "--enforce-eager" in given[0] and MODULE in given[0]
 
 
 def test_every_writer_is_a_drafter_that_is_trained() -> None:
