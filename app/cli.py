@@ -114,6 +114,13 @@ def demo(
         str | None,
         typer.Option(metavar="URL", help="A vLLM server that the text panel asks, as http://127.0.0.1:8000."),
     ] = None,
+    image_model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A published model that the image panel shows: owner/name, or a folder."),
+    ] = None,
+    image_draft: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A smaller one of its family, that may draft for it.")
+    ] = None,
     terminal: Annotated[
         bool, typer.Option("--terminal", help="Watch it here instead, on models made on the spot.")
     ] = False,
@@ -155,9 +162,12 @@ def demo(
         "tokens": tokens,
     }
     given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    if image_draft is not None and image_model is None:
+        raise typer.BadParameter("drafts for --image-model, which is missing", param_hint="--image-draft")
     if not (terminal or as_json or given):
         if find_spec("gradio") is not None:
-            _open_page(port, not no_browser, device, dtype, weights, vllm)
+            pictures = None if image_model is None else (image_model, image_draft)
+            _open_page(port, not no_browser, device, dtype, weights, vllm, pictures)
             return
         print("the page needs gradio: pip install 'outrider[app]'; here is the demo in the terminal", file=sys.stderr)
     from outrider.app.demo import Options, run, traces
@@ -170,14 +180,22 @@ def demo(
 
 
 def _open_page(
-    port: int | None, browser: bool, device: str, dtype: str, weights: Path | None, vllm: str | None
+    port: int | None,
+    browser: bool,
+    device: str,
+    dtype: str,
+    weights: Path | None,
+    vllm: str | None,
+    pictures: tuple[str, str | None] | None,
 ) -> None:
     from rich.console import Console
 
     with Console(stderr=True).status("Opening the page ..."):
         from outrider.app.main import serve
 
-        page, address = serve(port=port, browser=browser, device=device, dtype=dtype, weights=weights, vllm=vllm)
+        page, address = serve(
+            port=port, browser=browser, device=device, dtype=dtype, weights=weights, vllm=vllm, pictures=pictures
+        )
     print(f"Outrider is open at {address} (Ctrl-C ends it)", flush=True)
     page.block_thread()
 

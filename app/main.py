@@ -128,11 +128,21 @@ def serve(
     weights: Path | None = None,
     found: Mapping[str, Subject] | None = None,
     vllm: str | None = None,
+    pictures: tuple[str, str | None] | None = None,
 ) -> tuple[gr.Blocks, str]:
     """Open the page, on this machine alone: the page and its address. `close` ends it, `block_thread` waits. `vllm` is
-    the address of a server that the text panel asks instead of a model of ours; the lab measures ours all the same."""
+    the address of a server that the text panel asks instead of a model of ours, `pictures` names a published model that
+    the image panel shows, read before the page opens, and perhaps one that drafts for it; the lab measures ours all the
+    same."""
     ours = found or subjects(device, dtype, weights)
-    page = build({**ours, "text": Served(vllm)} if vllm else ours, ours)
+    shown = dict(ours)
+    if vllm:
+        shown["text"] = Served(vllm)
+    if pictures is not None:
+        precision = "float32" if device == "cpu" else "bfloat16"
+        shown["image"] = Pictures(device=device, dtype=precision, model=pictures[0], draft=pictures[1])
+        shown["image"].load()
+    page = build(shown, ours)
     _, address, _ = page.launch(
         server_name="127.0.0.1",
         server_port=port,

@@ -15,7 +15,7 @@ from outrider.app.recordings import Modality, Recording
 from outrider.app.subjects import Asked, Choice, Held, Knob
 from outrider.core.methods import DRAFTERS
 from outrider.core.trace import Step
-from outrider.image import ImageModel, load, recipes
+from outrider.image import ImageModel, PublishedModel, load, recipes
 from outrider.image.choosing import USUAL, drafters, rules
 
 if TYPE_CHECKING:
@@ -43,25 +43,39 @@ class Pictures:
         device: str = "cpu",
         dtype: str = "float32",
         folder: Path | None = None,
+        model: str | None = None,
+        draft: str | None = None,
     ) -> None:
-        self._held = Held(load_ or (lambda: load(device=device, dtype=dtype, folder=folder)))
+        """Our own model, or the published one that is named, perhaps with a smaller one that drafts for it."""
+        self._model, self._draft = model, draft
+        self._held: Held[ImageModel | PublishedModel]
+        if model is not None:
+            self._held = Held(lambda: load(model, device=device, dtype=dtype, draft=draft))
+        else:
+            self._held = Held(load_ or (lambda: load(device=device, dtype=dtype, folder=folder)))
         self._folder, self._given = folder, load_ is not None
         self.examples = self.examples if load_ is None else ("red heart", "cat", "house")
         styles = (ANY, "noto", "twemoji", "openmoji", "fluent")
         self.extras: tuple[Knob | Choice, ...] = (Knob("guidance", 0, 8, 0.5, 3), Choice("style", styles, ANY))
+        if model is not None:  # it is guided as it usually is
+            self.examples, self.extras = ("a red fox in the snow", "a lighthouse at night"), ()
 
     @property
     def about(self) -> str:
-        return repr(self._held.get()).strip("<>") if self.loaded else "emoji of 64x64, as 16x16 codes"
+        if self.loaded:
+            return repr(self._held.get()).strip("<>")
+        return self._model or "emoji of 64x64, as 16x16 codes"
 
     @property
     def loaded(self) -> bool:
         return self._held.there
 
-    def load(self) -> ImageModel:
+    def load(self) -> ImageModel | PublishedModel:
         return self._held.get()
 
     def drafters(self) -> list[str]:
+        if self._model is not None:
+            return [one for one in drafters(taught=False) if self._draft is not None or not DRAFTERS[one].needs]
         return [one for one in drafters() if self._ready(one)]
 
     def _ready(self, drafter: str) -> bool:
@@ -82,6 +96,10 @@ class Pictures:
         """The codes whose patches look most like this one's, itself first, each as a picture's address."""
         im = self.load()
         near = [code, *im.neighbours[code, :most].tolist()]
+        if isinstance(im, PublishedModel):  # its class may draw whole pictures only
+            whole = torch.tensor(near)[:, None, None].expand(-1, im.raster.rows, im.raster.columns)
+            drawn = [part.resize((48, 48)) for part in im.pictures(whole)]
+            return [(one, address(part)) for one, part in zip(near, drawn, strict=True)]
         grids = torch.tensor(near)[:, None, None].expand(-1, 3, 3)
         size = im.codec.factor
         patches = [one.crop((size, size, 2 * size, 2 * size)) for one in im.pictures(grids)]
@@ -111,14 +129,16 @@ def address(picture: Image) -> str:
 class LivePicture:
     """A picture under way."""
 
-    def __init__(self, im: ImageModel, asked: Asked) -> None:
+    def __init__(self, im: ImageModel | PublishedModel, asked: Asked) -> None:
         self._im, self._asked = im, asked
         self._steps: list[Step] = []
         self._count = 0
         style = asked.extra.get("style")
-        given = {"guidance": asked.extra.get("guidance", 3.0), "style": None if style == ANY else style}
-        if given["style"] is not None and given["style"] not in im.styles:
-            given["style"] = None  # this model was not taught that one
+        given: dict[str, Any] = {
+            "style": None if style == ANY or style not in im.styles else style
+        }  # one that it was taught
+        if "guidance" in asked.extra:
+            given["guidance"] = asked.extra["guidance"]
         self._stream = im.stream(asked.prompt, **asked.options(), **given, entropy=True)
 
     def __iter__(self) -> Iterator[Step]:
@@ -134,7 +154,7 @@ class LivePicture:
         self._stream.close()
 
     def seen(self) -> str:
-        shape = self._im.raster.rows, self._im.raster.columns
+        shape = self._im.raster.rows, self._im.raster.width
         return views.picture(packed(self._stream.seen(0, self._count)), self._steps, *shape, light=True)
 
     def recording(self) -> Recording:
@@ -145,7 +165,7 @@ class LivePicture:
             self._stream.trace,
             self._asked.prompt,
             rows=raster.rows,
-            columns=raster.columns,
+            columns=raster.width,
             picture=packed(whole),
         )
 

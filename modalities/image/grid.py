@@ -42,7 +42,7 @@ def neighbours(codebook: Tensor, count: int) -> Tensor:
     rounding = 1e-12 * max(float(lengths.max()), 1e-300)
     some = min(count + _SPARE, size - 1)
     found = []
-    for part in torch.arange(size).split(max(_AT_ONCE // size, 1)):
+    for part in torch.split(torch.arange(size), max(_AT_ONCE // size, 1)):
         own = codes[part]
         rough = lengths[part, None] + lengths - 2 * own @ codes.T  # [b, K]
         rough[torch.arange(len(part)), part] = torch.inf

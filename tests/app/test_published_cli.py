@@ -74,3 +74,31 @@ def test_what_a_model_heard(tmp_path: Path) -> None:
 def test_what_does_not_go_together(arguments: tuple[str, ...], said: str) -> None:
     done = told(*arguments)
     assert done.exit_code == 2 and said in " ".join(done.output.replace("│", " ").split())
+
+
+def test_the_page_shows_the_model_that_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("gradio")
+    from outrider.app.of_image import Pictures
+    from outrider.app.subjects import checked
+    from outrider.core.errors import InvalidOption
+
+    classes = SimpleNamespace(**runpy.run_path(str(TESTS / "image" / "test_published.py")))
+    for part in classes.janus():
+        part.save_pretrained(tmp_path / "janus")
+    subject = Pictures(model=str(tmp_path / "janus"))
+    assert "draft-model" not in subject.drafters() and "jacobi" in subject.drafters()
+    subject.load()
+    assert "8x8 codes" in subject.about
+    asked = {"prompt": "a red heart", "drafter": "jacobi", "rule": "exact", "temperature": 1.0, "seed": 0}
+    live = subject.begin(checked(subject, asked))
+    for _ in live:
+        pass
+    assert "<" in live.seen()
+    recording = live.recording()
+    assert (recording.rows, recording.columns) == (8, 8) and len(recording.trace.tokens()) == 64
+    near = subject.like(recording.trace.tokens()[0], 3)
+    assert len(near) == 4 and all(data.startswith("data:image/png") for _, data in near)
+    with pytest.raises(InvalidOption, match="there is no folder"):
+        Pictures(model=str(tmp_path / "nowhere")).load()
+    done = told("demo", "--image-draft", "a/b")
+    assert done.exit_code == 2 and "which is missing" in " ".join(done.output.replace("│", " ").split())
