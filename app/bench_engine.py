@@ -170,14 +170,28 @@ def device(
     max_new_tokens: _TOKENS = 128,
     repeat: _REPEAT = 5,
     peers: Annotated[bool, typer.Option("--peers", help="transformers' generate() too, plain and static.")] = False,
+    modality: Annotated[
+        str, typer.Option(help="text; or image or speech, on weights as they begin: speed doesn't depend on them.")
+    ] = "text",
     json_file: _JSON = None,
 ) -> None:
     """Captured passes beside uncaptured ones, launches a step, and the distance to the speed of the device's memory."""
+    from outrider.core.errors import unknown
+    from outrider.text.engines import captured
     from outrider.text.engines import device as measure
 
+    settings = {"model": model, "dtype": dtype, "device": device, "max_new_tokens": max_new_tokens, "repeat": repeat}
+    if modality not in ("text", "image", "speech"):
+        raise unknown("modality", modality, ("text", "image", "speech"))
+    if modality != "text":
+        from outrider.app.untrained import DRAFTERS, PARTS
+
+        network, run = PARTS[modality](dtype, device, limit, max_new_tokens)
+        found = captured(network, run, drafters=DRAFTERS, repeat=repeat)
+        _write(_watched(found, "Device"), settings | {"model": f"untrained, {modality}"}, json_file)
+        return
     lm, items = _loaded(model, dtype, device, prompts, limit)
     rows = measure(lm, items, drafters=_names(drafters), tokens=max_new_tokens, repeat=repeat, peers=peers)
-    settings = {"model": model, "dtype": dtype, "device": device, "max_new_tokens": max_new_tokens, "repeat": repeat}
     _write(_watched(rows, "Device"), settings, json_file)
 
 

@@ -126,13 +126,26 @@ TEXT = (
         "crowd",
         "Batches of 1 to 32",
         "Requests that enter and leave a batch, twice as many as it has rows, plainly and with drafting.",
-        ("crowd", "crowd --dtype int4"),
+        (
+            "crowd --max-new-tokens 32 --repeat 2",
+            "crowd --dtype int4 --rows 1,8,32 --max-new-tokens 32 --repeat 2",
+        ),
+    ),
+    Section(
+        "quantised",
+        "Drafting in fewer bits",
+        "Plain decoding and drafters in 16, 8 and 4 bits; qspec drafts with the same weights in 4 bits.",
+        (
+            "text --drafters prompt-lookup,qspec,auto --max-new-tokens 64 --limit 7",
+            "text --dtype int8 --drafters prompt-lookup,qspec,auto --max-new-tokens 64 --limit 7",
+            "text --dtype int4 --drafters prompt-lookup,auto --max-new-tokens 64 --limit 7",
+        ),
     ),
     Section(
         "offload",
         "Layers read from the disk",
         "So much of the layers stays in memory, and the rest is read in every pass; drafters stay.",
-        ("offload",),
+        ("offload --limit 2 --max-new-tokens 32 --repeat 2",),
     ),
     Section(
         "long",
@@ -140,7 +153,7 @@ TEXT = (
         "The source of Python's argparse before a question, over a cache of 16 and one of 8 bits; speeds are those "
         "behind the prompt. sparse-cache and triforce draft with a copy of part of the cache. 'As exact' is how much "
         "was decoded before it differs from plain decoding over the cache of 16 bits.",
-        ("long",),
+        ("long --repeat 2",),
     ),
     Section(
         "larger",
@@ -289,6 +302,8 @@ def _tables(found: Sequence[Mapping[str, Any]]) -> list[str]:
         ]
         return [_table(("", "drafter", "tok/s in all", "one after another", "ratio", "same output"), rows)]
     reports = [one for one in found if one["rows"]]
+    if len({one["settings"]["dtype"] for one in reports}) > 1:  # each beside a plain decoding of its own
+        return [part for one in reports for part in (f"In {one['settings']['dtype']}:\n", *_tables([one]))]
     everyone = [row for number, one in enumerate(reports) for row in one["rows"][min(number, 1) :]]
     everyone += [row for one in reports for row in one["peers"]]
     parts = [_benched(everyone, name_of, COLUMNS)]

@@ -167,6 +167,7 @@ class Graphs:
         if record is None and wanted(network.device):
             record = Cuda(network.device)
         self.network, self.stills = network, Stills(network.device, record)
+        self.spare: list[Network] = []  # variants of the network that nobody runs at the moment, with their recordings
 
     def beside(self) -> Stills:
         """For what drafts for this network, perhaps while it computes: recordings that share no memory with its own."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.core.engine.block import Angles, Block, Norm, Sight
+from outrider.core.engine.graphs import served
 from outrider.core.engine.linear import Dense, fastest
 from outrider.core.engine.network import Config, Network, Places
 from outrider.core.engine.transformer import Decoder
@@ -29,6 +30,7 @@ from outrider.speech.phonemes import COUNT, EDGE
 
 AHEAD = 6  # places ahead of a token whose text can be looked at
 _FAR = 24  # tokens into a phoneme, or before its end, that are told apart
+_ROOM = 256  # positions that are told, in steps, where they are looked for in one place
 _RATE = 22_050 / 512  # tokens a second
 _SHORTEST, _LONGEST = 0.3, 40.0  # tokens of a phoneme
 
@@ -212,7 +214,7 @@ class Voice(Pupil):
         embedding, norm, head = (
             one.detach().to(device, dtype) for one in (self.embedding, self.norm.weight, self.head)
         )
-        return Network(self.form, embedding, layers, norm, fastest(Dense(head)))
+        return served(Network(self.form, embedding, layers, norm, fastest(Dense(head))))
 
 
 def seconds(tokens: int) -> float:
@@ -226,6 +228,15 @@ class Told(Network):
     def __init__(self, network: Network, told: Tensor) -> None:
         super().__init__(network.config, network.embedding, network.layers, network.norm, network.head)
         self.told = told.to(self.wide)  # [B, T, D]
+
+    def tell(self, told: Tensor) -> bool:
+        """Say something else from now on, where recordings look for it; False: there is no room for it."""
+        rows, room = self.told.shape[:2]
+        if len(told) != rows or told.shape[1] > room:
+            return False
+        self.told[:, : told.shape[1]] = told
+        self.told[:, told.shape[1] :] = told[:, -1:]
+        return True
 
     def replaced(self, *given: Any, **named: Any) -> Network:
         return Told(super().replaced(*given, **named), self.told)
@@ -264,8 +275,32 @@ class Speaker(Decoder):
     what the AHEAD tokens behind the next one are told, side by side."""
 
     def __init__(self, network: Network, script: Script) -> None:
+        self._whole, self._lent = network, False
         super().__init__(Told(network, script.told.to(network.device)))
         self.script = script
+
+    def _lend(self) -> None:
+        """A network whose passes are recorded, told this script; nobody else's as long as it is spoken."""
+        graphs = self._whole.graphs
+        if graphs is None or self._lent:
+            return
+        spare, told = graphs.spare, self.script.told.to(self.device)
+        found = next((one for one in spare if isinstance(one, Told) and one.tell(told)), None)
+        if found is None:
+            room = -(-told.shape[1] // _ROOM) * _ROOM
+            found = Told(self._whole, torch.cat([told, told[:, -1:].expand(-1, room - told.shape[1], -1)], 1))
+            graphs.of(found)
+        else:
+            spare.remove(found)
+        assert found.graphs is not None
+        self.network, self._lent = found, True
+        found.graphs.stills.serve(self.cache)
+
+    def end(self) -> None:
+        super().end()
+        if self._lent and self._whole.graphs is not None:
+            self._whole.graphs.spare.append(self.network)
+        self._lent = False
 
     @property
     def taps(self) -> tuple[str, ...]:
@@ -274,6 +309,7 @@ class Speaker(Decoder):
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
         if len(prompts) != len(self.script.lengths):
             raise InvalidOption(f"there are {len(prompts)} prompts and {len(self.script.lengths)} utterances")
+        self._lend()
         return super().begin(prompts, sampling, needs)
 
     def _read(self, rows: slice, length: int) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ import torch
 from outrider.core.bench import Item
 from outrider.core.decode import Drafter, Rule
 from outrider.core.engine.graphs import Graphs
-from outrider.core.engine.network import Config, random_network
+from outrider.core.engine.network import Config, Network, random_network
 from outrider.core.engine.streamed import streamed
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption
@@ -273,17 +273,33 @@ def device(
     """Plain decoding without and with captured passes, each drafter, and transformers' own generate() if wanted; with
     kernel launches a step (on CUDA), and how much longer a token takes than reading the weights once at the speed that
     this device's memory was seen to have."""
-    network, prompts = _decoder(lm).network, [str(item.content) for item in items]
+    prompts = [str(item.content) for item in items]
+
+    def run(drafter: str | None) -> tuple[list[list[int]], int]:
+        results = [lm.generate(prompt, drafter=drafter, max_new_tokens=tokens) for prompt in prompts]
+        return [one.tokens for one in results], sum(len(one.trace.steps) for one in results)
+
+    others = _transformers(lm, prompts, tokens) if peers else {}
+    yield from captured(_decoder(lm).network, run, drafters=drafters, repeat=repeat, others=others)
+
+
+def captured(
+    network: Network,
+    run: Callable[[str | None], tuple[list[list[int]], int]],
+    *,
+    drafters: Sequence[str],
+    repeat: int = 3,
+    others: Mapping[str, Callable[[], _Round]] = {},
+) -> Iterator[Row]:
+    """The same for whatever runs on a network: `run` decodes with a drafter -> the outputs, and how many calls."""
     passes = network.graphs = network.graphs or Graphs(network)  # drafters are recorded if their target is
     floor = network.weight_bytes / bandwidth(network.device)
 
     def ours(drafter: str | None, graphs: bool) -> _Round:
         network.graphs = passes if graphs else None
         start = _now(network.device)
-        results = [lm.generate(prompt, drafter=drafter, max_new_tokens=tokens) for prompt in prompts]
+        outputs, calls = run(drafter)
         seconds = _now(network.device) - start
-        outputs = [one.tokens for one in results]
-        calls = sum(len(one.trace.steps) for one in results)
         return _Round(seconds, sum(map(len, outputs)), calls, outputs, {})
 
     cases: dict[str, Callable[[], _Round]] = {
@@ -291,8 +307,7 @@ def device(
         "plain, captured": lambda: ours(None, True),
         **{f"{name}, captured": _bound(lambda name: ours(name, True), name) for name in drafters},
     }
-    if peers:
-        cases |= _transformers(lm, prompts, tokens)
+    cases |= others
     for case in cases.values():  # shapes are captured, kernels compiled
         case()
     counted = {name: launches(case, network.device) for name, case in cases.items()}

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider.app.cli import cli
+from outrider.core.errors import InvalidOption
 from tests.text.tiny import write
 
 
@@ -62,6 +63,17 @@ def test_device(folder: Path) -> None:
     rows = run(folder, "device", "--device", "cpu", "--drafters", "suffix")["rows"]
     assert [row["drafter"] for row in rows] == ["plain", "plain, captured", "suffix, captured"]  # type: ignore[attr-defined]
     assert all(row["launches_per_call"] is None and row["times_floor"] > 0 for row in rows)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("modality", ["image", "speech"])
+def test_device_of_pictures_and_speech(folder: Path, modality: str) -> None:
+    words = ["device", "--device", "cpu", "--modality", modality]
+    rows = run(folder, *words)["rows"]
+    assert [row["drafter"] for row in rows] == [  # type: ignore[attr-defined]
+        *("plain", "plain, captured", "jacobi, captured", "token-recycling, captured")
+    ]
+    with pytest.raises(InvalidOption, match="modality"):
+        CliRunner().invoke(cli, ["bench", "device", "--modality", "smell"], catch_exceptions=False)
 
 
 @pytest.mark.parametrize("drafter", ["plain", "prompt-lookup"])
