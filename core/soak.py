@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from outrider.core.continuous import Continuous
-from outrider.core.decode import Drafter, Rule, decode
+from outrider.core.decode import Drafter, Rule, Stop, decode
 from outrider.core.laws import Sampling
 from outrider.core.memory import resident_memory
 from outrider.core.record import Record
-from outrider.core.target import Roomy
+from outrider.core.target import Roomy, Target
 
 _SAMPLES = 40  # of memory
 _CANCELS = 0.15  # of the rounds end with somebody giving up
@@ -72,6 +72,30 @@ def wishes(vocabulary: int, seed: int = 0, longest: int = 30, most: int = 40) ->
         yield Wish(prompt, rng.randint(1, most), rng.randrange(1 << 30))
 
 
+def alone(
+    wish: Wish,
+    target: Target,
+    drafter: Callable[[], Drafter] | None,
+    rule: Rule,
+    *,
+    sampling: Sampling,
+    stop: Stop | None = None,
+) -> list[int]:
+    """What comes of a request where there is no other."""
+    steps = decode(
+        target,
+        None if drafter is None else drafter(),
+        rule,
+        [wish.prompt],
+        sampling=sampling,
+        limit=wish.limit,
+        stop=stop,
+        seed=[wish.seed],
+        record=Record(nodes=False),
+    )
+    return [token for step in steps for token in step.emitted]
+
+
 def soak(
     target: Callable[[], Roomy],
     drafter: Callable[[], Drafter] | None,
@@ -80,7 +104,7 @@ def soak(
     *,
     wanted: Iterator[Wish],
     sampling: Sampling,
-    stop: Callable[[int, Sequence[int]], int | None] | None = None,
+    stop: Stop | None = None,
     rows: int = 8,
     memory: int | None = None,
     check: int = 1,
@@ -93,20 +117,6 @@ def soak(
     batch = Continuous(target(), drafter, rule, sampling=sampling, rows=rows, memory=memory, stop=stop)
     given: dict[int, Wish] = {}
     outputs: dict[int, list[int]] = {}
-
-    def alone(wish: Wish) -> list[int]:
-        steps = decode(
-            target(),
-            None if drafter is None else drafter(),
-            rule,
-            [wish.prompt],
-            sampling=sampling,
-            limit=wish.limit,
-            stop=stop,
-            seed=[wish.seed],
-            record=Record(nodes=False),
-        )
-        return [token for step in steps for token in step.emitted]
 
     asked = done = 0
     while True:
@@ -125,7 +135,8 @@ def soak(
                 found.finished += 1
                 found.stopped += step.finish != "limit"
                 if found.finished % check == 0:
-                    found.wrong += tokens != alone(wish)
+                    solo = alone(wish, target(), drafter, rule, sampling=sampling, stop=stop)
+                    found.wrong += tokens != solo
         found.rounds += 1
         found.cache_bytes = max(found.cache_bytes, batch.cache_bytes)
         if outputs and rng.random() < _CANCELS:

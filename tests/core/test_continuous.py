@@ -13,13 +13,12 @@ import torch
 
 from outrider.core.conformance import KINDS, equip, untaught
 from outrider.core.continuous import Continuous
-from outrider.core.decode import Drafter, decode
+from outrider.core.decode import Drafter
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.methods import DRAFTERS, make_rule
-from outrider.core.record import Record
-from outrider.core.soak import Soaked, Wish, soak, wishes
+from outrider.core.soak import Soaked, alone, soak, wishes
 from outrider.core.target import TableTarget
 
 CONFIG = Config(vocabulary=61, width=16, layers=2, heads=2, kv_heads=1, head_dim=8, hidden=24)
@@ -60,22 +59,6 @@ def stop(number: int, tokens: Sequence[int]) -> int | None:
     return None
 
 
-def alone(wish: Wish, name: str | None, sampling: Sampling, dtype: torch.dtype = torch.float32) -> list[int]:
-    make = maker(name, dtype)
-    steps = decode(
-        target(dtype),
-        None if make is None else make(),
-        make_rule("exact"),
-        [wish.prompt],
-        sampling=sampling,
-        limit=wish.limit,
-        stop=stop,
-        seed=[wish.seed],
-        record=Record(nodes=False),
-    )
-    return [token for step in steps for token in step.emitted]
-
-
 FEW = ["token-recycling", "medusa", "eagle", "cs-drafting"]
 
 
@@ -98,7 +81,9 @@ def test_rows_come_out_as_they_do_alone(name: str | None, mode: str) -> None:
         found[step.row] += step.emitted
         if number % 5 == 0 and (more := next(late, None)) is not None:
             found[batch.add(more.prompt, more.limit, seed=more.seed)] = []
-    assert [found[number] for number in range(8)] == [alone(wish, name, sampling) for wish in every]
+    assert [found[number] for number in range(8)] == [
+        alone(wish, target(), maker(name), make_rule("exact"), sampling=sampling, stop=stop) for wish in every
+    ]
     batch.close()
 
 
