@@ -36,6 +36,27 @@ def test_a_picture_of_a_model_that_is_named(tmp_path: Path) -> None:
 
 
 def test_sound_of_a_model_that_is_named(tmp_path: Path) -> None:
+    from transformers import EncodecFeatureExtractor, MusicgenProcessor, T5Tokenizer
+
+    classes = SimpleNamespace(**runpy.run_path(str(TESTS / "speech" / "test_published.py")))
+    for name, layers in (("big", 2), ("small", 1)):
+        classes.musicgen(layers - 2, layers).save_pretrained(tmp_path / name)
+    pieces = [(name, 0.0) for name in ("<pad>", "</s>", "<unk>")]
+    pieces += [(name, -1.0) for name in ("\u2581", "\u2581a", "\u2581slow", "\u2581waltz")]
+    MusicgenProcessor(EncodecFeatureExtractor(), T5Tokenizer(vocab=pieces, extra_ids=0)).save_pretrained(
+        tmp_path / "big"
+    )
+    file = tmp_path / "waltz.wav"
+    named = ("--model", str(tmp_path / "big"), "--draft", str(tmp_path / "small"), "--drafter", "draft-model")
+    done = told(
+        "speech", "a slow waltz", *named, "--limit", "6", "--compare", "--rule", "gumbel-match", "-o", str(file)
+    )
+    assert done.exit_code == 0, done.output
+    assert "36 tokens in" in done.output and "the same tokens" in done.output
+    assert Sound.load(file).seconds > 0
+
+
+def test_llasa_wants_a_codec(tmp_path: Path) -> None:
     classes = SimpleNamespace(**runpy.run_path(str(TESTS / "speech" / "test_published.py")))
     model = classes.llasa()
     model.save_pretrained(tmp_path / "llasa")

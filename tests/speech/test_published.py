@@ -96,7 +96,13 @@ def musicgen(seed: int = 0, layers: int = 2) -> Any:
     config = MusicgenConfig(
         text_encoder=T5Config(vocab_size=TEXT, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2).to_dict(),
         audio_encoder=EncodecConfig(
-            num_filters=4, hidden_size=8, codebook_size=32, codebook_dim=8, num_lstm_layers=1, upsampling_ratios=[2, 2]
+            num_filters=4,
+            hidden_size=8,
+            codebook_size=32,
+            codebook_dim=8,
+            num_lstm_layers=1,
+            upsampling_ratios=[2, 2],
+            target_bandwidths=[120.0],  # 4 books
         ).to_dict(),
         decoder=MusicgenDecoderConfig(
             vocab_size=32,
