@@ -302,7 +302,7 @@ def _tables(found: Sequence[Mapping[str, Any]]) -> list[str]:
         ]
         return [_table(("", "drafter", "tok/s in all", "one after another", "ratio", "same output"), rows)]
     reports = [one for one in found if one["rows"]]
-    if len({one["settings"]["dtype"] for one in reports}) > 1:  # each beside a plain decoding of its own
+    if len({one["settings"].get("dtype") for one in reports}) > 1:  # each beside a plain decoding of its own
         return [part for one in reports for part in (f"In {one['settings']['dtype']}:\n", *_tables([one]))]
     everyone = [row for number, one in enumerate(reports) for row in one["rows"][min(number, 1) :]]
     everyone += [row for one in reports for row in one["peers"]]

@@ -409,7 +409,7 @@ def test_an_address_brings_settings_back(subjects: dict[str, Subject]) -> None:
     given = {"panel": "text", "prompt": "a <b> & c", "drafter": "suffix", "rule": "lenience", "temperature": "0.5"}
     updates = panel.linked({**given, "seed": "7", "d.nodes": "9", "r.lenience": "0.4", "max_new_tokens": "12"})
     assert updates[0] == "a <b> & c" and updates[1] == "suffix" and updates[3:6] == [0.5, 7, 12]
-    assert [one["value"] for one in updates[6:8]] == [9, 16] and updates[10]["value"] == 0.4
+    assert [one["value"] for one in updates[6:8]] == [9, 16] and updates[12]["value"] == 0.4
     asked = checked(subjects["text"], {**given, "temperature": 0.5, "seed": 7})
     assert "prompt=a+%3Cb%3E+%26amp%3B+c" not in panel._link(asked) and "a+%3Cb%3E+%26+c" in panel._link(asked)
     for wrong in ({**given, "drafter": "<x>"}, {**given, "panel": "image"}, {**given, "temperature": "nan"}):
