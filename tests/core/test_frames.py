@@ -16,6 +16,7 @@ from outrider.core.conformance import Case, Distribution, enumerate_output, equi
 from outrider.core.decode import Rule, decode
 from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Verdict
+from outrider.core.drafters.jacobi import SPATIAL
 from outrider.core.engine.frames import Framed, Store
 from outrider.core.engine.guidance import Guided
 from outrider.core.laws import Sampling
@@ -143,7 +144,9 @@ TRIED = (
 )
 
 
-WIDE = ("sampled-tree", "specinfer")  # trees of draws: three books of them are too many to enumerate
+def wide(name: str, options: Mapping[str, Any]) -> bool:
+    """Too many ways to go to enumerate three books: trees of draws, windows that are drawn anew."""
+    return name in ("sampled-tree", "specinfer") or options.get("filler") in SPATIAL
 
 
 def settings() -> list[Any]:
@@ -151,7 +154,7 @@ def settings() -> list[Any]:
     for name in TRIED:
         for number, options in enumerate(DRAFTERS[name].trials):
             for books, independent in ((2, False), (2, True), (3, False)):
-                if books == 3 and name in WIDE:
+                if books == 3 and wide(name, options):
                     continue
                 quick = (
                     name in ("draft-model", "top-k-tree", "dynamic-tree", "specexec", "cs-drafting")

@@ -112,7 +112,7 @@ def test_identity_in_float64(method: Method, mode: str, batch: int) -> None:
 @pytest.mark.parametrize(("method", "batch"), sizes(5, 1))
 @pytest.mark.parametrize("mode", MODES)
 def test_identity_in_float32(method: Method, mode: str, batch: int, measured: Any) -> None:
-    count = 300 if method.name in KINDS else 60
+    count = 300 if method.name in KINDS and batch > 1 else 60
     found, steps = outputs(maker(method), mode, torch.float32, count, 64, batch)
     wrong = sum(one != other for one, other in zip(found, plain(mode, torch.float32, 300, 64)[:count], strict=True))
     name = f"{method.name}, {mode}, batch {batch}"
@@ -124,4 +124,4 @@ def test_identity_in_float32(method: Method, mode: str, batch: int, measured: An
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_plain_rows_are_the_same_alone(mode: str) -> None:
-    assert outputs(lambda: None, mode, torch.float32, 300, 64, 1)[0] == plain(mode, torch.float32, 300, 64)
+    assert outputs(lambda: None, mode, torch.float32, 100, 64, 1)[0] == plain(mode, torch.float32, 300, 64)[:100]

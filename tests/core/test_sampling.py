@@ -41,9 +41,9 @@ def z_score(drafter: Callable[[], Drafter], rule: Rule, sampling: Sampling) -> f
 
 
 def drawn(method: Method, options: Mapping[str, Any]) -> bool:
-    """Of those that learn, which take long and are enumerated too, only some that draw."""
+    """Of those that learn or search, which take long and are enumerated too, only some that draw."""
     some = method.name in ("hydra", "eagle3", "dspark") and options.get("grow") in ("chain", "sampled")
-    return method.pupil is None or some
+    return (method.pupil is None and method.name != "swift") or some
 
 
 COMBINATIONS = [
@@ -52,7 +52,7 @@ COMBINATIONS = [
     for i, options in enumerate(method.trials)
     for rule in RULES.values()
     if rule.lossless and (rule.name != "block" or method.name == "draft-model")
-    if method.name in KINDS or (rule.name == "exact" and drawn(method, options))
+    if (method.name in KINDS and not i) or (rule.name == "exact" and drawn(method, options))
 ]
 
 
