@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -378,6 +379,38 @@ def test_llasa_reads_a_text_as_its_family_does() -> None:
     assert found.outcome == own_llasa(model, ids, 64)
     with pytest.raises(InvalidOption, match="give codec="):
         sp.published.sound(found.outcome)  # type: ignore[attr-defined]
+
+
+def test_llasa_is_heard_through_its_codec(tmp_path: Path) -> None:
+    from transformers import Xcodec2Config, Xcodec2Model
+
+    torch.manual_seed(0)
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
+    config = Xcodec2Config(
+        num_hidden_layers=1,
+        num_key_value_heads=2,
+        head_dim=16,
+        encoder_hidden_size=4,
+        quantization_dim=64,
+        quantization_levels=(4, 4, 4),
+        semantic_model_config={
+            "model_type": "wav2vec2-bert",
+            "num_hidden_layers": 1,
+            "feature_projection_input_dim": 16,
+            **small,
+        },
+        **small,
+    )
+    codec = Xcodec2Model(config).eval()
+    codec.save_pretrained(tmp_path)
+    model, _ = made("llasa")
+    sp = PublishedSpeech(published(model, model.tokenizer, codec=str(tmp_path)), name="llasa")
+    said = sp.generate("good morning", limit=20)
+    sound = sp.heard(said)
+    with torch.no_grad():
+        wanted = codec.decode(torch.tensor([[said.outcome]])).audio_values[0, 0]
+    assert sound.rate == 16000 and len(sound.samples) == 320 * len(said.outcome) > 0
+    assert torch.allclose(torch.from_numpy(sound.samples), wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize(
