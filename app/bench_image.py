@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from outrider.app.options import listed
+from outrider.app.image import opened
+from outrider.app.options import Draft, Model, ModelOptions, OwnWeights, listed
 
 if TYPE_CHECKING:
     from outrider.image import ImageModel
@@ -36,12 +37,15 @@ def image(
     data: Annotated[Path | None, typer.Option(metavar="FILE", help="Prepared pictures to judge beside.")] = None,
     pictures: Annotated[int, typer.Option(min=1, help="For each row of the table.")] = 32,
     style: Annotated[str | None, typer.Option(help="Whose style.")] = None,
-    guidance: Annotated[float, typer.Option(help="1 is none.")] = 3.0,
+    guidance: Annotated[float | None, typer.Option(help="1 is none. Default: 3, or the model's own.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="0 is off.")] = 0,
     seed: Annotated[int, typer.Option(help="Of the first picture.")] = 0,
     batch: Annotated[int, typer.Option(min=1, help="Pictures at a time.")] = 16,
-    weights: Annotated[Path | None, typer.Option(metavar="DIR", help="Weights of your own training.")] = None,
+    model: Model = None,
+    draft: Draft = None,
+    model_option: ModelOptions = None,
+    weights: OwnWeights = None,
     device: Annotated[str, typer.Option(help="cpu, cuda ...")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     output: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the table as JSON.")] = None,
@@ -54,7 +58,7 @@ def image(
     from tqdm import tqdm
 
     from outrider.core.errors import unknown
-    from outrider.image import bench, load
+    from outrider.image import bench
     from outrider.image.choosing import drafters as known_drafters
     from outrider.image.choosing import rules as known_rules
     from outrider.image.names import COMMON
@@ -67,7 +71,9 @@ def image(
                 raise unknown(what, name, known)
     options = listed(drafter_option, "--drafter-option"), listed(rule_option, "--rule-option")
     settings = bench.settings(*chosen, *options)
-    im = load("emoji", device=device, dtype=dtype, folder=weights)
+    if judge and model is not None:
+        raise typer.BadParameter("is for our own model: it knows no other's pictures", param_hint="--judge")
+    im = opened(model, draft, model_option, weights, device=device, dtype=dtype)
     wanted: dict[str, Any] = {
         "style": style,
         "guidance": guidance,
@@ -77,7 +83,7 @@ def image(
         "batch": batch,
     }
     asked = list(islice(cycle(said), pictures))
-    judges = _judges(im, style, device, data, weights) if judge else None
+    judges = _judges(cast("ImageModel", im), style, device, data, weights) if judge else None
     count = len(settings) + 1 + judge
     with tqdm(total=pictures * count, unit="picture", leave=False, disable=None) as bar:
         asking = None if judges is None else judges.of

@@ -72,18 +72,12 @@ def image(
         "entropy_aware": entropy_aware,
         "seed": seed,
     }
-    from outrider.image import load
     from outrider.image.options import Options
 
     Options.of(options)  # refused before weights are read
-    given = published(model, draft, model_option, weights)
-    im: ImageModel | PublishedModel
-    if given is None:
-        im = load("emoji", device=device, dtype=dtype, folder=weights)
-    else:
-        im = load(str(model), device=device, dtype=dtype, **given)
+    im = opened(model, draft, model_option, weights, device=device, dtype=dtype)
     result = im.generate(prompt, **options)
-    times = scale or (_SCALE if given is None else 1)
+    times = scale or (_SCALE if model is None else 1)
     picture = result.image.resize((result.image.width * times, result.image.height * times), 0)
     picture.save(output)
     print(f"{output}: {_told(result)}")
@@ -91,6 +85,25 @@ def image(
         trace.write_text(result.trace.to_json(), encoding="utf-8")
     if compare:
         print(_compared(im, prompt, options, result), file=sys.stderr)
+
+
+def opened(
+    model: str | None,
+    draft: str | None,
+    model_option: list[str] | None,
+    weights: Path | None,
+    *,
+    device: str,
+    dtype: str,
+) -> ImageModel | PublishedModel:
+    """Our own model, or the published one that is named."""
+    from outrider.image import load
+
+    given = published(model, draft, model_option, weights)
+    if given is None:
+        return load("emoji", device=device, dtype=dtype, folder=weights)
+    found: PublishedModel = load(str(model), device=device, dtype=dtype, **given)
+    return found
 
 
 def _told(result: Result) -> str:

@@ -21,7 +21,10 @@ from outrider.core.laws import Sampling
 from outrider.core.methods import DRAFTERS, RULES
 from outrider.core.trace import machine, versions
 from outrider.image.model import ImageModel
+from outrider.image.published import PublishedModel
 from outrider.image.stream import Result
+
+Drawing = ImageModel | PublishedModel
 
 SCHEMA = 2
 _ANOTHER = 1_000_003  # added to the seed of plain decoding that stands beside plain decoding
@@ -85,12 +88,12 @@ def settings(
 
 
 def measure(
-    im: ImageModel,
+    im: Drawing,
     prompts: Sequence[str],
     settings: Sequence[Setting],
     *,
     style: str | None = None,
-    guidance: float = 3.0,
+    guidance: float | None = None,
     temperature: float = 1.0,
     top_k: int = 0,
     seed: int = 0,
@@ -103,6 +106,7 @@ def measure(
     if not prompts:
         raise InvalidOption("there are no prompts to measure with")
     plain: list[Result] | None = None
+    guidance = im.guidance if guidance is None else guidance
     rows = []
     spread = [] if judge is None else [Setting(drafter=None, shift=_ANOTHER)]
     options = {"style": style, "guidance": guidance, "temperature": temperature, "top_k": top_k}
@@ -115,7 +119,7 @@ def measure(
 
 
 def drawn(
-    im: ImageModel,
+    im: Drawing,
     prompts: Sequence[str],
     setting: Setting,
     *,
@@ -142,7 +146,7 @@ def drawn(
 
 
 def _row(
-    im: ImageModel,
+    im: Drawing,
     setting: Setting,
     found: Sequence[Result],
     plain: Sequence[Sequence[int]],
@@ -183,13 +187,13 @@ def _row(
 
 
 @torch.no_grad()
-def surprise(im: ImageModel, found: Sequence[Result], style: str | None, guidance: float) -> torch.Tensor:
+def surprise(im: Drawing, found: Sequence[Result], style: str | None, guidance: float) -> torch.Tensor:
     """-log of the guided target's law at each code of whole pictures, in one pass -> [B, N], at temperature 1."""
-    asked = [im.names.encode(one.prompt, style) for one in found]
+    asked = [im.read(one.prompt, style) for one in found]
     target = im.target(asked, guidance)
     codes = torch.tensor([one.tokens for one in found], device=target.device)
     try:
-        target.begin([[im.root]] * len(found), Sampling())
+        target.begin([[im.root]] * len(found), Sampling(), frozenset())
         draft = Draft.guess(codes, Tree.chain(codes.shape[1], target.device), torch.ones_like(codes, dtype=torch.bool))
         logits = target.score(draft).logits()[:, :-1]
         return -logits.float().log_softmax(-1).gather(2, codes[..., None])[..., 0].cpu()

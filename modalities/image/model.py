@@ -99,9 +99,15 @@ class ImageModel:
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         if not prompts:
             raise InvalidOption("there are no prompts; a batch is a list of at least one")
-        return Stream(self, wanted, prompts, [self.names.read(one, wanted.style) for one in prompts])
+        return Stream(self, wanted, prompts, [self.read(one, wanted.style) for one in prompts])
 
     # ---- what a generation is made of
+
+    guidance = 3.0  # the usual one
+
+    def read(self, prompt: str, style: str | None = None) -> list[int]:
+        """A prompt's ids."""
+        return self.names.read(prompt, style)
 
     def target(self, asked: Sequence[Sequence[int]], guidance: float) -> Guided:
         """The guided target of some conditions, with a cache of its own."""

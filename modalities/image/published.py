@@ -95,18 +95,27 @@ class PublishedModel:
 
     def stream(self, prompt: str | Sequence[str], **options: Unpack[Given]) -> Stream:
         """The same step by step."""
-        usual: Given = {"guidance": self.published.guidance}
+        usual: Given = {"guidance": self.guidance}
         wanted = Options.of({**usual, **options})
-        if wanted.style is not None:
-            raise InvalidOption(f"{self.name} has no styles; say in the prompt how it should look")
         if self.published.guidance == 1 and wanted.guidance != 1:
             raise InvalidOption(f"{self.name} knows no guidance, and guidance is {wanted.guidance}; leave it out")
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         if not prompts:
             raise InvalidOption("there are no prompts; a batch is a list of at least one")
-        return Stream(self, wanted, prompts, [self.published.read(one) for one in prompts])
+        return Stream(self, wanted, prompts, [self.read(one, wanted.style) for one in prompts])
 
     # ---- what a generation is made of
+
+    @property
+    def guidance(self) -> float:
+        """The usual one."""
+        return self.published.guidance
+
+    def read(self, prompt: str, style: str | None = None) -> list[int]:
+        """A prompt's ids."""
+        if style is not None:
+            raise InvalidOption(f"{self.name} has no styles; say in the prompt how it should look")
+        return self.published.read(prompt)
 
     @cached_property
     def white(self) -> int:

@@ -33,6 +33,13 @@ def test_a_picture_of_a_model_that_is_named(tmp_path: Path) -> None:
     assert "64 codes in" in done.output and "64 of 64 codes" in done.output
     with Image.open(file) as picture:
         assert picture.size == (32, 32)
+    table = tmp_path / "table.json"
+    done = told(
+        "bench", "image", *named[:4], "--drafters", "jacobi,draft-model", "--pictures", "1", "--json", str(table)
+    )
+    assert done.exit_code == 0, done.output
+    plain, *others = json.loads(table.read_text())["rows"]
+    assert plain["tokens_per_call"] == 1 and all(one["tokens_per_call"] > 1 for one in others) and len(others) == 2
 
 
 def test_sound_of_a_model_that_is_named(tmp_path: Path) -> None:
