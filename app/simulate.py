@@ -82,9 +82,9 @@ def _measured(model: str, prompts: Path | None, limit: int, tokens: int, repeat:
     from outrider import text
     from outrider.app.bench import go
     from outrider.core.bench import Bench, pooled
+    from outrider.core.engine.measure import products
     from outrider.core.engine.transformer import Decoder
     from outrider.core.errors import Incompatible
-    from outrider.core.stopwatch import products
     from outrider.core.trace import machine, versions
     from outrider.text.bench import Settings, contenders, load_prompts
     from outrider.text.model import TextModel

@@ -14,7 +14,6 @@ from typing import Any, Generic, Protocol, TypeVar
 from outrider.app import limits
 from outrider.app.recordings import Modality, Recording
 from outrider.core.bench import PLAIN
-from outrider.core.drafters.crossvocab import WAYS
 from outrider.core.drafters.jacobi import FILLERS, RENEWALS, SPATIAL
 from outrider.core.errors import InvalidOption
 from outrider.core.methods import DRAFTERS, RULES, Method
@@ -69,7 +68,6 @@ _RANGES: Mapping[str, tuple[float, float, float]] = {  # of options, or of one m
     "specexec.nodes": (8, 64, 8),
 }
 _WORDS: Mapping[str, tuple[str, ...]] = {  # of options that are words
-    "cross-vocabulary.way": WAYS,
     "jacobi.filler": FILLERS,
     "jacobi.renew": RENEWALS,
     "on-the-fly-window.by": ("best", "steps"),
