@@ -27,7 +27,7 @@ from outrider.image.tokens import TokenModel
 JUDGED = (48, 512)  # pictures of each kind that judging goes through, on a CPU and elsewhere
 _SHIFT = 2  # pixels that a picture is moved by at most
 _MOVED = 0.5  # of the pictures that a token model learns are moved: it should know them best where they stand
-_NOISE = 0.15  # of what a token model reads of the picture is something else, at most
+_NOISE = 0.05  # of what a token model reads of the picture is something else, at most
 _FREE, _NO_STYLE = 0.1, 0.15  # how often nothing is asked for; no style
 _AGAIN = 32  # batches of pictures that the large model drew, before it draws others
 _TURNED = frozenset(("left", "right", "clockwise", "anticlockwise", "counterclockwise", "flag", "button", "letter"))
