@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from outrider.image import ImageModel
     from outrider.image.bench import Row
 
-_WIDTH = 120  # of the table; a narrower terminal wraps its lines
+_WIDTH = 132  # of the table; a narrower terminal wraps its lines
 _JUDGED = ("KID", "FID", "LPIPS", "top-5")  # of what judges say; all of it is in the JSON
 
 
@@ -118,6 +118,7 @@ def _table(rows: list[Row]) -> Any:
     table.add_column("")
     measures = [name for name in _JUDGED if any(name in row.quality for row in rows)]
     for title in (
+        "speedup",
         "codes a call",
         "white",
         "ink",
@@ -133,6 +134,7 @@ def _table(rows: list[Row]) -> Any:
         relaxed = ("", "") if row.lossless else (f"{row.relaxed:.0%}", f"{row.price:.4f}")
         table.add_row(
             row.name,
+            f"{row.speedup:.2f} ({row.speedup_low:.2f}-{row.speedup_high:.2f})",
             f"{row.tokens_per_call:.2f}",
             f"{row.background_per_call:.2f}",
             f"{row.ink_per_call:.2f}",
