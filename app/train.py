@@ -50,12 +50,6 @@ def train(
     seed: Annotated[int, typer.Option(min=0)] = 0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, where a run was broken off.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
-    compiled: Annotated[
-        bool,
-        typer.Option(
-            "--compile", help="For images and speech: passes as machine code of their own; pays in long runs."
-        ),
-    ] = False,
     list_: Annotated[bool, typer.Option("--list", help="Name the recipes and leave.")] = False,
 ) -> None:
     """Train drafters for a target, or the parts of the image model; a run that was broken off goes on."""
@@ -91,12 +85,9 @@ def train(
                 seed=seed,
                 fresh=fresh,
                 quiet=quiet,
-                compiled=compiled,
             )
         )
         return
-    if compiled:
-        raise typer.BadParameter("drafters of text are not compiled", param_hint="--compile")
     from outrider.text.training import Wanted
     from outrider.text.training import train as run
 

@@ -52,7 +52,6 @@ class Pace:
     average: float = 0.998  # how much of the average of weights stays at each step, once there were many
     seed: int = 0
     precision: str = "bf16"  # what products are computed in: bf16, fp16 or no
-    compiled: bool = False  # passes as machine code of their own: a minute at first, then a fifth less time a step
     judgements: int = 8  # in all
     checkpoint_minutes: float = 2.0
 
@@ -83,7 +82,6 @@ class Request:
     seed: int = 0
     fresh: bool = False  # forget the checkpoint in the folder
     quiet: bool = False
-    compiled: bool = False  # passes as machine code of their own
     options: Mapping[str, Any] | None = None  # of the part, instead of the recipe's
 
     def __post_init__(self) -> None:
@@ -114,7 +112,6 @@ class Request:
             rate=self.rate or rate,
             decay=decay,
             seed=self.seed,
-            compiled=self.compiled,
             judgements=8 if self.place.type == "cpu" else 24,
         )
 
@@ -164,8 +161,6 @@ class Fit:
         self.schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda _: self.clock.height(self.share()))
         self.model, self.optimiser = self.accelerator.prepare(model, optimiser)
         self.average = self.accelerator.prepare_model(average, evaluation_mode=True)
-        if pace.compiled:
-            self.model.compile()
         out.mkdir(parents=True, exist_ok=True)
 
     def share(self) -> float:

@@ -1,8 +1,7 @@
-"""Learning from data alone: what a pace may be, and that compiled passes learn the same."""
+"""Learning from data alone: that it gets better, and what a pace may be."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,26 +38,19 @@ class Sums:
         return {"lost": float(model(*self.batch(10_000, 1.0)))}
 
 
-def learned(folder: Path, **options: Any) -> list[float]:
+def learned(folder: Path) -> list[float]:
     """What is lost on what was never seen, at the judgements."""
 
     def keep(model: nn.Module, facts: Mapping[str, Any]) -> None:
         pass
 
-    pace = Pace(minutes=1e6, steps=60, rate=3e-2, average=0.5, judgements=3, precision="no", **options)
+    pace = Pace(minutes=1e6, steps=60, rate=3e-2, average=0.5, judgements=3, precision="no")
     return [row["lost"] for row in Fit(Line(), Sums(), pace, folder, keep, quiet=True).run().history]
 
 
 def test_what_is_judged_gets_better(tmp_path: Path) -> None:
     found = learned(tmp_path)
     assert found[-1] < 0.05 < 1 < found[0]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, when it is asked to compile
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
-def test_compiled_passes_learn_the_same(tmp_path: Path) -> None:
-    assert learned(tmp_path / "a", compiled=True) == pytest.approx(learned(tmp_path / "b"), rel=1e-3)
 
 
 def test_a_pace_out_of_bounds_is_refused() -> None:
