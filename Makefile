@@ -6,7 +6,7 @@ PINS := pyproject.toml constraints.txt app/install.py
 NEW_ENOUGH := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	f"Outrider needs Python 3.11 or newer; $(PYTHON) is {sys.version.split()[0]}. Try: make PYTHON=python3.12")
 
-.PHONY: demo test test-browser check types notebooks test-notebooks book clean
+.PHONY: demo test test-browser check types report report-quick notebooks test-notebooks book clean
 
 demo: .venv/for-demo
 	$(BIN)/outrider demo
@@ -30,6 +30,14 @@ types: .venv/for-work
 	@ln -sfn ../../app .typing/outrider/app
 	@for one in text image speech; do ln -sfn ../../modalities/$$one .typing/outrider/$$one; done
 	$(BIN)/mypy
+
+# Hours: REPORT.md and what it is made of, in reports. What a run that was stopped has measured is kept.
+report: .venv/for-work
+	$(BIN)/outrider report all --resume
+
+# The main sections alone, two prompts a command: build/report-quick/REPORT.md.
+report-quick: .venv/for-work
+	$(BIN)/outrider report all --quick
 
 notebooks: .venv/for-work
 	$(BIN)/jupyter lab notebooks/01-why-decoding-is-slow.ipynb

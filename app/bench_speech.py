@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from outrider.speech.bench import Heard, Speech
 
 _WIDTH = 120  # of the tables; a narrower terminal wraps their lines
-_SHOWN = (  # of the quality: title, measure, factor, form
+SHOWN = (  # of the quality: title, measure, factor, form
     ("words wrong", "word_error", 100, ".1f"),
     ("letters", "letter_error", 100, ".1f"),
     ("DNSMOS", "dnsmos", 1, ".2f"),
@@ -186,13 +186,13 @@ def _shares(rows: list[Mapping[str, Any]]) -> Any:
 def _quality(told: Mapping[str, Any]) -> Any:
     """The ladder; of word error also how far it is from plain decoding's."""
     rungs = {**told["ladder"], **{row["setting"]: row["quality"] for row in told["rows"]}}
-    titles = [title for title, *_ in _SHOWN]
+    titles = [title for title, *_ in SHOWN]
     table = _table(f"What is heard of {told['judged']} sentences", [titles[0], "beside plain (95 %)", *titles[1:]])
     for name, found in rungs.items():
         if "word_error" not in found:
             continue
         error = found["word_error"]
         beside = f"{100 * error['apart']:+.1f} ({100 * error['apart_low']:+.1f} to {100 * error['apart_high']:+.1f})"
-        cells = [format(factor * found[measure]["value"], form) for _, measure, factor, form in _SHOWN]
+        cells = [format(factor * found[measure]["value"], form) for _, measure, factor, form in SHOWN]
         table.add_row(name, cells[0], "" if name == "plain" else beside, *cells[1:])
     return table

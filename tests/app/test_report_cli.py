@@ -10,8 +10,9 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from outrider.app import report
+from outrider.app import report, report_marks, report_page
 from outrider.app.cli import cli
+from outrider.app.report_sections import METHODS, NOT_MEASURED, SECTIONS, TEXT, Section
 from outrider.core.errors import OutriderError
 from outrider.core.methods import DRAFTERS, RULES
 
@@ -26,30 +27,49 @@ def figures(**changes: object) -> dict[str, object]:
 
 
 def row(drafter: str, rule: str = "exact") -> dict[str, object]:
-    part = {"drafter": drafter, "rule": rule, "engine": "outrider", "note": "", "quality": {}}
+    part = {"drafter": drafter, "rule": rule, "lossless": True, "engine": "outrider", "note": "", "quality": {}}
     return figures(**part) | {"without_looping": figures(), "tasks": {"chat": figures(), "code": figures(speedup=1.2)}}
 
 
 def benched(*rows: dict[str, object], looping: tuple[str, ...] = ()) -> dict[str, object]:
-    settings = {"looping": list(looping), "prompts": 4}
+    settings = {"looping": list(looping), "prompts": 4, "temperature": 0.0, "dtype": "bfloat16"}
     return PLACE | {"settings": settings, "rows": list(rows), "peers": [], "skipped": {}, "command": "outrider bench x"}
 
 
-@pytest.mark.parametrize("section", report.TEXT, ids=lambda one: one.name)
-def test_every_command_is_one_that_the_command_line_takes(section: report.Section) -> None:
+EVERY = [(modality, one) for modality, sections in SECTIONS.items() for one in sections]
+
+
+@pytest.mark.parametrize(("modality", "section"), EVERY, ids=lambda one: getattr(one, "name", one))
+def test_every_command_is_one_that_the_command_line_takes(modality: str, section: Section) -> None:
     bench = get_command(cli).commands["bench"]  # type: ignore[attr-defined]
     for command in section.commands:
-        name, *words = shlex.split(command)
-        for wanted in (words, report._hurried(words)):
-            wanted = [word.format(prompts="p", store="s", python="py", folder="f") for word in wanted]
-            options = bench.commands[name].make_context(name, list(wanted)).params
+        name, *_ = shlex.split(command)
+        for wanted in (shlex.split(command), report.hurried(shlex.split(command))):
+            words = [word.format(prompts="p", store="s", python="py", folder="f") for word in wanted[1:]]
+            options = bench.commands[name].make_context(name, words).params
         for drafter in str(options.get("drafters", "")).split(","):
             assert drafter in (*DRAFTERS, "auto", "")
-        assert options.get("rule", "exact") in RULES
+        for rule in str(options.get("rules", options.get("rule", "exact"))).split(","):
+            assert rule in RULES
+
+
+def test_every_method_of_a_modality_is_measured_or_has_a_reason() -> None:
+    from outrider.image.choosing import drafters as of_image
+    from outrider.speech.model import drafters as of_speech
+
+    of_text = [name for name, method in DRAFTERS.items() if "text" in method.modalities]
+    for modality, known in (("text", of_text), ("image", of_image()), ("speech", of_speech())):
+        asked: set[str] = set(NOT_MEASURED[modality])
+        for section in SECTIONS[modality]:
+            for command in section.commands:
+                words = command.split()
+                asked |= set(words[words.index("--drafters") + 1].split(",")) if "--drafters" in words else set()
+        assert set(known) - {"spatial"} <= asked - {"spatial"}, modality
+        assert asked <= {*known, "auto"}, modality
 
 
 def test_a_page_holds_every_figure_beside_its_command(tmp_path: Path) -> None:
-    known = {one.name: one for one in report.TEXT}
+    known = {one.name: one for one in TEXT}
     (tmp_path / "greedy.json").write_text(json.dumps(benched(row("plain"), row("suffix"), looping=("1",))))
     for file, rule in zip(known["rules"].files(tmp_path), ("top-beta", "bild", "verify-every"), strict=True):
         file.write_text(json.dumps(benched(row("plain"), row("draft-model", rule))))
@@ -58,7 +78,7 @@ def test_a_page_holds_every_figure_beside_its_command(tmp_path: Path) -> None:
     (tmp_path / "precision.json").write_text(json.dumps(PLACE | {"rows": [precision], "command": "outrider bench p"}))
     batch = {"dtype": "int4", "drafter": "plain", "together": 500.0, "alone": 100.0, "same": 8, "rows": 8}
     (tmp_path / "batch.json").write_text(json.dumps(PLACE | {"rows": [batch], "command": "outrider bench b"}))
-    page = report.written(tmp_path)
+    page = report_page.written(tmp_path, "text")
     assert page.count("threads 2") == 1
     for words in (
         "| int4 | 32.50 | 97.0% |",
@@ -71,6 +91,7 @@ def test_a_page_holds_every_figure_beside_its_command(tmp_path: Path) -> None:
     ):
         assert words in page
     assert "## Editing" not in page
+    assert "- Editing: `outrider report text --only editing`" in page
 
 
 def test_sections_run_as_commands_and_what_fails_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +105,7 @@ def test_sections_run_as_commands_and_what_fails_stops_it(tmp_path: Path, monkey
         return type("Done", (), {"returncode": len(failing)})()
 
     monkeypatch.setattr(report.subprocess, "run", run)
+    monkeypatch.setattr(report, "commit", lambda: "abc")
     wanted = ["report", "text", "--only", "given", "--prompts", "/somewhere/own.jsonl", "--out", str(tmp_path)]
     told = CliRunner().invoke(cli, [*wanted, "--quick"])
     assert told.exit_code == 0, told.output
@@ -97,6 +119,81 @@ def test_sections_run_as_commands_and_what_fails_stops_it(tmp_path: Path, monkey
     assert "rest.store=python.store" in (tmp_path / "REPORT.md").read_text()
     failing.append(True)
     assert isinstance(CliRunner().invoke(cli, wanted).exception, OutriderError)
+
+
+def pictured(temperature: float, *drafters: str) -> dict[str, object]:
+    counts = {"background_per_call": 3.0, "ink_per_call": 1.5, "price": 0.0, "surprise": 2.0, "quality": {"KID": 0.1}}
+    rows = [figures(drafter=one, name=one, rule="exact", lossless=True, **counts) for one in ("plain", *drafters)]
+    return PLACE | {"settings": {"temperature": temperature}, "rows": rows, "command": "outrider bench image"}
+
+
+def test_the_page_of_all_says_what_is_there_and_what_is_not(tmp_path: Path) -> None:
+    for modality in SECTIONS:
+        (tmp_path / "reports" / modality).mkdir(parents=True)
+    for number, temperature in enumerate((0.0, 1.0), 1):
+        found = benched(row("plain"), row("suffix"))
+        found["settings"] |= {"temperature": temperature}  # type: ignore[operator]
+        (tmp_path / f"reports/text/{METHODS}-{number}.json").write_text(json.dumps(found))
+        (tmp_path / f"reports/image/{METHODS}-{number}.json").write_text(json.dumps(pictured(temperature, "jacobi")))
+    (tmp_path / "reports/text/editing.json").write_text(json.dumps(benched(row("plain"), row("input-guided"))))
+    path = report_page.write_all(tmp_path)
+    page = path.read_text()
+    for words in (
+        "| suffix | 2.00 / 2.00 | - |",
+        "| jacobi | - | 2.00 / 2.00 |",
+        "![tokens-per-call](reports/tokens-per-call.png)",
+        "Temperature 1:",
+        "- text, input-guided drafting on editing, tokens a call: 2.00, wanted at least 2.5 (20% off)",
+        "marks are met",
+        "- speech: Every method, at temperature 0 and 1:",
+        "medusa (`outrider train image-medusa`)",
+    ):
+        assert words in page, words
+    assert (tmp_path / "reports/speedup.png").stat().st_size > 5000
+    pictures = report_page.written(tmp_path / "reports" / "image", "image")
+    assert "| jacobi | 1.50 (1.40-1.60) | 2.00 | 3.00 | 1.50 |" in pictures and "| KID |" in pictures
+
+
+def test_marks_read_sections_that_there_are() -> None:
+    for mark in report_marks.MARKS:
+        assert mark.section in {one.name for one in SECTIONS[mark.modality]}
+        assert (mark.least is None) != (mark.most is None)
+        assert mark.figure([]) is None
+    peers = [row("plain") | {"engine": "transformers", "tokens_per_second": 20.0}]
+    found = [benched(row("plain"), row("auto")) | {"peers": peers}]
+    assert report_marks.MARKS[0].figure(found) == 5.0
+    heard = row("plain") | {"quality": {"word_error": {"value": 0.2}, "dnsmos": {"value": 3.0}}}
+    said = report_marks.short({"speech": {"relaxed": [benched(heard)]}})
+    assert "word error of plain decoding: 0.20, wanted at most 0.12 (67% off)" in said
+
+
+def test_what_has_no_weights_is_left_out_of_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "untrained", lambda modality, names: [n for n in names if n in ("image-draft", "mtp")])
+    words = ["bench", "text", "--drafters", "suffix,mtp", "--drafter-option", "mtp.x=1", "--calibrate", "mtp,sequoia"]
+    kept = ["bench", "text", "--drafters", "suffix", "--calibrate", "sequoia"]
+    assert report._possible("text", words) == kept
+    assert report._possible("image", ["bench", "image", "--drafters", "draft-model"]) == []
+    assert report.recipe_of("speech", "specexec") == "speech-draft" and report.recipe_of("text", "eagle2") == "eagle"
+
+
+def test_what_was_measured_at_a_commit_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[list[str]] = []
+
+    def run(words: list[str], **_: object) -> object:
+        called.append(words)
+        Path(words[-1]).write_text(json.dumps(benched(row("plain"), row("suffix"))))
+        return type("Done", (), {"returncode": 0})()
+
+    monkeypatch.setattr(report, "commit", lambda: "abc")
+    monkeypatch.setattr(report.subprocess, "run", run)
+    wanted = ["report", "all", "--only", "editing", "--out", str(tmp_path), "--resume"]
+    for count in (1, 1):
+        assert CliRunner().invoke(cli, wanted).exit_code == 0
+        assert len(called) == count
+    monkeypatch.setattr(report, "commit", lambda: "def")
+    assert CliRunner().invoke(cli, wanted).exit_code == 0
+    assert len(called) == 2
+    assert "(commit def, " in (tmp_path / "reports/text/REPORT.md").read_text()
 
 
 @pytest.mark.parametrize(("words", "said"), [(["video"], "modality"), (["text", "--only", "nothing"], "section")])

@@ -1,0 +1,150 @@
+"""What was aimed at, beside what was measured: the report says itself where it falls short, how far, and why.
+
+A mark is a figure of a section's JSON and the least or the most it should be. Knows the JSON of benches alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Row = Mapping[str, Any]
+Found = Sequence[Mapping[str, Any]]
+_TWO_CORES = "trained on two cores alone; `outrider train` goes on"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """`figure` reads it off a section's JSON, or gives None where that has no such row."""
+
+    modality: str
+    section: str
+    words: str
+    figure: Callable[[Found], float | None]
+    least: float | None = None
+    most: float | None = None
+    why: str = ""
+
+    @property
+    def wanted(self) -> str:
+        return f"at least {self.least:g}" if self.least is not None else f"at most {self.most:g}"
+
+    def missed(self, value: float) -> bool:
+        return (self.least is not None and value < self.least) or (self.most is not None and value > self.most)
+
+
+def _rows(found: Found, temperature: float | None, drafter: str | None, rule: str | None) -> list[Row]:
+    return [
+        row
+        for one in found
+        if temperature is None or one["settings"].get("temperature") == temperature
+        for row in [*one["rows"], *one.get("peers", ())]
+        if row["drafter"] == drafter or (drafter is None and row["drafter"] != "plain")
+        if rule is None or row["rule"] == rule
+    ]
+
+
+def _best(
+    key: str,
+    drafter: str | None = None,
+    *,
+    temperature: float | None = 0.0,
+    rule: str | None = "exact",
+    part: str = "",
+) -> Callable[[Found], float | None]:
+    """The largest of a column, of one drafter or of any; `part` is of the row: without_looping, say."""
+
+    def figure(found: Found) -> float | None:
+        rows = _rows(found, temperature, drafter, rule)
+        values = [(row.get(part) or row)[key] if part else row[key] for row in rows]
+        return max((one for one in values if one is not None), default=None)
+
+    return figure
+
+
+def _relaxed(key: str) -> Callable[[Found], float | None]:
+    def figure(found: Found) -> float | None:
+        return max((row[key] for one in found for row in one["rows"] if not row["lossless"]), default=None)
+
+    return figure
+
+
+def _beside(peer: str) -> Callable[[Found], float | None]:
+    """How many times faster plain decoding is than a peer's in the same run."""
+
+    def figure(found: Found) -> float | None:
+        plain = [row for one in found for row in one["rows"] if row["drafter"] == "plain"]
+        peers = [row for one in found for row in one["peers"] if row["engine"] == peer and row["drafter"] == "plain"]
+        return plain[0]["tokens_per_second"] / peers[0]["tokens_per_second"] if plain and peers else None
+
+    return figure
+
+
+def _worst_task(drafter: str) -> Callable[[Found], float | None]:
+    def figure(found: Found) -> float | None:
+        rows = _rows(found, 0.0, drafter, "exact")
+        return min((one["speedup"] for row in rows for one in row["tasks"].values() if one), default=None)
+
+    return figure
+
+
+def _heard(measure: str, drafter: str = "plain") -> Callable[[Found], float | None]:
+    def figure(found: Found) -> float | None:
+        rows = [row for one in found for row in one["rows"] if row["drafter"] == drafter and measure in row["quality"]]
+        return float(rows[0]["quality"][measure]["value"]) if rows else None
+
+    return figure
+
+
+_CALLS, _SOUND = "tokens_per_call", "without_looping"
+MARKS = (
+    Mark("text", "peers-bfloat16", "plain decoding, times transformers'", _beside("transformers"), 3.0),
+    Mark("text", "peers-int4", "plain decoding in 4 bits, times OpenVINO's", _beside("openvino-genai"), 1.0),
+    Mark(
+        "text",
+        "editing",
+        "input-guided drafting on editing, tokens a call",
+        _best(_CALLS, "input-guided"),
+        2.5,
+    ),
+    Mark("text", "given", "the best without training, speedup", _best("speedup"), 1.25),
+    Mark("text", "given", "the guard at its slowest task, speedup", _worst_task("guarded"), 0.95),
+    Mark("text", "trained", "EAGLE-3, tokens a call", _best(_CALLS, "eagle3", part=_SOUND), 2.2, why=_TWO_CORES),
+    Mark("text", "trained", "Medusa, tokens a call", _best(_CALLS, "medusa", part=_SOUND), 1.6, why=_TWO_CORES),
+    Mark(
+        "text", "trained", "draft model, tokens a call", _best(_CALLS, "draft-model", part=_SOUND), 1.8, why=_TWO_CORES
+    ),
+    Mark("text", "trained", "the best trained drafter, speedup", _best("speedup"), 1.25, why=_TWO_CORES),
+    Mark("image", "methods", "coupled Jacobi, codes a call", _best(_CALLS, "jacobi", temperature=1.0), 2.0),
+    Mark("image", "methods", "the best exact method, codes a call", _best(_CALLS, temperature=1.0), 2.5),
+    Mark("image", "methods", "the best exact method, speedup", _best("speedup", temperature=1.0), 1.4),
+    Mark("image", "relaxed", "the best relaxed rule, codes a call", _relaxed(_CALLS), 4.0),
+    Mark("image", "relaxed", "the best relaxed rule, speedup", _relaxed("speedup"), 2.0),
+    Mark(
+        "speech", "methods", "heads with the speech tree, tokens a call", _best(_CALLS, "medusa", temperature=1.0), 1.4
+    ),
+    Mark("speech", "relaxed", "the best relaxed rule, tokens a call", _relaxed(_CALLS), 2.5),
+    Mark("speech", "relaxed", "word error of plain decoding", _heard("word_error"), most=0.12),
+    Mark("speech", "relaxed", "DNSMOS of plain decoding", _heard("dnsmos"), 2.8),
+)
+
+
+def short(everything: Mapping[str, Mapping[str, Found]]) -> str:
+    """Every mark that is missed, with the distance; how many are met; and those that nothing was measured for."""
+    missed, met, unknown = [], 0, []
+    for mark in MARKS:
+        value = mark.figure(everything.get(mark.modality, {}).get(mark.section, ()))
+        named = f"{mark.modality}, {mark.words}"
+        if value is None:
+            unknown.append(named)
+        elif mark.missed(value):
+            bound = mark.least if mark.least is not None else mark.most
+            assert bound is not None
+            why = f"; {mark.why}" if mark.why else ""
+            missed.append(f"- {named}: {value:.2f}, wanted {mark.wanted} ({abs(value - bound) / bound:.0%} off{why})")
+        else:
+            met += 1
+    parts = ["\n".join(missed) + "\n"] if missed else []
+    parts.append(f"{met} of {len(MARKS)} marks are met, {len(missed)} missed, {len(unknown)} not measured here.\n")
+    return "\n".join(parts)

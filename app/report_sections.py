@@ -1,0 +1,276 @@
+"""What is measured for the reports: of every modality its sections, each some words and the commands behind its tables.
+
+Knows the words of command lines; runs nothing, imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_FREE = (
+    "jacobi,prompt-lookup,input-guided,rest,anpd,n-grammys,lookahead,suffix,token-recycling,sparse-cache,ensemble,"
+    "draft-model,specinfer,specexec,sequoia,cs-drafting,specdec-plus-plus,bild,on-the-fly-window,adaptive,guarded,"
+    "draft-verify,swift,draft-on-the-fly,auto"
+)
+_OPTIONS = "--drafter-option rest.store={store} --drafter-option specexec.nodes=64"
+_TRAINED = "draft-model,medusa,hydra,eagle3,dspark,kangaroo,suffix,ensemble"
+_TREES = "--drafter-option medusa.nodes=16 --drafter-option hydra.nodes=16 --drafter-option eagle3.nodes=16"
+_MORE = (
+    "sampled-tree,top-k-tree,dynamic-tree,triforce,qspec,predrafted,pearl,medusa,hydra,eagle3,eagle,eagle2,blockwise,"
+    "amphista,dflash,dspark,specdec,falcon,pass,layer-skip,kangaroo,mtp,ctc"
+)
+_CODES = (
+    "jacobi,prompt-lookup,anpd,lookahead,suffix,token-recycling,ensemble,adaptive,guarded,draft-model,sampled-tree,"
+    "top-k-tree,dynamic-tree,specinfer,specexec,predrafted,pearl,cs-drafting,sequoia,bild,on-the-fly-window"
+)
+_RELAXED = "tolerance,top-k-membership,additive-beta,typical,lantern,annealed"
+_BUILD = "datastore build {python}/pydoc_data -o {store}"
+CURVES = "curves -o {folder}/curves.png"
+METHODS = "methods"  # the section of every modality that the report of all is made of
+
+
+@dataclass(frozen=True)
+class Section:
+    """Commands are what follows `outrider bench`; {prompts} is the file somebody gave, without which the section is
+    left out, {store} a datastore in the page's {folder}, and {python} where Python's own library is."""
+
+    name: str
+    title: str
+    about: str
+    commands: tuple[str, ...]
+    before: str = ""  # a command of outrider's that has to run first
+    needs: tuple[str, ...] = ()  # recipes whose weights have to be there
+    quick: bool = False  # measured too when everything is, in a hurry
+    main: bool = False  # on the page of all modalities too
+    pictures: tuple[str, ...] = ()  # that its commands draw into the folder
+
+    def files(self, folder: Path) -> list[Path]:
+        if len(self.commands) == 1:
+            return [folder / f"{self.name}.json"]
+        return [folder / f"{self.name}-{number}.json" for number in range(1, len(self.commands) + 1)]
+
+
+def _both(command: str) -> tuple[str, str]:
+    return f"{command} --temperature 0", f"{command} --temperature 1"
+
+
+TEXT = (
+    Section(
+        METHODS,
+        "Every method, at temperature 0 and 1",
+        "Every drafter there are weights for, under the rule that changes nothing. `rest` looks things up in the "
+        "language reference that Python brings along.",
+        _both(
+            f"text --drafters {_FREE},{_MORE} {_OPTIONS} --max-new-tokens 64 --limit 14 "
+            "--calibrate sequoia,draft-verify"
+        ),
+        _BUILD,
+        quick=True,
+    ),
+    Section(
+        "precision",
+        "Fewer bits",
+        "Perplexity and the likeliest token's agreement with 32 bits on the prompts' own text, beside the speed of "
+        "plain decoding.",
+        ("precision --limit 14",),
+    ),
+    Section(
+        "batch",
+        "A batch of eight",
+        "Eight prompts of different lengths decoded side by side and one after another, in turns.",
+        ("batch",),
+    ),
+    Section(
+        "peers-bfloat16",
+        "Beside other engines, 16 bits",
+        "Greedy, the same prompts in the same run. OpenVINO GenAI reads the same GGUF in 4 bits.",
+        ("text --drafters prompt-lookup,ensemble,auto --max-new-tokens 96 --limit 7 --peers",),
+        main=True,
+    ),
+    Section(
+        "peers-int4",
+        "Beside other engines, 4 bits",
+        "As above, ours in 4 bits.",
+        ("text --dtype int4 --drafters prompt-lookup,ensemble,auto --max-new-tokens 96 --limit 7 --peers",),
+        main=True,
+    ),
+    Section(
+        "greedy",
+        "Without training, greedy",
+        "Every drafter that needs no training, and those that take the small draft model that ships. The datastore of "
+        "`rest` is the language reference that Python brings along.",
+        (f"text --drafters {_FREE} {_OPTIONS} --max-new-tokens 96 --limit 48 --calibrate sequoia,draft-verify",),
+        _BUILD,
+    ),
+    Section(
+        "sampled",
+        "Without training, temperature 0.7",
+        "The same, drawn; all of these keep the law of the output.",
+        (f"text --drafters {_FREE} {_OPTIONS} --max-new-tokens 96 --limit 48 --temperature 0.7",),
+        _BUILD,
+    ),
+    Section(
+        "rules",
+        "Relaxed rules for text, temperature 0.7",
+        "These change the output's law; what they cost is in each trace (`relaxed price`).",
+        tuple(
+            f"text --drafters {drafter} --rule {rule} --max-new-tokens 96 --limit 48 --temperature 0.7"
+            for drafter, rule in (("draft-model", "top-beta"), ("bild", "bild"), ("draft-model", "verify-every"))
+        ),
+        quick=True,
+        main=True,
+    ),
+    Section(
+        "editing",
+        "Editing",
+        "Rewriting with small changes and correcting, where the output repeats the input.",
+        ("text --tasks editing --drafters input-guided,prompt-lookup,suffix,ensemble --max-new-tokens 96",),
+    ),
+    Section(
+        "given",
+        "All tasks of a given set",
+        "The best of those without training over a whole set of prompts, and the guard.",
+        ("text --prompts {prompts} --drafters ensemble,suffix,auto,guarded --max-new-tokens 96",),
+    ),
+    Section(
+        "trained",
+        "Trained drafters",
+        "Those whose weights ship, beside the best without training, over a whole set of prompts; and how often their "
+        "guesses are right, by place in the draft, on answers that were held out of training.",
+        (
+            f"text --prompts {{prompts}} --drafters {_TRAINED} {_TREES} --max-new-tokens 96",
+            f"text --prompts {{prompts}} --drafters {_TRAINED} {_TREES} --max-new-tokens 96 --temperature 1",
+        ),
+        CURVES,
+    ),
+    Section(
+        "crowd",
+        "Batches of 1 to 32",
+        "Requests that enter and leave a batch, twice as many as it has rows, plainly and with drafting.",
+        (
+            "crowd --max-new-tokens 32 --repeat 2",
+            "crowd --dtype int4 --rows 1,8,32 --max-new-tokens 32 --repeat 2",
+        ),
+    ),
+    Section(
+        "quantised",
+        "Drafting in fewer bits",
+        "Plain decoding and drafters in 16, 8 and 4 bits; qspec drafts with the same weights in 4 bits.",
+        (
+            "text --drafters prompt-lookup,qspec,auto --max-new-tokens 64 --limit 7",
+            "text --dtype int8 --drafters prompt-lookup,qspec,auto --max-new-tokens 64 --limit 7",
+            "text --dtype int4 --drafters prompt-lookup,auto --max-new-tokens 64 --limit 7",
+        ),
+    ),
+    Section(
+        "offload",
+        "Layers read from the disk",
+        "So much of the layers stays in memory, and the rest is read in every pass; drafters stay.",
+        ("offload --limit 2 --max-new-tokens 32 --repeat 2",),
+    ),
+    Section(
+        "long",
+        "Prompts of 6,000 and 8,000 tokens",
+        "The source of Python's argparse before a question, over a cache of 16 and one of 8 bits; speeds are those "
+        "behind the prompt. sparse-cache and triforce draft with a copy of part of the cache. 'As exact' is how much "
+        "was decoded before it differs from plain decoding over the cache of 16 bits.",
+        ("long --repeat 2",),
+    ),
+    Section(
+        "larger",
+        "A larger target",
+        "Qwen2.5-Coder-1.5B-Instruct, for which leaving out layers, and a small model with another vocabulary, cost "
+        "a smaller share of a pass.",
+        (
+            "text --model qwen2.5-coder-1.5b --dtype int8 --draft-model smollm2-135m --calibrate draft-verify "
+            "--drafters cross-vocabulary,draft-verify,swift,draft-on-the-fly,ensemble --max-new-tokens 64 --limit 7",
+        ),
+    ),
+)
+
+IMAGE = (
+    Section(
+        METHODS,
+        "Every method, at temperature 0 and 1",
+        "Every drafter there are weights for, under the rule that changes nothing and the guidance that looks best, on "
+        "the same names and seeds.",
+        _both(f"image --drafters {_CODES},medusa,spatial,eagle,eagle2 --pictures 32"),
+        needs=("image-tokenizer", "image-tokens"),
+        quick=True,
+    ),
+    Section(
+        "relaxed",
+        "Relaxed rules, temperature 1",
+        "Calls spared against what each rule takes from the law: the price is the total variation of a code on "
+        "average; nats a code are what the target itself thinks of the pictures.",
+        (f"image --drafters jacobi --rules exact,{_RELAXED},lantern-plus-plus,grouped --plot {{folder}}/relaxed.png",),
+        needs=("image-tokenizer", "image-tokens"),
+        quick=True,
+        pictures=("relaxed.png",),
+        main=True,
+    ),
+    Section(
+        "quality",
+        "Speed and quality, judged",
+        "Four settings each of four rules, 256 pictures a row: KID to real pictures, LPIPS to plain decoding's, and "
+        "how often the classifier sees what was asked for. Plain decoding with other seeds stands beside: what "
+        "differs less than that is no difference.",
+        (
+            "image --drafters jacobi --rules exact,lantern,annealed,grouped,tolerance --rule-option "
+            "lantern.delta=0.02,0.05,0.1,0.2 --rule-option annealed.weight=1,2,4,8 --rule-option "
+            "grouped.span=2,4,7,12 --rule-option tolerance.tau=2,4,8,16 --pictures 256 --judge "
+            "--plot {folder}/quality.png",
+        ),
+        needs=("image-tokenizer", "image-tokens", "image-classifier"),
+        pictures=("quality.png",),
+        main=True,
+    ),
+)
+
+_SPOKEN = (
+    "medusa,hydra,eagle3,jacobi,prompt-lookup,input-guided,anpd,lookahead,suffix,token-recycling,sparse-cache,"
+    "triforce,qspec,ensemble,adaptive,guarded,swift,draft-on-the-fly,draft-model,sampled-tree,top-k-tree,dynamic-tree,"
+    "specinfer,specexec,predrafted,pearl,cs-drafting,sequoia,bild,on-the-fly-window"
+)
+_VOICE = ("speech-codec", "speech-voice")
+
+SPEECH = (
+    Section(
+        METHODS,
+        "Every method, at temperature 0 and 1",
+        "Every drafter there are weights for, under the rule that changes nothing, on held-out sentences of all kinds; "
+        "times are the language model's.",
+        _both(f"speech --drafters {_SPOKEN} --limit 14"),
+        needs=_VOICE,
+        quick=True,
+    ),
+    Section(
+        "relaxed",
+        "Relaxed rules, judged",
+        "What is heard of each rule beside plain decoding, the teacher and what the codec leaves of it; intervals are "
+        "bootstraps over sentences.",
+        (
+            f"speech --drafters medusa --rules exact,{_RELAXED},coarse-groups --limit 100 --judge "
+            "--plot {folder}/relaxed.png",
+        ),
+        needs=(*_VOICE, "speech-medusa"),
+        quick=True,
+        pictures=("relaxed.png",),
+        main=True,
+    ),
+)
+
+SECTIONS: Mapping[str, tuple[Section, ...]] = {"text": TEXT, "image": IMAGE, "speech": SPEECH}
+
+# Whose rows no report has, and why.
+NOT_MEASURED: Mapping[str, Mapping[str, str]] = {
+    "text": {},
+    "image": {},
+    "speech": {
+        "rest": "there is no datastore of speech",
+        "n-grammys": "nobody has counted pairs of speech tokens",
+        "cross-vocabulary": "there is no smaller voice with other tokens",
+    },
+}
