@@ -119,22 +119,19 @@ def untrained(modality: str, recipes: Sequence[str]) -> list[str]:
         from outrider.text.recipes import find
 
         return [one for one in recipes if find("smollm2-135m", one) is None]
-    if modality == "image":
-        from outrider.image import recipes as images
+    from outrider.image import recipes as images
+    from outrider.speech import recipes as speeches
 
-        def there(one: str) -> object:
-            return images.tokenizer_folder() if one == "image-tokenizer" else images.weights(one)
+    def there(one: str) -> object:
+        if one == "image-tokenizer":
+            return images.tokenizer_folder()
+        return images.weights(one) if modality == "image" else speeches.weights(one)
 
-        refused: type[Exception] = images.NoWeights
-    else:
-        from outrider.speech import recipes as speeches
-
-        there, refused = speeches.weights, speeches.NoWeights
     found = []
     for one in recipes:
         try:
             there(one)
-        except refused:
+        except (images.NoWeights, speeches.NoWeights):
             found.append(one)
     return found
 

@@ -130,8 +130,9 @@ def measure(
 
 def _lean(one: Result) -> Result:
     """Without what nobody counts of its steps: thousands of pictures are kept until all are there."""
-    unread = {"parents": (), "fixed": (), "tried": (), "chance": (), "p": (), "q": (), "path": ()}
-    steps = tuple(replace(step, **unread) for step in one.trace.steps)
+    steps = tuple(
+        replace(step, parents=(), fixed=(), tried=(), chance=(), p=(), q=(), path=()) for step in one.trace.steps
+    )
     return replace(one, trace=replace(one.trace, steps=steps))
 
 
