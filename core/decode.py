@@ -72,6 +72,23 @@ class Plain:
     def end(self) -> None:
         """Nothing to free."""
 
+    # ---- rows that come and go (outrider.core.drafters.rowwise.Joined)
+
+    def joins(self) -> bool:
+        return True
+
+    def open(self, sampling: Sampling) -> None:
+        """Nothing to prepare."""
+
+    def arrange(self, order: Sequence[int], width: int) -> None:
+        """Nobody has anything."""
+
+    def enter(self, row: int, prefill: Prefill, prompt: Sequence[int]) -> None:
+        """Nothing to read."""
+
+    def leave(self, row: int) -> None:
+        """Nothing to forget."""
+
 
 def decode(
     target: Target,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from outrider.core.decode import Drafter, Rule
-from outrider.core.drafters.adaptive import Adaptive, guarded
+from outrider.core.drafters.adaptive import Adaptive
 from outrider.core.drafters.ahead import LookaheadEmbeddings, PaSS
 from outrider.core.drafters.bestfirst import SpecExec
 from outrider.core.drafters.calibrated import Sequoia
@@ -26,6 +26,7 @@ from outrider.core.drafters.ensemble import Ensemble
 from outrider.core.drafters.exits import ExitHead, KangarooHead
 from outrider.core.drafters.falcon import FalconHead
 from outrider.core.drafters.feature import Eagle3Head, EagleHead, eagle2
+from outrider.core.drafters.guarded import guarded
 from outrider.core.drafters.guided import InputGuided
 from outrider.core.drafters.heads import HydraHeads, MedusaHeads
 from outrider.core.drafters.jacobi import Jacobi

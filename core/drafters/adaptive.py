@@ -1,5 +1,5 @@
 """One of several drafters for each row and step: by what each has been worth so far (a bandit, as in BanditSpec, arXiv
-2505.15141, and arXiv 2408.08470), by how complex the text looks, or not at all where drafting doesn't pay.
+2505.15141, and arXiv 2408.08470), or by how complex the text looks.
 
 What a drafter is worth is the tokens of a step over what the step costs, in target passes. Costs are given or read off
 the weights a drafter reads, so that a seed gives the same output again; with a `clock` they are measured, and it
@@ -24,6 +24,7 @@ from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Verdict, choose
 from outrider.core.errors import Incompatible, InvalidOption, unknown
 from outrider.core.laws import Sampling
+from outrider.core.rounds import Cost
 from outrider.core.target import Prefill, Prompts, Scores
 
 PLAIN = "plain"
@@ -98,48 +99,13 @@ class Complexity:
         return ""
 
 
-@dataclass
-class Guard:
-    """The first drafter, unless it is slower than plain decoding, the second; every `probe`-th step it has a try."""
-
-    arms: int
-    least: float = 1.0
-    memory: float = 0.9
-    probe: int = 16
-
-    def __post_init__(self) -> None:
-        self.worth, self._steps = 0.0, 0
-        self._weight = 0.0
-
-    def order(self, tokens: Sequence[int]) -> list[int]:
-        self._steps += 1
-        if self._weight < 0.3 or self.predicted >= self.least or self._steps % self.probe == 0:
-            return [0, 1]
-        return [1, 0]
-
-    @property
-    def predicted(self) -> float:
-        return self.worth / self._weight if self._weight else 1.0
-
-    def most(self, tokens: Sequence[int]) -> int | None:
-        return None
-
-    def learn(self, arm: int, worth: float) -> None:
-        if arm == 0:
-            self.worth = self.memory * self.worth + (1 - self.memory) * worth
-            self._weight = self.memory * self._weight + 1 - self.memory
-
-    def note(self, arm: int) -> str:
-        return f" (off: {self.predicted:.2f}x predicted)" if arm == 1 else ""
-
-
-CHOOSERS: dict[str, Callable[..., Chooser]] = {"bandit": Bandit, "complexity": Complexity, "guard": Guard}
+CHOOSERS: dict[str, Callable[..., Chooser]] = {"bandit": Bandit, "complexity": Complexity}
 
 
 class Adaptive:
     """`drafters` are drafters or their names, "plain" among them for none, with `options` by name. `by` is a way to
-    choose of CHOOSERS, with its own `settings`. `costs` is what drafting one level deeper costs, by name, and
-    `verify(tokens)` what a pass over so many tokens does, both in target passes."""
+    choose of CHOOSERS, with its own `settings`. `costs` is what drafting one level deeper costs, by name, in plain
+    passes, and `verify(rows, tokens)` what a pass over so many tokens in each of so many rows does, in any unit."""
 
     def __init__(
         self,
@@ -149,7 +115,7 @@ class Adaptive:
         by: str = "bandit",
         settings: Mapping[str, Any] | None = None,
         costs: Mapping[str, float] | None = None,
-        verify: Callable[[int], float] | None = None,
+        verify: Cost | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         if by not in CHOOSERS:
@@ -157,7 +123,9 @@ class Adaptive:
         if not drafters:
             raise InvalidOption("there are no drafters to choose from; name at least one")
         self.names = [one if isinstance(one, str) else type(one).__name__ for one in drafters]
-        self.drafters = [_made(one, (options or {}).get(one, {})) if isinstance(one, str) else one for one in drafters]
+        self.drafters = [
+            by_name(one, (options or {}).get(one, {})) if isinstance(one, str) else one for one in drafters
+        ]
         for name, one in zip(self.names, self.drafters, strict=True):
             if getattr(one, "alone", False):
                 raise Incompatible(f"{name} reads its next guesses off its own draft, so nobody may draft in between")
@@ -168,7 +136,7 @@ class Adaptive:
         self.needs = frozenset[str]().union(*(one.needs for one in self.drafters))
         self._make = partial(CHOOSERS[by], len(self.drafters), **(settings or {}))
         self._make()  # what is wrong with the settings is said now
-        self._given, self._verify, self._clock = dict(costs or {}), verify or (lambda tokens: 1.0), clock
+        self._given, self._verify, self._clock = dict(costs or {}), verify or free, clock
 
     @property
     def bytes_read(self) -> int:
@@ -180,7 +148,7 @@ class Adaptive:
         self._choosers = [self._make() for _ in prompts]
         self._costs = [self._given.get(name, 0.0) for name in self.names]
         self.share(len(prompts))
-        self._free = [_reads_nothing(one) and cost == 0 for one, cost in zip(self.drafters, self._costs, strict=True)]
+        self._free = [reads_nothing(one) and cost == 0 for one, cost in zip(self.drafters, self._costs, strict=True)]
         for one in self.drafters:
             one.begin(prefill, prompts, sampling)
         self._since = self._clock() if self._clock else 0.0
@@ -198,12 +166,15 @@ class Adaptive:
         for arm, drafter in enumerate(self.drafters):
             if self._free[arm]:
                 drafts[arm] = drafter.propose(torch.tensor(left), dice.fork(arm))
-        self._trees = [None if draft is None else _Tree(draft) for draft in drafts]
+        self._trees = [None if draft is None else Guesses(draft) for draft in drafts]
         self._chosen = [self._choose(row) if one >= 0 else 0 for row, one in enumerate(left)]
         for arm, drafter in enumerate(self.drafters):
             if drafts[arm] is None:
                 own = [one if one < 0 or chosen == arm else 0 for one, chosen in zip(left, self._chosen, strict=True)]
-                drafts[arm] = self._priced(arm, drafter, torch.tensor(own), dice.fork(arm))
+                draft, price = priced(drafter, torch.tensor(own), dice.fork(arm), self._target)
+                drafts[arm] = draft
+                if self.names[arm] not in self._given and price is not None:
+                    self._costs[arm] = price
         made = [draft for draft in drafts if draft is not None]
         note = tuple(
             self.names[arm] + chooser.note(arm) for arm, chooser in zip(self._chosen, self._choosers, strict=True)
@@ -221,18 +192,9 @@ class Adaptive:
                 return arm
         return order[0]
 
-    def _priced(self, arm: int, drafter: Drafter, room: Tensor, dice: Dice) -> Draft:
-        """A draft, and what each level of it costs, as far as it reads weights."""
-        before = drafter.bytes_read
-        draft = drafter.propose(room, dice)
-        read = drafter.bytes_read - before
-        if self.names[arm] not in self._given and self._target and read and draft.tree.depth:
-            self._costs[arm] = read / draft.tree.depth / self._target
-        return draft
-
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:
         now = self._clock() if self._clock else 0.0
-        counts, depths = fetch(draft.live.sum(1, keepdim=True), _depth(draft)[:, None])
+        counts, depths = fetch(draft.live.sum(1, keepdim=True), deepest(draft)[:, None])
         for row, emitted in enumerate(verdict.rows(draft)):
             self._texts[row] += emitted
             for arm, tree in enumerate(self._trees):
@@ -251,7 +213,7 @@ class Adaptive:
 
     def _cost(self, arm: int, nodes: int, depth: int) -> float:
         rows = self._crowd
-        return self._verify(rows * (nodes + 1)) / self._verify(rows) + self._costs[arm] * depth
+        return self._verify(rows, nodes + 1) / self._verify(rows, 1) + self._costs[arm] * depth
 
     def end(self) -> None:
         for one in self.drafters:
@@ -259,15 +221,28 @@ class Adaptive:
         self._texts = []
 
 
-def _reads_nothing(drafter: Drafter) -> bool:
+def free(rows: int, tokens: int) -> float:
+    """A pass that costs the same whatever it reads."""
+    return 1.0
+
+
+def priced(drafter: Drafter, room: Tensor, dice: Dice, target: int) -> tuple[Draft, float | None]:
+    """A draft, and what each level of it cost in passes of a target with weights of so many bytes, if it read any."""
+    before = drafter.bytes_read
+    draft = drafter.propose(room, dice)
+    read = drafter.bytes_read - before
+    return draft, read / draft.tree.depth / target if target and read and draft.tree.depth else None
+
+
+def reads_nothing(drafter: Drafter) -> bool:
     """Is it one that has no weights to read, its own or the target's? Of several, if none of them has."""
     members = getattr(drafter, "drafters", None)
     if members is not None:
-        return all(map(_reads_nothing, members))
+        return all(map(reads_nothing, members))
     return bool(getattr(type(drafter), "bytes_read", None) == 0)
 
 
-class _Tree:
+class Guesses:
     """A draft on the host, to see how far it would have been right."""
 
     def __init__(self, draft: Draft) -> None:
@@ -289,38 +264,14 @@ class _Tree:
         return count
 
 
-def _depth(draft: Draft) -> Tensor:
+def deepest(draft: Draft) -> Tensor:
     """[B] levels of each row's live nodes."""
     if not draft.size:
         return torch.zeros(draft.rows, dtype=torch.long, device=draft.tokens.device)
     return ((draft.tree.depths + 1) * draft.live).amax(1)
 
 
-def guarded(
-    *,
-    drafter: Drafter | str = "prompt-lookup",
-    options: Mapping[str, Any] | None = None,
-    least: float = 1.0,
-    memory: float = 0.9,
-    probe: int = 16,
-    cost: float | None = None,
-    verify: Callable[[int], float] | None = None,
-) -> Adaptive:
-    """Any drafter, switched off where it is predicted to be slower than plain decoding, by what its steps gave lately
-    over what they cost; the trace says so. A drafter that costs nothing is watched while it is off, any other is tried
-    again every `probe`-th step."""
-    name = drafter if isinstance(drafter, str) else type(drafter).__name__
-    return Adaptive(
-        drafters=(drafter, PLAIN),
-        options={name: options or {}},
-        by="guard",
-        settings={"least": least, "memory": memory, "probe": probe},
-        costs=None if cost is None else {name: cost},
-        verify=verify,
-    )
-
-
-def _made(name: str, options: Mapping[str, Any]) -> Drafter:
+def by_name(name: str, options: Mapping[str, Any]) -> Drafter:
     from outrider.core.methods import make_drafter  # which names this module
 
     return (None if name == PLAIN else make_drafter(name, **options)) or Plain()

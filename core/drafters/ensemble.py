@@ -18,6 +18,7 @@ from outrider.core.decode import Drafter
 from outrider.core.device import fetch
 from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Verdict
+from outrider.core.drafters.rowwise import Joined, joins
 from outrider.core.drafters.trie import Trie, planted
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.laws import Sampling
@@ -104,12 +105,47 @@ class Ensemble:
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         for one in self.drafters:
             one.begin(prefill, prompts, sampling)
-        self._members = [[_Member() for _ in self.drafters] for _ in prompts]
+        self._members = [self._fresh() for _ in prompts]
+
+    def _fresh(self) -> list[_Member]:
+        return [_Member() for _ in self.drafters]
+
+    # ---- rows that come and go (outrider.core.drafters.rowwise.Joined)
+
+    def joins(self) -> bool:
+        return all(joins(one) for one in self.drafters)
+
+    def open(self, sampling: Sampling) -> None:
+        for one in self._joined:
+            one.open(sampling)
+        self._members = []
+
+    def arrange(self, order: Sequence[int], width: int) -> None:
+        for one in self._joined:
+            one.arrange(order, width)
+        self._members = [self._members[row] if row >= 0 else self._fresh() for row in order]
+
+    def enter(self, row: int, prefill: Prefill, prompt: Sequence[int]) -> None:
+        for one in self._joined:
+            one.enter(row, prefill, prompt)
+        self._members[row] = self._fresh()
+
+    def leave(self, row: int) -> None:
+        for one in self._joined:
+            one.leave(row)
+
+    @property
+    def _joined(self) -> Sequence[Joined]:
+        return self.drafters  # type: ignore[return-value]
+
+    # ----
 
     def propose(self, room: Tensor, dice: Dice) -> Draft:
         drafts = [one.propose(room, dice.fork(number)) for number, one in enumerate(self.drafters)]
         parts = [_host(draft) for draft in drafts]
-        return planted([self._merge(row, [part[row] for part in parts]) for row in range(len(room))], dice.device)
+        tries = [self._merge(row, [part[row] for part in parts]) for row in range(len(room))]
+        counts = self.counts([trie.weights for trie in tries])
+        return planted([trie.best(count) for trie, count in zip(tries, counts, strict=True)], dice.device)
 
     def _merge(self, row: int, parts: list[Any]) -> Trie:
         """All guesses of a row in one trie; where drafters agree, only both can be wrong."""
@@ -124,12 +160,12 @@ class Ensemble:
         for node, above in enumerate(merged.parents):  # nothing is likelier than what it follows
             if above >= 0:
                 merged.weights[node] = min(merged.weights[node], merged.weights[above])
-        return merged.best(self.wanted(merged.weights))
+        return merged
 
-    def wanted(self, weights: Sequence[float]) -> int:
-        """How many of a row's guesses are worth trying, given the chance of each to be right."""
-        likely = sum(weight >= self.least for weight in weights)
-        return min(self.nodes, max(likely, self.free))
+    def counts(self, rows: Sequence[Sequence[float]]) -> list[int]:
+        """How many of each row's guesses are worth trying, given the chance of each to be right."""
+        likely = (sum(weight >= self.least for weight in weights) for weights in rows)
+        return [min(self.nodes, max(count, self.free)) for count in likely]
 
     def forget(self) -> None:
         """Nobody guesses in this step, so nobody is right or wrong."""

@@ -74,11 +74,37 @@ class PromptLookup:
             self._references.append(text)
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
+        self._texts: list[_Text | None] = [self._read(prompt) for prompt in prompts]  # None: a hole
+
+    def _read(self, prompt: Sequence[int]) -> _Text:
+        text = _Text(self.longest)
+        text.add(list(prompt))
+        return text
+
+    # ---- rows that come and go (outrider.core.drafters.rowwise.Joined)
+
+    def joins(self) -> bool:
+        return True
+
+    def open(self, sampling: Sampling) -> None:
         self._texts = []
-        for prompt in prompts:
-            text = _Text(self.longest)
-            text.add(list(prompt))
-            self._texts.append(text)
+
+    def arrange(self, order: Sequence[int], width: int) -> None:
+        self._texts = [self._texts[row] if row >= 0 else None for row in order]
+
+    def enter(self, row: int, prefill: Prefill, prompt: Sequence[int]) -> None:
+        self._texts[row] = self._read(prompt)
+
+    def leave(self, row: int) -> None:
+        self._texts[row] = None
+
+    def hear(self, row: int, tokens: Sequence[int]) -> None:
+        """Tokens that a row committed while nobody asked for guesses."""
+        text = self._texts[row]
+        assert text is not None
+        text.add(tokens)
+
+    # ----
 
     def propose(self, room: Tensor, dice: Dice) -> Draft:
         found = [
@@ -86,8 +112,8 @@ class PromptLookup:
         ]
         return guesses(found, dice.device)
 
-    def _find(self, text: _Text, most: int) -> list[int]:
-        if most < 1:
+    def _find(self, text: _Text | None, most: int) -> list[int]:
+        if most < 1 or text is None:
             return []
         best: tuple[int, list[int]] = (0, [])
         for source in (text, *self._references):
@@ -98,7 +124,8 @@ class PromptLookup:
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:
         for text, tokens in zip(self._texts, verdict.rows(draft), strict=True):
-            text.add(tokens)
+            if text is not None:
+                text.add(tokens)
 
     def end(self) -> None:
         self._texts = []

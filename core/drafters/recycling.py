@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ Successors = tuple[list[int], list[float]]  # token ids, the likeliest first, an
 _LEAST_TRUST, _TRUST = 0.03, 0.55
 _RANKS = (0.33, 0.10, 0.065, 0.045, 0.035, 0.03, 0.025, 0.02)  # ... and for its rank, likewise
 STATIC = "static"
+_NOBODY = -1  # the last token of a hole
 _ROWS = 64  # of a pass that are recycled: the first so many
 
 
@@ -73,6 +75,39 @@ class TokenRecycling:
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         self._rows = [self._read(prompt) for prompt in prompts]
         self._last = [prompt[-1] for prompt in prompts]
+        self._alone = False
+
+    # ---- rows that come and go: each drafts as it would alone, from nobody else's table
+
+    def joins(self) -> bool:
+        return True
+
+    def open(self, sampling: Sampling) -> None:
+        self.begin(Prefill(), [], sampling)
+        self._alone = True
+
+    def arrange(self, order: Sequence[int], width: int) -> None:
+        self._rows = [self._rows[row] if row >= 0 else {} for row in order]
+        self._last = [self._last[row] if row >= 0 else _NOBODY for row in order]
+
+    def enter(self, row: int, prefill: Prefill, prompt: Sequence[int]) -> None:
+        self._rows[row], self._last[row] = self._read(prompt), prompt[-1]
+
+    def leave(self, row: int) -> None:
+        self._rows[row], self._last[row] = {}, _NOBODY
+
+    def hear(self, row: int, tokens: Sequence[int]) -> None:
+        """Tokens that a row committed while nobody asked for guesses: what followed what, and no more."""
+        table = self._rows[row]
+        for token, after in pairwise([self._last[row], *tokens]):
+            known, shares = table.get(token, ([], []))
+            if after not in known:
+                first = _shares(1)[0]
+                kept = self.successors - 1
+                table[token] = [after, *known[:kept]], [first, *((1 - first) * share for share in shares[:kept])]
+        self._last[row] = tokens[-1]
+
+    # ----
 
     def _read(self, prompt: Sequence[int]) -> dict[int, Successors]:
         """What follows each token of a prompt, the latest first."""
@@ -132,6 +167,8 @@ class TokenRecycling:
         best, shares, said = fetch(ids, chances, tokens)
         path = fetch(verdict.path)[0].tolist()
         for row, emitted in enumerate(verdict.rows(draft)):
+            if self._last[row] == _NOBODY:
+                continue
             taken = [node + 1 for node in path[row] if 0 <= node < count - 1]
             order = [*range(1, count), 0, *taken]  # what was accepted has the last word
             names = [self._last[row], *said[row].tolist()]
@@ -143,7 +180,7 @@ class TokenRecycling:
                 self._last[row] = emitted[-1]
 
     def end(self) -> None:
-        if self.remember:
+        if self.remember and not self._alone:
             for row in self._rows:
                 self.table.update(row)
         self._rows = []

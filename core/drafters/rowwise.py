@@ -27,13 +27,16 @@ class Joined(Drafter, Protocol):
     def leave(self, row: int) -> None: ...
 
 
+def joins(drafter: Drafter) -> bool:
+    """Can it have rows come and go by itself?"""
+    able = getattr(drafter, "joins", None)
+    return able is not None and bool(able())
+
+
 def joined(make: Callable[[], Drafter]) -> Joined:
     """The drafter itself where it can have rows come and go, else one for each row."""
     made = make()
-    joins = getattr(made, "joins", None)
-    if joins is not None and joins():
-        return made  # type: ignore[return-value]
-    return Rowwise(make, made)
+    return made if joins(made) else Rowwise(make, made)  # type: ignore[return-value]
 
 
 class Rowwise:

@@ -120,6 +120,11 @@ class _Row:
                 self.place = self.past.step(*self.place, token)
         self.output += tokens
 
+    def hear(self, tokens: Sequence[int]) -> None:
+        """The same where nothing was guessed."""
+        self._trie, self._asked = Trie(), {}
+        self.add(tokens)
+
     def guess(self, most: int, deepest: int, least: float) -> Trie:
         """Best first: the likeliest node is taken and what may follow it becomes a candidate, as long as guesses are
         likelier than `least`."""
@@ -202,29 +207,59 @@ class Suffix:
         self.nodes, self.depth, self.least, self.memory = nodes, depth, least, memory
         self.past = Automaton()
         self._kept: list[list[int]] = []  # the outputs that `past` is made of
-        self._rows: list[_Row] = []
+        self._rows: list[_Row | None] = []  # None: a hole
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         self._rows = [_Row(self.past, list(prompt)) for prompt in prompts]
         self._end = sampling.end
         self._open = [True] * len(prompts)
+        self._alone = False
+
+    # ---- rows that come and go: each drafts as it would alone, from nobody else's output
+
+    def joins(self) -> bool:
+        return True
+
+    def open(self, sampling: Sampling) -> None:
+        self.begin(Prefill(), [], sampling)
+        self._alone = True
+
+    def arrange(self, order: Sequence[int], width: int) -> None:
+        self._rows = [self._rows[row] if row >= 0 else None for row in order]
+        self._open = [False] * len(order)
+
+    def enter(self, row: int, prefill: Prefill, prompt: Sequence[int]) -> None:
+        self._rows[row] = _Row(Automaton(), prompt)
+
+    def leave(self, row: int) -> None:
+        self._rows[row] = None
+
+    def hear(self, row: int, tokens: Sequence[int]) -> None:
+        """Tokens that a row committed while nobody asked for guesses."""
+        one = self._rows[row]
+        assert one is not None
+        one.hear(tokens)
+
+    # ----
 
     def propose(self, room: Tensor, dice: Dice) -> Draft:
         left = room.tolist()
         self._open = [one >= 0 for one in left]
         tries = [
-            row.guess(self.nodes, min(self.depth, most), self.least) for row, most in zip(self._rows, left, strict=True)
+            Trie() if row is None else row.guess(self.nodes, min(self.depth, most), self.least)
+            for row, most in zip(self._rows, left, strict=True)
         ]
         return planted(tries, dice.device)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:
         for row, tokens, open_ in zip(self._rows, verdict.rows(draft), self._open, strict=True):
-            if open_:
+            if open_ and row is not None:
                 row.add(tokens)
 
     def end(self) -> None:
         for row in self._rows:
-            self._remember(row.output)
+            if row is not None and not self._alone:
+                self._remember(row.output)
         self._rows = []
 
     def _remember(self, output: list[int]) -> None:

@@ -13,48 +13,33 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.core.assets import cache_folder, written
 from outrider.core.decode import Drafter, decode
 from outrider.core.dice import Dice
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft, Tree, Verdict
 from outrider.core.drafters.ensemble import MEMBERS, Ensemble
 from outrider.core.errors import InvalidOption, OutriderError, unknown
 from outrider.core.laws import Sampling
 from outrider.core.methods import make_rule
 from outrider.core.record import Record
-from outrider.core.target import Prefill, Prompts, Target
+from outrider.core.rounds import LOOK, Costs, Rest
+from outrider.core.target import Prefill, Prompts, Scores, Target
 
-_WIDTHS = (1, 2, 3, 5, 8, 12, 16, 24, 32)
-_ROUNDS = 5
+_WIDTHS = (LOOK, 1, 2, 3, 5, 8, 12, 16, 24, 32)  # tokens of one row that are measured
+_NARROW = (LOOK, 1, 2, 3, 5, 9, 17)  # and of each of several
+_WIDEST = 192  # tokens of all rows together, if there are more than two in each
+_FEW, _MORE, _MOST = 2, 4, 64  # rows that are measured: two, and on in steps
+_READ = 64  # tokens of the prompt to measure behind; a quarter each, where rows are several
+_ROUNDS, _SECONDS = 5, 1.5
 _LONGEST = 24
-_IDLE = 4  # steps without a guess that pays, before guessing rests
-_REST, _LONGEST_REST = 8, 64  # steps that it rests, twice as many each time
-
-
-class Costs:
-    """What a round over so many tokens takes, in any unit: measured at some widths, straight lines between."""
-
-    def __init__(self, measured: Sequence[tuple[int, float]]) -> None:
-        points = sorted(measured)
-        self._widths = [width for width, _ in points]
-        self._times = np.maximum.accumulate([cost for _, cost in points]).tolist()
-        if len(set(self._widths)) < 2 or self._widths[0] < 1 or min(self._times) <= 0:
-            raise InvalidOption("costs need at least two different numbers of tokens, and times above 0")
-
-    def __call__(self, tokens: int) -> float:
-        widths, times = self._widths, self._times
-        if tokens <= widths[-1]:
-            return float(np.interp(tokens, widths, times))
-        slope = (times[-1] - times[-2]) / (widths[-1] - widths[-2])
-        return float(times[-1] + slope * (tokens - widths[-1]))
 
 
 class Auto(Ensemble):
-    """An ensemble that tries as many guesses as should pay, and rests for a while when none did."""
+    """An ensemble that tries as many guesses as should pay, and rests for a while when none did. Rows that share a pass
+    decide together, as each is as wide as the widest; while they rest, nobody is asked and nobody listens."""
 
     def __init__(
         self,
@@ -66,119 +51,193 @@ class Auto(Ensemble):
     ) -> None:
         super().__init__(drafters=drafters, options=options, nodes=longest)
         self.costs = costs
+        self._hear = [getattr(one, "hear", None) for one in self.drafters]
+        self._lazy = all(self._hear)
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         super().begin(prefill, prompts, sampling)
-        self._crowd = 0
-        self.share(len(prompts))
-        self._idle, self._rest, self._left = 0, _REST, 0
+        self._start(len(prompts))
 
-    def share(self, rows: int) -> None:
-        """So many rows draft alike in each pass: the more there are, the sooner a guess doesn't pay."""
-        if rows != self._crowd:
-            self._crowd = rows
-            self._ratios = [self.costs(rows * (count + 1)) / self.costs(rows) for count in range(self.nodes + 1)]
+    def open(self, sampling: Sampling) -> None:
+        super().open(sampling)
+        self._start(0)
 
-    def wanted(self, weights: Sequence[float]) -> int:
-        best, fastest, tokens = 0, 1.0, 1.0
-        for count, weight in enumerate(sorted(weights, reverse=True)[: self.nodes], 1):
-            tokens += weight
-            if tokens / self._ratios[count] > fastest:
-                best, fastest = count, tokens / self._ratios[count]
-        return best
+    def _start(self, rows: int) -> None:
+        self._missed: list[list[int]] = [[] for _ in range(rows)]  # what a row committed while nobody listened
+        self._rest, self._asleep = Rest(), False
+        self._going = [True] * rows
+        self._ratios: dict[tuple[int, int], float] = {}
+
+    def arrange(self, order: Sequence[int], width: int) -> None:
+        super().arrange(order, width)
+        self._missed = [self._missed[row] if row >= 0 else [] for row in order]
+
+    def leave(self, row: int) -> None:
+        super().leave(row)
+        self._missed[row] = []
 
     def propose(self, room: Tensor, dice: Dice) -> Draft:
-        if self._left > 0:
-            self._left -= 1
-            self.forget()
-            return Draft.empty(len(room), dice.device)
+        self._going = [left >= 0 for left in room.tolist()]
+        rows, price = len(self._going), self.costs.look(len(self._going))
+        self._asleep = not self._rest.due(price, sum(self._going))
+        if self._asleep:
+            if rows == 1 or not self._lazy:
+                self.forget()
+            return Draft.empty(rows, dice.device)
+        self._catch_up()
         draft = super().propose(room, dice)
-        self._idle = 0 if draft.size else self._idle + 1
         if draft.size:
-            self._rest = _REST
-        elif self._idle >= _IDLE:
-            self._left, self._rest, self._idle = self._rest, min(2 * self._rest, _LONGEST_REST), 0
+            self._rest.paid()
+        else:
+            self._rest.vain(price)
         return draft
+
+    def _catch_up(self) -> None:
+        for row, tokens in enumerate(self._missed):
+            if tokens:
+                for hear in self._hear:
+                    assert hear is not None
+                    hear(row, tokens)
+                self._missed[row] = []
+
+    def counts(self, rows: Sequence[Sequence[float]]) -> list[int]:
+        """As many guesses in each row as are predicted to be the fastest for all of them."""
+        best, fastest, tokens = 0, 1.0, 1.0
+        ordered = [sorted(weights, reverse=True) for weights in rows]
+        going = max(sum(self._going), 1)
+        for count in range(1, min(self.nodes, max(map(len, rows))) + 1):
+            tokens += sum(weights[count - 1] for weights in ordered if len(weights) >= count) / going
+            if tokens / self._ratio(count) > fastest:
+                best, fastest = count, tokens / self._ratio(count)
+        return [best] * len(rows)
+
+    def _ratio(self, guesses: int) -> float:
+        """Of a round with so many guesses in each row there is, finished ones and holes included."""
+        shape = len(self._going), guesses
+        if shape not in self._ratios:
+            self._ratios[shape] = self.costs.ratio(*shape)
+        return self._ratios[shape]
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:
+        if self._asleep and self._lazy and len(self._going) > 1:
+            for missed, emitted, going in zip(self._missed, verdict.rows(draft), self._going, strict=True):
+                if going:
+                    missed += emitted
+            return
+        super().observe(draft, scores, verdict, dice)
+        if draft.size and len(self._going) > 1:
+            pairs = zip(verdict.rows(draft), self._going, strict=True)
+            tokens = sum(len(emitted) for emitted, going in pairs if going)
+            self._rest.gained(tokens / max(sum(self._going), 1) - self._ratio(draft.size))
 
 
 def make(
-    target: Callable[[], Target], where: str, options: Mapping[str, Any], members: Mapping[str, Mapping[str, Any]] = {}
+    target: Callable[[], Target],
+    where: str,
+    options: Mapping[str, Any],
+    members: Mapping[str, Mapping[str, Any]] = {},
+    rows: int = 1,
 ) -> tuple[Auto, str]:
     """The drafter, and its costs as a trace notes them: give that text as the option `costs` to have a run again.
-    `where` names the model and the machine they belong to; `members` are options of the drafters, by their names."""
+    `where` names the model and the machine they belong to; `members` are options of the drafters, by their names;
+    `rows` are as many as there will be side by side."""
     for given in options:
         if given not in ("costs", "longest"):
             raise unknown("option of the drafter 'auto'", given, ("costs", "longest"))
     longest = options.get("longest", _LONGEST)
     if not isinstance(longest, int) or longest < 1:
         raise InvalidOption(f"longest is {longest!r}; it must be 1 or more guesses")
-    costs = str(options["costs"]) if "costs" in options else calibration(target, where)
-    return Auto(parse(costs), options=members, longest=longest), costs
+    costs = str(options["costs"]) if "costs" in options else calibration(target, where, rows)
+    return Auto(Costs.parse(costs), options=members, longest=longest), costs
 
 
-def parse(costs: str) -> Costs:
-    """Costs as a trace notes them: tokens of a round and its milliseconds, "1:14.3 2:14.5 4:14.9"."""
-    try:
-        pairs = [pair.split(":") for pair in costs.split()]
-        measured = [(int(tokens), float(ms)) for tokens, ms in pairs]
-    except ValueError:
-        raise InvalidOption(f"costs is {costs!r:.60}; give tokens and milliseconds such as '1:14.3 4:14.9'") from None
-    return Costs(measured)
-
-
-def calibration(target: Callable[[], Target], where: str) -> str:
-    """What rounds over so many tokens cost: as measured on this machine before, else now."""
+def calibration(target: Callable[[], Target], where: str, rows: int = 1) -> str:
+    """What rounds of up to so many rows cost: as measured on this machine before, and what is missing now."""
     path = cache_folder() / "calibrations" / f"{where}.txt"
     try:
-        costs = path.read_text(encoding="utf-8")
-        parse(costs)
+        kept = path.read_text(encoding="utf-8")
+        known = Costs.parse(kept).rows
     except (OSError, OutriderError):
-        costs = " ".join(f"{tokens}:{ms:.3g}" for tokens, ms in measure(target()))
+        kept, known = "", ()
+    wanted = [size for size in sizes(rows) if size not in known]
+    if wanted:
+        found = " ".join(_noted(size, measure(target(), size)) for size in wanted)
+        kept = f"{kept} {found}".strip()
         with suppress(OSError):  # a cache that can't be written costs a second the next time
-            written(path, costs)
-    return costs
+            written(path, kept)
+    return kept
 
 
-class _Padded(Ensemble):
-    """Tries so many guesses in every step, whatever they are worth: for measuring."""
+def sizes(rows: int) -> list[int]:
+    """The numbers of rows that are measured for up to so many: one, and each time four times as many."""
+    found = [1]
+    while found[-1] < min(rows, _MOST):
+        found.append(min(_MORE * found[-1], _MOST) if len(found) > 1 else _FEW)
+    return found
 
-    count = 0
+
+def _noted(rows: int, costs: Mapping[int, float]) -> str:
+    begins = "" if rows == 1 else f"{rows}x"
+    return " ".join(f"{begins}{tokens}:{ms:.3g}" for tokens, ms in sorted(costs.items()))
+
+
+class _Padded(Auto):
+    """Tries so many guesses in every round, whatever they are worth: for measuring. None: it rests."""
+
+    wanted: int | None = None
 
     def propose(self, room: Tensor, dice: Dice) -> Draft:
-        if not self.count:
-            self.forget()
-            return Draft.empty(len(room), dice.device)
-        super().propose(room, dice)
-        tokens = torch.arange(self.count, device=dice.device)[None]
-        tree = Tree.of(tuple((node + 1) // 2 - 1 for node in range(self.count)), dice.device)
+        self._going, self._asleep = [left >= 0 for left in room.tolist()], self.wanted is None
+        rows = len(self._going)
+        if self._asleep:
+            if rows == 1:
+                self.forget()
+            return Draft.empty(rows, dice.device)
+        self._catch_up()
+        Ensemble.propose(self, room, dice)
+        count = self.wanted or 0
+        if not count:
+            return Draft.empty(rows, dice.device)
+        tokens = torch.arange(count, device=dice.device).expand(rows, -1)
+        tree = Tree.of(tuple((node + 1) // 2 - 1 for node in range(count)), dice.device)
         return Draft.guess(tokens, tree, torch.ones_like(tokens, dtype=torch.bool))
 
 
-def measure(target: Target) -> list[tuple[int, float]]:
-    """Milliseconds of a whole round, drafting and bookkeeping included, with so many tokens in its pass: the best of a
-    few, since whatever else the machine does can only slow one down."""
-    prompt = [index % target.vocabulary for index in range(1, 65)]
-    widths = [width for width in _WIDTHS if width <= target.vocabulary]
+def measure(target: Target, rows: int = 1) -> dict[int, float]:
+    """Milliseconds of a whole round of so many rows, drafting and bookkeeping included, by how many tokens each row has
+    in its pass (0: it guesses and tries nothing): the best of a few, since whatever else the machine does can only slow
+    one down. Many rows are measured for a second or two, and once each at least."""
+    widths = [width for width in (_WIDTHS if rows == 1 else _NARROW) if width <= target.vocabulary]
+    widths = [width for width in widths if rows == 1 or rows * width <= _WIDEST or width <= 2]
+    length = _READ if rows == 1 else _READ // 4
+    prompts = [[index % target.vocabulary for index in range(1, length + row % 5 + 1)] for row in range(rows)]
     best = dict.fromkeys(widths, float("inf"))
-    drafter = _Padded()
-    limit = (_ROUNDS * len(widths) + 2) * (len(widths) + 8)
+    drafter = _Padded(Costs({(1, 1): 1.0, (1, 2): 1.0}))
+    limit = (_ROUNDS * len(widths) + 2) * (max(widths) + len(widths))
     steps = decode(
         target,
         drafter,
         make_rule("exact"),
-        [prompt],
+        prompts,
         sampling=Sampling(temperature=0),
         limit=limit,
         record=Record(nodes=False),
     )
-    next(steps)  # reads the prompt
-    for _ in range(_ROUNDS):
-        for width in widths:
-            drafter.count = width - 1
-            start = time.perf_counter()
-            step = next(steps, None)
-            if step is None:
+    until = 0.0
+    try:
+        for _ in range(rows):  # reads the prompts
+            next(steps)
+        until = time.perf_counter() + _SECONDS
+        for number in range(_ROUNDS):
+            if number and rows > 1 and time.perf_counter() > until:
                 break
-            best[width] = min(best[width], (time.perf_counter() - start) * 1e3)
+            for width in widths:
+                drafter.wanted = None if width == 1 else max(width - 1, 0)
+                start = time.perf_counter()
+                for _ in range(rows):
+                    next(steps)
+                best[width] = min(best[width], (time.perf_counter() - start) * 1e3)
+    except StopIteration:
+        pass
     del steps  # which frees what the target holds
-    return [(width, cost) for width, cost in best.items() if cost < float("inf")]
+    return {width: cost for width, cost in best.items() if cost < float("inf")}

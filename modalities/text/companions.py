@@ -15,6 +15,7 @@ from outrider.core.drafters import calibrated
 from outrider.core.drafters.skipsearch import search
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.laws import Sampling
+from outrider.core.rounds import Costs
 from outrider.core.stopwatch import pass_cost
 from outrider.text import auto
 from outrider.text.bridge import Bridge
@@ -52,7 +53,7 @@ def met(model: TextModel, drafter: str, options: Mapping[str, Any]) -> dict[str,
     if drafter == "guarded" and isinstance(inner := given.get("drafter", "prompt-lookup"), str):
         given["options"] = model.equipped(inner, given.get("options") or {})
     if drafter == "guarded" and "verify" not in given:  # what wider passes cost here, as measured for "auto"
-        given["verify"] = auto.parse(str(given.pop("costs", "")) or auto.calibration(model.target, model.where()))
+        given["verify"] = Costs.parse(str(given.pop("costs", "")) or auto.calibration(model.target, model.where()))
     return given
 
 

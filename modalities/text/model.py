@@ -178,8 +178,9 @@ class TextModel:
         place = hashlib.sha256(str(self.folder or self.name).encode()).hexdigest()[:8]
         return f"{self.name.replace('/', '--')[:60]}-{place}-{facts}"
 
-    def drafter(self, options: Options) -> tuple[Drafter | None, str, str]:
-        """The drafter asked for, its name, and the costs it goes by if it is "auto"."""
+    def drafter(self, options: Options, rows: int = 1) -> tuple[Drafter | None, str, str]:
+        """The drafter asked for, its name, and the measured costs that it goes by, if it does, with so many rows side
+        by side."""
         wanted = options.drafter
         if wanted is None or not isinstance(wanted, str):
             if options.drafter_options:
@@ -190,9 +191,12 @@ class TextModel:
         check_names(wanted, "exact")
         given = dict(options.drafter_options)
         if wanted == AUTO:
-            made, costs = auto.make(self.target, self.where(), given)
+            made, costs = auto.make(self.target, self.where(), given, rows=rows)
             return made, AUTO, costs
-        return make_drafter(wanted, **self.equipped(wanted, given)), wanted, ""
+        if measured := wanted == "guarded" and "verify" not in given:
+            given["costs"] = str(given.get("costs") or auto.calibration(self.target, self.where(), rows))
+        costs = given["costs"] if measured else ""
+        return make_drafter(wanted, **self.equipped(wanted, given)), wanted, costs
 
     def equipped(self, drafter: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """A drafter's options, and what it needs of this model besides."""

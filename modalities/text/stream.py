@@ -86,7 +86,7 @@ class Stream(Iterator[Piece]):
     ) -> None:
         self.batch, self.prompts = batch, prompts
         self._model, self._options = model, options
-        drafter, method, costs = model.drafter(options)
+        drafter, method, costs = model.drafter(options, len(prompts))
         rule, name = model.rule(options)
         self._about, self._seed = About(model, method, costs, name, rule.lossless), options.drawn_seed()
         self._readers = [Reader(model.tokens.decode, options.stops) for _ in prompts]

@@ -66,13 +66,13 @@ class Together:
         if options.drafter is not None and not isinstance(options.drafter, str):
             raise InvalidOption("a batch makes a drafter for each request; give a drafter's name, or None")
         self.model, self.options = model, options
-        first, method, costs = model.drafter(options)
+        first, method, costs = model.drafter(options, rows)
         rule, name = model.rule(options)
         self.about = About(model, method, costs, name, rule.lossless)
         spare = [first]
 
         def make() -> Drafter:
-            made = spare.pop() if spare else model.drafter(options)[0]
+            made = spare.pop() if spare else model.drafter(options, rows)[0]
             assert made is not None
             return made
 

@@ -9,8 +9,10 @@ import pytest
 
 from outrider.core.draft import Draft
 from outrider.core.drafters.recycling import TokenRecycling
+from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
+from outrider.core.rounds import Costs
 from outrider.core.target import Prefill
 from outrider.text import TextModel, auto
 
@@ -60,43 +62,150 @@ def test_costs_are_measured_once_and_noted_so_that_a_seed_stays_true(lm: TextMod
     assert replayed.tokens == first.tokens, "what the trace says is enough to have it again"
     kept.write_text("nonsense")
     lm.generate(REPEATING, **RAW)
-    assert kept.read_text().startswith("1:"), "a broken calibration is measured anew"
+    assert kept.read_text().startswith("0:"), "a broken calibration is measured anew"
+
+
+def counts(costs: str, *rows: list[float]) -> list[int]:
+    """How many guesses each row tries, given the chances of its guesses to be right."""
+    drafter = auto.Auto(Costs.parse(costs), drafters=("suffix",))
+    drafter.begin(Prefill(), [[1, 2, 3]] * len(rows), Sampling())
+    return drafter.counts(rows)
 
 
 def test_as_many_guesses_are_tried_as_should_be_the_fastest() -> None:
-    flat = auto.Auto(auto.parse("1:10 8:10 9:40"), drafters=("suffix",))
-    flat.begin(Prefill(), [[1, 2, 3]], Sampling())
-    assert flat.wanted([0.5, 0.4, 0.01]) == 3, "up to eight tokens cost what one costs"
-    assert flat.wanted([0.2] * 20) == 7
-    stairs = auto.Auto(auto.parse("1:10 8:10 9:15 40:15"), drafters=("suffix",))
-    stairs.begin(Prefill(), [[1, 2, 3]], Sampling())
-    assert stairs.wanted([0.9] * 20) == 20, "half as much again for many times the tokens"
-    steep = auto.Auto(auto.parse("1:10 2:16 3:22"), drafters=("suffix",))
-    steep.begin(Prefill(), [[1, 2, 3]], Sampling())
-    assert steep.wanted([0.5, 0.5]) == 0
-    assert steep.wanted([0.9, 0.2]) == 1
-    batch = auto.Auto(auto.parse("1:10 8:10 9:40"), drafters=("suffix",))
-    batch.begin(Prefill(), [[1, 2, 3]] * 4, Sampling())
-    assert batch.wanted([0.5, 0.4, 0.3]) == 1, "the rows share the room of a pass"
+    flat, steep = "1:10 8:10 9:40", "1:10 2:16 3:22"
+    assert counts(flat, [0.5, 0.4, 0.01]) == [3], "up to eight tokens cost what one costs"
+    assert counts(flat, [0.2] * 20) == [7]
+    assert counts("1:10 8:10 9:15 40:15", [0.9] * 20) == [20], "half as much again for many times the tokens"
+    assert counts(steep, [0.5, 0.5]) == [0]
+    assert counts(steep, [0.9, 0.2]) == [1]
+    assert counts(flat, *[[0.5, 0.4, 0.3]] * 4) == [1] * 4, "the rows share the room of a pass"
 
 
-def test_costs_lie_between_those_measured_and_go_on_behind_them() -> None:
-    costs = auto.parse("1:10 5:18 9:16 13:24")
-    assert [costs(tokens) for tokens in (1, 3, 5, 7, 9, 13, 17)] == [10, 14, 18, 18, 18, 24, 30]
+TABLE = "1:10 2:10.5 4:11 8:12 2x1:12 2x2:16 2x3:20 8x1:20 8x2:40 8x3:60 32x0:75 32x1:50 32x2:120 32x4:240"
+
+
+@pytest.mark.parametrize(
+    ("rows", "wanted"),
+    [
+        ([[0.5, 0.3]], 2),  # 1.8 tokens for 10.75 / 10
+        ([[0.5, 0.3]] * 2, 1),  # 1.5 for 16 / 12; 1.8 for 20 / 12 are slower
+        ([[0.5, 0.3], []], 0),  # the second row pays for guesses of the first
+        ([[0.9, 0.9, 0.9], []], 3),  # unless they are so good
+        ([[0.5, 0.3]] * 8, 0),
+        ([[1.0, 1.0, 1.0]] * 8, 0),  # 2 for 2 and 3 for 3: no gain
+        ([[1.0]] * 5, 1),  # 2 for 28 / 16
+        ([[0.9]] * 32, 0),
+    ],
+)
+def test_rows_decide_together_by_what_was_measured_of_as_many(rows: list[list[float]], wanted: int) -> None:
+    assert counts(TABLE, *rows) == [wanted] * len(rows)
+
+
+class Counted(TokenRecycling):
+    """How often it was asked for guesses, told what was committed, and told so afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.watched, self.heard = 0, 0, list[list[int]]()
+
+    def propose(self, room: Any, dice: Any) -> Draft:
+        self.asked += 1
+        return super().propose(room, dice)
+
+    def observe(self, *given: Any) -> None:
+        self.watched += 1
+        super().observe(*given)
+
+    def hear(self, row: int, tokens: Any) -> None:
+        self.heard.append(list(tokens))
+        super().hear(row, tokens)
+
+
+CROWD = [REPEATING, "the cat sat on the mat", "rain", "a quick brown fox", "seven", "wizards play", "the dog", "log"]
+
+
+def test_a_crowd_that_gains_nothing_decodes_as_if_nobody_drafted(lm: TextModel) -> None:
+    """Looking costs half a round, so there are few looks; what was missed is heard before the next one."""
+    costs = "1:10 2:11 2x1:12 2x2:16 8x0:30 8x1:20 8x2:60 8x3:100"
+    counted = Counted()
+    drafter = auto.Auto(Costs.parse(costs), drafters=(counted,))
+    found = lm.generate(CROWD, drafter=drafter, raw=True, max_new_tokens=90)
+    plain = lm.generate(CROWD, drafter=None, raw=True, max_new_tokens=90)
+    assert [one.tokens for one in found] == [one.tokens for one in plain]
+    rounds = max(len(one.trace.steps) for one in found)
+    crowded = [one.tokens for one in plain]
+    assert rounds >= 60 and counted.asked <= 1 + 0.02 * rounds / 0.5 + 3  # three: rows that ended, by halves
+    assert counted.watched == counted.asked, "where nobody guesses, nobody listens"
+    assert all(any(said == one[at : at + len(said)] for one in crowded for at in range(90)) for said in counted.heard)
+
+
+def test_a_continuous_batch_wakes_up_when_it_drains(lm: TextModel) -> None:
+    costs = "1:10 2:10 8:10 24:10 2x1:10 2x2:10.1 2x8:11 8x1:20 8x2:60 8x9:400"
+    asked = [*CROWD[1:], REPEATING]
+    with lm.batch(rows=8, raw=True, drafter_options={"costs": costs}) as batch:
+        requests = [batch.add(one, 60 if one == REPEATING else 12) for one in asked]
+        for _ in batch:
+            pass
+    plain = [lm.generate(one, drafter=None, raw=True, max_new_tokens=60).tokens for one in asked]
+    for request, wanted in zip(requests, plain, strict=True):
+        assert request.tokens == wanted[: len(request.tokens)]
+    last = requests[-1].steps
+    crowded, alone = [step for step in last if step.alive == 8], [step for step in last if step.alive == 1]
+    assert crowded and all(len(step.emitted) == 1 for step in crowded)
+    assert sum(len(step.emitted) for step in alone) > 1.3 * len(alone)
+
+
+def test_rounds_of_several_rows_are_measured_when_there_are_so_many(lm: TextModel, cache: Path) -> None:
+    lm.generate(REPEATING, **RAW)
+    (kept,) = (cache / "calibrations").iterdir()
+    first = kept.read_text()
+    assert Costs.parse(first).rows == (1,) and "0:" in first.split()[0]
+    lm.generate(["a", "the cat"], **RAW)
+    assert kept.read_text().startswith(first) and Costs.parse(kept.read_text()).rows == (1, 2)
+    with lm.batch(rows=5, max_new_tokens=2) as batch:
+        request = batch.add("a")
+        for _ in batch:
+            pass
+    noted = request.result.trace.options["drafter.costs"]
+    assert Costs.parse(str(noted)).rows == (1, 2, 8) and noted == kept.read_text()
+    assert [auto.sizes(rows) for rows in (1, 2, 3, 8, 9, 32, 40, 500)] == [
+        *([1], [1, 2], [1, 2, 8], [1, 2, 8]),
+        *([1, 2, 8, 32], [1, 2, 8, 32], [1, 2, 8, 32, 64], [1, 2, 8, 32, 64]),
+    ]
+
+
+def test_what_is_measured_are_whole_rounds_of_each_shape(lm: TextModel) -> None:
+    seen: list[tuple[int, int]] = []
+
+    class Watched(Decoder):
+        def score(self, draft: Draft, since: int | None = None) -> Any:
+            seen.append((draft.rows, draft.size + 1))
+            return super().score(draft, since)
+
+    target = lm.target()
+    assert isinstance(target, Decoder)
+    found = auto.measure(Watched(target.network), 8)
+    assert {*found} == {0, 1, 2, 3, 5, 9, 17} and min(found.values()) > 0
+    assert {*seen} == {(8, width or 1) for width in found}
+    assert sum(rows * width for rows, width in seen) < 6 * 8 * 40
+    assert {*auto.measure(Watched(target.network), 32)} == {0, 1, 2, 3, 5}, "no wider than is useful"
+
+
+def test_guarded_goes_by_the_same_costs_and_notes_them(lm: TextModel, cache: Path) -> None:
+    out = lm.generate([REPEATING, "a"], drafter="guarded", **RAW)[0]
+    (kept,) = (cache / "calibrations").iterdir()
+    assert out.trace.options["drafter.costs"] == kept.read_text()
+    dear = lm.generate(REPEATING, drafter="guarded", drafter_options={"costs": DEAR}, **RAW)
+    assert dear.trace.options["drafter.costs"] == DEAR and dear.tokens == out.tokens
 
 
 def test_guessing_rests_where_nothing_pays_and_is_tried_again(lm: TextModel) -> None:
-    asked: list[int] = []
-
-    class Counted(TokenRecycling):
-        def propose(self, room: Any, dice: Any) -> Draft:
-            asked.append(1)
-            return super().propose(room, dice)
-
-    drafter = auto.Auto(auto.parse(DEAR), drafters=(Counted(),))
+    counted = Counted()
+    drafter = auto.Auto(Costs.parse(DEAR), drafters=(counted,))
     out = lm.generate("the cat", drafter=drafter, raw=True, max_new_tokens=90)
     rounds = len(out.trace.steps)
-    assert 8 <= len(asked) < rounds / 2
+    assert 8 <= counted.asked < rounds / 2 and counted.watched == rounds
     assert out.tokens == lm.generate("the cat", drafter=None, raw=True, max_new_tokens=90).tokens
 
 

@@ -1,4 +1,4 @@
-"""Choosing among drafters: who gets chosen, that models stay in step with what others drafted, and the guard."""
+"""Choosing among drafters: who gets chosen, and that models stay in step with what others drafted."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import pytest
 from torch import Tensor
 
 from outrider.core.conformance import Case, enumerate_output, target_law, total_variation
-from outrider.core.continuous import Continuous
 from outrider.core.decode import Drafter, decode
 from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Verdict
-from outrider.core.drafters.adaptive import Adaptive, Bandit, Complexity, Guard, guarded
+from outrider.core.drafters.adaptive import Adaptive, Bandit, Complexity
 from outrider.core.drafters.lookup import PromptLookup, guesses
 from outrider.core.drafters.model import DraftModel, DynamicTree
 from outrider.core.engine.transformer import Config, Decoder
@@ -21,7 +20,7 @@ from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.rules.exact import Exact, GumbelMatch, Token
 from outrider.core.target import Prefill, Prompts, Scores, TableTarget
-from outrider.core.trace import Step, Trace
+from outrider.core.trace import Step
 
 SHAPE = Config(vocabulary=31, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, hidden=64)
 GREEDY = Sampling(temperature=0)
@@ -97,7 +96,7 @@ def test_models_keep_step_when_others_draft(rule: Any) -> None:
 
 
 @pytest.mark.parametrize("rule", [Exact(), Token()], ids=["exact", "token"])
-@pytest.mark.parametrize("by", ["bandit", "complexity", "guard"])
+@pytest.mark.parametrize("by", ["bandit", "complexity"])
 def test_models_among_the_drafters_keep_the_law(by: str, rule: Any) -> None:
     def adaptive() -> Drafter:
         small = TableTarget(3, seed=1, sharpness=0.7, blur=0.4)
@@ -133,7 +132,10 @@ def test_costs_decide_between_equals_and_a_clock_measures() -> None:
     texts = run(None, sampling=GREEDY)[0]
     arms = [Right(texts, 6), Always((29,))]
     dear = Adaptive(
-        drafters=arms, costs={"Right": 5.0}, verify=lambda tokens: 1 + 0.01 * tokens, settings={"explore": 0.05}
+        drafters=arms,
+        costs={"Right": 5.0},
+        verify=lambda rows, tokens: 1 + 0.01 * rows * tokens,
+        settings={"explore": 0.05},
     )
     notes = [step.note for step in run(dear, sampling=GREEDY)[1] if step.row == 0]
     assert notes.count("Always") > len(notes) / 2
@@ -160,79 +162,8 @@ def test_simple_text_is_told_from_complex_text() -> None:
     assert (judge.most(simple) or 0) > (judge.most(hard) or 0) == 1
 
 
-def test_a_guarded_drafter_is_off_where_it_does_not_pay_and_the_trace_says_so() -> None:
-    texts = run(None, limit=60, sampling=GREEDY)[0]
-    bad = guarded(drafter=Always((29, 28, 27)), verify=lambda tokens: 1 + 0.2 * (tokens - 1), probe=10)
-    found, steps = run(bad, limit=60, sampling=GREEDY)
-    assert found == texts
-    off = [step for step in steps if step.note.startswith("plain (off: 0.")]
-    assert len(off) > 0.7 * len(steps) and not any(step.drafted for step in off)
-    assert Trace.from_json(Trace(steps=tuple(steps)).to_json()).steps[-1].note == steps[-1].note
-    good = guarded(drafter=Right(texts, 4), verify=lambda tokens: 1 + 0.2 * (tokens - 1))
-    assert not any("off" in step.note for step in run(good, limit=60, sampling=GREEDY)[1])
-
-
-class HalfRight(Right):
-    """Knows the next token, and guesses wrong behind it."""
-
-    def propose(self, room: Tensor, dice: Dice) -> Draft:
-        pairs = zip(self.texts, self.at, room.tolist(), strict=True)
-        found = [[*text[at : at + 1], 29, 28, 27][: max(left, 0)] for text, at, left in pairs]
-        return guesses(found, dice.device)
-
-
-@pytest.mark.parametrize(("rows", "pays"), [(1, True), (2, True), (8, False)])
-def test_the_more_rows_the_sooner_a_guess_does_not_pay(rows: int, pays: bool) -> None:
-    """Passes cost the same up to ten tokens: two rows of five are free, eight cost four times as much."""
-    prompts = [PROMPTS[0]] * rows
-    plain: list[list[int]] = [[] for _ in prompts]
-    for step in decode(model(), None, Exact(), prompts, limit=30, sampling=GREEDY):
-        plain[step.row] += step.emitted
-    drafter = guarded(drafter=HalfRight(plain, 1), verify=lambda tokens: max(tokens, 10) / 10, probe=100)
-    steps = list(decode(model(), drafter, Exact(), prompts, limit=30, sampling=GREEDY))
-    drafting = sum(bool(step.drafted) for step in steps) / len(steps)
-    assert drafting > 0.9 if pays else drafting < 0.4
-    assert [token for step in steps if step.row == 0 for token in step.emitted] == plain[0]
-
-
-def test_rows_that_come_and_go_tell_the_guard_how_many_they_are() -> None:
-    seen: list[int] = []
-
-    class Heard(Adaptive):
-        def share(self, rows: int) -> None:
-            seen.append(rows)
-            super().share(rows)
-
-    batch = Continuous(
-        model(), lambda: Heard(drafters=("prompt-lookup", "plain"), by="guard"), Exact(), sampling=GREEDY, rows=3
-    )
-    for limit in (4, 9, 14, 9):
-        batch.add([5, 6, 5, 6], limit)
-    for _ in batch:
-        pass
-    batch.close()
-    assert {1, 2, 3} == set(seen)
-
-
-def test_a_guard_tries_again() -> None:
-    guard = Guard(2, probe=5)
-    for _ in range(10):
-        guard.learn(0, 0.5)
-    assert [guard.order([])[0] for _ in range(10)] == [1, 1, 1, 1, 0, 1, 1, 1, 1, 0]
-    for _ in range(20):
-        guard.learn(0, 2.0)
-    assert guard.order([]) == [0, 1] and guard.predicted > 1.5
-
-
 def test_what_cannot_be_chosen_from_is_refused() -> None:
     with pytest.raises(InvalidOption, match="at least one"):
         Adaptive(drafters=[])
     with pytest.raises(InvalidOption, match="bandit"):
         Adaptive(by="luck")
-
-
-def test_a_target_that_drafts_for_itself_is_not_free_and_is_switched_off() -> None:
-    drafter = guarded(drafter="draft-on-the-fly", options={"length": 3, "share": 0.2})
-    steps = list(decode(Decoder.random(SHAPE, 1), drafter, Exact(), [PROMPTS[0]], sampling=GREEDY, limit=40))
-    assert steps[0].cost > 1
-    assert any("off" in step.note for step in steps)
