@@ -20,6 +20,7 @@ from outrider.core.laws import Law
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
+_MANY = 64  # rows; from here on their seeds are mixed side by side
 
 
 class Purpose(IntEnum):
@@ -119,10 +120,18 @@ class Dice:
         return table.gather(1, node.flatten(1) if node.dim() > 1 else node[:, None]).view_as(node)
 
     def _table(self, purpose: Purpose) -> Tensor:
-        steps = [self.step] * len(self.seeds) if isinstance(self.step, int) else self.step
-        bases = [signed(mix(mix(seed + step) ^ mix(purpose))) for seed, step in zip(self.seeds, steps, strict=True)]
+        if len(self.seeds) < _MANY:
+            steps = [self.step] * len(self.seeds) if isinstance(self.step, int) else self.step
+            rows = zip(self.seeds, steps, strict=True)
+            bases = upload([signed(mix(mix(seed + step) ^ mix(purpose))) for seed, step in rows], self.device)
+        else:
+            step = self.step if isinstance(self.step, int) else upload(self.step, self.device)
+            bases = _mix(_mix(self._side_by_side() + step) ^ signed(mix(purpose)))
         counter = torch.arange(self._width, device=self.device) * signed(_GOLDEN)
-        return uniform_of(_mix(upload(bases, self.device)[:, None] + counter))  # [B, width]
+        return uniform_of(_mix(bases[:, None] + counter))  # [B, width]
+
+    def _side_by_side(self) -> Tensor:
+        return upload([signed(seed) for seed in self.seeds], self.device)
 
     def row(self, row: int) -> Dice:
         """One row's own, as it has them alone."""
@@ -160,7 +169,10 @@ class Dice:
 
     def noise(self, law: Law, position: Tensor) -> Tensor:
         """Exponential noise by (row seed, position, token), shaped like law.probs."""
-        seeds = constant(tuple(signed(mix(seed ^ 0x5EED)) for seed in self.seeds), self.device)
+        if len(self.seeds) < _MANY:
+            seeds = constant(tuple(signed(mix(seed ^ 0x5EED)) for seed in self.seeds), self.device)
+        else:
+            seeds = _mix(self._side_by_side() ^ 0x5EED)
         key = _mix(seeds.view(-1, *[1] * (position.dim() - 1)) ^ _mix(position))
         low, high = key.to(torch.int32), (key >> 32).to(torch.int32)
         ids = torch.arange(law.width, device=self.device) if law.tokens is None else law.tokens

@@ -46,22 +46,24 @@ class Seen:
             wanted += [draft.tokens, parents, draft.tried, fixed, verdict.path]
             wanted += [verdict.tried, verdict.chance, verdict.p, verdict.q]
         parts = iter(fetch(*wanted))
-        self._emitted, self._accepted, self._resampled = next(parts), next(parts), next(parts)
+        emitted, accepted, resampled = next(parts), next(parts), next(parts)
+        self._accepted, self._resampled = accepted[:, 0].tolist(), resampled[:, 0].tolist()
+        self._emitted = [row[: count + 1] for row, count in zip(emitted.tolist(), self._accepted, strict=True)]
         self._price = next(parts) if self._priced else None
         self._bent = next(parts) if self._relaxed else None
         self._rest = list(parts)
 
     def emitted(self, row: int) -> list[int]:
         """What the verdict would have the row emit, before any cut."""
-        tokens: list[int] = self._emitted[row, : int(self._accepted[row, 0]) + 1].tolist()
+        tokens: list[int] = self._emitted[row]
         return tokens
 
     def step(self, row: int, kept: int) -> dict[str, object]:
-        accepted = int(self._accepted[row, 0])
+        accepted = self._accepted[row]
         sources: list[Source] = ["drafted"] * accepted
         if self._bent is not None:
             sources = ["relaxed" if bent else "drafted" for bent in self._bent[row, :accepted].tolist()]
-        sources.append("resampled" if self._resampled[row, 0] else "bonus")
+        sources.append("resampled" if self._resampled[row] else "bonus")
         found: dict[str, object] = {
             "emitted": tuple(self.emitted(row)[:kept]),
             "sources": tuple(sources[:kept]),

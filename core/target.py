@@ -65,6 +65,12 @@ class Scores:
     def vocabulary(self) -> int:
         return self._lawmaker.vocabulary
 
+    @property
+    def whole(self) -> Tensor | None:
+        """All logits [B, N + 1, V], where they have been computed and laws are made of them as usual."""
+        usual = type(self._lawmaker) is Lawmaker and not self.first
+        return self._logits if usual and isinstance(self._logits, Tensor) else None
+
     def logits(self, rows: Tensor | None = None) -> Tensor:
         """Rows [B, K] as the model gave them -> [B, K, V]; all rows from `first` on if none are named."""
         if not isinstance(self._logits, Tensor):
@@ -204,6 +210,21 @@ def committed(draft: Draft, verdict: Verdict, count: Tensor) -> Tensor:
     return torch.where(places < count[:, None], emitted, -1)
 
 
+def _padded(texts: Prompts, device: torch.device) -> Tensor:
+    """[B, L], filled up with -1."""
+    longest = max(map(len, texts))
+    return torch.tensor([[*text, *[-1] * (longest - len(text))] for text in texts], device=device)
+
+
+def _contexts(start: Tensor, tokens: Tensor) -> Tensor:
+    """From contexts [B] over tokens [B, K], of which -1 moves nothing: the context before each, and behind the last,
+    [B, K + 1]."""
+    found = [start]
+    for column in tokens.unbind(1):
+        found.append(torch.where(column < 0, found[-1], hash_tokens(found[-1], column)))
+    return torch.stack(found, 1)
+
+
 class TableTarget:
     """A target whose logits are a hash of everything before: a law for every prefix, no weights, no cache to get wrong.
 
@@ -237,19 +258,15 @@ class TableTarget:
         self._taps = needs
         self._lawmaker = Lawmaker(sampling, prompts, self.vocabulary, self.device)
         self._lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
-        longest = max(map(len, prompts))
-        padded = torch.tensor([[*prompt, *[-1] * (longest - len(prompt))] for prompt in prompts], device=self.device)
         self._context = torch.zeros(len(prompts), dtype=torch.long, device=self.device)
-        read = self._roll(padded)[:, :-1]
+        read = self._roll(_padded(prompts, self.device))[:, :-1]
         return Prefill(self.hidden(read, needs), self)
 
     def _roll(self, tokens: Tensor) -> Tensor:
         """Move each row's context over tokens [B, K]; -1 moves nothing -> the context behind each, [B, K]."""
-        found = [self._context]
-        for column in tokens.unbind(1):
-            found.append(torch.where(column < 0, found[-1], hash_tokens(found[-1], column)))
-        self._context = found[-1]
-        return torch.stack(found, 1)[:, 1:]
+        found = _contexts(self._context, tokens)
+        self._context = found[:, -1]
+        return found[:, 1:]
 
     def score(self, draft: Draft, since: int | None = None) -> Scores:
         return self._scores(draft, since, self._lawmaker, self.blur, self._taps)
@@ -350,15 +367,14 @@ class TableView:
         return self.table._scores(draft, since, self._lawmaker, self.blur, self.taps)
 
     def recall(self, texts: Prompts, count: int) -> Tensor:
-        found = torch.zeros(len(texts), count, self.vocabulary, dtype=self.table.dtype, device=self.device)
-        for row, text in enumerate(texts):
-            context = torch.zeros((), dtype=torch.long, device=self.device)
-            first = len(text) - min(count, len(text) - 1)
-            for place, token in enumerate(text):
-                if place >= first:
-                    found[row, place - first] = self.table.logits(context, self.blur)
-                context = hash_tokens(context, torch.tensor(token, device=self.device))
-        return found
+        nothing = torch.zeros(len(texts), dtype=torch.long, device=self.device)
+        contexts = _contexts(nothing, _padded(texts, self.device))
+        lengths = torch.tensor([len(text) for text in texts], device=self.device)
+        wanted = torch.arange(count, device=self.device)
+        place = (lengths - (lengths - 1).clamp(max=count))[:, None] + wanted  # [B, count]
+        there = place < lengths[:, None]
+        before = contexts.gather(1, torch.where(there, place, 0))
+        return torch.where(there[..., None], self.table.logits(before, self.blur), 0)
 
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
         self._lawmaker.commit(committed(draft, verdict, count))

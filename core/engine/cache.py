@@ -249,9 +249,10 @@ class Cache:
 def waiting(prompts: Prompts, device: torch.device) -> Rows:
     """Nothing read yet; each prompt waits."""
     lengths = [len(prompt) for prompt in prompts]
-    ids = torch.tensor([[*prompt, *[0] * (max(lengths) - len(prompt))] for prompt in prompts], device=device)
+    longest = max(lengths)
+    ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=device)
     entries = torch.zeros(len(prompts), dtype=torch.long, device=device)
-    even = min(lengths) == max(lengths)
+    even = min(lengths) == longest
     return Rows(entries, ids, torch.tensor(lengths, device=device), (0,) * len(prompts), even)
 
 

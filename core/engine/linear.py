@@ -54,7 +54,7 @@ class Streamed(Dense):
     """32-bit weights as they are, read once for a few tokens; what is more than a few is torch's to do."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        return native.few(x, self.weight, self.bias) if 0 < len(x) <= _FEW else super().__call__(x)
+        return native.few(x, self.weight, self.bias) if 0 < x.shape[0] <= _FEW else super().__call__(x)
 
 
 class Packed:

@@ -168,9 +168,10 @@ def few(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [N, in] -> [N, out], all in 32 bits, for so few N that the reading of the weights is what takes time."""
     code, x = library(), x.contiguous()
     assert code is not None
-    out = torch.empty(len(x), len(weight))
+    count, (outputs, inputs) = x.shape[0], weight.shape
+    out = torch.empty(count, outputs)
     addresses = weight.data_ptr(), _at(bias), x.data_ptr(), out.data_ptr()
-    code.outrider_few(*addresses, len(x), *weight.shape, torch.get_num_threads())
+    code.outrider_few(*addresses, count, outputs, inputs, torch.get_num_threads())
     return out
 
 

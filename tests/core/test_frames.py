@@ -143,6 +143,8 @@ TRIED = (
     "cs-drafting",
 )
 
+INDEPENDENT = ("draft-model", "top-k-tree", "jacobi", "suffix")  # books by themselves: only what a state says differs
+
 
 def wide(name: str, options: Mapping[str, Any]) -> bool:
     """Too many ways to go to enumerate three books: trees of draws, windows that are drawn anew."""
@@ -155,6 +157,8 @@ def settings() -> list[Any]:
         for number, options in enumerate(DRAFTERS[name].trials):
             for books, independent in ((2, False), (2, True), (3, False)):
                 if books == 3 and wide(name, options):
+                    continue
+                if independent and (name not in INDEPENDENT or number):
                     continue
                 quick = (
                     name in ("draft-model", "top-k-tree", "dynamic-tree", "specexec", "cs-drafting")

@@ -151,6 +151,23 @@ def test_what_a_number_is_does_not_depend_on_how_many_were_asked_for() -> None:
     assert mix(1) != mix(2)
 
 
+def test_a_row_has_its_numbers_in_any_company() -> None:
+    law = Law(torch.rand(200, 7, generator=torch.Generator().manual_seed(0)), None, 7)
+    many, alone = Dice.of(range(200), 200), [Dice.of([seed], 1) for seed in range(200)]
+    positions = torch.arange(200)
+    raced = many.race(law, positions)
+    assert raced.tolist() == [
+        one.race(Law(law.probs[row : row + 1], None, 7), positions[row : row + 1]).item()
+        for row, one in enumerate(alone)
+    ]
+    for steps in (3, list(range(200))):
+        many.at(steps)
+        for row, one in enumerate(alone):
+            one.at(steps if isinstance(steps, int) else steps[row])
+        together = many.uniform(Purpose.ACCEPT, 5)
+        assert together.tolist() == [one.uniform(Purpose.ACCEPT, 5).item() for one in alone]
+
+
 @pytest.mark.parametrize("way", ["pick", "race"])
 def test_draws_have_the_law_they_are_drawn_from(way: str) -> None:
     count = 60_000

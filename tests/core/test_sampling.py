@@ -40,10 +40,14 @@ def z_score(drafter: Callable[[], Drafter], rule: Rule, sampling: Sampling) -> f
     return surprise(sample_output(case, DRAWS)[0], target_law(target(), PROMPT, sampling, 3))
 
 
-def drawn(method: Method, options: Mapping[str, Any]) -> bool:
-    """Of those that learn or search, which take long and are enumerated too, only some that draw."""
-    some = method.name in ("hydra", "eagle3", "dspark") and options.get("grow") in ("chain", "sampled")
-    return (method.pupil is None and method.name != "swift") or some
+def meets(method: Method, number: int, rule: Method) -> bool:
+    """Every rule meets a drawn chain, drawn trees with and without replacement, a fixed tree and a window. The default
+    meets every setting of those, and one of every other drafter: one that draws, if there is one."""
+    shapes = [name for name in KINDS if name not in ("prompt-lookup", "ensemble")]
+    if rule.name != "exact":
+        return method.name in shapes and not number and (rule.name != "block" or method.name == "draft-model")
+    draws = [place for place, one in enumerate(method.trials) if one.get("grow") in ("chain", "sampled")]
+    return method.name in shapes or number == (draws or [0])[-1]
 
 
 COMBINATIONS = [
@@ -51,8 +55,7 @@ COMBINATIONS = [
     for method in DRAFTERS.values()
     for i, options in enumerate(method.trials)
     for rule in RULES.values()
-    if rule.lossless and (rule.name != "block" or method.name == "draft-model")
-    if (method.name in KINDS and not i) or (rule.name == "exact" and drawn(method, options))
+    if rule.lossless and meets(method, i, rule)
 ]
 
 
