@@ -231,7 +231,8 @@ class Run:
         stop: Stop | None,
         record: Record,
     ) -> None:
-        self.target, self.drafter, self.rule = target, drafter, rule
+        judge = getattr(target, "judge", None)  # a target that records its passes may record verdicts too
+        self.target, self.drafter, self.rule = target, drafter, rule if judge is None else judge(rule)
         self.sampling, self.stop, self.dice, self.record = sampling, stop, dice, record
         self.limits: list[int] = []
         self.emitted: list[list[int]] = []

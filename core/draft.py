@@ -28,6 +28,7 @@ class Tree:
     def __init__(self, parents: Tensor, depth: int | None = None, width: int | None = None) -> None:
         self.parents = parents
         self._depth, self._width = depth, width
+        self.static = False  # is it one of the shapes that come up again, each the same object?
 
     @classmethod
     def of(cls, parents: tuple[int, ...], device: torch.device | str = "cpu") -> Tree:
@@ -111,6 +112,7 @@ def _static(parents: tuple[int, ...], device: str) -> Tree:
     if any(not -1 <= parent < node for node, parent in enumerate(parents)):
         raise ValueError(f"parents {parents} are not in order: each must be -1 or an earlier node")
     tree = Tree(torch.tensor([parents], dtype=torch.long, device=device).view(1, -1))
+    tree.static = True
     _ = tree.depth, tree.width
     return tree
 

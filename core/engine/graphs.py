@@ -1,5 +1,5 @@
-"""Work on tensors as one launch: a pass of a network, or what a trained drafter guesses, recorded in a CUDA graph for
-each shape that comes up, its inputs in buffers that stay where they are.
+"""Work on tensors as one launch: a pass of a network, a verdict, or what a trained drafter guesses, recorded in a CUDA
+graph for each shape that comes up, its inputs in buffers that stay where they are.
 
 A small model's pass is some 240 kernels of a few microseconds each, and launching them one by one takes longer than
 running them. Shapes are few: so many rows, so many tokens, so many columns of the cache in steps. Where there is no
@@ -23,10 +23,12 @@ from torch import Tensor
 from outrider.core.engine.network import Network, Places
 
 if TYPE_CHECKING:
+    from outrider.core.decode import Rule
     from outrider.core.engine.cache import Cache
 
 _MOST = 96  # recorded shapes; the one unused for longest is let go
 _LOGITS = 1 << 23  # up to so many are computed within the pass
+_VIEWS = 8  # of a network whose recordings are kept
 _WARM = 2  # runs ahead of a recording, in which libraries set themselves up
 
 Inputs = Sequence[Tensor | None]
@@ -167,6 +169,8 @@ class Graphs:
         if record is None and wanted(network.device):
             record = Cuda(network.device)
         self.network, self.stills = network, Stills(network.device, record)
+        self.rules = self.beside()  # verdicts
+        self.views: dict[object, Network] = {}  # the network seen cheaper
         self.spare: list[Network] = []  # variants of the network that nobody runs at the moment, with their recordings
 
     def beside(self) -> Stills:
@@ -178,22 +182,40 @@ class Graphs:
         network.graphs = Graphs(network, record=_apart(self.stills.record))
         return network
 
-    def run(self, ids: Tensor, store: Tensor, places: Places, taps: Collection[str]) -> Found:
-        """Ids [B, Q] -> normed states [B, Q, D], logits [B, Q, V] unless they are very many, and the states at taps."""
-        angles = self.network.angles
-        key = (store.data_ptr(), *store.shape, places.columns, angles[0].data_ptr(), *sorted(taps))
-        inputs = (ids, places.positions, places.mask, places.slots)
-        return self.stills.run(key, inputs, partial(self._compute, store, places.columns, frozenset(taps)), angles)
+    def seen(self, how: object, make: Callable[[], Network]) -> Network:
+        """The network seen cheaper, as `how` says, its passes recorded likewise: made once, so that recordings last."""
+        if how not in self.views:
+            while len(self.views) >= _VIEWS:
+                self.views.pop(next(iter(self.views)))
+            self.views[how] = self.of(make())
+        return self.views[how]
 
-    def _compute(self, store: Tensor, columns: int, taps: Collection[str], inputs: Inputs) -> Found:
+    def judge(self, rule: Rule) -> Rule:
+        """A rule whose verdicts are recorded, where they can be."""
+        from outrider.core.engine.verdicts import Judged
+
+        return rule if isinstance(rule, Judged) else Judged(rule, self.rules)
+
+    def run(self, ids: Tensor, store: Tensor, places: Places, taps: Collection[str], *, speaks: bool = True) -> Found:
+        """Ids [B, Q] -> normed states [B, Q, D], logits [B, Q, V] unless they are very many or nobody asks, and the
+        states at taps; "stream" is what leaves the last layer, as it is."""
+        angles = self.network.angles
+        key = (store.data_ptr(), *store.shape, places.columns, angles[0].data_ptr(), speaks, *sorted(taps))
+        inputs = (ids, places.positions, places.mask, places.slots)
+        work = partial(self._compute, store, places.columns, frozenset(taps), speaks)
+        return self.stills.run(key, inputs, work, angles)
+
+    def _compute(self, store: Tensor, columns: int, taps: Collection[str], speaks: bool, inputs: Inputs) -> Found:
         ids, positions, mask, slots = inputs
         assert ids is not None and positions is not None
         network, found = self.network, {tap: list[Tensor]() for tap in taps}
         rows, count = ids.shape
         x = network.run(network.embed(ids), store, Places(positions, columns, mask, None, slots), found)
         states = network.finish(x, rows, found)
-        logits = network.logits(states) if rows * count * network.config.vocabulary <= _LOGITS else None
-        return states, logits, {tap: parts[0] for tap, parts in found.items()}
+        few = rows * count * network.config.vocabulary <= _LOGITS
+        if "stream" in found:
+            found["stream"].append(x.view(rows, count, -1))
+        return states, network.logits(states) if speaks and few else None, {tap: one[0] for tap, one in found.items()}
 
 
 def _apart(record: Recorder | None) -> Recorder | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,6 +27,9 @@ from outrider.core.engine.views import Carry, View, behind, furthest, scores
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.laws import Lawmaker, Sampling
 from outrider.core.target import PIECE, Prefill, Prompts, Scores
+
+if TYPE_CHECKING:
+    from outrider.core.decode import Rule
 
 __all__ = ["Config", "Decoder"]
 
@@ -244,6 +248,10 @@ class Decoder:
     def likeness(self, texts: Prompts, count: int) -> Tensor:
         """[B, sublayers] cosine of what enters and what leaves each, averaged over the last `count` tokens read."""
         return likeness(self.network, self.cache, texts, count)
+
+    def judge(self, rule: Rule) -> Rule:
+        """A rule as it is to judge drafts for this target: recorded, if passes are."""
+        return rule if self.network.graphs is None else self.network.graphs.judge(rule)
 
     @torch.no_grad()
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.cache import Cache, Rows
+from outrider.core.engine.graphs import Stills
 from outrider.core.engine.network import Layer, Network
 from outrider.core.engine.quantised import quantised
 from outrider.core.engine.replay import replayed
@@ -77,8 +78,13 @@ class View:
                 "window around them"
             )
         layers = _without(network.layers, skip)[:exit]
-        seen = network.replaced(lambda linear: linear, layers)
-        self.network = seen if bits is None else quantised(seen, bits)
+
+        def made() -> Network:
+            seen = network.replaced(lambda linear: linear, layers)
+            return seen if bits is None else quantised(seen, bits)
+
+        graphs = network.graphs
+        self.network = made() if graphs is None else graphs.seen((frozenset(skip), exit, bits), made)
         self._model, self._window = cache, window
         self._whose, self._chunks, self._refresh = network, chunks, refresh
         self._between: Tensor | None = None  # the slots of the chunks
@@ -142,7 +148,11 @@ class View:
             self._gap = 0
             if self._window is not None:
                 window, between = self._choose(*self._window)
+                self._let_go()
                 self._cache, self._left_out = model.window(*window, len(self.network.layers), between)
+                if (graphs := self.network.graphs) is not None:
+                    self._cache.exact = model.exact
+                    _settle(self._cache, graphs.stills)
             elif model.scored >= 0 and model.writer is not self:  # what the model has scored, it may yet keep
                 self._gap = rows.pending.shape[1] + model.scored
         cache = self._cache
@@ -150,15 +160,23 @@ class View:
         if self._window is not None:
             places = replace(places, positions=places.positions + self._left_out[:, None])
         self.network.reach(furthest(model, draft))
-        x = self.network.run(self.network.embed(ids), cache.store, places)
+        graphs, logits = self.network.graphs, None
+        if graphs is not None and places.slots is not None and ids.numel():
+            states, logits, found = graphs.run(ids, cache.store, places, {"stream"}, speaks=not self.mute)
+            left = found["stream"]
+        else:
+            x = self.network.run(self.network.embed(ids), cache.store, places)
+            states, left = self.network.finish(x, len(ids)), x.view(*ids.shape, x.shape[1])
         cache.writer, self._read, self._scored = self if not self._gap else cache.writer, rows, draft.size
-        left = x.view(*ids.shape, x.shape[1])
         self._states.append(left)
         if self.mute:  # somebody else says something from the states that leave here
             tap = f"layer.{len(self.network.layers) - 1}"
             hidden = {tap: behind(left.to(self.network.dtype), rows, draft, first, since)}
             return Scores(draft, self._lawmaker, rows.committed, left[:, :0], hidden, first)
-        states = behind(self.network.finish(x, len(ids)), rows, draft, first, since)
+        if logits is not None:
+            said = behind(logits, rows, draft, first, since)
+            return Scores(draft, self._lawmaker, rows.committed, said, {}, first)
+        states = behind(states, rows, draft, first, since)
         return scores(self.network, states, draft, self._lawmaker, rows.committed, {}, first)
 
     @torch.no_grad()
@@ -193,7 +211,20 @@ class View:
 
     def end(self) -> None:
         self._forget()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Of a copy of what is within the window."""
+        if self._cache is not self._model:
+            self._cache.end()
         self._cache = self._model
+
+
+def _settle(cache: Cache, stills: Stills) -> None:
+    """A cache whose store stands where the last one stood, so that passes over it may be recorded."""
+    whole = stills.borrow(tuple(cache.store.shape), cache.dtype)
+    whole[:, :, :, : cache.store.shape[3]] = cache.store
+    cache.store, cache.keeper = whole, stills
 
 
 def _without(layers: Collection[Layer], skip: Collection[str]) -> list[Layer]:

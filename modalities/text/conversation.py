@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from outrider.core.decode import Rule
 from outrider.core.draft import Draft, Tree, Verdict
 from outrider.core.engine import hf, transformer
 from outrider.core.laws import Lawmaker, Sampling
@@ -92,6 +93,9 @@ class Kept:
         self.inner.keep(draft, verdict, count)
         self.tokens += verdict.rows(draft)[0][: int(count[0])]
         self._note()
+
+    def judge(self, rule: Rule) -> Rule:
+        return self.inner.judge(rule) if isinstance(self.inner, transformer.Decoder) else rule
 
     def mark(self) -> object:
         return self.inner.mark()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from outrider.core.conformance import untaught
+from outrider.core.conformance import equip, untaught
 from outrider.core.decode import decode
 from outrider.core.drafters.lookup import PromptLookup
 from outrider.core.engine.audit import random_draft, random_verdict
@@ -146,6 +147,117 @@ def test_tokens_are_the_same(sampling: Sampling, record: Recorder | None) -> Non
             steps = decode(model, PromptLookup(length=3), make_rule("exact"), PROMPTS, sampling=sampling, limit=30)
             outputs.append([(step.row, step.emitted) for step in steps])
     assert all(one == outputs[0] for one in outputs)
+
+
+def recorded(device: str = "cpu", record: Recorder | None = again) -> tuple[Decoder, Decoder]:
+    """The same network twice: plainly, and with all that can be recorded."""
+    plain, still = (Decoder(random_network(CONFIG, 1, dtype=torch.float64, device=device)) for _ in range(2))
+    still.network.graphs = Graphs(still.network, record=record)
+    return plain, Decoder(still.network)
+
+
+def written(model: Decoder, name: str, rule: str, sampling: Sampling, limit: int = 24) -> list[Any]:
+    """All that two generations' steps say."""
+
+    def small() -> Decoder:
+        return Decoder(random_network(CONFIG, 3, dtype=torch.float64, device=model.device))
+
+    found: list[Any] = []
+    for seed in (1, 2):
+        drafter = equip(DRAFTERS[name], DRAFTERS[name].trials[0], small)
+        for step in decode(model, drafter, make_rule(rule), PROMPTS, sampling=sampling, limit=limit, seed=seed):
+            found.append((step.row, step.emitted, step.sources, step.drafted, step.tried, step.path))
+            found.append([[round(one, 6) for one in numbers] for numbers in (step.chance, step.p, step.q)])
+    return found
+
+
+SAMPLINGS = [GREEDY, Sampling(), Sampling(temperature=0.7, top_k=5), Sampling(top_p=0.9)]
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "sampling"),
+    [
+        *(("prompt-lookup", "exact", one) for one in SAMPLINGS),
+        *(("draft-model", "exact", one) for one in SAMPLINGS),
+        *(("draft-model", "token", one) for one in (GREEDY, SAMPLINGS[2])),
+        *((name, "exact", one) for name in ("token-recycling", "sequoia") for one in (GREEDY, Sampling())),
+        ("prompt-lookup", "sample-match", Sampling()),
+    ],
+)
+def test_verdicts_are_replayed_and_the_same(
+    name: str, rule: str, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Cache, "begin", bounded)
+    plain, still = recorded()
+    assert written(still, name, rule, sampling) == written(plain, name, rule, sampling)
+    graphs = still.network.graphs
+    assert graphs is not None and graphs.rules.captured == len(graphs.rules) > 0
+    assert graphs.rules.replayed > graphs.rules.captured
+
+
+@pytest.mark.parametrize(
+    ("rule", "sampling"),
+    [("gumbel-match", Sampling()), ("typical", Sampling()), ("exact", Sampling(repetition_penalty=1.3))],
+)
+def test_rules_that_can_not_be_recorded_judge_as_they_are(rule: str, sampling: Sampling) -> None:
+    plain, still = recorded()
+    assert written(still, "prompt-lookup", rule, sampling) == written(plain, "prompt-lookup", rule, sampling)
+    graphs = still.network.graphs
+    assert graphs is not None and not len(graphs.rules)
+
+
+VIEWED = ["draft-on-the-fly", "layer-skip", "sparse-cache", "triforce", "qspec"]
+
+
+@pytest.mark.parametrize("name", [name for name in VIEWED if name in DRAFTERS])
+def test_views_are_recorded_and_guess_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cache, "begin", bounded)
+    plain, still = recorded()
+    assert written(still, name, "exact", GREEDY) == written(plain, name, "exact", GREEDY)
+    graphs = still.network.graphs
+    assert graphs is not None and len(graphs.views) >= 1
+    passes = [one.graphs.stills for one in graphs.views.values() if one.graphs is not None]
+    assert len(passes) == len(graphs.views)
+    assert sum(one.replayed for one in passes) > sum(one.captured for one in passes) > 0
+
+
+def test_views_that_nobody_wants_any_more_are_let_go() -> None:
+    _, still = recorded()
+    graphs = still.network.graphs
+    assert graphs is not None
+    for exit in (*range(1, 4), 1, 2):
+        for skip in ("attention.0", "mlp.0", "mlp.1", "attention.1"):
+            still.begin(PROMPTS, GREEDY)
+            still.view(skip={skip}, exit=max(exit, 2))
+            still.end()
+    assert len(graphs.views) == 8
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled", "top-k", "top-p"])
+@pytest.mark.parametrize("name", ["prompt-lookup", "token-recycling", "draft-model", "layer-skip", "sparse-cache"])
+def test_what_is_captured_says_the_same_with_one_wait_a_step(name: str, sampling: Sampling) -> None:
+    plain, still = recorded("cuda", None)
+    assert [one[:2] for one in written(still, name, "exact", sampling)[::2]] == [
+        one[:2] for one in written(plain, name, "exact", sampling)[::2]
+    ]
+    graphs = still.network.graphs
+    assert graphs is not None and graphs.rules.captured > 0 and graphs.rules.record is not None
+    small = Decoder(random_network(CONFIG, 3, dtype=torch.float64, device="cuda"))
+    drafter = equip(DRAFTERS[name], DRAFTERS[name].trials[0], lambda: small)
+    steps = decode(still, drafter, make_rule("exact"), PROMPTS, sampling=sampling, limit=120)
+    while next(steps).index < 40:  # shapes are captured
+        pass
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as waits:
+            warnings.simplefilter("always")
+            first = next(steps).index
+            last = next(step for step in steps if step.index > first + 5)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        steps.close()  # type: ignore[attr-defined]
+    assert sum("synchroniz" in str(one.message) for one in waits) <= last.index - first
 
 
 @pytest.mark.gpu
