@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+import re
+from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner
+
+from outrider.app.cli import cli
+from outrider.app.of_image import Pictures
 from outrider.core.errors import InvalidOption
+from outrider.image.loading import load
 from outrider.image.names import COMMON, LENGTH, Names, commonest, words
 
 NAMES = Names(10, ("noto", "fluent"), ("cat", "cherry", "dance", "face", "heart", "red", "tear"))
@@ -57,3 +64,21 @@ def test_the_commonest_words_are_kept_names_before_keywords() -> None:
     texts = [("red heart", ("love",)), ("red apple", ("love", "fruit")), ("fruit bowl", ("love",))]
     assert commonest(texts, 3) == ("apple", "fruit", "red")  # love is a keyword only; ties go by the alphabet
     assert len(set(COMMON)) == len(COMMON) >= 100
+
+
+def test_the_model_that_ships_knows_every_word_that_it_is_shown_with() -> None:
+    root = Path(__file__).resolve().parent.parent.parent
+    readme, notebook = (
+        (root / name).read_text(encoding="utf-8") for name in ("README.md", "notebooks/07-images.ipynb")
+    )
+    told = CliRunner().invoke(cli, ["image", "--help"], env={"COLUMNS": "200"}).stdout
+    shown = [
+        *re.findall(r'outrider image "([^"]+)"', readme),
+        *re.findall(r"such as '([^']+)'", told),
+        *re.findall(r'im\.generate\(\\"([^"\\]+)', notebook),
+        *Pictures.examples,
+    ]
+    names = load("emoji").names
+    assert {"red heart", "pizza"} <= set(shown) and len(shown) > len(Pictures.examples) + 2
+    unknown = {word for prompt in shown for word in words(prompt) if names.known(word) is None}
+    assert not unknown
