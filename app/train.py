@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -59,6 +61,7 @@ def train(
     from outrider.speech.recipes import RECIPES as SPEECH
     from outrider.text.recipes import RECIPES
 
+    command = shlex.join(["outrider", *sys.argv[1:]])
     names = {one.name: one.summary for one in RECIPES.values()} | {one.name: one.summary for one in PICTURES.values()}
     names |= {one.name: one.summary for one in SPEECH.values()}
     if list_:
@@ -85,6 +88,7 @@ def train(
                 seed=seed,
                 fresh=fresh,
                 quiet=quiet,
+                command=command,
             )
         )
         return
@@ -111,5 +115,6 @@ def train(
         seed=seed,
         fresh=fresh,
         quiet=quiet,
+        command=command,
     )
     run(wanted)

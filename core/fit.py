@@ -11,8 +11,6 @@ import copy
 import json
 import math
 import os
-import shlex
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -83,6 +81,7 @@ class Request:
     fresh: bool = False  # forget the checkpoint in the folder
     quiet: bool = False
     options: Mapping[str, Any] | None = None  # of the part, instead of the recipe's
+    command: str = ""  # that asked for it, noted with the weights
 
     def __post_init__(self) -> None:
         if not self.recipes:
@@ -117,8 +116,7 @@ class Request:
 
     def facts(self, recipe: str, data: str) -> dict[str, Any]:
         """Where weights come from."""
-        command = shlex.join(["outrider", *sys.argv[1:]])
-        return {"recipe": recipe, "command": command, "data": data, "seed": self.seed}
+        return {"recipe": recipe, "command": self.command, "data": data, "seed": self.seed}
 
 
 @dataclass

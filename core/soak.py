@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from outrider.core.continuous import Continuous
 from outrider.core.decode import Drafter, Rule, Stop, decode
+from outrider.core.errors import OutriderError
 from outrider.core.laws import Sampling
 from outrider.core.memory import resident_memory
 from outrider.core.record import Record
@@ -27,6 +28,10 @@ _CANCELS = 0.15  # of the rounds end with somebody giving up
 # thousand requests, of which half lie between the two quarters, would leave more than this bound allows, and so would
 # two hundred whose rows are 128 slots of a kilobyte.
 SPARE = 4 << 20
+
+
+class Fault(OutriderError):
+    """The batch did what it must not."""
 
 
 @dataclass
@@ -112,7 +117,7 @@ def soak(
     say: Callable[[int], object] | None = None,
 ) -> Soaked:
     """So many requests; every `check`-th of those that finish is decoded once more alone. `say` is told how many are
-    done. Raises AssertionError where something went on that had been cancelled, or where bytes were left behind."""
+    done. Raises Fault where something went on that had been cancelled, or where bytes were left behind."""
     rng, found = random.Random(seed), Soaked(requests)
     batch = Continuous(target(), drafter, rule, sampling=sampling, rows=rows, memory=memory, stop=stop)
     given: dict[int, Wish] = {}
@@ -127,7 +132,8 @@ def soak(
         if batch.idle:
             break
         for step in batch.round():
-            assert step.row in outputs, "a cancelled request went on"
+            if step.row not in outputs:
+                raise Fault(f"request {step.row} went on though it had been cancelled or was finished")
             outputs[step.row] += step.emitted
             found.emitted += len(step.emitted)
             if step.finish is not None:
@@ -151,7 +157,9 @@ def soak(
             while len(found.resident) < done * _SAMPLES // requests:
                 gc.collect()
                 found.resident.append(resident_memory())
-    assert found.finished + found.cancelled == requests and not outputs
-    assert batch.cache_bytes == 0 and batch.active == 0, "bytes are left behind"
+    if outputs:
+        raise Fault(f"the batch is idle, and {len(outputs)} requests never came to an end: {sorted(outputs)[:5]}")
+    if batch.cache_bytes or batch.active:
+        raise Fault(f"{batch.cache_bytes:,} bytes of cache and {batch.active} rows are left behind")
     batch.close()
     return found

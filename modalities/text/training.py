@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -67,6 +65,7 @@ class Wanted:
     seed: int = 0
     fresh: bool = False  # forget the checkpoint in the folder
     quiet: bool = False
+    command: str = ""  # that asked for it, noted with the weights
 
     def __post_init__(self) -> None:
         if not self.recipes:
@@ -123,7 +122,7 @@ def train(wanted: Wanted, say: Callable[[str], None] = print) -> list[Path]:
     )
     facts = {
         "target": lm.name,
-        "command": shlex.join(["outrider", *sys.argv[1:]]),
+        "command": wanted.command,
         "data": [_described(file) for file in files] + [{"folder": str(one)} for one in wanted.texts],
         "vocabulary": None if vocabulary is None else _share(vocabulary, held),
         "seed": wanted.seed,

@@ -16,7 +16,7 @@ from outrider.core.conformance import KINDS, equip, untaught
 from outrider.core.continuous import Continuous
 from outrider.core.decode import Drafter
 from outrider.core.engine.transformer import Config, Decoder
-from outrider.core.errors import Incompatible, InvalidOption
+from outrider.core.errors import Incompatible, InvalidOption, OutriderError
 from outrider.core.laws import Sampling
 from outrider.core.methods import DRAFTERS, make_rule
 from outrider.core.soak import Soaked, alone, soak, wishes
@@ -141,6 +141,16 @@ def test_a_soak_sees_what_stays_behind() -> None:
 
     found, _ = soaked(120, "prompt-lookup", "greedy", leaking, check=50)
     assert found.wrong == 0 and not found.flat, [one >> 10 for one in found.resident]
+
+
+def test_a_soak_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Continuous, "cancel", lambda batch, number: None)
+    with pytest.raises(OutriderError, match="went on though it had been cancelled"):
+        soaked(40, None, "greedy", check=50)
+    monkeypatch.undo()
+    monkeypatch.setattr(Continuous, "cache_bytes", 4096)
+    with pytest.raises(OutriderError, match="4,096 bytes of cache and 0 rows are left behind"):
+        soaked(4, None, "greedy", check=50)
 
 
 def test_the_bytes_that_are_told_are_those_of_the_store() -> None:
