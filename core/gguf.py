@@ -68,20 +68,29 @@ def convert(file: Path, folder: Path, dtype: str = "float32") -> None:
         reader = GGUFReader(file)
         known = _Fields(reader)
         config = _config(known, {tensor.name for tensor in reader.tensors})
-    except (ValueError, IndexError, KeyError, OSError, OverflowError) as error:
-        raise GgufError(f"{file} is not a whole GGUF file: {error}") from None
-    special = {
-        f"{ours}_token_id": known.get(f"tokenizer.ggml.{theirs}_token_id")
-        for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown"))
-    }
-    special = {name: value for name, value in special.items() if value is not None}
-    tokenizer, settings = _tokenizer(known, special)
+        special = {
+            f"{ours}_token_id": known.get(f"tokenizer.ggml.{theirs}_token_id")
+            for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown"))
+        }
+        special = {name: value for name, value in special.items() if value is not None}
+        tokenizer, settings = _tokenizer(known, special)
+    except GgufError:
+        raise
+    except Exception as error:  # whatever is wrong with it
+        raise _broken(file, error) from None
     tokenizer.save(str(folder / "tokenizer.json"))
     _write(folder / "tokenizer_config.json", settings)
     special.pop("unk_token_id", None)
     _write(folder / "generation_config.json", special)
     _write(folder / "config.json", config | special)
-    _save(reader, config, folder, dtype)
+    try:
+        _save(reader, config, folder, dtype)
+    except (ValueError, RuntimeError, IndexError, TypeError) as error:
+        raise _broken(file, error) from None
+
+
+def _broken(file: Path, error: Exception) -> GgufError:
+    return GgufError(f"{file} is not a whole GGUF file: {' '.join(str(error).split())[:200]}")
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

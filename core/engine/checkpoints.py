@@ -7,6 +7,7 @@ an architecture that computes something else, a tensor that is missing, has anot
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,11 +26,29 @@ _KINDS: dict[str, dict[str, bool]] = {
     "qwen2": {"attention_bias": True},
     "qwen3": {"qk_norm": True},
 }
+_COUNTS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "head_dim",
+    "max_position_embeddings",
+    "sliding_window",
+)
+_MOST = 1 << 24  # of any of these: a larger one is no model but a trap
+_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+_SCALED = {"linear": ("factor",), "llama3": _LLAMA3}
 _SILENT = ("rotary_emb.inv_freq", "masked_bias")  # tables that older checkpoints carry and nobody needs
 
 
 class CheckpointError(OutriderError):
     """Weights or their description do not make a model that we can run."""
+
+
+class ConfigError(OutriderError):
+    """A description that makes no sense, for us or anybody else."""
 
 
 def load(
@@ -46,7 +65,10 @@ def load(
 def configure(described: Mapping[str, Any]) -> Config:
     """The shape of the decoder that a config.json describes."""
     kind = described.get("model_type")
-    if kind not in _KINDS:
+    for name in _COUNTS:
+        if isinstance(value := described.get(name), int) and not 0 <= value <= _MOST:
+            raise ConfigError(f"the config's {name} is {value:,}; expected from 1 to {_MOST:,}")
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise CheckpointError(
             f"the architecture '{kind}' is not one our own decoder runs ({', '.join(_KINDS)}); "
             "load it through transformers (outrider.core.engine.hf) instead"
@@ -55,6 +77,7 @@ def configure(described: Mapping[str, Any]) -> Config:
     missing = [name for name in needed if name not in described]
     if missing:
         raise CheckpointError(f"the config says nothing of {', '.join(missing)}; is it a whole config.json?")
+    _check(described)
     _refuse(described)
     heads, width = described["num_attention_heads"], described["hidden_size"]
     bias = bool(described.get("attention_bias", False))
@@ -79,6 +102,27 @@ def configure(described: Mapping[str, Any]) -> Config:
     )
 
 
+def _check(described: Mapping[str, Any]) -> None:
+    """Is every value of the kind that its name wants?"""
+    for name, value in described.items():
+        if value is None:
+            continue
+        if name in _COUNTS and not (type(value) is int and value > 0):
+            raise ConfigError(f"the config's {name} is {value!r:.40}; expected a whole number above 0")
+        if name in ("rms_norm_eps", "rope_theta", "partial_rotary_factor") and not _positive(value):
+            raise ConfigError(f"the config's {name} is {value!r:.40}; expected a number above 0")
+        if name in ("rope_scaling", "rope_parameters") and not isinstance(value, Mapping):
+            raise ConfigError(f"the config's {name} is {value!r:.40}; expected a dictionary")
+        if name == "layer_types" and not (isinstance(value, list) and all(isinstance(one, str) for one in value)):
+            raise ConfigError(f"the config's {name} is {value!r:.40}; expected a list of names")
+    if described["hidden_size"] < described["num_attention_heads"] and "head_dim" not in described:
+        raise ConfigError("the config has more heads than its hidden_size has numbers")
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
 def _refuse(described: Mapping[str, Any]) -> None:
     activation = described.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
@@ -94,15 +138,19 @@ def _refuse(described: Mapping[str, Any]) -> None:
 def _rope(described: Mapping[str, Any]) -> tuple[float, tuple[str, Mapping[str, float]] | None]:
     """The base of the rotary angles and how they are scaled; transformers 5 writes them in one place, 4 in two."""
     rope = dict(described.get("rope_scaling") or {}) | dict(described.get("rope_parameters") or {})
-    theta = float(rope.get("rope_theta", described.get("rope_theta", 10_000.0)))
+    theta = rope.get("rope_theta", described.get("rope_theta")) or 10_000.0
+    if not _positive(theta):
+        raise ConfigError(f"the config's rope_theta is {theta!r:.40}; expected a number above 0")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if rope.get("partial_rotary_factor", described.get("partial_rotary_factor", 1.0)) != 1:
         raise CheckpointError("only part of each head is turned by position, which our own decoder does not do")
     if kind == "default":
-        return theta, None
+        return float(theta), None
     if kind not in ("linear", "llama3"):
         raise CheckpointError(f"rotary scaling of type '{kind}' is unknown here; known: default, linear, llama3")
-    return theta, (kind, {name: float(rope[name]) for name in rope if isinstance(rope[name], int | float)})
+    if wrong := [name for name in _SCALED[kind] if not _positive(rope.get(name))]:
+        raise ConfigError(f"rotary scaling of type '{kind}' needs {', '.join(wrong)}: each a number above 0")
+    return float(theta), (kind, {name: float(rope[name]) for name in rope if isinstance(rope[name], int | float)})
 
 
 class _Tensors:

@@ -39,7 +39,7 @@ def pieces(text: str, longest: int = LONGEST) -> list[str]:
     if not text.strip():
         raise TextError("there is no text to speak; give at least one word")
     if not any(sign.isalnum() for sign in text):
-        raise TextError(f"'{text.strip()[:30]}' holds nothing that can be spoken; give letters or digits")
+        raise TextError(f"{text.strip()[:30]!r} holds nothing that can be spoken; give letters or digits")
     found: list[str] = []
     for paragraph in re.split(r"\n\s*\n", text):
         waiting = ""
@@ -73,7 +73,7 @@ def phonemes(text: str) -> str:
     read = reader() or spelled_out
     found = " ".join("".join(sign for sign in read(text) if sign in IDS).split())
     if not any(IDS[sign] not in PAUSES and sign not in "ˈˌ" for sign in found):
-        raise TextError(f"'{text.strip()[:30]}' holds nothing that can be spoken in English")
+        raise TextError(f"{text.strip()[:30]!r} holds nothing that can be spoken in English")
     return found
 
 

@@ -85,6 +85,10 @@ class TextModel:
             if raw or self.tokens.template is None:
                 return self.tokens.encode(prompt, special=True)
             return self.tokens.encode(self.tokens.render([{"role": "user", "content": prompt}]), special=False)
+        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+            raise InvalidOption(
+                f"a prompt is a string, a list of messages or a list of token ids, not a {type(prompt).__name__}"
+            )
         if len(prompt) and all(isinstance(one, int) for one in prompt):
             return [one for one in prompt if isinstance(one, int)]
         if raw:
@@ -257,7 +261,7 @@ def check_names(drafter: str | None, rule: str) -> None:
 def _is_batch(prompt: Any) -> bool:
     if isinstance(prompt, str):
         return False
-    if isinstance(prompt, Mapping) or not isinstance(prompt, Sequence):
+    if isinstance(prompt, Mapping | bytes) or not isinstance(prompt, Sequence):
         raise InvalidOption(
             f"the prompt is a {type(prompt).__name__}; give a string, a list of messages such as "
             '{"role": "user", "content": "..."}, or a list of either'

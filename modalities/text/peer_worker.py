@@ -22,7 +22,9 @@ def transformers(options: dict[str, Any]) -> tuple[Generate, str]:
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(options["threads"])
-    model = AutoModelForCausalLM.from_pretrained(options["folder"], dtype=getattr(torch, options["dtype"])).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        options["folder"], dtype=getattr(torch, options["dtype"]), use_safetensors=True, trust_remote_code=False
+    ).eval()
     model.generation_config.pad_token_id = options["end"][0]
     extra = {"prompt_lookup_num_tokens": options["length"]} if options["lookup"] else {}
 

@@ -72,7 +72,7 @@ class Tokens:
             from transformers import AutoTokenizer
 
             try:
-                source = AutoTokenizer.from_pretrained(str(source), local_files_only=True)
+                source = AutoTokenizer.from_pretrained(str(source), local_files_only=True, trust_remote_code=False)
             except (OSError, ValueError, ImportError) as error:
                 raise TokenizerError(f"{source} has no tokenizer: {str(error).splitlines()[0][:200]}") from None
         backend = getattr(source, "backend_tokenizer", None)
@@ -83,7 +83,12 @@ class Tokens:
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """`special`: add what the tokenizer puts around a text by itself, such as a token for its beginning."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
+        except TypeError:  # of a string that has no UTF-8
+            raise InvalidOption(
+                "the text holds half of a surrogate pair, which is no character: is it UTF-8, read as such?"
+            ) from None
         return ids
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
@@ -122,14 +127,15 @@ class Tokens:
         if self.template is None:
             raise TokenizerError("the model has no chat template; give a string with raw=True, which it continues")
         check_messages(messages)
-        from jinja2 import TemplateError
-
         try:
             return self._compiled.render(
                 messages=[dict(message) for message in messages], add_generation_prompt=True, **self.special
             )
-        except TemplateError as error:
-            raise TokenizerError(f"the model's chat template refuses this conversation: {error}") from None
+        except TokenizerError:
+            raise
+        except Exception as error:  # a template of others may raise anything
+            why = " ".join(str(error).split())[:200]
+            raise TokenizerError(f"the model's chat template refuses this conversation: {why}") from None
 
     @cached_property
     def _compiled(self) -> Template:
@@ -162,8 +168,11 @@ def check_messages(messages: Sequence[Message]) -> None:
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
             raise InvalidOption(f'message {number} is {message!r:.80}; expected {{"role": "user", "content": "..."}}')
-        if not isinstance(message["content"], str):
-            kind = type(message["content"]).__name__
-            raise InvalidOption(f"the content of message {number} is a {kind}; this is a text model, so give a string")
+        for part in ("role", "content"):
+            if not isinstance(message[part], str):
+                kind = type(message[part]).__name__
+                raise InvalidOption(
+                    f"the {part} of message {number} is a {kind}; this is a text model, so give a string"
+                )
     if not messages[-1]["content"].strip():
         raise InvalidOption("the last message is empty; there is nothing to answer")
