@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _MOST = 96  # recorded shapes; the one unused for longest is let go
 _LOGITS = 1 << 23  # up to so many are computed within the pass
+_STORES = 2  # that nobody uses at the moment, and that are kept
 _VIEWS = 8  # of a network whose recordings are kept
 _WARM = 2  # runs ahead of a recording, in which libraries set themselves up
 
@@ -126,7 +127,10 @@ class Stills:
     def give_back(self, store: Tensor) -> None:
         if store.numel():
             self._stores.append(store)
-            del self._stores[:-2]  # no more than two are kept
+        while len(self._stores) > _STORES:
+            gone = self._stores.pop(0).data_ptr()
+            for key in [key for key in self._stills if key[0] == gone]:  # recordings would hold it
+                del self._stills[key]
 
     def serve(self, cache: Cache) -> None:
         cache.keeper = self

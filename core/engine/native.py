@@ -290,13 +290,14 @@ class Passes:
         positions = places.positions.contiguous()
         mask = None if places.mask is None else places.mask.contiguous()
         slots = None if places.slots is None else places.slots.contiguous()
-        rows, count, reach = store.shape[1], positions.shape[1], self._angles.shape[1]
+        angles = self._angles  # which another thread may exchange for longer ones meanwhile
+        rows, count, reach = store.shape[1], positions.shape[1], angles.shape[1]
         shape = ctypes.addressof(self._shape)
         work = _work(code.outrider_work(shape, len(x), places.columns, threads))
         strides = [store.stride(axis) * store.element_size() for axis in range(4)]
         given = _Pass(
             *(x.data_ptr(), store.data_ptr(), *strides),
-            *(_at(self._angles[0]), _at(self._angles[1]), _at(positions), _at(slots), _at(mask), work),
+            *(_at(angles[0]), _at(angles[1]), _at(positions), _at(slots), _at(mask), work),
             *(count if len(positions) > 1 else 0, 0 if mask is None or len(mask) == 1 else count * places.columns),
             *(places.start or 0, rows, count, places.columns, reach, first, last, threads, store.dtype == torch.int8),
         )

@@ -485,6 +485,8 @@ class Client:
             with urllib.request.urlopen(request, timeout=_ANSWERING) as answer:
                 yield from answer
         except urllib.error.HTTPError as error:
-            raise Refused(f"vLLM refused: {error.read(500).decode(errors='replace')}") from None
+            with error:
+                said = error.read(500).decode(errors="replace")
+            raise Refused(f"vLLM refused: {said}") from None
         except (OSError, ValueError) as error:
             raise ServeError(f"no server of vLLM's answers at {self.url}: {error}") from None

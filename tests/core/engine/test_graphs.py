@@ -6,6 +6,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 
 from outrider.core.conformance import equip, untaught
 from outrider.core.decode import decode
+from outrider.core.draft import Draft
 from outrider.core.drafters.lookup import PromptLookup
 from outrider.core.engine.audit import random_draft, random_verdict
 from outrider.core.engine.cache import Cache
@@ -136,6 +138,20 @@ def test_a_store_is_lent_again() -> None:
     other = Decoder(still.network)
     other.begin(PROMPTS, GREEDY)
     assert other.cache.store.data_ptr() != first
+
+
+def test_recordings_end_with_the_store_they_are_of() -> None:
+    _, still = recorded()
+    assert still.network.graphs is not None
+    stills = still.network.graphs.stills
+    for rows in (1, 2, 3, 4):
+        still.cache.exact = False
+        still.begin([[5, 6, 7]] * rows, GREEDY)
+        still.cache.rows = replace(still.cache.rows, even=False)
+        still.score(Draft.empty(rows))
+        assert any(key[0] == still.cache.store.data_ptr() for key in stills._stills)
+        still.end()
+    assert len(stills) == 2, "of the two stores that are kept"
 
 
 @pytest.mark.parametrize("record", RECORDERS)
