@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outrider.core.engine.block import Angles, Block, Norm, Sight
-from outrider.core.engine.graphs import served
-from outrider.core.engine.linear import Dense, fastest
-from outrider.core.engine.network import Config, Network
+from outrider.core.engine.block import Angles, Norm, Sight
+from outrider.core.engine.network import Network
+from outrider.core.engine.spoken import beginning, shape, spoken
 from outrider.core.engine.transformer import Decoder
 from outrider.core.train import Batch, Guess, Pupil
 from outrider.image.names import Names
@@ -52,29 +51,12 @@ class TokenModel(Pupil):
             "hidden": hidden,
             "drop": drop,
         }
-        self.form = Config(
-            vocabulary=codes,
-            width=width,
-            layers=layers,
-            heads=heads,
-            kv_heads=heads,
-            head_dim=width // heads,
-            hidden=hidden,
-            rope_theta=1000.0,
-            tied=False,
-            qk_norm=True,
-            context=4096,
-        )
+        self.form = shape(codes, width=width, layers=layers, heads=heads, hidden=hidden)
         self.drop = drop
         self.embedding = nn.Parameter(torch.randn(self.names.size, width) * 0.5)
-        self.blocks = nn.ModuleList(Block(self.form) for _ in range(layers))
+        self.blocks = beginning(self.form)
         self.norm = Norm(width, self.form.norm_eps)
         self.head = nn.Parameter(torch.randn(codes, width) * 0.02)
-        with torch.no_grad():
-            for block in self.blocks:
-                assert isinstance(block, Block)
-                for matrix in (block.attention.out, block.mlp.down):
-                    matrix.weight.mul_((2 * layers) ** -0.5)
         self._angles = Angles(self.form)
 
     def states(self, ids: Tensor) -> Tensor:
@@ -107,17 +89,9 @@ class TokenModel(Pupil):
     def guesses(self, batch: Batch) -> Iterable[Guess]:
         yield Guess(self.logits(self.states(batch.tokens)[batch.asked()]), 1)
 
-    @torch.no_grad()
     def network(self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Network:
         """The same weights, laid out to be run."""
-        layers = []
-        for block in self.blocks:
-            assert isinstance(block, Block)
-            layers.append(block.layer(dtype, device))
-        embedding, norm, head = (
-            one.detach().to(device, dtype) for one in (self.embedding, self.norm.weight, self.head)
-        )
-        return served(Network(self.form, embedding, layers, norm, fastest(Dense(head))))
+        return spoken(self.form, self.blocks, self.embedding, self.norm, self.head, dtype, device)
 
     def drafts(self, target: Any) -> Decoder:
         """A decoder in the target's precision, with a cache of its own."""

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outrider.core.engine.block import Angles, Block, Norm, Sight
-from outrider.core.engine.graphs import served
-from outrider.core.engine.linear import Dense, fastest
-from outrider.core.engine.network import Config, Network, Places
+from outrider.core.engine.block import Angles, Norm, Sight
+from outrider.core.engine.network import Network, Places
+from outrider.core.engine.spoken import beginning, shape, spoken
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
@@ -132,30 +131,13 @@ class Voice(Pupil):
             "drop": drop,
         }
         self.end = codes
-        self.form = Config(
-            vocabulary=codes + 1,
-            width=width,
-            layers=layers,
-            heads=heads,
-            kv_heads=heads,
-            head_dim=width // heads,
-            hidden=hidden,
-            rope_theta=1000.0,
-            tied=False,
-            qk_norm=True,
-            context=4096,
-        )
+        self.form = shape(codes + 1, width=width, layers=layers, heads=heads, hidden=hidden)
         self.drop = drop
         self.reader = Reader(width, reading, drop)
         self.embedding = nn.Parameter(torch.randn(codes + 1, width) * 0.5)
-        self.blocks = nn.ModuleList(Block(self.form) for _ in range(layers))
+        self.blocks = beginning(self.form)
         self.norm = Norm(width, self.form.norm_eps)
         self.head = nn.Parameter(torch.randn(codes + 1, width) * 0.02)
-        with torch.no_grad():
-            for block in self.blocks:
-                assert isinstance(block, Block)
-                for matrix in (block.attention.out, block.mlp.down):
-                    matrix.weight.mul_((2 * layers) ** -0.5)
         self._angles = Angles(self.form)
 
     # ---- learning
@@ -204,17 +186,9 @@ class Voice(Pupil):
         rows = zip(taken.tolist(), said, strict=True)
         return Script(self.reader.placed(read, taken, count), tuple(tuple(row[: len(one)]) for row, one in rows))
 
-    @torch.no_grad()
     def network(self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Network:
         """The decoder's weights, laid out to be run."""
-        layers = []
-        for block in self.blocks:
-            assert isinstance(block, Block)
-            layers.append(block.layer(dtype, device))
-        embedding, norm, head = (
-            one.detach().to(device, dtype) for one in (self.embedding, self.norm.weight, self.head)
-        )
-        return served(Network(self.form, embedding, layers, norm, fastest(Dense(head))))
+        return spoken(self.form, self.blocks, self.embedding, self.norm, self.head, dtype, device)
 
 
 def seconds(tokens: int) -> float:
