@@ -112,8 +112,8 @@ class Rest:
         self._vain, self._pause, self._next = 0, 0, _PAUSE
 
     def due(self, price: float, rows: int) -> bool:
-        """Asked once a round: may so many rows look, at a price in plain rounds? If not, the round is plain. Where half
-        of the rows are gone since the last look, or all but one, it is time for the next one."""
+        """Asked once a round: may so many rows look, at a price in plain rounds? If not, the round is plain. Where a
+        pass has half of the rows that it had at the last look, it is time for the next one."""
         if 2 * rows <= self._rows:
             self.left = max(self.left, self.first, price)
             self._vain, self._pause, self._next = 0, 0, _PAUSE

@@ -141,7 +141,7 @@ class Guarded:
         self._rest.drafting = keen and price is not None
         if price is None:  # one guess, right half of the time
             price = max(self._cost(rows, 1, 1) - 1 - _HALF, 0.0)
-        return self._rest.due(price, sum(self._going))
+        return self._rest.due(price, rows)
 
     def _plain(self, rows: int, dice: Dice) -> Draft:
         note = f"plain (off: {self.predicted:.2f}x predicted)" if self._weight else "plain (off: too many rows)"

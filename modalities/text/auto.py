@@ -79,7 +79,7 @@ class Auto(Ensemble):
     def propose(self, room: Tensor, dice: Dice) -> Draft:
         self._going = [left >= 0 for left in room.tolist()]
         rows, price = len(self._going), self.costs.look(len(self._going))
-        self._asleep = not self._rest.due(price, sum(self._going))
+        self._asleep = not self._rest.due(price, rows)
         if self._asleep:
             if rows == 1 or not self._lazy:
                 self.forget()

@@ -135,7 +135,7 @@ def test_a_crowd_that_gains_nothing_decodes_as_if_nobody_drafted(lm: TextModel) 
     assert [one.tokens for one in found] == [one.tokens for one in plain]
     rounds = max(len(one.trace.steps) for one in found)
     crowded = [one.tokens for one in plain]
-    assert rounds >= 60 and counted.asked <= 1 + 0.02 * rounds / 0.5 + 3  # three: rows that ended, by halves
+    assert rounds >= 60 and counted.asked <= 1 + 0.02 * rounds / 0.5
     assert counted.watched == counted.asked, "where nobody guesses, nobody listens"
     assert all(any(said == one[at : at + len(said)] for one in crowded for at in range(90)) for said in counted.heard)
 
