@@ -201,8 +201,16 @@ def _open_page(
 
 
 @cli.command()
-def methods(as_json: AsJson = False) -> None:
+def methods(
+    as_json: AsJson = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="As the table that the README has.")] = False,
+) -> None:
     """List every drafter, acceptance rule and way of answering from documents there is."""
+    if markdown:
+        from outrider.app.method_table import markdown as written
+
+        print(written(), end="")
+        return
     from outrider.core.methods import DRAFTERS, RULES
     from outrider.text.answering import METHODS
 

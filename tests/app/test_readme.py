@@ -1,33 +1,94 @@
-"""What the README says is so."""
+"""What the README says is so: every block is run, or stands here with the reason why not."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from outrider.app.cli import cli
+from outrider.app.method_table import markdown, shipped
+from outrider.core.methods import DRAFTERS, RULES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PUBLISHED = (ROOT / "modalities" / "PUBLISHED.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^outrider ([^#\n]+?) *(?:#.*)?$", README, re.MULTILINE)
+PYTHON = {re.search(r"import (\w+)", code)[1]: code for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL)}  # type: ignore[index]
+
+# What is run as it stands, with an empty home and cache and nothing to be reached; slow ones with a word.
+RUN = {
+    "demo --drafter top-k-tree --rule typical --temperature 0.7": "",
+    "methods": "",
+    "doctor": "slow",
+    'image "red heart" --drafter jacobi --rule exact -o heart.png': "slow",
+    "curves -o curves.png": "",
+}
+# What is not, by how it begins; each of these has tests of its own on small models.
+NOT_RUN = {
+    "demo": "opens a page, or a terminal for as long as one looks; tests/browser opens it",
+    "doctor --speed": "times the machine",
+    "text": "fetches the language model; tests/text/test_smollm2.py says the same in Python",
+    "bench": "takes minutes to hours, and fetches",
+    "report": "hours",
+    "train": "minutes to hours; every recipe is trained for some steps in tests/*/test_training.py",
+    "rag": "fetches retrievers and documents",
+    "serve": "installs vLLM",
+    "export": "fetches the language model",
+    "simulate": "times the machine",
+    "sheet": "384 pictures",
+    "speech": "no voice ships yet",
+}
+NOT_RUN_PYTHON = {"speech": "no voice ships yet"}
 
 
-TEXT, TABLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+def test_every_command_is_run_or_has_a_reason() -> None:
+    for command in COMMANDS:
+        assert command in RUN or any(command.startswith(name) for name in NOT_RUN), command
+    assert set(RUN) <= set(COMMANDS)
+    assert not {name for name in NOT_RUN if not any(command.startswith(name) for command in COMMANDS)}
+
+
+@pytest.mark.parametrize(
+    "command", [pytest.param(one, marks=[pytest.mark.slow] if word else []) for one, word in RUN.items()]
+)
+def test_commands_run_from_nothing(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_CACHE_HOME", "OUTRIDER_CACHE"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    (tmp_path / "HOME").mkdir()
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(command)
+    told = CliRunner().invoke(cli, words)
+    assert told.exit_code == 0, told.output
+    if "-o" in words:
+        assert (tmp_path / words[words.index("-o") + 1]).stat().st_size > 500
+    else:
+        assert told.stdout.strip()
 
 
 @pytest.mark.slow
 def test_the_real_model_says_the_same_with_drafting(capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(TEXT, "README.md", "exec"), {})
+    exec(compile(PYTHON["text"], "README.md", "exec"), {})
     *said, tokens_per_call = capsys.readouterr().out.split()
     assert "sky" in said
     assert float(tokens_per_call) >= 1
 
 
+@pytest.mark.slow
+def test_the_pictures_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(PYTHON["image"], "README.md", "exec"), {})
+    assert float(capsys.readouterr().out) > 1
+    assert (tmp_path / "heart.png").stat().st_size > 500
+
+
 def test_its_example_runs_and_holds(capsys: pytest.CaptureFixture[str]) -> None:
-    code = TABLES
+    code = PYTHON["decode"]
     assert len([line for line in code.splitlines() if line]) <= 10
     exec(compile(code, "README.md", "exec"), {})
     tokens_per_call, acceptance = map(float, capsys.readouterr().out.split())
@@ -35,19 +96,44 @@ def test_its_example_runs_and_holds(capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 < acceptance < 1
 
 
+def test_every_example_is_run_or_has_a_reason() -> None:
+    assert set(PYTHON) == {"text", "image", "decode", *NOT_RUN_PYTHON}
+    assert not shipped("speech"), "a voice ships: run the example of speech, and its commands"
+    for code in (*PYTHON.values(), *re.findall(r"```python\n(.*?)```", PUBLISHED, re.DOTALL)):
+        compile(code, "example", "exec")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_its_commands_exist_with_their_options(command: str) -> None:
-    name, *rest = command.split()
-    names = [name, rest[0]] if name == "bench" else [name]
+    name, *rest = shlex.split(command)
+    names = [name, rest[0]] if name in ("bench", "export") else [name]
     told = CliRunner().invoke(cli, [*names, "--help"], env={"COLUMNS": "200"})
     assert told.exit_code == 0
-    assert all(option in told.stdout for option in rest if option.startswith("--"))
+    assert all(option.partition("=")[0] in told.stdout for option in rest if option.startswith("--"))
 
 
 def test_its_make_targets_and_files_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = re.findall(r"\bmake (\w+)", README)
-    assert {"demo", "test"} <= set(targets)
-    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets if target != ":")
-    for name in re.findall(r"`((?:core|app|modalities|tests)/[\w./]*)`", README):
+    targets = re.findall(r"\bmake ([\w-]+)", README)
+    assert {"demo", "test", "report", "report-quick"} <= set(targets)
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
+    for name in re.findall(r"`((?:core|app|modalities|tests|notebooks|reports)/[\w./-]*)`", README):
         assert (ROOT / name).exists(), name
+
+
+def test_its_table_of_methods_is_that_of_the_code() -> None:
+    told = CliRunner().invoke(cli, ["methods", "--markdown"])
+    assert told.exit_code == 0 and told.stdout == markdown()
+    held = README.partition("<!-- outrider methods --markdown -->\n")[2].partition("<!-- the end of it -->")[0]
+    assert held == told.stdout, "outrider methods --markdown"
+    assert len(DRAFTERS) == 49 and len(RULES) == 20, "the README names these numbers in words"
+
+
+def test_its_figures_are_those_of_the_report() -> None:
+    report = (ROOT / "reports" / "text" / "REPORT.md").read_text(encoding="utf-8")
+    part = README.partition("## Measured\n")[2].partition("\n## ")[0]
+    table, commands = part.partition("```")[0], re.findall(r"^outrider bench .+$", part, re.MULTILINE)
+    figures = re.findall(r"\d+\.\d", table)
+    assert len(figures) == 12 and len(commands) == 2
+    assert all(f"| {figure} |" in report for figure in figures)
+    assert all(f"`{command}`" in report for command in commands)
