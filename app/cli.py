@@ -22,6 +22,7 @@ from outrider.app.bench_speech import speech as bench_speech
 from outrider.app.curves import curves
 from outrider.app.datastore import datastore
 from outrider.app.image import image
+from outrider.app.options import Draft, Model, ModelOptions, shown_model
 from outrider.app.rag import bench_rag, rag
 from outrider.app.report import report
 from outrider.app.serve import export, serve
@@ -114,13 +115,12 @@ def demo(
         str | None,
         typer.Option(metavar="URL", help="A vLLM server that the text panel asks, as http://127.0.0.1:8000."),
     ] = None,
-    image_model: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="A published model that the image panel shows: owner/name, or a folder."),
-    ] = None,
-    image_draft: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A smaller one of its family, that may draft for it.")
-    ] = None,
+    image_model: Model = None,
+    image_draft: Draft = None,
+    image_option: ModelOptions = None,
+    speech_model: Model = None,
+    speech_draft: Draft = None,
+    speech_option: ModelOptions = None,
     terminal: Annotated[
         bool, typer.Option("--terminal", help="Watch it here instead, on models made on the spot.")
     ] = False,
@@ -162,12 +162,14 @@ def demo(
         "tokens": tokens,
     }
     given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
-    if image_draft is not None and image_model is None:
-        raise typer.BadParameter("drafts for --image-model, which is missing", param_hint="--image-draft")
+    asked_for = {
+        "image": shown_model("image", image_model, image_draft, image_option),
+        "speech": shown_model("speech", speech_model, speech_draft, speech_option),
+    }
+    shown = {name: one for name, one in asked_for.items() if one is not None}
     if not (terminal or as_json or given):
         if find_spec("gradio") is not None:
-            pictures = None if image_model is None else (image_model, image_draft)
-            _open_page(port, not no_browser, device, dtype, weights, vllm, pictures)
+            _open_page(port, not no_browser, device, dtype, weights, vllm, shown)
             return
         print("the page needs gradio: pip install 'outrider[app]'; here is the demo in the terminal", file=sys.stderr)
     from outrider.app.demo import Options, run, traces
@@ -186,15 +188,17 @@ def _open_page(
     dtype: str,
     weights: Path | None,
     vllm: str | None,
-    pictures: tuple[str, str | None] | None,
+    shown: dict[str, dict[str, Any]],
 ) -> None:
     from rich.console import Console
 
     with Console(stderr=True).status("Opening the page ..."):
         from outrider.app.main import serve
+        from outrider.app.subjects import Named
 
+        published: dict[Any, Named] = {panel: Named(**given) for panel, given in shown.items()}
         page, address = serve(
-            port=port, browser=browser, device=device, dtype=dtype, weights=weights, vllm=vllm, pictures=pictures
+            port=port, browser=browser, device=device, dtype=dtype, weights=weights, vllm=vllm, published=published
         )
     print(f"Outrider is open at {address} (Ctrl-C ends it)", flush=True)
     page.block_thread()

@@ -23,7 +23,8 @@ from outrider.app.of_server import Served
 from outrider.app.of_speech import Speech
 from outrider.app.of_text import Text
 from outrider.app.panel import Panel, fault, visitor
-from outrider.app.subjects import Subject, checked
+from outrider.app.recordings import Modality
+from outrider.app.subjects import Named, Subject, checked
 from outrider.core.errors import InvalidOption, OutriderError
 
 PANELS = ("text", "image", "speech", "lab", "theory", "traces")
@@ -128,20 +129,20 @@ def serve(
     weights: Path | None = None,
     found: Mapping[str, Subject] | None = None,
     vllm: str | None = None,
-    pictures: tuple[str, str | None] | None = None,
+    published: Mapping[Modality, Named] | None = None,
 ) -> tuple[gr.Blocks, str]:
     """Open the page, on this machine alone: the page and its address. `close` ends it, `block_thread` waits. `vllm` is
-    the address of a server that the text panel asks instead of a model of ours, `pictures` names a published model that
-    the image panel shows, read before the page opens, and perhaps one that drafts for it; the lab measures ours all the
+    the address of a server that the text panel asks instead of a model of ours; `published` names the models
+    that the image and the speech panel show in place of ours, read before the page opens; the lab measures ours all the
     same."""
     ours = found or subjects(device, dtype, weights)
     shown = dict(ours)
     if vllm:
         shown["text"] = Served(vllm)
-    if pictures is not None:
-        precision = "float32" if device == "cpu" else "bfloat16"
-        shown["image"] = Pictures(device=device, dtype=precision, model=pictures[0], draft=pictures[1])
-        shown["image"].load()
+    precision = "float32" if device == "cpu" else "bfloat16"
+    for name, named in (published or {}).items():
+        shown[name] = (Pictures if name == "image" else Speech)(device=device, dtype=precision, named=named)
+        shown[name].load()
     page = build(shown, ours)
     _, address, _ = page.launch(
         server_name="127.0.0.1",

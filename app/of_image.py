@@ -12,10 +12,10 @@ import torch
 
 from outrider.app import views
 from outrider.app.recordings import Modality, Recording
-from outrider.app.subjects import Asked, Choice, Held, Knob
+from outrider.app.subjects import Asked, Choice, Held, Knob, Named
 from outrider.core.methods import DRAFTERS
 from outrider.core.trace import Step
-from outrider.image import ImageModel, PublishedModel, load, recipes
+from outrider.image import ImageModel, PublishedModel, load, published, recipes
 from outrider.image.choosing import USUAL, drafters, rules
 
 if TYPE_CHECKING:
@@ -35,6 +35,10 @@ class Pictures:
     usual = "jacobi"
     begins: Mapping[str, Mapping[str, Any]] = USUAL
     fixed = False
+    extras: tuple[Knob | Choice, ...] = (
+        Knob("guidance", 0, 8, 0.5, 3),
+        Choice("style", (ANY, "noto", "twemoji", "openmoji", "fluent"), ANY),
+    )
 
     def __init__(
         self,
@@ -43,28 +47,23 @@ class Pictures:
         device: str = "cpu",
         dtype: str = "float32",
         folder: Path | None = None,
-        model: str | None = None,
-        draft: str | None = None,
+        named: Named | None = None,
     ) -> None:
-        """Our own model, or the published one that is named, perhaps with a smaller one that drafts for it."""
-        self._model, self._draft = model, draft
+        """Our own model, or the published one that is named."""
+        self._named, self._folder, self._given = named, folder, load_ is not None
         self._held: Held[ImageModel | PublishedModel]
-        if model is not None:
-            self._held = Held(lambda: load(model, device=device, dtype=dtype, draft=draft))
+        if named is not None:  # it is guided as it usually is
+            self._held = Held(lambda: named.opened(published.load, device, dtype))
+            self.examples, self.extras = ("a red fox in the snow", "a lighthouse at night"), ()
         else:
             self._held = Held(load_ or (lambda: load(device=device, dtype=dtype, folder=folder)))
-        self._folder, self._given = folder, load_ is not None
-        self.examples = self.examples if load_ is None else ("red heart", "cat", "house")
-        styles = (ANY, "noto", "twemoji", "openmoji", "fluent")
-        self.extras: tuple[Knob | Choice, ...] = (Knob("guidance", 0, 8, 0.5, 3), Choice("style", styles, ANY))
-        if model is not None:  # it is guided as it usually is
-            self.examples, self.extras = ("a red fox in the snow", "a lighthouse at night"), ()
+            self.examples = self.examples if load_ is None else ("red heart", "cat", "house")
 
     @property
     def about(self) -> str:
         if self.loaded:
             return repr(self._held.get()).strip("<>")
-        return self._model or "emoji of 64x64, as 16x16 codes"
+        return self._named.model if self._named is not None else "emoji of 64x64, as 16x16 codes"
 
     @property
     def loaded(self) -> bool:
@@ -74,8 +73,8 @@ class Pictures:
         return self._held.get()
 
     def drafters(self) -> list[str]:
-        if self._model is not None:
-            return [one for one in drafters(taught=False) if self._draft is not None or not DRAFTERS[one].needs]
+        if self._named is not None:
+            return self._named.able(drafters(taught=False))
         return [one for one in drafters() if self._ready(one)]
 
     def _ready(self, drafter: str) -> bool:

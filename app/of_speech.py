@@ -1,4 +1,4 @@
-"""Speech for the page: the voice, what it is asked, and its sound with the rounds that brought it."""
+"""Speech for the page: the voice or a published model, what it is asked, and its sound with the rounds behind it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import torch
 
 from outrider.app import views
 from outrider.app.recordings import Modality, Recording
-from outrider.app.subjects import Asked, Choice, Held, Knob
+from outrider.app.subjects import Asked, Choice, Held, Knob, Named
+from outrider.core.errors import InvalidOption
 from outrider.core.methods import DRAFTERS
 from outrider.core.trace import Step
-from outrider.speech import Sound, SpeechModel, drafters, load, recipes, rules
+from outrider.speech import PublishedSpeech, Sound, SpeechModel, drafters, load, published, recipes, rules
 
 _POINTS = 320  # of the envelope
 _COLUMNS = 440  # of the mel picture
@@ -46,22 +47,33 @@ class Speech:
         device: str = "cpu",
         dtype: str = "float32",
         folder: Path | None = None,
+        named: Named | None = None,
     ) -> None:
-        self._held = Held(load_ or (lambda: load(device=device, dtype=dtype, folder=folder)))
-        self._folder, self._given = folder, load_ is not None
+        """Our own voice, or the published model that is named."""
+        self._named, self._folder, self._given = named, folder, load_ is not None
+        self._held: Held[SpeechModel | PublishedSpeech]
+        if named is not None:
+            self._held = Held(lambda: _audible(named.opened(published.load, device, dtype)))
+            self.examples, self.extras = _PUBLISHED, (Knob("limit", 1, 1500, 1, 250),)  # frames or tokens
+        else:
+            self._held = Held(load_ or (lambda: load(device=device, dtype=dtype, folder=folder)))
 
     @property
     def about(self) -> str:
-        return repr(self._held.get()).strip("<>") if self.loaded else "a voice of 43 tokens a second"
+        if self.loaded:
+            return repr(self._held.get()).strip("<>")
+        return self._named.model if self._named is not None else "a voice of 43 tokens a second"
 
     @property
     def loaded(self) -> bool:
         return self._held.there
 
-    def load(self) -> SpeechModel:
+    def load(self) -> SpeechModel | PublishedSpeech:
         return self._held.get()
 
     def drafters(self) -> list[str]:
+        if self._named is not None:
+            return self._named.able(published.drafters())
         return [one for one in drafters() if self._ready(one)]
 
     def _ready(self, drafter: str) -> bool:
@@ -75,12 +87,24 @@ class Speech:
             return False
 
     def rules(self) -> list[str]:
-        return rules()
+        return rules() if self._named is None else published.rules()
 
-    def begin(self, asked: Asked) -> LiveSpeech:
-        return LiveSpeech(self.load(), asked)
+    def begin(self, asked: Asked) -> LiveSpeech | LivePublished:
+        sp = self.load()
+        return LivePublished(sp, asked) if isinstance(sp, PublishedSpeech) else LiveSpeech(sp, asked)
 
 
+def _audible(sp: PublishedSpeech) -> PublishedSpeech:
+    """One that can be heard: the panel asks with a text and plays what comes."""
+    if not sp.audible:
+        raise InvalidOption(
+            f"{sp.name} hears rather than speaks, and the page gives it nothing to hear; ask it in the terminal: "
+            f"outrider speech FILE.wav --model {sp.name}"
+        )
+    return sp
+
+
+_PUBLISHED = ("Good morning.", "a slow waltz for two guitars", "rain on a tin roof, thunder far away")
 _GIVEN = frozenset({"rest", "input-guided", "cross-vocabulary", "n-grammys"})  # they want what a page can't give
 
 
@@ -120,6 +144,47 @@ class LiveSpeech:
             starts=tuple(found.starts),
             words=tuple(_words(self._asked.prompt, found.sound.seconds)),
         )
+
+
+class LivePublished:
+    """A published model's sound under way; it can be heard when it is whole, for its codec makes it all at once."""
+
+    def __init__(self, sp: PublishedSpeech, asked: Asked) -> None:
+        self._sp, self._asked = sp, asked
+        given = {name: value for name, value in asked.options().items() if name != "logprobs"}
+        self._stream = sp.stream(asked.prompt, limit=int(asked.extra["limit"]), **given)
+        self._steps: list[Step] = []
+
+    def __iter__(self) -> Iterator[Step]:
+        return self
+
+    def __next__(self) -> Step:
+        self._steps.append(next(self._stream))
+        return self._steps[-1]
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def seen(self) -> str:
+        starts = _evenly(self._steps, 0.0)
+        return views.strip(self._steps, starts, len(starts) * _NOMINAL)
+
+    def recording(self) -> Recording:
+        said = self._stream.result
+        sound = None if said.outcome is None else self._sp.heard(said)
+        starts = _evenly(self._steps, 0.0 if sound is None else sound.seconds)
+        heard = packed(sound) if sound is not None and len(sound.samples) else ""
+        return Recording("speech", said.trace, self._asked.prompt, sound=heard, starts=tuple(starts))
+
+
+_NOMINAL = 0.02  # seconds that a token may take, as long as there is no sound to measure it by
+
+
+def _evenly(steps: list[Step], seconds: float) -> list[float]:
+    """When each token begins to be heard, were all of them equally long."""
+    count = sum(len(step.emitted) for step in steps)
+    each = seconds / count if count and seconds else _NOMINAL
+    return [round(place * each, 5) for place in range(count)]
 
 
 def _seconds(sound: Sound, starts: list[float]) -> float:

@@ -79,3 +79,12 @@ def published(
     if model is not None and weights is not None:
         raise typer.BadParameter("is for our own models; a published one is a folder too", param_hint="--weights")
     return None if model is None else given
+
+
+def shown_model(panel: str, model: str | None, draft: str | None, option: list[str] | None) -> dict[str, Any] | None:
+    """What a panel of the page is told of a published model; None: it shows our own."""
+    if model is None and (draft is not None or option):
+        raise typer.BadParameter(
+            f"is of --{panel}-model, which is missing", param_hint=f"--{panel}-draft, --{panel}-option"
+        )
+    return None if model is None else {"model": model, "draft": draft, "options": pairs(option, f"--{panel}-option")}

@@ -196,6 +196,23 @@ class Held(Generic[M]):
             return self._model
 
 
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """A published model that a panel shows in place of ours, perhaps with a smaller one of its family that drafts, and
+    with options of its class."""
+
+    model: str
+    draft: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def opened(self, load: Callable[..., M], device: str, dtype: str) -> M:
+        return load(self.model, device=device, dtype=dtype, draft=self.draft, **self.options)
+
+    def able(self, drafters: Sequence[str]) -> list[str]:
+        """Those of them that can run."""
+        return [one for one in drafters if self.draft is not None or not DRAFTERS[one].needs]
+
+
 def together(drafter: str, rule: str) -> bool:
     """Can this rule judge what this drafter drafts?"""
     if rule == "block":  # wants chains that were drawn whole in the step that judges them

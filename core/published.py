@@ -7,11 +7,11 @@ the modality decodes. Knows nothing of how a class computes or what its tokens m
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -22,8 +22,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 _PROCESSORS = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 
 
+P = TypeVar("P")  # what a modality decodes
+
+
 @dataclass(frozen=True)
-class Family:
+class Family(Generic[P]):
     """The classes of a modality."""
 
     package: str  # where their modules are
@@ -42,10 +45,11 @@ class Family:
             raise unknown(f"class of {self.what}", kind, self.classes)
         return import_module(f"{self.package}.{self.classes[kind][0]}")
 
-    def of(self, model: Any, processor: Any, options: Mapping[str, Any]) -> Any:
-        """What is decoded, of a model object of transformers with its processor."""
+    def of(self, model: Any, processor: Any = None, **options: Any) -> P:
+        """What is decoded, of a model object of transformers with its processor and options of its class."""
         kind = getattr(model.config, "model_type", type(model).__name__)
-        return made(self.module(kind, type(model).__name__).of, (model, processor), options)
+        found: P = made(self.module(kind, type(model).__name__).of, (model, processor), options)
+        return found
 
     def open(
         self,
@@ -55,15 +59,18 @@ class Family:
         dtype: str = "float32",
         revision: str | None = None,
         options: Mapping[str, Any],
-    ) -> Any:
+    ) -> P:
         """The same by its hub id or folder."""
         folder, processor, kind = self.found(source, dtype, revision)
         module, name = self.module(kind, f"'{source}'"), self.classes[kind][1]
+        found: P
         if not name:
-            return made(module.opened, (folder, dtype, device), options)
+            found = made(module.opened, (folder, dtype, device), options)
+            return found
         model = assets.transformers_model(folder, dtype, device, name)
         none = self.bare and not any((processor / one).is_file() for one in _PROCESSORS)
-        return made(module.of, (model, None if none else assets.transformers_processor(processor)), options)
+        found = made(module.of, (model, None if none else assets.transformers_processor(processor)), options)
+        return found
 
     def model(self, source: str | Path, *, device: str | torch.device = "cpu", dtype: str = "float32") -> Any:
         """A model object alone, such as one that drafts for another."""
@@ -101,6 +108,22 @@ def folder_of(source: str | Path, revision: str | None = None) -> Path:
 def named(name: str | Path) -> bool:
     """Does it name a model of others, rather than one of ours?"""
     return isinstance(name, Path) or "/" in name or Path(name).expanduser().is_dir()
+
+
+def chosen(
+    name: str | Path,
+    ours: str,
+    own: Callable[..., Any],
+    published: Callable[..., Any],
+    what: str,
+    options: Mapping[str, Any],
+) -> Any:
+    """The model of a modality that a name stands for: our own, or a published one."""
+    if name == ours:
+        return own(str(name), **options)
+    if named(name):
+        return published(name, **options)
+    raise unknown(what, str(name), (ours, "an id on the hub (owner/name)", "a folder"))
 
 
 def made(make: Any, given: tuple[Any, ...], options: Mapping[str, Any]) -> Any:

@@ -7,8 +7,7 @@ from typing import Any, Literal, overload
 
 import torch
 
-from outrider.core.errors import unknown
-from outrider.core.published import named
+from outrider.core.published import chosen
 from outrider.image import model, published, recipes
 
 
@@ -37,8 +36,7 @@ def load(name: str | Path = recipes.MODEL, **options: Any) -> model.ImageModel |
     >>> load("emoji").generate("red heart", style="noto", seed=1).image.size
     (64, 64)
     """
-    if name == recipes.MODEL:
-        return model.load(str(name), **options)
-    if named(name):
-        return published.load(name, **options)
-    raise unknown("image model", name, (recipes.MODEL, "an id on the hub (owner/name)", "a folder"))
+    found: model.ImageModel | published.PublishedModel = chosen(
+        name, recipes.MODEL, model.load, published.load, "image model", options
+    )
+    return found

@@ -171,7 +171,7 @@ class PublishedModel:
         return neighbours(self.looks.cpu(), min(_NEAR, self.published.vocabulary - 1))
 
 
-FAMILY = Family(
+FAMILY: Family[Published] = Family(
     package="outrider.image",
     what="picture models",
     classes={
@@ -191,10 +191,7 @@ FAMILY = Family(
 )
 
 
-def published(model: Any, processor: Any, **options: Any) -> Published:
-    """A model object of transformers with its processor."""
-    made: Published = FAMILY.of(model, processor, options)
-    return made
+published = FAMILY.of  # a model object of transformers, with its processor
 
 
 def load(

@@ -7,8 +7,7 @@ from typing import Any, Literal, overload
 
 import torch
 
-from outrider.core.errors import unknown
-from outrider.core.published import named
+from outrider.core.published import chosen
 from outrider.speech import model, published, recipes
 
 
@@ -36,8 +35,7 @@ def load(name: str | Path = recipes.MODEL, **options: Any) -> model.SpeechModel 
 
     >>> load().generate("Good morning.", seed=1).save("morning.wav")
     """
-    if name == recipes.MODEL:
-        return model.load(str(name), **options)
-    if named(name):
-        return published.load(name, **options)
-    raise unknown("voice", name, (recipes.MODEL, "an id on the hub (owner/name)", "a folder"))
+    found: model.SpeechModel | published.PublishedSpeech = chosen(
+        name, recipes.MODEL, model.load, published.load, "voice", options
+    )
+    return found

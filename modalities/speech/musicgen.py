@@ -109,7 +109,9 @@ def target(model: Any, given: Any, count: int, guidance: float) -> Guided:
         places.at = positions
         own = torch.where((ids < 1)[..., None], codes, store.of(ids))  # it begins with a column of nothing
         x = sum(table(own[..., book]) for book, table in enumerate(decoder.embed_tokens))
-        return {"inputs_embeds": x, "encoder_hidden_states": states, "encoder_attention_mask": mask}
+        rows = len(ids) // len(states)  # of each stream
+        seen = {"encoder_hidden_states": states.repeat_interleave(rows, 0)}
+        return {"inputs_embeds": x, "encoder_attention_mask": mask.repeat_interleave(rows, 0), **seen}
 
     def say(states: Tensor, part: Tensor, held: Tensor) -> Tensor:
         found = states.new_zeros(len(states), codes + 1)

@@ -7,7 +7,7 @@ modalities/PUBLISHED.md. Knows nothing of how a class computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -90,7 +90,7 @@ class Said:
 
     prompt: Any
     tokens: list[list[int]]  # of each stage
-    outcome: Any  # what the class makes of them: codes, text
+    outcome: Any  # what the class makes of them: codes, text; None: it was broken off
     trace: Trace  # of all stages
 
 
@@ -130,37 +130,14 @@ class PublishedSpeech:
     def generate(self, prompt: Any, *, limit: int | None = None, **options: Any) -> Said:
         """Decode to the end. `limit` is in what the class counts: frames, tokens, columns. The options are those of
         `Options`."""
-        wanted = Options.of(options)
-        steps: list[Step] = []
-        found: list[list[int]] = []
-        stages, answer, outcome = self.published.stages(prompt, limit), None, None
-        while True:
-            try:
-                part: Part = stages.send(answer)
-            except StopIteration as last:
-                outcome = last.value
-                break
-            answer = self._run(part, wanted, steps, len(found))
-            found.append(answer)
-        drafter = wanted.drafter if isinstance(wanted.drafter, str) else type(wanted.drafter).__name__
-        rule = wanted.rule if isinstance(wanted.rule, str) else type(wanted.rule).__name__
-        facts: dict[str, str | int | float | bool | None] = {
-            "model": self.name,
-            "dtype": self.dtype,
-            "temperature": wanted.temperature,
-            "top_k": wanted.top_k,
-        }
-        trace = Trace(
-            steps=tuple(steps),
-            method="plain" if wanted.drafter is None else drafter,
-            rule=rule,
-            lossless=wanted.rule.lossless if not isinstance(wanted.rule, str) else _lossless(wanted),
-            seed=wanted.seed,
-            options=facts,
-            machine=machine(),
-            versions=versions(),
-        )
-        return Said(prompt, found, outcome, trace)
+        stream = self.stream(prompt, limit=limit, **options)
+        for _ in stream:
+            pass
+        return stream.result
+
+    def stream(self, prompt: Any, *, limit: int | None = None, **options: Any) -> Stream:
+        """The same step by step: an iterator of steps, whose `result` is what there is. Closing it ends it."""
+        return Stream(self, Options.of(options), prompt, limit)
 
     @property
     def audible(self) -> bool:
@@ -175,12 +152,42 @@ class PublishedSpeech:
         samples = maker.sound(said.outcome).detach().float().cpu().flatten()
         return Sound(samples.numpy(), maker.rate)
 
-    def _run(self, part: Part, options: Options, steps: list[Step], number: int) -> list[int]:
+
+class Stream(Iterator[Step]):
+    """A generation under way, stage after stage; closing it ends it."""
+
+    def __init__(self, model: PublishedSpeech, options: Options, prompt: Any, limit: int | None) -> None:
+        self._model, self._options, self._prompt = model, options, prompt
+        self._steps: list[Step] = []
+        self._tokens: list[list[int]] = []
+        self._outcome: Any = None
+        self._run = self._decoded(model.published.stages(prompt, limit))
+
+    def __next__(self) -> Step:
+        return next(self._run)
+
+    def close(self) -> None:
+        """End it here."""
+        self._run.close()
+
+    def _decoded(self, stages: Any) -> Generator[Step]:
+        answer: list[int] | None = None
+        while True:
+            try:
+                part: Part = stages.send(answer)
+            except StopIteration as last:
+                self._outcome = last.value
+                return
+            answer = []
+            self._tokens.append(answer)
+            yield from self._stage(part, answer)
+
+    def _stage(self, part: Part, tokens: list[int]) -> Generator[Step]:
+        options = self._options
         drafter, rule = options.made(part)
         sampling = Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, end=part.end)
-        first = 1 + max((step.index for step in steps), default=-1)
-        tokens: list[int] = []
-        for step in decode(
+        first = 1 + max((step.index for step in self._steps), default=-1)
+        steps = decode(
             part.target(),
             drafter,
             rule,
@@ -188,11 +195,44 @@ class PublishedSpeech:
             sampling=sampling,
             limit=part.limit,
             stop=part.stop,
-            seed=options.seed * 1_000_003 + number,
-        ):
-            tokens += step.emitted
-            steps.append(replace(step, index=first + step.index))
-        return tokens
+            seed=options.seed * 1_000_003 + len(self._tokens) - 1,
+        )
+        try:
+            for step in steps:
+                tokens += step.emitted
+                self._steps.append(replace(step, index=first + step.index))
+                yield self._steps[-1]
+        finally:
+            if isinstance(steps, Generator):
+                steps.close()
+
+    @property
+    def trace(self) -> Trace:
+        """Of all stages, as far as it has come."""
+        wanted = self._options
+        drafter = wanted.drafter if isinstance(wanted.drafter, str) else type(wanted.drafter).__name__
+        rule = wanted.rule if isinstance(wanted.rule, str) else type(wanted.rule).__name__
+        facts: dict[str, str | int | float | bool | None] = {
+            "model": self._model.name,
+            "dtype": self._model.dtype,
+            "temperature": wanted.temperature,
+            "top_k": wanted.top_k,
+        }
+        return Trace(
+            steps=tuple(self._steps),
+            method="plain" if wanted.drafter is None else drafter,
+            rule=rule,
+            lossless=wanted.rule.lossless if not isinstance(wanted.rule, str) else _lossless(wanted),
+            seed=wanted.seed,
+            options=facts,
+            machine=machine(),
+            versions=versions(),
+        )
+
+    @property
+    def result(self) -> Said:
+        """What was said; where it was broken off, the tokens alone."""
+        return Said(self._prompt, self._tokens, self._outcome, self.trace)
 
 
 def _lossless(options: Options) -> bool:
@@ -214,7 +254,7 @@ def rules() -> list[str]:
     return [name for name, one in RULES.items() if "speech" in one.modalities and not one.needs]
 
 
-FAMILY = Family(
+FAMILY: Family[Published] = Family(
     package="outrider.speech",
     what="speech models",
     classes={
@@ -236,10 +276,7 @@ FAMILY = Family(
 )
 
 
-def published(model: Any, processor: Any = None, **options: Any) -> Published:
-    """A model object of transformers with its processor."""
-    made: Published = FAMILY.of(model, processor, options)
-    return made
+published = FAMILY.of  # a model object of transformers, with its processor
 
 
 def load(

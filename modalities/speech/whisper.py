@@ -89,7 +89,8 @@ class Whisper:
 
         def read(ids: Tensor, positions: Tensor) -> dict[str, Any]:
             places = positions.clamp(max=last)
-            return {"input_ids": ids.clamp(0, count - 1), "position_ids": places, "encoder_hidden_states": states}
+            heard = states.expand(len(ids), -1, -1)
+            return {"input_ids": ids.clamp(0, count - 1), "position_ids": places, "encoder_hidden_states": heard}
 
         reading = Reading(
             trunk=decoder,

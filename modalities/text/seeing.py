@@ -17,6 +17,7 @@ from torch import Tensor
 from outrider.core import assets
 from outrider.core.engine.hf import Adapted, Reading
 from outrider.core.errors import Incompatible, InvalidOption
+from outrider.core.methods import DRAFTERS, OF_TEXT
 from outrider.core.published import folder_of
 from outrider.text.model import TextModel
 from outrider.text.stream import Result
@@ -35,10 +36,10 @@ class _Caught(Exception):
 
 
 class Seeing:
-    """A model of transformers with its processor."""
+    """A model of transformers with its processor; `draft` is a smaller one that reads the same inputs and drafts."""
 
-    def __init__(self, model: Any, processor: Any, *, name: str = "") -> None:
-        self.model, self.processor = model.eval(), processor
+    def __init__(self, model: Any, processor: Any, *, name: str = "", draft: Seeing | None = None) -> None:
+        self.model, self.processor, self.draft = model.eval(), processor, draft
         self.name = name or model.config.name_or_path or type(model).__name__
         self.tokens = Tokens.of_transformers(getattr(processor, "tokenizer", processor))
         given = model.generation_config.eos_token_id
@@ -58,8 +59,12 @@ class Seeing:
             raise InvalidOption(f"input_ids are {list(ids.shape)}; one prompt is asked for at a time, [1, L]")
         reading = self._reading(given)
         config = self.model.config.get_text_config()
+        drafter = options.get("drafter")
+        if self.draft is not None and isinstance(drafter, str) and _asks(drafter):
+            small = self.draft.target(self.draft._reading(given))
+            options["drafter_options"] = {"model": small, **options.get("drafter_options", {})}
         lm = TextModel(
-            lambda: Adapted(self.model, trees="mask", reading=reading),
+            lambda: self.target(reading),
             self.tokens,
             name=self.name,
             end=self.end,
@@ -70,22 +75,27 @@ class Seeing:
         )
         return lm.generate([int(one) for one in ids[0]], **options)
 
+    def target(self, reading: Reading) -> Adapted:
+        """For one prompt, as it is read."""
+        return Adapted(self.model, trees="mask", reading=reading)
+
     def _reading(self, given: Mapping[str, Any]) -> Reading:
         language, head = self.model.get_decoder(), self.model.get_output_embeddings()
         seen = caught(self.model, language, given)
         before = seen["inputs_embeds"][0]  # [L, D]
-        length = len(before)
+        length, asked = len(before), torch.as_tensor(given["input_ids"])[0].to(before.device)
         embed = language.get_input_embeddings()
         places: Tensor | None = seen.get("position_ids")
         if places is not None and places.dim() != 3:  # [3 or 4, 1, L] are positions in several directions
             places = None
 
         def read(ids: Tensor, positions: Tensor) -> dict[str, Any]:
-            told = before[positions.clamp(max=length - 1)]
-            x = torch.where((positions < length)[..., None], told, embed(ids.clamp(0, embed.num_embeddings - 1)))
+            at = positions.clamp(max=length - 1)
+            told = (positions < length) & (ids == asked[at])  # another id there is a word by itself
+            x = torch.where(told[..., None], before[at], embed(ids.clamp(0, embed.num_embeddings - 1)))
             if places is None:
                 return {"inputs_embeds": x, "position_ids": positions}
-            first = places[:, 0, positions.clamp(max=length - 1)]  # [3, B, Q]
+            first = places[:, 0, at]  # [3, B, Q]
             further = int(places.max()) + 1 + positions - length
             return {"inputs_embeds": x, "position_ids": torch.where(positions < length, first, further)}
 
@@ -97,6 +107,11 @@ class Seeing:
             weights=(language, head),
             looked_up=() if head.weight is embed.weight else (embed.weight,),
         )
+
+
+def _asks(drafter: str) -> bool:
+    """Does it ask a smaller model?"""
+    return drafter in DRAFTERS and drafter not in OF_TEXT and "model" in DRAFTERS[drafter].needs
 
 
 @torch.no_grad()
@@ -126,9 +141,15 @@ def caught(model: Any, language: Any, given: Mapping[str, Any]) -> dict[str, Any
 
 
 def load(
-    source: str | Path, *, device: str | torch.device = "cpu", dtype: str = "float32", revision: str | None = None
+    source: str | Path,
+    *,
+    draft: str | Path | None = None,
+    device: str | torch.device = "cpu",
+    dtype: str = "float32",
+    revision: str | None = None,
 ) -> Seeing:
-    """A model that sees, by its hub id or folder."""
+    """A model that sees, by its hub id or folder; `draft` names a smaller one that reads pictures and words alike."""
     folder = folder_of(source, revision)
     model = assets.transformers_model(folder, dtype, device, "AutoModelForImageTextToText")
-    return Seeing(model, assets.transformers_processor(folder), name=str(source))
+    small = None if draft is None else load(draft, device=device, dtype=dtype)
+    return Seeing(model, assets.transformers_processor(folder), name=str(source), draft=small)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import runpy
-import subprocess
-import sys
 import warnings
 from base64 import b64decode
 from collections.abc import Iterator
@@ -33,7 +31,10 @@ from outrider.core.trace import Trace  # noqa: E402
 
 # Gradio leaves event loops open behind it, here and in its client; what they hold is collected by `tidy`.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
-SMALL = SimpleNamespace(**runpy.run_path(str(Path(__file__).parent.parent / "browser" / "small.py")))
+SMALL, OPENED = (
+    SimpleNamespace(**runpy.run_path(str(Path(__file__).parent.parent / "browser" / f"{name}.py")))
+    for name in ("small", "opened")
+)
 HOSTILE = (
     "<img src=x onerror=alert(1)>",
     "${alert(1)} {{constructor}} `x`",
@@ -59,14 +60,9 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of the page, open on this machine, in a process of its own."""
-    script = Path(__file__).parent.parent / "browser" / "small.py"
-    command = [sys.executable, str(script), str(tmp_path_factory.mktemp("page"))]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdin is not None and server.stdout is not None
-        yield server.stdout.readline().strip()
-        server.stdin.close()
-        server.wait(30)
+    """Of the page."""
+    with OPENED.opened("small.py", tmp_path_factory.mktemp("page")) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from outrider.app.cli import cli
 from outrider.speech import Sound
 
-TESTS = Path(__file__).parents[1]
+TINY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "tiny_classes.py")))
 
 
 def told(*arguments: str) -> Result:
@@ -22,9 +22,8 @@ def told(*arguments: str) -> Result:
 
 
 def test_a_picture_of_a_model_that_is_named(tmp_path: Path) -> None:
-    classes = SimpleNamespace(**runpy.run_path(str(TESTS / "image" / "test_published.py")))
     for name, layers in (("big", 2), ("small", 1)):
-        for part in classes.janus(layers - 2, layers):
+        for part in TINY.janus(layers - 2, layers):
             part.save_pretrained(tmp_path / name)
     file = tmp_path / "drawn.png"
     named = ("--model", str(tmp_path / "big"), "--draft", str(tmp_path / "small"), "--drafter", "draft-model")
@@ -45,9 +44,8 @@ def test_a_picture_of_a_model_that_is_named(tmp_path: Path) -> None:
 def test_sound_of_a_model_that_is_named(tmp_path: Path) -> None:
     from transformers import EncodecFeatureExtractor, MusicgenProcessor, T5Tokenizer
 
-    classes = SimpleNamespace(**runpy.run_path(str(TESTS / "speech" / "test_published.py")))
     for name, layers in (("big", 2), ("small", 1)):
-        classes.musicgen(layers - 2, layers).save_pretrained(tmp_path / name)
+        TINY.musicgen(layers - 2, layers).save_pretrained(tmp_path / name)
     pieces = [(name, 0.0) for name in ("<pad>", "</s>", "<unk>")]
     pieces += [(name, -1.0) for name in ("\u2581", "\u2581a", "\u2581slow", "\u2581waltz")]
     MusicgenProcessor(EncodecFeatureExtractor(), T5Tokenizer(vocab=pieces, extra_ids=0)).save_pretrained(
@@ -64,8 +62,7 @@ def test_sound_of_a_model_that_is_named(tmp_path: Path) -> None:
 
 
 def test_llasa_wants_a_codec(tmp_path: Path) -> None:
-    classes = SimpleNamespace(**runpy.run_path(str(TESTS / "speech" / "test_published.py")))
-    model = classes.llasa()
+    model = TINY.llasa()
     model.save_pretrained(tmp_path / "llasa")
     model.tokenizer.save_pretrained(tmp_path / "llasa")
     done = told("speech", "good morning", "--model", str(tmp_path / "llasa"), "-o", str(tmp_path / "a.wav"))
@@ -76,8 +73,7 @@ def test_what_a_model_heard(tmp_path: Path) -> None:
     import numpy as np
     from transformers import WhisperFeatureExtractor, WhisperProcessor, WhisperTokenizer
 
-    classes = SimpleNamespace(**runpy.run_path(str(TESTS / "speech" / "test_published.py")))
-    classes.whisper().save_pretrained(tmp_path / "whisper")
+    TINY.whisper().save_pretrained(tmp_path / "whisper")
     words = WhisperTokenizer(vocab={chr(ord("a") + at): at for at in range(26)}, merges=[])
     reads = WhisperFeatureExtractor(feature_size=8, chunk_length=1, hop_length=400, n_fft=400)
     WhisperProcessor(reads, words).save_pretrained(tmp_path / "whisper")
@@ -107,13 +103,12 @@ def test_what_does_not_go_together(arguments: tuple[str, ...], said: str) -> Non
 def test_the_page_shows_the_model_that_is_named(tmp_path: Path) -> None:
     pytest.importorskip("gradio")
     from outrider.app.of_image import Pictures
-    from outrider.app.subjects import checked
+    from outrider.app.subjects import Named, checked
     from outrider.core.errors import InvalidOption
 
-    classes = SimpleNamespace(**runpy.run_path(str(TESTS / "image" / "test_published.py")))
-    for part in classes.janus():
+    for part in TINY.janus():
         part.save_pretrained(tmp_path / "janus")
-    subject = Pictures(model=str(tmp_path / "janus"))
+    subject = Pictures(named=Named(model=str(tmp_path / "janus")))
     assert "draft-model" not in subject.drafters() and "jacobi" in subject.drafters()
     subject.load()
     assert "8x8 codes" in subject.about
@@ -127,6 +122,6 @@ def test_the_page_shows_the_model_that_is_named(tmp_path: Path) -> None:
     near = subject.like(recording.trace.tokens()[0], 3)
     assert len(near) == 4 and all(data.startswith("data:image/png") for _, data in near)
     with pytest.raises(InvalidOption, match="there is no folder"):
-        Pictures(model=str(tmp_path / "nowhere")).load()
-    done = told("demo", "--image-draft", "a/b")
-    assert done.exit_code == 2 and "which is missing" in " ".join(done.output.replace("│", " ").split())
+        Pictures(named=Named(model=str(tmp_path / "nowhere"))).load()
+    done = told("demo", "--speech-option", "codec=a/b")
+    assert done.exit_code == 2 and "--speech-model, which is missing" in " ".join(done.output.replace("│", " ").split())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import runpy
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,16 +15,21 @@ pytest.importorskip("gradio")
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
+OPENED = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("opened.py"))))
+
+
 @pytest.fixture(scope="session")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of the page, open on this machine, in a process of its own."""
-    script = Path(__file__).parent / "small.py"
-    command = [sys.executable, str(script), str(tmp_path_factory.mktemp("page"))]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdin is not None and server.stdout is not None
-        yield server.stdout.readline().strip()
-        server.stdin.close()
-        server.wait(30)
+    """Of the page on our own models."""
+    with OPENED.opened("small.py", tmp_path_factory.mktemp("page")) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def published_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of the page on published ones."""
+    with OPENED.opened("published.py", tmp_path_factory.mktemp("page")) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")
@@ -87,7 +92,19 @@ class Visit:
 
 @pytest.fixture
 def visit(chromium: Any, address: str) -> Iterator[Callable[..., Visit]]:
-    """Opens the page anew; fails the test if it ever complained, or asked anybody else for anything."""
+    """Opens the page anew."""
+    yield from visits(chromium, address)
+
+
+@pytest.fixture
+def visit_published(chromium: Any, published_address: str) -> Iterator[Callable[..., Visit]]:
+    """The same, of the page on published models."""
+    yield from visits(chromium, published_address)
+
+
+def visits(chromium: Any, address: str) -> Iterator[Callable[..., Visit]]:
+    """Opens a page as often as it is asked to; fails the test if the page ever complained, or asked anybody else for
+    anything."""
     contexts, visits = [], []
 
     def make(width: int = 1400, height: int = 900, theme: str = "light") -> Visit:

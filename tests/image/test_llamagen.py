@@ -26,16 +26,16 @@ WORDS = ("a", "red", "blue", "heart", "cat", "house", "on", "the", "hill")
 # ---- files as they are published
 
 
-def transformer(seed: int, layers: int, captioned: bool) -> dict[str, Tensor]:
+def transformer(seed: int, layers: int, captioned: bool, codes: int = CODES) -> dict[str, Tensor]:
     made = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int, scale: float = 1.6) -> Tensor:
         return torch.randn(*shape, generator=made) * scale / shape[-1] ** 0.5
 
     found = {
-        "tok_embeddings.weight": draw(CODES, WIDTH, scale=4.0),
+        "tok_embeddings.weight": draw(codes, WIDTH, scale=4.0),
         "norm.weight": 1 + 0.1 * torch.randn(WIDTH, generator=made),
-        "output.weight": draw(CODES, WIDTH, scale=3.0),
+        "output.weight": draw(codes, WIDTH, scale=3.0),
     }
     if captioned:
         found["cls_embedding.cap_proj.fc1.weight"] = draw(WIDTH, FEATURES)
@@ -85,7 +85,7 @@ class Attention(nn.Module):
 class Codec(nn.Module):
     """Two blocks of 32 and 64 channels."""
 
-    def __init__(self) -> None:
+    def __init__(self, codes: int = CODES) -> None:
         super().__init__()
 
         def stage(inside: int, out: int, count: int, deep: bool) -> nn.Module:
@@ -111,7 +111,7 @@ class Codec(nn.Module):
         self.decoder = half(nn.Conv2d(16, 64, 3, padding=1), up, 64, 32, 3)
         self.quant_conv, self.post_quant_conv = nn.Conv2d(16, 4, 1), nn.Conv2d(4, 16, 1)
         self.quantize = nn.Module()
-        self.quantize.embedding = nn.Embedding(CODES, 4)
+        self.quantize.embedding = nn.Embedding(codes, 4)
         self.quantize.register_buffer("codebook_used", torch.zeros(64))
 
     def decode(self, grid: Tensor) -> Tensor:
@@ -129,20 +129,22 @@ class Codec(nn.Module):
 
 
 @cache
-def codec() -> Codec:
+def codec(codes: int = CODES) -> Codec:
     torch.manual_seed(4)
-    return Codec().eval()
+    return Codec(codes).eval()
 
 
-def published(folder: Path, seed: int, layers: int, captioned: bool = False, text: str = "") -> Path:
+def published(
+    folder: Path, seed: int, layers: int, captioned: bool = False, text: str = "", codes: int = CODES
+) -> Path:
     """The files, and the folder made of them. The one of a training that leaves more beside."""
     from argparse import Namespace
 
     folder.mkdir()
-    weights = transformer(seed, layers, captioned)
+    weights = transformer(seed, layers, captioned, codes)
     whole = weights if seed == 0 else {"model": weights, "steps": 3, "args": Namespace(lr=1.0)}
     torch.save(whole, folder / "gpt.pt")
-    torch.save({"model": codec().state_dict()}, folder / "vq.pt")
+    torch.save({"model": codec(codes).state_dict()}, folder / "vq.pt")
     names = [] if captioned else [f"kind {number}" for number in range(CLASSES)]
     return convert(
         folder / "gpt.pt",

@@ -1,174 +1,37 @@
 """Published models of pictures: the real classes of transformers, tiny, of random weights, with their real processors.
 
-Plain decoding through the loop is the class's own `generate`, token for token, with guidance; whoever drafts, the
-tokens are the same; the laws are the class's. Nothing is downloaded.
+Plain decoding through the loop is the class's own `generate`, token for token, with guidance; the law is the class's.
+Every drafter on every class is in tests/test_published.py. Nothing is downloaded.
 """
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from outrider.core.conformance import Case, enumerate_output, equip, target_law, total_variation
+from outrider.core.conformance import target_law, total_variation
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
-from outrider.core.methods import DRAFTERS
-from outrider.core.rules.exact import Exact
-from outrider.image.choosing import drafters
 from outrider.image.published import PublishedModel, published
 
-WORDS = ("a", "red", "blue", "heart", "cat", "house", "on", "the", "hill", "sky")
+TINY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "tiny_classes.py")))
 
 
-def tokenizer(extra: dict[str, str], words: tuple[str, ...] = WORDS, bare: bool = False) -> Any:
-    """Words apart by spaces, after the special ones: <s>, <pad> and those that are named. `bare`: <s> is not added."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    names = ["<s>", "<pad>", "</s>", "<unk>", *extra.values()]
-    ids = {name: number for number, name in enumerate([*names, *words])}
-    made = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    if not bare:
-        made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made,
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="<pad>",
-        unk_token="<unk>",
-        extra_special_tokens=extra,
-        padding_side="left",
-    )
+# ---- what the class itself draws, of prompts that are equally long
 
 
-def sharpened(model: Any, by: float = 0.4) -> Any:
-    """Weights far enough from 0 for laws that are neither flat nor certain."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter += by * torch.randn_like(parameter) / parameter.shape[-1] ** 0.5
-    return model.eval()
-
-
-def janus(seed: int = 0, layers: int = 2, codes: int = 64) -> tuple[Any, Any]:
-    """Pictures of 8x8 codes."""
-    from transformers import JanusConfig, JanusForConditionalGeneration, JanusProcessor
-    from transformers.models.janus.image_processing_pil_janus import JanusImageProcessorPil
-
-    extra = {"boi_token": "<begin_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_placeholder>"}
-    words = tokenizer(extra)
-    torch.manual_seed(seed)
-    config = JanusConfig(
-        text_config={
-            "model_type": "llama",
-            "vocab_size": len(words),
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": layers,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 256,
-            "pad_token_id": 1,
-        },
-        vision_config={
-            "hidden_size": 16,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "image_size": 32,
-            "patch_size": 4,
-            "num_image_tokens": 64,
-            "projection_dim": 32,
-            "mlp_ratio": 2.0,
-        },
-        vq_config={
-            "embed_dim": 4,
-            "num_embeddings": codes,
-            "latent_channels": 32,
-            "base_channels": 32,
-            "channel_multiplier": [1, 1, 1],
-            "num_res_blocks": 1,
-            "projection_dim": 32,
-            "image_token_embed_dim": 32,
-        },
-        image_token_id=words.convert_tokens_to_ids("<image_placeholder>"),
-    )
-    model = sharpened(JanusForConditionalGeneration(config), 1.0)
-    model.generation_config.update(bos_token_id=0, pad_token_id=1, eos_token_id=2)
-    model.generation_config.generation_kwargs = {"boi_token_id": words.convert_tokens_to_ids("<begin_of_image>")}
-    pictures = JanusImageProcessorPil(size={"height": 32, "width": 32})
-    return model, JanusProcessor(pictures, words, num_image_tokens=64)
-
-
-def imagegpt(seed: int = 0, layers: int = 2) -> tuple[Any, Any]:
-    """27 colours, pictures of 8x8."""
-    from transformers import ImageGPTConfig, ImageGPTForCausalImageModeling
-    from transformers.models.imagegpt.image_processing_pil_imagegpt import ImageGPTImageProcessorPil
-
-    torch.manual_seed(seed)
-    config = ImageGPTConfig(vocab_size=28, n_positions=64, n_embd=24, n_layer=layers, n_head=4)
-    model = sharpened(ImageGPTForCausalImageModeling(config), 1.0)
-    levels = torch.tensor([-1.0, 0.0, 1.0])
-    colours = torch.cartesian_prod(levels, levels, levels)
-    return model, ImageGPTImageProcessorPil(clusters=colours.tolist(), size={"height": 8, "width": 8})
-
-
-def emu3(seed: int = 0, layers: int = 2) -> tuple[Any, Any]:
-    """32 codes; a picture of 16 pixels a side has 4 of them."""
-    from transformers import Emu3Config, Emu3ForConditionalGeneration, Emu3Processor
-    from transformers.models.janus.image_processing_pil_janus import JanusImageProcessorPil
-
-    extra = {
-        "image_token": "<image>",
-        "boi_token": "<|image start|>",
-        "eoi_token": "<|image end|>",
-        "image_wrapper_token": "<|image token|>",
-        "eof_token": "<|extra_201|>",
-        "eol_token": "<|extra_200|>",
-    }
-    codes = tuple(f"<|visual token {number:06d}|>" for number in range(32))
-    sizes = tuple(f"{rows}*{columns}" for rows in range(1, 9) for columns in range(1, 9))
-    words = tokenizer(extra, (*WORDS, *sizes, *codes), bare=True)
-    torch.manual_seed(seed)
-    config = Emu3Config(
-        text_config={
-            "vocab_size": len(words),
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": layers,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 256,
-            "pad_token_id": 1,
-            "bos_token_id": 0,
-            "eos_token_id": 2,
-        },
-        vq_config={
-            "codebook_size": 32,
-            "base_channels": 32,
-            "channel_multiplier": [1, 1],
-            "num_res_blocks": 1,
-            "hidden_size": 32,
-            "temporal_downsample_factor": 4,
-            "attn_resolutions": [1],
-        },
-        vocabulary_map=words.get_vocab(),
-    )
-    model = sharpened(Emu3ForConditionalGeneration(config), 1.0)
-    return model, Emu3Processor(JanusImageProcessorPil(), words)  # the class's own wants torchvision; it is not asked
-
-
-# ---- what the class itself draws, one prompt at a time
-
-
-def own_janus(model: Any, processor: Any, prompt: str) -> list[int]:
+def own_janus(model: Any, processor: Any, prompts: list[str]) -> list[list[int]]:
     from transformers import DynamicCache
 
-    given = processor(text=[prompt], generation_mode="image", return_tensors="pt")
+    given = processor(text=prompts, generation_mode="image", return_tensors="pt")
     found = model.generate(
         **given,
         generation_mode="image",
@@ -176,22 +39,22 @@ def own_janus(model: Any, processor: Any, prompt: str) -> list[int]:
         do_sample=False,
         past_key_values=DynamicCache(config=model.config.text_config),  # 5.17 fails to make its own
     )
-    return found[0].tolist()
+    return found.tolist()
 
 
-def own_imagegpt(model: Any, processor: Any, prompt: str) -> list[int]:
-    begin = torch.tensor([[model.config.vocab_size - 1]])
+def own_imagegpt(model: Any, processor: Any, prompts: list[str]) -> list[list[int]]:
+    begin = torch.tensor([[model.config.vocab_size - 1]] * len(prompts))
     found = model.generate(begin, max_length=model.config.n_positions + 1, do_sample=False, pad_token_id=0)
-    return found[0, 1:].tolist()
+    return found[:, 1:].tolist()
 
 
 AREA = {"area": 64 * 64, "negative": "blue sky"}  # 8x8 codes
 
 
-def own_emu3(model: Any, processor: Any, prompt: str) -> list[int]:
+def own_emu3(model: Any, processor: Any, prompts: list[str]) -> list[list[int]]:
     words, codes = processor.tokenizer, model.vocabulary_mapping.image_tokens
     size = {"return_for_image_generation": True, "ratio": "1:1", "image_area": AREA["area"], "return_tensors": "pt"}
-    asked, free = processor(text=[prompt], **size), processor(text=[AREA["negative"]], **size)
+    asked, free = processor(text=prompts, **size), processor(text=[AREA["negative"]] * len(prompts), **size)
     rows, columns = asked.pop("image_sizes")[0]
     whole = rows * (columns + 1)
     last = {whole + 1: words.eof_token_id, whole + 2: words.eoi_token_id, whole + 3: words.eos_token_id}
@@ -211,14 +74,14 @@ def own_emu3(model: Any, processor: Any, prompt: str) -> list[int]:
         negative_prompt_attention_mask=free.attention_mask,
         prefix_allowed_tokens_fn=allowed,
     )
-    return found[0, asked.input_ids.shape[1] :].tolist()
+    return found[:, asked.input_ids.shape[1] :].tolist()
 
 
-Own = Callable[[Any, Any, str], list[int]]
+Own = Callable[[Any, Any, list[str]], list[list[int]]]
 MODELS: Mapping[str, tuple[Callable[..., tuple[Any, Any]], Own, dict[str, Any]]] = {
-    "janus": (janus, own_janus, {}),
-    "imagegpt": (imagegpt, own_imagegpt, {}),
-    "emu3": (emu3, own_emu3, AREA),
+    "janus": (TINY.janus, own_janus, {}),
+    "imagegpt": (TINY.imagegpt, own_imagegpt, {}),
+    "emu3": (TINY.emu3, own_emu3, AREA),
 }
 PROMPTS = [
     f"{a} {b} {c}" for a in ("a red", "the blue") for b in ("heart", "cat", "house") for c in ("", "on the hill")
@@ -240,13 +103,19 @@ def made(name: str) -> tuple[Any, Any, PublishedModel]:
 def same(name: str, prompts: Sequence[str]) -> None:
     model, processor, im = made(name)
     plain = im.generate(list(prompts), drafter=None, temperature=0.0)
+    wanted: dict[str, list[int]] = {}
+    for _, alike in groupby(sorted(prompts, key=length), length):  # the class's own batches, with nothing filled up
+        asked = list(alike)
+        wanted |= zip(asked, MODELS[name][1](model, processor, asked), strict=True)
     for one in plain:
-        wanted = MODELS[name][1](model, processor, one.prompt)
-        sequence = getattr(im.published, "sequence", list)(one.tokens)
-        assert sequence == wanted
-        assert len(one.tokens) >= 64 and len(set(wanted)) > 1
+        assert getattr(im.published, "sequence", list)(one.tokens) == wanted[one.prompt]
+        assert len(one.tokens) >= 64 and len(set(one.tokens)) > 1
         assert one.trace.summary().tokens_per_call == 1
     assert len({token for one in plain for token in one.tokens}) > 5
+
+
+def length(prompt: str) -> int:
+    return len(prompt.split())
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -262,73 +131,25 @@ def test_plain_decoding_is_the_class_s_own_on_20_prompts(name: str, measured: An
     measured("equality with generate: prompts without a mismatch", name=name, value=20)
 
 
-def others(quick: Sequence[str]) -> list[Any]:
-    return [
-        pytest.param(name, drafter, marks=[] if drafter in quick else pytest.mark.slow)
-        for name in MODELS
-        for drafter in drafters(taught=False)
-    ]
-
-
-@pytest.mark.parametrize(("name", "drafter"), others(("jacobi", "sampled-tree")))
-def test_whoever_drafts_the_picture_is_the_same(name: str, drafter: str) -> None:
-    im = made(name)[2]
-    prompts = ["a red heart", "blue sky on the hill"]
-    found = im.generate(prompts, drafter=drafter, rule="gumbel-match", seed=3)
-    assert [one.tokens for one in found] == plain(name)
-
-
-@cache
-def plain(name: str) -> list[list[int]]:
-    found = made(name)[2].generate(["a red heart", "blue sky on the hill"], drafter=None, rule="gumbel-match", seed=3)
-    return [one.tokens for one in found]
-
-
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("drafter", ["jacobi"])
-def test_greedy_pictures_are_the_same_too(name: str, drafter: str) -> None:
-    im = made(name)[2]
-    wanted = im.generate("a red heart", drafter=None, temperature=0.0)
-    assert im.generate("a red heart", drafter=drafter, temperature=0.0).tokens == wanted.tokens
-
-
-@pytest.mark.parametrize("drafter", ["draft-model", "jacobi", "top-k-tree", "sampled-tree"])
-def test_laws_are_those_of_the_class(drafter: str) -> None:
-    """Three codes, two tokens: every branch of chance."""
-    model, processor = janus(codes=3)
-    target, small = published(model.double(), processor), published(janus(1, 1, codes=3)[0].double(), processor)
-    asked = target.read("a red heart")
-
-    def of(one: Any, rows: int) -> Any:
-        return one.target([asked] * rows, 5.0)
+def test_a_picture_s_law_is_the_class_s() -> None:
+    """Three codes, three tokens, under guidance: against the class with no cache."""
+    model, processor = TINY.janus(codes=3)
+    one = published(model.double(), processor)
+    asked = one.read("a red heart")
 
     class Many:
-        """As many rows as asked for."""
-
-        def __init__(self, one: Any) -> None:
-            self.one, inner = one, of(one, 1)
-            self.vocabulary, self.device, self.rollback = inner.vocabulary, inner.device, True
-            self.weight_bytes = inner.weight_bytes
+        """As many rows as are asked for."""
 
         def begin(self, prompts: Any, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Any:
-            self.inner = of(self.one, len(prompts))
+            self.inner = one.target([asked] * len(prompts), 5.0)
             return self.inner.begin(prompts, sampling, needs)
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self.inner, name)
 
-    method = DRAFTERS[drafter]
-    case = Case(
-        target=partial(Many, target),
-        drafter=partial(equip, method, method.trials[0], partial(Many, small)),
-        rule=Exact(),
-        prompts=[(0,)],
-    )
-    (law,) = enumerate_output(case)
-    wanted = target_law(Many(target), (0,), Sampling(), 3)
-    assert total_variation(law, wanted) < 1e-12
+    found = target_law(Many(), (0,), Sampling(), 3)  # type: ignore[arg-type]
     given = processor(text=["a red heart"], generation_mode="image", return_tensors="pt")
-    assert total_variation(wanted, by_hand(model, given.input_ids, target.free(asked))) < 1e-12
+    assert total_variation(found, by_hand(model, given.input_ids, one.free(asked))) < 1e-12
 
 
 @torch.no_grad()
@@ -405,7 +226,7 @@ def test_what_is_wrong_is_said(name: str, prompt: Any, options: dict[str, Any], 
 
 def test_a_smaller_model_must_share_the_codes() -> None:
     model, processor, _ = made("janus")
-    other = PublishedModel(published(model, processor), name="janus", small=lambda: published(*imagegpt()))
+    other = PublishedModel(published(model, processor), name="janus", small=lambda: published(*TINY.imagegpt()))
     with pytest.raises(InvalidOption, match="they don't share a tokenizer"):
         other.generate("cat", drafter="draft-model")
     alone = PublishedModel(published(model, processor), name="janus")

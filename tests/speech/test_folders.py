@@ -24,12 +24,12 @@ def saved(model: Any, folder: Path) -> Path:
 
 
 def test_a_saved_model_says_what_it_said(tmp_path: Path) -> None:
-    big, small = saved(CLASSES.csm(), tmp_path / "big"), saved(CLASSES.csm(1, 1), tmp_path / "small")
+    big, small = saved(CLASSES.TINY.csm(), tmp_path / "big"), saved(CLASSES.TINY.csm(1, 1), tmp_path / "small")
     sp = speech.load(big, draft=small)
     assert isinstance(sp, PublishedSpeech) and sp.audible
     (prompt,) = CLASSES.prompts("csm", 1)
     found = sp.generate(prompt, limit=6, drafter="draft-model", temperature=1.0, seed=2, rule="gumbel-match")
-    alone = PublishedSpeech(published(CLASSES.csm()), name="csm")
+    alone = PublishedSpeech(published(CLASSES.TINY.csm()), name="csm")
     assert found.tokens == alone.generate(prompt, limit=6, temperature=1.0, seed=2, rule="gumbel-match").tokens
     heard = sp.heard(found)
     assert heard.rate == 24000 and len(heard.samples) > 6
@@ -38,7 +38,7 @@ def test_a_saved_model_says_what_it_said(tmp_path: Path) -> None:
 
 
 def test_one_that_hears_by_its_name(tmp_path: Path) -> None:
-    sp = speech.load(str(saved(CLASSES.whisper(), tmp_path / "whisper")), before=[3, 5, 6])
+    sp = speech.load(str(saved(CLASSES.TINY.whisper(), tmp_path / "whisper")), before=[3, 5, 6])
     assert isinstance(sp, PublishedSpeech) and not sp.audible
     (prompt,) = CLASSES.prompts("whisper", 1)
     found = sp.generate(prompt, limit=12, drafter="suffix")

@@ -1,15 +1,17 @@
 """Published models of speech and sound: the real classes of transformers, tiny, of random weights.
 
-Plain decoding through the loop is the class's own `generate`, token for token; whoever drafts, the tokens are the same.
-Nothing is downloaded.
+Plain decoding through the loop is the class's own `generate`, token for token. Every drafter on every class is in
+tests/test_published.py. Nothing is downloaded.
 """
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,196 +21,9 @@ from outrider.core.draft import Draft, Tree, told
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 from outrider.speech.csm import target
-from outrider.speech.published import PublishedSpeech, drafters, published
+from outrider.speech.published import PublishedSpeech, published
 
-
-def sharpened(model: Any, by: float = 1.0) -> Any:
-    """Weights far enough from 0 for laws that are neither flat nor certain."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter += by * torch.randn_like(parameter) / parameter.shape[-1] ** 0.5
-    return model.eval()
-
-
-TEXT = 40  # ids of words
-SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-
-
-def csm(seed: int = 0, layers: int = 2) -> Any:
-    """Three books of 20 codes."""
-    from transformers import CsmConfig, CsmForConditionalGeneration
-
-    torch.manual_seed(seed)
-    config = CsmConfig(
-        num_codebooks=3,
-        vocab_size=20,
-        text_vocab_size=TEXT,
-        num_hidden_layers=layers,
-        max_position_embeddings=256,
-        pad_token_id=1,
-        codebook_pad_token_id=19,
-        codebook_eos_token_id=0,
-        bos_token_id=2,
-        audio_token_id=3,
-        audio_eos_token_id=4,
-        depth_decoder_config={
-            "num_codebooks": 3,
-            "vocab_size": 20,
-            "backbone_hidden_size": 32,
-            "num_hidden_layers": 1,
-            "max_position_embeddings": 8,
-            **SMALL,
-        },
-        codec_config={
-            "model_type": "mimi",
-            "num_filters": 4,
-            "hidden_size": 16,
-            "intermediate_size": 16,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-            "codebook_dim": 8,
-            "vector_quantization_hidden_dimension": 8,
-            "codebook_size": 32,
-            "num_quantizers": 3,
-            "upsample_groups": 16,
-        },
-        **SMALL,
-    )
-    made = sharpened(CsmForConditionalGeneration(config), 0.6)
-    with torch.no_grad():  # a frame that ends speech should be rare
-        made.depth_decoder.codebooks_head.weight[..., 0] -= 0.5
-    return made
-
-
-def musicgen(seed: int = 0, layers: int = 2) -> Any:
-    """Four books of 32 codes."""
-    from transformers import (
-        EncodecConfig,
-        MusicgenConfig,
-        MusicgenDecoderConfig,
-        MusicgenForConditionalGeneration,
-        T5Config,
-    )
-
-    torch.manual_seed(seed)
-    config = MusicgenConfig(
-        text_encoder=T5Config(vocab_size=TEXT, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2).to_dict(),
-        audio_encoder=EncodecConfig(
-            num_filters=4,
-            hidden_size=8,
-            codebook_size=32,
-            codebook_dim=8,
-            num_lstm_layers=1,
-            upsampling_ratios=[2, 2],
-            target_bandwidths=[120.0],  # 4 books
-        ).to_dict(),
-        decoder=MusicgenDecoderConfig(
-            vocab_size=32,
-            hidden_size=32,
-            num_hidden_layers=layers,
-            ffn_dim=48,
-            num_attention_heads=4,
-            num_codebooks=4,
-            pad_token_id=32,
-            bos_token_id=32,
-            max_position_embeddings=128,
-        ).to_dict(),
-    )
-    made = sharpened(MusicgenForConditionalGeneration(config))
-    made.generation_config.update(pad_token_id=32, decoder_start_token_id=32, bos_token_id=32)
-    return made
-
-
-def bark(seed: int = 0, layers: int = 2) -> Any:
-    """12 semantic tokens, two coarse books of 8 codes."""
-    from transformers import BarkConfig, BarkModel
-
-    torch.manual_seed(seed)
-    stage = {"hidden_size": 24, "num_heads": 4, "num_layers": layers, "dropout": 0.0}
-    config = BarkConfig(
-        semantic_config={**stage, "block_size": 40, "input_vocab_size": 60, "output_vocab_size": 20},
-        coarse_acoustics_config={**stage, "block_size": 64, "input_vocab_size": 40, "output_vocab_size": 28},
-        fine_acoustics_config={**stage, "block_size": 64, "input_vocab_size": 10, "output_vocab_size": 10},
-        codec_config={"model_type": "encodec", "num_filters": 2, "hidden_size": 8, "upsampling_ratios": [2, 2]},
-    )
-    made = sharpened(BarkModel(config))
-    made.generation_config.codebook_size = 8
-    made.generation_config.semantic_config = {
-        "eos_token_id": 12,
-        "semantic_pad_token": 12,
-        "pad_token_id": 12,
-        "semantic_vocab_size": 12,
-        "text_encoding_offset": 13,
-        "text_pad_token": 57,
-        "semantic_infer_token": 58,
-        "max_input_semantic_length": 16,
-        "semantic_rate_hz": 50,
-        "max_new_tokens": 24,
-    }
-    made.generation_config.coarse_acoustics_config = {
-        "coarse_semantic_pad_token": 30,
-        "coarse_infer_token": 31,
-        "coarse_rate_hz": 75,
-        "n_coarse_codebooks": 2,
-        "max_coarse_input_length": 16,
-        "max_coarse_history": 24,
-        "sliding_window_len": 10,
-        "pad_token_id": 30,
-        "eos_token_id": None,
-    }
-    return made
-
-
-def whisper(seed: int = 0, layers: int = 2) -> Any:
-    from transformers import WhisperConfig, WhisperForConditionalGeneration
-
-    torch.manual_seed(seed)
-    config = WhisperConfig(
-        vocab_size=50,
-        d_model=32,
-        num_mel_bins=8,
-        encoder_layers=1,
-        decoder_layers=layers,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=48,
-        decoder_ffn_dim=48,
-        max_source_positions=20,
-        max_target_positions=96,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=3,
-        suppress_tokens=None,
-        begin_suppress_tokens=None,
-    )
-    made = sharpened(WhisperForConditionalGeneration(config), 2.0)
-    made.generation_config.update(suppress_tokens=[7, 9], begin_suppress_tokens=[2, 11], forced_decoder_ids=None)
-    return made
-
-
-def llasa(seed: int = 0, layers: int = 2) -> Any:
-    """24 codes as words of a Llama."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    marks = [f"<|{part}_{end}|>" for part in ("TEXT_UNDERSTANDING", "SPEECH_GENERATION") for end in ("START", "END")]
-    names = ["<unk>", "good", "morning", "Convert", "the", "text", "to", "speech:", *marks]
-    ids = {word: number for number, word in enumerate([*names, *(f"<|s_{code}|>" for code in range(24))])}
-    words = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
-    tokenizer.add_special_tokens({"additional_special_tokens": marks})
-    tokenizer.chat_template = "{% for one in messages %}{{ one['content'] }} {% endfor %}"
-    torch.manual_seed(seed)
-    config = LlamaConfig(vocab_size=len(ids), num_hidden_layers=layers, max_position_embeddings=256, **SMALL)
-    made = sharpened(LlamaForCausalLM(config))
-    made.tokenizer = tokenizer
-    return made
-
+TINY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "tiny_classes.py")))
 
 # ---- what the class itself says
 
@@ -273,11 +88,11 @@ def own_llasa(model: Any, prompt: list[int], limit: int) -> list[int]:
 
 Own = Callable[[Any, Any, int], Any]
 MODELS: Mapping[str, tuple[Callable[..., Any], Own, int, dict[str, Any]]] = {
-    "csm": (csm, own_csm, 22, {}),  # frames of 3
-    "musicgen": (musicgen, own_musicgen, 16, {}),  # columns of 4
-    "bark": (bark, own_bark, 24, {}),
-    "whisper": (whisper, own_whisper, 64, {"before": [3, 5, 6]}),
-    "llasa": (llasa, own_llasa, 64, {}),
+    "csm": (TINY.csm, own_csm, 22, {}),  # frames of 3
+    "musicgen": (TINY.musicgen, own_musicgen, 16, {}),  # columns of 4
+    "bark": (TINY.bark, own_bark, 24, {}),
+    "whisper": (TINY.whisper, own_whisper, 64, {"before": [3, 5, 6]}),
+    "llasa": (TINY.llasa, own_llasa, 64, {}),
 }
 
 
@@ -290,12 +105,12 @@ def prompts(name: str, count: int) -> list[Any]:
     if name == "whisper":
         return [{"input_features": torch.randn(1, 8, 40, generator=drawn_by)} for _ in range(count)]
     if name == "bark":  # padded to what the stage reads
-        rows = [torch.randint(0, TEXT, (1, 16), generator=drawn_by) for _ in range(count)]
+        rows = [torch.randint(0, TINY.TEXT, (1, 16), generator=drawn_by) for _ in range(count)]
         return [
             {"input_ids": row, "attention_mask": (torch.arange(16) < 5 + number % 9).long()[None]}
             for number, row in enumerate(rows)
         ]
-    rows = [torch.randint(5, TEXT, (1, 4 + number % 5), generator=drawn_by) for number in range(count)]
+    rows = [torch.randint(5, TINY.TEXT, (1, 4 + number % 5), generator=drawn_by) for number in range(count)]
     return [{"input_ids": row, "attention_mask": torch.ones_like(row)} for row in rows]
 
 
@@ -331,36 +146,6 @@ def test_plain_decoding_is_the_class_s_own(name: str) -> None:
 def test_plain_decoding_is_the_class_s_own_on_20_prompts(name: str, measured: Any) -> None:
     same(name, 20)
     measured("equality with generate: prompts without a mismatch", name=name, value=20)
-
-
-QUICK = ("jacobi", "suffix")
-
-
-@pytest.mark.parametrize(
-    ("name", "drafter"),
-    [
-        pytest.param(name, drafter, marks=[] if drafter in QUICK else pytest.mark.slow)
-        for name in MODELS
-        for drafter in drafters()
-    ],
-)
-def test_whoever_drafts_the_tokens_are_the_same(name: str, drafter: str) -> None:
-    sp = made(name)[1]
-    (prompt,) = prompts(name, 1)
-    fewer = {"nodes": 16, "batch": 4, "width": 4, "passes": 4} if drafter == "specexec" else {}
-    found = sp.generate(
-        prompt, limit=12, drafter=drafter, drafter_options=fewer, rule="gumbel-match", temperature=1.0, seed=3
-    )
-    assert found.tokens == drawn(name)
-    if drafter == "suffix":
-        greedy = sp.generate(prompt, limit=12)
-        assert sp.generate(prompt, limit=12, drafter=drafter).tokens == greedy.tokens != drawn(name)
-
-
-@cache
-def drawn(name: str) -> list[list[int]]:
-    (prompt,) = prompts(name, 1)
-    return made(name)[1].generate(prompt, limit=12, rule="gumbel-match", temperature=1.0, seed=3).tokens
 
 
 def test_frames_become_sound() -> None:

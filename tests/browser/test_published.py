@@ -1,0 +1,42 @@
+"""Published models in a real browser: a picture and a sound are asked for by the name that the page was opened with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.browser
+Open = Callable[..., Any]
+
+
+def test_a_published_model_draws(visit_published: Open) -> None:
+    seen = visit_published()
+    seen.tab("Image")
+    seen.page.fill("#image-prompt textarea", "a blue house on the hill")
+    said = seen.run("image")
+    assert all(one in said for one in ("64 tokens", "jacobi", "image/model"))
+    picture = "[...document.querySelectorAll('#image-out image')].map(one => one.href.baseVal.slice(0, 22))"
+    assert seen.page.evaluate(picture) == ["data:image/png;base64,"]
+    seen.page.locator("#image-out [data-cell='9']").first.click()
+    seen.until("#image-patches", "row 2, column 2")
+    assert seen.page.locator("#image-patches img").count() > 3
+    seen.run("image", "go")
+    seen.until("#image-race", "plain decoding")
+    assert seen.page.locator("#image-race image").count() == 2
+
+
+def test_a_published_model_is_heard(visit_published: Open) -> None:
+    seen = visit_published()
+    seen.open("?panel=speech&prompt=a%20slow%20waltz&drafter=draft-model&rule=gumbel-match&limit=40&seed=3")
+    seen.page.wait_for_function("document.querySelector('#speech-prompt textarea')?.value === 'a slow waltz'")
+    said = seen.run("speech", "go")
+    assert "172 tokens" in said  # 40 columns of 4 books, and 3 for the delay
+    assert "came to the same, token for token" in seen.until("#speech-race", "plain decoding")
+    length = (
+        "new Promise(done => { const one = document.querySelector('#speech-out audio');"
+        " if (one.duration) done(one.duration); one.onloadedmetadata = () => done(one.duration); one.load(); })"
+    )
+    assert abs(seen.page.evaluate(length) - 40 * 4 / 24000) < 1e-3  # this codec makes four samples of a frame
+    assert seen.page.locator("#speech-race audio").count() == 2

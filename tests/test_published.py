@@ -1,0 +1,306 @@
+"""Every drafter on every published class, for pictures, sound and text behind a picture or a sound: greedy output is
+plain decoding's, so is what is drawn with the same noise, and the law of the output, every branch of chance walked, is
+the target's.
+
+The classes are the real ones, tiny, of random weights (tests/tiny_classes.py); that plain decoding is their own
+`generate` stands in each modality's tests. Laws are walked in 64 bits on three or four codes and a token more than
+drafts are deep, so that a draft is taken whole, in part and not at all; LlamaGen, which is our own transformer in 32
+bits, as far as those go.
+"""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.core.conformance import Case, Distribution, enumerate_output, equip, target_law, total_variation
+from outrider.core.engine.hf import Adapted
+from outrider.core.errors import OutriderError
+from outrider.core.laws import Sampling
+from outrider.core.methods import DRAFTERS
+from outrider.core.rules.exact import Exact
+from outrider.core.target import Target
+from outrider.image import load as open_picture
+from outrider.image.choosing import drafters as of_pictures
+from outrider.image.published import PublishedModel
+from outrider.image.published import published as picture
+from outrider.speech.published import PublishedSpeech
+from outrider.speech.published import drafters as of_sound
+from outrider.speech.published import published as sound
+from outrider.text.seeing import Seeing
+
+HERE = Path(__file__).parent
+TINY = SimpleNamespace(**runpy.run_path(str(HERE / "tiny_classes.py")))
+LLAMAGEN = SimpleNamespace(**runpy.run_path(str(HERE / "image" / "test_llamagen.py")))
+FEWER = {"specexec": {"nodes": 16, "batch": 4, "width": 4, "passes": 4}}
+QUICK = ("jacobi", "suffix")
+
+
+def drawn(*shape: int, ids: bool = False) -> torch.Tensor:
+    made = torch.Generator().manual_seed(7)
+    return torch.randint(5, TINY.TEXT, shape, generator=made) if ids else torch.randn(*shape, generator=made)
+
+
+def words(count: int, room: int) -> dict[str, torch.Tensor]:
+    """So many ids of words in so much room."""
+    return {"input_ids": drawn(1, room, ids=True), "attention_mask": (torch.arange(room) < count).long()[None]}
+
+
+# ---- greedy, and with the same noise
+
+Run = Callable[..., Any]  # a drafter and options -> tokens
+
+
+def of_picture(make: Callable[..., Any], **options: Any) -> Run:
+    im = PublishedModel(picture(*make(), **options), name="tiny", small=lambda: picture(*make(1, layers=1), **options))
+    return partial(drawn_by, im, ("a red heart", "blue sky on the hill"))
+
+
+def of_llamagen(prompts: Sequence[str], **options: Any) -> Run:
+    return partial(drawn_by, llamagen(**options), prompts)
+
+
+@cache
+def llamagen(captioned: bool = False, codes: int = 40) -> PublishedModel:
+    """Files as they are published, converted and opened."""
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as place:
+        folder, text = Path(place), ""
+        if captioned:
+            LLAMAGEN.reader(folder / "t5")
+            text = str(folder / "t5")
+        big, small = (
+            LLAMAGEN.published(folder / str(layers), 2 - layers, layers, captioned, text, codes) for layers in (2, 1)
+        )
+        found = open_picture(big, draft=small)
+        assert isinstance(found, PublishedModel)
+        asked = [found.read("a cat" if captioned else "1")]
+        found.target(asked, found.guidance)  # all that is read of files is read
+        found.draft_model(asked, found.guidance)
+        return found
+
+
+def drawn_by(im: PublishedModel, prompts: Sequence[str], **how: Any) -> list[list[int]]:
+    return [one.tokens for one in im.generate(list(prompts), **how)]
+
+
+def of_speech(make: Callable[..., Any], prompt: Any, limit: int, **options: Any) -> Run:
+    model = make()
+    sp = PublishedSpeech(sound(model, getattr(model, "tokenizer", None), draft=make(1, 1), **options), name="tiny")
+    return lambda **how: sp.generate(prompt, limit=limit, **how).tokens
+
+
+def of_answer(make: Callable[..., Any]) -> Run:
+    (model, given), (small, _) = make(), make(1, 1)
+    seeing = Seeing(model, TINY.read(60), draft=Seeing(small, TINY.read(60)))
+
+    def run(drafter: str | None, drafter_options: Mapping[str, Any] = {}, **how: Any) -> list[int]:
+        options = dict(drafter_options)
+        if drafter == "rest":
+            options["store"] = [[number % 60 for number in range(200)]]
+        return seeing.answer(given, drafter=drafter, drafter_options=options, max_new_tokens=16, **how).tokens
+
+    return run
+
+
+CLASSES: Mapping[str, Callable[[], Run]] = {
+    "janus": partial(of_picture, partial(TINY.janus, side=4)),
+    "emu3": partial(of_picture, TINY.emu3, area=32 * 32),
+    "imagegpt": partial(of_picture, partial(TINY.imagegpt, side=4)),
+    "llamagen": partial(of_llamagen, ("1", "7")),
+    "llamagen-captions": partial(of_llamagen, ("a red heart", "the blue cat"), captioned=True),
+    "csm": partial(of_speech, TINY.csm, words(4, 4), 7),
+    "musicgen": partial(of_speech, TINY.musicgen, words(4, 4), 4),
+    "bark": partial(of_speech, TINY.bark, words(5, 16), 8),
+    "whisper": partial(of_speech, TINY.whisper, {"input_features": drawn(1, 8, 40)}, 16, before=[3, 5, 6]),
+    "llasa": partial(of_speech, TINY.llasa, "good morning", 16),
+    "llava": partial(of_answer, TINY.llava),
+    "qwen2-vl": partial(of_answer, TINY.qwen2_vl),
+}
+SEEING = ("llava", "qwen2-vl")
+OF_WORDS = (
+    "auto",
+    "input-guided",
+    "rest",
+    "n-grammys",
+)  # those that read words
+GREEDY = {"temperature": 0.0, "rule": "exact"}
+SEEDED = {"temperature": 1.0, "rule": "gumbel-match", "seed": 3}
+
+
+def drafting(name: str) -> list[str]:
+    """The drafters that apply to a class."""
+    if name in SEEING:
+        return [*of_sound(), *OF_WORDS]
+    return of_pictures(taught=False) if CLASSES[name].func in (of_picture, of_llamagen) else of_sound()
+
+
+def table(names: Sequence[str], quick: Sequence[str], applies: Callable[[str], Sequence[str]]) -> list[Any]:
+    """Class by drafter."""
+    return [
+        pytest.param(name, drafter, marks=[] if drafter in quick else pytest.mark.slow)
+        for name in names
+        for drafter in applies(name)
+    ]
+
+
+made = cache(lambda name: CLASSES[name]())
+
+
+@cache
+def plain(name: str, greedy: bool) -> Any:
+    return made(name)(drafter=None, **(GREEDY if greedy else SEEDED))
+
+
+@pytest.mark.parametrize(("name", "drafter"), table(list(CLASSES), QUICK, drafting))
+def test_whoever_drafts_the_tokens_are_the_same(name: str, drafter: str) -> None:
+    run = partial(made(name), drafter=drafter, drafter_options=FEWER.get(drafter, {}))
+    assert run(**GREEDY) == plain(name, True)
+    assert run(**SEEDED) == plain(name, False) != plain(name, True)
+
+
+@pytest.mark.parametrize("drafter", ["sparse-cache", "triforce", "qspec", "swift", "draft-on-the-fly", "layer-skip"])
+def test_drafters_that_see_their_target_cheaper_are_refused(drafter: str) -> None:
+    with pytest.raises(OutriderError):
+        made("llava")(drafter=drafter, **GREEDY)
+
+
+# ---- laws
+
+TRIALS = {  # where the table's own have thousands of branches
+    "sampled-tree": {"shape": (-1, -1, 0)},
+    "specinfer": {"samples": 2, "depth": 1},
+    "predrafted": {"length": 1, "outcomes": 1},
+    "pearl": {"length": 1},
+    "sequoia": {"acceptance": (0.5, 0.3), "nodes": 3, "depth": 2},
+}
+
+
+class Rows:
+    """A target of as many rows as are asked for, all of one prompt; made anew for each generation."""
+
+    def __init__(self, of: Callable[[int], Target]) -> None:
+        self._of, self.inner = of, of(1)
+        self.vocabulary, self.device, self.rollback = self.inner.vocabulary, self.inner.device, True
+        self.weight_bytes = self.inner.weight_bytes
+
+    def begin(self, prompts: Any, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Any:
+        self.inner = self._of(len(prompts))
+        return self.inner.begin(prompts, sampling, needs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+Parts = tuple[Callable[[int], Target], Callable[[int], Target], Sequence[int], Sequence[int]]  # big, small, root, end
+
+
+def few_picture(make: Callable[..., Any], **options: Any) -> Parts:
+    def of(seed: int) -> Callable[[int], Target]:
+        model, processor = make(seed, layers=1)
+        one = picture(model.double(), processor, **options)
+        asked = one.read("a red heart")
+        return lambda rows: one.target([asked] * rows, one.guidance)
+
+    return of(0), of(1), (0,), ()
+
+
+def few_llamagen(prompt: str, captioned: bool = False) -> Parts:
+    im = llamagen(captioned, 3)
+    asked = im.read(prompt)
+    return (
+        lambda rows: im.target([asked] * rows, im.guidance),
+        lambda rows: im.draft_model([asked] * rows, im.guidance),
+        (0,),
+        (),
+    )
+
+
+def few_sound(make: Callable[..., Any], prompt: Any, first: Sequence[int] = (), **options: Any) -> Parts:
+    """`first`: what the stage before said; the law is the next one's."""
+
+    def of(seed: int) -> tuple[Callable[[int], Target], Any]:
+        model = make(seed, layers=1).double()
+        stages = sound(model, getattr(model, "tokenizer", None), **options).stages(prompt, 2)
+        part = next(stages)
+        if first:
+            part = stages.send(list(first))
+
+        def rows(count: int) -> Any:
+            target = part.target()
+            if hasattr(target, "asked"):  # one condition a row
+                target.asked, target._free = target.asked * count, target._free * count
+            return target
+
+        return rows, part
+
+    (big, part), (small, _) = of(0), of(1)
+    return big, small, part.root, part.end
+
+
+def few_answers(make: Callable[..., Any], count: int) -> Parts:
+    asked = make(words=count)[1]
+    asked["pixel_values"] = asked["pixel_values"].double()
+
+    def of(seed: int) -> Callable[[int], Target]:
+        model = make(seed, layers=1, words=count)[0].double()
+        reading = Seeing(model, TINY.read(count))._reading(asked)
+        return lambda rows: Adapted(model, trees="mask", reading=reading)
+
+    return of(0), of(1), asked["input_ids"][0].tolist(), (1,)
+
+
+FEW: Mapping[str, tuple[Callable[[], Parts], int]] = {  # and how many tokens
+    "janus": (partial(few_picture, partial(TINY.janus, codes=3, side=2)), 3),
+    "emu3": (partial(few_picture, partial(TINY.emu3, codes=3), area=16 * 16), 4),  # the third is the mark of a row
+    "imagegpt": (partial(few_picture, partial(TINY.imagegpt, colours=3, side=2)), 3),
+    "llamagen": (partial(few_llamagen, "1"), 3),
+    "llamagen-captions": (partial(few_llamagen, "a red heart", True), 3),
+    "csm": (partial(few_sound, partial(TINY.csm, books=2, codes=3), words(3, 3)), 3),
+    "musicgen": (partial(few_sound, partial(TINY.musicgen, books=2, codes=3), words(3, 3), guidance=1.2), 4),
+    "bark": (partial(few_sound, partial(TINY.bark, meanings=2, codes=3), words(3, 16)), 3),
+    "bark-coarse": (partial(few_sound, partial(TINY.bark, meanings=2, codes=3), words(3, 16), (0, 1, 0)), 3),
+    "whisper": (partial(few_sound, partial(TINY.whisper, words=6), {"input_features": drawn(1, 8, 40)}, before=[3]), 3),
+    "llasa": (partial(few_sound, partial(TINY.llasa, codes=2, bare=True), [0, 2, 3]), 3),
+    "llava": (partial(few_answers, TINY.llava, 4), 3),
+    "qwen2-vl": (partial(few_answers, TINY.qwen2_vl, 4), 3),
+}
+
+
+@cache
+def few(name: str) -> tuple[Case, Callable[[], Target], Distribution]:
+    """All but the drafter, a model that drafts, and the law."""
+    make, limit = FEW[name]
+    big, small, root, end = make()
+    sampling = Sampling(end=tuple(end))
+    law = target_law(Rows(big), root, sampling, limit)
+    assert len(law) > 8 and max(law.values()) < 0.7
+    case = Case(
+        target=partial(Rows, big),
+        drafter=lambda: None,
+        rule=Exact(),
+        prompts=[list(root)],
+        sampling=sampling,
+        limits=[limit],
+    )
+    return case, partial(Rows, small), law
+
+
+@pytest.mark.parametrize(("name", "drafter"), table(list(FEW), ("jacobi",), lambda name: of_sound()))
+def test_whoever_drafts_the_law_stays(name: str, drafter: str, measured: Any) -> None:
+    case, small, law = few(name)
+    method = DRAFTERS[drafter]
+    options = TRIALS.get(drafter, method.trials[0])
+    (found,) = enumerate_output(replace(case, drafter=partial(equip, method, options, small)))
+    off = total_variation(found, law)
+    measured("published classes: total variation of what is drafted from the target's law", name=name, value=off)
+    assert off < (1e-5 if name.startswith("llamagen") else 1e-12)
