@@ -63,6 +63,10 @@ class Reading(TableTarget):
     def score(self, draft: Draft, since: int | None = None) -> Scores:
         return super().score(Draft.guess(self.renamed(draft.tokens), draft.tree, draft.live), since)
 
+    def logits(self, contexts: Tensor, blur: float | None = None) -> Tensor:
+        """None: only its states are read."""
+        return torch.zeros(*contexts.shape, 0)
+
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
         seen = Draft.guess(self.renamed(draft.tokens), draft.tree, draft.live)
         parts = {
@@ -143,11 +147,9 @@ TRIED = (
     "cs-drafting",
 )
 
-INDEPENDENT = ("draft-model", "top-k-tree", "jacobi", "suffix")  # books by themselves: only what a state says differs
-
 
 def wide(name: str, options: Mapping[str, Any]) -> bool:
-    """Too many ways to go to enumerate three books: trees of draws, windows that are drawn anew."""
+    """Too many ways to go to enumerate three books, or row by row: trees of draws, windows that are drawn anew."""
     return name in ("sampled-tree", "specinfer") or options.get("filler") in SPATIAL
 
 
@@ -156,9 +158,7 @@ def settings() -> list[Any]:
     for name in TRIED:
         for number, options in enumerate(DRAFTERS[name].trials):
             for books, independent in ((2, False), (2, True), (3, False)):
-                if books == 3 and wide(name, options):
-                    continue
-                if independent and (name not in INDEPENDENT or number):
+                if (books == 3 or independent) and wide(name, options):
                     continue
                 quick = (
                     name in ("draft-model", "top-k-tree", "dynamic-tree", "specexec", "cs-drafting")
