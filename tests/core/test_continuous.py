@@ -60,7 +60,7 @@ def stop(number: int, tokens: Sequence[int]) -> int | None:
     return None
 
 
-FEW = ["token-recycling", "medusa", "eagle", "cs-drafting"]
+FEW = ["suffix", "token-recycling", "medusa", "eagle", "cs-drafting"]
 
 
 @pytest.mark.parametrize(
