@@ -20,6 +20,7 @@ from outrider.core.trace import machine, versions
 from outrider.core.train import Pupil
 
 SCHEMA = 1
+_MOST = 1 << 20  # of any number in a configuration: a larger one is no size of ours
 
 
 class TrainedError(OutriderError):
@@ -61,12 +62,26 @@ def about(path: Path) -> dict[str, Any]:
     return found
 
 
+def _made(path: Path, kind: Callable[..., Pupil], target: Any, config: Mapping[str, Any]) -> Pupil:
+    for name, value in config.items():
+        if isinstance(value, int) and value > _MOST:
+            raise TrainedError(f"{path.with_suffix('.json')} has a {name} of {value:,}; it is damaged: train it again")
+    try:
+        return kind(target, **config)
+    except OutriderError:
+        raise
+    except Exception as error:  # of whatever is wrong with it
+        why = " ".join(str(error).split())[:200]
+        raise TrainedError(f"{path.with_suffix('.json')} describes no {kind.__name__}: {why}") from None
+
+
 def load(path: Path, kinds: Mapping[str, Callable[..., Pupil]], target: Any) -> Pupil:
     """A pupil of its file: made of its configuration and its target's weights, then filled."""
     facts = about(path)
-    if facts["pupil"] not in kinds:
-        raise unknown("kind of trained weights", str(facts["pupil"]), kinds)
-    pupil = kinds[facts["pupil"]](target, **facts["config"])
+    kind = str(facts.get("pupil"))
+    if kind not in kinds:
+        raise unknown("kind of trained weights", kind, kinds)
+    pupil = _made(path, kinds[kind], target, facts["config"])
     tensors = Checkpoint(path)
     own = pupil.state_dict()
     wrong = [name for name in own if name not in tensors or tensors[name].shape != own[name].shape]

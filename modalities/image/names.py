@@ -126,5 +126,5 @@ class Names:
 
             near = [one for word in asked for one in get_close_matches(word, self.words, n=2)]
             hint = f"; did you mean {', '.join(near)}?" if near else "; try the name of an emoji, such as 'red heart'"
-            raise InvalidOption(f"none of the words in '{text:.60}' is known to this model{hint}")
+            raise InvalidOption(f"none of the words in {text[:60]!r} is known to this model{hint}")
         return self.encode(text, style)

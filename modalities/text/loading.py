@@ -172,7 +172,8 @@ def end_tokens(folder: Path, described: Mapping[str, Any], tokens: Tokens) -> li
     path = folder / "generation_config.json"
     own = assets.read_json(path) if path.is_file() else {}
     given = own.get("eos_token_id", described.get("eos_token_id"))
-    found = [given] if isinstance(given, int) else [one for one in given or [] if isinstance(one, int)]
+    listed = given if isinstance(given, list) else [given]
+    found = [one for one in listed if isinstance(one, int) and not isinstance(one, bool)]
     named = tokens.special.get("eos_token")
     if named is not None and (one := tokens.id(named)) is not None:
         found.append(one)
