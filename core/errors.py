@@ -27,4 +27,5 @@ def unknown(what: str, given: object, known: Iterable[str]) -> InvalidOption:
     names = sorted(known)
     near = get_close_matches(str(given), names, n=1)
     hint = f" Did you mean '{near[0]}'?" if near else ""
-    return InvalidOption(f"unknown {what} '{given}'.{hint} Known: {', '.join(names)}")
+    shown = " ".join(str(given).split())[:200]
+    return InvalidOption(f"unknown {what} '{shown}'.{hint} Known: {', '.join(names)}")

@@ -1,0 +1,215 @@
+"""Damaged input of every kind: files and words of strangers are read well, or refused in one line of ours.
+
+Seeded, so that a case that fails fails again. A thousand damaged traces are in tests/core/test_trace.py.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import runpy
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from outrider import text
+from outrider.core.assets import Checkpoint, converted
+from outrider.core.drafters.retrieval import Datastore
+from outrider.core.errors import OutriderError
+from outrider.core.trained import load as load_trained
+from outrider.image import recipes
+from outrider.image.names import Names
+from outrider.speech.phonemes import ids, phonemes, pieces
+from outrider.text.bench import load_prompts
+
+HERE = Path(__file__).resolve().parent
+TINY = runpy.run_path(str(HERE / "text" / "tiny.py"))
+COUNTS = (0, 1, 1 << 31, 1 << 32, 1 << 40, 1 << 63, (1 << 64) - 1)
+WRONG = (None, -1, 0, 1e308, "x", [], {}, True, 1 << 40, float("nan"), 1.5, -7)
+MOST = 512 << 20  # bytes that reading something damaged may add to the process
+PARTS = (  # of words: half a surrogate pair, a zero, right to left, marks of chat models and templates ...
+    "\ud800", "\x00", "\u202e", "a", "hello", "<|im_start|>", "</s>", "{{ x }}", "{% raw", "\U0001f600", "e\u0301" * 5,
+    "\n", " ", "'", "\\", "\ufeff", "\uffff", "日本語", "0" * 50, "\r", "12,345", "Dr.", "http://x.y/z", "red",
+)  # fmt: skip
+
+
+def damaged(dice: random.Random, good: bytes) -> bytes:
+    """A few bytes changed, a number made huge, something cut out or off."""
+    found = bytearray(good)
+    kinds = (0, 1, 2, 3, 4) if dice.random() < 0.3 else (0, 1, 3)
+    for _ in range(dice.randint(1, 3)):
+        at, kind = dice.randrange(max(len(found), 1)), dice.choice(kinds)
+        if not found:
+            break
+        if kind == 0:
+            found[at] = dice.randrange(256)
+        elif kind == 1:
+            found[at] ^= 1 << dice.randrange(8)
+        elif kind == 2:
+            del found[at : at + dice.randint(1, 40)]
+        elif kind == 3:
+            found[at : at + 8] = struct.pack("<Q", dice.choice(COUNTS))
+        else:
+            del found[at:]
+    return bytes(found)
+
+
+def bent(dice: random.Random, good: Any) -> Any:
+    """JSON with one value, however deep, that is of another kind."""
+    found = json.loads(json.dumps(good))
+    place = found
+    while True:
+        key = dice.choice(list(place)) if isinstance(place, dict) else dice.randrange(len(place))
+        if isinstance(place[key], dict | list) and place[key] and dice.random() < 0.7:
+            place = place[key]
+            continue
+        place[key] = dice.choice(WRONG)
+        return found
+
+
+def words(dice: random.Random) -> str:
+    return "".join(dice.choice(PARTS) for _ in range(dice.randint(0, 12)))
+
+
+def survives(cases: int, once: Callable[[random.Random], object], *, refused: float = 0.0) -> None:
+    """Each case is fine or one line of ours, and none takes the memory; at least so many are refused."""
+    before, count = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0
+    for case in range(cases):
+        said = ""
+        try:
+            once(random.Random(case))
+        except OutriderError as error:
+            said = str(error)
+            count += 1
+        except Exception as error:
+            raise AssertionError(f"case {case}: {type(error).__name__}: {error}") from error
+        assert "\n" not in said and len(said) < 600, (case, said)
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MOST
+    assert count >= refused * cases
+
+
+def test_safetensors(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.zeros(4, 4), "b": torch.ones(3), "c": torch.zeros(2, dtype=torch.bfloat16)}, path)
+    good = path.read_bytes()
+    (size,) = struct.unpack("<Q", good[:8])
+    header = json.loads(good[8 : 8 + size])
+
+    def once(dice: random.Random) -> None:
+        if dice.random() < 0.5:
+            told = json.dumps(bent(dice, header)).encode()
+            path.write_bytes(struct.pack("<Q", len(told)) + told + good[8 + size :])
+        else:
+            path.write_bytes(damaged(dice, good))
+        for tensor in Checkpoint(path).values():
+            tensor.float().sum()
+
+    survives(600, once, refused=0.5)
+
+
+def test_datastores(tmp_path: Path) -> None:
+    path = tmp_path / "a.store"
+    Datastore.build([[1, 2, 3], [2, 3, 4], [5] * 20], {"tokenizer": "x"}).save(path)
+    good = path.read_bytes()
+
+    def once(dice: random.Random) -> None:
+        path.write_bytes(damaged(dice, good))
+        Datastore.load(path, 100).find([1, 2, 3], 8, 1)
+
+    survives(600, once, refused=0.5)
+
+
+@pytest.mark.slow
+def test_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = runpy.run_path(str(HERE / "core" / "test_gguf.py"))["write"](tmp_path / "m.gguf").read_bytes()
+    path = tmp_path / "bent.gguf"
+
+    def once(dice: random.Random) -> None:
+        monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / f"cache{dice.random()}"))
+        path.write_bytes(damaged(dice, good[:6000]) + good[6000:] if dice.random() < 0.8 else damaged(dice, good))
+        converted(path)
+
+    survives(60, once, refused=0.3)
+
+
+def test_trained_weights(tmp_path: Path) -> None:
+    """The JSON beside weights of ours."""
+    source = recipes.weights("image-tokens")
+    path = tmp_path / "tokens.safetensors"
+    path.symlink_to(source)
+    good = json.loads(source.with_suffix(".json").read_text(encoding="utf-8"))
+    good = {**good, "config": {**good["config"], "words": good["config"]["words"][:3]}, "provenance": {}}
+
+    def once(dice: random.Random) -> None:
+        told = json.dumps(bent(dice, good)).encode()
+        path.with_suffix(".json").write_bytes(told if dice.random() < 0.7 else damaged(dice, told))
+        load_trained(path, recipes.KINDS, None)
+
+    survives(15, once, refused=0.8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+def test_models(file: str, tmp_path: Path) -> None:
+    """A folder's files: what loads says two tokens."""
+    folder = TINY["write"](tmp_path / "tiny")
+    told = (folder / file).read_text(encoding="utf-8")
+
+    def once(dice: random.Random) -> None:
+        if dice.random() < 0.75:
+            (folder / file).write_text(json.dumps(bent(dice, json.loads(told))), encoding="utf-8")
+        else:
+            (folder / file).write_bytes(damaged(dice, told.encode()))
+        text.load(folder, dtype="float32").generate("ab", max_new_tokens=2, drafter=None)
+
+    survives(30, once)
+
+
+def test_prompts(tmp_path: Path) -> None:
+    lm = text.load(TINY["write"](tmp_path / "tiny"), dtype="float32")
+    odd = ([], {}, [[]], None, 3, [None], [{}], b"x", [b"x"], [3], [-1], [1 << 40], [1.5], [True])
+
+    def once(dice: random.Random) -> None:
+        said, kind = words(dice), dice.randrange(4)
+        if kind == 0:
+            lm.generate(said, max_new_tokens=2, drafter="prompt-lookup", raw=dice.random() < 0.5)
+        elif kind == 1:
+            role, content = dice.choice(("user", "evil", said, 3, None)), dice.choice((said, None, 3, [said]))
+            lm.generate([{"role": role, "content": content}], max_new_tokens=2)  # type: ignore[list-item]
+        elif kind == 2:
+            lm.generate([said, f"{said}x"], max_new_tokens=2)
+        else:
+            lm.generate(dice.choice(odd), max_new_tokens=2)
+
+    survives(200, once, refused=0.1)
+
+
+def test_files_of_prompts(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    good = b'{"prompt": "a", "id": 1, "task": "x"}\n{"turns": ["b"], "question_id": 3, "category": "y"}\n'
+
+    def once(dice: random.Random) -> None:
+        path.write_bytes(damaged(dice, good))
+        load_prompts(path)
+
+    survives(400, once, refused=0.3)
+
+
+def test_what_is_to_be_drawn_and_said() -> None:
+    names = Names(36, ("noto", "fluent"), ("cat", "red", "heart"))
+
+    def once(dice: random.Random) -> None:
+        said = words(dice)
+        if dice.random() < 0.5:
+            names.read(said, dice.choice(("noto", None, said, "")))
+        else:
+            for part in pieces(said):
+                ids(phonemes(part))
+
+    survives(300, once, refused=0.1)
