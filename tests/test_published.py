@@ -11,7 +11,7 @@ bits, as far as those go.
 from __future__ import annotations
 
 import runpy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -151,6 +151,14 @@ def table(names: Sequence[str], quick: Sequence[str], applies: Callable[[str], S
         for name in names
         for drafter in applies(name)
     ]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def kept_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is worked out once for a model, bigrams and measured costs, is kept for these tests alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OUTRIDER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 made = cache(lambda name: CLASSES[name]())
