@@ -1,0 +1,87 @@
+"""Tokens a call of the target of every drafter that ships, on a small slice, pinned: a change that costs more than
+5 % of them is found here. `python tests/test_tokens_per_call.py` measures anew and writes tests/tokens-per-call.json.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider import image, text
+from outrider.app.method_table import shipped
+from outrider.core.methods import DRAFTERS
+from outrider.image.choosing import drafters as of_pictures
+from outrider.text.bench import load_prompts
+from outrider.text.recipes import RECIPES
+
+PINS = Path(__file__).resolve().parent / "tokens-per-call.json"
+TOLERANCE = 0.05
+ALL = {
+    "text": "smollm2-135m, float32, greedy, 3 prompts of different tasks, 32 tokens each",
+    "image": "emoji, float32, temperature 1, guidance 3, 'red heart' and 'smiling face', seeds 0 and 1",
+}
+FREE = {
+    "text": ("prompt-lookup", "suffix", "token-recycling", "ensemble"),
+    "image": ("jacobi", "suffix", "token-recycling"),
+}
+
+
+def trained(modality: str) -> set[str]:
+    """The drafters whose weights are in the package."""
+    names = shipped(modality)
+    known = RECIPES if modality == "text" else of_pictures()
+    return {"draft-model" if name == "draft" else name for name in names} & set(known)
+
+
+@functools.cache
+def model(modality: str) -> Any:
+    return text.load("smollm2-135m", dtype="float32") if modality == "text" else image.load("emoji")
+
+
+def measure(modality: str, drafter: str) -> float:
+    """Tokens a call over the slice."""
+    made = model(modality)
+    if modality == "text":
+        asked = [item.content for item in load_prompts(limit=3)]
+        found = [made.generate(one, drafter=drafter, max_new_tokens=32) for one in asked]
+    else:
+        found = made.generate(["red heart", "smiling face"], drafter=drafter, temperature=1.0, guidance=3.0, seed=0)
+    steps = [step for one in found for step in one.trace.steps]
+    return sum(len(step.emitted) for step in steps) / len(steps)
+
+
+def pins() -> dict[str, dict[str, float]]:
+    told: dict[str, Any] = json.loads(PINS.read_text(encoding="utf-8")) if PINS.is_file() else {}
+    return dict(told.get("tokens_per_call", {}))
+
+
+@pytest.mark.parametrize("modality", ALL)
+def test_everything_that_ships_is_pinned(modality: str) -> None:
+    assert set(pins()[modality]) == {*FREE[modality], *trained(modality)}, "python tests/test_tokens_per_call.py"
+    assert set(pins()[modality]) <= set(DRAFTERS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("modality", "drafter"), [(modality, drafter) for modality, some in pins().items() for drafter in some]
+)
+def test_tokens_per_call_are_what_they_were(modality: str, drafter: str) -> None:
+    assert measure(modality, drafter) == pytest.approx(pins()[modality][drafter], rel=TOLERANCE)
+
+
+def write() -> None:
+    found = {name: dict.fromkeys(sorted({*FREE[name], *trained(name)}), 0.0) for name in ALL}
+    for modality, some in found.items():
+        for drafter in some:
+            some[drafter] = round(measure(modality, drafter), 4)
+            print(modality, drafter, some[drafter])
+    told = {"command": "python tests/test_tokens_per_call.py", "slices": ALL, "tokens_per_call": found}
+    PINS.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()
