@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from outrider.core.engine import learning
 from outrider.core.engine.linear import Dense, Linear, fastest, size
 from outrider.core.engine.network import Config, Layer, Network, Places, rope_table
 from outrider.core.errors import InvalidOption
@@ -73,6 +74,7 @@ class Sight:
     places: Places | None = None
     rounds: Rounds | None = None  # unrolled training: the columns are those of the first round
     context: Sequence[tuple[Tensor, Tensor]] | None = None  # of each layer keys and values [B, K, C, d] before its own
+    causal: bool = False  # is the mask but that each token sees itself and those before it?
     added: dict[int, Tensor] = field(default_factory=dict, init=False)
 
     def bias(self, group: int, dtype: torch.dtype) -> Tensor | None:
@@ -98,6 +100,12 @@ class Sight:
             layer[:, :, places.start : places.start + fresh.shape[1]].copy_(fresh.transpose(1, 2))
         seen = layer[:, :, : places.columns]
         return seen[:, :kv], seen[:, kv:]
+
+
+def each_before(count: int, cos: Tensor, sin: Tensor) -> Sight:
+    """Of a text that is learned as it stands: each of its tokens sees itself and those before it."""
+    mask = torch.ones(1, count, count, dtype=torch.bool, device=cos.device).tril()
+    return Sight(cos, sin, mask, causal=True)
 
 
 class Angles:
@@ -231,6 +239,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, sight: Sight, read: Tensor | None = None) -> Tensor:
         """[B, Q, D] -> [B, Q, D]; `read` [B, Q, into] is what attention reads instead of the normed stream."""
         if read is None:
+            if learning.learns(self, x, sight):
+                return learning.learned(self, x, sight)
             read = x if self.attention_norm is None else self.attention_norm(x)
         x = x + self.attention(read, sight)
         result: Tensor = x + self.mlp(self.mlp_norm(x))

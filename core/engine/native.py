@@ -94,14 +94,15 @@ def hindrance() -> tuple[str, str] | None:
     return None
 
 
-def _compiled() -> Path | None:
+def _compiled(name: str) -> Path | None:
     """The library's file, compiled now if it isn't there; None: it can't be."""
     compiler = _compiler()
     if compiler is None:
         return None
-    source = Path(__file__).with_suffix(".cpp")
-    name = hashlib.sha256(source.read_bytes() + _processor().encode() + compiler.encode()).hexdigest()[:16]
-    found = cache_folder() / "native" / f"{name}.so"
+    source = Path(__file__).with_name(f"{name}.cpp")
+    text = b"".join(one.read_bytes() for one in (source, *sorted(source.parent.glob("*.h"))))
+    digest = hashlib.sha256(text + _processor().encode() + compiler.encode()).hexdigest()[:16]
+    found = cache_folder() / "native" / f"{name}-{digest}.so"
     if found.exists():
         return found
     try:
@@ -118,15 +119,20 @@ def _compiled() -> Path | None:
     return found
 
 
+def opened(name: str) -> ctypes.CDLL | None:
+    """What a file of this folder says, as code; None where it can't be had."""
+    path = None if hindrance() else _compiled(name)
+    try:
+        return None if path is None else ctypes.CDLL(str(path))
+    except OSError:
+        return None
+
+
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The code, ready to be called; None where it can't be had."""
-    path = None if hindrance() else _compiled()
-    if path is None:
-        return None
-    try:
-        found = ctypes.CDLL(str(path))
-    except OSError:
+    found = opened("native")
+    if found is None:
         return None
     found.outrider_work.restype = found.outrider_product_work.restype = c_int64
     found.outrider_work.argtypes = [c_void_p, c_int32, c_int64, c_int32]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outrider.core.engine.block import Angles, Norm, Sight
+from outrider.core.engine.block import Angles, Norm, each_before
 from outrider.core.engine.network import Network
 from outrider.core.engine.spoken import beginning, shape, spoken
 from outrider.core.engine.transformer import Decoder
@@ -66,13 +66,13 @@ class TokenModel(Pupil):
         x = F.dropout(F.embedding(ids, self.embedding), self.drop, self.training)
         place = torch.arange(count, device=ids.device)[None]
         cos, sin = self._angles(place, count, torch.float32)
-        sight = Sight(cos, sin, torch.ones(1, count, count, dtype=torch.bool, device=ids.device).tril())
+        sight = each_before(count, cos, sin)
         for depth, block in enumerate(self.blocks):
             after = block(x, sight)
             left_out = self.drop * depth / len(self.blocks)
             if self.training and left_out:
                 stays = (torch.rand(len(x), 1, 1, device=x.device) >= left_out).to(after.dtype)
-                after = x + (after - x) * stays / (1 - left_out)
+                after = torch.lerp(x, after, stays / (1 - left_out))
             x = after
         normed: Tensor = self.norm(x)
         return normed

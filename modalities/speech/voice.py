@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outrider.core.engine.block import Angles, Norm, Sight
+from outrider.core.engine.block import Angles, Norm, each_before
 from outrider.core.engine.network import Network, Places
 from outrider.core.engine.spoken import beginning, shape, spoken
 from outrider.core.engine.transformer import Decoder
@@ -152,7 +152,7 @@ class Voice(Pupil):
         x = F.dropout(F.embedding(tokens, self.embedding), self.drop, self.training) + told
         place = torch.arange(count, device=tokens.device)[None]
         cos, sin = self._angles(place, count, torch.float32)
-        sight = Sight(cos, sin, torch.ones(1, count, count, dtype=torch.bool, device=tokens.device).tril())
+        sight = each_before(count, cos, sin)
         found["embedding"] = x
         for index, block in enumerate(self.blocks):
             change = block(x, sight) - x

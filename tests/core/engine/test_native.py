@@ -199,13 +199,13 @@ def test_no_compiler_or_a_broken_one_leaves_nothing_behind(monkeypatch: pytest.M
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
-    assert native._compiled() is None
+    assert native._compiled("native") is None
     assert not list((tmp_path / "native").glob("*"))
     monkeypatch.setenv("CXX", str(tmp_path / "missing"))
-    assert native._compiled() is None
+    assert native._compiled("native") is None
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    assert native._compiled() is None
+    assert native._compiled("native") is None
 
 
 def test_what_hinders_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,11 +228,11 @@ def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     if native.library() is None:
         pytest.skip("no compiler here")
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    made = native._compiled()
+    made = native._compiled("native")
     assert made is not None and made.exists()
 
     def forbidden(*args: object, **options: object) -> None:
         raise AssertionError("compiled a second time")
 
     monkeypatch.setattr(subprocess, "run", forbidden)
-    assert native._compiled() == made
+    assert native._compiled("native") == made
