@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.laws import Law
-from outrider.core.speed import best_length, speedup
+from outrider.core.speed import best_length
 
 
 class Policy(Protocol):
@@ -211,52 +211,6 @@ def facts(law: Law, depth: int) -> Tensor:
     return torch.stack(
         [best[:, 0], best[:, 0] - best[:, 1], law.entropy(), torch.full_like(best[:, 0], float(depth))], 1
     )
-
-
-@dataclass
-class BreakEven:
-    """Draft only while it is predicted to pay, with the length another policy wants.
-
-    The prediction is the published formula on a moving estimate of acceptance and on costs measured beforehand, so
-    that a seed gives the same output on a busy machine as on an idle one. While switched off, every `probe`-th step
-    drafts anyway, so that it can be switched on again.
-    """
-
-    cost: float  # of one drafted token, in target passes
-    verify: Callable[[int], float] = field(default=lambda tokens: 1.0)  # cost of scoring so many tokens, likewise
-    inner: Policy = field(default_factory=Fixed)
-    least: float = 1.0  # the speedup below which drafting is off
-    memory: float = 0.9
-    probe: int = 16
-
-    def __post_init__(self) -> None:
-        self.longest = self.inner.longest
-
-    def begin(self, rows: int, device: torch.device) -> None:
-        self.inner.begin(rows, device)
-        self._rate = torch.ones(rows, device=device, dtype=torch.float64)  # trusting at first
-        self._step = 0
-
-    def start(self) -> Tensor:
-        wanted = self.inner.start()
-        self._step += 1
-        if self._step % self.probe == 0:
-            return wanted
-        pays = [
-            speedup(rate, int(length), self.cost, self.verify(int(length) + 1)) >= self.least
-            for rate, length in zip(self._rate.tolist(), wanted.tolist(), strict=True)
-        ]
-        return wanted * torch.tensor(pays, device=wanted.device)
-
-    def more(self, law: Law, depth: int) -> Tensor:
-        return self.inner.more(law, depth)
-
-    def learn(self, drafted: Tensor, accepted: Tensor) -> None:
-        """Accepted over tried: a chain tries one token more than it accepts, unless all pass."""
-        self.inner.learn(drafted, accepted)
-        tried = torch.minimum(accepted + 1, drafted).clamp(min=1)
-        rate = self.memory * self._rate + (1 - self.memory) * accepted / tried
-        self._rate = torch.where(drafted > 0, rate, self._rate)
 
 
 POLICIES: dict[str, Callable[[int], Policy]] = {

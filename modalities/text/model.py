@@ -23,7 +23,7 @@ from outrider.core.train import Pupil
 from outrider.text import auto, recipes
 from outrider.text.companions import met
 from outrider.text.conversation import Kept
-from outrider.text.drafting import prepared
+from outrider.text.drafting import for_auto, prepared
 from outrider.text.options import Given, Options
 from outrider.text.stream import Result, Stream
 from outrider.text.together import Together
@@ -195,7 +195,7 @@ class TextModel:
         check_names(wanted, "exact")
         given = dict(options.drafter_options)
         if wanted == AUTO:
-            made, costs = auto.make(self.target, self.where(), given, rows=rows)
+            made, costs = auto.make(self.target, self.where(), given, for_auto(self), rows)
             return made, AUTO, costs
         if measured := wanted == "guarded" and "verify" not in given:
             given["costs"] = str(given.get("costs") or auto.calibration(self.target, self.where(), rows))

@@ -14,7 +14,7 @@ from outrider.core.dice import Dice, Purpose, mix
 from outrider.core.draft import Draft, Tree
 from outrider.core.largest import argmax
 from outrider.core.laws import Law, Lawmaker, Sampling, residual, to_law
-from outrider.core.policies import BreakEven, Confidence, Fixed, Window
+from outrider.core.policies import Confidence, Window
 
 
 def reference(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
@@ -203,21 +203,6 @@ def test_lengths_follow_what_was_accepted() -> None:
     assert window.start().tolist() == [6, 2]
     law = Law(torch.tensor([[0.5, 0.5], [0.9, 0.1]]), None, 2)
     assert Confidence(4, bound=0.6).more(law, 0).tolist() == [False, True]
-
-
-def test_break_even_switches_off_and_looks_again() -> None:
-    policy = BreakEven(0.3, inner=Fixed(4), probe=8)
-    policy.begin(1, torch.device("cpu"))
-    wanted = []
-    for _ in range(40):
-        length = policy.start()
-        wanted.append(int(length[0]))
-        policy.learn(length, torch.zeros_like(length))
-    assert wanted[0] == 4 and wanted[20:24] == [0, 0, 0, 4] and sum(length > 0 for length in wanted[16:]) == 3
-    for _ in range(60):
-        length = policy.start()
-        policy.learn(length, length)
-    assert int(policy.start()[0]) == 4
 
 
 # ---- trees

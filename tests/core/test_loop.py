@@ -23,7 +23,7 @@ from outrider.core.drafters.model import DraftModel, DynamicTree, SampledTree, T
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.laws import Law, Sampling
 from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
-from outrider.core.policies import BreakEven, Fixed, Window
+from outrider.core.policies import Window
 from outrider.core.record import Record
 from outrider.core.rules.exact import Exact, GumbelMatch
 from outrider.core.target import Prefill, Prompts, Scores, TableTarget
@@ -104,7 +104,6 @@ FLEET: dict[str, Callable[[], Drafter]] = {
     "chain": lambda: DraftModel(target(blur=0.4), length=4),
     "window policy": lambda: DraftModel(target(blur=0.4), policy=Window(2)),
     "hotter drafter": lambda: DraftModel(target(blur=0.4), length=3, sampling=Sampling(temperature=1.5)),
-    "break-even": lambda: DraftModel(target(blur=0.4), policy=BreakEven(0.4, inner=Fixed(3))),
     "sampled tree": lambda: SampledTree(target(blur=0.4), shape=(-1, -1, 0, 0, 2)),
     "top-k tree": lambda: TopKTree(target(blur=0.4), shape=(-1, 0, -1, 2, 1)),
     "dynamic tree": lambda: DynamicTree(target(blur=0.4), nodes=6, width=3, depth=3),

@@ -14,7 +14,7 @@ from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.rounds import Costs
 from outrider.core.target import Prefill
-from outrider.text import TextModel, auto
+from outrider.text import TextModel, auto, drafting
 
 FREE = "1:10 2:10 4:10 8:10 16:10 32:10"  # milliseconds: a pass over many tokens costs what one costs
 DEAR = "1:10 2:20 4:40 8:80 16:160 32:320"
@@ -47,6 +47,15 @@ def test_it_is_the_default_and_changes_no_token(lm: TextModel) -> None:
     assert [one.tokens for one in batch] == [
         lm.generate(one, drafter=None, **RAW).tokens for one in (REPEATING, "the cat", "a")
     ]
+
+
+def test_it_starts_from_bigrams_where_they_are_known(lm: TextModel) -> None:
+    asked = {"drafter": "auto", "drafter_options": {"costs": FREE}, "raw": True, "max_new_tokens": 4}
+    without = lm.generate("x", **asked)
+    drafting.bigrams(lm)  # worked out, and kept
+    found = lm.generate("x", **asked)
+    assert not without.trace.steps[0].drafted and found.trace.steps[0].drafted
+    assert found.tokens == without.tokens
 
 
 def test_costs_are_measured_once_and_noted_so_that_a_seed_stays_true(lm: TextModel, cache: Path) -> None:
