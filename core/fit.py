@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.core.errors import InvalidOption
-from outrider.core.run import Clock, forget, library, parameter_groups, restore, store
+from outrider.core.run import Clock, forget, library, optimisers, restore, store
 
 
 class Course(Protocol):
@@ -42,6 +42,7 @@ class Pace:
     minutes: float = 10.0
     steps: int | None = None
     rate: float = 1e-3
+    matrices: float | None = None  # the rate of blocks' matrices, if Muon is to teach them
     warmup: float = 0.03  # share of the time in which the rate rises
     floor: float = 0.02  # share of the rate that is left at the end
     decay: float = 0.01
@@ -104,11 +105,12 @@ class Request:
         torch.manual_seed(self.seed)
         return out
 
-    def pace(self, rate: float, decay: float) -> Pace:
+    def pace(self, rate: float, decay: float, matrices: float | None = None) -> Pace:
         return Pace(
             minutes=self.minutes,
             steps=self.steps,
             rate=self.rate or rate,
+            matrices=matrices,
             decay=decay,
             seed=self.seed,
             judgements=8 if self.place.type == "cpu" else 24,
@@ -154,10 +156,11 @@ class Fit:
         self.main = bool(self.accelerator.is_main_process)
         self.state = State()
         average = copy.deepcopy(model).requires_grad_(False).eval()
-        optimiser = torch.optim.AdamW(parameter_groups(model, pace.decay), lr=pace.rate, betas=pace.betas, eps=1e-8)
+        those = optimisers(model, pace.rate, pace.decay, pace.betas, pace.matrices)
         self.clock = Clock(pace.minutes, pace.steps, pace.warmup, pace.floor)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda _: self.clock.height(self.share()))
-        self.model, self.optimiser = self.accelerator.prepare(model, optimiser)
+        slower = torch.optim.lr_scheduler.LambdaLR
+        self.schedules = [slower(one, lambda _: self.clock.height(self.share())) for one in those]
+        self.model, *self.optimisers = self.accelerator.prepare(model, *those)
         self.average = self.accelerator.prepare_model(average, evaluation_mode=True)
         out.mkdir(parents=True, exist_ok=True)
 
@@ -210,9 +213,12 @@ class Fit:
         norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.pace.clip)
         value = float(loss.detach())
         if math.isfinite(value) and math.isfinite(float(norm)):
-            self.optimiser.step()
-        self.schedule.step()
-        self.optimiser.zero_grad(set_to_none=True)
+            for optimiser in self.optimisers:
+                optimiser.step()
+        for schedule in self.schedules:
+            schedule.step()
+        for optimiser in self.optimisers:
+            optimiser.zero_grad(set_to_none=True)
         state.steps += 1
         self._follow(min(self.pace.average, (1 + state.steps) / (10 + state.steps)))
         return value

@@ -108,6 +108,24 @@ def library() -> Any:
     return accelerate
 
 
+def optimisers(
+    model: nn.Module, rate: float, decay: float, betas: tuple[float, float], matrices: float | None = None
+) -> list[torch.optim.Optimizer]:
+    """AdamW; with a rate of their own, the matrices of blocks go to Muon (torch.optim.Muon, after
+    https://kellerjordan.github.io/posts/muon), and what is left, embeddings among it, does not decay."""
+    if matrices is None:
+        return [torch.optim.AdamW(parameter_groups(model, decay), lr=rate, betas=betas, eps=1e-8)]
+    from outrider.core.engine.block import Matrix
+
+    inner = [part.weight for part in model.modules() if isinstance(part, Matrix) and part.weight.requires_grad]
+    known = {id(one) for one in inner}
+    rest = [one for one in model.parameters() if one.requires_grad and id(one) not in known]
+    return [
+        torch.optim.AdamW(rest, lr=rate, betas=betas, eps=1e-8, weight_decay=0.0),
+        torch.optim.Muon(inner, lr=matrices, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
+    ]
+
+
 def parameter_groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
     """Matrices decay, norms and biases don't."""
     learned = [one for one in model.parameters() if one.requires_grad]

@@ -43,6 +43,7 @@ class Recipe:
     rate: float
     batch: tuple[int, int]  # pictures, on a CPU and elsewhere
     decay: float = 0.01
+    matrices: float | None = None  # the rate of blocks' matrices under Muon; None: AdamW teaches all
     kind: Callable[..., Pupil] | None = None  # a pupil of the guided model, made as kind(target, **options)
 
 
@@ -62,9 +63,10 @@ RECIPES = _table(
         name="image-tokens",
         summary="the model of those codes that a style and a few words ask for",
         options={"width": 256, "layers": 5, "heads": 4, "hidden": 576},
-        rate=1.5e-3,
+        rate=6e-3,
         batch=(16, 256),
         decay=0.1,
+        matrices=6e-3,
     ),
     Recipe(
         name="image-draft",

@@ -103,7 +103,7 @@ def _train(chosen: Recipe, pictures: Pictures, wanted: Wanted, say: Callable[[st
     say(f"{chosen.name}: {size:,} parameters, batches of {batch} pictures")
     model = lesson.model.to(device)
     told = {"device": device, "name": chosen.name, "facts": facts, "quiet": wanted.quiet}
-    pace = wanted.pace(chosen.rate, chosen.decay)
+    pace = wanted.pace(chosen.rate, chosen.decay, chosen.matrices)
     state = Fit(model, lesson.course, pace, out, lesson.keep, **told).run()  # type: ignore[arg-type]
     say(f"{chosen.name}: {state.steps:,} steps, best {state.best:.4f}; weights, curve and checkpoint are in {out}")
     return lesson.file

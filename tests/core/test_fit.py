@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from outrider.core.engine.block import Matrix
 from outrider.core.errors import InvalidOption
 from outrider.core.fit import Fit, Pace
 
@@ -38,19 +39,34 @@ class Sums:
         return {"lost": float(model(*self.batch(10_000, 1.0)))}
 
 
-def learned(folder: Path) -> list[float]:
+class Blocks(Line):
+    """The same with matrices of blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(Matrix(3, 8), nn.SiLU(), Matrix(8, 8), nn.SiLU(), nn.Linear(8, 1))
+
+
+def learned(folder: Path, model: nn.Module | None = None, steps: int = 60, **pace_: Any) -> list[float]:
     """What is lost on what was never seen, at the judgements."""
 
     def keep(model: nn.Module, facts: Mapping[str, Any]) -> None:
         pass
 
-    pace = Pace(minutes=1e6, steps=60, rate=3e-2, average=0.5, judgements=3, precision="no")
-    return [row["lost"] for row in Fit(Line(), Sums(), pace, folder, keep, quiet=True).run().history]
+    pace = Pace(minutes=1e6, steps=steps, rate=3e-2, average=0.5, judgements=3, precision="no", **pace_)
+    return [row["lost"] for row in Fit(model or Line(), Sums(), pace, folder, keep, quiet=True).run().history]
 
 
 def test_what_is_judged_gets_better(tmp_path: Path) -> None:
     found = learned(tmp_path)
     assert found[-1] < 0.05 < 1 < found[0]
+
+
+def test_muon_teaches_the_matrices_of_blocks_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    first = learned(tmp_path, Blocks(), matrices=0.1)
+    assert first[-1] < 1.5 < 2.5 < first[0]
+    further = learned(tmp_path, Blocks(), steps=160, matrices=0.1)
+    assert further[: len(first)] == first and further[-1] < 0.1
 
 
 def test_a_pace_out_of_bounds_is_refused() -> None:
