@@ -63,10 +63,10 @@ RECIPES = _table(
         name="image-tokens",
         summary="the model of those codes that a style and a few words ask for",
         options={"width": 256, "layers": 5, "heads": 4, "hidden": 576},
-        rate=6e-3,
+        rate=3e-3,
         batch=(16, 256),
         decay=0.1,
-        matrices=6e-3,
+        matrices=3e-3,
     ),
     Recipe(
         name="image-draft",
