@@ -114,14 +114,14 @@ def optimisers(
     """AdamW; with a rate of their own, the matrices of blocks go to Muon (torch.optim.Muon, after
     https://kellerjordan.github.io/posts/muon), and what is left, embeddings among it, does not decay."""
     if matrices is None:
-        return [torch.optim.AdamW(parameter_groups(model, decay), lr=rate, betas=betas, eps=1e-8)]
+        return [torch.optim.AdamW(parameter_groups(model, decay), lr=rate, betas=betas, eps=1e-8, fused=True)]
     from outrider.core.engine.block import Matrix
 
     inner = [part.weight for part in model.modules() if isinstance(part, Matrix) and part.weight.requires_grad]
     known = {id(one) for one in inner}
     rest = [one for one in model.parameters() if one.requires_grad and id(one) not in known]
     return [
-        torch.optim.AdamW(rest, lr=rate, betas=betas, eps=1e-8, weight_decay=0.0),
+        torch.optim.AdamW(rest, lr=rate, betas=betas, eps=1e-8, weight_decay=0.0, fused=True),
         torch.optim.Muon(inner, lr=matrices, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
     ]
 

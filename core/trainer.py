@@ -23,7 +23,7 @@ from outrider.core.errors import InvalidOption
 from outrider.core.lessons import Lesson, Teacher, batches, read
 from outrider.core.losses import resolve
 from outrider.core.memory import keep_memory
-from outrider.core.run import Clock, TrainingError, library, parameter_groups, restore, store
+from outrider.core.run import Clock, TrainingError, library, optimisers, restore, store
 from outrider.core.train import Pupil
 from outrider.core.trained import save
 
@@ -115,13 +115,7 @@ class Trainer:
         self.pupils: dict[str, nn.Module] = {}
         self._optimisers, self._schedules = [], []
         for name, pupil in pupils.items():
-            optimiser = torch.optim.AdamW(
-                parameter_groups(pupil, plan.decay),
-                lr=(rates or {}).get(name, plan.rate),
-                betas=(0.9, 0.95),
-                eps=1e-8,
-                fused=True,
-            )
+            (optimiser,) = optimisers(pupil, (rates or {}).get(name, plan.rate), plan.decay, (0.9, 0.95))
             schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda _: self._height())
             ready = self.accelerator.prepare(pupil, optimiser)
             self.pupils[name] = ready[0]

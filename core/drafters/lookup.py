@@ -16,6 +16,7 @@ from torch import Tensor
 from outrider.core.device import upload
 from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.drafters.rowwise import Apart
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.target import Prefill, Prompts, Scores
@@ -46,7 +47,7 @@ class _Text:
         return 0, []
 
 
-class PromptLookup:
+class PromptLookup(Apart):
     """Longest match first, in the row's own text, then in the references."""
 
     vocabulary: int | None = None
@@ -81,13 +82,7 @@ class PromptLookup:
         text.add(list(prompt))
         return text
 
-    # ---- rows that come and go (outrider.core.drafters.rowwise.Joined)
-
-    def joins(self) -> bool:
-        return True
-
-    def open(self, sampling: Sampling) -> None:
-        self._texts = []
+    # ---- rows that come and go
 
     def arrange(self, order: Sequence[int], width: int) -> None:
         self._texts = [self._texts[row] if row >= 0 else None for row in order]

@@ -19,6 +19,7 @@ from torch import Tensor
 from outrider.core.device import fetch
 from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Verdict
+from outrider.core.drafters.rowwise import Apart
 from outrider.core.drafters.trie import Trie, planted
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.largest import largest
@@ -35,7 +36,7 @@ _NOBODY = -1  # the last token of a hole
 _ROWS = 64  # of a pass that are recycled: the first so many
 
 
-class TokenRecycling:
+class TokenRecycling(Apart):
     """`shape` gives the static tree as parents, children in order of rank, or as "static" the best of `nodes` for how
     often each rank was right; left out, the tree grows best first to `nodes`, each thought at least `least` likely.
     `start` is a table to begin with, such as the target's bigrams."""
@@ -77,14 +78,7 @@ class TokenRecycling:
         self._last = [prompt[-1] for prompt in prompts]
         self._alone = False
 
-    # ---- rows that come and go: each drafts as it would alone, from nobody else's table
-
-    def joins(self) -> bool:
-        return True
-
-    def open(self, sampling: Sampling) -> None:
-        self.begin(Prefill(), [], sampling)
-        self._alone = True
+    # ---- rows that come and go
 
     def arrange(self, order: Sequence[int], width: int) -> None:
         self._rows = [self._rows[row] if row >= 0 else {} for row in order]

@@ -27,6 +27,19 @@ class Joined(Drafter, Protocol):
     def leave(self, row: int) -> None: ...
 
 
+class Apart:
+    """Has rows come and go by itself: each drafts as it would alone, from nobody else's output."""
+
+    _alone = False
+
+    def joins(self) -> bool:
+        return True
+
+    def open(self, sampling: Sampling) -> None:
+        self.begin(Prefill(), [], sampling)  # type: ignore[attr-defined]
+        self._alone = True
+
+
 def joins(drafter: Drafter) -> bool:
     """Can it have rows come and go by itself?"""
     able = getattr(drafter, "joins", None)

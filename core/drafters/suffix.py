@@ -18,6 +18,7 @@ from torch import Tensor
 
 from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Verdict
+from outrider.core.drafters.rowwise import Apart
 from outrider.core.drafters.trie import Trie, planted
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
@@ -190,7 +191,7 @@ def _length(match: Match) -> int:
     return match[2]
 
 
-class Suffix:
+class Suffix(Apart):
     """A tree of at most `nodes` guesses, each thought at least `least` likely. What was generated is remembered, up to
     `memory` tokens, for as long as the drafter lives; 0 remembers nothing."""
 
@@ -215,14 +216,7 @@ class Suffix:
         self._open = [True] * len(prompts)
         self._alone = False
 
-    # ---- rows that come and go: each drafts as it would alone, from nobody else's output
-
-    def joins(self) -> bool:
-        return True
-
-    def open(self, sampling: Sampling) -> None:
-        self.begin(Prefill(), [], sampling)
-        self._alone = True
+    # ---- rows that come and go
 
     def arrange(self, order: Sequence[int], width: int) -> None:
         self._rows = [self._rows[row] if row >= 0 else None for row in order]

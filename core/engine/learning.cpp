@@ -21,22 +21,19 @@ inline void share(int64_t count, int64_t& from, int64_t& to) {
 
 extern "C" {
 
-// sum = x + s o (o may be null, s is one number for each `each` rows, or null: 1); y = sum * r * w, r = 1 / rms(sum).
-// y, w and r may be null: then it is the sum alone.
-void outrider_norm(const float* x, const bf16* o, const float* s, int64_t each, const float* w, float* sum, bf16* y,
-                   float* r, int64_t rows, int32_t width, float eps, int32_t threads) {
+// sum = x + o, or x where o is null; y = sum r w, r = 1 / rms(sum). Without y it is the sum alone.
+void outrider_norm(const float* x, const bf16* o, const float* w, float* sum, bf16* y, float* r, int64_t rows,
+                   int32_t width, float eps, int32_t threads) {
 #pragma omp parallel num_threads(threads)
     {
         int64_t from, to;
         share(rows, from, to);
         for (int64_t row = from; row < to; row++) {
             const float* in = x + row * width;
-            const __m512 factor = all(s ? s[row / each] : 1.f);
             if (o) {
                 float* out = sum + row * width;
                 for (int i = 0; i < width; i += 16)
-                    _mm512_storeu_ps(
-                        out + i, _mm512_fmadd_ps(loaded(o + row * width + i), factor, _mm512_loadu_ps(in + i)));
+                    _mm512_storeu_ps(out + i, _mm512_add_ps(loaded(o + row * width + i), _mm512_loadu_ps(in + i)));
                 in = out;
             }
             if (!y) continue;

@@ -39,7 +39,7 @@ def library() -> ctypes.CDLL | None:
         return None
     at, rows, some = c_void_p, c_int64, c_int32
     arguments = {
-        "norm": [at, at, at, rows, *[at] * 4, rows, some, c_float, some],
+        "norm": [*[at] * 6, rows, some, c_float, some],
         "norm_back": [*[at] * 7, rows, some, some],
         "heads": [at] * 6,
         "heads_back": [at] * 8,
@@ -99,7 +99,7 @@ class _Learned(torch.autograd.Function):
         assert code is not None
         with torch.autocast("cpu", enabled=False):
             y1, r1 = _narrow(tokens, width), torch.empty(tokens)
-            code.outrider_norm(_at(x), None, None, 1, _at(norm1), None, _at(y1), _at(r1), tokens, width, eps1, threads)
+            code.outrider_norm(_at(x), None, _at(norm1), None, _at(y1), _at(r1), tokens, width, eps1, threads)
             every = y1 @ narrow[0].T
             q, k, v = _narrow(rows, heads, count, dim), _narrow(rows, kv, count, dim), _narrow(rows, kv, count, dim)
             r = torch.empty(tokens, heads + kv)
@@ -112,13 +112,13 @@ class _Learned(torch.autograd.Function):
             told = found @ narrow[1].T
             x1, y2, r2 = torch.empty_like(x), _narrow(tokens, width), torch.empty(tokens)
             ends = _at(norm2), _at(x1), _at(y2), _at(r2), tokens, width, eps2, threads
-            code.outrider_norm(_at(x), _at(told), None, 1, *ends)
+            code.outrider_norm(_at(x), _at(told), *ends)
             both = y2 @ narrow[2].T
             middle = _narrow(tokens, hidden)
             code.outrider_opened(_at(both), _at(middle), tokens, hidden, threads)
             thought = middle @ narrow[3].T
             x2 = torch.empty_like(x)
-            code.outrider_norm(_at(x1), _at(thought), None, 1, None, _at(x2), None, None, tokens, width, eps2, threads)
+            code.outrider_norm(_at(x1), _at(thought), None, _at(x2), None, None, tokens, width, eps2, threads)
         ctx.shape = shape
         ctx.save_for_backward(
             *(x, angles, norm1, qk_norm, norm2, *narrow),
