@@ -8,10 +8,16 @@ in 8 bits (their steps are a tenth of what a codec loses). Once there is a codec
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -80,31 +86,62 @@ def unpacked(mel: np.ndarray) -> torch.Tensor:
 # ---- having it read
 
 
+def _processes(count: int) -> Executor:
+    return ProcessPoolExecutor(
+        count, multiprocessing.get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    )
+
+
 def synthesise(
-    folder: Path, minutes: float, *, files: int | None = None, say: Callable[[str], None] = print, teacher: Any = None
+    folder: Path,
+    minutes: float,
+    *,
+    files: int | None = None,
+    say: Callable[[str], None] = print,
+    readers: int = os.cpu_count() or 1,
+    pool: Callable[[int], Executor] = _processes,
 ) -> float:
     """Have sentences read for so many minutes or until there are so many files, going on where the folder's files end
-    -> seconds of speech in all. Ctrl-C ends it in good order."""
-    if teacher is None:
-        from outrider.speech.teacher import Teacher
-
-        teacher = Teacher()
+    -> seconds of speech in all. Readers work side by side, each a process with a teacher of its own. Ctrl-C ends it in
+    good order."""
     folder.mkdir(parents=True, exist_ok=True)
-    deadline, number, spoken = time.monotonic() + 60 * minutes, 0, 0.0
-    sentences = learned()
-    try:
-        while time.monotonic() < deadline and (files is None or number < files):
-            part = [next(sentences) for _ in range(_PART)]
-            path = folder / f"{number:05}.npz"
-            if not path.is_file():
-                save(path, list(_read(part, teacher)))
-                spoken += sum(one.seconds for one in load_file(path))
-                if number % 10 == 9:
-                    say(f"{(number + 1) * _PART:,} sentences, {spoken / 60:.1f} minutes of speech more")
-            number += 1
-    except KeyboardInterrupt:
-        say("broken off; the same command goes on from here")
+    deadline, sentences = time.monotonic() + 60 * minutes, learned()
+    there = {path.name for path in folder.glob("*.npz")}
+    left = (
+        (path, part)
+        for number in range(files or sys.maxsize)
+        for part in [[next(sentences) for _ in range(_PART)]]
+        for path in [folder / f"{number:05}.npz"]
+        if path.name not in there
+    )
+    with pool(readers) as at:
+        try:
+            at_work = {at.submit(_written, *one) for one in islice(left, readers)}
+            while at_work:
+                done, at_work = wait(at_work, return_when=FIRST_COMPLETED)
+                for one in done:
+                    name, seconds = one.result()
+                    say(f"{name}: {seconds / 60:.1f} minutes of speech more")
+                if time.monotonic() < deadline:
+                    at_work |= {at.submit(_written, *one) for one in islice(left, len(done))}
+        except KeyboardInterrupt:
+            at.shutdown(cancel_futures=True)
+            say("broken off; the same command goes on from here")
     return sum(one.seconds for one in load(folder))
+
+
+@cache
+def _teacher() -> Any:
+    """A process's own."""
+    from outrider.speech.teacher import Teacher
+
+    return Teacher()
+
+
+def _written(path: Path, part: Sequence[Sentence]) -> tuple[str, float]:
+    spoken = list(_read(part, _teacher()))
+    save(path, spoken)
+    return path.name, sum(one.seconds for one in spoken)
 
 
 def _read(part: Sequence[Sentence], teacher: Any) -> Iterator[Utterance]:

@@ -42,6 +42,7 @@ class Recipe:
     rate: float = 1e-3
     batch: tuple[int, int] = (1, 1)  # on a CPU and elsewhere: crops of a codec, tokens of a voice
     decay: float = 0.01
+    matrices: float | None = None  # the rate of blocks' matrices under Muon; None: AdamW teaches all
     kind: Callable[..., Pupil] | None = None  # of what learns from the voice: made as kind(target, **options)
     loss: str = "kl"
     drafter: str = ""  # whom it serves, where that isn't what the recipe is called
@@ -61,9 +62,10 @@ RECIPES = _table(
     Recipe(
         name="speech-voice",
         summary="the model of those tokens that text asks for",
-        rate=1.5e-3,
+        rate=3e-3,
         batch=(3_000, 40_000),
-        decay=0.05,
+        decay=0.1,
+        matrices=3e-3,
     ),
     Recipe(
         name="speech-draft",

@@ -1,7 +1,8 @@
 """The teacher: Kokoro (82 million parameters), which reads phonemes aloud and says how long each one took.
 
-Its graph runs in onnxruntime (the extra `teacher`). Where a phoneme ends is a tensor inside the graph, which is made an
-output. Knows sounds and phonemes, nothing of tokens; our own voice does not need it once its training speech is there.
+What to say, and how, runs in onnxruntime (the extra `teacher`); where a phoneme ends is a tensor inside that graph,
+which is made an output. Making it heard is done by outrider.speech.loud. Knows sounds and phonemes, nothing of tokens;
+our own voice does not need it once its training speech is there.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 
 from outrider.core.assets import fetch
 from outrider.core.errors import OutriderError, unknown
+from outrider.speech.loud import FRAMES, SOURCE, Loud
 from outrider.speech.mel import HOP, RATE
 from outrider.speech.phonemes import EDGE, SYMBOLS
 
@@ -55,18 +57,19 @@ class Teacher:
         try:
             import onnx
             import onnxruntime
+            from onnx.utils import Extractor
         except ImportError:
             raise TeacherError("the teacher runs in onnxruntime: pip install 'outrider[teacher]'") from None
         folder = fetch("kokoro")
-        graph = onnx.load(str(folder / "kokoro.int8.onnx"))
-        graph.graph.output.append(onnx.ValueInfoProto(name=_LENGTHS))
+        whole = onnx.load(str(folder / "kokoro.int8.onnx"))
+        graph = Extractor(whole).extract_model([one.name for one in whole.graph.input], [FRAMES, SOURCE, _LENGTHS])
+        self._loud = Loud(whole.graph)
         wanted = onnxruntime.SessionOptions()
         wanted.intra_op_num_threads = wanted.inter_op_num_threads = threads
         wanted.log_severity_level = 3
         self._session: Any = onnxruntime.InferenceSession(
             graph.SerializeToString(), wanted, providers=["CPUExecutionProvider"]
         )
-        self._outputs = [next(one.name for one in self._session.get_outputs() if one.name != _LENGTHS), _LENGTHS]
         self._style = self._styles(voice)
 
     def _styles(self, voice: str) -> np.ndarray:
@@ -84,11 +87,11 @@ class Teacher:
         if not 0 < len(said) <= _MOST:
             raise TeacherError(f"there are {len(said)} phonemes; 1 to {_MOST} are read in one go")
         tokens = np.array([[EDGE, *(_ITS_IDS[sign] for sign in said), EDGE]], np.int64)
-        given = {"tokens": tokens, "style": self._style[len(said)], "speed": np.array([speed], np.float32)}
-        names = {one.name for one in self._session.get_inputs()}
-        given = {name if name in names else "input_ids": value for name, value in given.items()}
-        sound, lengths = self._session.run(self._outputs, given)
-        return trimmed(np.asarray(sound, np.float32).reshape(-1), np.asarray(lengths).reshape(-1))
+        style = self._style[len(said)]
+        given = {"tokens": tokens, "style": style, "speed": np.array([speed], np.float32)}
+        frames, source, lengths = self._session.run([FRAMES, SOURCE, _LENGTHS], given)
+        sound = self._loud(frames, source, style[:, : style.shape[1] // 2])
+        return trimmed(sound, np.asarray(lengths).reshape(-1))
 
 
 def trimmed(sound: np.ndarray, units: np.ndarray) -> Reading:

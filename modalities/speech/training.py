@@ -80,7 +80,7 @@ def _train(chosen: Recipe, wanted: Wanted, say: Callable[[str], None]) -> Path:
         save(learned.part, file, told)
 
     say(f"{chosen.name}: {sum(one.numel() for one in model.parameters()):,} parameters")
-    pace = wanted.pace(chosen.rate, chosen.decay)
+    pace = wanted.pace(chosen.rate, chosen.decay, chosen.matrices)
     fit = Fit(
         model.to(device), course, pace, out, keep, device=device, name=chosen.name, facts=facts, quiet=wanted.quiet
     )

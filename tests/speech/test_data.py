@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -37,11 +39,13 @@ def said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "_PART", 4)
 
 
-def test_what_is_read_is_kept_and_not_read_again(tmp_path: Path) -> None:
+def test_what_is_read_is_kept_and_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     teacher = Humming()
-    seconds = data.synthesise(tmp_path, 1.0, files=2, teacher=teacher)
+    monkeypatch.setattr(data, "_teacher", lambda: teacher)
+    read = partial(data.synthesise, tmp_path, 1.0, readers=2, pool=ThreadPoolExecutor)
+    seconds = read(files=2)
     assert teacher.asked == 8 and sorted(path.name for path in tmp_path.iterdir()) == ["00000.npz", "00001.npz"]
-    assert data.synthesise(tmp_path, 1.0, files=3, teacher=teacher) > seconds and teacher.asked == 12
+    assert read(files=3) > seconds and teacher.asked == 12
     assert len({one.text for one in data.load(tmp_path)}) == 12
 
 
