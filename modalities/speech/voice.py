@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.core.engine.block import Angles, Norm, each_before
-from outrider.core.engine.network import Network, Places
+from outrider.core.engine.network import Network
 from outrider.core.engine.spoken import beginning, shape, spoken
-from outrider.core.engine.transformer import Decoder
+from outrider.core.engine.told import Informed
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.target import Prefill, Prompts
@@ -29,7 +29,6 @@ from outrider.speech.phonemes import COUNT, EDGE
 
 AHEAD = 6  # places ahead of a token whose text can be looked at
 _FAR = 24  # tokens into a phoneme, or before its end, that are told apart
-_ROOM = 256  # positions that are told, in steps, where they are looked for in one place
 _RATE = 22_050 / 512  # tokens a second
 _SHORTEST, _LONGEST = 0.3, 40.0  # tokens of a phoneme
 
@@ -196,85 +195,13 @@ def seconds(tokens: int) -> float:
     return tokens / _RATE
 
 
-class Told(Network):
-    """A network of which every position is told what to say there."""
-
-    def __init__(self, network: Network, told: Tensor) -> None:
-        super().__init__(network.config, network.embedding, network.layers, network.norm, network.head)
-        self.told = told.to(self.wide)  # [B, T, D]
-
-    def tell(self, told: Tensor) -> bool:
-        """Say something else from now on, where recordings look for it; False: there is no room for it."""
-        rows, room = self.told.shape[:2]
-        if len(told) != rows or told.shape[1] > room:
-            return False
-        self.told[:, : told.shape[1]] = told
-        self.told[:, told.shape[1] :] = told[:, -1:]
-        return True
-
-    def replaced(self, *given: Any, **named: Any) -> Network:
-        return Told(super().replaced(*given, **named), self.told)
-
-    def run(
-        self,
-        x: Tensor,
-        store: Tensor,
-        places: Places,
-        taps: dict[str, list[Tensor]] | None = None,
-        span: tuple[int, int] | None = None,
-    ) -> Tensor:
-        rows = store.shape[1]
-        if not len(x) or (span is not None and span[0]):
-            return super().run(x, store, places, taps, span)
-        if rows != len(self.told):
-            raise InvalidOption(f"{len(self.told)} utterances are told, and {rows} rows are read")
-        place = places.positions.expand(rows, -1)
-        x = x + self.at(place).flatten(0, 1)
-        seen = taps.pop("ahead", None) if taps else None
-        result = super().run(x, store, places, taps, span)
-        if taps is not None and seen is not None:
-            further = place[..., None] + torch.arange(1, AHEAD + 1, device=place.device)
-            seen.append(self.at(further.flatten(1)).view(rows, place.shape[1], -1).to(self.dtype))
-            taps["ahead"] = seen
-        return result
-
-    def at(self, place: Tensor) -> Tensor:
-        """[B, Q] -> [B, Q, D]; behind the end, what is told there."""
-        index = place.clamp(0, self.told.shape[1] - 1)[..., None]
-        return self.told.gather(1, index.expand(-1, -1, self.told.shape[2]))
-
-
-class Speaker(Decoder):
+class Speaker(Informed):
     """The decoder of some utterances: prompts are the end alone, one for each. Besides the usual taps there is "ahead":
     what the AHEAD tokens behind the next one are told, side by side."""
 
     def __init__(self, network: Network, script: Script) -> None:
-        self._whole, self._lent = network, False
-        super().__init__(Told(network, script.told.to(network.device)))
+        super().__init__(network, AHEAD)
         self.script = script
-
-    def _lend(self) -> None:
-        """A network whose passes are recorded, told this script; nobody else's as long as it is spoken."""
-        graphs = self._whole.graphs
-        if graphs is None or self._lent:
-            return
-        spare, told = graphs.spare, self.script.told.to(self.device)
-        found = next((one for one in spare if isinstance(one, Told) and one.tell(told)), None)
-        if found is None:
-            room = -(-told.shape[1] // _ROOM) * _ROOM
-            found = Told(self._whole, torch.cat([told, told[:, -1:].expand(-1, room - told.shape[1], -1)], 1))
-            graphs.of(found)
-        else:
-            spare.remove(found)
-        assert found.graphs is not None
-        self.network, self._lent = found, True
-        found.graphs.stills.serve(self.cache)
-
-    def end(self) -> None:
-        super().end()
-        if self._lent and self._whole.graphs is not None:
-            self._whole.graphs.spare.append(self.network)
-        self._lent = False
 
     @property
     def taps(self) -> tuple[str, ...]:
@@ -283,7 +210,7 @@ class Speaker(Decoder):
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
         if len(prompts) != len(self.script.lengths):
             raise InvalidOption(f"there are {len(prompts)} prompts and {len(self.script.lengths)} utterances")
-        self._lend()
+        self.tell(self.script.told)
         return super().begin(prompts, sampling, needs)
 
     def _read(self, rows: slice, length: int) -> dict[str, Tensor]:
