@@ -22,7 +22,7 @@ Run = Callable[[str | None], tuple[list[list[int]], int]]
 def picture(dtype: str, device: str, count: int, tokens: int) -> tuple[Any, Run]:
     """So many pictures, two streams each: the network, and how it is run."""
     from outrider.core.engine.guidance import Guided
-    from outrider.core.engine.transformer import Decoder
+    from outrider.image.plan import decoder
     from outrider.image.tokens import TokenModel
 
     torch.manual_seed(0)
@@ -30,7 +30,7 @@ def picture(dtype: str, device: str, count: int, tokens: int) -> tuple[Any, Run]
     network = model.network(getattr(torch, dtype), device)
     asked = model.names.read("red heart", "any")
     prompt = [0] * 17  # a row of white patches and one more, which drafters may copy from
-    return network, _run(lambda: Guided(Decoder(network), [asked], model.names.free, _GUIDANCE), prompt, count, tokens)
+    return network, _run(lambda: Guided(decoder(network), [asked], model.names.free, _GUIDANCE), prompt, count, tokens)
 
 
 def utterance(dtype: str, device: str, count: int, tokens: int) -> tuple[Any, Run]:

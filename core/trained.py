@@ -1,6 +1,7 @@
-"""Trained weights as files: 16-bit safetensors, and beside them what they are and where they come from, as JSON.
+"""Trained weights as files: safetensors, and beside them what they are and where they come from, as JSON.
 
-Rows that a pupil only refers to in its target are not in the file. Knows nothing of which pupils there are: whoever
+Numbers have 16 bits, or those of large matrices 8 and a scale for each row. Rows that a pupil only refers to in its
+target are not in the file. Knows nothing of which pupils there are: whoever
 loads gives their classes by name.
 """
 
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from outrider.core.assets import Checkpoint, read_json
 from outrider.core.errors import Incompatible, OutriderError, unknown
@@ -20,6 +22,7 @@ from outrider.core.trace import machine, versions
 from outrider.core.train import Pupil
 
 SCHEMA = 1
+_SCALE, _LARGE = ".scale", 4096  # what stands behind a matrix's name; numbers from which 8 bits are worth it
 _MOST = 1 << 20  # of any number in a configuration: a larger one is no size of ours
 
 
@@ -27,14 +30,17 @@ class TrainedError(OutriderError):
     """A file of trained weights that can't be used."""
 
 
-def save(pupil: Pupil, path: Path, provenance: Mapping[str, Any]) -> None:
-    """Write weights and their JSON, each whole or not at all."""
+def save(pupil: Pupil, path: Path, provenance: Mapping[str, Any], bits: int = 8) -> None:
+    """Write weights and their JSON, each whole or not at all. `bits`: of large matrices."""
     from safetensors.torch import save_file
 
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for name, tensor in pupil.state_dict().items():
         kept = tensor.detach().cpu()
-        tensors[name] = (kept.bfloat16() if kept.is_floating_point() else kept).contiguous()
+        if bits == 8 and kept.is_floating_point() and kept.ndim > 1 and kept.numel() >= _LARGE:
+            tensors[name], tensors[name + _SCALE] = _rounded(kept.float())
+        else:
+            tensors[name] = (kept.bfloat16() if kept.is_floating_point() else kept).contiguous()
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     save_file(tensors, str(partial))
@@ -52,6 +58,25 @@ def save(pupil: Pupil, path: Path, provenance: Mapping[str, Any]) -> None:
     written = path.with_suffix(".json.partial")
     written.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     written.replace(path.with_suffix(".json"))
+
+
+def _rounded(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers, and what those of each row stand for."""
+    scale = matrix.flatten(1).abs().amax(1).clamp(min=1e-12).view(-1, *[1] * (matrix.ndim - 1)) / 127
+    return (matrix / scale).round().to(torch.int8), scale
+
+
+def _fits(tensors: Mapping[str, Tensor], name: str, meant: Tensor) -> bool:
+    if name not in tensors or tensors[name].shape != meant.shape:
+        return False
+    if name + _SCALE in tensors:
+        return tensors[name + _SCALE].shape == (len(meant), *[1] * (meant.ndim - 1))
+    return tensors[name].is_floating_point() == meant.is_floating_point()
+
+
+def _numbers(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    found = tensors[name]
+    return found * tensors[name + _SCALE] if name + _SCALE in tensors else found
 
 
 def about(path: Path) -> dict[str, Any]:
@@ -84,8 +109,8 @@ def load(path: Path, kinds: Mapping[str, Callable[..., Pupil]], target: Any) -> 
     pupil = _made(path, kinds[kind], target, facts["config"])
     tensors = Checkpoint(path)
     own = pupil.state_dict()
-    wrong = [name for name in own if name not in tensors or tensors[name].shape != own[name].shape]
-    left = [name for name in tensors if name not in own]
+    wrong = [name for name, meant in own.items() if not _fits(tensors, name, meant)]
+    left = [name for name in tensors if name.removesuffix(_SCALE) not in own]
     if wrong or left:
         raise Incompatible(
             f"{path.name} does not fit this target: {len(wrong)} tensors are missing or have another shape and "
@@ -93,5 +118,5 @@ def load(path: Path, kinds: Mapping[str, Callable[..., Pupil]], target: Any) -> 
         )
     with torch.no_grad():
         for name, tensor in own.items():
-            tensor.copy_(tensors[name])
+            tensor.copy_(_numbers(tensors, name))
     return pupil.eval()

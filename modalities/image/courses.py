@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from outrider.core.decode import decode
 from outrider.core.engine.guidance import Guided
 from outrider.core.engine.network import Network
-from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption
 from outrider.core.rules.exact import Exact
 from outrider.image.data import HELD_NAME, HELD_PAIR, LEARNED, SIZE, Pictures
 from outrider.image.names import LENGTH, Names, words
+from outrider.image.plan import decoder
 from outrider.image.tokenizer import Tokenizer, loss, psnr
 from outrider.image.tokens import TokenModel
 
@@ -288,7 +288,7 @@ class ImitationCourse:
             course = self.course
             draw = random.Random(f"{course.draws.seed}/drawn/{number}")
             asked = [course.asked(int(place), draw) for place in course.draws.places(number)]
-            target = Guided(Decoder(self.network), asked, course.names.free, self.guidance)
+            target = Guided(decoder(self.network), asked, course.names.free, self.guidance)
             rows: list[list[int]] = [[] for _ in asked]
             roots = [[course.codec.white]] * len(asked)
             seed = random.Random(f"{course.draws.seed}/codes/{number}").getrandbits(60)

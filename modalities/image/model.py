@@ -27,6 +27,7 @@ from outrider.image.grid import Grid, neighbours
 from outrider.image.names import Names
 from outrider.image.options import Given, Options
 from outrider.image.pixels import images
+from outrider.image.plan import decoder
 from outrider.image.stream import Result, Stream
 from outrider.image.tokenizer import Tokenizer
 
@@ -111,7 +112,7 @@ class ImageModel:
 
     def target(self, asked: Sequence[Sequence[int]], guidance: float) -> Guided:
         """The guided target of some conditions, with a cache of its own."""
-        return Guided(Decoder(self.network), asked, self.names.free, guidance)
+        return Guided(decoder(self.network), asked, self.names.free, guidance)
 
     def draft_model(self, asked: Sequence[Sequence[int]], guidance: float) -> Guided:
         """The smaller model under the same guidance."""
@@ -119,7 +120,7 @@ class ImageModel:
             if self._draft is None:
                 raise recipes.missing("image-draft")
             self._drafts = self._draft()
-        return Guided(Decoder(self._drafts), asked, self.names.free, guidance)
+        return Guided(decoder(self._drafts), asked, self.names.free, guidance)
 
     def drafter(self, options: Options, asked: Sequence[Sequence[int]]) -> tuple[Drafter | None, str]:
         """The drafter asked for, and its name."""
@@ -130,7 +131,7 @@ class ImageModel:
         if drafter not in self._ready:
             if self._pupil is None:
                 raise recipes.missing(f"{recipes.PREFIX}{drafter}")
-            target = Decoder(self.network)
+            target = decoder(self.network)
             self._ready[drafter] = self._pupil(drafter, target).drafts(target)
         return self._ready[drafter]
 

@@ -62,7 +62,7 @@ RECIPES = _table(
     Recipe(
         name="image-tokens",
         summary="the model of those codes that a style and a few words ask for",
-        options={"width": 256, "layers": 5, "heads": 4, "hidden": 576},
+        options={"width": 256, "layers": 5, "heads": 4, "hidden": 576, "plan": 128},
         rate=3e-3,
         batch=(16, 256),
         decay=0.1,
@@ -71,7 +71,7 @@ RECIPES = _table(
     Recipe(
         name="image-draft",
         summary="a small model that learns what it says under guidance, and drafts for it",
-        options={"width": 128, "layers": 2, "heads": 2, "hidden": 320},
+        options={"width": 128, "layers": 2, "heads": 2, "hidden": 320, "plan": 64},
         rate=2e-3,
         batch=(32, 256),
         decay=0.05,

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from outrider.core.engine.guidance import Guided
 from outrider.core.engine.network import Network
-from outrider.core.engine.transformer import Decoder
 from outrider.core.laws import Sampling
 from outrider.core.lessons import Lesson
 from outrider.image.courses import TokensCourse
 from outrider.image.names import Names
+from outrider.image.plan import decoder
 
 _EPOCH = 1024  # pictures that are drawn anew and read again
 
@@ -35,7 +35,7 @@ class GuidedTeacher:
     def states(self, rows: Sequence[Sequence[int]], needs: frozenset[str]) -> Mapping[str, Tensor]:
         """States [B, T, D] behind every token; a prefill leaves out the last one, so each row gets one more."""
         asked = [self.asked[tuple(row)] for row in rows]
-        target = Guided(Decoder(self.network), asked, self.names.free, self.guidance)
+        target = Guided(decoder(self.network), asked, self.names.free, self.guidance)
         try:
             return target.begin([[*row, 0] for row in rows], Sampling(), needs | {"last"}).hidden
         finally:

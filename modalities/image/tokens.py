@@ -7,6 +7,7 @@ nothing in particular, which classifier-free guidance (arXiv 2207.12598) is meas
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,16 +16,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.core.engine.block import Angles, Norm, each_before
+from outrider.core.engine.graphs import served
 from outrider.core.engine.network import Network
 from outrider.core.engine.spoken import beginning, shape, spoken
 from outrider.core.engine.transformer import Decoder
 from outrider.core.train import Batch, Guess, Pupil
 from outrider.image.names import Names
+from outrider.image.plan import Plan, Planned, decoder
 
 
 class TokenModel(Pupil):
-    """Embeddings of codes, styles and words; blocks; rows that say codes alone. `target` is not looked at: a model that
-    drafts for a larger one is made in the same way."""
+    """Embeddings of codes, styles and words; blocks; rows that say codes alone; with `plan`, channels of a Plan of the
+    whole. `target` is not looked at: a model that drafts for a larger one is made in the same way."""
 
     def __init__(
         self,
@@ -38,6 +41,8 @@ class TokenModel(Pupil):
         heads: int = 4,
         hidden: int = 640,
         drop: float = 0.1,
+        plan: int = 0,
+        side: int = 16,
     ) -> None:
         super().__init__()
         self.names = Names(codes, tuple(styles), tuple(words))
@@ -50,6 +55,8 @@ class TokenModel(Pupil):
             "heads": heads,
             "hidden": hidden,
             "drop": drop,
+            "plan": plan,
+            "side": side,
         }
         self.form = shape(codes, width=width, layers=layers, heads=heads, hidden=hidden)
         self.drop = drop
@@ -57,6 +64,7 @@ class TokenModel(Pupil):
         self.blocks = beginning(self.form)
         self.norm = Norm(width, self.form.norm_eps)
         self.head = nn.Parameter(torch.randn(codes, width) * 0.02)
+        self.plan = Plan(width, plan, side, drop) if plan else None
         self._angles = Angles(self.form)
 
     def states(self, ids: Tensor) -> Tensor:
@@ -64,6 +72,11 @@ class TokenModel(Pupil):
         out (stochastic depth, arXiv 1603.09382)."""
         count = ids.shape[1]
         x = F.dropout(F.embedding(ids, self.embedding), self.drop, self.training)
+        if self.plan is not None:
+            before = self.names.length
+            there = ids[:, 1:before] != self.names.nothing
+            told = self.plan(x[:, 0], x[:, 1:before], there)[:, : count - before]
+            x = x + F.pad(told.to(x.dtype), (0, 0, before, 0))
         place = torch.arange(count, device=ids.device)[None]
         cos, sin = self._angles(place, count, torch.float32)
         sight = each_before(count, cos, sin)
@@ -91,8 +104,12 @@ class TokenModel(Pupil):
 
     def network(self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Network:
         """The same weights, laid out to be run."""
-        return spoken(self.form, self.blocks, self.embedding, self.norm, self.head, dtype, device)
+        network = spoken(self.form, self.blocks, self.embedding, self.norm, self.head, dtype, device)
+        if self.plan is None:
+            return network
+        plan = copy.deepcopy(self.plan).eval().requires_grad_(False).to(device, network.wide)
+        return served(Planned(network, plan, self.names.length, self.names.nothing))
 
     def drafts(self, target: Any) -> Decoder:
         """A decoder in the target's precision, with a cache of its own."""
-        return Decoder(self.network(target.network.dtype, target.device))
+        return decoder(self.network(target.network.dtype, target.device))

@@ -31,6 +31,7 @@ from outrider.image.courses import (
 )
 from outrider.image.data import LEARNED, Pictures, prepared
 from outrider.image.names import Names, commonest
+from outrider.image.plan import decoder
 from outrider.image.recipes import MODEL, Recipe, home, recipe
 from outrider.image.tokenizer import Layout, Tokenizer
 from outrider.image.tokens import TokenModel
@@ -157,7 +158,6 @@ _LESSONS: Mapping[str, Callable[[_Given], _Lesson]] = {
 
 def _teach(given: _Given, wanted: Wanted, facts: dict[str, Any], say: Callable[[str], None]) -> Path:
     """Heads and feature drafters learn from the guided model."""
-    from outrider.core.engine.transformer import Decoder
     from outrider.core.trainer import Plan, Trainer
     from outrider.image.teaching import GuidedTeacher, Lessons
 
@@ -168,7 +168,7 @@ def _teach(given: _Given, wanted: Wanted, facts: dict[str, Any], say: Callable[[
     teacher = GuidedTeacher(network, tokens.names, GUIDANCE)
     course = TokensCourse(given.pictures, codec, tokens.names, given.batch, wanted.seed, device)
     lessons = Lessons(teacher, course, JUDGED[device.type != "cpu"])
-    pupil = chosen.kind(Decoder(network), **given.options).to(device)
+    pupil = chosen.kind(decoder(network), **given.options).to(device)
     length = 1 + course.length
     plan = Plan(
         minutes=wanted.minutes,

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider.core.acceptance import walk
@@ -182,6 +184,27 @@ def test_low_rank_corrections_are_all_that_is_kept(target: Decoder, lessons: lis
     assert (logits[:, 1::2] == -torch.inf).all() and model.weight_bytes < target.weight_bytes
 
 
+def test_large_matrices_are_kept_in_8_bits(tmp_path: Path) -> None:
+    target = Decoder.random(Config(vocabulary=48, width=64, layers=1, heads=4, kv_heads=2, head_dim=16, hidden=96))
+    path, short = tmp_path / "small.safetensors", {"SmallModel": SmallModel}
+    pupil = SmallModel(target, layers=(0,))
+    large = [name for name, one in pupil.state_dict().items() if one.ndim > 1 and one.numel() >= 4096]
+    save(pupil, path, {})
+    again = load(path, short, target).state_dict()
+    for name, one in pupil.state_dict().items():
+        most = one.flatten(1).abs().amax(1, keepdim=True) / 254 * 1.001 if name in large else one.abs() / 250
+        assert ((again[name] - one).abs().view(len(one), -1) <= most.view(len(one), -1)).all()
+    whole = tmp_path / "whole.safetensors"
+    save(pupil, whole, {}, 16)
+    assert large
+    assert path.stat().st_size < 0.75 * whole.stat().st_size
+    with safe_open(path, "pt") as file:
+        parts = {name: file.get_tensor(name) for name in file.keys() if name != f"{large[0]}.scale"}  # noqa: SIM118
+    save_file(parts, path)
+    with pytest.raises(OutriderError, match="does not fit"):
+        load(path, short, target)
+
+
 def test_files_that_do_not_fit_are_refused(target: Decoder, tmp_path: Path) -> None:
     path = tmp_path / "small.safetensors"
     save(SmallModel(target, layers=(0,)), path, {})
@@ -199,6 +222,8 @@ SCRIPT = """
 import sys
 from pathlib import Path
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 torch.set_num_threads(1)
 from outrider.core.drafters.distilled import SmallModel
 from outrider.core.engine.transformer import Config, Decoder

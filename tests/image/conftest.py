@@ -25,7 +25,7 @@ def one_thread() -> Iterator[None]:
 
 def token_model(seed: int = 0, layers: int = 2) -> TokenModel:
     torch.manual_seed(seed)
-    made = TokenModel(codes=36, styles=STYLES, words=WORDS, width=16, layers=layers, heads=2, hidden=24)
+    made = TokenModel(codes=36, styles=STYLES, words=WORDS, width=16, layers=layers, heads=2, hidden=24, plan=8)
     with torch.no_grad():
         made.head.mul_(40)  # laws that are neither flat nor certain
     return made.eval()

@@ -14,7 +14,6 @@ from outrider.core.conformance import KINDS, Case, enumerate_output, equip, targ
 from outrider.core.decode import Rule, decode
 from outrider.core.draft import Draft, Tree
 from outrider.core.engine.guidance import Guided
-from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.methods import DRAFTERS, Method
@@ -22,6 +21,7 @@ from outrider.core.rules.exact import Exact, GumbelMatch, Token
 from outrider.core.target import TableTarget
 from outrider.image.choosing import drafters
 from outrider.image.model import ImageModel
+from outrider.image.plan import decoder
 from outrider.image.tokenizer import Layout, Tokenizer
 from outrider.image.tokens import TokenModel
 
@@ -94,14 +94,14 @@ def test_conditions_fit_the_prompts() -> None:
 def test_a_decoder_s_streams_are_what_they_are_alone(tokens: TokenModel) -> None:
     network, names = tokens.network(torch.float64), tokens.names
     asked = [names.encode("red heart", "noto"), names.encode("cat")]
-    target = Guided(Decoder(network), asked, names.free, 3.0)
+    target = Guided(decoder(network), asked, names.free, 3.0)
     roots = [[35], [35]]
     target.begin(roots, Sampling())
     draft = Draft.guess(torch.tensor([[3, 4, 5], [6, 7, 8]]), Tree.of((-1, 0, 0)), torch.ones(2, 3, dtype=torch.bool))
     found = target.score(draft).logits()
     alone = []
     for one in (asked, [names.free, names.free]):
-        inner = Decoder(network)
+        inner = decoder(network)
         inner.begin([[*ids, 35] for ids in one], Sampling())
         alone.append(inner.score(draft).logits())
     torch.testing.assert_close(found, alone[1] + 3.0 * (alone[0] - alone[1]))
@@ -113,7 +113,7 @@ def test_a_decoder_s_laws_are_those_it_learned_with(tokens: TokenModel) -> None:
     read = torch.cat([before, torch.full((2, 1), 35), ids[:, :-1]], 1)
     said = tokens.double().logits(tokens.states(read))[:, -12:]
     tokens.float()
-    target = Decoder(tokens.network(torch.float64))
+    target = decoder(tokens.network(torch.float64))
     target.begin(torch.cat([before, torch.full((2, 1), 35)], 1).tolist(), Sampling())
     chain = Draft.guess(ids, Tree.chain(12), torch.ones_like(ids, dtype=torch.bool))
     torch.testing.assert_close(target.score(chain).logits()[:, :12], said.detach(), atol=1e-4, rtol=1e-4)

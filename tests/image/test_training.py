@@ -89,7 +89,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pictures: Pictures) -
 
 
 SMALL = {"levels": (4, 3, 3), "channels": (8, 16, 16)}
-TINY = {"width": 32, "layers": 2, "heads": 2, "hidden": 48}
+TINY = {"width": 32, "layers": 2, "heads": 2, "hidden": 48, "plan": 8}
 
 
 @pytest.mark.slow
