@@ -47,16 +47,20 @@ class Quantiser:
         return (codes[..., None] // steps % levels) / (levels - 1) * 2 - 1
 
 
+def _conv(ins: int, outs: int, size: int, dilation: int = 1) -> nn.Conv2d:
+    """Along time: frames are rows of one pixel each, their channels side by side, which is how processors like them."""
+    return nn.Conv2d(ins, outs, (1, size), dilation=dilation, padding=(0, dilation * (size // 2)))
+
+
 class _Residual(nn.Module):
     def __init__(self, width: int, dilation: int) -> None:
         super().__init__()
-        self.norm = nn.GroupNorm(1, width, affine=False)  # of one frame, see forward
-        self.wide = nn.Conv1d(width, width, 3, dilation=dilation, padding=dilation)
-        self.out = nn.Conv1d(width, width, 1)
+        self.wide = _conv(width, width, 3, dilation)
+        self.out = _conv(width, width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        frames = x.transpose(1, 2).reshape(-1, x.shape[1])  # frame by frame: what is far away mustn't be heard
-        even = self.norm(frames).view(x.shape[0], x.shape[2], -1).transpose(1, 2)
+        frames = x.permute(0, 2, 3, 1)  # normed frame by frame: what is far away mustn't be heard
+        even = nn.functional.layer_norm(frames, frames.shape[-1:]).permute(0, 3, 1, 2)
         change: Tensor = self.out(nn.functional.gelu(self.wide(even)))
         return x + change
 
@@ -78,28 +82,30 @@ class Codec(Pupil):
         dilations = [3 ** (place % 3) for place in range(depth)]
         heard = sum(dilations)
         self.context = 1 + heard + -(-(heard + 1) // FRAMES)  # tokens on either side that a frame hears
+        half = depth // 2
         self.encoder = nn.Sequential(
-            nn.Conv1d(BINS, width, 3, padding=1),
-            *(_Residual(width, step) for step in dilations[: depth // 2]),
-            nn.Conv1d(width, width, FRAMES, FRAMES),
-            *(_Residual(width, step) for step in dilations[depth // 2 :]),
-            nn.Conv1d(width, len(self.quantiser.levels), 1),
+            _conv(BINS, width, 3),
+            *(_Residual(width, step) for step in dilations[:half]),
+            nn.Conv2d(width, width, (1, FRAMES), (1, FRAMES)),
+            *(_Residual(width, step) for step in dilations[half:]),
+            _conv(width, len(self.quantiser.levels), 1),
         )
         self.decoder = nn.Sequential(
-            nn.Conv1d(len(self.quantiser.levels), width, 3, padding=1),
+            _conv(len(self.quantiser.levels), width, 3),
             *(_Residual(width, step) for step in dilations),
-            nn.ConvTranspose1d(width, width, FRAMES, FRAMES),
+            nn.ConvTranspose2d(width, width, (1, FRAMES), (1, FRAMES)),
             *(_Residual(width, step) for step in dilations),
-            nn.Conv1d(width, BINS, 1),
+            _conv(width, BINS, 1),
         )
+        self.to(memory_format=torch.channels_last)
 
     def _rounded(self, mel: Tensor) -> Tensor:
         if mel.shape[-1] % FRAMES:
             raise InvalidOption(f"{mel.shape[-1]} mel frames; a token holds {FRAMES}, so give a multiple of that")
-        return self.quantiser(self.encoder((mel - self.mean) / self.scale).transpose(1, 2))
+        return self.quantiser(self.encoder(_rows((mel - self.mean) / self.scale))[:, :, 0].transpose(1, 2))
 
     def _unrolled(self, points: Tensor) -> Tensor:
-        mel: Tensor = self.decoder(points.transpose(1, 2)) * self.scale + self.mean
+        mel: Tensor = self.decoder(_rows(points.transpose(1, 2)))[:, :, 0] * self.scale + self.mean
         return mel
 
     @property
@@ -117,3 +123,8 @@ class Codec(Pupil):
         """Mean distance of frames, and of their changes in time, in spreads of their bin."""
         off = (self._unrolled(self._rounded(mel)) - mel) / self.scale
         return off.abs().mean() + off.diff(dim=-1).abs().mean() / 2
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[B, C, T] as [B, C, 1, T], channels side by side."""
+    return x[:, :, None].contiguous(memory_format=torch.channels_last)

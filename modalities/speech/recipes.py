@@ -58,7 +58,13 @@ def _table(*recipes: Recipe) -> dict[str, Recipe]:
 
 RECIPES = _table(
     Recipe(name=DATA, summary="speech to learn from, read aloud by the teacher"),
-    Recipe(name="speech-codec", summary="speech to 43 tokens a second and back", rate=1e-3, batch=(16, 128)),
+    Recipe(
+        name="speech-codec",
+        summary="speech to 43 tokens a second and back",
+        options={"width": 256},
+        rate=1e-3,
+        batch=(16, 128),
+    ),
     Recipe(
         name="speech-voice",
         summary="the model of those tokens that text asks for",
