@@ -81,13 +81,18 @@ def _compiler() -> str | None:
     return os.environ.get("CXX") or next(filter(None, map(shutil.which, ("g++", "c++"))), None)
 
 
+def halves() -> bool:
+    """Does this processor multiply 16-bit numbers?"""
+    return "avx512_bf16" in _processor().split()
+
+
 def hindrance() -> tuple[str, str] | None:
     """Why the code can't be used here, and what would help (perhaps nothing); None: it can, if it compiles."""
     if os.environ.get("OUTRIDER_NATIVE", "1") == "0":
         return "switched off by OUTRIDER_NATIVE=0", ""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return "written for Linux on x86-64", ""
-    if "avx512_bf16" not in _processor().split():
+    if not halves():
         return "this processor doesn't multiply 16-bit numbers (AVX-512 BF16)", ""
     if _compiler() is None:
         return "no C++ compiler", "install g++, with the system's package manager"

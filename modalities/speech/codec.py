@@ -97,7 +97,6 @@ class Codec(Pupil):
             *(_Residual(width, step) for step in dilations),
             _conv(width, BINS, 1),
         )
-        self.to(memory_format=torch.channels_last)
 
     def _rounded(self, mel: Tensor) -> Tensor:
         if mel.shape[-1] % FRAMES:

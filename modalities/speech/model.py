@@ -238,7 +238,7 @@ def load(
     return SpeechModel(
         recipes.voice(folder=folder),
         recipes.codec(folder),
-        recipes.vocoder(),
+        recipes.vocoder(device),
         name=name,
         draft=lambda: recipes.voice("speech-draft", folder),
         taught=lambda drafter, target: recipes.pupil(drafter, target, folder),

@@ -12,9 +12,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from outrider.core.assets import Checkpoint, cache_folder, unpickled
 from outrider.core.drafters.feature import Eagle3Head
 from outrider.core.drafters.heads import HydraHeads
+from outrider.core.engine.native import halves
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.train import Pupil
 from outrider.core.trained import load as load_trained
@@ -168,7 +171,9 @@ def taught() -> dict[str, str]:
     return {one.name.removeprefix(PREFIX): one.serves for one in RECIPES.values() if one.kind is not None}
 
 
-def vocoder() -> Vocoder:
-    """HiFi-GAN's universal generator, fetched and converted the first time."""
+def vocoder(device: torch.device | str = "cpu") -> Vocoder:
+    """HiFi-GAN's universal generator, fetched and converted the first time; in 16 bits, which nobody hears, where those
+    are multiplied faster."""
     tensors = Checkpoint(unpickled("hifi-gan"))
-    return Vocoder.of({name.removeprefix("generator."): tensors[name] for name in tensors})
+    made = Vocoder.of({name.removeprefix("generator."): tensors[name] for name in tensors})
+    return made.bfloat16() if torch.device(device).type == "cuda" or halves() else made

@@ -20,17 +20,20 @@ _KERNELS, _DILATIONS = (3, 7, 11), (1, 3, 5)
 CONTEXT = 16  # frames on either side that a sample depends on, rounded up
 
 
+def _conv(ins: int, outs: int, size: int, dilation: int = 1) -> nn.Conv2d:
+    """Along time: samples are rows of one pixel each, channels side by side, which is how processors like them."""
+    return nn.Conv2d(ins, outs, (1, size), dilation=dilation, padding=(0, dilation * (size // 2)))
+
+
 class _Block(nn.Module):
     def __init__(self, width: int, kernel: int) -> None:
         super().__init__()
-        self.convs1 = nn.ModuleList(
-            nn.Conv1d(width, width, kernel, dilation=step, padding=step * (kernel // 2)) for step in _DILATIONS
-        )
-        self.convs2 = nn.ModuleList(nn.Conv1d(width, width, kernel, padding=kernel // 2) for _ in _DILATIONS)
+        self.convs1 = nn.ModuleList(_conv(width, width, kernel, step) for step in _DILATIONS)
+        self.convs2 = nn.ModuleList(_conv(width, width, kernel) for _ in _DILATIONS)
 
     def forward(self, x: Tensor) -> Tensor:
         for wide, narrow in zip(self.convs1, self.convs2, strict=True):
-            x = x + narrow(leaky_relu(wide(leaky_relu(x, 0.1)), 0.1))
+            x = narrow(leaky_relu(wide(leaky_relu(x, 0.1)), 0.1)) + x
         return x
 
 
@@ -39,13 +42,14 @@ class Vocoder(nn.Module):
 
     def __init__(self, width: int = 512) -> None:
         super().__init__()
-        self.conv_pre = nn.Conv1d(BINS, width, 7, padding=3)
+        self.conv_pre = _conv(BINS, width, 7)
         self.ups, self.resblocks = nn.ModuleList(), nn.ModuleList()
         for stride, kernel in _UPS:
-            self.ups.append(nn.ConvTranspose1d(width, width // 2, kernel, stride, (kernel - stride) // 2))
+            padding = (0, (kernel - stride) // 2)
+            self.ups.append(nn.ConvTranspose2d(width, width // 2, (1, kernel), (1, stride), padding))
             width //= 2
             self.resblocks.extend(_Block(width, kernel) for kernel in _KERNELS)
-        self.conv_post = nn.Conv1d(width, 1, 7, padding=3)
+        self.conv_post = _conv(width, 1, 7)
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Vocoder:
@@ -58,16 +62,17 @@ class Vocoder(nn.Module):
         if "conv_pre.weight" not in plain:
             raise InvalidOption("these are not a HiFi-GAN generator's tensors: there is no conv_pre.weight")
         made = cls(plain["conv_pre.weight"].shape[0])
-        made.load_state_dict(plain)
+        made.load_state_dict({name: one[:, :, None] if one.ndim == 3 else one for name, one in plain.items()})
         return made.eval().requires_grad_(False)
 
     def forward(self, mel: Tensor) -> Tensor:
-        x = self.conv_pre(mel)
+        dtype = self.conv_pre.weight.dtype
+        x = self.conv_pre(mel[:, :, None].to(dtype).contiguous(memory_format=torch.channels_last))
         for place, up in enumerate(self.ups):
             x = up(leaky_relu(x, 0.1))
             blocks = self.resblocks[place * len(_KERNELS) : (place + 1) * len(_KERNELS)]
-            x = torch.stack([block(x) for block in blocks]).mean(0)
-        sound: Tensor = self.conv_post(leaky_relu(x)).tanh()[:, 0]
+            x = sum((block(x) for block in blocks[1:]), blocks[0](x)) / len(_KERNELS)
+        sound: Tensor = self.conv_post(leaky_relu(x)).to(mel.dtype).tanh()[:, 0, 0]
         return sound
 
 
