@@ -21,6 +21,7 @@ from outrider.core.engine.native import halves
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.train import Pupil
 from outrider.core.trained import load as load_trained
+from outrider.speech import data
 from outrider.speech.codec import Codec
 from outrider.speech.heads import ToldHeads
 from outrider.speech.vocoder import Vocoder
@@ -136,6 +137,12 @@ def home(name: str) -> Path:
 
 def _shipped() -> Path:
     return Path(str(resources.files("outrider.speech"))) / "weights"
+
+
+def learned_from() -> Path:
+    """The speech that is learned from: what was read aloud here, else ours, as tokens."""
+    ours = _shipped() / f"{MODEL}.speech.npz"
+    return ours if ours.is_file() and not any(data.home().glob("*.npz")) else data.home()
 
 
 def weights(name: str, folder: Path | None = None) -> Path:

@@ -56,7 +56,7 @@ def _train(chosen: Recipe, wanted: Wanted, say: Callable[[str], None]) -> Path:
     device, out = wanted.place, wanted.begin(home(chosen.name))
     batch = wanted.batch or chosen.batch[device.type != "cpu"]
     options = {**chosen.options, **(wanted.options or {})}
-    utterances = data.load(wanted.data or data.home())
+    utterances = data.load(wanted.data or recipes.learned_from())
     say(data.describe(utterances))
     if chosen.kind is not None:
         return _teach(chosen, utterances, options, wanted, out, device, say)
@@ -142,7 +142,8 @@ def _tokens(
 ) -> tuple[list[Utterance], int]:
     """Utterances as tokens, and how many codes there are; what had to be coded is kept beside the weights."""
     if all(len(one.codes) for one in utterances):
-        return utterances, 1 + max(int(one.codes.max()) for one in utterances)
+        ours = recipes.codec().codes if wanted.data is None else 0  # some may never have been said
+        return utterances, max(ours, *(1 + int(one.codes.max()) for one in utterances))
     codec = recipes.codec().to(device)
     coded = data.encoded(utterances, codec)
     data.save(out / "tokens.npz", coded)
