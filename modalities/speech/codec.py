@@ -16,6 +16,7 @@ from outrider.core.train import Pupil
 from outrider.speech.mel import BINS
 
 FRAMES = 2  # mel frames a token
+_FAINT, _RANGE, _COUNTS = -9.0, 6.0, (0.15, 1.5)  # log-mel: where nothing is heard, from there to where all counts
 
 
 class Quantiser:
@@ -119,9 +120,11 @@ class Codec(Pupil):
         return self._unrolled(self.quantiser.points(codes).to(self.mean.dtype))
 
     def distance(self, mel: Tensor) -> Tensor:
-        """Mean distance of frames, and of their changes in time, in spreads of their bin."""
+        """Mean distance of frames, and of their changes in time, in spreads of their bin; what is hardly heard counts
+        less."""
         off = (self._unrolled(self._rounded(mel)) - mel) / self.scale
-        return off.abs().mean() + off.diff(dim=-1).abs().mean() / 2
+        weight = ((mel - _FAINT) / _RANGE).clamp(*_COUNTS)
+        return (weight * off.abs()).mean() + (weight[..., 1:] * off.diff(dim=-1).abs()).mean() / 2
 
 
 def _rows(x: Tensor) -> Tensor:
