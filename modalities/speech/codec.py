@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from outrider.core.errors import InvalidOption
 from outrider.core.train import Pupil
+from outrider.speech.along import conv, rows
 from outrider.speech.mel import BINS
 
 FRAMES = 2  # mel frames a token
@@ -48,16 +49,11 @@ class Quantiser:
         return (codes[..., None] // steps % levels) / (levels - 1) * 2 - 1
 
 
-def _conv(ins: int, outs: int, size: int, dilation: int = 1) -> nn.Conv2d:
-    """Along time: frames are rows of one pixel each, their channels side by side, which is how processors like them."""
-    return nn.Conv2d(ins, outs, (1, size), dilation=dilation, padding=(0, dilation * (size // 2)))
-
-
 class _Residual(nn.Module):
     def __init__(self, width: int, dilation: int) -> None:
         super().__init__()
-        self.wide = _conv(width, width, 3, dilation)
-        self.out = _conv(width, width, 1)
+        self.wide = conv(width, width, 3, dilation)
+        self.out = conv(width, width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         frames = x.permute(0, 2, 3, 1)  # normed frame by frame: what is far away mustn't be heard
@@ -85,27 +81,27 @@ class Codec(Pupil):
         self.context = 1 + heard + -(-(heard + 1) // FRAMES)  # tokens on either side that a frame hears
         half = depth // 2
         self.encoder = nn.Sequential(
-            _conv(BINS, width, 3),
+            conv(BINS, width, 3),
             *(_Residual(width, step) for step in dilations[:half]),
             nn.Conv2d(width, width, (1, FRAMES), (1, FRAMES)),
             *(_Residual(width, step) for step in dilations[half:]),
-            _conv(width, len(self.quantiser.levels), 1),
+            conv(width, len(self.quantiser.levels), 1),
         )
         self.decoder = nn.Sequential(
-            _conv(len(self.quantiser.levels), width, 3),
+            conv(len(self.quantiser.levels), width, 3),
             *(_Residual(width, step) for step in dilations),
             nn.ConvTranspose2d(width, width, (1, FRAMES), (1, FRAMES)),
             *(_Residual(width, step) for step in dilations),
-            _conv(width, BINS, 1),
+            conv(width, BINS, 1),
         )
 
     def _rounded(self, mel: Tensor) -> Tensor:
         if mel.shape[-1] % FRAMES:
             raise InvalidOption(f"{mel.shape[-1]} mel frames; a token holds {FRAMES}, so give a multiple of that")
-        return self.quantiser(self.encoder(_rows((mel - self.mean) / self.scale))[:, :, 0].transpose(1, 2))
+        return self.quantiser(self.encoder(rows((mel - self.mean) / self.scale))[:, :, 0].transpose(1, 2))
 
     def _unrolled(self, points: Tensor) -> Tensor:
-        mel: Tensor = self.decoder(_rows(points.transpose(1, 2)))[:, :, 0] * self.scale + self.mean
+        mel: Tensor = self.decoder(rows(points.transpose(1, 2)))[:, :, 0] * self.scale + self.mean
         return mel
 
     @property
@@ -125,8 +121,3 @@ class Codec(Pupil):
         off = (self._unrolled(self._rounded(mel)) - mel) / self.scale
         weight = ((mel - _FAINT) / _RANGE).clamp(*_COUNTS)
         return (weight * off.abs()).mean() + (weight[..., 1:] * off.diff(dim=-1).abs()).mean() / 2
-
-
-def _rows(x: Tensor) -> Tensor:
-    """[B, C, T] as [B, C, 1, T], channels side by side."""
-    return x[:, :, None].contiguous(memory_format=torch.channels_last)

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from outrider.speech.along import rows
+
 _ROOT = "/decoder/decoder/generator"
 FRAMES, SOURCE = "/decoder/decoder/decode.3/Div_4_output_0", f"{_ROOT}/Concat_3_output_0"  # what it is given
 _STAGES = ((10, 256), (6, 128))  # how much faster, channels
@@ -48,12 +50,12 @@ class Loud:
         for stage, (weight, bias, speed) in enumerate(self._ups):
             _, stride, padding, _ = _NOISE[stage]
             kernel, shift = self._noise[stage]
-            more = _flat(F.conv1d(heard, kernel, shift, stride=stride, padding=padding))
+            more = rows(F.conv1d(heard, kernel, shift, stride=stride, padding=padding))
             more = self._noise_blocks[stage](more, how)
             x = F.conv_transpose1d(F.leaky_relu(x, 0.1), weight, bias, stride=speed, padding=speed // 2)
             if stage == len(self._ups) - 1:
                 x = F.pad(x, (1, 0), mode="reflect")
-            even = _flat(x) + more
+            even = rows(x) + more
             x = sum((block(even, how) for block in self._blocks[stage]), torch.zeros(())) / len(_KERNELS)
             x = x[:, :, 0].contiguous()
         weight, bias = self._last
@@ -61,11 +63,6 @@ class Loud:
         loud, turn = out[:, :_BINS].exp(), out[:, _BINS:].sin()
         sound = torch.istft(torch.polar(loud, turn), _WINDOW, _HOP, _WINDOW, self._window, center=True)
         return (_GAIN * sound[0]).numpy()
-
-
-def _flat(x: Tensor) -> Tensor:
-    """[1, C, T] as [1, C, 1, T], channels side by side."""
-    return x[:, :, None].contiguous(memory_format=torch.channels_last)
 
 
 class _Block:
@@ -102,7 +99,7 @@ def _step(
     return (
         *weights.linear(f"{name}.adain{half}.{place}.fc"),
         pitch.flatten(),
-        _flat(weight / pitch).bfloat16(),
+        rows(weight / pitch).bfloat16(),
         bias.bfloat16(),
         dilation,
     )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
 
 from outrider.core.errors import InvalidOption
+from outrider.speech.along import conv, rows
 from outrider.speech.mel import BINS, HOP
 
 _UPS = ((8, 16), (8, 16), (2, 4), (2, 4))  # stride, kernel
@@ -20,16 +21,11 @@ _KERNELS, _DILATIONS = (3, 7, 11), (1, 3, 5)
 CONTEXT = 16  # frames on either side that a sample depends on, rounded up
 
 
-def _conv(ins: int, outs: int, size: int, dilation: int = 1) -> nn.Conv2d:
-    """Along time: samples are rows of one pixel each, channels side by side, which is how processors like them."""
-    return nn.Conv2d(ins, outs, (1, size), dilation=dilation, padding=(0, dilation * (size // 2)))
-
-
 class _Block(nn.Module):
     def __init__(self, width: int, kernel: int) -> None:
         super().__init__()
-        self.convs1 = nn.ModuleList(_conv(width, width, kernel, step) for step in _DILATIONS)
-        self.convs2 = nn.ModuleList(_conv(width, width, kernel) for _ in _DILATIONS)
+        self.convs1 = nn.ModuleList(conv(width, width, kernel, step) for step in _DILATIONS)
+        self.convs2 = nn.ModuleList(conv(width, width, kernel) for _ in _DILATIONS)
 
     def forward(self, x: Tensor) -> Tensor:
         for wide, narrow in zip(self.convs1, self.convs2, strict=True):
@@ -42,14 +38,14 @@ class Vocoder(nn.Module):
 
     def __init__(self, width: int = 512) -> None:
         super().__init__()
-        self.conv_pre = _conv(BINS, width, 7)
+        self.conv_pre = conv(BINS, width, 7)
         self.ups, self.resblocks = nn.ModuleList(), nn.ModuleList()
         for stride, kernel in _UPS:
             padding = (0, (kernel - stride) // 2)
             self.ups.append(nn.ConvTranspose2d(width, width // 2, (1, kernel), (1, stride), padding))
             width //= 2
             self.resblocks.extend(_Block(width, kernel) for kernel in _KERNELS)
-        self.conv_post = _conv(width, 1, 7)
+        self.conv_post = conv(width, 1, 7)
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Vocoder:
@@ -67,7 +63,7 @@ class Vocoder(nn.Module):
 
     def forward(self, mel: Tensor) -> Tensor:
         dtype = self.conv_pre.weight.dtype
-        x = self.conv_pre(mel[:, :, None].to(dtype).contiguous(memory_format=torch.channels_last))
+        x = self.conv_pre(rows(mel.to(dtype)))
         for place, up in enumerate(self.ups):
             x = up(leaky_relu(x, 0.1))
             blocks = self.resblocks[place * len(_KERNELS) : (place + 1) * len(_KERNELS)]
