@@ -56,8 +56,9 @@ def test_a_codec_is_trained_loaded_and_gone_on_with(tmp_path: Path) -> None:
     codec = load(file, KINDS, None)
     assert isinstance(codec, recipes.Codec) and codec.codes == 25 and "90 sentences" in said[0]
     frames = data.unpacked(speech(3)[2].mel)[None]
-    near = (codec.decode(codec.encode(frames)) - frames).abs().mean()
-    assert near < 0.9 * (codec.mean - frames).abs().mean()
+    loud = frames > -5  # what counts most
+    near = (codec.decode(codec.encode(frames)) - frames).abs()[loud].mean()
+    assert near < 0.9 * (codec.mean - frames).abs()[loud].mean()
     facts = about(file)["provenance"]
     assert facts["recipe"] == "speech-codec" and facts["done"]["steps"] == 60
     training.train(Wanted(**{**vars(wanted), "steps": 64}), said.append)
