@@ -56,7 +56,8 @@ def _train(chosen: Recipe, wanted: Wanted, say: Callable[[str], None]) -> Path:
     device, out = wanted.place, wanted.begin(home(chosen.name))
     batch = wanted.batch or chosen.batch[device.type != "cpu"]
     options = {**chosen.options, **(wanted.options or {})}
-    utterances = data.load(wanted.data or recipes.learned_from())
+    ours = data.home() if chosen.name == "speech-codec" else recipes.learned_from()  # codes are of no use to a codec
+    utterances = data.load(wanted.data or ours)
     say(data.describe(utterances))
     if chosen.kind is not None:
         return _teach(chosen, utterances, options, wanted, out, device, say)
