@@ -24,9 +24,9 @@ from outrider.core.target import Scores
 class Tolerance:
     """Accept a guess that is among `tau` draws from the target's law: chance 1 - (1 - p)^tau, in the manner of VADUSA
     ("Fast and High-Quality Auto-Regressive Speech Synthesis via Speculative Decoding", arXiv 2410.21951), whose own
-    rule isn't published in detail. The draws are integrated out, and each sibling meets fresh ones from what its elder
-    siblings left. A lone fixed guess costs the law 1 - p - (1 - p)^tau;
-    guesses drawn from a law nowhere above 1/tau cost nothing. tau = 1 is exact."""
+    rule isn't published in detail. The first draw is the exact test, so that a guess that was drawn is accepted with
+    1 - (1 - min(1, p/q)) (1 - p)^(tau - 1). The draws are integrated out, and each sibling meets fresh ones from what
+    its elder siblings left. A lone fixed guess costs the law 1 - p - (1 - p)^tau. tau = 1 is exact."""
 
     tau: int = 3
 
@@ -39,7 +39,7 @@ class Tolerance:
         return self.tau == 1
 
     def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
-        return left if self.tau == 1 else 1 - (1 - left).clamp(min=0) ** self.tau
+        return 1 - (1 - strict(left, q)) * (1 - left).clamp(min=0) ** (self.tau - 1)
 
     def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
         return rejection(draft, scores, dice, self.accept)
