@@ -1,8 +1,7 @@
 """Trained weights as files: safetensors, and beside them what they are and where they come from, as JSON.
 
 Numbers have 16 bits, or those of large matrices 8 and a scale for each row. Rows that a pupil only refers to in its
-target are not in the file. Knows nothing of which pupils there are: whoever
-loads gives their classes by name.
+target are not in the file. Knows nothing of which pupils there are: whoever loads gives their classes by name.
 """
 
 from __future__ import annotations

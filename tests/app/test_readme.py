@@ -136,7 +136,7 @@ def test_its_table_of_methods_is_that_of_the_code() -> None:
     assert told.exit_code == 0 and told.stdout == markdown()
     held = README.partition("<!-- outrider methods --markdown -->\n")[2].partition("<!-- the end of it -->")[0]
     assert held == told.stdout, "outrider methods --markdown"
-    assert len(DRAFTERS) == 49 and len(RULES) == 20, "the README names these numbers in words"
+    assert len(DRAFTERS) == 49 and len(RULES) == 20
 
 
 def test_its_figures_are_those_of_the_report() -> None:

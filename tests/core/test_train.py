@@ -222,8 +222,6 @@ SCRIPT = """
 import sys
 from pathlib import Path
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 torch.set_num_threads(1)
 from outrider.core.drafters.distilled import SmallModel
 from outrider.core.engine.transformer import Config, Decoder
