@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.core.errors import InvalidOption
-from outrider.core.run import Clock, forget, library, optimisers, restore, store
+from outrider.core.run import Clock, accelerator, forget, optimisers, restore, store
 
 
 class Course(Protocol):
@@ -50,7 +50,7 @@ class Pace:
     clip: float = 1.0
     average: float = 0.998  # how much of the average of weights stays at each step, once there were many
     seed: int = 0
-    precision: str = "bf16"  # what products are computed in: bf16, fp16 or no
+    precision: str = "bf16"  # what products are computed in: bf16 (where it is fast), fp16 or no
     judgements: int = 8  # in all
     checkpoint_minutes: float = 2.0
 
@@ -147,12 +147,9 @@ class Fit:
         facts: Mapping[str, Any] | None = None,
         quiet: bool = False,
     ) -> None:
-        accelerate = library()
         self.course, self.pace, self.out, self.save = course, pace, out, save
         self.name, self.facts, self.quiet = name, dict(facts or {}), quiet
-        accelerate.state.AcceleratorState._reset_state()  # it remembers the precision of a process's first run
-        cpu = torch.device(device).type == "cpu"
-        self.accelerator = accelerate.Accelerator(cpu=cpu, mixed_precision=pace.precision)
+        self.accelerator = accelerator(torch.device(device).type == "cpu", pace.precision)
         self.main = bool(self.accelerator.is_main_process)
         self.state = State()
         average = copy.deepcopy(model).requires_grad_(False).eval()

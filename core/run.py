@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from outrider.core.engine.native import halves
 from outrider.core.errors import OutriderError
 
 _PAUSE = 10  # steps' time, beyond which a step was a pause
@@ -99,13 +100,14 @@ def forget(out: Path) -> None:
         shutil.rmtree(out / name, ignore_errors=True)
 
 
-def library() -> Any:
-    """accelerate, or word of what is missing."""
+def accelerator(cpu: bool, precision: str) -> Any:
+    """accelerate's, or word of what is missing. On a CPU that is slow at products of 16 bits, those are of 32."""
     try:
         import accelerate
     except ImportError:
         raise TrainingError("training needs accelerate: pip install 'outrider[train]'") from None
-    return accelerate
+    accelerate.state.AcceleratorState._reset_state()  # it remembers the precision of a process's first run
+    return accelerate.Accelerator(cpu=cpu, mixed_precision="no" if cpu and not halves() else precision)
 
 
 def optimisers(

@@ -23,7 +23,7 @@ from outrider.core.errors import InvalidOption
 from outrider.core.lessons import Lesson, Teacher, batches, read
 from outrider.core.losses import resolve
 from outrider.core.memory import keep_memory
-from outrider.core.run import Clock, TrainingError, library, optimisers, restore, store
+from outrider.core.run import Clock, TrainingError, accelerator, optimisers, restore, store
 from outrider.core.train import Pupil
 from outrider.core.trained import save
 
@@ -45,7 +45,7 @@ class Plan:
     clip: float = 1.0
     loss: str = "kl"
     seed: int = 0
-    precision: str = "bf16"  # what products are computed in: bf16, fp16 or no
+    precision: str = "bf16"  # what products are computed in: bf16 (where it is fast), fp16 or no
     validate_minutes: float | None = None  # None: six times in all
     checkpoint_minutes: float = 3.0
     depth: int = 7  # of the drafts that validation simulates
@@ -96,7 +96,6 @@ class Trainer:
         facts: Mapping[str, Any] | None = None,
         quiet: bool = False,
     ) -> None:
-        accelerate = library()
         if not pupils:
             raise InvalidOption("there is nobody to train; give at least one pupil")
         self.teacher, self.source, self.held, self.plan, self.out = teacher, source, held, plan, out
@@ -104,8 +103,7 @@ class Trainer:
         cpu = teacher.device.type == "cpu"
         if cpu:
             keep_memory()
-        accelerate.state.AcceleratorState._reset_state()  # it remembers the precision of a process's first run
-        self.accelerator = accelerate.Accelerator(cpu=cpu, mixed_precision=plan.precision)
+        self.accelerator = accelerator(cpu, plan.precision)
         self.main = bool(self.accelerator.is_main_process)
         self.progress = Progress()
         self.clock = Clock(plan.minutes, plan.steps, plan.warmup, plan.floor)

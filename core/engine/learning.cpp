@@ -8,8 +8,6 @@
 
 namespace {
 
-inline __m512 zero() { return _mm512_setzero_ps(); }
-inline __m512 all(float x) { return _mm512_set1_ps(x); }
 
 // The share of `count` that is a thread's.
 inline void share(int64_t count, int64_t& from, int64_t& to) {
@@ -33,20 +31,20 @@ void outrider_norm(const float* x, const bf16* o, const float* w, float* sum, bf
             if (o) {
                 float* out = sum + row * width;
                 for (int i = 0; i < width; i += 16)
-                    _mm512_storeu_ps(out + i, _mm512_add_ps(loaded(o + row * width + i), _mm512_loadu_ps(in + i)));
+                    store(out + i, add(load(o + row * width + i), load(in + i)));
                 in = out;
             }
             if (!y) continue;
-            __m512 squares = zero();
+            Sixteen squares = zero();
             for (int i = 0; i < width; i += 16) {
-                const __m512 some = _mm512_loadu_ps(in + i);
-                squares = _mm512_fmadd_ps(some, some, squares);
+                const Sixteen some = load(in + i);
+                squares = fma(some, some, squares);
             }
-            const float scale = 1.f / std::sqrt(_mm512_reduce_add_ps(squares) / width + eps);
+            const float scale = 1.f / std::sqrt(added(squares) / width + eps);
             r[row] = scale;
             for (int i = 0; i < width; i += 16)
-                narrowed(y + row * width + i,
-                         _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(in + i), all(scale)), _mm512_loadu_ps(w + i)));
+                store(y + row * width + i,
+                         mul(mul(load(in + i), same(scale)), load(w + i)));
         }
     }
 }
@@ -62,18 +60,18 @@ void outrider_norm_back(const bf16* gy, const float* x, const float* w, const fl
         std::memset(mine, 0, 4 * width);
         for (int64_t row = from; row < to; row++) {
             const int64_t at = row * width;
-            __m512 dot = zero();
+            Sixteen dot = zero();
             for (int i = 0; i < width; i += 16) {
-                const __m512 g = loaded(gy + at + i), in = _mm512_loadu_ps(x + at + i);
-                dot = _mm512_fmadd_ps(_mm512_mul_ps(g, _mm512_loadu_ps(w + i)), in, dot);
-                _mm512_storeu_ps(mine + i,
-                                 _mm512_fmadd_ps(_mm512_mul_ps(g, in), all(r[row]), _mm512_loadu_ps(mine + i)));
+                const Sixteen g = load(gy + at + i), in = load(x + at + i);
+                dot = fma(mul(g, load(w + i)), in, dot);
+                store(mine + i,
+                                 fma(mul(g, in), same(r[row]), load(mine + i)));
             }
-            const __m512 less = all(_mm512_reduce_add_ps(dot) / width * r[row] * r[row]);
+            const Sixteen less = same(added(dot) / width * r[row] * r[row]);
             for (int i = 0; i < width; i += 16) {
-                const __m512 g = _mm512_mul_ps(loaded(gy + at + i), _mm512_loadu_ps(w + i));
-                const __m512 back = _mm512_fnmadd_ps(_mm512_loadu_ps(x + at + i), less, g);
-                _mm512_storeu_ps(gx + at + i, _mm512_fmadd_ps(back, all(r[row]), _mm512_loadu_ps(more + at + i)));
+                const Sixteen g = mul(load(gy + at + i), load(w + i));
+                const Sixteen back = fnma(load(x + at + i), less, g);
+                store(gx + at + i, fma(back, same(r[row]), load(more + at + i)));
             }
         }
     }
@@ -107,25 +105,25 @@ void outrider_heads(const Heads* shape, const bf16* all_, bf16* q, bf16* k, bf16
             for (int head = 0; head < turning; head++, in += p.dim) {
                 float scale = 1.f;
                 if (p.norm) {
-                    __m512 squares = zero();
+                    Sixteen squares = zero();
                     for (int i = 0; i < p.dim; i += 16) {
-                        const __m512 some = loaded(in + i);
-                        squares = _mm512_fmadd_ps(some, some, squares);
+                        const Sixteen some = load(in + i);
+                        squares = fma(some, some, squares);
                     }
-                    scale = r[token * turning + head] = 1.f / std::sqrt(_mm512_reduce_add_ps(squares) / p.dim + p.eps);
+                    scale = r[token * turning + head] = 1.f / std::sqrt(added(squares) / p.dim + p.eps);
                 }
                 bf16* out = head < p.heads ? q + headed(p, token, head, p.heads)
                                            : k + headed(p, token, head - p.heads, p.kv);
                 for (int i = 0; i < half; i += 16) {
-                    __m512 low = _mm512_mul_ps(loaded(in + i), all(scale)),
-                           high = _mm512_mul_ps(loaded(in + half + i), all(scale));
+                    Sixteen low = mul(load(in + i), same(scale)),
+                           high = mul(load(in + half + i), same(scale));
                     if (p.norm) {
-                        low = _mm512_mul_ps(low, _mm512_loadu_ps(p.norm + head * p.dim + i));
-                        high = _mm512_mul_ps(high, _mm512_loadu_ps(p.norm + head * p.dim + half + i));
+                        low = mul(low, load(p.norm + head * p.dim + i));
+                        high = mul(high, load(p.norm + head * p.dim + half + i));
                     }
-                    const __m512 cos = _mm512_loadu_ps(c + i), sin = _mm512_loadu_ps(s + i);
-                    narrowed(out + i, _mm512_fmsub_ps(low, cos, _mm512_mul_ps(high, sin)));
-                    narrowed(out + half + i, _mm512_fmadd_ps(high, cos, _mm512_mul_ps(low, sin)));
+                    const Sixteen cos = load(c + i), sin = load(s + i);
+                    store(out + i, fms(low, cos, mul(high, sin)));
+                    store(out + half + i, fma(high, cos, mul(low, sin)));
                 }
             }
             for (int head = 0; head < p.kv; head++, in += p.dim)
@@ -156,32 +154,32 @@ void outrider_heads_back(const Heads* shape, const bf16* all_, const float* r, c
                 const float* w = p.norm ? p.norm + head * p.dim : nullptr;
                 float* gw = mine ? mine + head * p.dim : nullptr;
                 const float scale = p.norm ? r[token * turning + head] : 1.f;
-                __m512 dot = zero();
+                Sixteen dot = zero();
                 for (int i = 0; p.norm && i < half; i += 16) {
-                    const __m512 cos = _mm512_loadu_ps(c + i), sin = _mm512_loadu_ps(s + i);
-                    const __m512 a = loaded(given + i), b = loaded(given + half + i);
-                    const __m512 low = _mm512_fmadd_ps(a, cos, _mm512_mul_ps(b, sin)),
-                                 high = _mm512_fmsub_ps(b, cos, _mm512_mul_ps(a, sin));
-                    const __m512 x = loaded(in + i), y = loaded(in + half + i);
-                    const __m512 lx = _mm512_mul_ps(low, x), hy = _mm512_mul_ps(high, y);
-                    dot = _mm512_fmadd_ps(lx, _mm512_loadu_ps(w + i), dot);
-                    dot = _mm512_fmadd_ps(hy, _mm512_loadu_ps(w + half + i), dot);
-                    _mm512_storeu_ps(gw + i, _mm512_fmadd_ps(lx, all(scale), _mm512_loadu_ps(gw + i)));
-                    _mm512_storeu_ps(gw + half + i, _mm512_fmadd_ps(hy, all(scale), _mm512_loadu_ps(gw + half + i)));
+                    const Sixteen cos = load(c + i), sin = load(s + i);
+                    const Sixteen a = load(given + i), b = load(given + half + i);
+                    const Sixteen low = fma(a, cos, mul(b, sin)),
+                                 high = fms(b, cos, mul(a, sin));
+                    const Sixteen x = load(in + i), y = load(in + half + i);
+                    const Sixteen lx = mul(low, x), hy = mul(high, y);
+                    dot = fma(lx, load(w + i), dot);
+                    dot = fma(hy, load(w + half + i), dot);
+                    store(gw + i, fma(lx, same(scale), load(gw + i)));
+                    store(gw + half + i, fma(hy, same(scale), load(gw + half + i)));
                 }
-                const __m512 less = all(p.norm ? _mm512_reduce_add_ps(dot) / p.dim * scale * scale : 0.f);
+                const Sixteen less = same(p.norm ? added(dot) / p.dim * scale * scale : 0.f);
                 for (int i = 0; i < half; i += 16) {
-                    const __m512 cos = _mm512_loadu_ps(c + i), sin = _mm512_loadu_ps(s + i);
-                    const __m512 a = loaded(given + i), b = loaded(given + half + i);
-                    __m512 low = _mm512_fmadd_ps(a, cos, _mm512_mul_ps(b, sin)),
-                           high = _mm512_fmsub_ps(b, cos, _mm512_mul_ps(a, sin));
+                    const Sixteen cos = load(c + i), sin = load(s + i);
+                    const Sixteen a = load(given + i), b = load(given + half + i);
+                    Sixteen low = fma(a, cos, mul(b, sin)),
+                           high = fms(b, cos, mul(a, sin));
                     if (p.norm) {
-                        low = _mm512_fnmadd_ps(loaded(in + i), less, _mm512_mul_ps(low, _mm512_loadu_ps(w + i)));
-                        high = _mm512_fnmadd_ps(loaded(in + half + i), less,
-                                                _mm512_mul_ps(high, _mm512_loadu_ps(w + half + i)));
+                        low = fnma(load(in + i), less, mul(low, load(w + i)));
+                        high = fnma(load(in + half + i), less,
+                                                mul(high, load(w + half + i)));
                     }
-                    narrowed(out + i, _mm512_mul_ps(low, all(scale)));
-                    narrowed(out + half + i, _mm512_mul_ps(high, all(scale)));
+                    store(out + i, mul(low, same(scale)));
+                    store(out + half + i, mul(high, same(scale)));
                 }
             }
             for (int head = 0; head < p.kv; head++, out += p.dim)
@@ -200,27 +198,23 @@ void outrider_causal(bf16* scores, int64_t rows, int32_t columns, float scale, i
         for (int64_t row = from; row < to; row++) {
             bf16* x = scores + row * columns;
             const int seen = row % columns + 1;
-            __m512 most = all(-INFINITY), total = zero();
+            Sixteen most = same(-INFINITY), total = zero();
             for (int i = 0; i < seen; i += 16) {
-                const __mmask16 some = seen - i < 16 ? (1 << (seen - i)) - 1 : 0xffff;
-                most = _mm512_mask_max_ps(most, some, most, widened(_mm256_maskz_loadu_epi16(some, x + i)));
+                most = larger(most, load(x + i, seen - i), seen - i);
             }
-            const __m512 top = all(_mm512_reduce_max_ps(most));
+            const Sixteen top = same(largest(most));
             alignas(64) float kept[1024];
             float* e = columns <= 1008 ? kept : new float[columns + 16];
             for (int i = 0; i < seen; i += 16) {
-                const __mmask16 some = seen - i < 16 ? (1 << (seen - i)) - 1 : 0xffff;
-                const __m512 in = widened(_mm256_maskz_loadu_epi16(some, x + i));
-                const __m512 one =
-                    _mm512_maskz_mov_ps(some, exponential(_mm512_mul_ps(_mm512_sub_ps(in, top), all(scale))));
-                total = _mm512_add_ps(total, one);
-                _mm512_storeu_ps(e + i, one);
+                const Sixteen in = load(x + i, seen - i);
+                const Sixteen one = leading(exponential(mul(sub(in, top), same(scale))), seen - i);
+                total = add(total, one);
+                store(e + i, one);
             }
-            const __m512 share_ = all(1.f / _mm512_reduce_add_ps(total));
+            const Sixteen share_ = same(1.f / added(total));
             for (int i = 0; i < columns; i += 16) {
-                const __mmask16 some = columns - i < 16 ? (1 << (columns - i)) - 1 : 0xffff;
-                const __m512 p = i < seen ? _mm512_mul_ps(_mm512_loadu_ps(e + i), share_) : zero();
-                _mm256_mask_storeu_epi16(x + i, some, (__m256i)_mm512_cvtneps_pbh(p));
+                const Sixteen p = i < seen ? mul(load(e + i), share_) : zero();
+                store(x + i, p, columns - i);
             }
             if (e != kept) delete[] e;
         }
@@ -237,23 +231,20 @@ void outrider_causal_back(const bf16* p, bf16* g, int64_t rows, int32_t columns,
             const bf16* mine = p + row * columns;
             bf16* back = g + row * columns;
             const int seen = row % columns + 1;
-            __m512 dot = zero();
+            Sixteen dot = zero();
             for (int i = 0; i < seen; i += 16) {
-                const __mmask16 some = seen - i < 16 ? (1 << (seen - i)) - 1 : 0xffff;
-                dot = _mm512_fmadd_ps(widened(_mm256_maskz_loadu_epi16(some, mine + i)),
-                                      widened(_mm256_maskz_loadu_epi16(some, back + i)), dot);
+                dot = fma(load(mine + i, seen - i), load(back + i, seen - i), dot);
             }
-            const __m512 less = all(_mm512_reduce_add_ps(dot));
+            const Sixteen less = same(added(dot));
             for (int i = 0; i < columns; i += 16) {
-                const __mmask16 some = columns - i < 16 ? (1 << (columns - i)) - 1 : 0xffff;
-                __m512 found = zero();
+                Sixteen found = zero();
                 if (i < seen) {
-                    const __m512 one = widened(_mm256_maskz_loadu_epi16(some, mine + i));  // 0 where it doesn't look
-                    found = _mm512_mul_ps(
-                        _mm512_mul_ps(one, all(scale)),
-                        _mm512_sub_ps(widened(_mm256_maskz_loadu_epi16(some, back + i)), less));
+                    const Sixteen one = load(mine + i, columns - i);  // 0 where it doesn't look
+                    found = mul(
+                        mul(one, same(scale)),
+                        sub(load(back + i, columns - i), less));
                 }
-                _mm256_mask_storeu_epi16(back + i, some, (__m256i)_mm512_cvtneps_pbh(found));
+                store(back + i, found, columns - i);
             }
         }
     }
@@ -268,9 +259,9 @@ void outrider_opened(const bf16* both, bf16* y, int64_t rows, int32_t hidden, in
         for (int64_t row = from; row < to; row++)
             for (int i = 0; i < hidden; i += 16) {
                 const bf16* at = both + 2 * row * hidden + i;
-                const __m512 gate = loaded(at + hidden);
-                const __m512 open = _mm512_div_ps(gate, _mm512_add_ps(all(1.f), exponential(_mm512_sub_ps(zero(), gate))));
-                narrowed(y + row * hidden + i, _mm512_mul_ps(open, loaded(at)));
+                const Sixteen gate = load(at + hidden);
+                const Sixteen open = div(gate, add(same(1.f), exponential(sub(zero(), gate))));
+                store(y + row * hidden + i, mul(open, load(at)));
             }
     }
 }
@@ -285,14 +276,14 @@ void outrider_opened_back(const bf16* gy, const bf16* both, bf16* back, bf16* y,
         for (int64_t row = from; row < to; row++)
             for (int i = 0; i < hidden; i += 16) {
                 const int64_t at = 2 * row * hidden + i;
-                const __m512 up = loaded(both + at), gate = loaded(both + at + hidden), g = loaded(gy + row * hidden + i);
-                const __m512 s = _mm512_div_ps(all(1.f), _mm512_add_ps(all(1.f), exponential(_mm512_sub_ps(zero(), gate))));
-                const __m512 open = _mm512_mul_ps(gate, s);
-                narrowed(y + row * hidden + i, _mm512_mul_ps(open, up));
-                narrowed(back + at, _mm512_mul_ps(g, open));
+                const Sixteen up = load(both + at), gate = load(both + at + hidden), g = load(gy + row * hidden + i);
+                const Sixteen s = div(same(1.f), add(same(1.f), exponential(sub(zero(), gate))));
+                const Sixteen open = mul(gate, s);
+                store(y + row * hidden + i, mul(open, up));
+                store(back + at, mul(g, open));
                 // silu' = s (1 + gate (1 - s))
-                const __m512 slope = _mm512_mul_ps(s, _mm512_fmadd_ps(gate, _mm512_sub_ps(all(1.f), s), all(1.f)));
-                narrowed(back + at + hidden, _mm512_mul_ps(_mm512_mul_ps(g, up), slope));
+                const Sixteen slope = mul(s, fma(gate, sub(same(1.f), s), same(1.f)));
+                store(back + at + hidden, mul(mul(g, up), slope));
             }
     }
 }

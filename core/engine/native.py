@@ -1,5 +1,5 @@
-"""Products and whole passes in machine code of our own (native.cpp), on a CPU that multiplies 16-bit numbers; in 32
-bits, products of a few tokens.
+"""Products and whole passes in machine code of our own (native.cpp) with weights of 16, 8 and 4 bits, on a CPU that
+multiplies 16-bit numbers (AVX-512 BF16) or widens them on the way (AVX2); in 32 bits, products of a few tokens.
 
 The code is compiled once, by the C++ compiler at hand, into the user's cache folder; without a compiler or such a CPU,
 everything goes through torch as before (`OUTRIDER_NATIVE=0` asks for that). Here a token's numbers do not depend on how
@@ -92,8 +92,8 @@ def hindrance() -> tuple[str, str] | None:
         return "switched off by OUTRIDER_NATIVE=0", ""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return "written for Linux on x86-64", ""
-    if not halves():
-        return "this processor doesn't multiply 16-bit numbers (AVX-512 BF16)", ""
+    if not {"avx2", "fma"} <= set(_processor().split()):
+        return "this processor has no AVX2", ""
     if _compiler() is None:
         return "no C++ compiler", "install g++, with the system's package manager"
     return None

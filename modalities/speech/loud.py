@@ -1,6 +1,6 @@
 """The loud half of the teacher: a generator of waves (iSTFTNet with styles, arXiv 2203.02395 and 2306.07691), which
-takes nine tenths of its time. Here its convolutions are done in 16 bits, everything that bears on phases in 32: three
-to four times as fast as its graph in 8 bits.
+takes nine tenths of its time. Where the processor multiplies 16-bit numbers, its convolutions are done in those, and
+everything that bears on phases in 32: three to four times as fast as its graph in 8 bits.
 
 Knows the teacher's graph, from which it takes its weights, and nothing of phonemes.
 """
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from outrider.core.engine.native import halves
 from outrider.speech.along import rows
 
 _ROOT = "/decoder/decoder/generator"
@@ -84,7 +85,7 @@ class _Block:
                 wave = even.sin()
                 even.addcmul_(wave, wave)
                 padding = (0, dilation * (self._size // 2))
-                inner = F.conv2d(even.bfloat16(), weight, bias, padding=padding, dilation=(1, dilation)).float()
+                inner = F.conv2d(even.to(weight.dtype), weight, bias, padding=padding, dilation=(1, dilation)).float()
             x = inner.add_(x)
         return x
 
@@ -96,11 +97,12 @@ def _step(
     convolution behind it divides."""
     pitch = weights.plain(f"{name}.alpha{half}.{place}")
     weight, bias = weights.conv(f"{name}.convs{half}.{place}")
+    dtype = torch.bfloat16 if halves() else torch.float32
     return (
         *weights.linear(f"{name}.adain{half}.{place}.fc"),
         pitch.flatten(),
-        rows(weight / pitch).bfloat16(),
-        bias.bfloat16(),
+        rows(weight / pitch).to(dtype),
+        bias.to(dtype),
         dilation,
     )
 

@@ -147,7 +147,7 @@ def test_a_draft_model_learns_its_target_and_drafts_what_was_simulated(
 
 
 def test_sixteen_bits_stay_sixteen_bits_behind_a_validation(
-    target: Decoder, lessons: list[Lesson], tmp_path: Path
+    target: Decoder, lessons: list[Lesson], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[bool] = []
 
@@ -156,6 +156,7 @@ def test_sixteen_bits_stay_sixteen_bits_behind_a_validation(
             seen.append(torch.is_autocast_enabled("cpu"))
             return super().loss(batch, loss)
 
+    monkeypatch.setattr("outrider.core.run.halves", lambda: True)
     plan = Plan(minutes=1e6, steps=3, tokens=256, validate_minutes=1e-9)
     pupils = {"draft-model": Watched(target, layers=(0,))}
     Trainer(DecoderTeacher(target), pupils, lambda *_: lessons[:40], lessons[80:], plan, tmp_path, quiet=True).run()

@@ -1,0 +1,403 @@
+// Products of 16-bit numbers by AVX-512 BF16, and by AMX tiles where there are any.
+
+#pragma once
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace {
+
+constexpr int kTile = 1024;    // bytes of a tile of 32 numbers by 16
+constexpr int kUnpacked = 4;   // tiles between unpacking and use
+constexpr int kPrepared = 32;  // inputs of which one number is kept beside them
+constexpr int kFew = 4;        // rows and columns that are summed together in 32 bits
+bool tiles_ready = false;
+typedef __m512i Numbers;  // 32 in 16 bits
+
+// Can this processor? And has it tiles, where they are wanted?
+inline int readied(bool wanted) {
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx512bf16")) return 0;
+    tiles_ready = false;
+#ifdef __AMX_BF16__
+    tiles_ready = wanted && syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // ask for their state, as every process must
+#endif
+    return tiles_ready ? 2 : 1;
+}
+
+#ifdef __AMX_BF16__
+struct alignas(64) Tiles {
+    uint8_t palette = 1, start = 0, unused[14] = {};
+    uint16_t columns[16] = {};
+    uint8_t rows[16] = {};
+    explicit Tiles(int count) {  // 0 to 3 sums, 4 inputs, 5 more of them or weights, 6 and 7 weights
+        for (int i = 0; i < 8; i++) columns[i] = 64, rows[i] = i < 5 ? std::min(count, 16) : 16;
+    }
+};
+// oneDNN's products in the same thread find the tiles as they left them.
+struct Configured {
+    alignas(64) uint8_t before[64];
+    explicit Configured(int count) {
+        if (!tiles_ready) return;
+        _tile_storeconfig(before);
+        to(count);
+    }
+    void to(int count) const {
+        if (!tiles_ready) return;
+        const Tiles tiles(count);
+        _tile_loadconfig(&tiles);
+    }
+    ~Configured() {
+        if (!tiles_ready) return;
+        if (before[0])
+            _tile_loadconfig(before);
+        else
+            _tile_release();
+    }
+};
+#else
+struct Configured {
+    explicit Configured(int) {}
+    void to(int) const {}
+};
+#endif
+
+inline void unpack8(const uint8_t* tile, uint8_t* to) {
+    for (int i = 0; i < 16; i++) {
+        const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(tile + 32 * i))));
+        const __m512 high =
+            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(tile + 32 * i + 16))));
+        _mm512_store_si512(to + 64 * i, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    }
+}
+
+inline void unpack4(const uint8_t* tile, uint8_t* to, __m512i levels) {
+    for (int i = 0; i < 8; i++) {
+        const __m512i both = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)(tile + 32 * i)));
+        _mm512_store_si512(to + 128 * i, _mm512_permutexvar_epi16(both, levels));  // bit 4 of an index changes nothing
+        _mm512_store_si512(to + 128 * i + 64, _mm512_permutexvar_epi16(_mm512_srli_epi16(both, 4), levels));
+    }
+}
+
+inline __m512i sixteen_levels() {  // -8 to 7 in bfloat16, twice
+    alignas(64) bf16 table[32];
+    for (int i = 0; i < 32; i++) {
+        const float value = float(i % 16 - 8);
+        uint32_t bits;
+        std::memcpy(&bits, &value, 4);
+        table[i] = bits >> 16;
+    }
+    return _mm512_load_si512(table);
+}
+
+// Sums [count][16] of `count` rows with one tile, without tile registers.
+inline void multiplied(const uint8_t* tile, const bf16* a, int64_t stride, int count, float* sums, bool fresh) {
+    for (int m = 0; m < count; m++) {
+        Sixteen even = fresh ? zero() : load(sums + 16 * m), odd = zero();
+        const int32_t* pairs = (const int32_t*)(a + m * stride);
+        for (int i = 0; i < 16; i += 2) {
+            const __m512bh first = (__m512bh)_mm512_set1_epi32(pairs[i]),
+                           second = (__m512bh)_mm512_set1_epi32(pairs[i + 1]);
+            even = _mm512_dpbf16_ps(even, first, (__m512bh)_mm512_load_si512(tile + 64 * i));
+            odd = _mm512_dpbf16_ps(odd, second, (__m512bh)_mm512_load_si512(tile + 64 * i + 64));
+        }
+        store(sums + 16 * m, add(even, odd));
+    }
+}
+
+// One tile of two rows of tiles each, times up to 32 rows of inputs, added to sums 0 and 1 of the first 16, 2 and 3 of
+// the others.
+inline void multiplied(const uint8_t* left, const uint8_t* right, const bf16* a, int64_t stride, bool more) {
+#ifdef __AMX_BF16__
+    _tile_loadd(4, a, 2 * stride);
+    _tile_loadd(6, left, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, right, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    if (!more) return;
+    _tile_loadd(5, a + 16 * stride, 2 * stride);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+#else
+    (void)left, (void)right, (void)a, (void)stride, (void)more;
+#endif
+}
+
+inline void cleared() {
+#ifdef __AMX_BF16__
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+#endif
+}
+
+inline void stored(float* left, float* right, bool more) {
+#ifdef __AMX_BF16__
+    _tile_stored(0, left, 64);
+    _tile_stored(1, right, 64);
+    if (!more) return;
+    _tile_stored(2, left + 256, 64);
+    _tile_stored(3, right + 256, 64);
+#else
+    (void)left, (void)right, (void)more;
+#endif
+}
+
+// Sums [count][16] of two rows of tiles, `blocks`, with `count` rows of `a`, up to kRows of them.
+template <int bits>
+void rows_of_tiles(const Matrix& w, const int (&blocks)[2], const bf16* a, int64_t stride, int count,
+                   float* const (&sums)[2], Scratch& own) {
+    const int depth = w.in / 32;
+    const uint8_t* const tiles[2] = {w.tiles + int64_t(blocks[0]) * depth * record(bits),
+                                     w.tiles + int64_t(blocks[1]) * depth * record(bits)};
+    const __m512i levels = bits == 4 ? sixteen_levels() : _mm512_setzero_si512();
+    // what is unpacked is read by the tile unit only once it has left the store buffer: so some tiles ahead
+    const auto place = [&](int side, int k) { return own.unpacked + 1024 * (2 * (k % kUnpacked) + side); };
+    const auto unpack = [&](int k) {
+        for (int side = 0; side < 2; side++) {
+            const uint8_t* here = tiles[side] + k * record(bits);
+            for (int ahead = 0; ahead < record(bits); ahead += 64)
+                _mm_prefetch((const char*)here + kAhead + ahead, _MM_HINT_T0);
+            if (bits == 8) unpack8(here, place(side, k));
+            if (bits == 4) unpack4(here, place(side, k), levels);
+        }
+    };
+    const auto ready = [&](int side, int k) { return bits == 16 ? tiles[side] + k * record(bits) : place(side, k); };
+    if (bits == 4) {  // sums of a tile are scaled before they are added
+        std::memset(sums[0], 0, 64 * count);
+        std::memset(sums[1], 0, 64 * count);
+        for (int k = 0; k < std::min(kUnpacked - 1, depth); k++) unpack(k);
+        for (int k = 0; k < depth; k++) {
+            if (k + kUnpacked - 1 < depth) unpack(k + kUnpacked - 1);
+            for (int m = 0; m < count; m += 32) {
+                const bf16* here = a + m * stride + 32 * k;
+                const int some = std::min(32, count - m);
+                float* const parts[2] = {own.part + 1024 * (k & 1), own.part + 1024 * (k & 1) + 512};
+                if (tiles_ready) {
+                    cleared();
+                    multiplied(ready(0, k), ready(1, k), here, stride, some > 16);
+                    stored(parts[0], parts[1], some > 16);
+                } else {
+                    for (int side = 0; side < 2; side++)
+                        multiplied(ready(side, k), here, stride, some, parts[side], true);
+                }
+                for (int side = 0; side < 2; side++) {
+                    const bf16* numbers = (const bf16*)(tiles[side] + k * record(bits) + 256);
+                    const Sixteen scale = load(numbers), offset = load(numbers + 16);
+                    for (int i = 0; i < some; i++) {
+                        float* sum = sums[side] + 16 * (m + i);
+                        const Sixteen total = same(own.sums[(m + i) * depth + k]);
+                        const Sixteen with =
+                            fma(load(parts[side] + 16 * i), scale, load(sum));
+                        store(sum, fma(offset, total, with));
+                    }
+                }
+            }
+        }
+    } else {
+        for (int from = 0; from < count; from += 32) {
+            const bf16* rows = a + from * stride;
+            const int some = std::min(32, count - from);
+            if (tiles_ready) cleared();
+            for (int k = 0; k < std::min(kUnpacked - 1, depth); k++) unpack(k);
+            for (int k = 0; k < depth; k++) {
+                if (k + kUnpacked - 1 < depth) unpack(k + kUnpacked - 1);
+                if (tiles_ready)
+                    multiplied(ready(0, k), ready(1, k), rows + 32 * k, stride, some > 16);
+                else
+                    for (int side = 0; side < 2; side++)
+                        multiplied(ready(side, k), rows + 32 * k, stride, some, sums[side] + 16 * from, k == 0);
+            }
+            if (tiles_ready) stored(sums[0] + 16 * from, sums[1] + 16 * from, some > 16);
+        }
+    }
+    for (int side = 0; side < 2; side++) finished(w, blocks[side], count, sums[side]);
+}
+
+// The same of four rows of tiles in 16 bits with up to 16 rows of `a`, which are load half as often.
+inline void rows_of_tiles(const Matrix& w, const int (&blocks)[4], const bf16* a, int64_t stride, int count,
+                          float* const (&sums)[4]) {
+#ifdef __AMX_BF16__
+    const uint8_t* tiles[4];
+    for (int i = 0; i < 4; i++) tiles[i] = w.tiles + int64_t(blocks[i]) * (w.in / 32) * 1024;
+    cleared();
+    for (int k = 0; k < w.in / 32; k++) {
+        const int64_t here = 1024 * k;
+        for (const uint8_t* one : tiles)
+            for (int ahead = 0; ahead < 1024; ahead += 64)
+                _mm_prefetch((const char*)one + here + kAhead + ahead, _MM_HINT_T0);
+        _tile_loadd(4, a + 32 * k, 2 * stride);
+        _tile_loadd(5, tiles[0] + here, 64);
+        _tile_dpbf16ps(0, 4, 5);
+        _tile_loadd(6, tiles[1] + here, 64);
+        _tile_dpbf16ps(1, 4, 6);
+        _tile_loadd(7, tiles[2] + here, 64);
+        _tile_dpbf16ps(2, 4, 7);
+        _tile_loadd(5, tiles[3] + here, 64);
+        _tile_dpbf16ps(3, 4, 5);
+    }
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    _tile_stored(2, sums[2], 64);
+    _tile_stored(3, sums[3], 64);
+    for (int i = 0; i < 4; i++) finished(w, blocks[i], count, sums[i]);
+#else
+    (void)w, (void)blocks, (void)a, (void)stride, (void)count, (void)sums;
+#endif
+}
+
+inline bool by_fours(const Matrix& w, int count) { return tiles_ready && w.bits == 16 && count <= 16; }
+
+// What offsets are multiplied with: the sum of every 32 inputs.
+void prepared(const Matrix& w, const bf16* a, int64_t stride, int count, float* to) {
+    if (w.bits != 4) return;
+    for (int m = 0; m < count; m++)
+        for (int k = 0; k < w.in / 32; k++) {
+            const bf16* here = a + m * stride + 32 * k;
+            *to++ = added(add(load(here), load(here + 16)));
+        }
+}
+
+// 32 numbers of a slot from number d on; those of 8 bits without their scale.
+template <bool small>
+inline Numbers numbers(const uint8_t* slot, int d) {
+    if (!small) return _mm512_loadu_si512(slot + 2 * d);
+    const __m256i ints = _mm256_loadu_si256((const __m256i*)(slot + 4 + d));
+    const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(ints)));
+    const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(ints, 1)));
+    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+}
+
+// 32 numbers of 16 rows, as the right side of a product: pairs of numbers in order, in each the 16 rows.
+template <typename Row>
+inline void turned_over(Row row, uint8_t* to) {
+    __m512i a[16], b[16];
+    for (int i = 0; i < 16; i++) a[i] = row(i);
+    for (int i = 0; i < 16; i += 2) {
+        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+        a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+        a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+        a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+    }
+    for (int i = 0; i < 16; i += 8)
+        for (int j = 0; j < 4; j++) {
+            b[i + j] = _mm512_shuffle_i32x4(a[i + j], a[i + j + 4], 0x88);
+            b[i + j + 4] = _mm512_shuffle_i32x4(a[i + j], a[i + j + 4], 0xdd);
+        }
+    for (int j = 0; j < 8; j++) {
+        _mm512_store_si512(to + 64 * j, _mm512_shuffle_i32x4(b[j], b[j + 8], 0x88));
+        _mm512_store_si512(to + 64 * (j + 8), _mm512_shuffle_i32x4(b[j], b[j + 8], 0xdd));
+    }
+}
+
+// `width` (64 or 32) numbers of 32 rows, as right sides: pairs of rows in order, in each 16 numbers; a tile for
+// each 16.
+template <typename Row>
+inline void interleaved(Row row, int width, uint8_t* to) {
+    alignas(64) static const uint16_t order[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                                   8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    const __m512i low = _mm512_load_si512(order), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    for (int pair = 0; pair < 16; pair++)
+        for (int d = 0; d < width; d += 32) {
+            const __m512i even = row(2 * pair, d), odd = row(2 * pair + 1, d);
+            _mm512_store_si512(to + 64 * d + 64 * pair, _mm512_permutex2var_epi16(even, low, odd));
+            _mm512_store_si512(to + 64 * d + 1024 + 64 * pair, _mm512_permutex2var_epi16(even, high, odd));
+        }
+}
+
+// to [16][stride] = a [16][depth] times `depth / 32` tiles, of rows `from` to `end` at least.
+inline void scored(const uint8_t* tiles, const bf16* a, int depth, int from, int end, float* to, int64_t stride) {
+#ifdef __AMX_BF16__
+    if (tiles_ready) {
+        _tile_zero(0);
+        for (int d = 0; d < depth; d += 32) {
+            _tile_loadd(4, a + d, 2 * depth);
+            _tile_loadd(6, tiles + 32 * d, 64);
+            _tile_dpbf16ps(0, 4, 6);
+        }
+        _tile_stored(0, to, 4 * stride);
+        return;
+    }
+#endif
+    alignas(64) float sums[256];
+    for (int d = 0; d < depth; d += 32)
+        multiplied(tiles + 32 * d, a + from * depth + d, depth, end - from, sums, d == 0);
+    for (int i = from; i < end; i++) store(to + i * stride, load(sums + 16 * (i - from)));
+}
+
+// sums [4][16][16] += a [16][32 blocks] times up to four tiles for each block, which `fill` makes; likewise.
+template <typename Fill>
+inline void gathered(int blocks, int width, const bf16* a, int64_t stride, int from, int end, uint8_t* tiles,
+                     float* sums, Fill fill) {
+    const int parts = width / 16;
+#ifdef __AMX_BF16__
+    if (tiles_ready) {
+        _tile_loadd(0, sums, 64);
+        _tile_loadd(1, sums + 256, 64);
+        _tile_loadd(2, sums + 512, 64);
+        _tile_loadd(3, sums + 768, 64);
+    }
+#endif
+    for (int block = 0; block < blocks; block++) {
+        fill(block, tiles);
+        const bf16* here = a + 32 * block;
+#ifdef __AMX_BF16__
+        if (tiles_ready) {
+            _tile_loadd(4, here, 2 * stride);
+            _tile_loadd(6, tiles, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(7, tiles + 1024, 64);
+            _tile_dpbf16ps(1, 4, 7);
+            if (parts == 2) continue;
+            _tile_loadd(6, tiles + 2048, 64);
+            _tile_dpbf16ps(2, 4, 6);
+            _tile_loadd(7, tiles + 3072, 64);
+            _tile_dpbf16ps(3, 4, 7);
+            continue;
+        }
+#endif
+        for (int part = 0; part < parts; part++)
+            multiplied(tiles + 1024 * part, here + from * stride, stride, end - from, sums + 256 * part + 16 * from,
+                       false);
+    }
+#ifdef __AMX_BF16__
+    if (tiles_ready) {
+        _tile_stored(0, sums, 64);
+        _tile_stored(1, sums + 256, 64);
+        _tile_stored(2, sums + 512, 64);
+        _tile_stored(3, sums + 768, 64);
+    }
+#endif
+}
+
+// Which slots from `from` on a token may look at; how many they are.
+inline int looked(const uint8_t* mask, int from, int columns, int32_t* seen) {
+    int count = 0;
+    for (int j = from; j < columns; j += 16) {
+        const __m128i bytes = _mm_maskz_loadu_epi8(first(columns - j), mask + j);
+        const __mmask16 looks = _mm_test_epi8_mask(bytes, bytes);
+        const __m512i ids = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        _mm512_mask_compressstoreu_epi32(seen + count, looks, _mm512_add_epi32(_mm512_set1_epi32(j), ids));
+        count += __builtin_popcount(looks);
+    }
+    return count;
+}
+
+// How many slots a token sees before the first that it doesn't, and how many in all.
+void counted(const uint8_t* mask, int columns, int32_t& run, int32_t& count) {
+    run = count = 0;
+    for (int j = 0; j < columns; j += 64) {
+        const __mmask64 some = columns - j < 64 ? (1ull << (columns - j)) - 1 : ~0ull;
+        const __m512i bytes = _mm512_maskz_loadu_epi8(some, mask + j);
+        const uint64_t looks = _mm512_test_epi8_mask(bytes, bytes);
+        if (run == j) run += ~looks ? __builtin_ctzll(~looks) : 64;
+        count += __builtin_popcountll(looks);
+    }
+}
+
+}  // namespace
