@@ -2,9 +2,9 @@
 multiplies 16-bit numbers (AVX-512 BF16) or widens them on the way (AVX2); in 32 bits, products of a few tokens.
 
 The code is compiled once, by the C++ compiler at hand, into the user's cache folder; without a compiler or such a CPU,
-everything goes through torch as before (`OUTRIDER_NATIVE=0` asks for that). Here a token's numbers do not depend on how
-many tokens share the pass, so that drafting changes no bit of what comes out, in 16, 8 and 4 bits too. Knows layouts
-and addresses, nothing of what the weights are for.
+everything goes through torch as before (`OUTRIDER_NATIVE=0` asks for that, `avx2` for no more than AVX2). Here a
+token's numbers do not depend on how many tokens share the pass, so that drafting changes no bit of what comes out, in
+16, 8 and 4 bits too. Knows layouts and addresses, nothing of what the weights are for.
 """
 
 from __future__ import annotations
@@ -77,6 +77,10 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith("flags")), "")
 
 
+def _asked() -> str:
+    return os.environ.get("OUTRIDER_NATIVE", "1")
+
+
 def _compiler() -> str | None:
     return os.environ.get("CXX") or next(filter(None, map(shutil.which, ("g++", "c++"))), None)
 
@@ -88,7 +92,7 @@ def halves() -> bool:
 
 def hindrance() -> tuple[str, str] | None:
     """Why the code can't be used here, and what would help (perhaps nothing); None: it can, if it compiles."""
-    if os.environ.get("OUTRIDER_NATIVE", "1") == "0":
+    if _asked() == "0":
         return "switched off by OUTRIDER_NATIVE=0", ""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return "written for Linux on x86-64", ""
@@ -106,7 +110,8 @@ def _compiled(name: str) -> Path | None:
         return None
     source = Path(__file__).with_name(f"{name}.cpp")
     text = b"".join(one.read_bytes() for one in (source, *sorted(source.parent.glob("*.h"))))
-    digest = hashlib.sha256(text + _processor().encode() + compiler.encode()).hexdigest()[:16]
+    kind = "x86-64-v3" if _asked() == "avx2" else "native"
+    digest = hashlib.sha256(text + f"{kind} {_processor()} {compiler}".encode()).hexdigest()[:16]
     found = cache_folder() / "native" / f"{name}-{digest}.so"
     if found.exists():
         return found
@@ -115,7 +120,7 @@ def _compiled(name: str) -> Path | None:
         with tempfile.TemporaryDirectory(dir=found.parent) as scratch:
             # OpenMP is not linked: it is found in torch's copy, so that both share one team of threads
             parts = [f"{scratch}/native.o", f"{scratch}/native.so"]
-            flags = ["-O3", "-march=native", "-fPIC", "-fopenmp", "-w", "-c", str(source), "-o", parts[0]]
+            flags = ["-O3", f"-march={kind}", "-fPIC", "-fopenmp", "-w", "-c", str(source), "-o", parts[0]]
             for arguments in (flags, ["-shared", parts[0], "-o", parts[1]]):
                 subprocess.run([compiler, *arguments], check=True, capture_output=True, timeout=120)
             os.replace(parts[1], found)

@@ -37,15 +37,19 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-@pytest.fixture(params=[True, False], ids=["tiles", "vectors"])
-def ways(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """With the tile unit, and as on a processor that has none."""
+@pytest.fixture(params=["tiles", "vectors", "avx2"])
+def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """With the tile unit, as on a processor that has none, and as on one that doesn't multiply 16-bit numbers."""
+    if request.param == "avx2":
+        monkeypatch.setenv("OUTRIDER_NATIVE", "avx2")
+        native.library.cache_clear()
     code = native.library()
     assert code is not None
-    if code.outrider_ready(request.param) != 1 + request.param:
+    if code.outrider_ready(request.param == "tiles") != 1 + (request.param == "tiles"):
         pytest.skip("this processor has no tile unit")
     yield request.param
     code.outrider_ready(1)
+    native.library.cache_clear()
 
 
 def tiled(kind: type[Int8] | type[Int4] | None, weight: Tensor, bias: Tensor | None = None) -> native.Tiled:
@@ -54,7 +58,7 @@ def tiled(kind: type[Int8] | type[Int4] | None, weight: Tensor, bias: Tensor | N
 
 @needs_code
 @pytest.mark.parametrize("kind", KINDS)
-def test_products_are_what_the_weights_say(ways: bool, kind: type[Int8] | type[Int4] | None) -> None:
+def test_products_are_what_the_weights_say(ways: str, kind: type[Int8] | type[Int4] | None) -> None:
     weight, bias = noise(80, 128), noise(80, seed=1)
     made = tiled(kind, weight, bias)
     plain = weight if kind is None else kind(weight).weight
@@ -85,7 +89,7 @@ def test_a_few_tokens_in_32_bits_are_what_the_weights_say() -> None:
 
 
 @needs_code
-def test_threads_share_the_work_and_change_nothing(ways: bool) -> None:
+def test_threads_share_the_work_and_change_nothing(ways: str) -> None:
     made, x = tiled(Int4, noise(7 * 16, 96)), noise(5, 96, seed=2)
     alone = made(x)
     before = torch.get_num_threads()
@@ -110,7 +114,7 @@ def dense(network: Network) -> Network:
 @needs_code
 @pytest.mark.parametrize("bits", [None, 8, 4])
 @pytest.mark.parametrize("shape", [SHAPE, WIDE], ids=["normed", "wide"])
-def test_whole_passes_agree_with_torch(ways: bool, shape: Config, bits: int | None) -> None:
+def test_whole_passes_agree_with_torch(ways: str, shape: Config, bits: int | None) -> None:
     network = laid_out(random_network(shape, dtype=torch.bfloat16), bits)
     ours, theirs = Decoder(network), Decoder(dense(network))
     draft = Draft.guess(torch.arange(10).view(2, 5), Tree.of((-1, -1, 0, 2, 1)), torch.ones(2, 5).bool())
@@ -131,7 +135,7 @@ def test_whole_passes_agree_with_torch(ways: bool, shape: Config, bits: int | No
 
 @needs_code
 @pytest.mark.parametrize("bits", [None, 8, 4])
-def test_a_token_is_computed_the_same_wherever_it_stands(ways: bool, bits: int | None) -> None:
+def test_a_token_is_computed_the_same_wherever_it_stands(ways: str, bits: int | None) -> None:
     """In a chain, in a tree among others, in a batch, or one by one: bit for bit."""
     network = laid_out(random_network(SHAPE, dtype=torch.bfloat16), bits)
 
