@@ -30,6 +30,8 @@ from outrider.core.target import TableTarget, Target
 # one drafter for each kind of draft: drawn chains and trees, fixed ones, windows, and mixtures
 KINDS = ("draft-model", "sampled-tree", "top-k-tree", "jacobi", "prompt-lookup", "ensemble", "specinfer")
 
+_ROUNDING = 1e-13  # of a chance: what is likelier may come about
+
 Outcome = tuple[int, ...]
 Distribution = dict[Outcome, float]
 Tape = tuple[int, ...]
@@ -38,8 +40,9 @@ Tape = tuple[int, ...]
 class Enumerator(Dice):
     """Dice that follow a tape of decisions a row, and note what could be decided where the tape ends.
 
-    A decision that only one outcome can have takes no place on the tape. Past its end a row does anything at all: its
-    run does not count, and `branches` says by which tapes to replace it.
+    A decision that only one outcome can have takes no place on the tape; what rounding alone makes possible, in one
+    batch and not in another, is no outcome. Past its end a row does anything at all: its run does not count, and
+    `branches` says by which tapes to replace it.
     """
 
     def __init__(self, tapes: Sequence[Tape]) -> None:
@@ -64,14 +67,16 @@ class Enumerator(Dice):
     def _decide(self, probs: np.ndarray, where: np.ndarray) -> np.ndarray:
         """One decision a row among outcomes with probabilities [B, S] -> [B]."""
         chosen: np.ndarray = probs.argmax(1)
-        free = where & self._going & ~self._lost & ((probs > 0).sum(1) > 1)
+        free = where & self._going & ~self._lost & ((probs > _ROUNDING).sum(1) > 1)
         on_tape = free & (self._read < self._length)
         rows = np.flatnonzero(on_tape)
         chosen[rows] = self._tape[rows, self._read[rows]]
         self.weight[rows] *= probs[rows, chosen[rows]]
         self._read[rows] += 1
         for row in np.flatnonzero(free & ~on_tape):
-            self.branches[row] = [(*self.tapes[row], int(outcome)) for outcome in np.flatnonzero(probs[row] > 0)]
+            self.branches[row] = [
+                (*self.tapes[row], int(outcome)) for outcome in np.flatnonzero(probs[row] > _ROUNDING)
+            ]
             self._lost[row] = True
         return chosen
 

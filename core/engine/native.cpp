@@ -1,5 +1,5 @@
-// One pass of a small decoder on a CPU that multiplies 16-bit numbers (AVX-512 BF16, and AMX tiles where there are
-// any).
+// One pass of a small decoder on a CPU. Products are in halves.h where the processor multiplies 16-bit numbers, else in
+// singles.h.
 //
 // What a pass costs with few tokens is the reading of the weights and the calling of operations; so here weights lie in
 // the order in which they are read, in 16, 8 or 4 bits, and all layers are one call. Every token's numbers are computed

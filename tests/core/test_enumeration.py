@@ -374,3 +374,13 @@ def test_the_enumeration_weighs_every_branch_once() -> None:
     )
     for law in enumerate_output(case):
         assert sum(law.values()) == pytest.approx(1, abs=1e-12)
+
+
+def test_what_rounding_alone_makes_possible_is_no_decision() -> None:
+    """Sums differ in their last bit between batches; the tape must not."""
+    dice = Enumerator([(1,), ()])
+    dice.at(0, [True, True])
+    sure = torch.full((2,), 1 - 2**-53, dtype=torch.float64)
+    assert dice.accept(sure, torch.zeros(2)).all() and dice.branches == [[], []]
+    assert dice.accept(torch.full((2,), 0.25), torch.zeros(2)).tolist()[0]
+    assert dice.branches == [[], [(0,), (1,)]] and dice.weight[0] == 0.25
