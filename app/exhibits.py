@@ -47,8 +47,8 @@ EXHIBITS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # file -> modality an
             "max_new_tokens": 48,
         },
     ),
-    "image-a-window-of-guesses": ("image", {"prompt": "red heart", "drafter": "jacobi", "seed": 1}),
-    "image-neighbours-pass": ("image", {"prompt": "red heart", "drafter": "jacobi", "rule": "lantern", "seed": 1}),
+    "image-a-window-of-guesses": ("image", {"prompt": "red heart", "drafter": "jacobi", "seed": 3}),
+    "image-neighbours-pass": ("image", {"prompt": "red heart", "drafter": "jacobi", "rule": "lantern", "seed": 3}),
     "speech-a-sentence": ("speech", {"prompt": "Good morning.", "drafter": "jacobi", "rule": "tolerance"}),
 }
 
