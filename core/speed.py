@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.core.engine.linear import Dense, fastest
 from outrider.core.errors import InvalidOption
 
 # One chance for every position, or one for each: of being accepted given that all before it were.
@@ -287,11 +289,13 @@ def measure(device: str | torch.device = "cpu", dtype: torch.dtype = torch.float
     tiny, repeats = random(8, 8), 64
     launch = _fastest(lambda: [tiny @ tiny for _ in range(repeats)], device, seconds / 4) / repeats
     square = random(width, width)
-    product = _fastest(lambda: square @ square, device, seconds / 4)
+    laid = fastest(Dense(square))  # as our engine keeps weights: torch's own products of 16 bits may be far slower
+    product = _fastest(lambda: laid(square), device, seconds / 4)
     weights, vector = random(size // (4096 * dtype.itemsize), 4096), random(1, 4096)
     streams: tuple[Callable[[], object], ...] = (  # which kernel is good differs by precision, threefold on a CPU
         lambda: torch.nn.functional.linear(vector, weights),
         lambda: torch.mv(weights, vector[0]),
+        partial(fastest(Dense(weights)), vector),
     )
     reading = min(_fastest(stream, device, seconds / 4) for stream in streams)
     return Machine(weights.nbytes / reading, 2 * width**3 / product, launch, str(device), str(dtype).split(".")[-1])
