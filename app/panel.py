@@ -249,15 +249,6 @@ def both(recording: Recording) -> Any:
     return gr.update(visible=True, value=pair)
 
 
-@dataclass(frozen=True)
-class Done:
-    """A run that has ended, not shown yet."""
-
-    recording: Recording
-    state: str
-    asked: Asked
-
-
 class Panel:
     """One modality's part of the page."""
 
@@ -319,7 +310,6 @@ class Panel:
             self.judging = [_slider(one) for one in _padded(judging("exact"), _RULES)]
         self.link = gr.HTML("", elem_id=f"{subject.name}-link", min_height=24)
         self.ticket = gr.State(0)
-        self.done = gr.State(None, time_to_live=3600)
 
     @property
     def inputs(self) -> list[Any]:
@@ -356,12 +346,12 @@ class Panel:
             ).then(
                 work,
                 [self.ticket, *self.inputs],
-                [self.stage.status, self.stage.out, self.done],  # a page draws all of an event's outputs at every word
+                [*self.stage.outputs, self.link],
                 concurrency_limit=1,
                 concurrency_id=LANE,
                 show_progress="hidden",
                 api_visibility="private",
-            ).then(self._show, [self.done], [*self.stage.outputs, self.link], **quiet())
+            )
         self.stop.click(self._stop, None, [self.stage.status], **quiet())
         if self.subject.name == "image":
             self.stage.out.click(self._like, [self.stage.recording], [self.patches], **quiet(queue=True))
@@ -417,13 +407,6 @@ class Panel:
         given["drafter_options"] |= {one.name: value for one, value in zip(words, worded, strict=False)}
         return checked(self.subject, given)
 
-    def _show(self, done: Done | None) -> list[Update]:
-        """What a run came to, in every view."""
-        if not isinstance(done, Done):
-            return [gr.skip() for _ in [*self.stage.outputs, self.link]]
-        tab = "race" if done.recording.plain is not None else ""
-        return [*self.stage.shown(done.recording, done.state, tab), self._link(done.asked)]
-
     def _run(self, ticket: int, request: gr.Request, *values: Any) -> Iterator[list[Update]]:
         yield from self._work(ticket, values, request, race=False)
 
@@ -439,18 +422,19 @@ class Panel:
                 beside = replace(asked, drafter=PLAIN, drafter_options={})
                 for update, found in follow(self.subject, beside, going, "plain decoding …"):
                     plain = found
-                    yield [*update, None]
+                    yield [*self.stage.only(*update), gr.skip()]
             recording: Recording | None = None
             for update, found in follow(self.subject, asked, going, f"{asked.drafter} …"):
                 recording = found
-                yield [*update, None]
+                yield [*self.stage.only(*update), gr.skip()]
             if recording is None or not recording.trace.steps:
-                yield ["", remark("Stopped before it began."), None]
+                yield [*self.stage.only("", remark("Stopped before it began.")), gr.skip()]
                 return
             whole = replace(recording, plain=plain) if plain is not None and plain.trace.steps else recording
-            yield [gr.skip(), gr.skip(), Done(whole, "" if going() else "stopped", asked)]
+            tab = "race" if whole.plain is not None else ""
+            yield [*self.stage.shown(whole, "" if going() else "stopped", tab), self._link(asked)]
         except Exception as error:
-            yield [fault(error), gr.skip(), None]
+            yield [*self.stage.only(fault(error)), gr.skip()]
         finally:
             if going():
                 self.tickets.give_back(visitor(request))
@@ -532,7 +516,7 @@ def _plain(query: dict[str, str], subject: Subject) -> dict[str, Any]:
 
 def follow(
     subject: Subject, asked: Asked, going: Callable[[], bool], words: str
-) -> Iterator[tuple[tuple[Update, Update], Recording | None]]:
+) -> Iterator[tuple[tuple[str | None, str | None], Recording | None]]:
     """A run under way: what to show now and then, and at the end what was recorded. Stopping is looked for at every
     step; whatever ends it, what the target holds is let go of."""
     if not going():
@@ -557,7 +541,7 @@ def follow(
                 pause = max(PAUSE[subject.name], _SHARE * (shown - now))
     finally:
         live.close()
-    yield (gr.skip(), gr.skip()), live.recording()
+    yield (None, None), live.recording()
 
 
 def _padded(found: Sequence[M], count: int) -> list[M | None]:
