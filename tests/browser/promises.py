@@ -5,7 +5,6 @@ goes costs beside the same run from Python. Medians, and the range; runs take tu
 from __future__ import annotations
 
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 from playwright.sync_api import sync_playwright
 
 from outrider import text
+from outrider.text.serving import free_port
 
 _ROUNDS, _TOKENS = 5, 256
 _TOKEN = "#text-out span.or-t"
@@ -38,7 +38,7 @@ def told(name: str, values: list[float], unit: str = "s") -> None:
 
 
 def main() -> None:
-    began, port = time.perf_counter(), free()
+    began, port = time.perf_counter(), free_port()
     address = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "outrider.app.cli", "demo", "--no-browser", "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
@@ -100,12 +100,6 @@ def answers(address: str) -> bool:
             return bool(found.status == 200)
     except OSError:
         return False
-
-
-def free() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 if __name__ == "__main__":
