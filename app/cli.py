@@ -193,6 +193,9 @@ def _open_page(
     from rich.console import Console
 
     with Console(stderr=True).status("Opening the page ..."):
+        from outrider.app.opening import import_gradio
+
+        import_gradio()
         from outrider.app.main import serve
         from outrider.app.subjects import Named
 
