@@ -1,0 +1,69 @@
+"""Every drafter and rule by name: the explicit tables that the code, the command line and the tests all read.
+
+A new method is one function or class in its family's file and one row in that of this folder: `free`, `smaller`,
+`trained` or `rules`; the conformance suite then tests it. The tables list the rows in this order to whoever asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from outrider.core.decode import Drafter, Rule
+from outrider.core.errors import InvalidOption, unknown
+from outrider.core.methods import free, rules, smaller, trained
+from outrider.core.methods.row import Method
+
+__all__ = ["DRAFTERS", "OF_TEXT", "RULES", "Method", "make_drafter", "make_rule"]
+
+
+def _table(*rows: Iterable[Method]) -> dict[str, Method]:
+    return {method.name: method for family in rows for method in family}
+
+
+DRAFTERS = _table(
+    smaller.SIMPLE,
+    free.READ,
+    free.THINNED,
+    free.MERGED,
+    smaller.JOINED,
+    free.CHOSEN,
+    smaller.FITTED,
+    free.SKIPPED,
+    trained.ROWS,
+)
+
+RULES = _table(rules.ROWS)
+
+# these read words, or see their target through less of it: not for targets of two streams, or on code of others
+OF_TEXT = (
+    *("input-guided", "rest", "n-grammys", "cross-vocabulary"),
+    *("sparse-cache", "triforce", "qspec", "swift", "draft-on-the-fly"),
+)
+
+
+def make_drafter(name: str | None, **options: Any) -> Drafter | None:
+    """A drafter by name; None is plain decoding."""
+    if name is None:
+        return None
+    drafter: Drafter = _make("drafter", DRAFTERS, name, options)
+    return drafter
+
+
+def make_rule(name: str = "exact", **options: Any) -> Rule:
+    """A rule by name."""
+    rule: Rule = _make("rule", RULES, name, options)
+    return rule
+
+
+def _make(what: str, table: dict[str, Method], name: str, options: dict[str, Any]) -> Any:
+    if name not in table:
+        raise unknown(what, name, table)
+    method = table[name]
+    for given in options:
+        if given not in method.options and given not in method.needs:
+            raise unknown(f"option of the {what} '{name}'", given, [*method.needs, *method.options])
+    for need in method.needs:
+        if options.get(need) is None:
+            raise InvalidOption(f"the {what} '{name}' needs {need}=...: {method.summary}")
+    return method.make(**options)
