@@ -15,7 +15,7 @@ from outrider.app.recordings import Modality, Recording, tokens_in
 from outrider.app.subjects import Asked, Choice, Knob
 from outrider.core.bench import PLAIN
 from outrider.core.trace import Step, Trace
-from outrider.text.serving import Client, ServeError, told
+from outrider.text.client import Client, ServeError, told
 
 
 class Served:

@@ -75,11 +75,12 @@ def serve(
     Several machines: outrider serve ... --pipeline-parallel 2 -- --distributed-executor-backend ray
     """
     from outrider.text import serving
+    from outrider.text.client import NEEDS_NOTHING
     from outrider.text.exporting import WRITERS, refused
     from outrider.text.loading import find
 
     wanted = None if drafter in ("plain", "none") else drafter
-    if wanted is not None and wanted not in (*serving.NEEDS_NOTHING, *WRITERS):
+    if wanted is not None and wanted not in (*NEEDS_NOTHING, *WRITERS):
         raise refused(wanted)
     found = _python(python, install, wanted)
     serving.check_port(host, port)
@@ -139,8 +140,8 @@ def measure(
     from outrider.app.bench import bar
     from outrider.core.bench import Bench, Contender
     from outrider.text.bench import contenders, report
+    from outrider.text.client import Client, ServeError
     from outrider.text.served import ENGINE, Served, ask
-    from outrider.text.serving import Client, ServeError
 
     console = Console(stderr=True, highlight=False)
     if server is not None:

@@ -16,8 +16,9 @@ from outrider.core.assets import cache_folder
 from outrider.core.bench import PLAIN, Bench, Contender, Item, Outcome, Run
 from outrider.core.errors import InvalidOption, OutriderError
 from outrider.text.bench import Settings, report
+from outrider.text.client import Client, Counters
 from outrider.text.model import TextModel
-from outrider.text.serving import Client, Counters, Setup, can_draft, free_port, running, speculative
+from outrider.text.serving import Setup, can_draft, free_port, running, speculative
 
 ENGINE = "vllm"
 

@@ -24,7 +24,7 @@ from outrider.app.subjects import checked, drafting, offered, summary  # noqa: E
 from outrider.core.bench import PLAIN  # noqa: E402
 from outrider.core.errors import InvalidOption  # noqa: E402
 from outrider.core.methods import DRAFTERS  # noqa: E402
-from outrider.text.serving import SERVED, ServeError  # noqa: E402
+from outrider.text.client import SERVED, ServeError  # noqa: E402
 from tests.text.speaks import Speaks, speaking  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # of Gradio, as in test_main

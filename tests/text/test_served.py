@@ -13,9 +13,10 @@ import pytest
 from outrider.core.bench import Item
 from outrider.text import load, served
 from outrider.text.bench import Settings
+from outrider.text.client import Counters, Reply, ServeError
 from outrider.text.model import TextModel
 from outrider.text.served import Served
-from outrider.text.serving import Counters, Reply, ServeError, Setup
+from outrider.text.serving import Setup
 from tests.text.tiny import write
 
 ITEMS = [Item("a", "chat", "the cat"), Item("b", "chat", "seven wizards")]

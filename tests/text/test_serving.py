@@ -26,14 +26,10 @@ from outrider.core.target import Target
 from outrider.core.trace import Summary, Trace
 from outrider.core.trained import save
 from outrider.text import load, recipes
+from outrider.text.client import SERVED, Client, Counters, Reply, ServeError
 from outrider.text.exporting import NOTE, WRITERS, export
 from outrider.text.serving import (
     MODULE,
-    SERVED,
-    Client,
-    Counters,
-    Reply,
-    ServeError,
     Setup,
     can_draft,
     check_port,
