@@ -177,8 +177,8 @@ def device(
 ) -> None:
     """Captured passes beside uncaptured ones, launches a step, and the distance to the speed of the device's memory."""
     from outrider.core.errors import unknown
-    from outrider.text.engines import captured
-    from outrider.text.engines import device as measure
+    from outrider.text.devices import captured
+    from outrider.text.devices import device as measure
 
     settings = {"model": model, "dtype": dtype, "device": device, "max_new_tokens": max_new_tokens, "repeat": repeat}
     if modality not in ("text", "image", "speech"):
