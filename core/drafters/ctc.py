@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Tree
 from outrider.core.drafters.corrected import adapted
+from outrider.core.drafters.follower import ready
 from outrider.core.drafters.heads import Kept, before, causal, kept
-from outrider.core.drafters.learned import ready
 from outrider.core.drafters.model import TopKTree
 from outrider.core.engine.block import Angles, Block, Matrix, Norm, Sight, Words, weight_bytes
 from outrider.core.errors import InvalidOption

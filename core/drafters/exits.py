@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outrider.core.draft import Draft, Verdict
+from outrider.core.drafters.follower import Follower, carried, ready, reduced
 from outrider.core.drafters.heads import Kept, kept
-from outrider.core.drafters.learned import Follower, carried, ready, reduced
 from outrider.core.engine.block import Angles, Attention, Mlp, Norm, Sight, Words, weight_bytes
 from outrider.core.engine.views import furthest
 from outrider.core.errors import Incompatible, InvalidOption

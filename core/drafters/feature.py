@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.core.drafters.corrected import adapted
+from outrider.core.drafters.follower import ready
 from outrider.core.drafters.heads import Kept, before, causal, kept
-from outrider.core.drafters.learned import Learned, ready
+from outrider.core.drafters.learned import Learned
 from outrider.core.engine.block import Angles, Block, Matrix, Norm, Rounds, Sight, Words, weight_bytes
 from outrider.core.engine.network import Config
 from outrider.core.errors import InvalidOption, unknown

@@ -1,276 +1,32 @@
-"""Drafters that were trained on their target: what they read of it, and how their guesses become drafts.
+"""Drafters that were trained on their target: how a pupil's guesses become drafts.
 
-What they guess with (a pupil: heads, a feature-level decoder, a block drafter) is read like a small target of its own
-beside the big one: `Follower` feeds it each committed token with the target's state behind the token before, and cuts
-its cache back as the target's is cut. Chains, sampled trees and dynamic trees are then those of any draft model.
-Knows states, tokens and laws; nothing of how a pupil computes.
+The pupil (heads, a feature-level decoder, a block drafter) is read like a small target of its own beside the big one
+(`outrider.core.drafters.follower`). Chains, sampled trees and dynamic trees are then those of any draft model. Knows
+tokens, laws and shapes; nothing of how a pupil computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.drafters.follower import Follower
 from outrider.core.drafters.model import DraftModel, DynamicTree, SampledTree, TopKTree
-from outrider.core.engine.block import Angles, Sight, Words, settled
-from outrider.core.engine.cache import Cache, Rows
-from outrider.core.engine.graphs import Stills
-from outrider.core.engine.network import Config, Places
-from outrider.core.engine.views import furthest
 from outrider.core.errors import InvalidOption, unknown
-from outrider.core.laws import Law, Lawmaker, Sampling, to_law
+from outrider.core.laws import Sampling
 from outrider.core.policies import Policy, Risk
 from outrider.core.shapes import chain, depths, rerank, sequoia
-from outrider.core.target import Itself, Prefill, Prompts, Scores
+from outrider.core.target import Prefill, Prompts, Scores
 
 GROWTHS = ("chain", "tree", "dynamic", "sampled")
-_PIECE = 512  # prompt tokens a pass
 _TYPICAL = (0.5, 0.13, 0.07, 0.04, 0.03, 0.02, 0.015, 0.01)  # acceptance by place among siblings, until it is measured
-
-
-class Mind(Protocol):
-    """What a pupil offers to draft with. S is as wide as it likes."""
-
-    needs: frozenset[str]
-    taps: tuple[str, ...]  # in the order in which it reads them, side by side
-    words: Words
-    grow: str  # how its paper drafts: one of GROWTHS
-    depth: int | None  # how far it can guess; None: as far as one likes
-    once: bool  # are all its guesses made in one go, whatever is drafted?
-    cached: int  # layers that attend to what was read before
-    form: Config  # of their heads
-    pass_bytes: int  # of weights, that one pass reads
-
-    def open(self, features: Tensor, tokens: Tensor, sight: Sight) -> Tensor: ...  # [B,P,F], [B,P] -> [B,P,S]
-    def logits(self, states: Tensor) -> Tensor: ...  # [..., S] -> [..., R] about the token that follows
-
-
-class Sequel(Mind, Protocol):
-    """Guesses token after token: states [B,n,S] of parents and their children's tokens [B,n] on a level -> [B,n,S]."""
-
-    def step(self, states: Tensor, tokens: Tensor, sight: Sight, level: int) -> Tensor: ...
-
-
-class Ahead(Mind, Protocol):
-    """Guesses several places at once: the state [B,S] of the root and what it can see -> [B,K,S'], whose logits are
-    about places 1 to K; if they are not all made at once, [B,1,S'] to step on from."""
-
-    def ahead(self, state: Tensor, sight: Sight) -> Tensor: ...
-
-
-class _Reduced(Lawmaker):
-    """Makes laws over the whole vocabulary of logits over some ids."""
-
-    ids: Tensor | None = None
-
-    def law(self, logits: Tensor, path: Tensor | None = None) -> Law:
-        if self.ids is None:
-            return super().law(logits, path)
-        if self.sampling.remembers:
-            whole = logits.new_full((*logits.shape[:-1], self.vocabulary), -torch.inf)
-            return super().law(whole.index_copy_(-1, self.ids, logits), path)
-        law = to_law(logits, self.sampling)
-        tokens = self.ids.expand_as(law.probs) if law.tokens is None else self.ids[law.tokens]
-        return Law(law.probs, tokens, self.vocabulary)
-
-
-def reduced(
-    sampling: Sampling, prompts: Prompts, vocabulary: int, device: torch.device, ids: Tensor | None
-) -> Lawmaker:
-    """Laws of logits over some ids; None: over all."""
-    made = _Reduced(sampling, prompts, vocabulary, device)
-    made.ids = ids
-    return made
-
-
-class Follower:
-    """A pupil as a target that drafts: it reads what was committed together with the target's states, and guesses on
-    from its own. `listen` brings it the states; nodes are scored level by level, as they are grown."""
-
-    rollback = True
-
-    def __init__(self, pupil: Any) -> None:
-        self.pupil = pupil
-        self.vocabulary = pupil.words.known
-        weights = pupil.words.embedding
-        self.dtype, self.device = weights.dtype, weights.device
-        self.weight_bytes = pupil.pass_bytes
-        form: Config = pupil.form
-        self.cache = Cache((pupil.cached, 2 * form.kv_heads, form.head_dim), self.dtype, self.device)
-        self.angles = Angles(form)
-        self._stills: Stills | None = getattr(pupil, "stills", None)
-        if self._stills is not None:
-            self._stills.serve(self.cache)
-        self._heard: Mapping[str, Tensor] = {}
-        self.whole: Itself | None = None  # the target itself, where it can be seen cheaper
-
-    def listen(self, hidden: Mapping[str, Tensor]) -> None:
-        """The states of a prefill before `begin`, of scores before `keep`."""
-        self._heard = hidden
-
-    def _features(self) -> Tensor:
-        """What was heard, taps side by side [B, R, F]."""
-        taps = [self._heard[tap] for tap in self.pupil.taps]
-        return (taps[0] if len(taps) == 1 else torch.cat(taps, -1)).to(self.dtype)
-
-    @torch.no_grad()
-    def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
-        """Read the prompts. The first token has no state before it: it is left out, unless it is all there is."""
-        self._lawmaker = reduced(sampling, prompts, self.vocabulary, self.device, self.pupil.words.vocabulary)
-        read = [list(prompt[1:]) or list(prompt) for prompt in prompts]
-        features = self._features()
-        features = torch.nn.functional.pad(features, (0, 0, 0, max(1 - features.shape[1], 0)))
-        lengths = torch.tensor([len(one) for one in prompts], device=self.device)
-        features = features * (lengths > 1)[:, None, None]
-        self.cache.begin(read)
-        if self.pupil.cached:
-            longest = max(map(len, read))
-            for start in range(0, longest - 1, _PIECE):
-                stop = min(start + _PIECE, longest - 1)
-                ids, places = self.cache.chunk(start, stop)
-                self.pupil.open(features[:, start:stop], ids, self._sight(places, longest))
-        self.cache.prefilled(read)
-        last = (lengths - 2).clamp(min=0)[:, None, None].expand(-1, 1, features.shape[2])
-        self._pending = features.gather(1, last)  # [B, P, F], beside the cache's own pending tokens
-        self._states = features.new_zeros(0)
-        return Prefill()
-
-    def _sight(self, places: Places, bound: int) -> Sight:
-        cos, sin = self.angles(places.positions, bound, self.dtype)
-        return Sight(cos, sin, places.mask, self.cache.store, places)
-
-    def _still(
-        self, name: str, work: Callable[..., Tensor], given: Sequence[Tensor], sight: Sight, *more: int
-    ) -> Tensor:
-        """What the pupil makes of tensors in a sight: as one launch, where the device has recordings."""
-        places, context = sight.places, sight.context
-        if self._stills is None or (places is not None and places.slots is None):
-            return work(*given, sight, *more)
-        store = self.cache.store
-        columns = places.columns if places is not None else context[0][0].shape[2] if context else 0
-        inputs = (*given, sight.cos, sight.sin, sight.mask, None if places is None else places.slots)
-
-        def still(buffers: Sequence[Tensor | None]) -> Tensor:
-            *first, cos, sin, mask, slots = buffers
-            assert cos is not None and sin is not None
-            where = None if places is None else replace(places, mask=mask, slots=slots)
-            return work(*first, Sight(cos, sin, mask, sight.store, where, context=context), *more)
-
-        return self._stills.run((name, *more, store.data_ptr(), *store.shape, columns), inputs, still, store)
-
-    def _open(self) -> None:
-        """Read what waits; the root's state is the first."""
-        nothing = Draft.empty(len(self.cache.rows.host), self.device)
-        ids, places = self.cache.plan(nothing, None)
-        sight = self._sight(places, furthest(self.cache, nothing))
-        states = self._still("open", self.pupil.open, (self._pending, ids), sight)
-        root = (self.cache.rows.waiting - 1)[:, None, None]
-        self._states = states[:, -1:] if ids.shape[1] == 1 else states.gather(1, root.expand(-1, 1, states.shape[2]))
-        if ahead := getattr(self.pupil, "ahead", None):
-            self._states = self._still("ahead", ahead, (self._states[:, 0],), self._outlook(places, root))
-        self.cache.scored, self.cache.writer = 0, self
-
-    def _outlook(self, places: Places, root: Tensor) -> Sight:
-        """What the root sees of all that was read; angles of its own place and of those ahead."""
-        positions, mask = places.positions.expand(len(root), -1).gather(1, root[..., 0]), places.mask
-        if mask is not None:
-            mask = mask.expand(len(root), -1, -1).gather(1, root.expand(-1, 1, mask.shape[2]))
-        if self.pupil.cached:
-            count = (self.pupil.depth or 0) + 1
-            positions = positions + torch.arange(count, device=self.device)
-        cos, sin = self.angles(positions, positions.shape[1] + max(self.cache.rows.host) + 64, self.dtype)
-        seen = self.cache.store[:, :, :, : places.columns]
-        kv = seen.shape[2] // 2
-        return Sight(cos, sin, mask, context=[(one[:, :kv], one[:, kv:]) for one in seen.unbind()])
-
-    def _extend(self, draft: Draft, since: int, level: int) -> None:
-        """Read the nodes of one level."""
-        ids, places = self.cache.plan(draft, since)
-        above = draft.tree.parents[:, since:].expand(draft.rows, -1) + 1
-        states = self._states.gather(1, above[..., None].expand(-1, -1, self._states.shape[2]))
-        sight = self._sight(places, furthest(self.cache, draft))
-        grown = self._still("step", self.pupil.step, (states, ids), sight, level)
-        self._states = torch.cat([self._states, grown], 1)
-        self.cache.scored = draft.size
-
-    @torch.no_grad()
-    def score(self, draft: Draft, since: int | None = None) -> Scores:
-        """With `since`, the nodes from there are one level; without it, all are read one by one."""
-        first = 0 if since is None else since + 1
-        if since is None or since > self.cache.scored:
-            self._open()
-            if not self.pupil.once:
-                for node in range(draft.size):
-                    part = Tree(draft.tree.parents[:, : node + 1])
-                    self._extend(Draft.guess(draft.tokens[:, : node + 1], part, draft.live), node, part.depth - 1)
-        elif not self.pupil.once:
-            self._extend(draft, since, draft.tree.depth - 1)
-        if self.pupil.once:
-            self.cache.scored = draft.size
-        levels = torch.nn.functional.pad(draft.tree.depths + 1, (1, 0)).expand(draft.rows, -1)
-
-        @torch.no_grad()
-        def some(rows: Tensor) -> Tensor:
-            rows = levels.gather(1, rows) if self.pupil.once else rows
-            logits: Tensor = self.pupil.logits(self._states.gather(1, rows[..., None].expand(-1, -1, self._width)))
-            return logits
-
-        hidden = {} if self.pupil.once else {"states": self._states[:, first:]}
-        return Scores(draft, self._lawmaker, self.cache.rows.committed, some, hidden, first)
-
-    @property
-    def _width(self) -> int:
-        return self._states.shape[2]
-
-    @torch.no_grad()
-    def said(self) -> Tensor:
-        """The logits of the next places, of a pupil that guesses at once: [B, K, R]."""
-        self._open()
-        logits: Tensor = self.pupil.logits(self._states)
-        return logits
-
-    def upcoming(self) -> Law:
-        """The laws of the next places, likewise: [B, K, S]."""
-        return self._lawmaker.law(self.said())
-
-    @torch.no_grad()
-    def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
-        """What was committed waits to be read with the target's own states; nothing that was guessed stays."""
-        before, heard = self.cache.rows, self._features()
-        self.cache.scored = min(self.cache.scored, 0)
-        self._lawmaker.commit(self.cache.keep(draft, verdict, count))
-        rows = torch.nn.functional.pad(verdict.path + 1, (1, 0)).clamp(min=0)  # behind which each token was emitted
-        fresh = heard.gather(1, rows[..., None].expand(-1, -1, heard.shape[2]))
-        self._pending = carried(before, self.cache.rows, torch.cat([self._pending, fresh], 1))
-
-    def mark(self) -> object:
-        return self.cache.mark()
-
-    def rewind(self, mark: object) -> None:
-        """Forget the nodes; what was committed stays read."""
-        assert isinstance(mark, Rows) and mark is self.cache.rows
-        self.cache.scored = min(self.cache.scored, 0)
-
-    def end(self) -> None:
-        self.cache.end()
-        self._states = self._pending = torch.zeros(0)
-        self._heard = {}
-
-
-def carried(before: Rows, after: Rows, features: Tensor) -> Tensor:
-    """Of the features [B, P + D + 1, F] of what waited and of what was emitted, those of what waits now."""
-    wait, width = before.pending.shape[1], after.pending.shape[1]
-    index = (after.entries - before.entries)[:, None] + torch.arange(width, device=features.device)
-    index = torch.where(index < before.waiting[:, None], index, index + (wait - before.waiting)[:, None])
-    index = index.clamp(max=features.shape[1] - 1)
-    return features.gather(1, index[..., None].expand(-1, -1, features.shape[2]))
 
 
 class FixedChain(DraftModel):
@@ -423,15 +179,3 @@ def shallow(shape: Sequence[int], depth: int) -> tuple[int, ...]:
     kept = [node for node, level in enumerate(depths(shape)) if level < depth]
     place = {node: index for index, node in enumerate(kept)} | {-1: -1}
     return tuple(place[shape[node]] for node in kept)
-
-
-def ready(pupil: Any, target: Any) -> Any:
-    """The pupil ready to draft for a target: a copy in its precision, laid out for the machine. The pupil can go on
-    learning."""
-    module: nn.Module = type(pupil)(target, **pupil.config)
-    weights = {name: weight.clone() for name, weight in pupil.state_dict().items()}
-    module.load_state_dict(weights, assign=True)  # in the precision they are in
-    network = target.network
-    made: Any = settled(module, network.dtype, network.device)
-    made.stills = None if network.graphs is None else network.graphs.beside()
-    return made

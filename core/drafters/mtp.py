@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from outrider.core.drafters.feature import said, shaped, unrolled
+from outrider.core.drafters.follower import ready
 from outrider.core.drafters.heads import Kept, before, kept
-from outrider.core.drafters.learned import ready
 from outrider.core.engine.block import Angles, Block, Matrix, Norm, Sight, Words, weight_bytes
 from outrider.core.engine.network import Config
 from outrider.core.errors import InvalidOption

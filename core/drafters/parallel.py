@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from outrider.core.drafters.corrected import adapted
 from outrider.core.drafters.feature import spread
+from outrider.core.drafters.follower import ready
 from outrider.core.drafters.heads import Kept, before, causal, kept
-from outrider.core.drafters.learned import ready
 from outrider.core.engine.block import Angles, Block, Matrix, Norm, Sight, Words, weight_bytes
 from outrider.core.engine.network import Network
 from outrider.core.errors import InvalidOption, unknown

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outrider.core.draft import Draft, Verdict
+from outrider.core.drafters.follower import Follower, ready
 from outrider.core.drafters.heads import Kept, kept
-from outrider.core.drafters.learned import Follower, ready
 from outrider.core.engine.block import Matrix, Sight, Words, weight_bytes
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling

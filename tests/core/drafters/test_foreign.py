@@ -17,8 +17,9 @@ from outrider.core.assets import AssetError
 from outrider.core.decode import decode
 from outrider.core.draft import Draft, Tree
 from outrider.core.drafters.feature import Eagle3Head
+from outrider.core.drafters.follower import Follower
 from outrider.core.drafters.foreign import read_foreign, write_speculators
-from outrider.core.drafters.learned import Follower, Learned
+from outrider.core.drafters.learned import Learned
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import Incompatible
 from outrider.core.laws import Sampling

@@ -15,7 +15,8 @@ from outrider.core.decode import decode
 from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Tree, Verdict
 from outrider.core.drafters.ctc import collapse
-from outrider.core.drafters.learned import Follower, Learned, best_shape, shallow
+from outrider.core.drafters.follower import Follower
+from outrider.core.drafters.learned import Learned, best_shape, shallow
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
