@@ -13,11 +13,12 @@ from typing import Any
 
 import gradio as gr
 
-from outrider.app import limits, views
+from outrider.app import limits
+from outrider.app.charts import against, compared, curves
 from outrider.app.lane import LANE, Tickets
 from outrider.app.panel import Update, fault, quiet, remark, running, visitor, waiting
 from outrider.app.subjects import Asked, Subject, checked, together
-from outrider.app.svg import Drawing, safe
+from outrider.app.svg import Drawing, safe, side_by_side
 from outrider.core.bench import PLAIN, Bench, Contender, Item, Outcome, Run, Same, pooled, row
 from outrider.core.errors import InvalidOption
 from outrider.core.methods import RULES
@@ -124,9 +125,9 @@ def told(rows: Sequence[Mapping[str, Any]], runs: Sequence[Run], cost: PassCost 
     plots = [
         (
             "Tokens a second",
-            views.compared(rows, "tokens_per_second", "tokens a second", "", rows[0]["tokens_per_second"]),
+            compared(rows, "tokens_per_second", "tokens a second", "", rows[0]["tokens_per_second"]),
         ),
-        ("Tokens per call", views.compared(rows, "tokens_per_call", "tokens per call", "", 1.0)),
+        ("Tokens per call", compared(rows, "tokens_per_call", "tokens per call", "", 1.0)),
     ]
     points = [
         (str(one["drafter"]), float(one["predicted_tokens_per_second"]), float(one["decode_tokens_per_second"]))
@@ -134,14 +135,14 @@ def told(rows: Sequence[Mapping[str, Any]], runs: Sequence[Run], cost: PassCost 
         if one.get("predicted_tokens_per_second")
     ]
     if points:
-        plots.append(("Predicted and measured", views.against(points)))
+        plots.append(("Predicted and measured", against(points)))
     cards = [f'<div class="or-card"><h4>{safe(title)}</h4>{one}</div>' for title, one in plots]
     notes = "".join(
         f"<li>{safe(str(one['drafter']))}: {safe(str(one['note'])[:300])}</li>" for one in rows if one.get("note")
     )
     return Drawing(
         f'<div class="or-wide"><table class="or-table"><thead><tr>{head}</tr></thead><tbody>{table}</tbody>'
-        f'</table></div><ul style="margin:8px 0 12px 18px;opacity:.8">{notes}</ul>{views.side_by_side(cards, 330)}'
+        f'</table></div><ul style="margin:8px 0 12px 18px;opacity:.8">{notes}</ul>{side_by_side(cards, 330)}'
     )
 
 
@@ -328,7 +329,7 @@ def theory(acceptance: float, cost: float, length: int, growth: float) -> Drawin
     cards = [
         (
             "Speedup by length of the draft",
-            views.curves(
+            curves(
                 "speedup by length",
                 "length of the draft",
                 {"speedup": lengths},
@@ -338,7 +339,7 @@ def theory(acceptance: float, cost: float, length: int, growth: float) -> Drawin
         ),
         (
             "Speedup by acceptance",
-            views.curves(
+            curves(
                 "speedup by acceptance",
                 "acceptance of a guess",
                 {"speedup": chances},
@@ -348,7 +349,7 @@ def theory(acceptance: float, cost: float, length: int, growth: float) -> Drawin
         ),
         (
             "Tokens of a call by length",
-            views.curves(
+            curves(
                 "tokens by length",
                 "length of the draft",
                 {"tokens": tokens},
@@ -358,7 +359,7 @@ def theory(acceptance: float, cost: float, length: int, growth: float) -> Drawin
         ),
     ]
     shown = [f'<div class="or-card"><h4>{safe(title)}</h4>{one}</div>' for title, one in cards]
-    return Drawing(f'<div class="or-said" id="theory-said">{safe(said)}</div>{views.side_by_side(shown, 330)}')
+    return Drawing(f'<div class="or-said" id="theory-said">{safe(said)}</div>{side_by_side(shown, 330)}')
 
 
 def build_theory() -> None:
