@@ -15,10 +15,11 @@ import gradio as gr
 
 from outrider.app import limits
 from outrider.app.charts import against, compared, curves
+from outrider.app.controls import Update, quiet, visitor
 from outrider.app.lane import LANE, Tickets
-from outrider.app.panel import Update, fault, quiet, remark, running, visitor, waiting
 from outrider.app.subjects import Asked, Subject, checked, together
 from outrider.app.svg import Drawing, safe, side_by_side
+from outrider.app.underway import fault, remark, running, waiting
 from outrider.core.bench import PLAIN, Bench, Contender, Item, Outcome, Run, Same, pooled, row
 from outrider.core.errors import InvalidOption
 from outrider.core.methods import RULES
