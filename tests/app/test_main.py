@@ -18,12 +18,13 @@ import pytest
 gradio = pytest.importorskip("gradio")
 
 from outrider.app import charts, limits, pictures, recordings, showing  # noqa: E402
-from outrider.app.lab import contenders, surprise, theory  # noqa: E402
+from outrider.app.lab import contenders, surprise  # noqa: E402
 from outrider.app.lane import Tickets  # noqa: E402
 from outrider.app.panel import Panel  # noqa: E402
 from outrider.app.recordings import Recording  # noqa: E402
 from outrider.app.subjects import Subject, checked, drafting, knobs, rules_for, together, wording  # noqa: E402
 from outrider.app.svg import safe  # noqa: E402
+from outrider.app.theory import theory  # noqa: E402
 from outrider.app.underway import follow  # noqa: E402
 from outrider.core.bench import PLAIN, Bench, Item  # noqa: E402
 from outrider.core.errors import InvalidOption, OutriderError, TraceError  # noqa: E402
