@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outrider.app.panel import follow
 from outrider.app.recordings import Recording
 from outrider.app.subjects import Subject, checked
+from outrider.app.underway import follow
 from outrider.core.bench import PLAIN
 from outrider.core.errors import OutriderError
 

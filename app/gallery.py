@@ -7,9 +7,11 @@ from typing import Any
 import gradio as gr
 
 from outrider.app import limits, recordings
-from outrider.app.panel import Stage, Update, fault, quiet
+from outrider.app.controls import Update, quiet
 from outrider.app.recordings import Recording
+from outrider.app.stage import Stage
 from outrider.app.svg import safe
+from outrider.app.underway import fault
 from outrider.core.errors import InvalidOption
 
 

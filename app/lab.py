@@ -1,4 +1,4 @@
-"""The lab: several methods on a few prompts, measured in turns, beside what theory predicts; and the theory by itself.
+"""The lab: several methods on a few prompts, measured in turns, beside what theory predicts.
 
 Measuring is outrider.core.bench's, predicting outrider.core.speed's; this puts them on the page.
 """
@@ -13,15 +13,17 @@ from typing import Any
 
 import gradio as gr
 
-from outrider.app import limits, views
+from outrider.app import limits
+from outrider.app.charts import against, compared
+from outrider.app.controls import Update, quiet, visitor
 from outrider.app.lane import LANE, Tickets
-from outrider.app.panel import Update, fault, quiet, remark, running, visitor, waiting
 from outrider.app.subjects import Asked, Subject, checked, together
-from outrider.app.svg import Drawing, safe
+from outrider.app.svg import Drawing, safe, side_by_side
+from outrider.app.underway import fault, remark, running, waiting
 from outrider.core.bench import PLAIN, Bench, Contender, Item, Outcome, Run, Same, pooled, row
 from outrider.core.errors import InvalidOption
 from outrider.core.methods import RULES
-from outrider.core.speed import PassCost, best_length, break_even, expected_tokens, speedup
+from outrider.core.speed import PassCost, best_length, break_even
 from outrider.core.stopwatch import pass_cost
 
 _TOKENS = 64
@@ -124,9 +126,9 @@ def told(rows: Sequence[Mapping[str, Any]], runs: Sequence[Run], cost: PassCost 
     plots = [
         (
             "Tokens a second",
-            views.compared(rows, "tokens_per_second", "tokens a second", "", rows[0]["tokens_per_second"]),
+            compared(rows, "tokens_per_second", "tokens a second", "", rows[0]["tokens_per_second"]),
         ),
-        ("Tokens per call", views.compared(rows, "tokens_per_call", "tokens per call", "", 1.0)),
+        ("Tokens per call", compared(rows, "tokens_per_call", "tokens per call", "", 1.0)),
     ]
     points = [
         (str(one["drafter"]), float(one["predicted_tokens_per_second"]), float(one["decode_tokens_per_second"]))
@@ -134,14 +136,14 @@ def told(rows: Sequence[Mapping[str, Any]], runs: Sequence[Run], cost: PassCost 
         if one.get("predicted_tokens_per_second")
     ]
     if points:
-        plots.append(("Predicted and measured", views.against(points)))
+        plots.append(("Predicted and measured", against(points)))
     cards = [f'<div class="or-card"><h4>{safe(title)}</h4>{one}</div>' for title, one in plots]
     notes = "".join(
         f"<li>{safe(str(one['drafter']))}: {safe(str(one['note'])[:300])}</li>" for one in rows if one.get("note")
     )
     return Drawing(
         f'<div class="or-wide"><table class="or-table"><thead><tr>{head}</tr></thead><tbody>{table}</tbody>'
-        f'</table></div><ul style="margin:8px 0 12px 18px;opacity:.8">{notes}</ul>{views.side_by_side(cards, 330)}'
+        f'</table></div><ul style="margin:8px 0 12px 18px;opacity:.8">{notes}</ul>{side_by_side(cards, 330)}'
     )
 
 
@@ -299,89 +301,3 @@ def _usual(subject: Subject) -> list[str]:
     known = subject.drafters()
     liked: list[str] = [one for one in ("prompt-lookup", "suffix", "token-recycling", "jacobi") if one in known]
     return liked[:3]
-
-
-# ---- theory
-
-
-def theory(acceptance: float, cost: float, length: int, growth: float) -> Drawing:
-    """What a chain of guesses should bring: the published formula, with verification that may grow with length."""
-    acceptance = limits.number(acceptance, "acceptance", 0, 1)
-    cost = limits.number(cost, "cost", 0, 1)
-    length = limits.whole(length, "length", 0, 16)
-    growth = limits.number(growth, "growth", 0, 0.5)
-
-    def verify(tokens: int) -> float:
-        return 1 + growth * (tokens - 1)
-
-    here = speedup(acceptance, length, cost, verify(length + 1))
-    best, gain = best_length(acceptance, cost, verify, longest=16)
-    bound = break_even(length, cost, verify(length + 1)) if length else 0.0
-    lengths = [(float(one), speedup(acceptance, one, cost, verify(one + 1))) for one in range(17)]
-    chances = [(one / 50, speedup(one / 50, length, cost, verify(length + 1))) for one in range(51)]
-    tokens = [(float(one), expected_tokens(acceptance, one)) for one in range(17)]
-    said = (
-        f"{expected_tokens(acceptance, length):.2f} tokens a call, {here:.2f} times as fast as plain decoding. Best "
-        f"length here: {best} ({gain:.2f} times). A draft of {length} breaks even "
-        + ("never." if bound > 1 else f"at an acceptance of {bound:.0%}.")
-    )
-    cards = [
-        (
-            "Speedup by length of the draft",
-            views.curves(
-                "speedup by length",
-                "length of the draft",
-                {"speedup": lengths},
-                here=(length, here, f"{here:.2f} x"),
-                level=1.0,
-            ),
-        ),
-        (
-            "Speedup by acceptance",
-            views.curves(
-                "speedup by acceptance",
-                "acceptance of a guess",
-                {"speedup": chances},
-                here=(acceptance, here, f"{here:.2f} x"),
-                level=1.0,
-            ),
-        ),
-        (
-            "Tokens of a call by length",
-            views.curves(
-                "tokens by length",
-                "length of the draft",
-                {"tokens": tokens},
-                here=(length, expected_tokens(acceptance, length), ""),
-                level=1.0,
-            ),
-        ),
-    ]
-    shown = [f'<div class="or-card"><h4>{safe(title)}</h4>{one}</div>' for title, one in cards]
-    return Drawing(f'<div class="or-said" id="theory-said">{safe(said)}</div>{views.side_by_side(shown, 330)}')
-
-
-def build_theory() -> None:
-    """The tab."""
-    gr.Markdown(
-        "A draft of length *k*, whose guesses are each accepted with chance *a* and cost *c* of a plain pass, brings "
-        "(1 - a^(k+1)) / (1 - a) tokens for (k c + v) passes, where v is what scoring k + 1 tokens costs "
-        "(Leviathan et al., arXiv 2211.17192, with v = 1)."
-    )
-    with gr.Row():
-        given = [
-            gr.Slider(0, 1, 0.7, step=0.01, label="acceptance a", elem_id="theory-a"),
-            gr.Slider(0, 1, 0.1, step=0.01, label="cost of a guess c"),
-            gr.Slider(0, 16, 4, step=1, label="length k"),
-            gr.Slider(0, 0.5, 0.02, step=0.01, label="each further token scored costs"),
-        ]
-    out = gr.HTML(theory(0.7, 0.1, 4, 0.02), elem_id="theory-out", min_height=260)
-    for one in given:
-        one.input(_theory, given, [out], **quiet())
-
-
-def _theory(acceptance: float, cost: float, length: int, growth: float) -> Drawing:
-    try:
-        return theory(acceptance, cost, length, growth)
-    except Exception as error:
-        return fault(error)

@@ -15,16 +15,19 @@ from typing import Any
 import gradio as gr
 
 from outrider.app import limits, look
+from outrider.app.controls import visitor
 from outrider.app.gallery import Gallery
-from outrider.app.lab import Lab, build_theory
+from outrider.app.lab import Lab
 from outrider.app.lane import LANE, Tickets
 from outrider.app.of_image import Pictures
 from outrider.app.of_server import Served
 from outrider.app.of_speech import Speech
 from outrider.app.of_text import Text
-from outrider.app.panel import Panel, fault, visitor
+from outrider.app.panel import Panel
 from outrider.app.recordings import Modality
 from outrider.app.subjects import Named, Subject, checked
+from outrider.app.theory import build_theory
+from outrider.app.underway import fault
 from outrider.core.errors import InvalidOption, OutriderError
 
 PANELS = ("text", "image", "speech", "lab", "theory", "traces")

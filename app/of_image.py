@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from outrider.app import views
+from outrider.app import pictures
 from outrider.app.recordings import Modality, Recording
 from outrider.app.subjects import Asked, Choice, Held, Knob, Named
 from outrider.core.methods import DRAFTERS
@@ -154,7 +154,7 @@ class LivePicture:
 
     def seen(self) -> str:
         shape = self._im.raster.rows, self._im.raster.width
-        return views.picture(packed(self._stream.seen(0, self._count)), self._steps, *shape, light=True)
+        return pictures.picture(packed(self._stream.seen(0, self._count)), self._steps, *shape, light=True)
 
     def recording(self) -> Recording:
         raster = self._im.raster

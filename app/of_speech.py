@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from outrider.app import views
+from outrider.app import pictures, sounds
 from outrider.app.recordings import Modality, Recording
 from outrider.app.subjects import Asked, Choice, Held, Knob, Named
 from outrider.core.errors import InvalidOption
@@ -132,7 +132,7 @@ class LiveSpeech:
 
     def seen(self) -> str:
         found = self._stream.results[0]
-        return views.strip(self._steps, found.starts, _seconds(found.sound, found.starts), wave=envelope(found.sound))
+        return sounds.strip(self._steps, found.starts, _seconds(found.sound, found.starts), wave=envelope(found.sound))
 
     def recording(self) -> Recording:
         found = self._stream.results[0]
@@ -167,7 +167,7 @@ class LivePublished:
 
     def seen(self) -> str:
         starts = _evenly(self._steps, 0.0)
-        return views.strip(self._steps, starts, len(starts) * _NOMINAL)
+        return sounds.strip(self._steps, starts, len(starts) * _NOMINAL)
 
     def recording(self) -> Recording:
         said = self._stream.result
@@ -237,6 +237,6 @@ def mel_picture(sound: Sound) -> str:
     mel = mel_frames(torch.from_numpy(sound.samples.copy()))
     low, high = mel.quantile(0.02), mel.max()
     shares = ((mel - low) / (high - low).clamp(min=1e-6)).clamp(0, 1).flip(0)
-    table = torch.tensor([[int(views.ramp(i / 255)[k : k + 2], 16) for k in (1, 3, 5)] for i in range(256)])
+    table = torch.tensor([[int(pictures.ramp(i / 255)[k : k + 2], 16) for k in (1, 3, 5)] for i in range(256)])
     pixels = table[(shares * 255).round().long()].byte().numpy()
     return address(Image.fromarray(pixels).resize((_COLUMNS, 76)))

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from outrider.app import views
+from outrider.app import pictures, sounds, views
+from outrider.app.charts import by_position, histogram, per_step, speed, time_split
 from outrider.app.recordings import Recording
-from outrider.app.svg import Drawing, safe
+from outrider.app.svg import Drawing, safe, side_by_side
 from outrider.core.methods import RULES
 from outrider.core.trace import Step, Trace
 
@@ -20,10 +21,10 @@ def made(recording: Recording, current: int | None = None) -> Drawing:
     steps = recording.trace.steps
     if recording.modality == "image":
         if not recording.picture:
-            return views.side_by_side(
-                views.grids(_upto(steps, current), recording.rows, recording.columns).values(), least=146
+            return side_by_side(
+                pictures.grids(_upto(steps, current), recording.rows, recording.columns).values(), least=146
             )
-        return views.picture(recording.picture, steps, recording.rows, recording.columns, current=current)
+        return pictures.picture(recording.picture, steps, recording.rows, recording.columns, current=current)
     if recording.modality == "speech":
         return _speech(recording, current=current)
     return views.tokens(steps, recording.name, current=current)
@@ -40,7 +41,7 @@ def _speech(recording: Recording, current: int | None = None, clock: Sequence[fl
         starts = [place / 43.07 for place in range(count)]
     wave, mel, seconds = _heard(recording.sound)
     whole = max(seconds, starts[-1] + 0.02 if starts else 0.0)
-    strip = views.strip(steps, starts, whole, wave=wave, mel=mel, words=recording.words, clock=clock, current=current)
+    strip = sounds.strip(steps, starts, whole, wave=wave, mel=mel, words=recording.words, clock=clock, current=current)
     return Drawing(strip + (player(recording, "speculative") if clock is None else ""))
 
 
@@ -107,13 +108,13 @@ def charts(recording: Recording, current: int | None = None) -> Drawing:
     """Every figure of the trace."""
     trace = recording.trace
     found = trace.summary()
-    parts = [("Tokens of each call", views.per_step(trace.steps, current))]
+    parts = [("Tokens of each call", per_step(trace.steps, current))]
     if found.drafted:
-        parts += [("Accepted, by position in the draft", views.by_position(found))]
-        parts += [("How many guesses a call accepted", views.histogram(found))]
-    parts += [("Speed", views.speed(trace.steps)), ("Where the time went", views.time_split(found.times))]
+        parts += [("Accepted, by position in the draft", by_position(found))]
+        parts += [("How many guesses a call accepted", histogram(found))]
+    parts += [("Speed", speed(trace.steps)), ("Where the time went", time_split(found.times))]
     cards = [f'<div class="or-card"><h4>{safe(title)}</h4>{one}</div>' for title, one in parts]
-    return views.side_by_side(cards, 330)
+    return side_by_side(cards, 330)
 
 
 # ---- races
@@ -139,7 +140,7 @@ def race(recording: Recording, slower: float = 1.0, round_: int = 0) -> Drawing:
         times = clock(one.trace, slower)
         end, found = (times[-1] if times else 0.0), one.trace.summary()
         if one.modality == "image" and one.picture:
-            inner: str = views.picture(one.picture, one.trace.steps, one.rows, one.columns, clock=times)
+            inner: str = pictures.picture(one.picture, one.trace.steps, one.rows, one.columns, clock=times)
         elif one.modality == "speech":
             inner = _speech(one, clock=times)
         else:

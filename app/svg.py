@@ -1,4 +1,4 @@
-"""Small drawings as SVG text: bars, curves, and the escaping that lets any text stand in a page.
+"""Small drawings as SVG text: bars, curves, drawings in rows, and the escaping that lets any text stand in a page.
 
 Lines and letters take the colour of the text around them, so that a drawing stands on light and on dark alike; there is
 no script in them and nothing is fetched. Knows numbers and words, nothing of traces.
@@ -83,6 +83,15 @@ def drawing(parts: Iterable[str], width: float, height: float, name: str, *, sca
         f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{safe(name)}" '
         f'style="width:100%;max-width:{scale * width:g}px;height:auto;display:block;font-family:inherit">'
         f"{''.join(parts)}</svg>"
+    )
+
+
+def side_by_side(drawings: Iterable[str], least: int = 190) -> Drawing:
+    """As many in a row as there is room for."""
+    inner = "".join(f"<div>{one}</div>" for one in drawings)
+    return Drawing(
+        f'<div style="display:grid;grid-template-columns:repeat(auto-fit,minmax(min({least}px,100%),1fr));gap:14px">'
+        f"{inner}</div>"
     )
 
 

@@ -17,13 +17,15 @@ import pytest
 
 gradio = pytest.importorskip("gradio")
 
-from outrider.app import limits, recordings, showing, views  # noqa: E402
-from outrider.app.lab import contenders, surprise, theory  # noqa: E402
+from outrider.app import charts, limits, pictures, recordings, showing  # noqa: E402
+from outrider.app.lab import contenders, surprise  # noqa: E402
 from outrider.app.lane import Tickets  # noqa: E402
-from outrider.app.panel import Panel, follow  # noqa: E402
+from outrider.app.panel import Panel  # noqa: E402
 from outrider.app.recordings import Recording  # noqa: E402
 from outrider.app.subjects import Subject, checked, drafting, knobs, rules_for, together, wording  # noqa: E402
 from outrider.app.svg import safe  # noqa: E402
+from outrider.app.theory import theory  # noqa: E402
+from outrider.app.underway import follow  # noqa: E402
 from outrider.core.bench import PLAIN, Bench, Item  # noqa: E402
 from outrider.core.errors import InvalidOption, OutriderError, TraceError  # noqa: E402
 from outrider.core.methods import DRAFTERS, RULES  # noqa: E402
@@ -231,16 +233,16 @@ def test_figures_shown_are_those_of_the_trace(subjects: dict[str, Subject], name
         f"<b>{found.tokens_per_call:.2f}</b>",
     ):
         assert one in said
-    bars = views.by_position(found)
+    bars = charts.by_position(found)
     for place, (share, reached) in enumerate(zip(found.by_position, found.conditional, strict=True), 1):
         assert f"position {place}: accepted in {share:.1%} of drafts, {reached:.1%} where it was reached" in bars
-    counts = views.histogram(found)
+    counts = charts.histogram(found)
     assert all(f"{accepted} accepted: {calls} calls" in counts for accepted, calls in enumerate(found.histogram))
-    split = views.time_split(found.times)
+    split = charts.time_split(found.times)
     assert f"draft: {1e3 * found.times.draft:.1f} ms" in split and f"score: {1e3 * found.times.score:.1f} ms" in split
-    running = views.running(recording.trace.steps)
+    running = charts.running(recording.trace.steps)
     assert running[-1][1] == pytest.approx(found.tokens_per_call)
-    assert sum(sum(one.sources.values()) for one in views.calls(recording.trace.steps, 10**6)) == found.tokens
+    assert sum(sum(one.sources.values()) for one in charts.calls(recording.trace.steps, 10**6)) == found.tokens
     for place, step in enumerate(recording.trace.steps):
         tree = showing.step(recording, place)
         assert f"{len(step.drafted)} drafted, {step.accepted} accepted, {len(step.emitted)} committed" in tree
@@ -252,7 +254,7 @@ def test_grids_hold_the_numbers_of_their_codes(subjects: dict[str, Subject]) -> 
     recording = made(subjects["image"], drafter="jacobi", rule="lenience", rule_options={"lenience": 0.2})
     steps = recording.trace.steps
     flat = {
-        what: [one for line in views.cells(steps, what, 16, 16) for one in line]
+        what: [one for line in pictures.cells(steps, what, 16, 16) for one in line]
         for what in ("round", "chance", "entropy", "relaxed")
     }
     assert flat["round"] == [step.index + 1 for step in steps for _ in step.emitted]

@@ -19,8 +19,8 @@ from outrider.app import recordings, showing  # noqa: E402
 from outrider.app.cli import cli  # noqa: E402
 from outrider.app.main import build, endpoint, subjects  # noqa: E402
 from outrider.app.of_server import Served  # noqa: E402
-from outrider.app.panel import follow  # noqa: E402
 from outrider.app.subjects import checked, drafting, offered, summary  # noqa: E402
+from outrider.app.underway import follow  # noqa: E402
 from outrider.core.bench import PLAIN  # noqa: E402
 from outrider.core.errors import InvalidOption  # noqa: E402
 from outrider.core.methods import DRAFTERS  # noqa: E402
