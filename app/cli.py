@@ -192,10 +192,9 @@ def _open_page(
 ) -> None:
     from rich.console import Console
 
-    with Console(stderr=True).status("Opening the page ..."):
-        from outrider.app.opening import import_gradio
+    from outrider.app.opening import soon
 
-        import_gradio()
+    with Console(stderr=True).status("Opening the page ..."), soon():
         from outrider.app.main import serve
         from outrider.app.subjects import Named
 

@@ -16,7 +16,10 @@ _FREE = (
 )
 _OPTIONS = "--drafter-option rest.store={store} --drafter-option specexec.nodes=64"
 _TRAINED = "draft-model,medusa,hydra,eagle3,dspark,kangaroo,suffix,ensemble"
-_TREES = "--drafter-option medusa.nodes=16 --drafter-option hydra.nodes=16 --drafter-option eagle3.nodes=16"
+_TREES = (
+    "--drafter-option medusa.nodes=16 --drafter-option hydra.nodes=16 --drafter-option eagle3.nodes=16 "
+    """--drafter-option 'ensemble.drafters=["suffix", "eagle3"]' --drafter-option ensemble.least=0"""
+)
 _MORE = (
     "sampled-tree,top-k-tree,dynamic-tree,triforce,qspec,predrafted,pearl,medusa,hydra,eagle3,eagle,eagle2,blockwise,"
     "amphista,dflash,dspark,specdec,falcon,pass,layer-skip,kangaroo,mtp,ctc"
@@ -131,18 +134,15 @@ TEXT = (
     Section(
         "given",
         "All tasks of a given set",
-        "The best of those without training over a whole set of prompts, and the guard.",
-        ("text --prompts {prompts} --drafters ensemble,suffix,auto,guarded --max-new-tokens 96",),
+        "The best of those without training on a set of prompts, every task in turn, and the guard.",
+        ("text --prompts {prompts} --limit 52 --drafters ensemble,suffix,auto,guarded --max-new-tokens 96",),
     ),
     Section(
         "trained",
         "Trained drafters",
-        "Those whose weights ship, beside the best without training, over a whole set of prompts; and how often their "
-        "guesses are right, by place in the draft, on answers that were held out of training.",
-        (
-            f"text --prompts {{prompts}} --drafters {_TRAINED} {_TREES} --max-new-tokens 96",
-            f"text --prompts {{prompts}} --drafters {_TRAINED} {_TREES} --max-new-tokens 96 --temperature 1",
-        ),
+        "Those whose weights ship, beside the best without training and an ensemble of both, every task in turn; and "
+        "how often their guesses are right, by place in the draft, on answers that were held out of training.",
+        _both(f"text --prompts {{prompts}} --limit 52 --drafters {_TRAINED} {_TREES} --max-new-tokens 96"),
         CURVES,
     ),
     Section(
