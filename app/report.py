@@ -27,6 +27,7 @@ ALL = "all"
 _QUICK = {"--limit": 2, "--pictures": 2, "--max-new-tokens": 32}  # where somebody is in a hurry
 _COUNTS = ("--limit", "--pictures")
 _IN_A_HURRY = Path("build/report-quick")
+_PRODUCTS = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512 BF16", "avx512f": "AVX-512", "avx2": "AVX2"}
 _ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -237,10 +238,12 @@ def commit() -> str:
 
 
 def processor() -> str:
-    """Its name, as the system has it."""
+    """Its name, as the system has it, and the widest products that it can do."""
     try:
         said = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return platform.processor()
-    named = re.search(r"^model name\s*:\s*(.+)$", said, re.MULTILINE)
-    return named[1].strip() if named else platform.processor()
+    named, flags = (re.search(rf"^{key}\s*:\s*(.+)$", said, re.MULTILINE) for key in ("model name", "flags"))
+    there = flags[1].split() if flags else ()
+    widest = next((f" with {words}" for flag, words in _PRODUCTS.items() if flag in there), "")
+    return (named[1].strip() if named else platform.processor()) + widest

@@ -75,7 +75,7 @@ def place(found: Sequence[Found]) -> str:
 def said(found: Found) -> str:
     """The command, and when and on what it was run."""
     facts = [f"commit {found['commit']}" if found.get("commit") else "", str(found.get("date", ""))]
-    facts.append(f"{found['seconds']:,} s" if "seconds" in found else "")
+    facts += [f"{found['seconds']:,} s" if "seconds" in found else "", str(found.get("cpu") or "")]
     rest = ", ".join(filter(None, facts))
     return f"`{found['command']}`" + (f" ({rest})" if rest else "") + "\n"
 
