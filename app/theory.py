@@ -36,37 +36,19 @@ def theory(acceptance: float, cost: float, length: int, growth: float) -> Drawin
         f"length here: {best} ({gain:.2f} times). A draft of {length} breaks even "
         + ("never." if bound > 1 else f"at an acceptance of {bound:.0%}.")
     )
-    cards = [
-        (
-            "Speedup by length of the draft",
-            curves(
-                "speedup by length",
-                "length of the draft",
-                {"speedup": lengths},
-                here=(length, here, f"{here:.2f} x"),
-                level=1.0,
-            ),
-        ),
-        (
-            "Speedup by acceptance",
-            curves(
-                "speedup by acceptance",
-                "acceptance of a guess",
-                {"speedup": chances},
-                here=(acceptance, here, f"{here:.2f} x"),
-                level=1.0,
-            ),
-        ),
+    drawn = (
+        ("Speedup by length of the draft", "length of the draft", "speedup", lengths, (length, here, f"{here:.2f} x")),
+        ("Speedup by acceptance", "acceptance of a guess", "speedup", chances, (acceptance, here, f"{here:.2f} x")),
         (
             "Tokens of a call by length",
-            curves(
-                "tokens by length",
-                "length of the draft",
-                {"tokens": tokens},
-                here=(length, expected_tokens(acceptance, length), ""),
-                level=1.0,
-            ),
+            "length of the draft",
+            "tokens",
+            tokens,
+            (length, expected_tokens(acceptance, length), ""),
         ),
+    )
+    cards = [
+        (title, curves(title, across, {up: points}, here=spot, level=1.0)) for title, across, up, points, spot in drawn
     ]
     shown = [f'<div class="or-card"><h4>{safe(title)}</h4>{one}</div>' for title, one in cards]
     return Drawing(f'<div class="or-said" id="theory-said">{safe(said)}</div>{side_by_side(shown, 330)}')

@@ -79,8 +79,8 @@ class Follower:
 
     rollback = True
 
-    def __init__(self, pupil: Any) -> None:
-        self.pupil = pupil
+    def __init__(self, pupil: Mind) -> None:
+        self.pupil: Any = pupil  # which of its kinds it is, it says itself
         self.vocabulary = pupil.words.known
         weights = pupil.words.embedding
         self.dtype, self.device = weights.dtype, weights.device

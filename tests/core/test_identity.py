@@ -75,11 +75,10 @@ def maker(method: Method, damp: float) -> Callable[[], Drafter]:
 
 
 def outputs(
-    drafter: Callable[[], Drafter | None], mode: str, dtype: torch.dtype, which: int | slice, limit: int, batch: int
+    drafter: Callable[[], Drafter | None], mode: str, dtype: torch.dtype, numbers: range, limit: int, batch: int
 ) -> tuple[list[tuple[int, ...]], list[Step]]:
-    """Of the first so many prompts, or of those of a slice; each has its number as its seed."""
+    """Of the prompts of these numbers, which are their seeds too."""
     sampling, rule = MODES[mode]
-    numbers = range(_MOST)[which if isinstance(which, slice) else slice(which)]
     every, steps = [prompts(_MOST)[number] for number in numbers], list[Step]()
     emitted: list[list[int]] = [[] for _ in every]
     model = target(dtype)
@@ -95,7 +94,7 @@ def outputs(
 @lru_cache
 def plain(mode: str, dtype: torch.dtype, count: int, limit: int) -> list[tuple[int, ...]]:
     """Nothing drafted, twenty rows at a time: below it is shown that rows do not notice."""
-    return outputs(lambda: None, mode, dtype, count, limit, 20)[0]
+    return outputs(lambda: None, mode, dtype, range(count), limit, 20)[0]
 
 
 def sizes(quick: int, *others: int) -> list[Any]:
@@ -108,7 +107,7 @@ def sizes(quick: int, *others: int) -> list[Any]:
 @pytest.mark.parametrize(("method", "batch"), sizes(5, 1, 2))
 @pytest.mark.parametrize("mode", MODES)
 def test_identity_in_float64(method: Method, mode: str, batch: int) -> None:
-    found, steps = outputs(maker(method, 0.3), mode, torch.float64, 10, 40, batch)
+    found, steps = outputs(maker(method, 0.3), mode, torch.float64, range(10), 40, batch)
     assert found == plain(mode, torch.float64, 10, 40)
     assert len(steps) < sum(map(len, found)), "something must have been accepted"
 
@@ -118,11 +117,11 @@ def test_identity_in_float64(method: Method, mode: str, batch: int) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_identity_in_float32(method: Method, mode: str, batch: int, measured: Any) -> None:
     """Of kinds of drafters 300 prompts, the last sixty of them alone, of others 25."""
-    together = slice(_MOST - _ALONE if method.name in KINDS else 25)
-    part = slice(_MOST - _ALONE, _MOST) if batch == 1 else together
+    together = range(_MOST - _ALONE if method.name in KINDS else 25)
+    part = range(_MOST - _ALONE, _MOST) if batch == 1 else together
     found, steps = outputs(maker(method, 0.03), mode, torch.float32, part, 64, batch)
-    count = len(found)
-    wrong = sum(one != other for one, other in zip(found, plain(mode, torch.float32, _MOST, 64)[part], strict=True))
+    count, every = len(found), plain(mode, torch.float32, _MOST, 64)
+    wrong = sum(one != every[number] for one, number in zip(found, part, strict=True))
     name = f"{method.name}, {mode}, batch {batch}"
     measured(f"identity: mismatches of {count} prompts x 64 tokens, float32", name=name, value=wrong)
     measured("identity: tokens a target call in those runs", name=name, value=sum(map(len, found)) / len(steps))
@@ -132,4 +131,6 @@ def test_identity_in_float32(method: Method, mode: str, batch: int, measured: An
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_plain_rows_are_the_same_alone(mode: str) -> None:
-    assert outputs(lambda: None, mode, torch.float32, 100, 64, 1)[0] == plain(mode, torch.float32, _MOST, 64)[:100]
+    assert (
+        outputs(lambda: None, mode, torch.float32, range(100), 64, 1)[0] == plain(mode, torch.float32, _MOST, 64)[:100]
+    )
