@@ -1,19 +1,25 @@
-// Products of 16-bit numbers on a processor that multiplies 32-bit ones only (AVX2 and FMA): weights are widened on their
-// way into the registers, which costs little beside the reading of them.
+// Products of 16-bit numbers on a processor that multiplies 32-bit ones only (AVX2 and FMA): weights are widened on
+// their way into the registers, which costs little beside the reading of them.
 
 #pragma once
 
 namespace {
 
 constexpr int kTile = 2048;   // bytes of a tile of 32 numbers by 16, which are in 32 bits here
-constexpr int kUnpacked = 1;  // tiles between unpacking and use
+constexpr int kUnpacked = 4;  // tiles between unpacking and use
 constexpr int kPrepared = 1;  // inputs of which one number is kept beside them
 constexpr int kFew = 2;       // rows and columns that are summed together in 32 bits
-constexpr int kChains = 4;    // sums of sixteen that fit into the registers beside what is added to them
+constexpr int kChains = 6;    // sums of sixteen that fit into the registers beside what is added to them
 
 struct Numbers {  // 32
     Sixteen low, high;
 };
+
+// Stays in its registers, as there are not two loads in a step for what is multiplied six times.
+inline Sixteen kept(Sixteen x) {
+    asm("" : "+x"(x.low), "+x"(x.high));
+    return x;
+}
 
 struct Configured {
     explicit Configured(int) {}
@@ -25,39 +31,50 @@ inline int readied(bool) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 
-// Inputs of a product, in 32 bits.
+// Inputs of a product, in 32 bits: for each tile 32 of every row, one row after the other.
 inline void prepared(const Matrix& w, const bf16* a, int64_t stride, int count, float* to) {
-    for (int m = 0; m < count; m++, to += w.in)
-        for (int k = 0; k < w.in; k += 16) store(to + k, load(a + m * stride + k));
+    for (int k = 0; k < w.in; k += 32)
+        for (int m = 0; m < count; m++, to += 32)
+            for (int i = 0; i < 32; i += 16) store(to + i, load(a + m * stride + k + i));
 }
 
-// Tiles; each takes the sixteen weights of input 2 i, and those of the one behind it.
+// Tiles: the sixteen weights of input 2 i are even, those of the one behind it odd.
 
 struct Pairs {  // in 16 bits
+    static constexpr int kBytes = 1024;
     const uint8_t* at;
     explicit Pairs(const uint8_t* tile) : at(tile) {}
-    void take(int i, Sixteen& even, Sixteen& odd) const {
-        const __m256i low = _mm256_loadu_si256((const __m256i*)(at + 64 * i)),
-                      high = _mm256_loadu_si256((const __m256i*)(at + 64 * i + 32)), upper = _mm256_set1_epi32(~0xffff);
-        even = {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
-        odd = {_mm256_castsi256_ps(_mm256_and_si256(low, upper)), _mm256_castsi256_ps(_mm256_and_si256(high, upper))};
+    __m256i half(int i, int which) const { return _mm256_loadu_si256((const __m256i*)(at + 64 * i + 32 * which)); }
+    Sixteen even(int i) const {
+        const auto upper = [](__m256i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); };
+        return {upper(half(i, 0)), upper(half(i, 1))};
+    }
+    Sixteen odd(int i) const {
+        const __m256i high = _mm256_set1_epi32(~0xffff);
+        const auto upper = [&](__m256i x) { return _mm256_castsi256_ps(_mm256_and_si256(x, high)); };
+        return {upper(half(i, 0)), upper(half(i, 1))};
     }
 };
 
 struct Bytes {  // in 8 bits, not yet scaled
+    static constexpr int kBytes = 512;
     const uint8_t* at;
     explicit Bytes(const uint8_t* tile) : at(tile) {}
-    void take(int i, Sixteen& even, Sixteen& odd) const {
-        const auto both = [&](int from) { return _mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i*)(at + from))); };
-        const __m256i low = both(32 * i), high = both(32 * i + 16);
-        const auto second = [](__m256i x) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(x, 8)); };
-        const auto first = [&](__m256i x) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(x, 24), 24)); };
-        even = {first(low), first(high)};
-        odd = {second(low), second(high)};
+    __m256i half(int i, int which) const {
+        return _mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i*)(at + 32 * i + 16 * which)));
+    }
+    Sixteen even(int i) const {
+        const auto low = [](__m256i x) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(x, 24), 24)); };
+        return {low(half(i, 0)), low(half(i, 1))};
+    }
+    Sixteen odd(int i) const {
+        const auto high = [](__m256i x) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(x, 8)); };
+        return {high(half(i, 0)), high(half(i, 1))};
     }
 };
 
 struct Nibbles {  // in 4 bits, of four inputs in sixteen; where they stand there is made good by their scale
+    static constexpr int kBytes = 320;
     const uint8_t* at;
     Sixteen scales[4], least;
     explicit Nibbles(const uint8_t* tile) : at(tile) {
@@ -65,97 +82,120 @@ struct Nibbles {  // in 4 bits, of four inputs in sixteen; where they stand ther
         for (int i = 0; i < 4; i++) scales[i] = mul(scale, same(1.f / (1 << 4 * i)));
         least = fnma(scale, same(8), load((const bf16*)(tile + 288)));
     }
-    void take(int i, Sixteen& even, Sixteen& odd) const {
-        const auto four = [&](int from) { return _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(at + from))); };
-        const __m256i low = four(32 * (i / 2)), high = four(32 * (i / 2) + 16);
-        const auto weights = [&](int which) {
-            const __m256i mask = _mm256_set1_epi32(15 << 4 * which);
-            const auto level = [&](__m256i x) { return _mm256_cvtepi32_ps(_mm256_and_si256(x, mask)); };
-            return fma({level(low), level(high)}, scales[which], least);
+    Sixteen weights(int i, int which) const {
+        const __m256i mask = _mm256_set1_epi32(15 << 4 * which);
+        const auto level = [&](int from) {
+            const __m256i four = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(at + 32 * (i / 2) + from)));
+            return _mm256_cvtepi32_ps(_mm256_and_si256(four, mask));
         };
-        even = weights(i % 2);
-        odd = weights(i % 2 + 2);
+        return fma({level(0), level(16)}, scales[which], least);
     }
+    Sixteen even(int i) const { return weights(i, i % 2); }
+    Sixteen odd(int i) const { return weights(i, i % 2 + 2); }
 };
 
 struct Singles {  // in 32 bits
+    static constexpr int kBytes = 2048;
     const float* at;
-    explicit Singles(const void* tile) : at((const float*)tile) {}
-    void take(int i, Sixteen& even, Sixteen& odd) const {
-        even = load(at + 32 * i);
-        odd = load(at + 32 * i + 16);
-    }
+    explicit Singles(const uint8_t* tile) : at((const float*)tile) {}
+    Sixteen even(int i) const { return load(at + 32 * i); }
+    Sixteen odd(int i) const { return load(at + 32 * i + 16); }
 };
 
-// sums [rows][16] of each side += a [rows][32] times that side's tile. Each sum is one chain of additions in the order of
-// inputs, however many there are.
-template <int sides, int rows, typename Weights>
-inline void chained(const Weights* tiles, const float* a, int64_t stride, float* const* sums) {
-    Sixteen chains[sides][rows];
-    for (int s = 0; s < sides; s++)
-        for (int m = 0; m < rows; m++) chains[s][m] = load(sums[s] + 16 * m);
-#pragma GCC unroll 2
-    for (int i = 0; i < 16; i++) {
-        Sixteen even[sides], odd[sides];
-        for (int s = 0; s < sides; s++) tiles[s].take(i, even[s], odd[s]);
-        for (int m = 0; m < rows; m++) {
-            const Sixteen one = same(a[m * stride + 2 * i]), other = same(a[m * stride + 2 * i + 1]);
-            for (int s = 0; s < sides; s++) chains[s][m] = fma(other, odd[s], fma(one, even[s], chains[s][m]));
-        }
-    }
-    for (int s = 0; s < sides; s++)
-        for (int m = 0; m < rows; m++) store(sums[s] + 16 * m, chains[s][m]);
+// Some tiles of each side behind one another, and for each of them 32 inputs of every row.
+template <int sides>
+struct Stretch {
+    const uint8_t* tiles[sides];
+    int depth;
+    const float* inputs;  // [depth][rows][32]
+    int rows;
+    bool fresh;  // not read before: what follows has to be fetched; of two sides at once the processor does it better
+};
+
+template <typename Weights>
+inline void fetched(const uint8_t* tile) {
+    for (int at = 0; at < Weights::kBytes; at += 64) _mm_prefetch((const char*)tile + kAhead + at, _MM_HINT_T0);
 }
 
-template <int sides, typename Weights>
-inline void multiplied(const Weights* tiles, const float* a, int64_t stride, int count, float* const* sums) {
-    float* to[sides];
-    for (int from = 0; from < count;) {
-        const int left = count - from;
-        for (int s = 0; s < sides; s++) to[s] = sums[s] + 16 * from;
-        const float* here = a + from * stride;
-        if (left >= 3)  // one side after the other: both would not fit
-            for (int s = 0; s < sides; s++)
-                left > 3 ? chained<1, 4>(tiles + s, here, stride, to + s) : chained<1, 3>(tiles + s, here, stride, to + s);
-        else
-            left == 2 ? chained<sides, 2>(tiles, here, stride, to) : chained<sides, 1>(tiles, here, stride, to);
-        from += std::min(left, kChains);
+// sums [rows][16] of each side += the inputs of rows `from` on times that side's tiles. Each sum is one chain of
+// additions in the order of inputs, however many there are.
+template <int sides, int rows, typename Weights>
+inline void chained(const Stretch<sides>& s, int from, float* const* sums) {
+    Sixteen chains[sides][rows];
+    for (int side = 0; side < sides; side++)
+        for (int m = 0; m < rows; m++) chains[side][m] = load(sums[side] + 16 * (from + m));
+    const float* a = s.inputs + 32 * from;
+    for (int k = 0; k < s.depth; k++, a += 32 * s.rows) {
+        const auto at = [&](int side) { return s.tiles[side] + k * Weights::kBytes; };
+        if (s.fresh && !from) fetched<Weights>(at(0));
+        const Weights first(at(0)), last(at(sides - 1));
+        for (int i = 0; i < 16; i++)
+            for (int odd = 0; odd < 2; odd++) {
+                const Sixteen left = kept(odd ? first.odd(i) : first.even(i)),
+                              right = sides == 1 ? left : kept(odd ? last.odd(i) : last.even(i));
+#pragma GCC unroll 6
+                for (int m = 0; m < rows; m++) {
+                    const __m256 one = _mm256_broadcast_ss(a + 32 * m + 2 * i + odd);
+                    chains[0][m] = fma({one, one}, left, chains[0][m]);
+                    if (sides == 2) chains[1][m] = fma({one, one}, right, chains[1][m]);
+                }
+            }
+    }
+    for (int side = 0; side < sides; side++)
+        for (int m = 0; m < rows; m++) store(sums[side] + 16 * (from + m), chains[side][m]);
+}
+
+// The same of all rows, in groups of about as many each.
+template <typename Weights>
+inline void multiplied(const Stretch<1>& s, float* const* sums) {
+    for (int from = 0, groups = (s.rows + kChains - 1) / kChains; groups; groups--) {
+        const int rows = (s.rows - from + groups - 1) / groups;
+        (rows == 1   ? chained<1, 1, Weights>
+         : rows == 2 ? chained<1, 2, Weights>
+         : rows == 3 ? chained<1, 3, Weights>
+         : rows == 4 ? chained<1, 4, Weights>
+         : rows == 5 ? chained<1, 5, Weights>
+                     : chained<1, 6, Weights>)(s, from, sums);
+        from += rows;
     }
 }
 
 template <typename Weights>
-inline void unpack(const Weights& tile, float* to) {
+inline void unpack(const uint8_t* tiles, int depth, uint8_t* to) {
+    for (int k = 0; k < depth; k++, tiles += Weights::kBytes, to += kTile) {
+        fetched<Weights>(tiles);
+        const Weights tile(tiles);
 #pragma GCC unroll 2
-    for (int i = 0; i < 16; i++) {
-        Sixteen even, odd;
-        tile.take(i, even, odd);
-        store(to + 32 * i, even);
-        store(to + 32 * i + 16, odd);
+        for (int i = 0; i < 16; i++) {
+            store((float*)to + 32 * i, tile.even(i));
+            store((float*)to + 32 * i + 16, tile.odd(i));
+        }
     }
 }
 
 template <typename Weights>
 void rows_of_tiles(const Matrix& w, const int (&blocks)[2], int count, float* const (&sums)[2], Scratch& own) {
     const int depth = w.in / 32;
-    const bool apart = count > 2 * kChains && w.bits < 16;  // what costs something to unpack is unpacked once for many
-    float* const unpacked[2] = {(float*)own.unpacked, (float*)(own.unpacked + kTile)};
-    for (float* sum : sums) std::memset(sum, 0, 64 * count);
-    for (int k = 0; k < depth; k++) {
-        const uint8_t* tiles[2];
-        for (int side = 0; side < 2; side++) {
-            tiles[side] = w.tiles + (int64_t(blocks[side]) * depth + k) * record(w.bits);
-            for (int ahead = 0; ahead < record(w.bits); ahead += 64)
-                _mm_prefetch((const char*)tiles[side] + kAhead + ahead, _MM_HINT_T0);
-        }
-        const Weights weights[2] = {Weights(tiles[0]), Weights(tiles[1])};
-        const float* inputs = own.sums + 32 * k;
-        if (apart) {
-            for (int side = 0; side < 2; side++) unpack(weights[side], unpacked[side]);
-            const Singles wide[2] = {Singles(unpacked[0]), Singles(unpacked[1])};
-            multiplied<2>(wide, inputs, w.in, count, sums);
-        } else
-            multiplied<2>(weights, inputs, w.in, count, sums);
+    const uint8_t* tiles[2];
+    for (int side = 0; side < 2; side++) {
+        tiles[side] = w.tiles + int64_t(blocks[side]) * depth * Weights::kBytes;
+        std::memset(sums[side], 0, 64 * count);
     }
+    if (count <= 2) {  // so few that one side's sums don't fill the registers
+        const Stretch<2> both{{tiles[0], tiles[1]}, depth, own.sums, count};
+        (count == 1 ? chained<2, 1, Weights> : chained<2, 2, Weights>)(both, 0, sums);
+    } else
+        for (int side = 0; side < 2; side++)
+            for (int k = 0; k < depth; k += kUnpacked) {
+                const uint8_t* const here = tiles[side] + k * Weights::kBytes;
+                const float* const inputs = own.sums + 32 * count * k;
+                const int some = std::min(kUnpacked, depth - k);
+                if (count > kChains && w.bits < 16) {  // what costs something to unpack is unpacked once for many
+                    unpack<Weights>(here, some, own.unpacked);
+                    multiplied<Singles>({{own.unpacked}, some, inputs, count, false}, sums + side);
+                } else
+                    multiplied<Weights>({{here}, some, inputs, count, true}, sums + side);
+            }
     for (int side = 0; side < 2; side++) finished(w, blocks[side], count, sums[side]);
 }
 
@@ -237,8 +277,7 @@ inline void scored(const uint8_t* tiles, const bf16* a, int depth, int from, int
     for (int d = 0; d < depth; d += 32) {
         for (int row = from; row < end; row++)
             for (int i = 0; i < 32; i += 16) store(inputs + 32 * (row - from) + i, load(a + row * depth + d + i));
-        const Singles tile(tiles + kTile / 32 * d);
-        multiplied<1>(&tile, inputs, 32, end - from, &whole);
+        multiplied<Singles>({{tiles + kTile / 32 * d}, 1, inputs, end - from, false}, &whole);
     }
     for (int row = from; row < end; row++) store(to + row * stride, load(sums + 16 * (row - from)));
 }
@@ -254,9 +293,8 @@ inline void gathered(int blocks, int width, const bf16* a, int64_t stride, int f
             for (int i = 0; i < 32; i += 16)
                 store(inputs + 32 * (row - from) + i, load(a + row * stride + 32 * block + i));
         for (int part = 0; part < width / 16; part++) {
-            const Singles tile(tiles + kTile * part);
             float* const to = sums + 256 * part + 16 * from;
-            multiplied<1>(&tile, inputs, 32, end - from, &to);
+            multiplied<Singles>({{tiles + kTile * part}, 1, inputs, end - from, false}, &to);
         }
     }
 }
