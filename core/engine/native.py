@@ -157,6 +157,12 @@ def library() -> ctypes.CDLL | None:
     return found if found.outrider_ready(1) else None
 
 
+def edition() -> str:
+    """Which code multiplies on this CPU, in a few letters: what was timed with another says little of it."""
+    code = library()
+    return "torch" if code is None else Path(code._name).stem.rpartition("-")[2][:6]
+
+
 _local = threading.local()
 
 

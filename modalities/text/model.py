@@ -14,6 +14,7 @@ from typing import Any, Unpack, overload
 import torch
 
 from outrider.core.decode import Drafter, Rule
+from outrider.core.engine import native
 from outrider.core.engine.hf import Adapted
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption, unknown
@@ -178,6 +179,7 @@ class TextModel:
     def where(self) -> str:
         """What measured costs belong to: this model in this precision, here."""
         facts = f"{self.dtype}-{self.device}-{torch.get_num_threads()}".replace(":", "")
+        facts += f"-{native.edition()}" if self.device == "cpu" else ""
         facts += f"-cache-{self.cache}" if self.cache else ""
         place = hashlib.sha256(str(self.folder or self.name).encode()).hexdigest()[:8]
         return f"{self.name.replace('/', '--')[:60]}-{place}-{facts}"

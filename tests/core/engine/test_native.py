@@ -241,3 +241,18 @@ def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
     monkeypatch.setattr(subprocess, "run", forbidden)
     assert native._compiled("native") == made
+
+
+@needs_code
+def test_what_was_timed_belongs_to_the_code_that_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = native.edition()
+    assert here not in ("", "torch")
+    try:
+        for way in ("avx2", "0"):
+            monkeypatch.setenv("OUTRIDER_NATIVE", way)
+            native.library.cache_clear()
+            assert native.edition() != here and (native.edition() == "torch") == (way == "0")
+    finally:
+        monkeypatch.undo()
+        native.library.cache_clear()
+    assert native.edition() == here
