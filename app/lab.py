@@ -15,8 +15,8 @@ import gradio as gr
 
 from outrider.app import limits
 from outrider.app.charts import against, compared
-from outrider.app.controls import Update, quiet, visitor
-from outrider.app.lane import LANE, Tickets
+from outrider.app.controls import UNMARKED, Update, quiet, visitor
+from outrider.app.lane import LANE, Tickets, stepped
 from outrider.app.subjects import Asked, Subject, checked, together
 from outrider.app.svg import Drawing, safe, side_by_side
 from outrider.app.underway import fault, remark, running, waiting
@@ -222,13 +222,13 @@ class Lab:
             self._turned, [self.modality], [self.prompts, self.methods, self.rule, self.heat], **quiet()
         )
         self.run.click(self._begin, None, [self.ticket, self.status], **quiet()).then(
-            self._measure,
+            self._run,
             [self.ticket, self.modality, self.prompts, self.methods, self.rule, self.heat, self.seed],
             [self.status, self.out],
             concurrency_limit=1,
             concurrency_id=LANE,
-            show_progress="hidden",
             api_visibility="private",
+            **UNMARKED,
         )
         self.stop.click(self._stop, None, [self.status], **quiet())
 
@@ -247,16 +247,19 @@ class Lab:
     def _stop(self, request: gr.Request) -> Update:
         return waiting("Stopping …") if self.tickets.give_back(visitor(request)) else gr.skip()
 
+    def _run(self, ticket: int, request: gr.Request, *values: Any) -> Iterator[list[Update]]:
+        yield from stepped(self._measure(ticket, request, *values))
+
     def _measure(
         self,
         ticket: int,
+        request: gr.Request,
         modality: str,
         prompts: str,
         methods: list[str],
         rule: str,
         heat: float,
         seed: float,
-        request: gr.Request,
     ) -> Iterator[list[Update]]:
         going = partial(self.tickets.valid, visitor(request), ticket)
         try:

@@ -15,16 +15,16 @@ from typing import Any
 import gradio as gr
 
 from outrider.app import limits, look
-from outrider.app.controls import visitor
+from outrider.app.controls import UNMARKED, visitor
 from outrider.app.gallery import Gallery
 from outrider.app.lab import Lab
-from outrider.app.lane import LANE, Tickets
+from outrider.app.lane import LANE, Tickets, laned
 from outrider.app.of_image import Pictures
 from outrider.app.of_server import Served
 from outrider.app.of_speech import Speech
 from outrider.app.of_text import Text
 from outrider.app.panel import Panel
-from outrider.app.recordings import Modality
+from outrider.app.recordings import Modality, Recording
 from outrider.app.subjects import Named, Subject, checked
 from outrider.app.theory import build_theory
 from outrider.app.underway import fault
@@ -68,7 +68,7 @@ def build(found: Mapping[str, Subject] | None = None, lab: Mapping[str, Subject]
             shown = gr.Tabs(selected=wanted) if wanted in PANELS else gr.skip()
             return [shown, *(update for panel in panels.values() for update in panel.linked(query))]
 
-        page.load(linked, None, [tabs, *outputs], queue=False, show_progress="hidden", api_visibility="private")
+        page.load(linked, None, [tabs, *outputs], queue=False, api_visibility="private", **UNMARKED)
 
         def left(request: gr.Request) -> None:
             tickets.give_back(visitor(request))
@@ -95,18 +95,21 @@ def endpoint(subject: Subject) -> Callable[..., dict[str, Any]]:
         own (max_new_tokens; guidance, style; speed), "drafter_options" and "rule_options". Gives the recording (trace,
         names of tokens, picture or sound in base64) and the summary of its trace."""
         given = {"prompt": prompt, "drafter": drafter, "rule": rule, "temperature": temperature, "seed": seed}
-        try:
-            if options is not None and not isinstance(options, dict):
-                raise InvalidOption("options are an object of names and values")
+
+        def made() -> Recording:
             subject.load()
-            asked = checked(subject, {**(options or {}), **given})
-            live = subject.begin(asked)
+            live = subject.begin(checked(subject, {**(options or {}), **given}))
             try:
                 for _ in live:
                     pass
-                recording = live.recording()
+                return live.recording()
             finally:
                 live.close()
+
+        try:
+            if options is not None and not isinstance(options, dict):
+                raise InvalidOption("options are an object of names and values")
+            recording = laned(made)
         except OutriderError as error:
             raise gr.Error(str(error)[:600], print_exception=False) from None
         except Exception as error:
@@ -145,7 +148,7 @@ def serve(
     precision = "float32" if device == "cpu" else "bfloat16"
     for name, named in (published or {}).items():
         shown[name] = (Pictures if name == "image" else Speech)(device=device, dtype=precision, named=named)
-        shown[name].load()
+        laned(shown[name].load)
     page = build(shown, ours)
     _, address, _ = page.launch(
         server_name="127.0.0.1",

@@ -16,7 +16,7 @@ import gradio as gr
 
 from outrider.app import controls, limits, views
 from outrider.app.controls import Update, quiet, visitor
-from outrider.app.lane import LANE, Tickets
+from outrider.app.lane import LANE, Tickets, laned, stepped
 from outrider.app.recordings import Recording
 from outrider.app.stage import Stage
 from outrider.app.subjects import (
@@ -140,8 +140,8 @@ class Panel:
                 [*self.stage.outputs, self.link],
                 concurrency_limit=1,
                 concurrency_id=LANE,
-                show_progress="hidden",
                 api_visibility="private",
+                **controls.UNMARKED,
             )
         self.stop.click(self._stop, None, [self.stage.status], **quiet())
         if self.subject.name == "image":
@@ -177,7 +177,7 @@ class Panel:
         yield waiting(f"Loading {self.subject.about} …")
         progress(0.1, f"Loading {self.subject.about}")
         try:
-            self.subject.load()
+            laned(self.subject.load)
         except Exception as error:
             yield fault(error)
 
@@ -199,10 +199,10 @@ class Panel:
         return checked(self.subject, given)
 
     def _run(self, ticket: int, request: gr.Request, *values: Any) -> Iterator[list[Update]]:
-        yield from self._work(ticket, values, request, race=False)
+        yield from stepped(self._work(ticket, values, request, race=False))
 
     def _race(self, ticket: int, request: gr.Request, *values: Any) -> Iterator[list[Update]]:
-        yield from self._work(ticket, values, request, race=True)
+        yield from stepped(self._work(ticket, values, request, race=True))
 
     def _work(self, ticket: int, values: Sequence[Any], request: gr.Request, race: bool) -> Iterator[list[Update]]:
         going = partial(self.tickets.valid, visitor(request), ticket)
@@ -240,7 +240,7 @@ class Panel:
         if not self.subject.loaded:
             return remark("The codes' patches come from the model: press Run once.")
         try:
-            like = self.subject.like(found[cell])  # type: ignore[attr-defined]
+            like = laned(partial(self.subject.like, found[cell]))  # type: ignore[attr-defined]
         except Exception as error:
             return fault(error)
         shown = "".join(
