@@ -14,7 +14,7 @@ from outrider.app.subjects import Asked, Subject
 from outrider.app.svg import Drawing, safe
 from outrider.core.errors import OutriderError
 
-PAUSE = {"text": 0.5, "image": 0.3, "speech": 0.25}  # seconds between two looks at what is under way, at least
+PAUSE = {"text": 0.6, "image": 0.3, "speech": 0.25}  # seconds between two looks at what is under way, at least
 _SHARE = 12  # times as long as the last look took, page and all: so showing takes a twelfth at most
 _log = logging.getLogger("outrider.app")
 

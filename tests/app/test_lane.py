@@ -1,0 +1,50 @@
+"""Everything that computes does so in one thread, whoever asks for it and however often."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import pytest
+
+from outrider.app.lane import laned, stepped
+
+
+def test_steps_are_taken_in_one_thread_whoever_asks() -> None:
+    def work() -> Iterator[str]:
+        while True:
+            yield threading.current_thread().name
+
+    steps, seen = stepped(work()), []
+    for _ in range(3):
+        asking = threading.Thread(target=lambda: seen.append(next(steps)))
+        asking.start()
+        asking.join()
+    assert len({*seen, laned(lambda: threading.current_thread().name)}) == 1
+    assert seen[0] != threading.current_thread().name
+
+
+def test_what_is_left_is_closed_and_what_fails_is_told() -> None:
+    closed: list[str] = []
+
+    def work() -> Iterator[int]:
+        try:
+            yield 1
+            raise ValueError("two")
+        finally:
+            closed.append(threading.current_thread().name)
+
+    steps = stepped(work())
+    assert next(steps) == 1
+    steps.close()  # type: ignore[attr-defined]
+    assert len(closed) == 1 and closed[0] != threading.current_thread().name
+    with pytest.raises(ValueError, match="two"):
+        list(stepped(work()))
+    assert list(stepped(iter([1, 2]))) == [1, 2]
+
+
+def test_it_knows_who_asks() -> None:
+    asking = ContextVar("asking", default="nobody")
+    asking.set("a visitor")
+    assert laned(asking.get) == "a visitor"
