@@ -6,7 +6,7 @@ Measuring is outrider.core.bench's, predicting outrider.core.speed's; this puts 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -260,7 +260,7 @@ class Lab:
         rule: str,
         heat: float,
         seed: float,
-    ) -> Iterator[list[Update]]:
+    ) -> Generator[list[Update]]:
         going = partial(self.tickets.valid, visitor(request), ticket)
         try:
             subject = self.subjects[limits.one_of(modality, "modality", self.subjects)]

@@ -6,7 +6,7 @@ Knows visitors by the names their sessions have; nothing of what runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from threading import Lock
@@ -24,14 +24,13 @@ def laned(work: Callable[[], T]) -> T:
     return _thread.submit(copy_context().run, work).result()
 
 
-def stepped(work: Iterator[T]) -> Iterator[T]:
+def stepped(work: Generator[T]) -> Generator[T]:
     """The same steps, each of them taken there."""
     try:
         while (found := laned(lambda: next(work, _END))) is not _END:
             yield found  # type: ignore[misc]
     finally:
-        if close := getattr(work, "close", None):
-            laned(close)
+        laned(work.close)
 
 
 class Tickets:

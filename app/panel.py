@@ -6,7 +6,7 @@ which escape it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -204,7 +204,7 @@ class Panel:
     def _race(self, ticket: int, request: gr.Request, *values: Any) -> Iterator[list[Update]]:
         yield from stepped(self._work(ticket, values, request, race=True))
 
-    def _work(self, ticket: int, values: Sequence[Any], request: gr.Request, race: bool) -> Iterator[list[Update]]:
+    def _work(self, ticket: int, values: Sequence[Any], request: gr.Request, race: bool) -> Generator[list[Update]]:
         going = partial(self.tickets.valid, visitor(request), ticket)
         try:
             asked = self.asked(values)

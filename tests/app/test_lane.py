@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextvars import ContextVar
 
 import pytest
@@ -12,7 +12,7 @@ from outrider.app.lane import laned, stepped
 
 
 def test_steps_are_taken_in_one_thread_whoever_asks() -> None:
-    def work() -> Iterator[str]:
+    def work() -> Generator[str]:
         while True:
             yield threading.current_thread().name
 
@@ -28,7 +28,7 @@ def test_steps_are_taken_in_one_thread_whoever_asks() -> None:
 def test_what_is_left_is_closed_and_what_fails_is_told() -> None:
     closed: list[str] = []
 
-    def work() -> Iterator[int]:
+    def work() -> Generator[int]:
         try:
             yield 1
             raise ValueError("two")
@@ -37,11 +37,11 @@ def test_what_is_left_is_closed_and_what_fails_is_told() -> None:
 
     steps = stepped(work())
     assert next(steps) == 1
-    steps.close()  # type: ignore[attr-defined]
+    steps.close()
     assert len(closed) == 1 and closed[0] != threading.current_thread().name
     with pytest.raises(ValueError, match="two"):
         list(stepped(work()))
-    assert list(stepped(iter([1, 2]))) == [1, 2]
+    assert len(closed) == 2
 
 
 def test_it_knows_who_asks() -> None:
