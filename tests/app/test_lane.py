@@ -1,4 +1,5 @@
-"""Everything that computes does so in one thread, whoever asks for it and however often."""
+"""Everything that computes does so in one thread, whoever asks for it and however often; and a visitor's last ticket is
+the one that counts."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from outrider.app.lane import laned, stepped
+from outrider.app.lane import Tickets, laned, stepped
 
 
 def test_steps_are_taken_in_one_thread_whoever_asks() -> None:
@@ -48,3 +49,12 @@ def test_it_knows_who_asks() -> None:
     asking = ContextVar("asking", default="nobody")
     asking.set("a visitor")
     assert laned(asking.get) == "a visitor"
+
+
+def test_tickets_are_of_one_visitor_each() -> None:
+    tickets = Tickets()
+    one, two = tickets.take("a"), tickets.take("b")
+    assert tickets.valid("a", one) and tickets.valid("b", two) and not tickets.valid("a", two)
+    assert tickets.give_back("a") and not tickets.give_back("a")
+    assert not tickets.valid("a", one) and tickets.valid("b", two)
+    assert tickets.valid("b", two) and not tickets.valid("b", tickets.take("c"))

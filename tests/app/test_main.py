@@ -24,10 +24,9 @@ from outrider.app.panel import Panel  # noqa: E402
 from outrider.app.recordings import Recording  # noqa: E402
 from outrider.app.subjects import Subject, checked, drafting, knobs, rules_for, together, wording  # noqa: E402
 from outrider.app.svg import safe  # noqa: E402
-from outrider.app.theory import theory  # noqa: E402
 from outrider.app.underway import follow  # noqa: E402
 from outrider.core.bench import PLAIN, Bench, Item  # noqa: E402
-from outrider.core.errors import InvalidOption, OutriderError, TraceError  # noqa: E402
+from outrider.core.errors import InvalidOption, TraceError  # noqa: E402
 from outrider.core.methods import DRAFTERS, RULES  # noqa: E402
 from outrider.core.trace import Trace  # noqa: E402
 
@@ -293,13 +292,6 @@ def test_the_lab_says_what_relaxing_costs_in_the_target_s_own_eyes(subjects: dic
             assert said == "" if not judged else 0 < float(said) < 20
 
 
-def test_theory_is_the_published_formula() -> None:
-    assert f"{(1 - 0.8**5) / (1 - 0.8):.2f} tokens a call" in theory(0.8, 0.1, 4, 0.0)
-    assert f"{(1 - 0.8**5) / (1 - 0.8) / 1.4:.2f} times as fast" in theory(0.8, 0.1, 4, 0.0)
-    with pytest.raises(OutriderError):
-        theory(2.0, 0.1, 4, 0.0)
-
-
 # ---- strangers' texts and files
 
 
@@ -356,15 +348,6 @@ def test_recordings_that_ship_can_be_opened() -> None:
 
 
 # ---- stopping
-
-
-def test_tickets_are_of_one_visitor_each() -> None:
-    tickets = Tickets()
-    one, two = tickets.take("a"), tickets.take("b")
-    assert tickets.valid("a", one) and tickets.valid("b", two) and not tickets.valid("a", two)
-    assert tickets.give_back("a") and not tickets.give_back("a")
-    assert not tickets.valid("a", one) and tickets.valid("b", two)
-    assert tickets.valid("b", two) and not tickets.valid("b", tickets.take("c"))
 
 
 def test_a_run_ends_at_the_step_after_stop_and_keeps_what_there_is(subjects: dict[str, Subject]) -> None:
