@@ -23,6 +23,7 @@ from outrider.app.of_image import Pictures
 from outrider.app.of_server import Served
 from outrider.app.of_speech import Speech
 from outrider.app.of_text import Text
+from outrider.app.opening import put_together
 from outrider.app.panel import Panel
 from outrider.app.recordings import Modality, Recording
 from outrider.app.subjects import Named, Subject, checked
@@ -43,6 +44,7 @@ def subjects(device: str = "cpu", dtype: str | None = None, weights: Path | None
     }
 
 
+@put_together()
 def build(found: Mapping[str, Subject] | None = None, lab: Mapping[str, Subject] | None = None) -> gr.Blocks:
     """The page, ready to be opened. `lab`: what the lab measures, if other than what the panels show."""
     found = subjects() if found is None else found

@@ -1,7 +1,9 @@
 """How the page opens soon: Gradio without what it does for editors, and no search for garbage while all is made.
 
-Whenever it is imported, Gradio reads the source of each of its components again, to write a stub for editors beside it.
-A page needs none. Where Gradio no longer does so, this is an ordinary import.
+Whenever it is imported, Gradio reads the source of each of its components again, to write a stub for editors beside it,
+and puts the component's name into the description of each of its events, two hundred templates made for one use each.
+A page needs neither. And three times while a page is put together it makes an application that would serve it, though
+only the one made when the page is opened ever does. Where Gradio no longer does so, all this changes nothing.
 """
 
 from __future__ import annotations
@@ -26,8 +28,15 @@ def soon() -> Iterator[None]:
         gc.enable()
 
 
+@contextmanager
+def put_together() -> Iterator[None]:
+    """Within, a page is made and not yet served."""
+    with mock.patch("gradio.routes.App.create_app", staticmethod(lambda *_, **__: None)):
+        yield
+
+
 def _import_gradio() -> None:
-    """Without stubs: of a class without a file, Gradio writes none."""
+    """Without stubs: of a class without a file, Gradio writes none. Descriptions keep the blank for the name."""
     file_of = inspect.getfile
 
     def no_component(found: Any) -> str:
@@ -35,5 +44,15 @@ def _import_gradio() -> None:
             raise OSError("its stub is not wanted")
         return file_of(found)
 
-    with mock.patch("inspect.getfile", no_component):
+    with mock.patch("inspect.getfile", no_component), mock.patch("jinja2.Template", _AsItIs):
         import gradio  # noqa: F401
+
+
+class _AsItIs:
+    """A template that nobody fills in."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+
+    def render(self, **_: str) -> str:
+        return self.words

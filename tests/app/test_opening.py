@@ -7,10 +7,12 @@ import sys
 
 import pytest
 
+from outrider.app.opening import put_together
+
 pytest.importorskip("gradio")
 
 _LOOK = """
-import ast, gc, inspect, sys
+import ast, gc, inspect
 read = []
 whole = ast.parse
 ast.parse = lambda code, *given, **named: read.append(code) or whole(code, *given, **named)
@@ -19,10 +21,24 @@ with soon():
     assert not gc.isenabled()
     import gradio
 sources = sum(isinstance(code, str) and "(Component" in code for code in read)
-print(sources, gc.isenabled(), inspect.getfile(gradio.Textbox).endswith("textbox.py"))
+import jinja2
+filled = jinja2.Template("{{ one }}").render(one="1")
+print(sources, gc.isenabled(), inspect.getfile(gradio.Textbox).endswith("textbox.py"), filled)
 """
 
 
 def test_no_component_s_source_is_read_to_open_the_page() -> None:
     done = subprocess.run([sys.executable, "-c", _LOOK], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["0", "True", "True"]
+    assert done.stdout.split() == ["0", "True", "True", "1"]
+
+
+def test_what_serves_a_page_is_made_once_it_is_opened() -> None:
+    import gradio as gr
+
+    made = gr.routes.App.create_app
+    with put_together():
+        with gr.Blocks() as page:
+            gr.Textbox()
+        page.queue()
+        assert page.app is None
+    assert gr.routes.App.create_app is made and made(page) is not None
