@@ -88,7 +88,7 @@ class Enumerator(Dice):
         return torch.from_numpy(np.stack(columns, 1)).view(probs.shape[:-1]) if columns else probs[..., 0].long()
 
     def accept(
-        self, chance: Tensor, node: Tensor, purpose: Purpose = Purpose.ACCEPT, where: Tensor | None = None
+        self, chance: Tensor, node: Tensor | int, purpose: Purpose = Purpose.ACCEPT, where: Tensor | None = None
     ) -> Tensor:
         sure = chance.double().clamp(0, 1)
         return self._decide_all(torch.stack([1 - sure, sure], -1), where) > 0

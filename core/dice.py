@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,6 +65,21 @@ def hash_tokens(context: Tensor, tokens: Tensor) -> Tensor:
 def uniform_of(bits: Tensor) -> Tensor:
     """A hash as a uniform in (0, 1), float64."""
     return ((bits & 0xFFFFFFFF).double() + 0.5) * 2.0**-32
+
+
+def _uniforms(bases: np.ndarray, width: int) -> np.ndarray:
+    """[B] bases -> [B, width] uniforms: the same again, by numpy."""
+    z = bases[:, None] + _counter(width)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    uniforms: np.ndarray = (((z ^ (z >> np.uint64(31))) & np.uint64(0xFFFFFFFF)) + 0.5) * 2.0**-32
+    return uniforms
+
+
+@lru_cache
+def _counter(width: int) -> np.ndarray:
+    """The steps from a base, the mixer's own first one included."""
+    return (np.arange(width, dtype=np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
 
 
 def _mix32(h: Tensor, key: Tensor) -> Tensor:
@@ -120,15 +137,16 @@ class Dice:
         return table.gather(1, node.flatten(1) if node.dim() > 1 else node[:, None]).view_as(node)
 
     def _table(self, purpose: Purpose) -> Tensor:
+        """[B, width]; for a few rows made on the host, where so few numbers take less time than a device's calls."""
         if len(self.seeds) < _MANY:
             steps = [self.step] * len(self.seeds) if isinstance(self.step, int) else self.step
             rows = zip(self.seeds, steps, strict=True)
-            bases = upload([signed(mix(mix(seed + step) ^ mix(purpose))) for seed, step in rows], self.device)
-        else:
-            step = self.step if isinstance(self.step, int) else upload(self.step, self.device)
-            bases = _mix(_mix(self._side_by_side() + step) ^ signed(mix(purpose)))
+            few = np.array([mix(mix(seed + step) ^ mix(purpose)) for seed, step in rows], dtype=np.uint64)
+            return upload(torch.from_numpy(_uniforms(few, self._width)), self.device)
+        step = self.step if isinstance(self.step, int) else upload(self.step, self.device)
+        bases = _mix(_mix(self._side_by_side() + step) ^ signed(mix(purpose)))
         counter = torch.arange(self._width, device=self.device) * signed(_GOLDEN)
-        return uniform_of(_mix(bases[:, None] + counter))  # [B, width]
+        return uniform_of(_mix(bases[:, None] + counter))
 
     def _side_by_side(self) -> Tensor:
         return upload([signed(seed) for seed in self.seeds], self.device)
@@ -142,7 +160,7 @@ class Dice:
     # `where` names the rows whose answer will be used. Dice that roll need not care; dice that enumerate do.
 
     def accept(
-        self, chance: Tensor, node: Tensor, purpose: Purpose = Purpose.ACCEPT, where: Tensor | None = None
+        self, chance: Tensor, node: Tensor | int, purpose: Purpose = Purpose.ACCEPT, where: Tensor | None = None
     ) -> Tensor:
         """Try nodes: True with the given chance [B, ...]."""
         return self.uniform(purpose, node) < chance

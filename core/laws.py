@@ -132,6 +132,10 @@ class Law:
         """The same row for all, without copying: [B, R, S] -> [B, S]."""
         return Law(self.probs[:, place], None if self.tokens is None else self.tokens[:, place], self.vocabulary)
 
+    def first(self, count: int) -> Law:
+        """The first rows of all, without copying: [B, R, S] -> [B, count, S]."""
+        return Law(self.probs[:, :count], None if self.tokens is None else self.tokens[:, :count], self.vocabulary)
+
     def select(self, places: Tensor) -> Law:
         """The same rows for all: [B, R, S] and places [K] -> [B, K, S]."""
         tokens = None if self.tokens is None else self.tokens.index_select(1, places)

@@ -56,6 +56,7 @@ class Scores:
         self.first = first
         self._logits = logits
         self._lawmaker = lawmaker
+        self._every_law: Law | None = None
 
     @property
     def sampling(self) -> Sampling:
@@ -114,7 +115,10 @@ class Scores:
         return self.laws(row[:, None]).column(0)
 
     def laws(self, rows: Tensor | None = None) -> Law:
-        """The laws after rows [B, K] -> [B, K, S]; after every row from `first` on if none are named."""
+        """The laws after rows [B, K] -> [B, K, S]; after every row from `first` on if none are named. Where they
+        hang on nothing else they are kept, once all have been asked for."""
+        if self._every_law is not None:
+            return self._every_law if rows is None else self._every_law.rows(rows - self.first)
         path = None
         if self.sampling.remembers and self.draft.size:
             paths = self.draft.path_tokens()
@@ -122,7 +126,10 @@ class Scores:
             path = paths.gather(1, wanted[..., None].expand(-1, -1, paths.shape[2]))
             if self.draft.embeddings is not None:
                 path = torch.where(path < self.vocabulary, path, -1)  # what has no id is no token that was emitted
-        return self._lawmaker.law(self.logits(rows), path)
+        laws = self._lawmaker.law(self.logits(rows), path)
+        if rows is None and not self.sampling.remembers:
+            self._every_law = laws
+        return laws
 
     def position(self, row: Tensor) -> Tensor:
         """Where in its sequence the token after each row [B, ...] stands, the prompt's first token being 0."""

@@ -106,7 +106,7 @@ def block(draft: Draft, scores: Scores, dice: Dice) -> Verdict:
         return rejection(draft, scores, dice)
     laws = scores.laws()  # [B, N + 1, S]
     rows, size = draft.tokens.shape
-    here = Law(laws.probs[:, :-1], None if laws.tokens is None else laws.tokens[:, :-1], laws.vocabulary)
+    here = laws.first(size)
     guesses = draft.laws.rows(draft.source.clamp(min=0)) if draft.mixed else draft.laws
     p, q = (law.at(draft.tokens[..., None])[..., 0] for law in (here, guesses))  # [B, N]
     ratio = p / q.clamp(min=torch.finfo(q.dtype).tiny)

@@ -16,7 +16,7 @@ from outrider.core.device import constant
 from outrider.core.dice import Dice, Purpose
 from outrider.core.draft import Draft, Verdict
 from outrider.core.laws import Law, residual
-from outrider.core.rules.walk import Record, live_children, nobody, to_verdict
+from outrider.core.rules.walk import Record, live_children, nobody, to_verdict, undrafted
 from outrider.core.target import Scores
 
 # The chance of accepting each token of the vocabulary, were it the guess: from the target's own law here, what earlier
@@ -24,10 +24,22 @@ from outrider.core.target import Scores
 Acceptance = Callable[[Law, Tensor, Tensor, int], Tensor]
 Bend = Callable[[Law, Tensor, Tensor], Tensor]
 
+_AT_ONCE = 1 << 17  # probabilities; beyond, it is cheaper to look only at the rows that are reached
+
 
 def strict(p: Tensor, q: Tensor) -> Tensor:
     """min(1, p/q), and 0 where p is 0."""
     return (p / q.clamp(min=torch.finfo(q.dtype).tiny)).clamp(max=1)
+
+
+def spread(support: Law, tokens: Tensor, drawn: Law | None, fixed: Tensor | None) -> Tensor:
+    """What guesses [...] were drawn from, on another law's support [..., S]; all of it on the token where one is fixed,
+    and where no law is given all are."""
+    if drawn is not None and fixed is None:
+        return drawn.on(support)
+    ids = torch.arange(support.width, device=tokens.device) if support.tokens is None else support.tokens
+    point = (ids == tokens[..., None]).to(support.probs.dtype)
+    return point if drawn is None or fixed is None else torch.where(fixed[..., None], point, drawn.on(support))
 
 
 class _Level:
@@ -79,43 +91,36 @@ class _Level:
     def _spread(self, place: int) -> Tensor:
         """The law a sibling was drawn from, on the support of what is left of the target's -> [B, S]; 0 where there
         is no sibling."""
-        draft, left, there = self.draft, self.left, self.there[:, place : place + 1]
-        point = None
-        if draft.laws is None or draft.mixed:
-            ids = torch.arange(left.width, device=self.kids.device) if left.tokens is None else left.tokens
-            point = (ids == self.tokens[:, place : place + 1]).to(left.probs.dtype) * there
-        if draft.laws is None:
-            assert point is not None
-            return point
-        source = self.source[:, place]
-        law = draft.laws.row(source.clamp(min=0)) if self.given is None else self.given.column(place)
-        drawn = law.on(left) * there
-        return drawn if point is None else torch.where(source[:, None] < 0, point, drawn)
+        drawn = fixed = None
+        if self.draft.laws is not None:
+            source = self.source[:, place]
+            drawn = self.draft.laws.row(source.clamp(min=0)) if self.given is None else self.given.column(place)
+            fixed = source < 0 if self.draft.mixed else None
+        return spread(self.left, self.tokens[:, place], drawn, fixed) * self.there[:, place : place + 1]
 
     def _attempt(self, place: int) -> None:
         kid, there, q = self.kids[:, place], self.there[:, place], self.q[:, place]
         token = self.tokens[:, place : place + 1]
         p = self.left.at(token)[:, 0]
         usual = chance = strict(p, q)
-        spread = chances = None
+        drawn = chances = None
         if self.bend is not None:
-            spread = self._spread(place)
-            chances = self.bend(self.law, self.left.probs, spread)
-            inside = (token >= 0) & (token < self.law.vocabulary)
-            chance = (chances.gather(1, token.clamp(0, self.law.vocabulary - 1)) * inside)[:, 0]
+            drawn = self._spread(place)
+            chances = self.bend(self.law, self.left.probs, drawn)
+            chance = Law(chances, None, self.law.vocabulary).at(token)[:, 0]
         tried = there & (self.hit < 0)
         node = kid.clamp(min=0)
         passed = tried & self.dice.accept(chance, node, where=tried)
         self.tries.append((tried, chance, p))
         self.hit = torch.where(passed, kid, self.hit)
         self.refused = self.refused | (tried & ~passed)
-        if spread is not None and chances is not None:
+        if drawn is not None and chances is not None:
             self.favoured = self.favoured | (passed & ~self.dice.strictly(usual, node))
-            self._emission = self._emission + self._weight * spread * chances
-            self._weight = self._weight * (1 - (spread * chances).sum(1, keepdim=True))
+            self._emission = self._emission + self._weight * drawn * chances
+            self._weight = self._weight * (1 - (drawn * chances).sum(1, keepdim=True))
         elif nobody(tried & ~passed):
             return
-        self.left = residual(self.left, self._spread(place) if spread is None else spread, chances)
+        self.left = residual(self.left, self._spread(place) if drawn is None else drawn, chances)
 
     def price(self) -> Tensor:
         """[B] total variation of what this level emits from the target's law, guesses averaged over their laws."""
@@ -138,6 +143,11 @@ def rejection(
     """Try each child with chance f (strict: min(1, p/q)); after a rejection norm((p - q f)+) is left. Under a relaxed
     `acceptance` end tokens are still tried strictly, and every level has its price. `children` reorders siblings."""
     rows, device, depth = draft.rows, draft.tokens.device, draft.tree.depth
+    if not draft.size:
+        root = torch.zeros(rows, dtype=torch.long, device=device)
+        return undrafted(draft, dice.pick(scores.laws().column(0), root, Purpose.NEXT), priced=acceptance is not None)
+    if draft.tree.is_chain and draft.size * scores.vocabulary <= _AT_ONCE:
+        return _along(draft, scores, dice, acceptance)
     table = draft.tree.children if children is None else children
     node = torch.full((rows,), -1, dtype=torch.long, device=device)
     active = torch.ones(rows, dtype=torch.bool, device=device)
@@ -167,6 +177,82 @@ def rejection(
     if acceptance is None:
         return to_verdict(draft, path, token, resampled, record)
     return to_verdict(draft, path, token, resampled, record, prices, relaxed)
+
+
+def _along(draft: Draft, scores: Scores, dice: Dice, acceptance: Acceptance | None) -> Verdict:
+    """The same along a chain: what a level takes, but for the trial itself, is made for all levels at once."""
+    laws = scores.laws() if acceptance is None else scores.laws().dense()  # [B, N + 1, S]
+    size, here, ids = draft.size, laws.first(draft.size), draft.tokens[..., None]
+    law, fixed = _origins(draft)
+    p = here.at(ids)[..., 0]
+    q = torch.ones_like(p) if law is None else law.at(ids)[..., 0]
+    q = q if fixed is None else torch.where(fixed, 1.0, q)
+    usual = strict(p, q)
+    drawn = None if acceptance is None else spread(here, draft.tokens, law, fixed)
+    bent: list[Tensor] = []
+
+    def chance_at(level: int) -> Tensor:
+        if acceptance is None or drawn is None:
+            return usual[:, level]
+        bend = _bend(acceptance, level, scores.sampling.end, p.device)
+        bent.append(bend(here.column(level), here.probs[:, level], drawn[:, level]))
+        return Law(bent[-1], None, laws.vocabulary).at(ids[:, level])[:, 0]
+
+    tried, hit, chance = _descent(draft, chance_at, dice)
+    seen, accepted, refused = hit.shape[1], hit.sum(1), (tried & ~hit).any(1)
+    after, last = laws.row(accepted), accepted.clamp(max=hit.shape[1] - 1)
+    price = relaxed = None
+    if drawn is None:
+        at = last[:, None]
+        one, sure = (None if law is None else law.row(last)), (None if fixed is None else fixed.gather(1, at)[:, 0])
+        left = residual(after, spread(after, draft.tokens.gather(1, at)[:, 0], one, sure)).probs
+    else:
+        emitted = drawn[:, :seen] * torch.stack(bent, 1)
+        rest = residual(here.first(seen), emitted)
+        left = rest.row(last).probs
+        emitted += (1 - emitted.sum(-1, keepdim=True)) * rest.probs
+        price = _wider((here.probs[:, :seen] - emitted).clamp(min=0).sum(-1).double() * tried, size + 1)
+        relaxed = hit & ~dice.strictly(usual[:, :seen], torch.arange(seen, device=p.device).expand_as(hit))
+    nodes = torch.arange(size, device=p.device)
+    follows = Law(torch.where(refused[:, None], left, after.probs), after.tokens, laws.vocabulary)
+    return Verdict(
+        path=torch.where(nodes < accepted[:, None], nodes, -1),
+        accepted=accepted,
+        token=dice.pick(follows, accepted, Purpose.NEXT),
+        resampled=refused,
+        tried=_wider(tried, size),
+        chance=_wider(chance * tried, size),
+        p=_wider(p[:, :seen] * tried, size),
+        q=_wider(q[:, :seen] * tried, size),
+        price=price,
+        relaxed=None if relaxed is None else _wider(relaxed, size),
+    )
+
+
+def _origins(draft: Draft) -> tuple[Law | None, Tensor | None]:
+    """The laws a chain's guesses were drawn from [B, N, S], and which of them [B, N] were not drawn; None where that is
+    all or none of them."""
+    if draft.laws is None or draft.source is None:
+        return None, None
+    return draft.laws.rows(draft.source.clamp(min=0)), draft.source < 0 if draft.mixed else None
+
+
+def _descent(draft: Draft, chance_at: Callable[[int], Tensor], dice: Dice) -> tuple[Tensor, Tensor, Tensor]:
+    """Down a chain as far as a row gets: the nodes tried, those that passed, and with what chance, all [B, L]."""
+    active, levels = torch.ones_like(draft.tried[:, 0]), list[tuple[Tensor, Tensor, Tensor]]()
+    for level in range(draft.size):
+        tried, chance = active & draft.tried[:, level], chance_at(level)
+        active = tried & dice.accept(chance, level, where=tried)
+        levels.append((tried, active, chance))
+        if nobody(active):
+            break
+    tried, hit, chance = (torch.stack(column, 1) for column in zip(*levels, strict=True))
+    return tried, hit, chance
+
+
+def _wider(table: Tensor, size: int) -> Tensor:
+    """[B, L] filled up with nothing."""
+    return torch.nn.functional.pad(table, (0, size - table.shape[1]))
 
 
 def _bend(acceptance: Acceptance, depth: int, end: Sequence[int], device: torch.device) -> Bend:

@@ -56,11 +56,13 @@ def nobody(active: Tensor) -> bool:
 def matching(draft: Draft, scores: Scores, draw: Callable[[Law, Tensor, Tensor], Tensor]) -> Verdict:
     """Draw the target's token behind each node reached, draw(law [B, S], row [B], where [B]) -> [B], and follow the
     child that is that token. Exact whatever the draft, since every emitted token is the target's own draw."""
-    if scores.sampling.greedy and 0 < draft.size <= _AT_ONCE:
-        return _matching_at_once(draft, scores)
     rows, device = draft.rows, draft.tokens.device
-    node = torch.full((rows,), -1, dtype=torch.long, device=device)
     active = torch.ones(rows, dtype=torch.bool, device=device)
+    if not draft.size:
+        return undrafted(draft, draw(scores.laws().column(0), torch.zeros_like(active, dtype=torch.long), active))
+    if scores.sampling.greedy and draft.size <= _AT_ONCE:
+        return _matching_at_once(draft, scores)
+    node = torch.full((rows,), -1, dtype=torch.long, device=device)
     token, resampled = torch.zeros_like(node), torch.zeros_like(active)
     path: list[Tensor] = []
     record = Record(draft)
@@ -82,6 +84,23 @@ def matching(draft: Draft, scores: Scores, draw: Callable[[Law, Tensor, Tensor],
         if nobody(active):
             break
     return to_verdict(draft, path, token, resampled, record)
+
+
+def undrafted(draft: Draft, token: Tensor, *, priced: bool = False) -> Verdict:
+    """Nothing was drafted: the target's own draw is all there is, and costs the law nothing."""
+    none, nowhere = draft.live.float(), torch.zeros_like(token)
+    return Verdict(
+        path=draft.tokens,
+        accepted=nowhere,
+        token=token,
+        resampled=nowhere.bool(),
+        tried=draft.live,
+        chance=none,
+        p=none,
+        q=none,
+        price=nowhere[:, None].double() if priced else None,
+        relaxed=draft.live if priced else None,
+    )
 
 
 def _matching_at_once(draft: Draft, scores: Scores) -> Verdict:

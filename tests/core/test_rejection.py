@@ -1,0 +1,70 @@
+"""Rejection along a chain, all levels at once, decides and records what the walk down the levels does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider.core.dice import Dice
+from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.laws import Lawmaker, Sampling, to_law
+from outrider.core.methods import RULES, make_rule
+from outrider.core.rules import rejection
+from outrider.core.target import Scores
+
+_ROWS, _SIZE, _WORDS, _END = 64, 4, 7, (3,)
+_OTHERS = ("exact", "block", "sample-match", "gumbel-match")  # these decide by other walks
+
+
+def _chain(kind: str, top_k: int, seed: int) -> Draft:
+    """Guesses drawn, fixed or both, in rows of every length, with one that is scored and never tried."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(_WORDS, (_ROWS, _SIZE), generator=generator)
+    live = torch.arange(_SIZE) < torch.randint(_SIZE + 1, (_ROWS, 1), generator=generator)
+    probe = torch.zeros_like(live)
+    probe[:8, 2] = True
+    draft = Draft(tokens, Tree.chain(_SIZE), live, probe=probe, mixed=kind == "mixed")
+    if kind == "fixed":
+        return draft
+    laws = to_law(torch.randn(_ROWS, _SIZE, _WORDS, generator=generator), Sampling(top_k=top_k))
+    source = torch.arange(_SIZE).expand(_ROWS, -1)
+    if kind == "mixed":
+        source = torch.where(torch.rand(_ROWS, _SIZE, generator=generator) < 0.5, source, -1)
+    return Draft(tokens, draft.tree, live, laws, source, probe=probe, mixed=kind == "mixed")
+
+
+def _verdict(name: str, draft: Draft, top_k: int, seed: int) -> Verdict:
+    sampling = Sampling(top_k=top_k, end=_END)
+    logits = torch.randn(_ROWS, _SIZE + 1, _WORDS, generator=torch.Generator().manual_seed(seed + 1))
+    lengths = torch.full((_ROWS,), 5)
+    scores = Scores(draft, Lawmaker(sampling, [[0]] * _ROWS, _WORDS, logits.device), lengths, logits)
+    dice = Dice.of(seed, _ROWS)
+    dice.at(0)
+    verdict: Verdict = make_rule(name)(draft, scores, dice)
+    return verdict
+
+
+@pytest.mark.parametrize("top_k", [0, 4])
+@pytest.mark.parametrize("kind", ["drawn", "fixed", "mixed"])
+@pytest.mark.parametrize("name", [name for name in RULES if name not in _OTHERS])
+def test_a_chain_at_once_is_the_walk(name: str, kind: str, top_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draft = _chain(kind, top_k, seed=11)
+    once = _verdict(name, draft, top_k, seed=5)
+    monkeypatch.setattr(rejection, "_AT_ONCE", 0)
+    walked = _verdict(name, draft, top_k, seed=5)
+    for field in ("path", "accepted", "token", "resampled", "tried"):
+        assert torch.equal(getattr(once, field), getattr(walked, field)), field
+    for field in ("chance", "p", "q"):
+        torch.testing.assert_close(getattr(once, field), getattr(walked, field))
+    assert (once.price is None) == (walked.price is None) == bool(RULES[name].lossless)
+    if once.price is not None and walked.price is not None:
+        torch.testing.assert_close(once.price, walked.price, atol=1e-6, rtol=0)
+        assert once.relaxed is not None and walked.relaxed is not None and torch.equal(once.relaxed, walked.relaxed)
+    assert once.tried.any() and (kind == "fixed" or once.accepted.any())
+
+
+def test_an_end_token_is_tried_strictly_at_every_level() -> None:
+    draft = _chain("fixed", 0, seed=3)
+    verdict = _verdict("trust", draft, 0, seed=9)
+    ends = verdict.tried & (draft.tokens == _END[0])
+    assert ends.any() and torch.equal(verdict.chance[ends], verdict.p[ends])
