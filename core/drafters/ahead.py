@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from outrider.core.device import upload
 from outrider.core.dice import Dice, Purpose
 from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.drafters.blocks import Anchored
 from outrider.core.drafters.heads import Kept
 from outrider.core.drafters.learned import shallow
-from outrider.core.drafters.parallel import Anchored
 from outrider.core.engine.block import Block, Sight
 from outrider.core.engine.network import Network, Places
 from outrider.core.errors import Incompatible, InvalidOption

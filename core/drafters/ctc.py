@@ -20,7 +20,8 @@ from outrider.core.drafters.corrected import adapted
 from outrider.core.drafters.follower import ready
 from outrider.core.drafters.heads import Kept, before, causal, kept
 from outrider.core.drafters.model import TopKTree
-from outrider.core.engine.block import Angles, Block, Matrix, Norm, Sight, Words, weight_bytes
+from outrider.core.engine.block import Angles, Block, Matrix, Norm, Sight
+from outrider.core.engine.words import Words, weight_bytes
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.losses import Loss

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from outrider.core.drafters.corrected import correct
-from outrider.core.engine.block import Angles, Block, Matrix, Norm, Sight, Words
+from outrider.core.engine.block import Angles, Block, Matrix, Norm, Sight
 from outrider.core.engine.linear import Dense, Linear, fastest, size
 from outrider.core.engine.network import Layer, Network
 from outrider.core.engine.transformer import Decoder
+from outrider.core.engine.words import Words
 from outrider.core.errors import InvalidOption
 from outrider.core.train import Batch, Guess, Pupil
 

@@ -18,8 +18,9 @@ from torch.nn import functional as F
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.follower import Follower, carried, ready, reduced
 from outrider.core.drafters.heads import Kept, kept
-from outrider.core.engine.block import Angles, Attention, Mlp, Norm, Sight, Words, weight_bytes
+from outrider.core.engine.block import Angles, Attention, Mlp, Norm, Sight
 from outrider.core.engine.views import furthest
+from outrider.core.engine.words import Words, weight_bytes
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.target import Prefill, Prompts, Scores

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from outrider.core.drafters.blocks import Anchored
 from outrider.core.drafters.corrected import adapted
 from outrider.core.drafters.heads import Kept, before, causal
-from outrider.core.drafters.parallel import Anchored
 from outrider.core.engine.block import Block, Matrix, Norm, Sight
 from outrider.core.errors import InvalidOption
 from outrider.core.train import Batch

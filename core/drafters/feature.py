@@ -20,8 +20,9 @@ from outrider.core.drafters.corrected import adapted
 from outrider.core.drafters.follower import ready
 from outrider.core.drafters.heads import Kept, before, causal, kept
 from outrider.core.drafters.learned import Learned
-from outrider.core.engine.block import Angles, Block, Matrix, Norm, Rounds, Sight, Words, weight_bytes
+from outrider.core.engine.block import Angles, Block, Matrix, Norm, Rounds, Sight
 from outrider.core.engine.network import Config
+from outrider.core.engine.words import Words, weight_bytes
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.laws import Sampling
 from outrider.core.losses import Loss

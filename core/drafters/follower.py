@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from outrider.core.draft import Draft, Tree, Verdict
-from outrider.core.engine.block import Angles, Sight, Words, settled
+from outrider.core.engine.block import Angles, Sight
 from outrider.core.engine.cache import Cache, Rows
 from outrider.core.engine.graphs import Stills
 from outrider.core.engine.network import Config, Places
 from outrider.core.engine.views import furthest
+from outrider.core.engine.words import Words, settled
 from outrider.core.laws import Law, Lawmaker, Sampling, to_law
 from outrider.core.target import Itself, Prefill, Prompts, Scores
 

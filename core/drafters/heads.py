@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.core.drafters.follower import ready
-from outrider.core.engine.block import Angles, Block, Matrix, Norm, Sight, Words, weight_bytes
+from outrider.core.engine.block import Angles, Block, Matrix, Norm, Sight
+from outrider.core.engine.words import Words, weight_bytes
 from outrider.core.errors import InvalidOption
 from outrider.core.train import Batch, Guess, Pupil
 

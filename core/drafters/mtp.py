@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from outrider.core.drafters.feature import said, shaped, unrolled
 from outrider.core.drafters.follower import ready
 from outrider.core.drafters.heads import Kept, before, kept
-from outrider.core.engine.block import Angles, Block, Matrix, Norm, Sight, Words, weight_bytes
+from outrider.core.engine.block import Angles, Block, Matrix, Norm, Sight
 from outrider.core.engine.network import Config
+from outrider.core.engine.words import Words, weight_bytes
 from outrider.core.errors import InvalidOption
 from outrider.core.train import Batch, Guess, Pupil, agreement
 

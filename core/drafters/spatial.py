@@ -19,7 +19,8 @@ from torch.nn import functional as F
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.follower import Follower, ready
 from outrider.core.drafters.heads import Kept, kept
-from outrider.core.engine.block import Matrix, Sight, Words, weight_bytes
+from outrider.core.engine.block import Matrix, Sight
+from outrider.core.engine.words import Words, weight_bytes
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.target import Prefill, Prompts

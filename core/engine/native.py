@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import mmap
 import os
 import platform
 import shutil
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 GROUP = 32  # inputs of a tile, and of what shares a scale in 4 bits
 _OUTPUTS = 16  # of a tile
+_ROOM, _ALIGNED = 1 << 25, 64  # bytes of large pages taken at a time; where weights begin
 
 
 class _Matrix(ctypes.Structure):
@@ -174,6 +177,22 @@ def _work(size: int) -> int:
     return space.data_ptr()
 
 
+def _spacious(weights: Tensor) -> Tensor:
+    """The same in large pages, side by side with those made before, where the system has any: a pass reads all weights,
+    and on the way to each page its place has to be found."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return weights.contiguous()
+    size = weights.numel() * weights.element_size()
+    room: Tensor | None = getattr(_local, "room", None)
+    if room is None or len(room) < size:
+        pages = mmap.mmap(-1, max(size, _ROOM), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        room = torch.frombuffer(pages, dtype=torch.uint8)
+    _local.room = room[-(-size // _ALIGNED) * _ALIGNED :]
+    return room[:size].view(weights.dtype).view(weights.shape).copy_(weights)
+
+
 def tiles(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
     """Can weights of this shape be laid out in tiles here?"""
     if dtype != torch.bfloat16 or device.type != "cpu" or shape[0] % _OUTPUTS or shape[1] % GROUP:
@@ -233,9 +252,8 @@ class Tiled:
             pairs = tiled.reshape(*tiled.shape[:2], GROUP // 4, 2, GROUP)  # two rows of numbers share their bytes
             nibbles = (pairs[:, :, :, 0] | pairs[:, :, :, 1] << 4).to(torch.uint8).flatten(2)
             both = torch.stack([scales, offsets]).bfloat16().view(2, rows // _OUTPUTS, _OUTPUTS, columns // GROUP)
-            self._tiles = torch.cat([nibbles, both.permute(1, 3, 0, 2).flatten(2).view(torch.uint8)], 2)
-        else:
-            self._tiles = tiled.contiguous()
+            tiled = torch.cat([nibbles, both.permute(1, 3, 0, 2).flatten(2).view(torch.uint8)], 2)
+        self._tiles = _spacious(tiled)
         self._scales = scales.float().contiguous() if self.bits == 8 and scales is not None else None
         self._bias = None if bias is None else bias.float().contiguous()
         self.point()

@@ -10,16 +10,9 @@ from outrider.core.drafters.calibrated import Sequoia
 from outrider.core.drafters.cascade import CSDrafting
 from outrider.core.drafters.crossvocab import CrossVocabulary, Renamed
 from outrider.core.drafters.merged import SpecInfer
-from outrider.core.drafters.model import (
-    DraftModel,
-    DynamicTree,
-    SampledTree,
-    TopKTree,
-    bild,
-    on_the_fly_window,
-    specdec_pp,
-)
+from outrider.core.drafters.model import DraftModel, DynamicTree, SampledTree, TopKTree
 from outrider.core.drafters.predrafted import Predrafted, pearl
+from outrider.core.drafters.stopping import bild, on_the_fly_window, specdec_pp
 from outrider.core.methods.row import Method
 from outrider.core.policies import AcceptanceHead
 

@@ -4,6 +4,7 @@ tests."""
 from __future__ import annotations
 
 from outrider.core.drafters.ahead import LookaheadEmbeddings, PaSS
+from outrider.core.drafters.blocks import DFlashBlock, DSparkBlock, SpecDecBlock
 from outrider.core.drafters.ctc import CtcFrames
 from outrider.core.drafters.exits import ExitHead, KangarooHead
 from outrider.core.drafters.falcon import FalconHead
@@ -11,7 +12,7 @@ from outrider.core.drafters.feature import Eagle3Head, EagleHead, eagle2
 from outrider.core.drafters.heads import HydraHeads, MedusaHeads
 from outrider.core.drafters.learned import Learned
 from outrider.core.drafters.mtp import MtpModules
-from outrider.core.drafters.parallel import AmphistaHeads, BlockwiseHeads, DFlashBlock, DSparkBlock, SpecDecBlock
+from outrider.core.drafters.parallel import AmphistaHeads, BlockwiseHeads
 from outrider.core.drafters.spatial import SpatialHeads
 from outrider.core.methods.row import Method
 

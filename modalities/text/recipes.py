@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outrider.core.assets import cache_folder
 from outrider.core.drafters.ahead import LookaheadEmbeddings
+from outrider.core.drafters.blocks import DFlashBlock, DSparkBlock, SpecDecBlock
 from outrider.core.drafters.chance import AcceptanceChance
 from outrider.core.drafters.ctc import CtcFrames
 from outrider.core.drafters.distilled import SmallModel
@@ -25,7 +26,7 @@ from outrider.core.drafters.falcon import FalconHead
 from outrider.core.drafters.feature import Eagle3Head, EagleHead
 from outrider.core.drafters.heads import HydraHeads, MedusaHeads
 from outrider.core.drafters.mtp import MtpModules
-from outrider.core.drafters.parallel import AmphistaHeads, BlockwiseHeads, DFlashBlock, DSparkBlock, SpecDecBlock
+from outrider.core.drafters.parallel import AmphistaHeads, BlockwiseHeads
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption, OutriderError, unknown
 from outrider.core.methods import DRAFTERS

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outrider.core.decode import decode
-from outrider.core.drafters.model import on_the_fly_window, specdec_pp
+from outrider.core.drafters.stopping import on_the_fly_window, specdec_pp
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Law, Sampling

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from outrider.core.draft import Draft
-from outrider.core.engine.block import Angles, Block, Matrix, Norm, Sight, Words, settled, weight_bytes
+from outrider.core.engine.block import Angles, Block, Matrix, Norm, Sight
 from outrider.core.engine.cache import Cache
 from outrider.core.engine.network import Config, random_network
 from outrider.core.engine.transformer import Decoder
+from outrider.core.engine.words import Words, settled, weight_bytes
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 

@@ -3,8 +3,10 @@ passes agree with torch's; where it can't be had, everything runs without it."""
 
 from __future__ import annotations
 
+import mmap
 import random
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -254,3 +256,17 @@ def test_what_was_timed_belongs_to_the_code_that_was_timed(monkeypatch: pytest.M
     finally:
         native.library.cache_clear()
     assert len(set(found)) == 3 and found.index("torch") == 2
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="large pages are asked for on Linux")
+def test_weights_lie_side_by_side_in_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_local", threading.local())  # nothing was laid before
+    weights = [torch.randn(96, 64).bfloat16() for _ in range(3)]
+    laid = [native.Tiled(one, None, None, None) for one in weights]
+    for one, tiled in zip(weights, laid, strict=True):
+        assert torch.equal(tiled.weight, one)
+    starts = [one._tiles.data_ptr() for one in laid]
+    assert all(start % 64 == 0 for start in starts)
+    assert starts[2] - starts[1] == laid[1].weight_bytes
+    large = native.Tiled(torch.zeros(16 << 10, 1 << 11).bfloat16(), None, None, None)  # more than is taken at a time
+    assert large.weight.shape == large.shape
