@@ -29,6 +29,7 @@ class Tree:
         self.parents = parents
         self._depth, self._width = depth, width
         self.static = False  # is it one of the shapes that come up again, each the same object?
+        self._behind: dict[int, tuple[Tensor, Tensor]] = {}
 
     @classmethod
     def of(cls, parents: tuple[int, ...], device: torch.device | str = "cpu") -> Tree:
@@ -105,6 +106,21 @@ class Tree:
     @cached_property
     def is_chain(self) -> bool:
         return self.width <= 1
+
+    def behind(self, wait: int) -> tuple[Tensor, Tensor]:
+        """Of `wait` tokens, the last of which is the root, and the nodes behind them: which of all of them each may
+        look at, [1|B, P + N, P + N] bool, and how far behind the first it stands, [1|B, P + N]."""
+        if wait in self._behind:
+            return self._behind[wait]
+        device, rows = self.parents.device, len(self.parents)
+        before = torch.ones(wait, wait, dtype=torch.bool, device=device).tril().expand(rows, -1, -1)
+        all_of_them = torch.ones(rows, self.size, wait, dtype=torch.bool, device=device)
+        nodes = torch.cat([all_of_them, self.ancestors], 2)
+        sight = torch.cat([torch.nn.functional.pad(before, (0, self.size)), nodes], 1)
+        steps = torch.cat([torch.arange(wait, device=device).expand(rows, -1), wait + self.depths], 1)
+        if self.static:  # a shape that comes up again
+            self._behind[wait] = sight, steps
+        return sight, steps
 
 
 @lru_cache(maxsize=256)

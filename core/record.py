@@ -32,7 +32,7 @@ class Seen:
 
     def __init__(self, draft: Draft, verdict: Verdict, nodes: bool) -> None:
         rows = draft.rows
-        wanted = [verdict.emitted(draft), verdict.accepted[:, None], verdict.resampled[:, None]]
+        wanted = [draft.tokens, verdict.path, verdict.token[:, None], verdict.resampled[:, None]]
         self._note = draft.note
         self._priced, self._relaxed, self._nodes = (
             verdict.price is not None,
@@ -43,12 +43,14 @@ class Seen:
         wanted += [] if verdict.relaxed is None else [verdict.relaxed]
         if nodes:
             parents, fixed = draft.tree.parents.expand(rows, -1), draft.fixed.expand(rows, -1)
-            wanted += [draft.tokens, parents, draft.tried, fixed, verdict.path]
-            wanted += [verdict.tried, verdict.chance, verdict.p, verdict.q]
+            wanted += [parents, draft.tried, fixed, verdict.tried, verdict.chance, verdict.p, verdict.q]
         parts = iter(fetch(*wanted))
-        emitted, accepted, resampled = next(parts), next(parts), next(parts)
-        self._accepted, self._resampled = accepted[:, 0].tolist(), resampled[:, 0].tolist()
-        self._emitted = [row[: count + 1] for row, count in zip(emitted.tolist(), self._accepted, strict=True)]
+        self._tokens, self._path, last, resampled = next(parts), next(parts), next(parts), next(parts)
+        self._resampled = resampled[:, 0].tolist()
+        self._emitted = [
+            [*(tokens[node] for node in path if node >= 0), token]
+            for tokens, path, (token,) in zip(self._tokens.tolist(), self._path.tolist(), last.tolist(), strict=True)
+        ]
         self._price = next(parts) if self._priced else None
         self._bent = next(parts) if self._relaxed else None
         self._rest = list(parts)
@@ -59,7 +61,7 @@ class Seen:
         return tokens
 
     def step(self, row: int, kept: int) -> dict[str, object]:
-        accepted = self._accepted[row]
+        accepted = len(self._emitted[row]) - 1
         sources: list[Source] = ["drafted"] * accepted
         if self._bent is not None:
             sources = ["relaxed" if bent else "drafted" for bent in self._bent[row, :accepted].tolist()]
@@ -77,7 +79,8 @@ class Seen:
         return found
 
     def _tree(self, row: int, kept: int) -> dict[str, object]:
-        tokens, parents, there, fixed, path, tried, chance, p, q = (part[row] for part in self._rest)
+        parents, there, fixed, tried, chance, p, q = (part[row] for part in self._rest)
+        tokens, path = self._tokens[row], self._path[row]
         nodes = np.flatnonzero(there)
         place = np.full(len(there) + 1, -1)  # the last entry answers for the root, -1
         place[nodes] = np.arange(len(nodes))

@@ -23,6 +23,8 @@ from outrider.core.target import Prompts, committed
 if TYPE_CHECKING:
     from outrider.core.engine.graphs import Stills
 
+_FEW = 8  # rows that are quicker counted one by one
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -182,7 +184,8 @@ class Cache:
             first, start = rows.host[0], rows.host[0] + gap
             if draft.tree.is_chain and total - skip == 1 and not gap:
                 return ids, Places(positions, start + total, None, start + skip)
-            mask = F.pad(F.pad(near(rows, draft)[:, skip:], (gap, 0)), (first, 0), value=True)
+            sight = near(rows, draft)[:, skip:]
+            mask = F.pad(F.pad(sight, (gap, 0)) if gap else sight, (first, 0), value=True)
             return ids, Places(positions, start + total, mask, start + skip)
         close = near(rows, draft)[:, skip:].expand(len(ids), -1, -1)
         column = torch.arange(columns, device=self.device)
@@ -267,6 +270,8 @@ def prefilled(prompts: Prompts, device: torch.device, exact: bool) -> Rows:
 def standing(rows: Rows, draft: Draft) -> Tensor:
     """[B, P + N] the position in its sequence of each waiting token and each node."""
     batch, wait = rows.pending.shape
+    if rows.even and draft.positions is None:
+        return rows.entries[:, None] + draft.tree.behind(wait)[1]
     ahead = torch.arange(wait, device=rows.entries.device).expand(batch, -1)
     nodes = (rows.waiting[:, None] - 1 + draft.offsets).expand(batch, -1)
     return rows.entries[:, None] + torch.cat([ahead, nodes], 1)
@@ -274,18 +279,13 @@ def standing(rows: Rows, draft: Draft) -> Tensor:
 
 def near(rows: Rows, draft: Draft) -> Tensor:
     """[B|1, P + N, P + N] bool: which of the waiting tokens and nodes each of them may look at."""
-    wait, nodes, device = rows.pending.shape[1], draft.size, rows.entries.device
-    order = torch.ones(wait, wait, dtype=torch.bool, device=device).tril()[None]
-    if not nodes:
-        return order
-    real = torch.arange(wait, device=device) < rows.waiting[:, None]  # [B, P]
-    if rows.even:
-        real = real[:1]
-    tree = draft.tree.ancestors
-    batch = max(len(real), len(tree))
-    above = F.pad(order, (0, nodes)).expand(batch, -1, -1)
-    below = torch.cat([real[:, None].expand(batch, nodes, -1), tree.expand(batch, -1, -1)], 2)
-    return torch.cat([above, below], 1)
+    wait = rows.pending.shape[1]
+    sight = draft.tree.behind(wait)[0]
+    if rows.even or not draft.size:
+        return sight
+    real = torch.arange(wait, device=rows.entries.device) < rows.waiting[:, None]  # [B, P]
+    below = sight[:, wait:] & F.pad(real, (0, draft.size), value=True)[:, None]
+    return torch.cat([sight[:, :wait].expand(len(below), -1, -1), below], 1)
 
 
 def advance(
@@ -294,6 +294,8 @@ def advance(
     """The rows when the first `count` [B] emitted tokens are kept, `scored` nodes having been read (-1: not even what
     waited); those tokens [B, D + 1], -1 behind them; and which of the path's nodes [B, D] have become entries, or would
     have, were the last token not to be the next root."""
+    if rows.entries.device.type == "cpu" and len(rows.host) <= _FEW:
+        return _counted(rows, scored, draft, verdict, count)
     depth, wait = verdict.path.shape[1], rows.pending.shape[1]
     device = rows.entries.device
     tokens = committed(draft, verdict, count)
@@ -315,3 +317,24 @@ def advance(
     index = torch.where(index < rows.waiting[:, None], index, index + (wait - rows.waiting)[:, None])
     pending = everything.gather(1, index.clamp(max=everything.shape[1] - 1))
     return Rows(entries, pending, left, host, even), tokens, kept
+
+
+def _counted(rows: Rows, scored: int, draft: Draft, verdict: Verdict, count: Tensor) -> tuple[Rows, Tensor, Tensor]:
+    """`advance` by counting on the host: for a few rows, calling as many operations takes longer."""
+    depth, counts, emitted = verdict.path.shape[1], count.tolist(), verdict.rows(draft)
+    waits, waiting, paths = rows.waiting.tolist(), rows.pending.tolist(), verdict.path.tolist()
+    entries, pending, kept = list[int](), list[list[int]](), list[int]()
+    for row, new in enumerate(counts):
+        stops = (place for place, node in enumerate(paths[row][:new]) if not 0 <= node < scored)
+        kept.append(next(stops, min(new, depth)))
+        everything = waiting[row][: waits[row]] + emitted[row][:new]
+        known = waits[row] + kept[row] if scored >= 0 else 0
+        grown = min(known, len(everything) - 1)
+        entries.append(rows.host[row] + grown)
+        pending.append(everything[grown:])
+    left = [len(one) for one in pending]
+    width, even = max(left), len({*entries}) == 1 and len({*left}) == 1
+    padded = torch.tensor([one + [0] * (width - len(one)) for one in pending])
+    tokens = torch.tensor([(emitted[row][:new] + [-1] * (depth + 1))[: depth + 1] for row, new in enumerate(counts)])
+    places = torch.tensor([[place < one for place in range(depth)] for one in kept], dtype=torch.bool)
+    return Rows(torch.tensor(entries), padded, torch.tensor(left), tuple(entries), even), tokens, places
