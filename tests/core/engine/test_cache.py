@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def test_counted_or_all_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_is_remembered_of_a_shape_is_what_ragged_rows_are_told(seed: int) -> None:
     rows, _, draft, _, _ = _case(seed)
     alone = Rows(rows.entries[:1], rows.pending[:1], rows.waiting[:1], rows.host[:1], True)
-    ragged = Rows(*(getattr(alone, name) for name in ("entries", "pending", "waiting", "host")), even=False)
+    ragged = replace(alone, even=False)
     one = Draft.guess(draft.tokens[:1], draft.tree, draft.live[:1])
     assert torch.equal(standing(alone, one), standing(ragged, one))
     assert torch.equal(near(alone, one).expand(1, -1, -1), near(ragged, one).expand(1, -1, -1))
