@@ -1,64 +1,180 @@
-"""What a cache keeps of a step is the same whether rows are counted on the host or all at once."""
+"""Rung 5 of the ladder: whatever was accepted, kept, cut or rewound, scores equal those of a fresh pass."""
 
 from __future__ import annotations
 
+import copy
 import random
-from dataclasses import replace
+from collections.abc import Sequence
 
 import pytest
 import torch
+from torch import Tensor
 
-from outrider.core.draft import Draft, Tree, Verdict
-from outrider.core.engine import cache
-from outrider.core.engine.cache import Rows, advance, near, standing
+from outrider.core.draft import Draft, Tree
+from outrider.core.engine.audit import emitted, paths, random_draft, random_verdict, reference
+from outrider.core.engine.network import Config
+from outrider.core.engine.transformer import Decoder
+from outrider.core.errors import InvalidOption
+from outrider.core.laws import Sampling
+from outrider.core.target import Scores
 
-
-def _case(seed: int) -> tuple[Rows, int, Draft, Verdict, torch.Tensor]:
-    """Rows with tokens waiting, a chain drafted behind them of which some was scored, and what of it is kept."""
-    dice = random.Random(seed)
-    batch, wait, size = dice.randint(1, 4), dice.randint(1, 3), dice.randint(0, 4)
-    waiting = [wait, *(dice.randint(1, wait) for _ in range(batch - 1))]
-    entries = [dice.randint(0, 9) for _ in range(batch)]
-    accepted = [dice.randint(0, size) for _ in range(batch)]
-    count = [dice.randint(0, one + 1) for one in accepted]
-    pending = torch.tensor([[dice.randrange(50) for _ in range(wait)] for _ in range(batch)])
-    even = len({*waiting}) == len({*entries}) == 1
-    rows = Rows(torch.tensor(entries), pending, torch.tensor(waiting), tuple(entries), even)
-    tokens = torch.randint(50, (batch, size), generator=torch.Generator().manual_seed(seed))
-    draft = Draft.guess(tokens, Tree.chain(size), torch.ones_like(tokens, dtype=torch.bool))
-    path = torch.tensor([[node if node < one else -1 for node in range(size)] for one in accepted]).view(batch, size)
-    none = torch.zeros(batch, size)
-    verdict = Verdict(
-        path=path.long(),
-        accepted=torch.tensor(accepted),
-        token=torch.full((batch,), 49),
-        resampled=torch.zeros(batch, dtype=torch.bool),
-        tried=none.bool(),
-        chance=none,
-        p=none,
-        q=none,
-    )
-    return rows, dice.randint(-1, size), draft, verdict, torch.tensor(count)
+SHAPE = Config(
+    vocabulary=31, width=24, layers=2, heads=4, kv_heads=2, head_dim=6, hidden=40, qk_norm=True, attention_bias=True
+)
+CLOSE = {torch.float64: 1e-10, torch.float32: 1e-4}  # logits spread over +-15
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_counted_or_all_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, scored, draft, verdict, count = _case(seed)
-    few, tokens, kept = advance(rows, scored, draft, verdict, count, True)
-    monkeypatch.setattr(cache, "_FEW", 0)
-    many, all_tokens, all_kept = advance(rows, scored, draft, verdict, count, True)
-    assert (few.host, few.even) == (many.host, many.even)
-    assert torch.equal(few.entries, many.entries) and torch.equal(few.waiting, many.waiting)
-    for row, waits in enumerate(few.waiting.tolist()):
-        assert few.pending[row, :waits].tolist() == many.pending[row, :waits].tolist()
-    assert torch.equal(tokens, all_tokens) and torch.equal(kept, all_kept)
+def expected(model: Decoder, texts: Sequence[Sequence[int]], draft: Draft, parents: list[list[int]]) -> Tensor:
+    """[B, N + 1, V]"""
+    found = torch.zeros(len(texts), draft.size + 1, model.vocabulary, dtype=model.network.dtype)
+    for row, text in enumerate(texts):
+        for path in sorted([[], *paths(parents[row])], key=len):
+            if not path or path[-1] not in parents[row]:  # a leaf's pass answers for all above it
+                tokens = [int(draft.tokens[row, node]) for node in path]
+                behind = reference(model.network, [*text, *tokens])[-len(path) - 1 :]
+                found[row, [0, *(node + 1 for node in path)]] = behind
+    return found
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_what_is_remembered_of_a_shape_is_what_ragged_rows_are_told(seed: int) -> None:
-    rows, _, draft, _, _ = _case(seed)
-    alone = Rows(rows.entries[:1], rows.pending[:1], rows.waiting[:1], rows.host[:1], True)
-    ragged = replace(alone, even=False)
-    one = Draft.guess(draft.tokens[:1], draft.tree, draft.live[:1])
-    assert torch.equal(standing(alone, one), standing(ragged, one))
-    assert torch.equal(near(alone, one).expand(1, -1, -1), near(ragged, one).expand(1, -1, -1))
+def grown(draft: Draft, size: int) -> Draft:
+    parents = draft.tree.parents[:, :size]
+    tree = draft.tree if size == draft.size else Tree(parents)
+    return Draft.guess(draft.tokens[:, :size], tree, draft.live[:, :size])
+
+
+def in_pieces(rng: random.Random, model: Decoder, draft: Draft) -> list[Scores]:
+    """Score a draft as it grows; the last nodes may never be scored."""
+    size = rng.randint(0, draft.size)
+    found = [model.score(grown(draft, size))]
+    while size < draft.size and rng.random() < 0.8:
+        more = rng.randint(size + 1, draft.size)
+        found.append(model.score(grown(draft, more), size))
+        size = more
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("seed", range(25))
+def test_audit(seed: int, dtype: torch.dtype) -> None:
+    rng = random.Random(seed)
+    rows = rng.choice([1, 1, 2, 3])
+    model = Decoder.random(SHAPE, seed, dtype=dtype)
+    even = rng.random() < 0.3
+    texts = [[rng.randrange(31) for _ in range(4 if even else rng.randint(1, 9))] for _ in range(rows)]
+    model.begin(texts, Sampling())
+    marks: list[tuple[object, list[list[int]]]] = []
+    for _ in range(8):
+        draft, parents = random_draft(rng, rows, 31, 7)
+        act = rng.random()
+        if act < 0.15:
+            marks.append((model.mark(), copy.deepcopy(texts)))
+        elif act < 0.3 and marks:
+            mark, texts = marks.pop()
+            model.rewind(mark)
+        wanted = expected(model, texts, draft, parents)
+        whole = [] if rng.random() < 0.15 else in_pieces(rng, model, draft) if rng.random() < 0.5 else None
+        for scores in [model.score(draft)] if whole is None else whole:
+            last = scores.draft.size + 1
+            assert scores.lengths.tolist() == [len(text) for text in texts]
+            torch.testing.assert_close(scores.logits(), wanted[:, scores.first : last], atol=CLOSE[dtype], rtol=0)
+        verdict, count = random_verdict(rng, draft, parents, 31)
+        model.keep(draft, verdict, count)
+        texts = [[*text, *emitted(draft, verdict, row, int(count[row]))] for row, text in enumerate(texts)]
+    model.end()
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_rows_asked_for_one_by_one(lazy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if lazy:
+        monkeypatch.setattr("outrider.core.engine.views._DENSE", 0)
+    model = Decoder.random(SHAPE, dtype=torch.float64)
+    model.begin([[1, 2], [3, 4, 5]], Sampling())
+    draft = Draft.guess(torch.tensor([[7, 8, 9]] * 2), Tree.of((-1, -1, 0)), torch.ones(2, 3, dtype=torch.bool))
+    scores = model.score(draft)
+    asked = scores.logits(torch.tensor([[0, 3], [2, 1]]))
+    torch.testing.assert_close(asked[0], scores.logits()[0, [0, 3]])
+    torch.testing.assert_close(asked[1], scores.logits()[1, [2, 1]])
+
+
+def test_a_row_in_company_scores_as_alone() -> None:
+    model = Decoder.random(SHAPE, dtype=torch.float64)
+    prompts = [[1], [2, 3, 4, 5, 6, 7], [8, 9, 10]]
+    draft = Draft.guess(torch.tensor([[7, 8, 9]] * 3), Tree.of((-1, -1, 0)), torch.ones(3, 3, dtype=torch.bool))
+    model.begin(prompts, Sampling())
+    together = model.score(draft).logits()
+    for row, prompt in enumerate(prompts):
+        model.begin([prompt], Sampling())
+        one = Draft.guess(draft.tokens[:1], draft.tree, draft.live[:1])
+        torch.testing.assert_close(model.score(one).logits()[0], together[row], atol=1e-12, rtol=0)
+
+
+def test_impossible_tokens_are_harmless() -> None:
+    model = Decoder.random(SHAPE, dtype=torch.float64)
+    model.begin([[1, 2]], Sampling())
+    draft = Draft.guess(torch.tensor([[-5, 31, 2**40]]), Tree.of((-1, -1, -1)), torch.ones(1, 3, dtype=torch.bool))
+    logits = model.score(draft).logits()
+    assert logits.isfinite().all()
+    torch.testing.assert_close(logits[:, 0], model.score(Draft.empty(1)).logits()[:, 0], atol=1e-12, rtol=0)
+
+
+def test_finished_rows_take_no_room() -> None:
+    model = Decoder.random(SHAPE, dtype=torch.float64)
+    model.begin([[1, 2], [3]], Sampling())
+    rng = random.Random(0)
+    texts = [[1, 2], [3]]
+    for _ in range(60):
+        draft, parents = random_draft(rng, 2, 31, 5)
+        model.score(draft)
+        verdict, count = random_verdict(rng, draft, parents, 31)
+        count[0] = 0
+        model.keep(draft, verdict, count)
+        texts[1] += emitted(draft, verdict, 1, int(count[1]))
+    assert model.cache.rows.committed.tolist() == [2, len(texts[1])]
+    logits = model.score(Draft.empty(2)).logits()
+    for row, text in enumerate(texts):
+        torch.testing.assert_close(logits[row, 0], reference(model.network, text)[-1], atol=1e-10, rtol=0)
+
+
+def test_positions_are_the_drafts_to_choose() -> None:
+    model = Decoder.random(SHAPE, dtype=torch.float64)
+    model.begin([[1, 2, 3]], Sampling())
+    live = torch.ones(1, 1, dtype=torch.bool)
+    far = Draft(torch.tensor([[4]]), Tree.chain(1), live, positions=torch.tensor([[300]]))
+    near = Draft.guess(torch.tensor([[4]]), Tree.chain(1), live)
+    assert not torch.allclose(model.score(far).logits()[:, 1], model.score(near).logits()[:, 1])
+
+
+def test_hidden_states_are_those_asked_for() -> None:
+    model = Decoder.random(SHAPE, dtype=torch.float64)
+    needs = frozenset({"embedding", "layer.0", "layer.1", "last"})
+    prefill = model.begin([[1, 2, 3, 4], [5, 6]], Sampling(), needs)
+    draft = Draft.guess(torch.tensor([[7, 8], [9, 10]]), Tree.chain(2), torch.ones(2, 2, dtype=torch.bool))
+    scores = model.score(draft)
+    assert {*prefill.hidden} == {*scores.hidden} == needs
+    assert all(states.shape == (2, 3, 24) for states in prefill.hidden.values())
+    assert all(states.shape == (2, 3, 24) for states in scores.hidden.values())
+    torch.testing.assert_close(model.network.logits(scores.hidden["last"]), scores.logits())
+    torch.testing.assert_close(scores.hidden["embedding"][0, 1:], model.network.embedding[[7, 8]])
+    torch.testing.assert_close(prefill.hidden["embedding"][0], model.network.embedding[[1, 2, 3]])
+    after = model.network.logits(prefill.hidden["last"])[0]
+    wanted = reference(model.network, [1, 2, 3])
+    torch.testing.assert_close(after, wanted, atol=1e-10, rtol=0)
+
+
+def test_long_prompts_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.core.engine.transformer.PIECE", 4)
+    model = Decoder.random(SHAPE, dtype=torch.float64)
+    texts = [[i % 31 for i in range(19)], [3, 4], [i % 7 for i in range(11)]]
+    prefill = model.begin(texts, Sampling(), frozenset({"last"}))
+    assert prefill.hidden["last"].shape == (3, 18, 24)
+    logits = model.score(Draft.empty(3)).logits()
+    for row, text in enumerate(texts):
+        torch.testing.assert_close(logits[row, 0], reference(model.network, text)[-1], atol=1e-10, rtol=0)
+
+
+def test_what_cannot_be_done_is_said() -> None:
+    model = Decoder.random(SHAPE)
+    with pytest.raises(InvalidOption, match=r"Known: embedding, last, layer\.0"):
+        model.begin([[1]], Sampling(), frozenset({"layer.9"}))
+    with pytest.raises(InvalidOption, match=r"context is 2048"):
+        model.begin([[1] * 2049], Sampling())
