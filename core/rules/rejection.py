@@ -200,7 +200,7 @@ def _along(draft: Draft, scores: Scores, dice: Dice, acceptance: Acceptance | No
 
     tried, hit, chance = _descent(draft, chance_at, dice)
     seen, accepted, refused = hit.shape[1], hit.sum(1), (tried & ~hit).any(1)
-    after, last = laws.row(accepted), accepted.clamp(max=hit.shape[1] - 1)
+    after, last = laws.row(accepted), accepted.clamp(max=seen - 1)
     price = relaxed = None
     if drawn is None:
         at = last[:, None]
