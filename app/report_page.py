@@ -17,8 +17,8 @@ Found = Mapping[str, Any]
 Row = Mapping[str, Any]
 _HOW = (
     "Speeds are medians over prompts; a speedup is the median of ratios to plain decoding in the same run, in turns, "
-    "with a 95 % interval; passes/tok counts every pass of every model by the bytes it reads, a whole pass of the "
-    "target being 1."
+    "with a 95 % interval, and `decoding` the same without the prompt's reading; passes/tok counts every pass of every "
+    "model by the bytes it reads, a whole pass of the target being 1."
 )
 _OTHERS = {
     "retrieval": "answers from documents",
@@ -170,10 +170,14 @@ def _benched(found: Sequence[Found]) -> list[str]:
         parts.append(of(without))
     tasks = sorted({task for row in everyone for task in row["tasks"]})
     if len(tasks) > 1:
-        speeds = [[row["tasks"].get(task) for task in tasks] for row in everyone]
-        shown = [["-" if not one or not one["speedup"] else f"{one['speedup']:.2f}" for one in row] for row in speeds]
-        body = [[named(row), *cells] for row, cells in zip(everyone, shown, strict=True)]
-        parts += ["By task, times plain decoding's tokens a second:\n", table(("", *tasks), body)]
+        for key, words in (("speedup", ""), ("decode_speedup", ", without the prompt's reading")):
+            speeds = [[(row["tasks"].get(task) or {}).get(key) for task in tasks] for row in everyone]
+            if any(one for cells in speeds for one in cells):
+                body = [
+                    [named(row), *("-" if not one else f"{one:.2f}" for one in cells)]
+                    for row, cells in zip(everyone, speeds, strict=True)
+                ]
+                parts += [f"By task, times plain decoding's tokens a second{words}:\n", table(("", *tasks), body)]
     lines = [f"- {line.plain}" for one in found for line in remarks(one)]
     return [*parts, *(["\n".join(lines) + "\n"] if lines else [])]
 

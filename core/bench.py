@@ -1,7 +1,8 @@
 """Measuring decoders side by side: contenders take turns on every item, and what is compared is paired.
 
 Speeds are by the clock on the wall, from the prompt handed over to the last token, medians with quartiles; a speedup is
-the median over items of ratios taken within one round, its interval a bootstrap over items. Knows traces and token ids;
+the median over items of ratios taken within one round, its interval a bootstrap over items, and beside it stands that
+of the decoding alone, without the prompt's reading. Knows traces and token ids;
 nothing of prompts, tokenizers or what an output means. What is written is the JSON of `outrider bench`.
 """
 
@@ -179,11 +180,15 @@ def figures(runs: Sequence[Run], plain: Sequence[Run], same: Mapping[str, Same] 
     beside = {(run.item.id, run.repeat): run.outcome for run in plain}
     speeds: dict[str, list[float]] = defaultdict(list)
     ratios: dict[str, list[float]] = defaultdict(list)
+    behind: dict[str, list[float]] = defaultdict(list)  # the prompt: ratios of what was decoded after it
     for run in runs:
         speed = _speed(run.outcome)
         speeds[run.item.id].append(speed)
         if base := beside.get((run.item.id, run.repeat)):
             ratios[run.item.id].append(speed / _speed(base))
+            if run.outcome.steps and base.steps:
+                pace, plain_pace = (Summary.of(one.steps).tokens_per_second for one in (run.outcome, base))
+                behind[run.item.id].append(pace / max(plain_pace, 1e-9))
     tokens = sum(len(run.outcome.tokens) for run in runs)
     seconds = sum(run.outcome.seconds for run in runs)
     found: dict[str, Any] = {"prompts": len(speeds), "tokens": tokens, "seconds": seconds}
@@ -194,6 +199,7 @@ def figures(runs: Sequence[Run], plain: Sequence[Run], same: Mapping[str, Same] 
     if ratios:
         found["speedup"] = median(median(one) for one in ratios.values())
         found["speedup_low"], found["speedup_high"] = bootstrap(list(ratios.values()))
+    found["decode_speedup"] = median(median(one) for one in behind.values()) if behind else None
     traced = any(run.outcome.steps for run in runs)
     total = pooled(runs)
     found["tokens_per_call"] = total.tokens_per_call if traced else None

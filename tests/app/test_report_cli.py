@@ -23,6 +23,7 @@ def figures(**changes: object) -> dict[str, object]:
     found = {"tokens_per_second": 100.0, "tokens_per_second_low": 90.0, "tokens_per_second_high": 110.0}
     found |= {"speedup": 1.5, "speedup_low": 1.4, "speedup_high": 1.6, "tokens_per_call": 2.0, "acceptance_rate": 0.5}
     found |= {"equivalents_per_token": 0.6, "identical": 1.0, "near_ties": 0.0, "wrong": 0.0, "memory": 1 << 30}
+    found |= {"decode_speedup": 1.7}
     return found | changes
 
 
@@ -83,10 +84,11 @@ def test_a_page_holds_every_figure_beside_its_command(tmp_path: Path) -> None:
     for words in (
         "| int4 | 32.50 | 97.0% |",
         "| int4 | plain | 500 | 100 | 5.00 | 8 of 8 |",
-        "| suffix | 100.0 | 1.50 (1.40-1.60) | 2.00 | 50% | 0.60 | 100% | 1 GB |",
+        "| suffix | 100.0 | 1.50 (1.40-1.60) | 1.70 | 2.00 | 50% | 0.60 | 100% | 1 GB |",
         "| draft-model, rule verify-every |",
         "Without the 1 of 4 prompts",
         "| suffix | 1.50 | 1.20 |",
+        "| suffix | 1.70 | 1.70 |",
         "`outrider bench x`",
     ):
         assert words in page

@@ -163,6 +163,17 @@ def test_speeds_are_medians_of_prompts_and_ratios_are_paired_within_a_round() ->
     assert found["memory"] == 5
 
 
+def test_the_speedup_of_decoding_alone_leaves_the_prompt_out() -> None:
+    # reading takes 9 s for both, ten tokens 1 s plainly and 0.5 s drafted, two a call
+    plain = [run(PLAIN, ITEMS[0], 10.0, [step(number, 0, 0) for number in range(10)])]
+    mine = [run("x", ITEMS[0], 9.5, [step(number, 1, 1) for number in range(5)])]
+    found = figures(mine, plain)
+    assert found["speedup"] == pytest.approx(10 / 9.5)
+    assert found["decode_speedup"] == pytest.approx(2.0)
+    stranger = [run("y", ITEMS[0], 5.0)]  # whose steps nobody saw
+    assert figures(stranger, plain)["decode_speedup"] is None
+
+
 def test_without_plain_beside_it_there_is_no_speedup() -> None:
     found = figures([run("x", ITEMS[0], 1.0)], [run(PLAIN, ITEMS[1], 1.0)])
     assert found["speedup"] is None
