@@ -51,6 +51,9 @@ def train(
     vocabulary: Annotated[int, typer.Option(min=0, help="Tokens that can be guessed at least; 0 is all.")] = 8192,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, where a run was broken off.")] = False,
+    start: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Weights of this recipe to begin from, instead of from chance.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="Name the recipes and leave.")] = False,
 ) -> None:
@@ -87,6 +90,7 @@ def train(
                 rate=rate,
                 seed=seed,
                 fresh=fresh,
+                start=start,
                 quiet=quiet,
                 command=command,
             )
@@ -114,6 +118,7 @@ def train(
         vocabulary=vocabulary,
         seed=seed,
         fresh=fresh,
+        start=start,
         quiet=quiet,
         command=command,
     )

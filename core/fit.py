@@ -80,6 +80,7 @@ class Request:
     rate: float | None = None
     seed: int = 0
     fresh: bool = False  # forget the checkpoint in the folder
+    start: Path | None = None  # weights to begin from, instead of from chance
     quiet: bool = False
     options: Mapping[str, Any] | None = None  # of the part, instead of the recipe's
     command: str = ""  # that asked for it, noted with the weights
@@ -91,6 +92,8 @@ class Request:
             raise InvalidOption(f"a batch of {self.batch} teaches nothing; it must be 1 or more")
         if self.out is not None and len(self.recipes) > 1:
             raise InvalidOption("several recipes go to a folder each; leave out= away, or train them one by one")
+        if self.start is not None and len(self.recipes) > 1:
+            raise InvalidOption("weights to begin from are those of one recipe; train them one by one")
 
     @property
     def place(self) -> torch.device:

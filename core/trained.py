@@ -99,6 +99,20 @@ def _made(path: Path, kind: Callable[..., Pupil], target: Any, config: Mapping[s
         raise TrainedError(f"{path.with_suffix('.json')} describes no {kind.__name__}: {why}") from None
 
 
+def begin(pupil: Pupil, path: Path, say: Callable[[str], None]) -> None:
+    """Fill what is about to learn with what a file holds of it; the rest begins as it was made."""
+    facts = about(path)
+    if facts.get("pupil") != type(pupil).__name__:
+        raise Incompatible(f"{path.name} holds a {facts.get('pupil')}; what is to learn is a {type(pupil).__name__}")
+    for name, value in facts["config"].items():  # rows of other words would be taken for theirs
+        if isinstance(value, list) and value != pupil.config.get(name):
+            raise Incompatible(f"{path.name} has other {name} than what is to learn; begin from nothing")
+    tensors, own = Checkpoint(path), pupil.state_dict()
+    fitting = {name: tensor for name, tensor in own.items() if _fits(tensors, name, tensor)}
+    _fill(fitting, tensors)
+    say(f"{len(fitting)} of {len(own)} tensors begin as {path} has them")
+
+
 def load(path: Path, kinds: Mapping[str, Callable[..., Pupil]], target: Any) -> Pupil:
     """A pupil of its file: made of its configuration and its target's weights, then filled."""
     facts = about(path)
@@ -115,7 +129,11 @@ def load(path: Path, kinds: Mapping[str, Callable[..., Pupil]], target: Any) -> 
             f"{path.name} does not fit this target: {len(wrong)} tensors are missing or have another shape and "
             f"{len(left)} have no place, '{(wrong + left)[0]}' first"
         )
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(_numbers(tensors, name))
+    _fill(own, tensors)
     return pupil.eval()
+
+
+@torch.no_grad()
+def _fill(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in own.items():
+        tensor.copy_(_numbers(tensors, name))

@@ -34,7 +34,9 @@ class Plan(nn.Module):
         self.grow = nn.ModuleList([nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2)])
         self.mix = nn.Conv2d(channels, channels, 3, padding=1)
         self.out = nn.Conv2d(channels, width, 1)
-        self.place = nn.Parameter(torch.randn(side * side, width) * 0.1)
+        self.place = nn.Parameter(torch.zeros(side * side, width))
+        for tensor in (self.out.weight, self.out.bias):  # nothing is told before it is learned
+            nn.init.zeros_(tensor)
 
     def forward(self, style: Tensor, words: Tensor, given: Tensor) -> Tensor:
         """[B, D], [B, W, D] and which words there are [B, W] -> [B, side^2, D]."""

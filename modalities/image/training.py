@@ -17,7 +17,7 @@ from torch import nn
 
 from outrider.core.fit import Course, Fit, Request, Save
 from outrider.core.train import Pupil
-from outrider.core.trained import save
+from outrider.core.trained import begin, save
 from outrider.image import recipes
 from outrider.image.classifier import Classifier, Naming, NamingCourse
 from outrider.image.courses import (
@@ -77,10 +77,17 @@ class _Given:
     seed: int
     device: torch.device
     options: Mapping[str, Any]
+    start: Path | None
+    say: Callable[[str], None]
 
     @property
     def file(self) -> Path:
         return self.out / f"{self.recipe.name.removeprefix(recipes.PREFIX)}.safetensors"
+
+    def begun(self, pupil: Pupil) -> None:
+        """Give it the weights that it is to begin from, if there are any."""
+        if self.start is not None:
+            begin(pupil, self.start, self.say)
 
     def keeps(self, part: str) -> Save:
         """Write a part of what learns as trained weights."""
@@ -95,7 +102,7 @@ def _train(chosen: Recipe, pictures: Pictures, wanted: Wanted, say: Callable[[st
     device, out = wanted.place, wanted.begin(home(chosen.name))
     batch = wanted.batch or chosen.batch[device.type != "cpu"]
     options = {**chosen.options, **(wanted.options or {})}
-    given = _Given(chosen, pictures, out, batch, wanted.seed, device, options)
+    given = _Given(chosen, pictures, out, batch, wanted.seed, device, options, wanted.start, say)
     facts = {**wanted.facts(chosen.name, pictures.describe()), "batch": batch}
     if chosen.kind is not None:
         return _teach(given, wanted, facts, say)
@@ -119,13 +126,15 @@ def _codec(given: _Given) -> _Lesson:
 
     course = CodecCourse(given.pictures, given.batch, given.seed, given.device)
     file = given.out / "diffusion_pytorch_model.safetensors"
-    return _Lesson(CodecLearning(Tokenizer(Layout(**given.options))), course, file, keep)
+    codec = Tokenizer(Layout(**given.options)) if given.start is None else recipes.tokenizer(given.start)
+    return _Lesson(CodecLearning(codec), course, file, keep)
 
 
 def _tokens(given: _Given) -> _Lesson:
     codec = recipes.tokenizer().to(given.device)
     names = Names(codec.layout.codes, given.pictures.styles, _words(given.pictures))
     model = TokenModel(codes=names.codes, styles=names.styles, words=names.words, **given.options)
+    given.begun(model)
     course = TokensCourse(given.pictures, codec, names, given.batch, given.seed, given.device)
     return _Lesson(TokensLearning(model), course, given.file, given.keeps("tokens"))
 
@@ -135,6 +144,7 @@ def _draft(given: _Given) -> _Lesson:
     codec, teacher = recipes.tokenizer().to(given.device), recipes.tokens().to(given.device)
     names = teacher.names
     model = TokenModel(codes=names.codes, styles=names.styles, words=names.words, **given.options)
+    given.begun(model)
     course = TokensCourse(given.pictures, codec, names, given.batch, given.seed, given.device)
     network = teacher.network(torch.float32 if given.device.type == "cpu" else torch.bfloat16, given.device)
     imitation = ImitationCourse(course, network, GUIDANCE)
@@ -145,6 +155,7 @@ def _classifier(given: _Given) -> _Lesson:
     codec = recipes.tokenizer().to(given.device)
     course = NamingCourse(given.pictures, codec, given.batch, given.seed, given.device)
     model = Classifier(names=course.names, **given.options)
+    given.begun(model)
     return _Lesson(Naming(model), course, given.file, given.keeps("classifier"))
 
 
@@ -169,6 +180,7 @@ def _teach(given: _Given, wanted: Wanted, facts: dict[str, Any], say: Callable[[
     course = TokensCourse(given.pictures, codec, tokens.names, given.batch, wanted.seed, device)
     lessons = Lessons(teacher, course, JUDGED[device.type != "cpu"])
     pupil = chosen.kind(decoder(network), **given.options).to(device)
+    given.begun(pupil)
     length = 1 + course.length
     plan = Plan(
         minutes=wanted.minutes,

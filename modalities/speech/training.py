@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from outrider.core.errors import InvalidOption
 from outrider.core.fit import Fit, Request
-from outrider.core.trained import save
+from outrider.core.trained import begin, save
 from outrider.speech import data, recipes
 from outrider.speech.codec import FRAMES, Codec
 from outrider.speech.data import Utterance
@@ -73,6 +73,8 @@ def _train(chosen: Recipe, wanted: Wanted, say: Callable[[str], None]) -> Path:
         utterances, codes = _tokens(utterances, wanted, out, device)
         course = VoiceCourse(utterances, codes, batch, wanted.seed, device)
         model = VoiceLearning(Voice(codes=codes, **options))
+    if wanted.start is not None:
+        begin(model.part, wanted.start, say)
     facts = _facts(chosen, utterances, wanted) | {"batch": batch}
     file = out / f"{chosen.name.removeprefix(recipes.PREFIX)}.safetensors"
 
@@ -115,9 +117,12 @@ def _teach(
     learned = [lesson for lesson, one in zip(teacher.lessons, utterances, strict=True) if not one.held]
     held = [lesson for lesson, one in zip(teacher.lessons, utterances, strict=True) if one.held]
     name = chosen.name.removeprefix(recipes.PREFIX)
+    pupil = chosen.kind(teacher.target, **options)
+    if wanted.start is not None:
+        begin(pupil, wanted.start, say)
     trainer = Trainer(
         teacher,
-        {name: chosen.kind(teacher.target, **options)},
+        {name: pupil},
         lambda epoch, share: learned,
         held[: _JUDGED[device.type != "cpu"]],
         Plan(

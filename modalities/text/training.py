@@ -28,6 +28,7 @@ from outrider.core.rules.exact import Exact
 from outrider.core.run import forget
 from outrider.core.trace import Step
 from outrider.core.train import Pupil
+from outrider.core.trained import begin
 from outrider.text import data
 from outrider.text.loading import load
 from outrider.text.model import TextModel
@@ -64,6 +65,7 @@ class Wanted:
     vocabulary: int = _VOCABULARY  # 0: all of it
     seed: int = 0
     fresh: bool = False  # forget the checkpoint in the folder
+    start: Path | None = None  # weights to begin from, instead of from chance
     quiet: bool = False
     command: str = ""  # that asked for it, noted with the weights
 
@@ -74,6 +76,8 @@ class Wanted:
             recipe(name)
         if len(set(self.recipes)) < len(self.recipes):
             raise InvalidOption(f"a recipe is named twice: {', '.join(self.recipes)}")
+        if self.start is not None and len(self.recipes) > 1:
+            raise InvalidOption("weights to begin from are those of one recipe; train them one by one")
         if self.learn not in LEARN:
             raise unknown("way to learn", self.learn, LEARN)
         if not 0 <= self.text_share < 1:
@@ -114,6 +118,8 @@ def train(wanted: Wanted, say: Callable[[str], None] = print) -> list[Path]:
     for name, one in chosen.items():
         if one.watches is not None:
             _watch(pupils[name], one.watches, pupils, lm.name, target)
+        if wanted.start is not None:
+            begin(pupils[name], wanted.start, say)
     plan = Plan(
         minutes=max(wanted.minutes - spent, wanted.minutes / 2) if wanted.steps is None else wanted.minutes,
         steps=wanted.steps,

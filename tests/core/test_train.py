@@ -26,7 +26,7 @@ from outrider.core.lessons import DecoderTeacher, Lesson, batches, read, rejecti
 from outrider.core.losses import Loss, kl
 from outrider.core.methods import make_drafter, make_rule
 from outrider.core.train import Batch, Guess, agreement
-from outrider.core.trained import about, load, save
+from outrider.core.trained import about, begin, load, save
 from outrider.core.trainer import Plan, Trainer
 
 CONFIG = Config(vocabulary=48, width=32, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=48)
@@ -217,6 +217,28 @@ def test_files_that_do_not_fit_are_refused(target: Decoder, tmp_path: Path) -> N
     path.with_suffix(".json").write_text("[]")
     with pytest.raises(OutriderError):
         load(path, {"SmallModel": SmallModel}, target)
+
+
+def test_learning_begins_from_weights_there_are(target: Decoder, tmp_path: Path) -> None:
+    path, said = tmp_path / "small.safetensors", []
+    learned = SmallModel(target, layers=(0,))
+    with torch.no_grad():
+        for one in learned.parameters():
+            one.normal_(std=0.1)
+    save(learned, path, {}, 16)
+    other = SmallModel(target, layers=(0,), rank=2)  # which has corrections besides
+    made = {name: one.clone() for name, one in other.state_dict().items()}
+    begin(other, path, said.append)
+    held = learned.state_dict()
+    shared = [name for name, one in made.items() if name in held and held[name].shape == one.shape]
+    assert 0 < len(shared) < len(made) and said == [f"{len(shared)} of {len(made)} tensors begin as {path} has them"]
+    for name, one in other.state_dict().items():
+        torch.testing.assert_close(one, held[name] if name in shared else made[name], atol=1e-2, rtol=1e-2)
+    with pytest.raises(OutriderError, match="other layers"):
+        begin(SmallModel(target, layers=(1,)), path, said.append)
+    path.with_suffix(".json").write_text(path.with_suffix(".json").read_text().replace("SmallModel", "Another"))
+    with pytest.raises(OutriderError, match="holds a Another"):
+        begin(learned, path, said.append)
 
 
 SCRIPT = """

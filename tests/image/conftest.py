@@ -28,6 +28,9 @@ def token_model(seed: int = 0, layers: int = 2) -> TokenModel:
     made = TokenModel(codes=36, styles=STYLES, words=WORDS, width=16, layers=layers, heads=2, hidden=24, plan=8)
     with torch.no_grad():
         made.head.mul_(40)  # laws that are neither flat nor certain
+        assert made.plan is not None
+        made.plan.out.weight.normal_(std=0.2)  # what is learned before it says anything
+        made.plan.place.normal_(std=0.1)
     return made.eval()
 
 
