@@ -18,7 +18,8 @@ _FEW = 64  # that are looked for
 def argmax(values: Tensor) -> Tensor:
     """The first index of the largest value along the last axis."""
     if _code(values, 1):
-        return largest(values, 1)[1][..., 0]
+        rows = values if values.dim() == 3 else values.reshape(1, -1, values.shape[-1])
+        return native.largest(rows, 1)[1].view(values.shape[:-1])
     if _host(values):
         return torch.from_numpy(values.detach().numpy().argmax(-1))
     return values.argmax(-1)

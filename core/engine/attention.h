@@ -18,8 +18,21 @@ struct Group {
     const int32_t* counts;  // ... and how many in all
 };
 
+// One behind the last slot that any of the tokens looks at.
+inline int reached(const Group& g) {
+    int last = 0;
+    for (int t = 0; t < g.tokens; t++) {
+        const uint8_t* mask = g.mask + int64_t(t) * g.columns;
+        int j = g.columns;
+        while (j > last && !mask[j - 1]) j--;
+        last = j;
+    }
+    return last;
+}
+
 // What the queries find in the slots that they may look at. A token's slots count in their order, in blocks of 32:
-// which of them are those of others too decides how a block is put together, not what is computed with it.
+// which of them are those of others too decides how a block is put together, not what is computed with it. Where a sum
+// is one chain of additions, what has no share in it changes nothing: then all slots are everybody's.
 template <bool small>
 void attended(const Group& g, Scratch& own) {
     const int rows = g.tokens * g.heads;
@@ -32,8 +45,9 @@ void attended(const Group& g, Scratch& own) {
         for (int h = 0; h < g.heads; h++)
             std::memcpy(own.queries + (t * g.heads + h) * g.dim, g.queries + t * g.spread + h * g.dim, 2 * g.dim);
     }
-    const int shared = plain ? longest : shortest / 32 * 32;
-    const int64_t width = padded(longest, 32);
+    const bool apart = !plain && !kInOrder, mixed = !plain && kInOrder;
+    const int shared = plain ? longest : mixed ? reached(g) : shortest / 32 * 32;
+    const int64_t width = padded(std::max(longest, shared), 32);
     const auto scales = [&](const uint8_t* of, int t) {  // of what all see (t: -1), or of the rest of a token's
         const int first = t < 0 ? 0 : shared, count = t < 0 ? shared : g.counts[t] - shared;
         for (int i = 0; small && i < count; i++)
@@ -53,7 +67,12 @@ void attended(const Group& g, Scratch& own) {
     const auto rest = [&](int t) {  // the slots of a token behind those of all
         return looked(g.mask + int64_t(t) * g.columns, shared, g.columns, own.seen);
     };
-    for (int t = 0; t < g.tokens && !plain; t++) {
+    for (int t = 0; t < g.tokens && mixed; t++) {  // side by side what each sees, as its largest and sum want it
+        const int count = looked(g.mask + int64_t(t) * g.columns, shortest, shared, own.seen);
+        for (int h = t * g.heads; h < (t + 1) * g.heads; h++)
+            for (int i = 0; i < count; i++) own.weights[h * width + shortest + i] = own.weights[h * width + own.seen[i]];
+    }
+    for (int t = 0; t < g.tokens && apart; t++) {
         const int count = rest(t);
         scales(g.keys, t);
         for (int j = 0; j < count; j += 16) {
@@ -73,26 +92,32 @@ void attended(const Group& g, Scratch& own) {
     float shares[16];
     scales(g.values, -1);
     for (int row = 0; row < rows; row++) {
-        if (small && !plain && row % g.heads == 0) {
-            rest(row / g.heads);
-            scales(g.values, row / g.heads);
+        const int t = row / g.heads, count = g.counts[t];
+        if (small && apart && row % g.heads == 0) {
+            rest(t);
+            scales(g.values, t);
         }
-        const int count = g.counts[row / g.heads];
-        const float* mine = own.weights + row * width;
+        float* mine = own.weights + row * width;
         Sixteen most = same(-INFINITY), total = zero();
         for (int j = 0; j < count; j += 16) {
             most = larger(most, load(mine + j), count - j);
         }
         const Sixteen top = same(largest(most));
         for (int j = 0; j < width; j += 16) {
-            const int left = count - j;
-            const Sixteen e =
-                exponential(mul(sub(load(mine + j, left), top), scale));
-            total = add(total, leading(e, left));
-            const Sixteen share = small ? mul(e, load(own.scales + j)) : e;
-            store(own.shares + row * width + j, leading(share, left));
+            const Sixteen e = leading(exponential(mul(sub(load(mine + j, count - j), top), scale)), count - j);
+            total = add(total, e);
+            store(mine + j, e);
         }
         shares[row] = 1.f / added(total);
+        if (mixed) {  // back to where they stand
+            const uint8_t* mask = g.mask + int64_t(t) * g.columns;
+            for (int j = shared - 1, from = count; j >= shortest; j--) mine[j] = mask[j] ? mine[--from] : 0.f;
+        }
+        for (int j = 0; j < width; j += 16) {
+            const Sixteen e = load(mine + j);
+            store(own.shares + row * width + j,
+                  small ? leading(mul(e, load(own.scales + j)), (apart ? count : shared) - j) : e);
+        }
     }
     for (int d = 0; d < g.dim; d += 64) {
         const int wide = std::min(64, g.dim - d);
@@ -111,8 +136,8 @@ void attended(const Group& g, Scratch& own) {
                          },
                          wide, to);
                  });
-        if (plain) hand_over(own.sums, 0, rows);
-        for (int t = 0; t < g.tokens && !plain; t++) {
+        if (!apart) hand_over(own.sums, 0, rows);
+        for (int t = 0; t < g.tokens && apart; t++) {
             const int count = rest(t);
             std::memcpy(own.part, own.sums, 4096);
             gathered(

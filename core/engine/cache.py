@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -184,8 +185,7 @@ class Cache:
             first, start = rows.host[0], rows.host[0] + gap
             if draft.tree.is_chain and total - skip == 1 and not gap:
                 return ids, Places(positions, start + total, None, start + skip)
-            sight = near(rows, draft)[:, skip:]
-            mask = F.pad(F.pad(sight, (gap, 0)) if gap else sight, (first, 0), value=True)
+            mask = _behind(first, gap, near(rows, draft)[:, skip:])
             return ids, Places(positions, start + total, mask, start + skip)
         close = near(rows, draft)[:, skip:].expand(len(ids), -1, -1)
         column = torch.arange(columns, device=self.device)
@@ -202,18 +202,30 @@ class Cache:
         self.rows, tokens, kept = advance(rows, self.scored, draft, verdict, count, self.exact)
         if self.scored > 0 and verdict.path.shape[1] and not (wait == 1 and draft.tree.is_chain):
             self._reserve(wait + max(wait, kept.shape[1]))  # the draft may be deeper than what was scored of it
-            here = (rows.entries + rows.waiting)[:, None] + torch.arange(kept.shape[1], device=self.device)
-            there = (rows.entries + wait)[:, None] + verdict.path
-            self._move(torch.where(kept, there, here), here)
+            move = self._move_some if self.exact else self._move
+            move(rows, verdict.path, kept)
         self.scored = -1
         return tokens
 
-    def _move(self, source: Tensor, target: Tensor) -> None:
-        """Copy entries between slots [B, D], in all layers."""
-        if self.exact and bool((source == target).all()):
-            return
-        rows = torch.arange(len(source), device=self.device)[:, None]
-        self.store[:, rows, :, target] = self.store[:, rows, :, source]
+    def _move(self, rows: Rows, path: Tensor, kept: Tensor) -> None:
+        """Copy the entries of a path's nodes [B, D], where they are kept, behind those there are, in all layers."""
+        here = (rows.entries + rows.waiting)[:, None] + torch.arange(kept.shape[1], device=self.device)
+        there = (rows.entries + rows.pending.shape[1])[:, None] + path
+        row = torch.arange(len(path), device=self.device)[:, None]
+        self.store[:, row, :, here] = self.store[:, row, :, torch.where(kept, there, here)]
+
+    def _move_some(self, rows: Rows, path: Tensor, kept: Tensor) -> None:
+        """The same by looking: mostly they stand where they should."""
+        wait, waiting = rows.pending.shape[1], rows.waiting.tolist()
+        moves = [
+            (row, rows.host[row] + wait + node, rows.host[row] + waiting[row] + place)
+            for row, (nodes, stay) in enumerate(zip(path.tolist(), kept.tolist(), strict=True))
+            for place, (node, one) in enumerate(zip(nodes, stay, strict=True))
+            if one and wait + node != waiting[row] + place
+        ]
+        if moves:
+            row, source, target = torch.tensor(moves).unbind(1)
+            self.store[:, row, :, target] = self.store[:, row, :, source]
 
     def mark(self) -> Rows:
         return self.rows
@@ -286,6 +298,16 @@ def near(rows: Rows, draft: Draft) -> Tensor:
     real = torch.arange(wait, device=rows.entries.device) < rows.waiting[:, None]  # [B, P]
     below = sight[:, wait:] & F.pad(real, (0, draft.size), value=True)[:, None]
     return torch.cat([sight[:, :wait].expand(len(below), -1, -1), below], 1)
+
+
+def _behind(first: int, gap: int, sight: Tensor) -> Tensor:
+    """What may be looked at [1, Q, N] behind `first` columns that all may look at, and a gap that none may."""
+    if sight.device.type == "cpu":
+        table = np.ones((*sight.shape[:2], first + gap + sight.shape[2]), dtype=bool)
+        table[..., first : first + gap] = False
+        table[..., first + gap :] = sight.numpy()
+        return torch.from_numpy(table)
+    return F.pad(F.pad(sight, (gap, 0)) if gap else sight, (first, 0), value=True)
 
 
 def advance(

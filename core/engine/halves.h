@@ -11,6 +11,8 @@ constexpr int kTile = 1024;    // bytes of a tile of 32 numbers by 16
 constexpr int kUnpacked = 4;   // tiles between unpacking and use
 constexpr int kPrepared = 32;  // inputs of which one number is kept beside them
 constexpr int kFew = 4;        // rows and columns that are summed together in 32 bits
+constexpr int kQueries = 48;   // queries that cost as much as it takes to lay out keys and values for any
+constexpr bool kInOrder = false;  // a sum is of pairs, two of what is added at a time
 bool tiles_ready = false;
 typedef __m512i Numbers;  // 32 in 16 bits
 

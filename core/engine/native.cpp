@@ -183,6 +183,18 @@ void turned(float* x, const float* norm, int dim, float eps, const float* cosine
 
 namespace {
 
+// Into how many parts a row's tokens are divided, of at most `together` each, so that threads have about as much to do.
+int parted(int count, int together, int group, int heads, int threads) {
+    const int fewest = (count + together - 1) / together;
+    const auto longest = [&](int parts) {
+        return (heads * parts + threads - 1) / threads * ((count + parts - 1) / parts * group + kQueries);
+    };
+    int best = fewest;
+    for (int parts = fewest + 1; parts <= std::min(count, fewest + threads); parts++)
+        if (longest(parts) < longest(best)) best = parts;
+    return best;
+}
+
 struct Arena {
     uint8_t* at;
     template <typename T>
@@ -245,7 +257,7 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
     int32_t* counts = arena.take<int32_t>(rows);
     const int64_t each = scratch_bytes(deepest, p.columns, s.dim);
     const int together = std::max(1, 16 / group), most = std::min(16, group),
-              parts = (p.count + together - 1) / together;
+              parts = parted(p.count, together, group, p.rows * s.kv, p.threads);
 #pragma omp parallel num_threads(p.threads)
     {
         const int me = omp_get_thread_num(), threads = omp_get_num_threads();
@@ -298,21 +310,22 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
                     }
                 }
 #pragma omp barrier
-                configured.to(std::min(p.count, together) * group);
+                configured.to(std::min((p.count + parts - 1) / parts, together) * group);
                 for (int task = me; task < p.rows * s.kv * parts; task += threads) {
-                    const int row = task / (s.kv * parts), kv = task / parts % s.kv, q = task % parts * together,
+                    const int row = task / (s.kv * parts), kv = task / parts % s.kv, part = task % parts,
+                              q = int64_t(part) * p.count / parts, some = int64_t(part + 1) * p.count / parts - q,
                               m = row * p.count + q;
                     for (int head = kv * group; head < (kv + 1) * group; head += most) {
                         const uint8_t* keys = here + row * p.row_stride + kv * p.head_stride;
                         const int64_t at = int64_t(m) * spread + head * s.dim;
                         const uint8_t* mask = p.mask ? p.mask + row * p.mask_stride + int64_t(q) * p.columns : nullptr;
-                        const Group some{std::min(together, p.count - q), std::min(most, (kv + 1) * group - head), s.dim,
-                                         queries + at, input + at, spread, keys, keys + s.kv * p.head_stride,
-                                         p.slot_stride, mask, p.columns, runs + m, counts + m};
+                        const Group one{some, std::min(most, (kv + 1) * group - head), s.dim,
+                                        queries + at, input + at, spread, keys, keys + s.kv * p.head_stride,
+                                        p.slot_stride, mask, p.columns, runs + m, counts + m};
                         if (p.small)
-                            attended<true>(some, own);
+                            attended<true>(one, own);
                         else
-                            attended<false>(some, own);
+                            attended<false>(one, own);
                     }
                 }
                 configured.to(tokens);
@@ -369,6 +382,11 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
             }
         }
     }
+}
+
+// Rows of x [count, width] by their length, in 16 bits.
+void outrider_normed(const float* x, const float* weight, int32_t count, int32_t width, float eps, bf16* to) {
+    for (int m = 0; m < count; m++) normed(x + int64_t(m) * width, weight, width, eps, to + int64_t(m) * width);
 }
 
 int64_t outrider_product_work(const Matrix* w, int32_t count, int32_t threads) {

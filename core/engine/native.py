@@ -152,6 +152,11 @@ def library() -> ctypes.CDLL | None:
     found.outrider_product_work.argtypes = [c_void_p, c_int32, c_int32]
     found.outrider_run.argtypes = [c_void_p, c_void_p, c_void_p]
     found.outrider_run.restype = found.outrider_product.restype = found.outrider_few.restype = None
+    found.outrider_normed.restype = None
+    found.outrider_normed.argtypes, found.outrider_normed.restype = (
+        [*([c_void_p] * 2), *([c_int32] * 2), c_float, c_void_p],
+        None,
+    )
     found.outrider_few.argtypes = [*([c_void_p] * 4), *([c_int32] * 4)]
     found.outrider_largest.argtypes = [c_void_p, c_int64, c_int64, *([c_int32] * 4), c_void_p, c_void_p, c_int32]
     found.outrider_divergence.argtypes = [*([c_void_p] * 4), *([c_int32] * 3)]
@@ -342,6 +347,14 @@ class Passes:
             *(places.start or 0, rows, count, places.columns, reach, first, last, threads, store.dtype == torch.int8),
         )
         code.outrider_run(shape, ctypes.addressof(self._layers), ctypes.addressof(given))
+
+    def normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        """RMSNorm of states x [N, D] in 32 bits, in 16 bits."""
+        code, out = library(), torch.empty(x.shape, dtype=torch.bfloat16)
+        assert code is not None
+        where = x.data_ptr(), weight.data_ptr()
+        code.outrider_normed(*where, *x.shape, self._shape.eps, out.data_ptr())
+        return out
 
 
 def passes(config: Config, layers: Sequence[Layer], dtype: torch.dtype) -> Passes | None:

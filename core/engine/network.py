@@ -134,6 +134,7 @@ class Network:
             (layer.attention_norm.to(self.wide) * root, layer.mlp_norm.to(self.wide) * root) for layer in layers
         ]
         self._norm = norm.to(self.wide) * root
+        self._last = norm.float().contiguous()
         self._angles = torch.zeros(0), torch.zeros(0)
         self.arrive: Callable[[int], None] | None = None  # called ahead of each layer, where weights come and go
         self.graphs: Graphs | None = None  # passes captured by shape, where that was asked for
@@ -251,7 +252,10 @@ class Network:
 
     def finish(self, x: Tensor, rows: int, taps: dict[str, list[Tensor]] | None = None) -> Tensor:
         """States behind the last layer -> normed [B, Q, D], what the output layer reads; the tap "last"."""
-        states = self.normed(x, self._norm, torch.empty(x.shape, dtype=self.dtype, device=self.device))
+        if self._passes is not None and x.dtype == torch.float32:
+            states = self._passes.normed(x.contiguous(), self._last)
+        else:
+            states = self.normed(x, self._norm, torch.empty(x.shape, dtype=self.dtype, device=self.device))
         states = states.view(rows, len(x) // rows, self.config.width)
         if taps and "last" in taps and len(x):
             taps["last"].append(states)

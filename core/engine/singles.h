@@ -9,6 +9,8 @@ constexpr int kTile = 2048;   // bytes of a tile of 32 numbers by 16, which are 
 constexpr int kUnpacked = 4;  // tiles between unpacking and use
 constexpr int kPrepared = 1;  // inputs of which one number is kept beside them
 constexpr int kFew = 2;       // rows and columns that are summed together in 32 bits
+constexpr bool kInOrder = true;  // a sum is one chain of additions, in the order of what is added
+constexpr int kQueries = 4;      // queries that cost as much as it takes to lay out keys and values for any
 constexpr int kChains = 6;    // sums of sixteen that fit into the registers beside what is added to them
 
 struct Numbers {  // 32
