@@ -172,7 +172,7 @@ class Dice:
     def pick(self, law: Law, node: Tensor | int, purpose: Purpose, where: Tensor | None = None) -> Tensor:
         """One token from each law [B, ..., S], by inverting its cumulative sum -> [B, ...]."""
         if law.width == 1:
-            return law.name(torch.zeros_like(law.probs[..., 0], dtype=torch.long))
+            return law.sole()
         total = law.probs.cumsum(-1, dtype=torch.float64)
         mark = self.uniform(purpose, node)[..., None] * total[..., -1:]
         place = torch.searchsorted(total, mark.contiguous(), right=True).clamp_(max=law.width - 1)
@@ -182,7 +182,7 @@ class Dice:
         """The token that wins the exponential race at its absolute position: a draw from the law that is the same
         wherever, whenever and with whatever draft that position is reached. position [B, ...] -> [B, ...]."""
         if law.width == 1:
-            return law.name(torch.zeros_like(law.probs[..., 0], dtype=torch.long))
+            return law.sole()
         return law.name(argmax(law.probs / self.noise(law, position)))
 
     def noise(self, law: Law, position: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ token ids and laws, nothing of who drafted or who judges.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from outrider.core.device import upload
 from outrider.core.laws import Law
+
+_FEW = 256  # nodes that are quicker counted one by one on the host
 
 
 class Tree:
@@ -59,6 +62,8 @@ class Tree:
     @cached_property
     def ancestors(self) -> Tensor:
         """[1|B, N, N] bool: column j stands on the path from the root to row i, i itself included."""
+        if self.parents.device.type == "cpu" and self.parents.numel() <= _FEW:
+            return _followed(self.parents)
         own = torch.eye(self.size, dtype=torch.bool, device=self.parents.device)[None]
         known, parent = own.expand(len(self.parents), -1, -1), self.parents.clamp(min=0)[..., None]
         rooted = (self.parents < 0)[..., None]
@@ -123,13 +128,27 @@ class Tree:
         return sight, steps
 
 
-@lru_cache(maxsize=256)
+def _followed(parents: Tensor) -> Tensor:
+    """`ancestors` by following parents on the host."""
+    found = np.zeros((*parents.shape, parents.shape[1]), dtype=bool)
+    for table, row in zip(found, parents.tolist(), strict=True):
+        for node, parent in enumerate(row):
+            if parent >= 0:
+                table[node] = table[parent]
+            table[node, node] = True
+    return torch.from_numpy(found)
+
+
+@lru_cache(maxsize=512)
 def _static(parents: tuple[int, ...], device: str) -> Tree:
     if any(not -1 <= parent < node for node, parent in enumerate(parents)):
         raise ValueError(f"parents {parents} are not in order: each must be -1 or an earlier node")
-    tree = Tree(torch.tensor([parents], dtype=torch.long, device=device).view(1, -1))
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    width = max(Counter(parents).values(), default=0)
+    tree = Tree(upload([parents], device, torch.long).view(1, -1), max(depths, default=0), width)
     tree.static = True
-    _ = tree.depth, tree.width
     return tree
 
 

@@ -81,6 +81,10 @@ class Law:
         """The token ids at places [...] of the support."""
         return place if self.tokens is None else self.tokens.gather(-1, place[..., None])[..., 0]
 
+    def sole(self) -> Tensor:
+        """The tokens [...] of laws one entry wide."""
+        return torch.zeros_like(self.probs[..., 0], dtype=torch.long) if self.tokens is None else self.tokens[..., 0]
+
     def at(self, tokens: Tensor) -> Tensor:
         """Probabilities of tokens [..., K]; ids outside the vocabulary, and the -1 of padding, have none."""
         if self.tokens is None:

@@ -10,7 +10,7 @@ shows for all drafters alike, whoever's guess was tried. Knows token ids and bel
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -28,6 +28,13 @@ MEMBERS = ("suffix", "token-recycling")
 _STEPS = 10  # beliefs are told apart this finely
 _PRIOR = 12.0  # guesses that a belief is taken at its word for
 _UNSURE = 0.5  # the chance of a guess whose drafter believes nothing
+
+
+@runtime_checkable
+class _Grower(Protocol):
+    """A drafter whose guesses are to be had on the host, without a draft made of them."""
+
+    def tries(self, room: Sequence[int]) -> list[Trie]: ...
 
 
 class _Member:
@@ -141,8 +148,13 @@ class Ensemble:
     # ----
 
     def propose(self, room: Tensor, dice: Dice) -> Draft:
-        drafts = [one.propose(room, dice.fork(number)) for number, one in enumerate(self.drafters)]
-        parts = [_host(draft) for draft in drafts]
+        left = room.tolist()
+        parts = [
+            [_grown(trie) for trie in one.tries(left)]
+            if isinstance(one, _Grower)
+            else _host(one.propose(room, dice.fork(number)))
+            for number, one in enumerate(self.drafters)
+        ]
         tries = [self._merge(row, [part[row] for part in parts]) for row in range(len(room))]
         counts = self.counts([trie.weights for trie in tries])
         return planted([trie.best(count) for trie, count in zip(tries, counts, strict=True)], dice.device)
@@ -194,7 +206,15 @@ def _made(name: str, options: Mapping[str, Any]) -> Drafter:
     return made
 
 
-def _host(draft: Draft) -> list[tuple[list[int], list[int], list[bool], list[float] | None]]:
+_Guesses = tuple[list[int], list[int], list[bool], list[float] | None]
+
+
+def _grown(trie: Trie) -> _Guesses:
+    """What `_host` would give of a trie that was planted."""
+    return trie.tokens, trie.parents, [True] * len(trie), [min(weight, 1.0) for weight in trie.weights]
+
+
+def _host(draft: Draft) -> list[_Guesses]:
     """Tokens, parents, which are live and beliefs of each row, as lists."""
     if draft.laws is not None or draft.probe is not None:
         raise Incompatible("an ensemble merges fixed guesses; a drafter whose guesses are drawn can't be part of one")

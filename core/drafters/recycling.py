@@ -10,10 +10,10 @@ joins them when a generation ends; it notes how likely each successor is to come
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-import torch
 from torch import Tensor
 
 from outrider.core.device import fetch
@@ -113,9 +113,12 @@ class TokenRecycling(Apart):
         return {token: (known, _shares(len(known))) for token, known in found.items()}
 
     def propose(self, room: Tensor, dice: Dice) -> Draft:
+        return planted(self.tries(room.tolist()), dice.device)
+
+    def tries(self, room: Sequence[int]) -> list[Trie]:
+        """Each row's guesses, on the host."""
         grow = self._grow if self.shape is None else self._fill
-        tries = [grow(row, last, left) for row, last, left in zip(self._rows, self._last, room.tolist(), strict=True)]
-        return planted(tries, dice.device)
+        return [grow(row, last, left) for row, last, left in zip(self._rows, self._last, room, strict=True)]
 
     def _after(self, row: dict[int, Successors], token: int) -> Successors:
         return row.get(token) or self.table.get(token) or self.start.get(token) or ([], [])
@@ -155,21 +158,17 @@ class TokenRecycling(Apart):
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:
         count = min(draft.size + 1, _ROWS)
         values, ids = largest(scores.leading(count), min(self.successors, scores.vocabulary))
-        live = draft.live & (draft.tokens < scores.vocabulary)
-        tokens = torch.where(live, draft.tokens, -1)[:, : count - 1]
-        chances = _LEAST_TRUST + _TRUST * torch.softmax(values.float(), -1)
-        best, shares, said = fetch(ids, chances, tokens)
-        path = fetch(verdict.path)[0].tolist()
+        parts = (ids, values.float(), draft.tokens, draft.live, verdict.path)
+        best, logits, tokens, live, paths = (part.tolist() for part in fetch(*parts))
         for row, emitted in enumerate(verdict.rows(draft)):
             if self._last[row] == _NOBODY:
                 continue
-            taken = [node + 1 for node in path[row] if 0 <= node < count - 1]
-            order = [*range(1, count), 0, *taken]  # what was accepted has the last word
-            names = [self._last[row], *said[row].tolist()]
-            found, parts = best[row].tolist(), shares[row].tolist()
-            for place in order:
-                if names[place] >= 0:
-                    self._rows[row][names[place]] = (found[place], parts[place])
+            said = zip(tokens[row][: count - 1], live[row], strict=False)
+            names = [self._last[row], *(token if one and token < scores.vocabulary else _NOBODY for token, one in said)]
+            taken = [node + 1 for node in paths[row] if 0 <= node < count - 1]
+            for place in (*range(1, count), 0, *taken):  # what was accepted has the last word
+                if names[place] != _NOBODY:
+                    self._rows[row][names[place]] = best[row][place], _chances(logits[row][place])
             if emitted:
                 self._last[row] = emitted[-1]
 
@@ -178,6 +177,13 @@ class TokenRecycling(Apart):
             for row in self._rows:
                 self.table.update(row)
         self._rows = []
+
+
+def _chances(logits: Sequence[float]) -> list[float]:
+    """That each comes again, of the largest logits, the largest first."""
+    weights = [math.exp(one - logits[0]) for one in logits]
+    total = sum(weights)
+    return [_LEAST_TRUST + _TRUST * weight / total for weight in weights]
 
 
 def _shares(count: int) -> list[float]:

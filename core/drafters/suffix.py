@@ -237,13 +237,15 @@ class Suffix(Apart):
     # ----
 
     def propose(self, room: Tensor, dice: Dice) -> Draft:
-        left = room.tolist()
-        self._open = [one >= 0 for one in left]
-        tries = [
+        return planted(self.tries(room.tolist()), dice.device)
+
+    def tries(self, room: Sequence[int]) -> list[Trie]:
+        """Each row's guesses, on the host."""
+        self._open = [one >= 0 for one in room]
+        return [
             Trie() if row is None else row.guess(self.nodes, min(self.depth, most), self.least)
-            for row, most in zip(self._rows, left, strict=True)
+            for row, most in zip(self._rows, room, strict=True)
         ]
-        return planted(tries, dice.device)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:
         for row, tokens, open_ in zip(self._rows, verdict.rows(draft), self._open, strict=True):

@@ -6,6 +6,7 @@ where guesses come from.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -77,30 +78,17 @@ def planted(tries: Sequence[Trie], device: torch.device) -> Draft:
     size = max(map(len, tries))
     if not size:
         return Draft.empty(len(tries), device)
-    table, beliefs = [], []
+    tokens, shapes, beliefs, live = [], [], [], []
     for trie in tries:
-        dead = size - len(trie)  # dead nodes hang where they crowd no one: each below the one before
-        table.append([*trie.tokens, *[0] * dead, *trie.parents, *range(len(trie) - 1, size - 1), len(trie)])
-        beliefs.append([*trie.weights, *[0.0] * dead])
-    ids = upload(table, device, torch.long)  # [B, 2 size + 1]
-    parents = ids[:, size : 2 * size]
-    chains = all(row[size : 2 * size] == table[0][size : 2 * size] for row in table)
-    if chains and table[0][size : 2 * size] == list(range(-1, size - 1)):
-        tree = Tree.chain(size, device)
+        count, dead = len(trie), size - len(trie)
+        tokens.append([*trie.tokens, *[0] * dead])
+        shapes.append((*trie.parents, *range(count - 1, size - 1)))  # dead nodes hang each below the one before
+        beliefs.append([*(min(weight, 1.0) for weight in trie.weights), *[0.0] * dead])
+        live.append([True] * count + [False] * dead)
+    if len({*shapes}) == 1:
+        tree = Tree.of(shapes[0], device)
     else:
         deepest = max(max(trie.depths, default=0) + size - len(trie) for trie in tries)
-        tree = Tree(parents[:1] if chains else parents, deepest, _widest(table, size))
-    live = torch.arange(size, device=device) < ids[:, -1:]
-    belief = upload(beliefs, device, torch.float64).clamp(max=1)
-    return Draft.guess(ids[:, :size], tree, live, belief)
-
-
-def _widest(table: Sequence[Sequence[int]], size: int) -> int:
-    """The most children that a node has."""
-    most = 1
-    for row in table:
-        counts: dict[int, int] = {}
-        for parent in row[size : 2 * size]:
-            counts[parent] = counts.get(parent, 0) + 1
-        most = max(most, *counts.values())
-    return most
+        tree = Tree(upload(shapes, device, torch.long), deepest, max(max(Counter(one).values()) for one in shapes))
+    belief = upload(beliefs, device, torch.float64)
+    return Draft.guess(upload(tokens, device, torch.long), tree, upload(live, device), belief)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from outrider.core.laws import Law
 from outrider.core.target import Scores
 
 _AT_ONCE = 128  # nodes; beyond, it is cheaper to look only at the rows that are reached
+_FEW = 8  # rows that are quicker walked one by one, on a CPU
 
 
 class Record:
@@ -105,8 +107,9 @@ def undrafted(draft: Draft, token: Tensor, *, priced: bool = False) -> Verdict:
 
 def _matching_at_once(draft: Draft, scores: Scores) -> Verdict:
     """The same where every law is a single token: all rows' tokens are known at once, so no level waits for another."""
-    tree = draft.tree
-    own = scores.laws().name(torch.zeros(draft.rows, draft.size + 1, dtype=torch.long, device=draft.tokens.device))
+    tree, own = draft.tree, scores.laws().sole()
+    if own.device.type == "cpu" and draft.rows <= _FEW:
+        return _matching_one_by_one(draft, own)
     parents = tree.parents.expand(draft.rows, -1)
     hits = draft.tried & (draft.tokens == own.gather(1, parents + 1))
     reached = (hits[:, None] | ~tree.ancestors).all(-1)  # [B, N]
@@ -125,6 +128,41 @@ def _matching_at_once(draft: Draft, scores: Scores) -> Verdict:
         chance=certain,
         p=certain,
         q=tried.to(torch.float32),
+    )
+
+
+def _matching_one_by_one(draft: Draft, own: Tensor) -> Verdict:
+    """The same for a few rows, on the host: calling as many operations takes longer."""
+    paths, tokens, resampled, tries, hits = [], [], [], [], []
+    shapes = draft.tree.parents.expand(draft.rows, -1).tolist()
+    rows = zip(shapes, draft.tokens.tolist(), draft.tried.tolist(), own.tolist(), strict=True)
+    for parents, guesses, able, said in rows:
+        tried, right = list[bool](), list[bool]()
+        ways: dict[int, list[int]] = {-1: []}  # to the root, and to each node that is right
+        best: list[int] = []
+        for node, (parent, guess, one) in enumerate(zip(parents, guesses, able, strict=True)):
+            tried.append(one and parent in ways)
+            right.append(tried[-1] and guess == said[parent + 1])
+            if right[-1]:
+                ways[node] = [*ways[parent], node]
+                best = max(best, ways[node], key=len)
+        end = best[-1] if best else -1
+        paths.append(best + [-1] * (draft.tree.depth - len(best)))
+        tokens.append(said[end + 1])
+        resampled.append(any(one and parent == end for one, parent in zip(tried, parents, strict=True)))
+        tries.append(tried)
+        hits.append(right)
+    path, tested = np.array(paths), np.array(tries)
+    certain = torch.from_numpy(np.array(hits, dtype=np.float32))
+    return Verdict(
+        path=torch.from_numpy(path),
+        accepted=torch.from_numpy((path >= 0).sum(1)),
+        token=torch.from_numpy(np.array(tokens)),
+        resampled=torch.from_numpy(np.array(resampled)),
+        tried=torch.from_numpy(tested),
+        chance=certain,
+        p=certain,
+        q=torch.from_numpy(tested.astype(np.float32)),
     )
 
 

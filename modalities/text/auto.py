@@ -28,7 +28,7 @@ from outrider.core.record import Record
 from outrider.core.rounds import LOOK, Costs, Rest
 from outrider.core.target import Prefill, Prompts, Scores, Target
 
-_WIDTHS = (LOOK, 1, 2, 3, 5, 8, 12, 16, 24, 32)  # tokens of one row that are measured
+_WIDTHS = (LOOK, *range(1, 9), 12, 16, 24, 32)  # tokens of one row that are measured: products go by fours or sixes
 _NARROW = (LOOK, 1, 2, 3, 5, 9, 17)  # and of each of several
 _WIDEST = 192  # tokens of all rows together, if there are more than two in each
 _FEW, _MORE, _MOST = 2, 4, 64  # rows that are measured: two, and on in steps
