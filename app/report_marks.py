@@ -84,11 +84,15 @@ def _beside(peer: str) -> Callable[[Found], float | None]:
 
 
 def _of_tasks(*names: str) -> Callable[[Found], float | None]:
-    """The largest speedup of any drafter, on average over some tasks."""
+    """The largest speedup of any drafter, on average over some tasks, or all; without outputs that loop."""
 
     def figure(found: Found) -> float | None:
-        every = [[row["tasks"].get(name) for name in names] for row in _rows(found, 0.0, None, "exact")]
-        means = [sum(one["speedup"] for one in tasks) / len(tasks) for tasks in every if all(tasks)]
+        means = []
+        for row in _rows(found, 0.0, None, "exact"):
+            tasks = (row["without_looping"] or {}).get("tasks") or row["tasks"]
+            some = [tasks.get(name) for name in names or tasks]
+            if some and all(some):
+                means.append(sum(one["speedup"] for one in some) / len(some))
         return max(means, default=None)
 
     return figure
@@ -121,7 +125,7 @@ MARKS = (
         _best(_CALLS, "input-guided"),
         2.5,
     ),
-    Mark("text", "given", "the best without training, speedup", _best("speedup", part=_SOUND), 1.25),
+    Mark("text", "given", "the best without training, speedup, on average over tasks", _of_tasks(), 1.25),
     Mark("text", "given", "the same, on summaries and retrieval", _of_tasks("summarization", "rag"), 1.5),
     Mark("text", "given", "the guard at its slowest task, speedup", _worst_task("guarded"), 0.95),
     Mark("text", "trained", "EAGLE-3, tokens a call", _best(_CALLS, "eagle3", part=_SOUND), 2.2, why=_TWO_CORES),

@@ -174,12 +174,18 @@ def _benched(found: Sequence[Found]) -> list[str]:
             speeds = [[(row["tasks"].get(task) or {}).get(key) for task in tasks] for row in everyone]
             if any(one for cells in speeds for one in cells):
                 body = [
-                    [named(row), *("-" if not one else f"{one:.2f}" for one in cells)]
+                    [named(row), *("-" if not one else f"{one:.2f}" for one in (_average(cells), *cells))]
                     for row, cells in zip(everyone, speeds, strict=True)
                 ]
-                parts += [f"By task, times plain decoding's tokens a second{words}:\n", table(("", *tasks), body)]
+                said = f"By task, times plain decoding's tokens a second{words}:\n"
+                parts += [said, table(("", "on average", *tasks), body)]
     lines = [f"- {line.plain}" for one in found for line in remarks(one)]
     return [*parts, *(["\n".join(lines) + "\n"] if lines else [])]
+
+
+def _average(values: Sequence[float | None]) -> float | None:
+    known = [one for one in values if one is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _pictures(found: Sequence[Found]) -> str:

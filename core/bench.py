@@ -248,9 +248,15 @@ def row(
         found["undrafted"] = undrafted(run.outcome.steps for run in runs)
         found["predicted_tokens_per_second"] = predicted(runs, cost) if cost else None
         found["note"] = note(found, total, cost)
-    found["without_looping"] = part(lambda item: item.id not in looping)
     tasks = sorted({run.item.task for run in runs})
-    found["tasks"] = {task: part(lambda item, task=task: item.task == task) for task in tasks}  # type: ignore[misc]
+
+    def by_task(wanted: Callable[[Item], bool]) -> dict[str, Any]:
+        each = {task: part(lambda item, task=task: item.task == task and wanted(item)) for task in tasks}  # type: ignore[misc]
+        return {task: one for task, one in each.items() if one}
+
+    sound = part(lambda item: item.id not in looping)
+    found["without_looping"] = sound and {**sound, "tasks": by_task(lambda item: item.id not in looping)}
+    found["tasks"] = by_task(lambda item: True)
     return found
 
 

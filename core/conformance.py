@@ -20,12 +20,13 @@ from torch import Tensor
 
 from outrider.core.decode import Drafter, Rule, decode
 from outrider.core.dice import Dice, Purpose
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.laws import Law, Sampling
 from outrider.core.methods import Method
 from outrider.core.record import Record
 from outrider.core.target import TableTarget, Target
+from outrider.core.tree import Tree
 
 # one drafter for each kind of draft: drawn chains and trees, fixed ones, windows, and mixtures
 KINDS = ("draft-model", "sampled-tree", "top-k-tree", "jacobi", "prompt-lookup", "ensemble", "specinfer")

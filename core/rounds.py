@@ -32,7 +32,8 @@ class Costs:
             times = [measured[rows, tokens] for tokens in widths]
             if rows < 1 or len(widths) < 2 or widths[0] < 1 or min(times) <= 0:
                 raise InvalidOption("costs need at least two different numbers of tokens, and times above 0")
-            self._lines[rows] = widths, np.maximum.accumulate(times).tolist()
+            # whatever else a machine does only slows it down: what took longer than a wider round took too long
+            self._lines[rows] = widths, np.minimum.accumulate(times[::-1])[::-1].tolist()
             if (rows, LOOK) in measured:
                 self._looks[rows] = max(measured[rows, LOOK] / self._lines[rows][1][0] - 1, 0.0)
         if 1 not in self._lines:

@@ -15,11 +15,12 @@ from statistics import median
 
 import torch
 
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
 from outrider.core.laws import Sampling
 from outrider.core.speed import PassCost, fit_pass_cost
 from outrider.core.target import Target
 from outrider.core.trace import Step
+from outrider.core.tree import Tree
 
 WIDTHS = (1, 2, 4, 8, 16, 32)  # tokens a pass
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from outrider.core.device import upload
 from outrider.core.dice import Dice, Purpose
-from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.blocks import Anchored
 from outrider.core.drafters.heads import Kept
 from outrider.core.drafters.learned import shallow
@@ -29,6 +29,7 @@ from outrider.core.laws import Law, Sampling, to_law
 from outrider.core.shapes import chain, validate
 from outrider.core.target import Prefill, Prompts, Scores
 from outrider.core.train import Batch
+from outrider.core.tree import Tree
 
 Context = list[tuple[Tensor, Tensor]]  # keys and values [B, K, T, d] of each layer
 

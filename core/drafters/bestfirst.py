@@ -12,12 +12,13 @@ from torch import Tensor
 
 from outrider.core.device import upload
 from outrider.core.dice import Dice
-from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.model import softened
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.shapes import rerank
 from outrider.core.target import Prefill, Prompts, Scores, Target
+from outrider.core.tree import Tree
 
 
 class SpecExec:

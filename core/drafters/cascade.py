@@ -16,13 +16,14 @@ from torch import Tensor
 
 from outrider.core.device import upload
 from outrider.core.dice import Dice, Purpose
-from outrider.core.draft import Draft, Tree, Verdict, told
+from outrider.core.draft import Draft, Verdict, told
 from outrider.core.drafters.lookup import guesses
 from outrider.core.drafters.model import joined
 from outrider.core.drafters.ngram import Counts
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.laws import Law, Sampling
 from outrider.core.target import Prefill, Prompts, Scores, Target
+from outrider.core.tree import Tree
 
 Rows = list[list[int]]
 

@@ -19,13 +19,14 @@ from torch import Tensor
 
 from outrider.core.device import upload
 from outrider.core.dice import Dice, Purpose
-from outrider.core.draft import Draft, Tree, Verdict, told
+from outrider.core.draft import Draft, Verdict, told
 from outrider.core.drafters.lookup import guesses
 from outrider.core.drafters.model import joined
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.laws import Law, Sampling, to_law
 from outrider.core.policies import Policy, make_policy
 from outrider.core.target import Prefill, Prompts, Scores, Target
+from outrider.core.tree import Tree
 
 WAYS = ("retokenise", "shared")
 _FEW = 1024  # entries up to which a law is left as it is

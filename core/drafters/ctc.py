@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.core.dice import Dice
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
 from outrider.core.drafters.corrected import adapted
 from outrider.core.drafters.follower import ready
 from outrider.core.drafters.heads import Kept, before, causal, kept
@@ -27,6 +27,7 @@ from outrider.core.laws import Sampling
 from outrider.core.losses import Loss
 from outrider.core.shapes import parallel
 from outrider.core.train import Batch, Pupil
+from outrider.core.tree import Tree
 
 
 def collapse(frames: Tensor, blank: int, length: int) -> Tensor:

@@ -10,7 +10,7 @@ shows for all drafters alike, whoever's guess was tried. Knows token ids and bel
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from outrider.core.device import fetch
 from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.rowwise import Joined, joins
-from outrider.core.drafters.trie import Trie, planted
+from outrider.core.drafters.trie import Grower, Trie, planted
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.target import Prefill, Prompts, Scores
@@ -28,13 +28,6 @@ MEMBERS = ("suffix", "token-recycling")
 _STEPS = 10  # beliefs are told apart this finely
 _PRIOR = 12.0  # guesses that a belief is taken at its word for
 _UNSURE = 0.5  # the chance of a guess whose drafter believes nothing
-
-
-@runtime_checkable
-class _Grower(Protocol):
-    """A drafter whose guesses are to be had on the host, without a draft made of them."""
-
-    def tries(self, room: Sequence[int]) -> list[Trie]: ...
 
 
 class _Member:
@@ -151,7 +144,7 @@ class Ensemble:
         left = room.tolist()
         parts = [
             [_grown(trie) for trie in one.tries(left)]
-            if isinstance(one, _Grower)
+            if isinstance(one, Grower) and one.hosted
             else _host(one.propose(room, dice.fork(number)))
             for number, one in enumerate(self.drafters)
         ]

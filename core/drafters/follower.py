@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.block import Angles, Sight
 from outrider.core.engine.cache import Cache, Rows
 from outrider.core.engine.graphs import Stills
@@ -24,6 +24,7 @@ from outrider.core.engine.views import furthest
 from outrider.core.engine.words import Words, settled
 from outrider.core.laws import Law, Lawmaker, Sampling, to_law
 from outrider.core.target import Itself, Prefill, Prompts, Scores
+from outrider.core.tree import Tree
 
 _PIECE = 512  # prompt tokens a pass
 

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Verdict
-from outrider.core.drafters.trie import Trie, planted
+from outrider.core.drafters.trie import Grower, Trie
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.target import Prefill, Prompts, Scores
@@ -81,7 +79,7 @@ class _Copy:
         return trie
 
 
-class InputGuided:
+class InputGuided(Grower):
     """Copies up to `length` tokens a step. `anchor` tokens in a row show where the output is in the input again."""
 
     vocabulary: int | None = None
@@ -103,11 +101,8 @@ class InputGuided:
         else:
             self._rows = [_Copy(self.source, self.anchor, 0) for _ in prompts]
 
-    def propose(self, room: Tensor, dice: Dice) -> Draft:
-        tries = [
-            row.guess(min(self.length, left), self.hedge) for row, left in zip(self._rows, room.tolist(), strict=True)
-        ]
-        return planted(tries, dice.device)
+    def tries(self, room: Sequence[int]) -> list[Trie]:
+        return [row.guess(min(self.length, left), self.hedge) for row, left in zip(self._rows, room, strict=True)]
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:
         for row, tokens in zip(self._rows, verdict.rows(draft), strict=True):

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from outrider.core.device import upload
 from outrider.core.dice import Dice, Purpose
-from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.largest import argmax
 from outrider.core.laws import Law, Sampling, residual
 from outrider.core.target import Prefill, Prompts, Scores
+from outrider.core.tree import Tree
 
 SPATIAL = ("left", "above")  # for tokens that stand in rows
 FILLERS = ("copy", "random", "pad", *SPATIAL)

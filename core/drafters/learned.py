@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.dice import Dice
-from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.follower import Follower
 from outrider.core.drafters.model import DraftModel, DynamicTree, SampledTree, TopKTree
 from outrider.core.errors import InvalidOption, unknown
@@ -24,6 +24,7 @@ from outrider.core.laws import Sampling
 from outrider.core.policies import Policy, Risk
 from outrider.core.shapes import chain, depths, rerank, sequoia
 from outrider.core.target import Prefill, Prompts, Scores
+from outrider.core.tree import Tree
 
 GROWTHS = ("chain", "tree", "dynamic", "sampled")
 _TYPICAL = (0.5, 0.13, 0.07, 0.04, 0.03, 0.02, 0.015, 0.01)  # acceptance by place among siblings, until it is measured

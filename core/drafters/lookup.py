@@ -15,11 +15,12 @@ from torch import Tensor
 
 from outrider.core.device import upload
 from outrider.core.dice import Dice
-from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.rowwise import Apart
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.target import Prefill, Prompts, Scores
+from outrider.core.tree import Tree
 
 
 class _Text:

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from outrider.core.device import upload
 from outrider.core.dice import Dice, Purpose
-from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.model import joined
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.laws import Law, Sampling
 from outrider.core.target import Prefill, Prompts, Scores, Target
+from outrider.core.tree import Tree
 
 
 class SpecInfer:

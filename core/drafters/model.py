@@ -15,12 +15,13 @@ from torch import Tensor
 
 from outrider.core.device import constant, upload
 from outrider.core.dice import Dice, Purpose
-from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Law, Sampling
 from outrider.core.policies import Confidence, Fixed, Policy, make_policy
 from outrider.core.shapes import branching, depths, rerank, validate
 from outrider.core.target import Prefill, Prompts, Roomy, Scores, Target
+from outrider.core.tree import Tree
 
 
 class _Model:

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from outrider.core.dice import Dice
-from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.lookup import guesses
-from outrider.core.drafters.trie import Trie, planted
+from outrider.core.drafters.trie import Grower, Trie
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.target import Prefill, Prompts, Scores, Target
+from outrider.core.tree import Tree
 
 
 class Counts:
@@ -97,7 +98,7 @@ def _chain(table: Counts, most: int) -> list[int]:
     return context[known:]
 
 
-class NGrammys:
+class NGrammys(Grower):
     """Up to `drafts` continuations of up to `length` tokens. `model` is the target, or another of its weights; its
     `bigrams` [V, K], each token's likeliest successors, are worked out at the first use if they are not given."""
 
@@ -123,8 +124,8 @@ class NGrammys:
         self._after = self.bigrams.cpu().numpy()
         self._texts = [_Places(self.query, prompt) for prompt in prompts]
 
-    def propose(self, room: Tensor, dice: Dice) -> Draft:
-        return planted([self._guess(*pair) for pair in zip(self._texts, room.tolist(), strict=True)], dice.device)
+    def tries(self, room: Sequence[int]) -> list[Trie]:
+        return [self._guess(*pair) for pair in zip(self._texts, room, strict=True)]
 
     def _guess(self, text: _Places, room: int) -> Trie:
         trie, most = Trie(), min(self.length, room)

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from outrider.core.device import upload
 from outrider.core.dice import Dice, Purpose
-from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.model import joined
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Law, Sampling
 from outrider.core.target import Prefill, Prompts, Scores, Target
+from outrider.core.tree import Tree
 
 _PREPARED = 0x5D  # the label of the dice that draw ahead
 

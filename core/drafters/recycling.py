@@ -14,13 +14,11 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from torch import Tensor
-
 from outrider.core.device import fetch
 from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.rowwise import Apart
-from outrider.core.drafters.trie import Trie, planted
+from outrider.core.drafters.trie import Grower, Trie
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.largest import largest
 from outrider.core.laws import Sampling
@@ -36,7 +34,7 @@ _NOBODY = -1  # the last token of a hole
 _ROWS = 64  # of a pass that are recycled: the first so many
 
 
-class TokenRecycling(Apart):
+class TokenRecycling(Grower, Apart):
     """`shape` gives the static tree as parents, children in order of rank, or as "static" the best of `nodes` for how
     often each rank was right; left out, the tree grows best first to `nodes`, each thought at least `least` likely.
     `start` is a table to begin with, such as the target's bigrams."""
@@ -112,11 +110,7 @@ class TokenRecycling(Apart):
                 known.append(after)
         return {token: (known, _shares(len(known))) for token, known in found.items()}
 
-    def propose(self, room: Tensor, dice: Dice) -> Draft:
-        return planted(self.tries(room.tolist()), dice.device)
-
     def tries(self, room: Sequence[int]) -> list[Trie]:
-        """Each row's guesses, on the host."""
         grow = self._grow if self.shape is None else self._fill
         return [grow(row, last, left) for row, last, left in zip(self._rows, self._last, room, strict=True)]
 

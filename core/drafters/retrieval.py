@@ -18,11 +18,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Verdict
-from outrider.core.drafters.trie import Trie, planted
+from outrider.core.drafters.trie import Grower, Trie
 from outrider.core.errors import InvalidOption, OutriderError
 from outrider.core.laws import Sampling
 from outrider.core.target import Prefill, Prompts, Scores
@@ -221,7 +220,7 @@ class _Row:
         self.end = [*self.end, *tokens][-longest:]
 
 
-class REST:
+class REST(Grower):
     """`store` is a datastore, the path of one, or texts as lists of token ids. Of the text's last `longest` to
     `shortest` tokens the longest run that the store has counts; of what followed there the `nodes` heaviest are tried,
     as far as they are thought at least `least` likely (0, with 64 nodes, is the paper's)."""
@@ -256,9 +255,8 @@ class REST:
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         self._rows = [_Row(list(prompt)[-self.longest :]) for prompt in prompts]
 
-    def propose(self, room: Tensor, dice: Dice) -> Draft:
-        tries = [self._guess(row, min(self.length, left)) for row, left in zip(self._rows, room.tolist(), strict=True)]
-        return planted(tries, dice.device)
+    def tries(self, room: Sequence[int]) -> list[Trie]:
+        return [self._guess(row, min(self.length, left)) for row, left in zip(self._rows, room, strict=True)]
 
     def _guess(self, row: _Row, most: int) -> Trie:
         trie = row.trie = Trie()

@@ -14,12 +14,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.rowwise import Apart
-from outrider.core.drafters.trie import Trie, planted
+from outrider.core.drafters.trie import Grower, Trie
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.target import Prefill, Prompts, Scores
@@ -191,7 +189,7 @@ def _length(match: Match) -> int:
     return match[2]
 
 
-class Suffix(Apart):
+class Suffix(Grower, Apart):
     """A tree of at most `nodes` guesses, each thought at least `least` likely. What was generated is remembered, up to
     `memory` tokens, for as long as the drafter lives; 0 remembers nothing."""
 
@@ -236,11 +234,7 @@ class Suffix(Apart):
 
     # ----
 
-    def propose(self, room: Tensor, dice: Dice) -> Draft:
-        return planted(self.tries(room.tolist()), dice.device)
-
     def tries(self, room: Sequence[int]) -> list[Trie]:
-        """Each row's guesses, on the host."""
         self._open = [one >= 0 for one in room]
         return [
             Trie() if row is None else row.guess(self.nodes, min(self.depth, most), self.least)

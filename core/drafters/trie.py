@@ -10,9 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import torch
+from torch import Tensor
 
 from outrider.core.device import upload
-from outrider.core.draft import Draft, Tree
+from outrider.core.dice import Dice
+from outrider.core.draft import Draft
+from outrider.core.tree import Tree
 
 
 class Trie:
@@ -71,6 +74,22 @@ class Trie:
                 break
             found.append(node)
         return found
+
+
+class Grower:
+    """A drafter whose guesses grow on the host, where others can have them without a draft made of them."""
+
+    def tries(self, room: Sequence[int]) -> list[Trie]:
+        """Each row's guesses, no deeper than there is room for; a row without any is finished."""
+        raise NotImplementedError
+
+    @property
+    def hosted(self) -> bool:
+        """Are these all it proposes? A kind of it may propose otherwise."""
+        return type(self).propose is Grower.propose
+
+    def propose(self, room: Tensor, dice: Dice) -> Draft:
+        return planted(self.tries(room.tolist()), dice.device)
 
 
 def planted(tries: Sequence[Trie], device: torch.device) -> Draft:

@@ -17,10 +17,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Lawmaker, Sampling
 from outrider.core.target import Prefill, Prompts, Scores, Target, committed
+from outrider.core.tree import Tree
 
 # States [Q, D], codes of the frame so far [Q, K - 1] (0 behind them) and how many there are [Q] -> logits [Q, V] of the
 # next book.

@@ -18,11 +18,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Lawmaker, Sampling
 from outrider.core.slots import Allowed
 from outrider.core.target import Prefill, Prompts, Scores, Target, committed
+from outrider.core.tree import Tree
 
 
 class Guided:

@@ -18,13 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from outrider.core.decode import decode
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
 from outrider.core.engine.linear import Dense, Linear, fastest
 from outrider.core.engine.network import Config, Network, random_network
 from outrider.core.engine.quantised import quantised
 from outrider.core.engine.transformer import Decoder
 from outrider.core.laws import Sampling
 from outrider.core.methods import make_rule
+from outrider.core.tree import Tree
 
 SMOLLM2 = Config(
     vocabulary=49_152,

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from outrider.core.dice import Dice, Purpose
-from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.draft import Draft, Verdict
 from outrider.core.laws import Law, Lawmaker
 from outrider.core.rules.exact import Block, Exact, SampleMatch, Token
 from outrider.core.target import Scores
+from outrider.core.tree import Tree
 
 if TYPE_CHECKING:
     from outrider.core.decode import Rule

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 from outrider.core.bench import bootstrap, sweep
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.methods import DRAFTERS, RULES
 from outrider.core.trace import machine, versions
+from outrider.core.tree import Tree
 from outrider.image.model import ImageModel
 from outrider.image.published import PublishedModel
 from outrider.image.stream import Result

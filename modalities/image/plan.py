@@ -35,8 +35,9 @@ class Plan(nn.Module):
         self.mix = nn.Conv2d(channels, channels, 3, padding=1)
         self.out = nn.Conv2d(channels, width, 1)
         self.place = nn.Parameter(torch.zeros(side * side, width))
-        for tensor in (self.out.weight, self.out.bias):  # nothing is told before it is learned
-            nn.init.zeros_(tensor)
+        with torch.no_grad():  # nothing is told before it is learned
+            for tensor in self.out.parameters():
+                tensor.zero_()
 
     def forward(self, style: Tensor, words: Tensor, given: Tensor) -> Tensor:
         """[B, D], [B, W, D] and which words there are [B, W] -> [B, side^2, D]."""

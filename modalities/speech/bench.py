@@ -18,10 +18,11 @@ import numpy as np
 import torch
 
 from outrider.core.bench import PLAIN, SCHEMA, Bench, Contender, Item, Outcome, Run, Same, pooled, row, sweep
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
 from outrider.core.laws import Sampling
 from outrider.core.methods import DRAFTERS, RULES
 from outrider.core.trace import machine, versions
+from outrider.core.tree import Tree
 from outrider.speech.judges import Judges, compared
 from outrider.speech.model import SpeechModel
 from outrider.speech.options import Options

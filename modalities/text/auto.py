@@ -19,7 +19,7 @@ from torch import Tensor
 from outrider.core.assets import cache_folder, written
 from outrider.core.decode import Drafter, decode
 from outrider.core.dice import Dice
-from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.ensemble import MEMBERS, Ensemble
 from outrider.core.errors import InvalidOption, OutriderError, unknown
 from outrider.core.laws import Sampling
@@ -27,13 +27,14 @@ from outrider.core.methods import make_rule
 from outrider.core.record import Record
 from outrider.core.rounds import LOOK, Costs, Rest
 from outrider.core.target import Prefill, Prompts, Scores, Target
+from outrider.core.tree import Tree
 
 _WIDTHS = (LOOK, *range(1, 9), 12, 16, 24, 32)  # tokens of one row that are measured: products go by fours or sixes
 _NARROW = (LOOK, 1, 2, 3, 5, 9, 17)  # and of each of several
 _WIDEST = 192  # tokens of all rows together, if there are more than two in each
 _FEW, _MORE, _MOST = 2, 4, 64  # rows that are measured: two, and on in steps
-_READ = 64  # tokens of the prompt to measure behind; a quarter each, where rows are several
-_ROUNDS, _SECONDS = 5, 1.5
+_READ = 256  # tokens of the prompt to measure behind; fewer each, where rows are several
+_ROUNDS, _SECONDS = 8, 1.5
 _LONGEST = 24
 
 
@@ -209,7 +210,7 @@ def measure(target: Target, rows: int = 1) -> dict[int, float]:
     one down. Many rows are measured for a second or two, and once each at least."""
     widths = [width for width in (_WIDTHS if rows == 1 else _NARROW) if width <= target.vocabulary]
     widths = [width for width in widths if rows == 1 or rows * width <= _WIDEST or width <= 2]
-    length = _READ if rows == 1 else _READ // 4
+    length = _READ if rows == 1 else _READ // 16
     prompts = [[index % target.vocabulary for index in range(1, length + row % 5 + 1)] for row in range(rows)]
     best = dict.fromkeys(widths, float("inf"))
     drafter = _Padded(Costs({(1, 1): 1.0, (1, 2): 1.0}))

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from outrider.core.bench import PLAIN, SCHEMA, Bench, Contender, Item, Outcome, Run, Same, row
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
 from outrider.core.errors import InvalidOption, OutriderError, unknown
 from outrider.core.laws import Sampling
 from outrider.core.methods import DRAFTERS as METHODS
@@ -30,6 +30,7 @@ from outrider.core.speed import PassCost
 from outrider.core.stopwatch import PeakMemory, pass_cost, timed
 from outrider.core.target import Target
 from outrider.core.trace import machine, versions
+from outrider.core.tree import Tree
 from outrider.text.model import AUTO, TextModel
 from outrider.text.recipes import RECIPES
 

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from outrider.core.decode import Rule
-from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.draft import Draft, Verdict
 from outrider.core.engine import hf, transformer
 from outrider.core.laws import Lawmaker, Sampling
 from outrider.core.target import Prefill, Prompts, Scores
+from outrider.core.tree import Tree
 
 _PIECE = 512  # tokens read a pass
 

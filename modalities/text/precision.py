@@ -14,11 +14,12 @@ from statistics import median
 import torch
 
 from outrider.core.bench import Item
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.target import Target
+from outrider.core.tree import Tree
 from outrider.text.model import TextModel
 
 REFERENCE = "float32"

@@ -23,7 +23,7 @@ from outrider.core.conformance import (
 )
 from outrider.core.decode import Drafter, Rule, decode
 from outrider.core.dice import Dice, Purpose
-from outrider.core.draft import Draft, Tree, Verdict, choose
+from outrider.core.draft import Draft, Verdict, choose
 from outrider.core.drafters.jacobi import Jacobi
 from outrider.core.drafters.lookup import PromptLookup
 from outrider.core.drafters.model import DraftModel, SampledTree, TopKTree
@@ -34,6 +34,7 @@ from outrider.core.policies import Confidence
 from outrider.core.rules.exact import Block, Exact, SampleMatch, Token, block
 from outrider.core.rules.relaxed import Lenience, Trust, Typical
 from outrider.core.target import Prefill, Prompts, Scores, TableTarget
+from outrider.core.tree import Tree
 
 PROMPTS = ((0, 1), (2, 1, 0, 1))
 LIMITS = (3, 2)

@@ -11,10 +11,11 @@ from scipy import stats
 from torch import Tensor
 
 from outrider.core.dice import Dice, Purpose, mix
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
 from outrider.core.largest import argmax
 from outrider.core.laws import Law, Lawmaker, Sampling, residual, to_law
 from outrider.core.policies import Confidence, Window
+from outrider.core.tree import Tree
 
 
 def reference(logits: np.ndarray, sampling: Sampling) -> np.ndarray:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outrider.core.decode import Drafter, commit, decode
 from outrider.core.dice import Dice
-from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.jacobi import Jacobi
 from outrider.core.drafters.lookup import PromptLookup
 from outrider.core.drafters.model import DraftModel, DynamicTree, SampledTree, TopKTree
@@ -28,6 +28,7 @@ from outrider.core.record import Record
 from outrider.core.rules.exact import Exact, GumbelMatch
 from outrider.core.target import Prefill, Prompts, Scores, TableTarget
 from outrider.core.trace import Step, Summary
+from outrider.core.tree import Tree
 
 V = 7
 PROMPTS = ([1, 2, 3], [4], [5, 6, 5, 6, 5], [0, 0], [2, 4, 2, 4, 2, 4, 2])

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from outrider.core.dice import Dice
-from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.draft import Draft, Verdict
 from outrider.core.laws import Lawmaker, Sampling, to_law
 from outrider.core.methods import RULES, make_rule
 from outrider.core.rules import rejection
 from outrider.core.target import Scores
+from outrider.core.tree import Tree
 
 _ROWS, _SIZE, _WORDS, _END = 64, 4, 7, (3,)
 _OTHERS = ("exact", "block", "sample-match", "gumbel-match")  # these decide by other walks

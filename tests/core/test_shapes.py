@@ -90,7 +90,7 @@ def test_depths_and_ranks() -> None:
 
 
 def test_the_tree_class_agrees() -> None:
-    from outrider.core.draft import Tree
+    from outrider.core.tree import Tree
 
     for shape in (chain(4), branching((3, 2, 1)), comb(3, 3), (-1, 0, -1, 0, 2, 3)):
         tree = Tree.of(validate(shape))

@@ -12,13 +12,14 @@ import torch
 
 from outrider.core.conformance import KINDS, Case, enumerate_output, equip, target_law, total_variation
 from outrider.core.decode import Rule, decode
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
 from outrider.core.engine.guidance import Guided
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.methods import DRAFTERS, Method
 from outrider.core.rules.exact import Exact, GumbelMatch, Token
 from outrider.core.target import TableTarget
+from outrider.core.tree import Tree
 from outrider.image.choosing import drafters
 from outrider.image.model import ImageModel
 from outrider.image.plan import decoder

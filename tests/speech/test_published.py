@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.core.draft import Draft, Tree, told
+from outrider.core.draft import Draft, told
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
+from outrider.core.tree import Tree
 from outrider.speech.csm import target
 from outrider.speech.published import PublishedSpeech, published
 

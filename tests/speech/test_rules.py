@@ -9,10 +9,11 @@ from torch import Tensor
 
 from outrider.core.decode import Plain, decode
 from outrider.core.dice import Dice
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
 from outrider.core.laws import Sampling
 from outrider.core.methods import RULES
 from outrider.core.trace import Step
+from outrider.core.tree import Tree
 from outrider.speech.model import SpeechModel
 from outrider.speech.options import Options
 from outrider.speech.phonemes import ids, phonemes

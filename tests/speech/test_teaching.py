@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outrider.core.decode import decode
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
 from outrider.core.drafters.feature import Eagle3Head
 from outrider.core.drafters.heads import HydraHeads
 from outrider.core.errors import InvalidOption
@@ -19,6 +19,7 @@ from outrider.core.lessons import read
 from outrider.core.losses import resolve
 from outrider.core.methods import make_drafter, make_rule
 from outrider.core.train import Pupil
+from outrider.core.tree import Tree
 from outrider.speech.data import Utterance
 from outrider.speech.heads import ToldHeads
 from outrider.speech.model import SpeechModel

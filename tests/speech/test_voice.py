@@ -9,12 +9,13 @@ import torch
 from torch.nn import functional as F
 
 from outrider.core.decode import decode
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
 from outrider.core.drafters.lookup import PromptLookup
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.methods import make_drafter
 from outrider.core.rules.exact import GumbelMatch
+from outrider.core.tree import Tree
 from outrider.speech.voice import AHEAD, Speaker, Voice
 
 SAID = [[0, 5, 9, 20, 0], [0, 33, 0]]

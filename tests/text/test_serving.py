@@ -18,13 +18,14 @@ from typer.testing import CliRunner
 
 from outrider.app.cli import cli
 from outrider.core.assets import Checkpoint
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
 from outrider.core.drafters.foreign import read_foreign
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.target import Target
 from outrider.core.trace import Summary, Trace
 from outrider.core.trained import save
+from outrider.core.tree import Tree
 from outrider.text import load, recipes
 from outrider.text.client import SERVED, Client, Counters, Reply, ServeError
 from outrider.text.exporting import NOTE, WRITERS, export

@@ -57,8 +57,9 @@ def test_the_next_turn_goes_on_from_the_cache(smollm2: TextModel) -> None:
 def test_our_logits_are_transformers_logits(smollm2: TextModel) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from outrider.core.draft import Draft, Tree
+    from outrider.core.draft import Draft
     from outrider.core.laws import Sampling
+    from outrider.core.tree import Tree
 
     theirs = AutoModelForCausalLM.from_pretrained(smollm2.folder, dtype=torch.float32).eval()
     ids = smollm2.encode(SUMMARY)

@@ -13,7 +13,7 @@ from torch import Tensor
 from outrider.core.conformance import untaught
 from outrider.core.decode import decode
 from outrider.core.dice import Dice
-from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.ahead import LookaheadEmbeddings, PaSS, grown
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import Incompatible, InvalidOption
@@ -23,6 +23,7 @@ from outrider.core.losses import resolve
 from outrider.core.methods import DRAFTERS
 from outrider.core.rules.exact import Exact
 from outrider.core.target import Prefill, Prompts, Scores
+from outrider.core.tree import Tree
 
 SHAPE = Config(vocabulary=31, width=32, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=48, qk_norm=True)
 GREEDY = Sampling(temperature=0)

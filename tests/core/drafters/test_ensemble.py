@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outrider.core.dice import Dice
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
 from outrider.core.drafters.ensemble import Ensemble
 from outrider.core.drafters.jacobi import Jacobi
 from outrider.core.drafters.lookahead import Lookahead
@@ -16,6 +16,7 @@ from outrider.core.drafters.model import DraftModel
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.target import Prefill, TableTarget
+from outrider.core.tree import Tree
 
 GREEDY = Sampling(temperature=0)
 

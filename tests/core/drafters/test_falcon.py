@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
 from outrider.core.drafters.falcon import FalconHead
 from outrider.core.drafters.learned import Learned
 from outrider.core.engine.block import Sight
@@ -17,6 +17,7 @@ from outrider.core.laws import Sampling
 from outrider.core.lessons import DecoderTeacher, Lesson, read
 from outrider.core.losses import resolve
 from outrider.core.train import Batch
+from outrider.core.tree import Tree
 
 SHAPE = Config(vocabulary=31, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, hidden=48)
 TOKENS = [3, 14, 15, 9, 2, 6, 5, 3]

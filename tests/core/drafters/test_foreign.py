@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from outrider.core.assets import AssetError
 from outrider.core.decode import decode
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
 from outrider.core.drafters.feature import Eagle3Head
 from outrider.core.drafters.follower import Follower
 from outrider.core.drafters.foreign import read_foreign, write_speculators
@@ -24,6 +24,7 @@ from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import Incompatible
 from outrider.core.laws import Sampling
 from outrider.core.rules.exact import Exact
+from outrider.core.tree import Tree
 
 SHAPE = Config(vocabulary=40, width=16, layers=9, heads=4, kv_heads=2, head_dim=4, hidden=24, tied=False)
 KEPT = (3, 4, 5, 9, 11, 17, 23, 30, 38)

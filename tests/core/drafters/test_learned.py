@@ -13,7 +13,7 @@ from outrider.core.acceptance import Curve, walk
 from outrider.core.conformance import untaught
 from outrider.core.decode import decode
 from outrider.core.dice import Dice
-from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.ctc import collapse
 from outrider.core.drafters.follower import Follower
 from outrider.core.drafters.learned import Learned, best_shape, shallow
@@ -25,6 +25,7 @@ from outrider.core.losses import resolve
 from outrider.core.methods import DRAFTERS, Method, make_rule
 from outrider.core.rules.exact import Exact
 from outrider.core.target import Prefill, Prompts, Scores
+from outrider.core.tree import Tree
 
 SHAPE = Config(vocabulary=31, width=32, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=48)
 TRAINED = {name: method for name, method in DRAFTERS.items() if method.make in (Learned,)}

@@ -11,13 +11,14 @@ import torch
 from outrider.core.conformance import Case, enumerate_output, target_law, total_variation
 from outrider.core.decode import Drafter, Rule, decode
 from outrider.core.dice import Dice
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
 from outrider.core.drafters.bestfirst import SpecExec
 from outrider.core.drafters.merged import SpecInfer
 from outrider.core.errors import Incompatible
 from outrider.core.laws import Sampling
 from outrider.core.rules.exact import Exact, SampleMatch, Token
 from outrider.core.target import Prefill, TableTarget
+from outrider.core.tree import Tree
 
 
 def table(blur: float, vocabulary: int = 3) -> TableTarget:

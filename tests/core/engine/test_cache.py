@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
 from outrider.core.engine.audit import emitted, paths, random_draft, random_verdict, reference
 from outrider.core.engine.network import Config
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.target import Scores
+from outrider.core.tree import Tree
 
 SHAPE = Config(
     vocabulary=31, width=24, layers=2, heads=4, kv_heads=2, head_dim=6, hidden=40, qk_norm=True, attention_bias=True

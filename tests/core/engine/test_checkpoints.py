@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
 from outrider.core.engine.checkpoints import CheckpointError, configure, load
 from outrider.core.laws import Sampling
+from outrider.core.tree import Tree
 
 transformers = pytest.importorskip("transformers")
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from outrider.core.draft import Draft, Tree, Verdict
+from outrider.core.draft import Draft, Verdict
 from outrider.core.engine import cache
 from outrider.core.engine.cache import Rows, advance, near, standing
+from outrider.core.tree import Tree
 
 
 def _case(seed: int) -> tuple[Rows, int, Draft, Verdict, torch.Tensor]:

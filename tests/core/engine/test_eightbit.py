@@ -11,7 +11,7 @@ import torch
 
 from outrider.core.continuous import Continuous
 from outrider.core.decode import Drafter, decode
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
 from outrider.core.drafters.model import DraftModel
 from outrider.core.engine import native
 from outrider.core.engine.audit import emitted, paths, random_draft, random_verdict
@@ -23,6 +23,7 @@ from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.methods import make_drafter, make_rule
+from outrider.core.tree import Tree
 
 SHAPE = Config(vocabulary=31, width=24, layers=2, heads=4, kv_heads=2, head_dim=6, hidden=40, qk_norm=True)
 WIDE = Config(vocabulary=61, width=64, layers=3, heads=6, kv_heads=2, head_dim=32, hidden=96)

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from outrider.core.decode import decode
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
 from outrider.core.drafters.model import DraftModel, TopKTree
 from outrider.core.engine.audit import emitted, paths, random_draft, random_verdict
 from outrider.core.engine.hf import Adapted
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.methods import make_rule
+from outrider.core.tree import Tree
 
 transformers = pytest.importorskip("transformers")
 

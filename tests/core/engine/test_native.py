@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.decode import decode
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
 from outrider.core.engine import native
 from outrider.core.engine.linear import Dense, Packed, Widened, fastest
 from outrider.core.engine.network import Config, Network, random_network
@@ -23,6 +23,7 @@ from outrider.core.engine.quantised import Int4, Int8, quantised
 from outrider.core.engine.transformer import Decoder
 from outrider.core.laws import Sampling
 from outrider.core.methods import make_drafter, make_rule
+from outrider.core.tree import Tree
 
 SHAPE = Config(
     vocabulary=96, width=64, layers=3, heads=6, kv_heads=2, head_dim=32, hidden=96, attention_bias=True, qk_norm=True

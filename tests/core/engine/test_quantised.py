@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
 from outrider.core.engine import native
 from outrider.core.engine.linear import Dense, Linear, Packed, fastest, packs
 from outrider.core.engine.network import Config, random_network
 from outrider.core.engine.quantised import ByRows, Int4, Int8, quantised
 from outrider.core.engine.transformer import Decoder
 from outrider.core.laws import Sampling
+from outrider.core.tree import Tree
 
 SHAPE = Config(vocabulary=64, width=64, layers=2, heads=4, kv_heads=2, head_dim=16, hidden=96, attention_bias=True)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outrider.core.decode import decode
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
 from outrider.core.drafters.bestfirst import SpecExec
 from outrider.core.engine.linear import fastest
 from outrider.core.engine.network import Config, Network, random_network
@@ -18,6 +18,7 @@ from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.methods import make_rule
+from outrider.core.tree import Tree
 
 CONFIG = Config(vocabulary=64, width=32, layers=7, heads=2, kv_heads=1, head_dim=32, hidden=64)
 PROMPTS = [[1, 2, 3, 4, 5], [6, 7]]

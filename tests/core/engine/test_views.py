@@ -11,7 +11,7 @@ import torch
 
 from outrider.core.decode import decode
 from outrider.core.dice import Dice
-from outrider.core.draft import Draft, Tree
+from outrider.core.draft import Draft
 from outrider.core.drafters.model import DraftModel, DynamicTree, SampledTree, TopKTree
 from outrider.core.engine.audit import emitted, paths, random_draft, random_verdict, reference
 from outrider.core.engine.network import Config
@@ -20,6 +20,7 @@ from outrider.core.engine.views import View
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.methods import make_rule
+from outrider.core.tree import Tree
 
 SHAPE = Config(vocabulary=31, width=32, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=64)
 GREEDY = Sampling(temperature=0)
