@@ -11,8 +11,9 @@ NEW_ENOUGH := import sys; sys.version_info >= (3, 11) or sys.exit( \
 demo: .venv/for-demo
 	$(BIN)/outrider demo
 
+# Tests start many processes, which read what the first has compiled, wherever that is usually not kept.
 test: .venv/for-work
-	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal -m "not browser"
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal -m "not browser"
 
 # The page in a real browser, with nothing beside it: a hand that presses Stop is quick.
 test-browser: .venv/for-work

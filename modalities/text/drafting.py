@@ -21,12 +21,14 @@ from outrider.core.drafters.ngram import bigram_table
 from outrider.core.drafters.recycling import Successors
 from outrider.core.drafters.retrieval import Datastore
 from outrider.core.errors import InvalidOption
+from outrider.core.target import Target
 from outrider.text import datastore
 
 if TYPE_CHECKING:
     from outrider.text.model import TextModel
 
 _SUCCESSORS = 8  # of each token
+_SOON = 2e13  # bytes of weights times tokens of the vocabulary: two minutes or so on two cores
 # how often each of them came next in answers to the built-in prompts
 _CHANCES = (0.131, 0.057, 0.068, 0.026, 0.026, 0.020, 0.019, 0.015)
 
@@ -74,10 +76,19 @@ def _grammys(model: TextModel, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _recycling(model: TextModel, given: dict[str, Any]) -> dict[str, Any]:
-    """The table starts with the model's own bigrams, which measured best; `start=None` leaves it empty."""
+    """The table starts with the model's own bigrams, which measured best; `start=None` leaves it empty. Where they are
+    not known yet and would take a large model long, they are worked out only if asked for, by `start="bigrams"`."""
+    asked = "start" in given
     if given.setdefault("start", "bigrams") == "bigrams":
-        given["start"] = Bigrams(bigrams(model))
+        wanted = asked or _soon(model.target())
+        table = bigrams(model) if wanted else known_bigrams(model, model.target().vocabulary)
+        given["start"] = None if table is None else Bigrams(table)
     return given
+
+
+def _soon(target: Target) -> bool:
+    """Are bigrams worked out in a minute or two?"""
+    return target.device.type != "cpu" or target.weight_bytes * target.vocabulary < _SOON
 
 
 class Bigrams(Mapping[int, Successors]):

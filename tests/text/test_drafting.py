@@ -140,6 +140,17 @@ def test_bigrams_are_worked_out_once(lm: TextModel, cache: Path) -> None:
     assert torch.equal(drafting.bigrams(lm), first)
 
 
+def test_nobody_waits_long_for_bigrams_unless_asked_for(
+    lm: TextModel, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drafting, "_SOON", 0)
+    for drafter in ("token-recycling", "ensemble"):
+        lm.generate("a cat", drafter=drafter, max_new_tokens=2)
+    assert not (cache / "bigrams").exists()
+    lm.generate("a cat", drafter="token-recycling", drafter_options={"start": "bigrams"}, max_new_tokens=2)
+    assert (cache / "bigrams").exists()
+
+
 def test_recycling_starts_with_bigrams_unless_told_not_to(lm: TextModel, cache: Path) -> None:
     lm.generate(PROMPT, drafter="token-recycling", max_new_tokens=4, drafter_options={"start": None})
     assert not (cache / "bigrams").exists()
