@@ -183,9 +183,13 @@ TEXT = (
         "A larger target",
         "Qwen2.5-Coder-1.5B-Instruct, for which leaving out layers, and a small model with another vocabulary, cost "
         "a smaller share of a pass.",
-        (
-            "text --model qwen2.5-coder-1.5b --dtype int8 --draft-model smollm2-135m --calibrate draft-verify "
-            "--drafters cross-vocabulary,draft-verify,swift,draft-on-the-fly,ensemble --max-new-tokens 64 --limit 7",
+        tuple(
+            f"text --model qwen2.5-coder-1.5b --dtype {dtype} --draft-model smollm2-135m --calibrate draft-verify "
+            f"--drafters {drafters} --max-new-tokens 64 --limit 7"
+            for dtype, drafters in (
+                ("int8", "cross-vocabulary,draft-verify,swift,draft-on-the-fly,ensemble"),
+                ("bfloat16", "cross-vocabulary,draft-verify,auto"),
+            )
         ),
     ),
 )
