@@ -2,8 +2,8 @@
 
 Speeds are by the clock on the wall, from the prompt handed over to the last token, medians with quartiles; a speedup is
 the median over items of ratios taken within one round, its interval a bootstrap over items, and beside it stands that
-of the decoding alone, without the prompt's reading. Knows traces and token ids;
-nothing of prompts, tokenizers or what an output means. What is written is the JSON of `outrider bench`.
+of the decoding alone, without the prompt's reading. Knows traces and token ids; nothing of prompts, tokenizers or what
+an output means. What is written is the JSON of `outrider bench`.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ MEMBERS = ("suffix", "token-recycling")
 _STEPS = 10  # beliefs are told apart this finely
 _PRIOR = 12.0  # guesses that a belief is taken at its word for
 _UNSURE = 0.5  # the chance of a guess whose drafter believes nothing
+_Guesses = tuple[list[int], list[int], list[bool], list[float] | None]  # tokens, parents, which are live, beliefs
 
 
 class _Member:
@@ -197,9 +198,6 @@ def _made(name: str, options: Mapping[str, Any]) -> Drafter:
     made = make_drafter(name, **options)
     assert made is not None
     return made
-
-
-_Guesses = tuple[list[int], list[int], list[bool], list[float] | None]
 
 
 def _grown(trie: Trie) -> _Guesses:

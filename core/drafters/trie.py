@@ -6,6 +6,7 @@ where guesses come from.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -76,12 +77,12 @@ class Trie:
         return found
 
 
-class Grower:
+class Grower(ABC):
     """A drafter whose guesses grow on the host, where others can have them without a draft made of them."""
 
+    @abstractmethod
     def tries(self, room: Sequence[int]) -> list[Trie]:
-        """Each row's guesses, no deeper than there is room for; a row without any is finished."""
-        raise NotImplementedError
+        """Each row's guesses, no deeper than there is room for; below 0 the row is finished."""
 
     @property
     def hosted(self) -> bool:

@@ -63,3 +63,26 @@ def test_what_is_remembered_of_a_shape_is_what_ragged_rows_are_told(seed: int) -
     one = Draft.guess(draft.tokens[:1], draft.tree, draft.live[:1])
     assert torch.equal(standing(alone, one), standing(ragged, one))
     assert torch.equal(near(alone, one).expand(1, -1, -1), near(ragged, one).expand(1, -1, -1))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_entries_are_moved_to_the_same_slots(seed: int) -> None:
+    rows, _, _, _, _ = _case(seed)
+    dice, batch = random.Random(seed), len(rows.host)
+    size, depth = 6, 4
+    path = torch.tensor([sorted(dice.sample(range(size), depth)) for _ in range(batch)])
+    kept = torch.arange(depth) < torch.tensor([[dice.randint(0, depth)] for _ in range(batch)])
+    stores = []
+    for move in ("_move", "_move_some"):
+        one = cache.Cache((2, 2, 4), torch.float32, torch.device("cpu"))
+        slots = max(rows.host) + rows.pending.shape[1] + size + depth
+        one.store = torch.arange(2 * batch * 2 * slots * 4, dtype=torch.float32).view(2, batch, 2, slots, 4).clone()
+        getattr(one, move)(rows, path, kept)
+        stores.append(one.store)
+    assert torch.equal(*stores)
+
+
+def test_what_stands_before_a_draft_is_seen_and_a_gap_is_not() -> None:
+    sight = torch.tensor([[[True, False], [True, True]]])
+    found = cache._behind(3, 2, sight)
+    assert found.tolist() == [[[True] * 3 + [False] * 2 + row for row in sight[0].tolist()]]

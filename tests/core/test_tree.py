@@ -1,0 +1,67 @@
+"""Trees and greedy verdicts are the same whether a few rows are followed on the host or all at once."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import fields
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.core import tree
+from outrider.core.draft import Draft
+from outrider.core.laws import Lawmaker, Sampling
+from outrider.core.rules import walk
+from outrider.core.target import Scores
+from outrider.core.tree import Tree
+
+WORDS = 3  # so few that guesses are often right
+
+
+def _parents(dice: random.Random, rows: int, size: int) -> Tensor:
+    return torch.tensor([[dice.randint(-1, node - 1) for node in range(size)] for _ in range(rows)])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ancestors(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(seed)
+    parents = _parents(dice, dice.randint(1, 4), dice.randint(1, 12))
+    few = Tree(parents)
+    monkeypatch.setattr(tree, "_FEW", 0)
+    many = Tree(parents)
+    assert torch.equal(few.ancestors, many.ancestors) and torch.equal(few.paths, many.paths)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_shape_that_comes_up_again_knows_its_depth_and_width(seed: int) -> None:
+    parents = _parents(random.Random(seed), 1, 1 + seed % 9)
+    known, found = Tree.of(tuple(parents[0].tolist())), Tree(parents)
+    assert (known.depth, known.width) == (found.depth, found.width)
+    assert Tree.of(tuple(parents[0].tolist())) is known
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_greedy_verdicts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(seed)
+    rows, size = dice.randint(1, 4), dice.randint(1, 8)
+    parents = _parents(dice, rows, size)
+    tokens = torch.zeros(rows, size, dtype=torch.long)
+    live = torch.ones(rows, size, dtype=torch.bool)
+    for row in range(rows):
+        for node, parent in enumerate(parents[row].tolist()):
+            beside = {int(tokens[row, one]) for one in range(node) if parents[row, one] == parent and live[row, one]}
+            free = [word for word in range(WORDS) if word not in beside]  # siblings differ
+            live[row, node] = bool(free) and (parent < 0 or bool(live[row, parent])) and dice.random() < 0.9
+            tokens[row, node] = dice.choice(free or [0])
+    logits = torch.randn(rows, size + 1, WORDS, generator=torch.Generator().manual_seed(seed))
+    sampling = Sampling(temperature=0)
+    lawmaker = Lawmaker(sampling, [[0]] * rows, WORDS, torch.device("cpu"))
+    draft = Draft.guess(tokens, Tree(parents), live)
+    scores = Scores(draft, lawmaker, torch.ones(rows, dtype=torch.long), logits)
+    few = walk._matching_at_once(draft, scores)
+    monkeypatch.setattr(walk, "_FEW", 0)
+    many = walk._matching_at_once(draft, scores)
+    for part in fields(few):
+        one, other = getattr(few, part.name), getattr(many, part.name)
+        assert (one is other is None) or (one.dtype == other.dtype and torch.equal(one, other)), part.name
