@@ -153,10 +153,7 @@ def library() -> ctypes.CDLL | None:
     found.outrider_run.argtypes = [c_void_p, c_void_p, c_void_p]
     found.outrider_run.restype = found.outrider_product.restype = found.outrider_few.restype = None
     found.outrider_normed.restype = None
-    found.outrider_normed.argtypes, found.outrider_normed.restype = (
-        [*([c_void_p] * 2), *([c_int32] * 2), c_float, c_void_p],
-        None,
-    )
+    found.outrider_normed.argtypes = [c_void_p, c_void_p, c_int32, c_int32, c_float, c_void_p]
     found.outrider_few.argtypes = [*([c_void_p] * 4), *([c_int32] * 4)]
     found.outrider_largest.argtypes = [c_void_p, c_int64, c_int64, *([c_int32] * 4), c_void_p, c_void_p, c_int32]
     found.outrider_divergence.argtypes = [*([c_void_p] * 4), *([c_int32] * 3)]

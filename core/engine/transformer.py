@@ -240,6 +240,11 @@ class Decoder:
         )
 
     @property
+    def context(self) -> int:
+        """Tokens that a row may have."""
+        return self.config.context
+
+    @property
     def sublayers(self) -> tuple[str, ...]:
         """The names of what a view may skip."""
         return tuple(f"{part}.{index}" for index in range(self.config.layers) for part in ("attention", "mlp"))

@@ -126,7 +126,8 @@ def _codec(given: _Given) -> _Lesson:
 
     course = CodecCourse(given.pictures, given.batch, given.seed, given.device)
     file = given.out / "diffusion_pytorch_model.safetensors"
-    codec = Tokenizer(Layout(**given.options)) if given.start is None else recipes.tokenizer(given.start)
+    start = given.start and (given.start.parent if given.start.is_file() else given.start)
+    codec = recipes.tokenizer(start) if start else Tokenizer(Layout(**given.options))
     return _Lesson(CodecLearning(codec), course, file, keep)
 
 

@@ -210,7 +210,7 @@ def measure(target: Target, rows: int = 1) -> dict[int, float]:
     one down. Many rows are measured for a second or two, and once each at least."""
     widths = [width for width in (_WIDTHS if rows == 1 else _NARROW) if width <= target.vocabulary]
     widths = [width for width in widths if rows == 1 or rows * width <= _WIDEST or width <= 2]
-    length = _READ if rows == 1 else _READ // 16
+    length = min(_READ if rows == 1 else _READ // 16, getattr(target, "context", 2 * _READ) // 2)
     prompts = [[index % target.vocabulary for index in range(1, length + row % 5 + 1)] for row in range(rows)]
     best = dict.fromkeys(widths, float("inf"))
     drafter = _Padded(Costs({(1, 1): 1.0, (1, 2): 1.0}))

@@ -104,6 +104,15 @@ def test_from_pictures_to_a_model_that_draws(cache: Path) -> None:
     tokens = json.loads((recipes.home("image-tokens") / "curve.json").read_text())
     assert tokens[-1]["NLL"] < tokens[0]["NLL"] - 0.5
     assert {"NLL, held-out names", "NLL, held-out pairs", "NLL, learned", "perplexity of ink"} <= set(tokens[-1])
+    for name, file in (("image-tokenizer", "diffusion_pytorch_model"), ("image-tokens", "tokens")):
+        start, again = recipes.home(name) / f"{file}.safetensors", cache / "again" / name
+        options = SMALL if name == "image-tokenizer" else TINY
+        more = Wanted(recipes=(name,), options=options, start=start, out=again, **{**wanted, "steps": 1})  # type: ignore[arg-type]
+        train(more, said.append)
+        first, last = (json.loads((at / "curve.json").read_text()) for at in (again, start.parent))
+        what = "PSNR" if name == "image-tokenizer" else "NLL"
+        assert first[0][what] == pytest.approx(last[-1][what], abs=0.1), "it begins where the other ended"
+    assert any("tensors begin as" in line for line in said)
     im = load("emoji")
     assert im.styles == ("noto", "fluent") and "square" in im.names.words
     assert im.generate("red square", style="noto", seed=1).image.size == (64, 64)

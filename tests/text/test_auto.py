@@ -9,7 +9,7 @@ import pytest
 
 from outrider.core.draft import Draft
 from outrider.core.drafters.recycling import TokenRecycling
-from outrider.core.engine.transformer import Decoder
+from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.rounds import Costs
@@ -182,6 +182,13 @@ def test_rounds_of_several_rows_are_measured_when_there_are_so_many(lm: TextMode
         *([1], [1, 2], [1, 2, 8], [1, 2, 8]),
         *([1, 2, 8, 32], [1, 2, 8, 32], [1, 2, 8, 32, 64], [1, 2, 8, 32, 64]),
     ]
+
+
+def test_a_short_context_is_enough_to_measure_in() -> None:
+    few = Decoder.random(
+        Config(vocabulary=48, width=32, layers=1, heads=2, kv_heads=1, head_dim=16, hidden=48, context=96)
+    )
+    assert {1, 2} <= {*auto.measure(few)}
 
 
 def test_what_is_measured_are_whole_rounds_of_each_shape(lm: TextModel) -> None:
