@@ -8,13 +8,14 @@ import torch
 from outrider.core.drafters.bestfirst import SpecExec
 from outrider.core.drafters.calibrated import Sequoia
 from outrider.core.drafters.cascade import CSDrafting
-from outrider.core.drafters.crossvocab import CrossVocabulary, Renamed
+from outrider.core.drafters.crossvocab import cross_vocabulary
 from outrider.core.drafters.merged import SpecInfer
 from outrider.core.drafters.model import DraftModel, DynamicTree, SampledTree, TopKTree
 from outrider.core.drafters.predrafted import Predrafted, pearl
 from outrider.core.drafters.stopping import bild, on_the_fly_window, specdec_pp
 from outrider.core.methods.row import Method
 from outrider.core.policies import AcceptanceHead
+from outrider.core.translated import Renamed
 
 _HEAD = AcceptanceHead(  # reads a law's facts: made up, for the tests
     {"out.weight": torch.tensor([[2.5, 1.0, -0.3, -0.2]]), "out.bias": torch.tensor([0.4])}
@@ -116,7 +117,7 @@ JOINED = (
     ),
     Method(
         name="cross-vocabulary",
-        make=CrossVocabulary,
+        make=cross_vocabulary,
         systems=("Cross-vocabulary drafting",),
         summary="a smaller model with another tokenizer: its words tokenised anew, or the tokens that both have",
         paper="Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous "

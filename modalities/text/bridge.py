@@ -6,9 +6,11 @@ is tokenised again at each step. Knows tokenizers, nothing of models.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Self
 
 from outrider.text.tokens import Tokens
 
@@ -69,6 +71,11 @@ class Passage:
     def settled(self) -> list[int]:
         new, self._new = self._new, []
         return new
+
+    def copy(self) -> Self:
+        other = copy.copy(self)
+        other._ids, other._new = [*self._ids], [*self._new]
+        return other
 
     def back(self, drafted: Sequence[int]) -> list[int]:
         """The guesses in the target's tokens; none while its own last token is half a character."""

@@ -17,6 +17,7 @@ from outrider.core.errors import InvalidOption, unknown
 from outrider.core.laws import Sampling
 from outrider.core.rounds import Costs
 from outrider.core.stopwatch import pass_cost
+from outrider.core.translated import Translated
 from outrider.text import auto
 from outrider.text.bridge import Bridge
 
@@ -76,8 +77,20 @@ def companion(model: TextModel, source: Any) -> TextModel | None:
 
 
 def _target(model: TextModel, source: Any) -> Any:
+    """A drafter's model as it was given; another language model with this one's tokens, whatever its own are."""
     other = companion(model, source)
-    return source if other is None else other.target()
+    if other is None:
+        return source
+    target = other.target()
+    alike = target.vocabulary == model.target().vocabulary and other.tokens.names == model.tokens.names
+    return target if alike else Translated(target, _bridge(model, other))
+
+
+def _bridge(model: TextModel, other: TextModel) -> Bridge:
+    if other not in model.bridges:
+        sizes = model.target().vocabulary, other.target().vocabulary
+        model.bridges[other] = Bridge(model.tokens, other.tokens, *sizes)
+    return model.bridges[other]
 
 
 def _crossing(model: TextModel, given: dict[str, Any]) -> dict[str, Any]:
@@ -89,9 +102,8 @@ def _crossing(model: TextModel, given: dict[str, Any]) -> dict[str, Any]:
             "the drafter 'cross-vocabulary' needs model=..., another language model of any tokenizer: a name such as "
             "'smollm2-135m', a folder, a GGUF file, or a model that was loaded"
         )
-    target = other.target()
-    given["model"] = target
-    given.setdefault("bridge", Bridge(model.tokens, other.tokens, model.target().vocabulary, target.vocabulary))
+    given["model"] = other.target()
+    given.setdefault("bridge", _bridge(model, other))
     return given
 
 

@@ -22,6 +22,7 @@ from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
 from outrider.core.target import Target
 from outrider.core.train import Pupil
 from outrider.text import auto, recipes
+from outrider.text.bridge import Bridge
 from outrider.text.companions import met
 from outrider.text.conversation import Kept
 from outrider.text.drafting import for_auto, prepared
@@ -63,6 +64,7 @@ class TextModel:
         self._pupils: dict[tuple[Path, str], Pupil] = {}
         self._ready: dict[tuple[Path, str], Pupil] = {}
         self.companions: dict[str, TextModel] = {}  # other models that draft for this one
+        self.bridges: dict[TextModel, Bridge] = {}  # to those of them that have other tokens
 
     def __repr__(self) -> str:
         return f"<outrider.text model {self.name}, {self.dtype}, context {self.context:,}>"

@@ -239,4 +239,4 @@ def missing(target: str, drafter: str) -> NoWeights:
             f"there are no weights of {drafter} for {target}; train them with "
             f"`outrider train {drafter} --model {target}`, or name a file of them"
         )
-    return NoWeights(f"the drafter '{drafter}' needs model=..., a smaller model of the same vocabulary")
+    return NoWeights(f"the drafter '{drafter}' needs model=..., a smaller model of any tokenizer")

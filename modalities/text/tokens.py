@@ -111,7 +111,7 @@ class Tokens:
         named = sorted(self._tokenizer.get_vocab().items(), key=lambda pair: pair[1])
         return hashlib.sha256(repr(named).encode()).hexdigest()[:16]
 
-    @property
+    @cached_property
     def names(self) -> dict[str, int]:
         """The id of every token, by the string that the tokenizer's file has for it."""
         found: dict[str, int] = self._tokenizer.get_vocab()
