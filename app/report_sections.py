@@ -185,7 +185,7 @@ TEXT = (
     Section(
         "larger",
         "A larger target",
-        "Qwen2.5-Coder-1.5B-Instruct, for which leaving out layers, and a small model with another vocabulary, cost "
+        "Qwen2.5-Coder-1.5B-Instruct, for which leaving out layers, and SmolLM2-135M with its other vocabulary, cost "
         "a smaller share of a pass.",
         tuple(
             f"text --model qwen2.5-coder-1.5b --dtype {dtype} --draft-model smollm2-135m --calibrate draft-verify "
