@@ -3,9 +3,9 @@
 Sun et al., "Instantaneous grammatical error correction with shallow aggressive decoding" (arXiv 2106.04970): all that
 is left of the input is guessed at once; after a mismatch tokens are decoded one by one until the last of them are
 found in the input again, and copying goes on from there. Ours finds the place nearest behind where copying broke off
-(the paper asks for a match that occurs but once), guesses further the longer it has copied since, and after a mismatch
-tries at once that a token was replaced or put in (`hedge`). Without `source` the input is the prompt. Knows token ids
-only.
+(the paper asks for a match that occurs but once) and a few tokens from the next best places beside it, guesses further
+the longer it has copied since, and after a mismatch tries at once that a token was replaced or put in (`hedge`).
+Without `source` the input is the prompt. Knows token ids only.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from outrider.core.target import Prefill, Prompts, Scores
 
 _PACE = 4  # tokens further for each that was copied since an anchor was found
 _NEAR = 12  # tokens behind the break within which a single token is anchor enough
+_OTHERS = 2  # places besides the best that are tried, until they are seen to be wrong
 
 
 class _Copy:
@@ -29,6 +30,7 @@ class _Copy:
     def __init__(self, source: Sequence[int], anchor: int, place: int | None) -> None:
         self.source, self.anchor = list(source), anchor
         self.place = place  # of the next token to copy; None: not anchored
+        self.others: list[int] = []  # where else it may be
         self.broke: int | None = None  # where copying broke off last
         self.just = False  # ... with the very last token
         self.run = 1 << 20  # tokens that were copied in a row; what comes first is trusted to be a copy
@@ -42,24 +44,23 @@ class _Copy:
         for token in tokens:
             self._output.append(token)
             self.just = False
-            if self.place is not None and self.place < len(self.source) and self.source[self.place] == token:
-                self.place += 1
-                self.run += 1
-                continue
             if self.place is not None:
-                self.broke, self.just, self.place = self.place, True, None
-            self.place, self.run = self._anchored(), 1
-            self.just = self.just and self.place is None
+                right = [one + 1 for one in (self.place, *self.others) if self.source[one : one + 1] == [token]]
+                if right:
+                    self.place, *self.others = right
+                    self.run += 1
+                    continue
+                self.broke, self.just = self.place, True
+            found = self._anchors()
+            self.place, self.others = (found[0], found[1 : _OTHERS + 1]) if found else (None, [])
+            self.run, self.just = 1, self.just and not found
 
-    def _anchored(self) -> int | None:
-        """Where in the input the output's last tokens are: the nearest behind the break, else the last before it."""
-        if self.broke is not None:
-            near = [end for end in self._behind(1) if self.broke < end <= self.broke + _NEAR]
-            if near:
-                return near[0]
-        places = self._behind(self.anchor)
-        later = [end for end in places if self.broke is not None and end > self.broke]
-        return later[0] if later else places[-1] if places else None
+    def _anchors(self) -> list[int]:
+        """Where in the input the output's last tokens may be: the nearest behind the break, then the last before it."""
+        places, broke = self._behind(self.anchor), -1 if self.broke is None else self.broke
+        near = [end for end in self._behind(1) if self.broke is not None and broke < end <= broke + _NEAR]
+        later = [end for end in places if self.broke is not None and end > broke]
+        return list(dict.fromkeys([*near, *later, *reversed(places)]))
 
     def _behind(self, length: int) -> list[int]:
         if len(self._output) < length:
@@ -73,6 +74,8 @@ class _Copy:
             return trie
         if self.place is not None:
             trie.add(self.source[self.place :][: min(most, _PACE * (self.run + 1))])
+            for other in self.others[: _OTHERS if hedge else 0]:
+                trie.add(self.source[other:][: min(hedge, most)], 0.3)
         elif self.just and hedge and self.broke is not None:
             trie.add(self.source[self.broke + 1 :][: min(hedge, most)], 0.5)
             trie.add(self.source[self.broke :][: min(hedge, most)], 0.3)

@@ -191,8 +191,8 @@ def draft_verify(
 
 @dataclass
 class Stream:
-    """SWIFT's search: every step, one more set has a go at the last tokens of the row's own output, in one pass; when
-    one guesses enough of them, or after so many, the best is kept."""
+    """SWIFT's search: every step, one more set has a go at the last `window` tokens of the row's own output, in one
+    pass, once there are so many; when one guesses enough of them, or after so many sets, the best is kept."""
 
     share: float
     window: int
@@ -215,7 +215,7 @@ class Stream:
 
     def again(self, open_: Sequence[bool]) -> list[frozenset[str]] | None:
         counts = [
-            min(len(text) - start, self.window) * (going and self._seeking(quest))
+            self.window * (going and len(text) - start >= self.window and self._seeking(quest))
             for text, start, going, quest in zip(self._texts, self._starts, open_, self.quests, strict=True)
         ]
         if not any(counts):
@@ -237,8 +237,8 @@ class Stream:
 def swift(
     *,
     share: float = 0.45,
-    window: int = 32,
-    trials: int = 64,
+    window: int = 16,
+    trials: int = 32,
     enough: float = 0.95,
     bayes: int = 8,
     nodes: int = 12,
@@ -250,7 +250,7 @@ def swift(
     """A `share` of the sublayers is skipped; which, is searched for on the running text: at random, and every
     `bayes`-th time (0: never) where Optuna thinks best. The draft is a tree that is cut where the view is unsure: no
     node thought less than `least` likely. The first and the last layer are kept. Ours scores one set a step in a pass
-    of its own, on up to `window` of the row's last tokens, and counts that pass."""
+    of its own, on the row's last `window` tokens (the paper's are 32), and counts that pass."""
     if not 0 < share < 1 or min(window, trials) < 1 or bayes < 0:
         raise InvalidOption(
             f"share={share}, window={window}, trials={trials}, bayes={bayes}: share must be between 0 and 1, window "
