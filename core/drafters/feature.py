@@ -266,12 +266,21 @@ def eagle2(
     nodes: int = 16,
     width: int = 4,
     depth: int = 5,
+    least: float = 0.0,
     sampling: Sampling | None = None,
 ) -> Learned:
     """EAGLE's drafter grown as in EAGLE-2 (arXiv 2406.16858): each level goes on from the `width` nodes that are most
-    probable as a path, and of all candidates the `nodes` most probable are kept."""
+    probable as a path, and of all candidates the `nodes` most probable are kept, none less likely than `least`."""
     return Learned(
-        pupil, grow=grow, length=length, policy=policy, nodes=nodes, width=width, depth=depth, sampling=sampling
+        pupil,
+        grow=grow,
+        length=length,
+        policy=policy,
+        nodes=nodes,
+        width=width,
+        depth=depth,
+        least=least,
+        sampling=sampling,
     )
 
 

@@ -92,8 +92,8 @@ class Learned:
     """A trained drafter. `grow` says what it makes of its guesses: a "chain" (drawn, or at temperature 0 the likeliest
     tokens) as long as a policy says; a static "tree" of the likeliest tokens of a `shape`, or of the best shape of so
     many `nodes`; a "dynamic" tree of the `nodes` that are likeliest together, growing from the `width` best of each of
-    `depth` levels; or a "sampled" tree of draws. Left out, it is what the pupil's paper does. The policy "confident"
-    ends a chain where the pupil itself sees a `risk` of rejection."""
+    `depth` levels as long as some are at least `least` likely; or a "sampled" tree of draws. Left out, it is what the
+    pupil's paper does. The policy "confident" ends a chain where the pupil itself sees a `risk` of rejection."""
 
     def __init__(
         self,
@@ -105,6 +105,7 @@ class Learned:
         nodes: int = 16,
         width: int = 4,
         depth: int = 5,
+        least: float = 0.0,
         shape: Sequence[int] | None = None,
         replacement: bool = False,
         sampling: Sampling | None = None,
@@ -133,7 +134,8 @@ class Learned:
             self._fixed = FixedChain(self.model, length=min(length, most), policy=policy, sampling=soft)
             self._drawn = DraftModel(self.model, length=min(length, most), policy=policy, sampling=sampling)
         elif self.grow == "dynamic" and not pupil.once:
-            self._fixed = DynamicTree(self.model, nodes=nodes, width=width, depth=min(depth, most), sampling=soft)
+            deepest = min(depth, most)
+            self._fixed = DynamicTree(self.model, nodes=nodes, width=width, depth=deepest, least=least, sampling=soft)
         elif self.grow == "dynamic":
             wide = best_shape(6 * nodes, min(depth, most))
             self._fixed = AtOnceTree(self.model, shape=wide, sampling=soft, nodes=nodes)

@@ -90,7 +90,7 @@ ROWS = (
         paper="EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees (arXiv 2406.16858)",
         topology=("tree", "chain"),
         needs=("pupil",),
-        trials=({"nodes": 3, "width": 2, "depth": 2},),
+        trials=({"nodes": 3, "width": 2, "depth": 2}, {"nodes": 3, "width": 2, "depth": 2, "least": 0.3}),
     ),
     Method(
         name="eagle3",
