@@ -70,8 +70,7 @@ def text(
         typer.Option(metavar="DRAFTER.K=V", help="An option of one of them, as rest.store=FILE; may be repeated."),
     ] = None,
     calibrate: Annotated[
-        str,
-        typer.Option(metavar="NAMES", help="First measure what sequoia or draft-verify go by, and keep it for good."),
+        str, typer.Option(metavar="NAMES", help="First measure what sequoia or draft-verify go by, and keep it.")
     ] = "",
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, int8 or int4.")] = "bfloat16",
@@ -233,12 +232,9 @@ def _measure_text(
 
 
 def _calibrate(lm: Any, name: str, items: list[Any], settings: Any, console: Console) -> None:
-    """Under a progress bar; what was found is said and kept, and what was kept before is not measured again."""
+    """Under a progress bar; what was found is said and kept."""
     from outrider.text.companions import calibrate, calibration
 
-    if (kept := calibration(lm, name)).is_file():
-        console.print(f"{name}: as measured before, in {kept}; delete that to measure anew")
-        return
     what = ""
     with bar(console, 1, "Calibrating") as step:
         for done, count, what in calibrate(
@@ -250,7 +246,7 @@ def _calibrate(lm: Any, name: str, items: list[Any], settings: Any, console: Con
             tokens=settings.max_new_tokens,
         ):
             step(f"{name}: {what}", done, count)
-    console.print(f"{name}: {what}; kept in {kept}")
+    console.print(f"{name}: {what}; kept in {calibration(lm, name)}")
 
 
 def go(bench: Bench, console: Console) -> bool:

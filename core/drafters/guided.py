@@ -74,7 +74,7 @@ class _Copy:
             return trie
         if self.place is not None:
             trie.add(self.source[self.place :][: min(most, _PACE * (self.run + 1))])
-            for other in self.others[: _OTHERS if hedge else 0]:
+            for other in self.others if hedge else ():
                 trie.add(self.source[other:][: min(hedge, most)], 0.3)
         elif self.just and hedge and self.broke is not None:
             trie.add(self.source[self.broke + 1 :][: min(hedge, most)], 0.5)

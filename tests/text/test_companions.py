@@ -79,6 +79,18 @@ def test_drafters_by_name_change_nothing(
     assert [one.tokens for one in found] == [one.tokens for one in plain]
 
 
+@pytest.mark.parametrize("drafter", ["draft-model", "specexec", "cross-vocabulary"])
+def test_rows_that_come_and_go_have_passages_of_their_own(drafter: str, lm: TextModel, foreign: Path) -> None:
+    prompts = [*PROMPTS, "the long lake", "zebra"]
+    with lm.batch(rows=2, drafter=drafter, drafter_options={"model": str(foreign)}) as batch:
+        asked = [batch.add(prompt, limit=12) for prompt in prompts]
+        for _ in batch:
+            pass
+    for prompt, one in zip(prompts, asked, strict=True):
+        assert one.result is not None
+        assert one.result.tokens == lm.generate(prompt, drafter=None, max_new_tokens=12).tokens
+
+
 def test_the_same_model_by_another_name_is_loaded_once_and_accepted(lm: TextModel, folder: Path) -> None:
     for _ in range(2):
         out = lm.generate(PROMPTS[0], drafter="draft-model", drafter_options={"model": str(folder)}, max_new_tokens=12)

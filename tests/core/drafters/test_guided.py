@@ -54,6 +54,12 @@ def test_the_place_behind_the_break_is_taken_of_several(say: Any) -> None:
     assert steps[-1].emitted == (20, 21, 22) or steps[-1].emitted == (3, 20, 21, 22)
 
 
+def test_the_next_best_place_is_tried_too(say: Any) -> None:
+    source = [9, 1, 2, 3, 4, 9, 5, 6, 7, 8]
+    (steps,) = say(InputGuided(), [source], [[9, 1, 2, 3, 4, 30]])
+    assert steps[1].emitted[:4] == (1, 2, 3, 4), "though the 9 that is nearer the end goes on otherwise"
+
+
 def test_rows_copy_from_their_own_prompts(say: Any) -> None:
     one, two = [1, 2, 3, 4, 5, 6, 7, 8], [11, 12, 13, 14, 15, 16, 17, 18]
     found = say(InputGuided(anchor=1), [one, two], [one, two])

@@ -78,6 +78,12 @@ def test_swift_finds_a_better_set_on_the_way_and_alone_the_same() -> None:
     assert alone.chooser.quests[0].best == quests[1].best  # type: ignore[attr-defined]
 
 
+def test_swift_judges_nothing_by_less_than_its_window() -> None:
+    drafter = swift(share=0.5, window=16, bayes=0)
+    assert run(drafter, limit=15) == run(None, limit=15)
+    assert not any(quest.tried for quest in drafter.chooser.quests)  # type: ignore[attr-defined]
+
+
 def test_the_search_finds_what_is_idle_and_again(tmp_path: Path) -> None:
     found = list(search(target(), PROMPTS, tokens=24, trials=60, seed=1))
     assert len(found) == 60
