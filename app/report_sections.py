@@ -12,8 +12,9 @@ from pathlib import Path
 _FREE = (
     "jacobi,prompt-lookup,input-guided,rest,anpd,n-grammys,lookahead,suffix,token-recycling,sparse-cache,ensemble,"
     "draft-model,specinfer,specexec,sequoia,cs-drafting,specdec-plus-plus,bild,on-the-fly-window,adaptive,guarded,"
-    "draft-verify,swift,draft-on-the-fly,auto"
+    "auto"
 )
+_SHORTER = "draft-verify,swift,draft-on-the-fly"
 _OPTIONS = "--drafter-option rest.store={store} --drafter-option specexec.nodes=64"
 _TRAINED = "draft-model,medusa,hydra,eagle3,dspark,kangaroo,suffix,ensemble"
 _TREES = (
@@ -66,7 +67,7 @@ TEXT = (
         "Every drafter there are weights for, under the rule that changes nothing. `rest` looks things up in the "
         "language reference that Python brings along.",
         _both(
-            f"text --drafters {_FREE},{_MORE} {_OPTIONS} --max-new-tokens 64 --limit 14 "
+            f"text --drafters {_FREE},{_SHORTER},{_MORE} {_OPTIONS} --max-new-tokens 64 --limit 14 "
             "--calibrate sequoia,draft-verify"
         ),
         _BUILD,
@@ -103,20 +104,28 @@ TEXT = (
         "greedy",
         "Without training, greedy",
         "Every drafter that needs no training, and those that take the small draft model that ships. The datastore of "
-        "`rest` is the language reference that Python brings along. Sequoia's shape and the layers that draft-verify "
-        "leaves out were found on the same prompts beforehand.",
-        (f"text --drafters {_FREE} {_OPTIONS} --max-new-tokens 96 --limit 48 --calibrate sequoia,draft-verify",),
+        "`rest` is the language reference that Python brings along. Sequoia's shape was found on the same prompts "
+        "beforehand. Those that leave out layers are below.",
+        (f"text --drafters {_FREE} {_OPTIONS} --max-new-tokens 96 --limit 48 --calibrate sequoia",),
         _BUILD,
     ),
     Section(
         "sampled",
         "Without training, temperature 0.7",
         "The same, drawn; all of these keep the law of the output.",
-        (
-            f"text --drafters {_FREE} {_OPTIONS} --max-new-tokens 96 --limit 48 --temperature 0.7 "
-            "--calibrate sequoia,draft-verify",
-        ),
+        (f"text --drafters {_FREE} {_OPTIONS} --max-new-tokens 96 --limit 48 --temperature 0.7 --calibrate sequoia",),
         _BUILD,
+    ),
+    Section(
+        "shorter",
+        "With layers left out, greedy and at temperature 0.7",
+        "The model drafts for itself with some of its layers left out; which, draft-verify found on the same prompts "
+        "beforehand.",
+        tuple(
+            f"text --drafters {_SHORTER} --max-new-tokens 96 --limit 48 --temperature {temperature} "
+            "--calibrate draft-verify"
+            for temperature in ("0", "0.7")
+        ),
     ),
     Section(
         "rules",

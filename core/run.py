@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import _muon
 
 from outrider.core.engine.native import halves
 from outrider.core.errors import OutriderError
@@ -22,6 +23,7 @@ from outrider.core.errors import OutriderError
 _PAUSE = 10  # steps' time, beyond which a step was a pause
 _PLACES = ("checkpoint", "checkpoint.old", "checkpoint.partial")
 _STATE = "state.json"
+_MADE_ALIKE = "_zeropower_via_newtonschulz"  # torch's name for what Muon makes of a gradient
 
 
 class TrainingError(OutriderError):
@@ -122,10 +124,39 @@ def optimisers(
     inner = [part.weight for part in model.modules() if isinstance(part, Matrix) and part.weight.requires_grad]
     known = {id(one) for one in inner}
     rest = [one for one in model.parameters() if one.requires_grad and id(one) not in known]
+    slow = not halves() and all(one.device.type == "cpu" for one in inner)
+    kind = _WideMuon if slow else torch.optim.Muon
     return [
         torch.optim.AdamW(rest, lr=rate, betas=betas, eps=1e-8, weight_decay=0.0, fused=True),
-        torch.optim.Muon(inner, lr=matrices, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
+        kind(inner, lr=matrices, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
     ]
+
+
+class _WideMuon(torch.optim.Muon):
+    """Muon with its products in 32 bits, for a CPU that takes a hundred times as long for those of 16, which torch's
+    are made of wherever it runs."""
+
+    def step(self, closure: Any = None) -> Any:
+        usual = getattr(_muon, _MADE_ALIKE, None)
+        if usual is None:  # private to torch: another version may have none
+            return super().step(closure)  # type: ignore[no-untyped-call]
+        setattr(_muon, _MADE_ALIKE, _made_alike)
+        try:
+            return super().step(closure)  # type: ignore[no-untyped-call]
+        finally:
+            setattr(_muon, _MADE_ALIKE, usual)
+
+
+def _made_alike(grad: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """The matrix with its singular values brought near 1, by Newton and Schulz's iteration."""
+    a, b, c = coefficients
+    tall = grad.shape[0] > grad.shape[1]
+    x: Tensor = grad.float().T if tall else grad.float()
+    x = x / x.norm().clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.T if tall else x
 
 
 def parameter_groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:

@@ -129,7 +129,7 @@ class Follower:
 
     def _sight(self, places: Places, bound: int) -> Sight:
         cos, sin = self.angles(places.positions, bound, self.dtype)
-        return Sight(cos, sin, places.mask, self.cache.store, places)
+        return Sight(cos, sin, places.mask, self.cache.store, places, bound=bound)
 
     def _still(
         self, name: str, work: Callable[..., Tensor], given: Sequence[Tensor], sight: Sight, *more: int

@@ -16,6 +16,7 @@ from torch import Tensor
 from outrider.core.device import constant, upload
 from outrider.core.dice import Dice, Purpose
 from outrider.core.draft import Draft, Verdict
+from outrider.core.drafters.trie import Trie, planted
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Law, Sampling
 from outrider.core.policies import Confidence, Fixed, Policy, make_policy
@@ -280,6 +281,8 @@ class DynamicTree(_Model):
 
     def propose(self, room: Tensor, dice: Dice) -> Draft:
         left = self._start(room, dice)
+        if len(room) == 1 and dice.device.type == "cpu":
+            return planted([self._grown(int(left))], dice.device)
         committed = self.model.mark()
         rows, width = len(room), self.width
         grown = Draft.empty(rows, dice.device)  # the nodes that are expanded, which are all the model reads
@@ -316,3 +319,31 @@ class DynamicTree(_Model):
         score = scores.gather(1, kept)
         tree = Tree(shape, len(tokens), width)
         return Draft.guess(flat.gather(1, kept).clamp(min=0), tree, score > -torch.inf, score.exp())
+
+    def _grown(self, left: int) -> Trie:
+        """The same for one row, on the host: for so few nodes, calling as many operations takes longer."""
+        committed, found = self.model.mark(), Trie()
+        logs: list[float] = []  # of every candidate, its ancestors included
+        expanded: list[int] = []  # candidates, in the order in which the model reads them
+        latest, start = [-1], 0
+        for _ in range(min(self.depth, left)):
+            place = {node: index for index, node in enumerate(expanded)} | {-1: -1}
+            shape = tuple(place[found.parents[node]] for node in expanded)
+            tokens = torch.tensor([[found.tokens[node] for node in expanded]], dtype=torch.long)
+            read = Draft.guess(tokens, Tree.of(shape), torch.ones_like(tokens, dtype=torch.bool))
+            ids, probs = self.score(read, start if start < len(expanded) else None).laws().top(self.width)
+            first = len(found)
+            for above, words, chances in zip(latest, ids[0].tolist(), probs[0].double().log().tolist(), strict=True):
+                for token, chance in zip(words, chances, strict=True):
+                    total = chance + (logs[above] if above >= 0 else 0.0)
+                    if total >= self._floor and total > -math.inf:
+                        found.grow(above, token)
+                        logs.append(total)
+            latest = sorted(range(first, len(found)), key=lambda node: -logs[node])[: self.width]
+            if not latest:
+                break
+            start = len(expanded)
+            expanded += latest
+        self.model.rewind(committed)
+        found.weights = [math.exp(one) for one in logs]
+        return found.best(self.nodes)

@@ -295,15 +295,16 @@ class Alike:
 
 def draft_on_the_fly(
     *,
-    share: float = 0.35,
+    share: float = 0.3,
     least: float = 0.0,
-    parts: Collection[str] = ("attention", "mlp"),
-    length: int = 6,
+    parts: Collection[str] = ("attention",),
+    length: int = 4,
     bound: float = 0.4,
 ) -> SelfDrafter:
     """Of each row, the `share` of sublayers whose input and output are most alike by cosine on its own prompt, no less
-    than `least`; `parts` says which kinds may go. The paper drops whole attention layers by thresholds found for each
-    model; ours ranks sublayers, so that one setting serves any model. Drafting stops where the view is unsure."""
+    than `least`; `parts` says which kinds may go: attention, as in the paper, mlp, or both. The paper goes by
+    thresholds found for each model; ours ranks sublayers, so that one setting serves any model. Drafting stops where
+    the view is unsure."""
     if not 0 < share < 1 or not parts or not set(parts) <= {"attention", "mlp"}:
         raise InvalidOption(
             f"share={share}, parts={tuple(parts)}: share must be between 0 and 1, parts from attention and mlp"

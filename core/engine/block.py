@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outrider.core.engine import learning
+from outrider.core.engine import learning, native
 from outrider.core.engine.linear import Dense, Linear, fastest, size
 from outrider.core.engine.network import Config, Layer, Places
 from outrider.core.engine.rotary import rope_table
@@ -72,6 +72,7 @@ class Sight:
     places: Places | None = None
     rounds: Rounds | None = None  # unrolled training: the columns are those of the first round
     context: Sequence[tuple[Tensor, Tensor]] | None = None  # of each layer keys and values [B, K, C, d] before its own
+    bound: int = 0  # all positions in `places` are below it
     causal: bool = False  # is the mask but that each token sees itself and those before it?
     added: dict[int, Tensor] = field(default_factory=dict, init=False)
 
@@ -229,6 +230,8 @@ class Block(nn.Module):
 
     def __init__(self, config: Config, *, into: int | None = None, index: int = 0, normed: bool = True) -> None:
         super().__init__()
+        self.config, self._reach = config, 0
+        self._passes: native.Passes | None = None
         self.attention_norm = Norm(config.width, config.norm_eps) if normed else None
         self.attention = Attention(config, into=into, index=index)
         self.mlp_norm = Norm(config.width, config.norm_eps)
@@ -240,9 +243,32 @@ class Block(nn.Module):
             if learning.learns(self, x, sight):
                 return learning.learned(self, x, sight)
             read = x if self.attention_norm is None else self.attention_norm(x)
+        if self._passes is not None and sight.places is not None and sight.context is None:
+            return self._in_one(self._passes, x, sight, read)
         x = x + self.attention(read, sight)
         result: Tensor = x + self.mlp(self.mlp_norm(x))
         return result
+
+    def _in_one(self, passes: native.Passes, x: Tensor, sight: Sight, read: Tensor) -> Tensor:
+        """The same in one call."""
+        assert sight.store is not None and sight.places is not None
+        if sight.bound > self._reach:
+            self._reach = max(2 * sight.bound, min(self.config.context, 1024))
+            cosine, sine = rope_table(self.config, self._reach, torch.float32, x.device)
+            half = self.config.head_dim // 2
+            passes.reach(cosine[:, :half], sine[:, half:])
+        states = x.flatten(0, 1).to(torch.float32, copy=True)
+        passes.run(states, sight.store[self.attention.index, None], sight.places, 0, 1, read.flatten(0, 1).contiguous())
+        return states.to(x.dtype).view(x.shape)
+
+    def settle(self) -> None:
+        """Have it run in one call where there is code for it, once its matrices are laid out."""
+        laid = [one.fast for one in (self.attention.qkv, self.attention.out, self.mlp.up_gate, self.mlp.down)]
+        if not all(isinstance(one, native.Tiled) for one in laid):
+            return
+        norm = self.mlp_norm.weight.detach()  # attention's is never asked for: what it reads is given
+        layer = Layer(norm, laid[0], laid[1], norm, laid[2], laid[3], qk_norm=self.attention.qk_norm)  # type: ignore[arg-type]
+        self._passes = native.passes(self.config, [layer], norm.dtype)
 
     @torch.no_grad()
     def copy(self, layer: Layer) -> None:

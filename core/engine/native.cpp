@@ -34,7 +34,7 @@ struct Layer {
 };
 
 struct Shape {
-    int32_t width, heads, kv, dim, hidden;
+    int32_t width, heads, kv, dim, hidden, into;  // into: what attention reads
     float eps;
 };
 
@@ -48,6 +48,7 @@ struct Pass {
     const int64_t* slots;      // [rows, count], or null: start, start + 1, ...
     const uint8_t* mask;       // [rows or 1, count, columns], or null: all may look at all
     uint8_t* work;
+    const bf16* read;  // [rows count, into] by attention, or null: x, normed
     int64_t position_stride, mask_stride, start;  // 0 where rows share
     int32_t rows, count, columns, reach, first, last, threads, small;  // small: a scale and 8 bits a number
 };
@@ -237,8 +238,9 @@ int outrider_ready(int32_t wanted) { return readied(wanted); }
 int64_t outrider_work(const Shape* s, int32_t tokens, int64_t columns, int32_t threads) {
     const int64_t rows = padded(tokens, 16), spread = int64_t(s->heads) * s->dim,
                   all = spread + 2 * int64_t(s->kv) * s->dim;
-    return 2 * rows * (2 * std::max<int64_t>(s->width, spread) + s->hidden) + 4 * rows * all + 1024 + 8 * rows +
-           threads * scratch_bytes(std::max({int64_t(s->width), spread, int64_t(s->hidden)}), columns, s->dim);
+    const int64_t widest = std::max({int64_t(s->width), spread, int64_t(s->into)});
+    return 2 * rows * (2 * widest + s->hidden) + 4 * rows * all + 1024 + 8 * rows +
+           threads * scratch_bytes(std::max(widest, int64_t(s->hidden)), columns, s->dim);
 }
 
 void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
@@ -246,13 +248,13 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
     const Pass& p = *pass;
     const int tokens = p.rows * p.count, group = s.heads / s.kv, spread = s.heads * s.dim,
               all = spread + 2 * s.kv * s.dim;
-    const int64_t rows = padded(tokens, 16), widest = std::max(s.width, spread);
+    const int64_t rows = padded(tokens, 16), widest = std::max({s.width, spread, s.into});
     Arena arena{p.work};
     bf16* input = arena.take<bf16>(rows * widest);
     bf16* queries = arena.take<bf16>(rows * widest);
     bf16* middle = arena.take<bf16>(rows * s.hidden);
     float* qkv = arena.take<float>(rows * all);
-    const int deepest = std::max({int64_t(s.width), int64_t(spread), int64_t(s.hidden)});
+    const int deepest = std::max(widest, int64_t(s.hidden));
     int32_t* runs = arena.take<int32_t>(rows);
     int32_t* counts = arena.take<int32_t>(rows);
     const int64_t each = scratch_bytes(deepest, p.columns, s.dim);
@@ -274,10 +276,13 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
             const Layer& layer = layers[index];
             if (layer.attends) {
                 for (int m = me; m < tokens; m += threads)
-                    normed(p.x + int64_t(m) * s.width, layer.attention_norm, s.width, s.eps,
-                           input + int64_t(m) * s.width);
+                    if (p.read)
+                        std::memcpy(input + int64_t(m) * s.into, p.read + int64_t(m) * s.into, sizeof(bf16) * s.into);
+                    else
+                        normed(p.x + int64_t(m) * s.width, layer.attention_norm, s.width, s.eps,
+                               input + int64_t(m) * s.width);
 #pragma omp barrier
-                product(layer.qkv, input, s.width, tokens, me, threads, own,
+                product(layer.qkv, input, s.into, tokens, me, threads, own,
                         [&](int block, int from, int some, const float* sums) {
                             for (int m = 0; m < some; m++)
                                 store(qkv + int64_t(from + m) * all + 16 * block,

@@ -56,7 +56,7 @@ class _Layer(ctypes.Structure):
 
 class _Shape(ctypes.Structure):
     _fields_ = (
-        *((name, c_int32) for name in ("width", "heads", "kv", "dim", "hidden")),
+        *((name, c_int32) for name in ("width", "heads", "kv", "dim", "hidden", "into")),
         ("eps", c_float),
     )
 
@@ -65,7 +65,7 @@ class _Pass(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("x", "store")),
         *((name, c_int64) for name in ("layer_stride", "row_stride", "head_stride", "slot_stride")),
-        *((name, c_void_p) for name in ("cosine", "sine", "positions", "slots", "mask", "work")),
+        *((name, c_void_p) for name in ("cosine", "sine", "positions", "slots", "mask", "work", "read")),
         *((name, c_int64) for name in ("position_stride", "mask_stride", "start")),
         *((name, c_int32) for name in ("rows", "count", "columns", "reach", "first", "last", "threads", "small")),
     )
@@ -306,9 +306,9 @@ class Passes:
     """All layers of a network in one call."""
 
     def __init__(self, config: Config, layers: Sequence[Layer]) -> None:
-        self._shape = _Shape(
-            config.width, config.heads, config.kv_heads, config.head_dim, config.hidden, config.norm_eps
-        )
+        into = {layer.qkv.matrix.in_ for layer in layers}  # type: ignore[attr-defined]
+        sizes = config.width, config.heads, config.kv_heads, config.head_dim, config.hidden, max(into)
+        self._shape = _Shape(*sizes, config.norm_eps)
         self._layers = (_Layer * len(layers))()
         self._kept: list[object] = [layers]
         for into, layer in zip(self._layers, layers, strict=True):
@@ -325,8 +325,9 @@ class Passes:
         """Angles [positions, d / 2] in 32 bits."""
         self._angles = torch.stack([cosine, sine])
 
-    def run(self, x: Tensor, store: Tensor, places: Places, first: int, last: int) -> None:
-        """States x [N, D] in 32 bits, changed in place; keys and values are written to the store."""
+    def run(self, x: Tensor, store: Tensor, places: Places, first: int, last: int, read: Tensor | None = None) -> None:
+        """States x [N, D] in 32 bits, changed in place; keys and values are written to the store. `read` [N, into] in
+        16 bits is what attention reads instead of the normed states."""
         code, threads = library(), torch.get_num_threads()
         assert code is not None
         positions = places.positions.contiguous()
@@ -339,7 +340,7 @@ class Passes:
         strides = [store.stride(axis) * store.element_size() for axis in range(4)]
         given = _Pass(
             *(x.data_ptr(), store.data_ptr(), *strides),
-            *(_at(angles[0]), _at(angles[1]), _at(positions), _at(slots), _at(mask), work),
+            *(_at(angles[0]), _at(angles[1]), _at(positions), _at(slots), _at(mask), work, _at(read)),
             *(count if len(positions) > 1 else 0, 0 if mask is None or len(mask) == 1 else count * places.columns),
             *(places.start or 0, rows, count, places.columns, reach, first, last, threads, store.dtype == torch.int8),
         )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outrider.core.engine.block import Matrix
+from outrider.core.engine.block import Block, Matrix
 from outrider.core.engine.linear import Dense, Linear, fastest
 from outrider.core.engine.network import Network
 from outrider.core.errors import InvalidOption
@@ -111,9 +111,10 @@ def _ids(vocabulary: int | Sequence[int] | Tensor, size: int) -> Tensor | None:
 def settled(module: M, dtype: torch.dtype, device: torch.device) -> M:
     """The module ready to draft: in the target's precision, its weights laid out for the machine."""
     module.to(device, dtype).eval().requires_grad_(False)
-    for part in module.modules():
-        if isinstance(part, Matrix | Words):
-            part.settle()
+    for kinds in ((Matrix, Words), (Block,)):  # a block after all it is made of
+        for part in module.modules():
+            if isinstance(part, kinds):
+                part.settle()
     return module
 
 

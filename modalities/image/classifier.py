@@ -116,6 +116,8 @@ class NamingCourse:
         self.draws, self.codec = Draws(pictures, batch, seed, device), codec.eval().requires_grad_(False)
         self.names = tuple(dict.fromkeys(pictures.names[place] for place in self.draws.learned))
         place = {name: n for n, name in enumerate(self.names)}
+        self._back = torch.zeros_like(pictures.tensor, device=device)  # filled as pictures are first brought back
+        self._known = torch.zeros(len(pictures.names), dtype=torch.bool)
         self._named = torch.tensor([place.get(name, -1) for name in pictures.names], device=device)
         self._turned = torch.tensor([turned(name) for name in pictures.names])
         held = np.array([one for one in pictures.chosen(HELD_PAIR) if pictures.names[one] in place], dtype=np.int64)
@@ -126,16 +128,22 @@ class NamingCourse:
         self.held = np.array([*first, *others], dtype=np.int64)[: 8 * JUDGED[device.type != "cpu"]]
 
     @torch.no_grad()
-    def _brought_back(self, pictures: Tensor) -> Tensor:
-        with torch.autocast(pictures.device.type, enabled=False):
-            return self.codec.decode(self.codec.encode(pictures)).clamp(-1, 1)
+    def _brought_back(self, places: np.ndarray) -> Tensor:
+        """[B, 3, 64, 64] what the tokenizer makes of pictures; each is asked of it once."""
+        new = places[~self._known[places].numpy()]
+        for part in np.array_split(new, -(-len(new) // 64)) if len(new) else ():
+            with torch.autocast(self._back.device.type, enabled=False):
+                back = self.codec.decode(self.codec.encode(self.draws.read(part))).clamp(-1, 1)
+            self._back[torch.from_numpy(part).to(back.device)] = ((back + 1) * 127.5).round().to(torch.uint8)
+            self._known[part] = True
+        return self._back[torch.from_numpy(places).to(self._back.device)].float() / 127.5 - 1
 
     def batch(self, number: int, share: float) -> tuple[Tensor, ...]:
         generator, places = self.draws.generator(number), self.draws.places(number)
         flip = (torch.rand(len(places), generator=generator) < 0.5) & ~self._turned[torch.from_numpy(places)]
-        pictures = self.draws.moved(self.draws.read(places), generator, flip)
         half = len(places) // 2
-        pictures = torch.cat([pictures[:half], self._brought_back(pictures[half:])])
+        pictures = torch.cat([self.draws.read(places[:half]), self._brought_back(places[half:])])
+        pictures = self.draws.moved(pictures, generator, flip)
         bright = 1 + 0.2 * (torch.rand(len(places), 3, 1, 1, generator=generator) - 0.5).to(pictures.device)
         inked = 1 - (1 - pictures) * bright  # colours a little stronger or weaker; white stays white
         return inked.clamp(-1, 1), self._named[torch.from_numpy(places).to(pictures.device)]
@@ -147,7 +155,7 @@ class NamingCourse:
         pictures, named = self.draws.read(self.held), [self.draws.pictures.names[one] for one in self.held]
         said = torch.cat([model.classifier.says(part).float() for part in torch.split(pictures, 64)])
         wanted = self._named[torch.from_numpy(self.held).to(said.device)]
-        back = torch.cat([self._brought_back(part) for part in torch.split(pictures, 64)])
+        back = self._brought_back(self.held)
         places = (said > said.gather(1, wanted[:, None])).sum(1).cpu()
         ranks, worse = model.classifier.ranks(pictures, named), model.classifier.ranks(back, named)
         common = torch.tensor([model.classifier.place(one) in set(model.classifier.common) for one in named])

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from outrider.core import run
 from outrider.core.engine.block import Matrix
 from outrider.core.errors import InvalidOption
 from outrider.core.fit import Fit, Pace
@@ -67,6 +68,21 @@ def test_muon_teaches_the_matrices_of_blocks_and_goes_on_where_it_was(tmp_path: 
     assert first[-1] < 1.5 < 2.5 < first[0]
     further = learned(tmp_path, Blocks(), steps=160, matrices=0.1)
     assert further[: len(first)] == first and further[-1] < 0.1
+
+
+def test_muon_takes_the_same_step_in_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = []
+    for halves in (True, False):
+        monkeypatch.setattr(run, "halves", lambda fast=halves: fast)
+        torch.manual_seed(0)
+        model = nn.Sequential(Matrix(24, 8), Matrix(8, 16), nn.Linear(16, 16))
+        before = [one.weight.detach().clone() for one in model[:2]]
+        _, muon = run.optimisers(model, 0.1, 0.0, (0.9, 0.95), 0.1)
+        model(torch.randn(64, 24)).square().sum().backward()
+        muon.step()
+        moved.append([one.weight.detach() - old for one, old in zip(model[:2], before, strict=True)])
+    for found, wanted in zip(*moved, strict=True):
+        assert (found - wanted).norm() < 0.1 * wanted.norm() > 0
 
 
 def test_a_pace_out_of_bounds_is_refused() -> None:

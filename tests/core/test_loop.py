@@ -355,3 +355,19 @@ def test_a_run_abandoned_at_the_interpreters_end_ends_quietly() -> None:
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("least", [0.0, 0.05, 0.4])
+@pytest.mark.parametrize("sampling", [END, Sampling(top_k=3, end=(6,))], ids=["greedy", "few"])
+def test_a_dynamic_tree_grows_alike_alone_and_beside_others(sampling: Sampling, least: float) -> None:
+    def steps(prompts: Prompts, seeds: list[int]) -> list[Step]:
+        tree = DynamicTree(target(blur=0.4), nodes=6, width=3, depth=3, least=least)
+        return run(tree, prompts, sampling=sampling, rule=GumbelMatch(), seed=seeds)[1]
+
+    together = steps(PROMPTS, list(range(len(PROMPTS))))
+    for row, prompt in enumerate(PROMPTS):
+        alone = steps([prompt], [row])
+        assert [(step.drafted, step.parents, step.emitted) for step in alone] == [
+            (step.drafted, step.parents, step.emitted) for step in together if step.row == row
+        ]
+    assert any(len(step.drafted) > 1 for step in together)

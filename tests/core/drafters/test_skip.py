@@ -21,6 +21,7 @@ from outrider.core.target import Prefill, TableTarget
 SHAPE = Config(vocabulary=31, width=32, layers=6, heads=4, kv_heads=2, head_dim=8, hidden=64)
 GREEDY = Sampling(temperature=0)
 PROMPTS = [[3, 9, 4, 17, 9], [8], [20, 21, 22, 1, 2, 3, 4]]
+BOTH = ("attention", "mlp")
 IDLE = ("attention.1", "mlp.2", "attention.3", "mlp.3")
 
 
@@ -48,7 +49,7 @@ def run(drafter: SelfDrafter | None, prompts: list[list[int]] = PROMPTS, limit: 
 
 
 def test_what_changes_least_on_the_prompt_is_left_out() -> None:
-    drafter = draft_on_the_fly(share=0.5, least=0.999)
+    drafter = draft_on_the_fly(share=0.5, least=0.999, parts=BOTH)
     assert run(drafter) == run(None)
     model = target()
     sets = drafter.chooser.begin(model, drafter._model, PROMPTS) if model.begin(PROMPTS, GREEDY) else []
@@ -56,7 +57,7 @@ def test_what_changes_least_on_the_prompt_is_left_out() -> None:
 
 
 def test_each_row_has_its_own_set_whoever_its_mates_are() -> None:
-    together = draft_on_the_fly(share=0.4)
+    together = draft_on_the_fly(share=0.4, parts=BOTH)
     model = target()
     model.begin(PROMPTS, GREEDY)
     sets = together.chooser.begin(model, None, PROMPTS)  # type: ignore[arg-type]

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from outrider.core.decode import decode
 from outrider.core.draft import Draft
+from outrider.core.drafters.feature import Eagle3Head, EagleHead
+from outrider.core.drafters.follower import Follower, ready
 from outrider.core.engine import native
 from outrider.core.engine.linear import Dense, Packed, Widened, fastest
 from outrider.core.engine.network import Config, Network, random_network
@@ -112,6 +114,32 @@ def dense(network: Network) -> Network:
     """The same weights in 32 bits, through torch."""
     layers = network.replaced(lambda one: Dense(one.weight.float(), None if one.bias is None else one.bias.float()))
     return Network(network.config, network.embedding.float(), layers.layers, network.norm.float(), layers.head)
+
+
+@needs_code
+@pytest.mark.parametrize("shape", [SHAPE, WIDE])
+@pytest.mark.parametrize("kind", [EagleHead, Eagle3Head])
+def test_blocks_that_draft_agree_with_torch(ways: str, kind: type[EagleHead | Eagle3Head], shape: Config) -> None:
+    """What EAGLE's layer foresees, of rows of different lengths, behind prompts and on the levels of a tree."""
+    target = Decoder(random_network(shape, 3, dtype=torch.bfloat16))
+    torch.manual_seed(0)
+    learned = kind(Decoder(random_network(shape, 3)))
+    prompts = [[(7 * place + row) % shape.vocabulary for place in range(length)] for row, length in ((0, 21), (1, 38))]
+    found = []
+    for native_too in (True, False):
+        head = Follower(ready(learned, target))
+        assert head.pupil.block._passes is not None
+        if not native_too:
+            head.pupil.block._passes = None
+        head.listen(target.begin(prompts, Sampling(), learned.needs).hidden)
+        head.begin(prompts, Sampling())
+        laws = [head.score(Draft.empty(2)).logits()]
+        for size, since in ((3, 0), (5, 3)):
+            tree = Tree.of((-1, -1, -1, 0, 2)[:size])
+            tokens = torch.tensor([[5, 9, 11, 2, 3], [8, 1, 4, 4, 6]])[:, :size]
+            laws.append(head.score(Draft.guess(tokens, tree, tokens >= 0), since).logits())
+        found.append(torch.cat(laws, 1).float())
+    assert (found[0] - found[1]).abs().mean() < 0.02 * found[1].abs().mean()
 
 
 @needs_code
