@@ -94,6 +94,7 @@ def image(
         about = {"model": im.name, "dtype": dtype, "pictures": pictures, **wanted}
         if judges is not None:
             about["of held-out real pictures"] = judges.usual
+            about["of the classifier"] = _how_good(weights)
         told = bench.to_json(rows, about)
         output.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     if plot is not None:
@@ -108,6 +109,14 @@ def _judges(im: ImageModel, style: str | None, device: str, data: Path | None, w
 
     classifier = recipes.classifier(weights).to(device)
     return Judges(prepared(data), im.codec, classifier, style, device)
+
+
+def _how_good(weights: Path | None) -> Any:
+    """How often the classifier is right, as was noted when it was made."""
+    from outrider.core.trained import about
+    from outrider.image import recipes
+
+    return about(recipes.classifier_file(weights))["provenance"].get(recipes.RIGHT)
 
 
 def _table(rows: list[Row]) -> Any:

@@ -49,6 +49,7 @@ def written(folder: Path, modality: str) -> str:
             parts += [place(found) + "\n", _HOW + "\n"]
             described = True
         parts += [f"## {section.title}\n", section.about + "\n", *map(said, found), *tables(modality, found)]
+        parts += _paying(found) if section.pays else []
         parts += [f"![{section.title}]({name})\n" for name in section.pictures if (folder / name).is_file()]
         if section.before == CURVES and (folder / "curves.md").is_file():
             parts += ["![acceptance by place](curves.png)\n", (folder / "curves.md").read_text(encoding="utf-8")]
@@ -181,6 +182,33 @@ def _benched(found: Sequence[Found]) -> list[str]:
                 parts += [said, table(("", "on average", *tasks), body)]
     lines = [f"- {line.plain}" for one in found for line in remarks(one)]
     return [*parts, *(["\n".join(lines) + "\n"] if lines else [])]
+
+
+def _paying(found: Sequence[Found]) -> list[str]:
+    """Where each drafter starts to pay: predicted by what passes cost here, and measured."""
+    from outrider.core.speed import PassCost
+
+    body = []
+    for one in found:
+        cost = PassCost(**one["settings"]["pass_cost"])
+        asked = f"{one['settings']['dtype']}, temperature {one['settings']['temperature']:g}"
+        for row in one["rows"]:
+            if not row["acceptance_rate"] or row["equivalents_per_token"] is None:
+                continue
+            tokens = row["tokens_per_call"]
+            drafting = max(tokens * row["equivalents_per_token"] - 1, 0.0)
+            wide = cost.relative(1 + (tokens - 1) / row["acceptance_rate"])
+            room = f"below {tokens - wide:.2f}" if tokens > wide else "never"
+            figures = (tokens, wide, drafting, tokens / (wide + drafting), row["decode_speedup"] or row["speedup"])
+            body.append([row["drafter"], asked, *(f"{figure:.2f}" for figure in figures), room])
+    titles = ("tok/call", "its pass", "its drafting", "predicted", "measured, decoding", "drafting would pay")
+    return [
+        "Where each starts to pay. A pass with its guesses, and its drafting, are in plain passes of this target: the "
+        "one by what wider passes take here, the other by the bytes that drafting reads. The speed predicted is the "
+        "tokens of a call over both; drafting pays where it costs less than a call brings beyond its own pass. Against "
+        "a target of twice the size the same drafter costs half; left-out layers cost the same share of any.\n",
+        table(("", "", *titles), body),
+    ]
 
 
 def _average(values: Sequence[float | None]) -> float | None:

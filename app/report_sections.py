@@ -49,6 +49,7 @@ class Section:
     quick: bool = False  # measured too when everything is, in a hurry
     main: bool = False  # on the page of all modalities too
     pictures: tuple[str, ...] = ()  # that its commands draw into the folder
+    pays: bool = False  # with a table of where each drafter starts to pay
 
     def files(self, folder: Path) -> list[Path]:
         if len(self.commands) == 1:
@@ -125,6 +126,7 @@ TEXT = (
             f"text --drafters {_SHORTER} --max-new-tokens 96 --limit 48 --calibrate draft-verify",
             f"text --drafters {_SHORTER} --max-new-tokens 96 --limit 48 --temperature 0.7",
         ),
+        pays=True,
     ),
     Section(
         "rules",
@@ -203,6 +205,7 @@ TEXT = (
                 ("bfloat16", "cross-vocabulary,specexec,draft-verify,auto --drafter-option specexec.nodes=8"),
             )
         ),
+        pays=True,
     ),
 )
 

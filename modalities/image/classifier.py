@@ -1,84 +1,93 @@
-"""What a picture shows: a small convolutional judge of whether it is what was asked for.
+"""What a picture shows: a judge of whether it is what was asked for.
 
-It tells the names of the pictures that were learned from; how often it is right on pictures that were held out is the
-measure of the judge itself. Trained by `outrider train image-classifier`, on real pictures and on what the tokenizer
-makes of them, since that is what it will see. Knows pixels and names, nothing of codes.
+Features of pictures (Inception's, see outrider.image.eyes) are told apart by linear discriminant analysis: turned so
+that pictures of the same thing in different styles lie close together, each name is the middle of its pictures. It
+learns from real pictures and from what the tokenizer makes of them, since that is what it will see, and may know names
+that the model of tokens doesn't. How often it is right on styles it has not seen is the measure of the judge itself.
+Knows features and names, nothing of codes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
+from outrider.core.errors import InvalidOption
 from outrider.core.train import Pupil
-from outrider.image.courses import JUDGED, Draws, turned
-from outrider.image.data import HELD_PAIR, Pictures
+from outrider.image.data import HELD_NAME, Pictures
 from outrider.image.names import COMMON, words
 from outrider.image.tokenizer import Tokenizer
 
-_SMOOTH = 0.1  # of a label is shared among all names
-_GROUPS = 8
-
-
-class _Residual(nn.Module):
-    def __init__(self, before: int, after: int) -> None:
-        super().__init__()
-        self.norm1, self.conv1 = nn.GroupNorm(_GROUPS, before), nn.Conv2d(before, after, 3, padding=1)
-        self.norm2, self.conv2 = nn.GroupNorm(_GROUPS, after), nn.Conv2d(after, after, 3, padding=1)
-        self.skip = nn.Conv2d(before, after, 1) if before != after else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner = self.conv2(F.silu(self.norm2(self.conv1(F.silu(self.norm1(x))))))
-        return cast(Tensor, inner + self.skip(x))
+Look = Callable[[Tensor], Tensor]  # pictures [N, 3, 64, 64] in [-1, 1] -> features [N, F]
 
 
 class Classifier(Pupil):
-    """Pictures [B, 3, 64, 64] in [-1, 1] -> logits over `names`. `target` is not looked at."""
+    """Features [B, F] -> how alike they are to each of `names`. `target` is not looked at."""
 
-    def __init__(
-        self, target: Any = None, *, names: Sequence[str], widths: Sequence[int] = (32, 64, 128, 192), drop: float = 0.2
-    ) -> None:
+    middle: Tensor  # [F]
+    turn: Tensor  # [F, width]
+    means: Tensor  # [names, width], of length 1
+
+    def __init__(self, target: Any = None, *, names: Sequence[str], features: int = 2048, width: int = 256) -> None:
         super().__init__()
         self.names = tuple(names)
-        self.config = {"names": list(names), "widths": list(widths), "drop": drop}
-        self.first = nn.Conv2d(3, widths[0], 4, stride=2, padding=1)
-        before = (widths[0], *widths)
-        self.blocks = nn.ModuleList(_Residual(before[n], width) for n, width in enumerate(widths))
-        self.norm = nn.GroupNorm(_GROUPS, widths[-1])
-        self.drop = nn.Dropout(drop)
-        self.last = nn.Linear(widths[-1], len(names))
+        self.config = {"names": list(names), "features": features, "width": width}
+        self.register_buffer("middle", torch.zeros(features))
+        self.register_buffer("turn", torch.zeros(features, width))
+        self.register_buffer("means", torch.zeros(len(self.names), width))
 
-    def says(self, pictures: Tensor) -> Tensor:
-        """[B, 3, 64, 64] -> logits [B, names]."""
-        x = self.first(pictures)
-        for n, block in enumerate(self.blocks):
-            x = block(F.avg_pool2d(x, 2) if n else x)
-        return cast(Tensor, self.last(self.drop(F.silu(self.norm(x)).mean((2, 3)))))
+    @classmethod
+    @torch.no_grad()
+    def fitted(
+        cls, names: Sequence[str], seen: Tensor, named: Tensor, *, width: int = 256, shrink: float = 0.3
+    ) -> Classifier:
+        """Of features [N, F] and the place of each one's name [N]. What differs within names, and is to be overlooked,
+        is known the worse the fewer pictures there are: `shrink` of it is taken to be the same in all directions."""
+        seen = seen.double()
+        middle = seen.mean(0)
+        x = seen - middle
+        width = min(width, len(x) - 1, x.shape[1])
+        main = torch.linalg.svd(x, full_matrices=False).Vh[:width].T
+        x = x @ main
+        inner = x - _middles(x, named, len(names))[named]
+        spread = inner.T @ inner / len(x)
+        even = torch.eye(width, dtype=spread.dtype) * (spread.diagonal().mean() + 1e-12)
+        root = torch.linalg.cholesky(torch.linalg.inv(spread + shrink * even))
+        made = cls(names=names, features=seen.shape[1], width=width)
+        made.middle.copy_(middle)
+        made.turn.copy_(main @ root)
+        made.means.copy_(F.normalize(_middles(F.normalize(x @ root, dim=1), named, len(names)), dim=1))
+        return made.eval()
+
+    @torch.no_grad()
+    def says(self, features: Tensor) -> Tensor:
+        """[B, F] -> cosines [B, names]."""
+        turned = (features.to(self.middle.device) - self.middle) @ self.turn
+        return F.normalize(turned, dim=1) @ self.means.T
 
     @cached_property
     def _places(self) -> dict[str, int]:
-        return {" ".join(words(name)): place for place, name in enumerate(self.names)}
+        return {plainly(name): place for place, name in enumerate(self.names)}
 
     def place(self, name: str) -> int | None:
         """Which of the names this is, if it is one."""
-        return self._places.get(" ".join(words(name)))
+        return self._places.get(plainly(name))
 
     @cached_property
     def common(self) -> list[int]:
         """The places of what is asked for most."""
         return [place for name in COMMON if (place := self.place(name)) is not None]
 
-    @torch.no_grad()
-    def ranks(self, pictures: Tensor, named: Sequence[str]) -> Tensor:
+    def ranks(self, features: Tensor, named: Sequence[str]) -> Tensor:
         """[B] how many names it finds likelier than the one given; among the common names where that is one of them,
         else among all; -1: the name isn't known to it."""
-        said = torch.cat([self.says(part).float() for part in torch.split(pictures, 64)]).cpu()
+        said = self.says(features).cpu()
         common, found = set(self.common), []
         for row, name in zip(said, named, strict=True):
             place = self.place(name)
@@ -90,6 +99,16 @@ class Classifier(Pupil):
         return torch.tensor(found)
 
 
+def _middles(x: Tensor, named: Tensor, count: int) -> Tensor:
+    """The mean of the rows [N, D] of each name [count, D]."""
+    sums = torch.zeros(count, x.shape[1], dtype=x.dtype).index_add_(0, named, x)
+    return sums / torch.bincount(named, minlength=count).clamp(min=1)[:, None]
+
+
+def plainly(name: str) -> str:
+    return " ".join(words(name))
+
+
 def agreement(ranks: Tensor) -> dict[str, float]:
     """The share of pictures whose name stands first, and among the first five."""
     known = ranks[ranks >= 0]
@@ -98,72 +117,44 @@ def agreement(ranks: Tensor) -> dict[str, float]:
     return {"top-1": float((known == 0).float().mean()), "top-5": float((known < 5).float().mean())}
 
 
-class Naming(nn.Module):
-    """The classifier as something that has a loss."""
-
-    def __init__(self, classifier: Classifier) -> None:
-        super().__init__()
-        self.classifier = classifier
-
-    def forward(self, pictures: Tensor, named: Tensor) -> Tensor:
-        return F.cross_entropy(self.classifier.says(pictures).float(), named, label_smoothing=_SMOOTH)
+def judged(pictures: Pictures) -> np.ndarray:
+    """Places of the pictures that a judge is to know: those of common names, and of names that were held out."""
+    wanted = {plainly(name) for name in COMMON}
+    wanted |= {plainly(pictures.names[place]) for place in pictures.chosen(HELD_NAME)}
+    return np.array([place for place, name in enumerate(pictures.names) if plainly(name) in wanted], dtype=np.int64)
 
 
-class NamingCourse:
-    """Saying what pictures show. Held out are pictures whose names are learned in other styles."""
+def taught(
+    pictures: Pictures, codec: Tokenizer, look: Look, *, width: int = 256, shrink: float = 0.3
+) -> tuple[Classifier, dict[str, dict[str, float]]]:
+    """A judge of all pictures it is to know; and how often one is right that did not see their style, on real pictures
+    and on what the tokenizer makes of them: of the common names, and of all that it knows."""
+    places = judged(pictures)
+    if len(np.unique(pictures.style[places])) < 2:
+        raise InvalidOption("a judge learns from pictures of the same names in two styles at least")
+    real = pictures.tensor[torch.from_numpy(places)].float() / 127.5 - 1
+    device = codec.codebook.device
+    with torch.no_grad():
+        back = [codec.decode(codec.encode(part.to(device))).clamp(-1, 1).cpu() for part in torch.split(real, 64)]
+    seen = [look(real), look(torch.cat(back))]
+    said = [pictures.names[place] for place in places]
+    names = tuple(dict.fromkeys(plainly(name) for name in said))
+    named = torch.tensor([names.index(plainly(name)) for name in said])
+    style = torch.from_numpy(np.asarray(pictures.style)[places])
 
-    def __init__(self, pictures: Pictures, codec: Tokenizer, batch: int, seed: int, device: torch.device) -> None:
-        self.draws, self.codec = Draws(pictures, batch, seed, device), codec.eval().requires_grad_(False)
-        self.names = tuple(dict.fromkeys(pictures.names[place] for place in self.draws.learned))
-        place = {name: n for n, name in enumerate(self.names)}
-        self._back = torch.zeros_like(pictures.tensor, device=device)  # filled as pictures are first brought back
-        self._known = torch.zeros(len(pictures.names), dtype=torch.bool)
-        self._named = torch.tensor([place.get(name, -1) for name in pictures.names], device=device)
-        self._turned = torch.tensor([turned(name) for name in pictures.names])
-        held = np.array([one for one in pictures.chosen(HELD_PAIR) if pictures.names[one] in place], dtype=np.int64)
-        order = np.random.default_rng(0).permutation(held)
-        common = {" ".join(words(one)) for one in COMMON}
-        first = [one for one in order if " ".join(words(pictures.names[one])) in common]
-        others = [one for one in order if " ".join(words(pictures.names[one])) not in common]
-        self.held = np.array([*first, *others], dtype=np.int64)[: 8 * JUDGED[device.type != "cpu"]]
+    def of(rows: Tensor) -> Classifier:
+        both = torch.cat([one[rows] for one in seen])
+        return Classifier.fitted(names, both, named[rows].repeat(2), width=width, shrink=shrink)
 
-    @torch.no_grad()
-    def _brought_back(self, places: np.ndarray) -> Tensor:
-        """[B, 3, 64, 64] what the tokenizer makes of pictures; each is asked of it once."""
-        new = places[~self._known[places].numpy()]
-        for part in np.array_split(new, -(-len(new) // 64)) if len(new) else ():
-            with torch.autocast(self._back.device.type, enabled=False):
-                back = self.codec.decode(self.codec.encode(self.draws.read(part))).clamp(-1, 1)
-            self._back[torch.from_numpy(part).to(back.device)] = ((back + 1) * 127.5).round().to(torch.uint8)
-            self._known[part] = True
-        return self._back[torch.from_numpy(places).to(self._back.device)].float() / 127.5 - 1
-
-    def batch(self, number: int, share: float) -> tuple[Tensor, ...]:
-        generator, places = self.draws.generator(number), self.draws.places(number)
-        flip = (torch.rand(len(places), generator=generator) < 0.5) & ~self._turned[torch.from_numpy(places)]
-        half = len(places) // 2
-        pictures = torch.cat([self.draws.read(places[:half]), self._brought_back(places[half:])])
-        pictures = self.draws.moved(pictures, generator, flip)
-        bright = 1 + 0.2 * (torch.rand(len(places), 3, 1, 1, generator=generator) - 0.5).to(pictures.device)
-        inked = 1 - (1 - pictures) * bright  # colours a little stronger or weaker; white stays white
-        return inked.clamp(-1, 1), self._named[torch.from_numpy(places).to(pictures.device)]
-
-    def judge(self, model: nn.Module) -> dict[str, float]:
-        assert isinstance(model, Naming)
-        if not len(self.held):
-            return {"held-out loss": float("inf")}
-        pictures, named = self.draws.read(self.held), [self.draws.pictures.names[one] for one in self.held]
-        said = torch.cat([model.classifier.says(part).float() for part in torch.split(pictures, 64)])
-        wanted = self._named[torch.from_numpy(self.held).to(said.device)]
-        back = self._brought_back(self.held)
-        places = (said > said.gather(1, wanted[:, None])).sum(1).cpu()
-        ranks, worse = model.classifier.ranks(pictures, named), model.classifier.ranks(back, named)
-        common = torch.tensor([model.classifier.place(one) in set(model.classifier.common) for one in named])
-        found = {"held-out loss": float(F.cross_entropy(said, wanted))}
-        for about, some in (
-            ("all names", places),
-            ("common names", ranks[common]),
-            ("common names, from codes", worse[common]),
-        ):
-            found |= {f"{name}, {about}": value for name, value in agreement(some).items()}
-        return found | {"pictures": float(len(self.held)), "of common names": float(common.sum())}
+    found: dict[str, list[Tensor]] = {}
+    for one in np.unique(style):
+        elsewhere = torch.isin(named, named[style != one])
+        others, unseen = of(style != one), torch.nonzero((style == one) & elsewhere)[:, 0]
+        common = torch.isin(named[unseen], torch.tensor(others.common, dtype=torch.long))
+        for which, features in zip(("real pictures", "from codes"), seen, strict=True):
+            ranks = others.ranks(features[unseen], [said[row] for row in unseen.tolist()])
+            found.setdefault(f"common names, {which}", []).append(ranks[common])
+            found.setdefault(f"held-out names, {which}", []).append(ranks[~common])
+    return of(torch.ones(len(named), dtype=torch.bool)), {
+        one: agreement(torch.cat(all_)) for one, all_ in found.items()
+    }

@@ -6,15 +6,17 @@ says it is. LPIPS comes as weights alone, and its network is written here. Knows
 
 from __future__ import annotations
 
+import hashlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outrider.core.assets import Checkpoint, fetch, unpickled
+from outrider.core.assets import Checkpoint, cache_folder, fetch, unpickled
 
 _SIDE = 299  # pixels that Inception looks at
 _TOGETHER = 16  # pictures at a time
@@ -42,6 +44,20 @@ class Inception:
             said = self._network(large.clamp(-1, 1))
             found.append((said.mean((2, 3)) if said.dim() == 4 else said).cpu())
         return torch.cat(found)
+
+
+def kept(pictures: Tensor, eyes: Callable[[], Inception]) -> Tensor:
+    """Features of pictures that are the same in every run: found once, and kept in the cache folder."""
+    digest = hashlib.sha256(pictures.cpu().numpy().tobytes()).hexdigest()[:16]
+    file = cache_folder() / "features" / f"inception-{digest}.npy"
+    if file.is_file():
+        return torch.from_numpy(np.load(file, allow_pickle=False))
+    found = eyes().features(pictures)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial.npy")
+    np.save(partial, found.numpy())
+    partial.replace(file)
+    return found
 
 
 class Lpips:

@@ -7,7 +7,6 @@ of pictures are few for it. Knows pictures and features, nothing of decoding.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,11 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core.assets import cache_folder
 from outrider.core.errors import InvalidOption
 from outrider.image.classifier import Classifier, agreement
 from outrider.image.data import HELD_NAME, LEARNED, Pictures
-from outrider.image.eyes import Inception, Lpips
+from outrider.image.eyes import Inception, Lpips, kept
 from outrider.image.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -135,18 +133,8 @@ class Judges:
 
     @cached_property
     def _features(self) -> Tensor:
-        """Of real pictures; they are the same in every run, and kept in the cache."""
-        digest = hashlib.sha256(self._real.numpy().tobytes()).hexdigest()[:16]
-        file = cache_folder() / "features" / f"inception-{digest}.npy"
-        if file.is_file():
-            kept: Tensor = torch.from_numpy(np.load(file, allow_pickle=False))
-            return kept
-        found = self._inception.features(self._real)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(".partial.npy")
-        np.save(partial, found.numpy())
-        partial.replace(file)
-        return found
+        """Of real pictures."""
+        return kept(self._real, lambda: self._inception)
 
     @cached_property
     def _codes(self) -> Tensor:
@@ -181,14 +169,13 @@ class Judges:
         seen = tensors(images)
         features = self._inception.features(seen)
         precision, recall = precision_recall(features, self._features)
-        device = next(self.classifier.parameters()).device
         return {
             "KID": kid(features, self._features),
             "FID": fid(features, self._features),
             "precision": precision,
             "recall": recall,
             "LPIPS": float(self._lpips.apart(seen, tensors(plain)).mean()),
-            **agreement(self.classifier.ranks(seen.to(device), named)),
+            **agreement(self.classifier.ranks(features, named)),
             **usage(codes, self._codes, self.codec.layout.codes),
             "nearest": float(nearest(seen, self._learned).mean()),
         }

@@ -27,6 +27,8 @@ from outrider.image.tokens import TokenModel
 
 MODEL = "emoji"
 PREFIX = "image-"
+JUDGE = "image-classifier"
+RIGHT = "right on styles it has not seen"  # what is noted with the judge
 
 
 class NoWeights(InvalidOption):
@@ -100,12 +102,11 @@ RECIPES = _table(
         kind=EagleHead,
     ),
     Recipe(
-        name="image-classifier",
-        summary="a judge of whether pictures show what was asked for",
-        options={"widths": (32, 64, 128, 192)},
-        rate=2e-3,
-        batch=(32, 256),
-        decay=0.1,
+        name=JUDGE,
+        summary="a judge of whether pictures show what was asked for, worked out at once",
+        options={"width": 256, "shrink": 0.3},
+        rate=0.0,
+        batch=(0, 0),
     ),
 )
 _CLASSES: tuple[Callable[..., Pupil], ...] = (Classifier, TokenModel)
@@ -169,9 +170,12 @@ def tokens(name: str = "image-tokens", path: Path | None = None) -> TokenModel:
     return found
 
 
+def classifier_file(folder: Path | None = None) -> Path:
+    return weights(JUDGE) if folder is None else folder / "classifier.safetensors"
+
+
 def classifier(folder: Path | None = None) -> Classifier:
     """The judge of what pictures show."""
-    path = weights("image-classifier") if folder is None else folder / "classifier.safetensors"
-    found: Pupil = load_trained(path, KINDS, None)
+    found: Pupil = load_trained(classifier_file(folder), KINDS, None)
     assert isinstance(found, Classifier)
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from outrider.core.fit import Course, Fit, Request, Save
 from outrider.core.train import Pupil
 from outrider.core.trained import begin, save
 from outrider.image import recipes
-from outrider.image.classifier import Classifier, Naming, NamingCourse
+from outrider.image.classifier import taught
 from outrider.image.courses import (
     JUDGED,
     CodecCourse,
@@ -32,7 +33,7 @@ from outrider.image.courses import (
 from outrider.image.data import LEARNED, Pictures, prepared
 from outrider.image.names import Names, commonest
 from outrider.image.plan import decoder
-from outrider.image.recipes import MODEL, Recipe, home, recipe
+from outrider.image.recipes import JUDGE, MODEL, Recipe, home, recipe
 from outrider.image.tokenizer import Layout, Tokenizer
 from outrider.image.tokens import TokenModel
 
@@ -106,6 +107,8 @@ def _train(chosen: Recipe, pictures: Pictures, wanted: Wanted, say: Callable[[st
     facts = {**wanted.facts(chosen.name, pictures.describe()), "batch": batch}
     if chosen.kind is not None:
         return _teach(given, wanted, facts, say)
+    if chosen.name == JUDGE:
+        return _judge(given, facts, say)
     lesson = _LESSONS[chosen.name](given)
     size = sum(one.numel() for one in lesson.model.parameters())
     say(f"{chosen.name}: {size:,} parameters, batches of {batch} pictures")
@@ -152,20 +155,24 @@ def _draft(given: _Given) -> _Lesson:
     return _Lesson(Imitating(model, teacher), imitation, given.file, given.keeps("tokens"))
 
 
-def _classifier(given: _Given) -> _Lesson:
-    codec = recipes.tokenizer().to(given.device)
-    course = NamingCourse(given.pictures, codec, given.batch, given.seed, given.device)
-    model = Classifier(names=course.names, **given.options)
-    given.begun(model)
-    return _Lesson(Naming(model), course, given.file, given.keeps("classifier"))
-
-
 _LESSONS: Mapping[str, Callable[[_Given], _Lesson]] = {
     "image-tokenizer": _codec,
     "image-tokens": _tokens,
     "image-draft": _draft,
-    "image-classifier": _classifier,
 }
+
+
+def _judge(given: _Given, facts: dict[str, Any], say: Callable[[str], None]) -> Path:
+    """The judge is not learned step by step; nearly all of its time goes into looking at pictures."""
+    from outrider.image.eyes import Inception, kept
+
+    eyes = cache(lambda: Inception.fetched(given.device))
+    codec = recipes.tokenizer().to(given.device)
+    made, right = taught(given.pictures, codec, lambda pictures: kept(pictures, eyes), **given.options)
+    save(made, given.file, {"target": MODEL, **facts, recipes.RIGHT: right})
+    for about, shares in right.items():
+        say(f"{given.recipe.name}: {about}: " + ", ".join(f"{name} {share:.1%}" for name, share in shares.items()))
+    return given.file
 
 
 def _teach(given: _Given, wanted: Wanted, facts: dict[str, Any], say: Callable[[str], None]) -> Path:

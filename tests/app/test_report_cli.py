@@ -96,6 +96,18 @@ def test_a_page_holds_every_figure_beside_its_command(tmp_path: Path) -> None:
     assert "- Editing: `outrider report text --only editing`" in page
 
 
+def test_where_a_drafter_pays_is_predicted_beside_what_was_measured(tmp_path: Path) -> None:
+    section = next(one for one in TEXT if one.name == "shorter")
+    found = benched(row("plain") | {"acceptance_rate": 0.0}, row("swift"), row("draft-verify"))
+    found["rows"][2]["acceptance_rate"] = 0.08  # type: ignore[index]
+    found["settings"]["pass_cost"] = {"floor": 1.0, "slope": 0.1, "knee": 1.0}  # type: ignore[index]
+    section.files(tmp_path)[0].write_text(json.dumps(found))
+    page = report_page.written(tmp_path, "text")
+    asked = "bfloat16, temperature 0"
+    assert f"| swift | {asked} | 2.00 | 1.20 | 0.20 | 1.43 | 1.70 | below 0.80 |" in page
+    assert f"| draft-verify | {asked} | 2.00 | 2.25 | 0.20 | 0.82 | 1.70 | never |" in page
+
+
 def test_sections_run_as_commands_and_what_fails_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[list[str]] = []
     failing: list[bool] = []

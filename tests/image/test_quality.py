@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from outrider.core.assets import ASSETS
 from outrider.core.errors import InvalidOption
-from outrider.image.classifier import Classifier, agreement
+from outrider.image.classifier import Classifier, agreement, taught
 from outrider.image.data import Drawn, split
 from outrider.image.eyes import Lpips
 from outrider.image.quality import Judges, fid, kid, nearest, precision_recall, tensors, usage
@@ -88,17 +89,46 @@ def test_the_nearest_learned_picture() -> None:
 
 
 def test_agreement_looks_among_common_names_for_common_ones() -> None:
-    torch.manual_seed(0)
-    made = Classifier(names=("red heart", "blue square", "pizza", "Fire"), widths=(8, 8)).eval()
+    names, features = ("red heart", "blue square", "pizza", "Fire"), drawn(24, 12, seed=3).float()
+    made = Classifier.fitted(names, features, torch.arange(24) % 4, width=8)
     assert made.place("Red Heart!") == 0 and made.place("green square") is None
     assert made.common == [0, 2, 3]
-    pictures = torch.rand(3, 3, 64, 64)
-    said = made.says(pictures)
-    ranks = made.ranks(pictures, ["pizza", "blue square", "nothing of the kind"])
+    said = made.says(features[:3])
+    ranks = made.ranks(features[:3], ["pizza", "blue square", "nothing of the kind"])
     assert int(ranks[0]) == int((said[0, [0, 2, 3]] > said[0, 2]).sum())
     assert int(ranks[1]) == int((said[1] > said[1, 1]).sum()) and int(ranks[2]) == -1
     assert agreement(torch.tensor([0, 4, 5, -1])) == pytest.approx({"top-1": 1 / 3, "top-5": 2 / 3})
     assert agreement(torch.tensor([-1])) == {}
+
+
+def test_a_judge_overlooks_what_differs_within_names() -> None:
+    """Names differ a little in five directions, pictures of the same name a lot in all others."""
+    named = torch.arange(400) % 5
+    features = drawn(400, 30, spread=3.0, seed=1)
+    features[:, :5] = torch.nn.functional.one_hot(named, 5) + drawn(400, 5, spread=0.05, seed=2)
+    names = [f"name {place}" for place in range(5)]
+    near = torch.cdist(features[300:], torch.stack([features[:300][named[:300] == one].mean(0) for one in range(5)]))
+    made = Classifier.fitted(names, features[:300], named[:300], width=30, shrink=0.001)
+    right = (made.says(features[300:].float()).argmax(1) == named[300:]).float().mean()
+    assert right > 0.9 and (near.argmin(1) == named[300:]).float().mean() < 0.5
+
+
+def test_a_judge_is_judged_on_styles_it_has_not_seen(codec: Tokenizer) -> None:
+    def drawing(name: str, red: int, place: int) -> Drawn:
+        return dataclasses.replace(square(red, place), name=name)
+
+    common = [("red heart", 240, 4), ("pizza", 140, 20), ("fire", 60, 34), ("sun", 10, 12)]
+    sets = {style: [drawing(name, red, place + n) for name, red, place in common] for n, style in enumerate("abc")}
+
+    def look(pictures: Tensor) -> Tensor:
+        return torch.nn.functional.avg_pool2d(pictures, 8).flatten(1)
+
+    judge, right = taught(split(sets), codec, look, width=16)
+    assert judge.names == ("red heart", "pizza", "fire", "sun") == tuple(judge.names[one] for one in judge.common)
+    assert right["common names, real pictures"] == {"top-1": 1.0, "top-5": 1.0}
+    assert right["held-out names, real pictures"] == {}
+    with pytest.raises(InvalidOption, match="two styles"):
+        taught(split({"a": sets["a"]}), codec, look)
 
 
 def square(red: int, place: int) -> Drawn:
@@ -125,7 +155,7 @@ def test_judges_tell_real_pictures_from_noise(
     drawn = [square(red, place) for red in (40, 120, 220) for place in (4, 12, 20, 30)]
     pictures = split({"noto": drawn})
     named = [one.name for one in drawn]
-    classifier = Classifier(names=tuple(named), widths=(8, 8)).eval()
+    classifier = Classifier(names=tuple(named)).eval()
     judges = Judges(pictures, codec, classifier, "noto")
     monkeypatch.setattr("outrider.image.quality.cache_folder", lambda: tmp_path)
     images = [Image.fromarray(one.pixels) for one in drawn]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.core.assets import ASSETS
 from outrider.core.fit import Fit, Pace
 from outrider.image import recipes
 from outrider.image.courses import CodecCourse, CodecLearning, Imitating, ImitationCourse, TokensCourse
@@ -127,11 +128,26 @@ def test_from_pictures_to_a_model_that_draws(cache: Path) -> None:
         found = drawn.generate("red square", drafter=drafter, rule="gumbel-match", seed=2)
         assert found.tokens == plain.tokens and found.trace.method == drafter
 
-    train(Wanted(recipes=("image-classifier",), options={"widths": (8, 16)}, **{**wanted, "steps": 60}), said.append)  # type: ignore[arg-type]
-    judge = json.loads((recipes.home("image-classifier") / "curve.json").read_text())
-    assert judge[-1]["loss"] < judge[0]["held-out loss"]  # which is that of knowing nothing
-    named = recipes.classifier()
-    assert named.place("red square 8") is not None and "top-5, all names" in judge[-1]
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ASSETS["inception"].here, reason="the judge's eyes are not here")
+def test_the_judge_is_made_at_once_and_opens_again(
+    codec: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipes, "tokenizer", lambda: codec)
+    monkeypatch.setattr("outrider.image.eyes.cache_folder", lambda: tmp_path)
+    sets = {
+        style: [drawn("red heart", (240, 20, 30), 20 + n), drawn("pizza", (30, 90, 20 * n), 40, 4)]
+        for n, style in enumerate(("noto", "fluent"))
+    }
+    split(sets).save(tmp_path / "pictures.npz")
+    said: list[str] = []
+    train(Wanted(recipes=("image-classifier",), data=tmp_path / "pictures.npz", out=tmp_path), said.append)
+    judge = recipes.classifier(tmp_path)
+    assert judge.names == ("red heart", "pizza") and judge.config["features"] == 2048
+    about = json.loads((tmp_path / "classifier.json").read_text())["provenance"][recipes.RIGHT]
+    assert about["common names, real pictures"]["top-5"] == 1.0 and any("top-1" in line for line in said)
+    assert len(list((tmp_path / "features").glob("*.npy"))) == 2
 
 
 def test_a_broken_off_run_goes_on_as_if_it_had_not_been(pictures: Pictures, tmp_path: Path) -> None:
