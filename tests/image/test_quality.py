@@ -157,7 +157,7 @@ def test_judges_tell_real_pictures_from_noise(
     named = [one.name for one in drawn]
     classifier = Classifier(names=tuple(named)).eval()
     judges = Judges(pictures, codec, classifier, "noto")
-    monkeypatch.setattr("outrider.image.quality.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("outrider.image.eyes.cache_folder", lambda: tmp_path)
     images = [Image.fromarray(one.pixels) for one in drawn]
     noise = [Image.fromarray(one) for one in np.random.default_rng(0).integers(0, 256, (8, 64, 64, 3), np.uint8)]
     codes = codec.encode(tensors(images))
