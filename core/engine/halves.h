@@ -1,15 +1,17 @@
-// Products of 16-bit numbers by AVX-512 BF16, and by AMX tiles where there are any.
+// Products of 16-bit numbers by AVX-512 BF16 (dots.h), and by AMX tiles where there are any.
 
 #pragma once
 
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "dots.h"
+
 namespace {
 
 constexpr int kTile = 1024;    // bytes of a tile of 32 numbers by 16
 constexpr int kUnpacked = 4;   // tiles between unpacking and use
-constexpr int kPrepared = 32;  // inputs of which one number is kept beside them
+constexpr int kPrepared = 68;  // bytes that are kept of every 32 inputs
 constexpr int kFew = 4;        // rows and columns that are summed together in 32 bits
 constexpr int kQueries = 48;   // queries that cost as much as it takes to lay out keys and values for any
 constexpr bool kInOrder = false;  // a sum is of pairs, two of what is added at a time
@@ -64,47 +66,11 @@ struct Configured {
 };
 #endif
 
-inline void unpack8(const uint8_t* tile, uint8_t* to) {
-    for (int i = 0; i < 16; i++) {
-        const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(tile + 32 * i))));
-        const __m512 high =
-            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(tile + 32 * i + 16))));
-        _mm512_store_si512(to + 64 * i, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-    }
-}
-
-inline void unpack4(const uint8_t* tile, uint8_t* to, __m512i levels) {
-    for (int i = 0; i < 8; i++) {
-        const __m512i both = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)(tile + 32 * i)));
-        _mm512_store_si512(to + 128 * i, _mm512_permutexvar_epi16(both, levels));  // bit 4 of an index changes nothing
-        _mm512_store_si512(to + 128 * i + 64, _mm512_permutexvar_epi16(_mm512_srli_epi16(both, 4), levels));
-    }
-}
-
-inline __m512i sixteen_levels() {  // -8 to 7 in bfloat16, twice
-    alignas(64) bf16 table[32];
-    for (int i = 0; i < 32; i++) {
-        const float value = float(i % 16 - 8);
-        uint32_t bits;
-        std::memcpy(&bits, &value, 4);
-        table[i] = bits >> 16;
-    }
-    return _mm512_load_si512(table);
-}
-
-// Sums [count][16] of `count` rows with one tile, without tile registers.
-inline void multiplied(const uint8_t* tile, const bf16* a, int64_t stride, int count, float* sums, bool fresh) {
-    for (int m = 0; m < count; m++) {
-        Sixteen even = fresh ? zero() : load(sums + 16 * m), odd = zero();
-        const int32_t* pairs = (const int32_t*)(a + m * stride);
-        for (int i = 0; i < 16; i += 2) {
-            const __m512bh first = (__m512bh)_mm512_set1_epi32(pairs[i]),
-                           second = (__m512bh)_mm512_set1_epi32(pairs[i + 1]);
-            even = _mm512_dpbf16_ps(even, first, (__m512bh)_mm512_load_si512(tile + 64 * i));
-            odd = _mm512_dpbf16_ps(odd, second, (__m512bh)_mm512_load_si512(tile + 64 * i + 64));
-        }
-        store(sums + 16 * m, add(even, odd));
-    }
+template <int bits>
+inline void unpacked(const uint8_t* tile, uint8_t* to) {
+    const Pairs<bits> pairs(tile);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) _mm512_store_si512(to + 64 * i, pairs[i]);
 }
 
 // One tile of two rows of tiles each, times up to 32 rows of inputs, added to sums 0 and 1 of the first 16, 2 and 3 of
@@ -153,7 +119,13 @@ void rows_of_tiles(const Matrix& w, const int (&blocks)[2], const bf16* a, int64
     const int depth = w.in / 32;
     const uint8_t* const tiles[2] = {w.tiles + int64_t(blocks[0]) * depth * record(bits),
                                      w.tiles + int64_t(blocks[1]) * depth * record(bits)};
-    const __m512i levels = bits == 4 ? sixteen_levels() : _mm512_setzero_si512();
+    if (!tiles_ready) {
+        const bf16* const inputs = (const bf16*)(own.sums + (bits == 4 ? count * depth : 0));
+        const int64_t next = (blocks[1] - blocks[0] == 1 ? 2 : 1) * int64_t(depth) * record(bits);
+        chained<bits>({{tiles[0], tiles[1]}, depth, inputs, own.sums}, next, count, sums);
+        for (int side = 0; side < 2; side++) finished(w, blocks[side], count, sums[side]);
+        return;
+    }
     // what is unpacked is read by the tile unit only once it has left the store buffer: so some tiles ahead
     const auto place = [&](int side, int k) { return own.unpacked + 1024 * (2 * (k % kUnpacked) + side); };
     const auto unpack = [&](int k) {
@@ -161,8 +133,7 @@ void rows_of_tiles(const Matrix& w, const int (&blocks)[2], const bf16* a, int64
             const uint8_t* here = tiles[side] + k * record(bits);
             for (int ahead = 0; ahead < record(bits); ahead += 64)
                 _mm_prefetch((const char*)here + kAhead + ahead, _MM_HINT_T0);
-            if (bits == 8) unpack8(here, place(side, k));
-            if (bits == 4) unpack4(here, place(side, k), levels);
+            if (bits < 16) unpacked<bits>(here, place(side, k));
         }
     };
     const auto ready = [&](int side, int k) { return bits == 16 ? tiles[side] + k * record(bits) : place(side, k); };
@@ -176,14 +147,9 @@ void rows_of_tiles(const Matrix& w, const int (&blocks)[2], const bf16* a, int64
                 const bf16* here = a + m * stride + 32 * k;
                 const int some = std::min(32, count - m);
                 float* const parts[2] = {own.part + 1024 * (k & 1), own.part + 1024 * (k & 1) + 512};
-                if (tiles_ready) {
-                    cleared();
-                    multiplied(ready(0, k), ready(1, k), here, stride, some > 16);
-                    stored(parts[0], parts[1], some > 16);
-                } else {
-                    for (int side = 0; side < 2; side++)
-                        multiplied(ready(side, k), here, stride, some, parts[side], true);
-                }
+                cleared();
+                multiplied(ready(0, k), ready(1, k), here, stride, some > 16);
+                stored(parts[0], parts[1], some > 16);
                 for (int side = 0; side < 2; side++) {
                     const bf16* numbers = (const bf16*)(tiles[side] + k * record(bits) + 256);
                     const Sixteen scale = load(numbers), offset = load(numbers + 16);
@@ -201,17 +167,13 @@ void rows_of_tiles(const Matrix& w, const int (&blocks)[2], const bf16* a, int64
         for (int from = 0; from < count; from += 32) {
             const bf16* rows = a + from * stride;
             const int some = std::min(32, count - from);
-            if (tiles_ready) cleared();
+            cleared();
             for (int k = 0; k < std::min(kUnpacked - 1, depth); k++) unpack(k);
             for (int k = 0; k < depth; k++) {
                 if (k + kUnpacked - 1 < depth) unpack(k + kUnpacked - 1);
-                if (tiles_ready)
-                    multiplied(ready(0, k), ready(1, k), rows + 32 * k, stride, some > 16);
-                else
-                    for (int side = 0; side < 2; side++)
-                        multiplied(ready(side, k), rows + 32 * k, stride, some, sums[side] + 16 * from, k == 0);
+                multiplied(ready(0, k), ready(1, k), rows + 32 * k, stride, some > 16);
             }
-            if (tiles_ready) stored(sums[0] + 16 * from, sums[1] + 16 * from, some > 16);
+            stored(sums[0] + 16 * from, sums[1] + 16 * from, some > 16);
         }
     }
     for (int side = 0; side < 2; side++) finished(w, blocks[side], count, sums[side]);
@@ -251,14 +213,14 @@ inline void rows_of_tiles(const Matrix& w, const int (&blocks)[4], const bf16* a
 
 inline bool by_fours(const Matrix& w, int count) { return tiles_ready && w.bits == 16 && count <= 16; }
 
-// What offsets are multiplied with: the sum of every 32 inputs.
+// What offsets are multiplied with: the sum of every 32 inputs; behind it, without tiles, the inputs as they are read.
 void prepared(const Matrix& w, const bf16* a, int64_t stride, int count, float* to) {
-    if (w.bits != 4) return;
-    for (int m = 0; m < count; m++)
+    for (int m = 0; w.bits == 4 && m < count; m++)
         for (int k = 0; k < w.in / 32; k++) {
             const bf16* here = a + m * stride + 32 * k;
             *to++ = added(add(load(here), load(here + 16)));
         }
+    if (!tiles_ready) laid_out(a, stride, w.in / 32, count, (bf16*)to);
 }
 
 // 32 numbers of a slot from number d on; those of 8 bits without their scale.

@@ -66,7 +66,7 @@ inline int64_t record(int bits) { return bits == 16 ? 1024 : bits == 8 ? 512 : 3
 struct Scratch {        // of one thread
     uint8_t* unpacked;  // [kUnpacked][2][kTile]
     float* part;        // [2][2][32][16]
-    float* sums;        // [kRows][inputs / kPrepared], and 1024 at least
+    float* sums;        // [kRows][inputs / 32] of kPrepared bytes each, and 1024 numbers at least
     float* first;       // [kRows][16]
     float* second;
     bf16* queries;   // [16][dim]
@@ -210,7 +210,7 @@ Scratch scratch(Arena& arena, int deepest, int64_t columns, int dim) {
     Scratch own;
     own.unpacked = arena.take<uint8_t>(2 * kTile * kUnpacked);
     own.part = arena.take<float>(2048);
-    own.sums = arena.take<float>(std::max(int64_t(kRows) * (deepest / kPrepared), int64_t(1024)));
+    own.sums = arena.take<float>(std::max(int64_t(kRows) * (deepest / 32) * (kPrepared / 4), int64_t(1024)));
     own.first = arena.take<float>(kRows * 16);
     own.second = arena.take<float>(kRows * 16);
     own.queries = arena.take<bf16>(16 * dim);

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kTile = 2048;   // bytes of a tile of 32 numbers by 16, which are in 32 bits here
 constexpr int kUnpacked = 4;  // tiles between unpacking and use
-constexpr int kPrepared = 1;  // inputs of which one number is kept beside them
+constexpr int kPrepared = 128;  // bytes that are kept of every 32 inputs
 constexpr int kFew = 2;       // rows and columns that are summed together in 32 bits
 constexpr bool kInOrder = true;  // a sum is one chain of additions, in the order of what is added
 constexpr int kQueries = 4;      // queries that cost as much as it takes to lay out keys and values for any

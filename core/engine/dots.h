@@ -1,0 +1,167 @@
+// Products of 16-bit numbers without tile registers: sixteen outputs at a time, by dot products of pairs of inputs.
+
+#pragma once
+
+namespace {
+
+constexpr int kClose = 4;   // rows with which tiles take so little time that what follows soon is asked for
+constexpr int kChains = 8;  // rows whose sums with two rows of tiles keep the processor busy, and its registers
+
+// Pairs of inputs of a tile, each for sixteen outputs.
+template <int bits>
+struct Pairs;
+
+template <>
+struct Pairs<16> {
+    const uint8_t* at;
+    explicit Pairs(const uint8_t* tile) : at(tile) {}
+    __m512i operator[](int i) const { return _mm512_loadu_si512(at + 64 * i); }
+};
+
+template <>
+struct Pairs<8> {  // not yet scaled
+    const uint8_t* at;
+    explicit Pairs(const uint8_t* tile) : at(tile) {}
+    __m512i operator[](int i) const {
+        const auto wide = [&](int from) {
+            return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(at + 32 * i + from))));
+        };
+        return (__m512i)_mm512_cvtne2ps_pbh(wide(16), wide(0));
+    }
+};
+
+inline __m512i sixteen_levels() {  // -8 to 7 in bfloat16, twice
+    alignas(64) bf16 table[32];
+    for (int i = 0; i < 32; i++) {
+        const float value = float(i % 16 - 8);
+        uint32_t bits;
+        std::memcpy(&bits, &value, 4);
+        table[i] = bits >> 16;
+    }
+    return _mm512_load_si512(table);
+}
+
+template <>
+struct Pairs<4> {  // likewise
+    const uint8_t* at;
+    __m512i levels;
+    explicit Pairs(const uint8_t* tile) : at(tile), levels(sixteen_levels()) {}
+    __m512i operator[](int i) const {
+        const __m512i both = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)(at + 32 * (i / 2))));
+        return _mm512_permutexvar_epi16(i % 2 ? _mm512_srli_epi16(both, 4) : both, levels);  // by the lowest 5 bits
+    }
+};
+
+inline Sixteen dotted(Sixteen sum, int32_t pair, __m512i weights) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)weights);
+}
+
+// Sums [rows][16] of rows of `a` with one tile, to which they are added unless they are `fresh`.
+template <int rows>
+inline void multiplied(const uint8_t* tile, const bf16* a, int64_t stride, float* sums, bool fresh) {
+    const Pairs<16> pairs(tile);
+    Sixteen even[rows], odd[rows];
+    for (int m = 0; m < rows; m++) even[m] = fresh ? zero() : load(sums + 16 * m), odd[m] = zero();
+    for (int i = 0; i < 16; i += 2)
+#pragma GCC unroll 6
+        for (int m = 0; m < rows; m++) {
+            const int32_t* const here = (const int32_t*)(a + m * stride);
+            even[m] = dotted(even[m], here[i], pairs[i]);
+            odd[m] = dotted(odd[m], here[i + 1], pairs[i + 1]);
+        }
+    for (int m = 0; m < rows; m++) store(sums + 16 * m, add(even[m], odd[m]));
+}
+
+inline void multiplied(const uint8_t* tile, const bf16* a, int64_t stride, int count, float* sums, bool fresh) {
+    int m = 0;
+    for (; m + 6 <= count; m += 6) multiplied<6>(tile, a + m * stride, stride, sums + 16 * m, fresh);
+    for (; m + 3 <= count; m += 3) multiplied<3>(tile, a + m * stride, stride, sums + 16 * m, fresh);
+    for (; m < count; m++) multiplied<1>(tile, a + m * stride, stride, sums + 16 * m, fresh);
+}
+
+// Some rows of inputs, for every 32 inputs one row after the other, and two rows of tiles.
+struct Stretch {
+    const uint8_t* tiles[2];
+    int depth;
+    const bf16* inputs;   // [depth][rows][32]
+    const float* totals;  // [rows][depth], of 4 bits
+    int64_t ahead;        // bytes between asking memory and use
+    int share, shares;    // which of so many lines this stretch asks for
+};
+
+// sums [rows][16] of each side. Each is one chain of additions in the order of inputs (4 bits: of tiles, whose sums are
+// scaled), however many rows there are.
+template <int bits, int rows>
+void chained(const Stretch& s, float* const (&sums)[2]) {
+    Sixteen chains[2][rows];
+    const auto clear = [&] {
+        for (auto& side : chains)
+            for (auto& sum : side) sum = zero();
+    };
+    clear();
+    const int32_t* a = (const int32_t*)s.inputs;
+    for (int k = 0; k < s.depth; k++, a += 16 * rows) {
+        const uint8_t* const here[2] = {s.tiles[0] + k * record(bits), s.tiles[1] + k * record(bits)};
+        for (const uint8_t* side : here)
+            for (int line = 64 * s.share; line < record(bits); line += 64 * s.shares)
+                _mm_prefetch((const char*)side + s.ahead + line, _MM_HINT_T0);
+        const Pairs<bits> left(here[0]), right(here[1]);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) {
+            const __m512i first = left[i], last = right[i];
+#pragma GCC unroll 8
+            for (int m = 0; m < rows; m++) {
+                chains[0][m] = dotted(chains[0][m], a[16 * m + i], first);
+                chains[1][m] = dotted(chains[1][m], a[16 * m + i], last);
+            }
+        }
+        if (bits > 4) continue;
+        for (int side = 0; side < 2; side++) {
+            const bf16* numbers = (const bf16*)(here[side] + 256);
+            const Sixteen scale = load(numbers), offset = load(numbers + 16);
+            for (int m = 0; m < rows; m++) {
+                float* const sum = sums[side] + 16 * m;
+                const Sixteen with = fma(chains[side][m], scale, k ? load(sum) : zero());
+                store(sum, fma(offset, same(s.totals[m * s.depth + k]), with));
+            }
+        }
+        clear();
+    }
+    for (int side = 0; bits > 4 && side < 2; side++)
+        for (int m = 0; m < rows; m++) store(sums[side] + 16 * m, chains[side][m]);
+}
+
+// How many rows of `left` go together next, so that groups have about as many each.
+inline int together(int left) {
+    const int groups = (left + kChains - 1) / kChains;
+    return (left + groups - 1) / groups;
+}
+
+// Inputs in the order of stretches.
+inline void laid_out(const bf16* a, int64_t stride, int depth, int count, bf16* to) {
+    for (int from = 0, rows; from < count; from += rows) {
+        rows = together(count - from);
+        for (int k = 0; k < depth; k++)
+            for (int m = from; m < from + rows; m++, to += 32)
+                _mm512_storeu_si512(to, _mm512_loadu_si512(a + m * stride + 32 * k));
+    }
+}
+
+// Sums [count][16] of two rows of tiles with what was laid out. Meanwhile memory is asked for what follows: where there
+// is much to do with each tile, for those of the next two rows, `next` bytes further on.
+template <int bits>
+void chained(Stretch s, int64_t next, int count, float* const (&sums)[2]) {
+    static constexpr void (*kKinds[kChains])(const Stretch&, float* const (&)[2]) = {
+        chained<bits, 1>, chained<bits, 2>, chained<bits, 3>, chained<bits, 4>,
+        chained<bits, 5>, chained<bits, 6>, chained<bits, 7>, chained<bits, 8>};
+    s.shares = (count + kChains - 1) / kChains;
+    s.ahead = count > kClose ? next : kAhead;
+    for (int from = 0, rows; from < count; from += rows, s.share++) {
+        rows = together(count - from);
+        kKinds[rows - 1](s, {sums[0] + 16 * from, sums[1] + 16 * from});
+        s.inputs += 32 * s.depth * rows;
+        s.totals += s.depth * rows;
+    }
+}
+
+}  // namespace
