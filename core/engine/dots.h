@@ -4,7 +4,6 @@
 
 namespace {
 
-constexpr int kClose = 4;   // rows with which tiles take so little time that what follows soon is asked for
 constexpr int kChains = 8;  // rows whose sums with two rows of tiles keep the processor busy, and its registers
 
 // Pairs of inputs of a tile, each for sixteen outputs.
@@ -85,8 +84,8 @@ struct Stretch {
     int depth;
     const bf16* inputs;   // [depth][rows][32]
     const float* totals;  // [rows][depth], of 4 bits
-    int64_t ahead;        // bytes between asking memory and use
-    int share, shares;    // which of so many lines this stretch asks for
+    int64_t ahead;        // bytes between use and what memory is asked for at the beginning
+    int64_t pace;         // bytes of that for every pair of inputs
 };
 
 // sums [rows][16] of each side. Each is one chain of additions in the order of inputs (4 bits: of tiles, whose sums are
@@ -100,15 +99,16 @@ void chained(const Stretch& s, float* const (&sums)[2]) {
     };
     clear();
     const int32_t* a = (const int32_t*)s.inputs;
+    const char *soon = (const char*)s.tiles[0] + s.ahead, *beside = (const char*)s.tiles[1] + s.ahead;
     for (int k = 0; k < s.depth; k++, a += 16 * rows) {
         const uint8_t* const here[2] = {s.tiles[0] + k * record(bits), s.tiles[1] + k * record(bits)};
-        for (const uint8_t* side : here)
-            for (int line = 64 * s.share; line < record(bits); line += 64 * s.shares)
-                _mm_prefetch((const char*)side + s.ahead + line, _MM_HINT_T0);
         const Pairs<bits> left(here[0]), right(here[1]);
 #pragma GCC unroll 16
         for (int i = 0; i < 16; i++) {
             const __m512i first = left[i], last = right[i];
+            _mm_prefetch(soon, _MM_HINT_T0);
+            _mm_prefetch(beside, _MM_HINT_T0);
+            soon += s.pace, beside += s.pace;
 #pragma GCC unroll 8
             for (int m = 0; m < rows; m++) {
                 chains[0][m] = dotted(chains[0][m], a[16 * m + i], first);
@@ -147,16 +147,17 @@ inline void laid_out(const bf16* a, int64_t stride, int depth, int count, bf16* 
     }
 }
 
-// Sums [count][16] of two rows of tiles with what was laid out. Meanwhile memory is asked for what follows: where there
-// is much to do with each tile, for those of the next two rows, `next` bytes further on.
+// Sums [count][16] of two rows of tiles with what was laid out. Meanwhile memory is asked, little by little, for what
+// follows: where tiles are read several times, for those of the next two rows, `next` bytes further on.
 template <int bits>
 void chained(Stretch s, int64_t next, int count, float* const (&sums)[2]) {
     static constexpr void (*kKinds[kChains])(const Stretch&, float* const (&)[2]) = {
         chained<bits, 1>, chained<bits, 2>, chained<bits, 3>, chained<bits, 4>,
         chained<bits, 5>, chained<bits, 6>, chained<bits, 7>, chained<bits, 8>};
-    s.shares = (count + kChains - 1) / kChains;
-    s.ahead = count > kClose ? next : kAhead;
-    for (int from = 0, rows; from < count; from += rows, s.share++) {
+    const int groups = (count + kChains - 1) / kChains;
+    s.pace = record(bits) / 16 / groups;
+    s.ahead = groups > 1 ? next : kAhead;
+    for (int from = 0, rows; from < count; from += rows, s.ahead += 16 * s.depth * s.pace) {
         rows = together(count - from);
         kKinds[rows - 1](s, {sums[0] + 16 * from, sums[1] + 16 * from});
         s.inputs += 32 * s.depth * rows;
