@@ -21,6 +21,8 @@ from outrider.core.drafters.follower import ready
 from outrider.core.drafters.heads import Kept, before, causal, kept
 from outrider.core.drafters.learned import Learned
 from outrider.core.engine.block import Angles, Block, Matrix, Norm, Rounds, Sight
+from outrider.core.engine.levels import Levels
+from outrider.core.engine.native import Tiled
 from outrider.core.engine.network import Config
 from outrider.core.engine.words import Words, weight_bytes
 from outrider.core.errors import InvalidOption, unknown
@@ -233,6 +235,15 @@ class Eagle3Head(Pupil):
 
     def logits(self, states: Tensor) -> Tensor:
         return self.words.logits(states if self.steady else self.norm(states))
+
+    def levels(self) -> Levels | None:
+        """Its steps, each in one call, where there is code for them."""
+        passes, words = self.block.passes, self.words
+        said = words.fast if words.own is None else words.own.fast
+        if passes is None or not isinstance(said, Tiled) or not self.steady or self.normed_residual:
+            return None
+        norms = [one.weight.detach() for one in (self.embedded, self.entered, self.norm)]
+        return Levels(passes, words.embedding, norms, said, words.vocabulary)
 
     @property
     def pass_bytes(self) -> int:

@@ -19,6 +19,7 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.block import Angles, Sight
 from outrider.core.engine.cache import Cache, Rows
 from outrider.core.engine.graphs import Stills
+from outrider.core.engine.levels import Levels, Likeliest
 from outrider.core.engine.network import Config, Places
 from outrider.core.engine.views import furthest
 from outrider.core.engine.words import Words, settled
@@ -93,6 +94,8 @@ class Follower:
         self._stills: Stills | None = getattr(pupil, "stills", None)
         if self._stills is not None:
             self._stills.serve(self.cache)
+        levels = getattr(pupil, "levels", None)
+        self._levels: Levels | None = levels() if levels else None
         self._heard: Mapping[str, Tensor] = {}
         self.whole: Itself | None = None  # the target itself, where it can be seen cheaper
 
@@ -209,6 +212,26 @@ class Follower:
 
         hidden = {} if self.pupil.once else {"states": self._states[:, first:]}
         return Scores(draft, self._lawmaker, self.cache.rows.committed, some, hidden, first)
+
+    @property
+    def quick(self) -> bool:
+        """Can `level` be asked?"""
+        rows, said = self.cache.rows, self._lawmaker.sampling
+        return self._levels is not None and rows.even and len(rows.host) == 1 and said == Sampling(end=said.end)
+
+    @torch.no_grad()
+    def level(self, tokens: Sequence[int], paths: Sequence[Sequence[int]], best: int) -> Likeliest:
+        """The likeliest tokens behind the last nodes of these paths, which are one level of a tree in one row, and the
+        logarithms of their probabilities; without nodes, behind the root. As `score` finds them, by few calls."""
+        levels = self._levels
+        assert levels is not None
+        if not tokens:
+            self._open()
+            return levels.begin(self._states[0, 0], best)
+        places = self.cache.level(paths)
+        self.pupil.block.reach(self.pupil.block.passes, places.columns)
+        above = [path[-2] + 1 if len(path) > 1 else 0 for path in paths]
+        return levels.grow(tokens, above, paths[0][-1] + 1, best, self.cache.store[0, None], places)
 
     @property
     def _width(self) -> int:

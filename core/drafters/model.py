@@ -7,7 +7,7 @@ its trees. The model is any Target, so it may be a language model, a table or a 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,6 +17,7 @@ from outrider.core.device import constant, upload
 from outrider.core.dice import Dice, Purpose
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.trie import Trie, planted
+from outrider.core.engine.levels import Likeliest
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Law, Sampling
 from outrider.core.policies import Confidence, Fixed, Policy, make_policy
@@ -325,15 +326,12 @@ class DynamicTree(_Model):
         committed, found = self.model.mark(), Trie()
         logs: list[float] = []  # of every candidate, its ancestors included
         expanded: list[int] = []  # candidates, in the order in which the model reads them
+        paths: dict[int, list[int]] = {}  # of candidates that are expanded: their places in that order, from the top
         latest, start = [-1], 0
         for _ in range(min(self.depth, left)):
-            place = {node: index for index, node in enumerate(expanded)} | {-1: -1}
-            shape = tuple(place[found.parents[node]] for node in expanded)
-            tokens = torch.tensor([[found.tokens[node] for node in expanded]], dtype=torch.long)
-            read = Draft.guess(tokens, Tree.of(shape), torch.ones_like(tokens, dtype=torch.bool))
-            ids, probs = self.score(read, start if start < len(expanded) else None).laws().top(self.width)
+            ids, logarithms = self._likeliest(found, expanded, paths, start)
             first = len(found)
-            for above, words, chances in zip(latest, ids[0].tolist(), probs[0].double().log().tolist(), strict=True):
+            for above, words, chances in zip(latest, ids, logarithms, strict=True):
                 for token, chance in zip(words, chances, strict=True):
                     total = chance + (logs[above] if above >= 0 else 0.0)
                     if total >= self._floor and total > -math.inf:
@@ -343,7 +341,24 @@ class DynamicTree(_Model):
             if not latest:
                 break
             start = len(expanded)
-            expanded += latest
+            for node in latest:
+                paths[node] = [*paths.get(found.parents[node], []), len(expanded)]
+                expanded.append(node)
         self.model.rewind(committed)
         found.weights = [math.exp(one) for one in logs]
         return found.best(self.nodes)
+
+    def _likeliest(
+        self, found: Trie, expanded: list[int], paths: dict[int, list[int]], start: int
+    ) -> Likeliest:
+        """The `width` likeliest tokens behind each of the candidates expanded last, and their logarithms."""
+        tokens = [found.tokens[node] for node in expanded]
+        if getattr(self.model, "quick", False):
+            self.bytes_read += self.model.weight_bytes
+            level: Callable[..., Likeliest] = self.model.level  # type: ignore[attr-defined]
+            return level(tokens[start:], [paths[node] for node in expanded[start:]], self.width)
+        shape = tuple(paths[node][-2] if len(paths[node]) > 1 else -1 for node in expanded)
+        read = torch.tensor([tokens], dtype=torch.long)
+        draft = Draft.guess(read, Tree.of(shape), torch.ones_like(read, dtype=torch.bool))
+        ids, probs = self.score(draft, start if start < len(expanded) else None).laws().top(self.width)
+        return ids[0].tolist(), probs[0].double().log().tolist()

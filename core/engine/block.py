@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from outrider.core.engine import learning, native
 from outrider.core.engine.linear import Dense, Linear, fastest, size
 from outrider.core.engine.network import Config, Layer, Places
+from outrider.core.engine.quantised import leanest
 from outrider.core.engine.rotary import rope_table
 
 Rounds = dict[int, list[tuple[Tensor, Tensor]]]  # attention -> the keys and values [B, K, Q, d] of each round
@@ -43,8 +44,8 @@ class Matrix(nn.Module):
         return size(self.weight, self.bias) if self.fast is None else self.fast.weight_bytes
 
     def settle(self) -> None:
-        """Lay the weights out for this machine, where that pays; they can't be trained any more."""
-        laid = fastest(Dense(self.weight.detach(), None if self.bias is None else self.bias.detach()))
+        """Lay the weights out for this machine, where that pays, for drafting; they can't be trained any more."""
+        laid = leanest(Dense(self.weight.detach(), None if self.bias is None else self.bias.detach()))
         if not isinstance(laid, Dense):
             self.fast, self.weight = laid, nn.Parameter(torch.empty(0), requires_grad=False)
 
@@ -231,7 +232,7 @@ class Block(nn.Module):
     def __init__(self, config: Config, *, into: int | None = None, index: int = 0, normed: bool = True) -> None:
         super().__init__()
         self.config, self._reach = config, 0
-        self._passes: native.Passes | None = None
+        self.passes: native.Passes | None = None
         self.attention_norm = Norm(config.width, config.norm_eps) if normed else None
         self.attention = Attention(config, into=into, index=index)
         self.mlp_norm = Norm(config.width, config.norm_eps)
@@ -243,8 +244,8 @@ class Block(nn.Module):
             if learning.learns(self, x, sight):
                 return learning.learned(self, x, sight)
             read = x if self.attention_norm is None else self.attention_norm(x)
-        if self._passes is not None and sight.places is not None and sight.context is None:
-            return self._in_one(self._passes, x, sight, read)
+        if self.passes is not None and sight.places is not None and sight.context is None:
+            return self._in_one(self.passes, x, sight, read)
         x = x + self.attention(read, sight)
         result: Tensor = x + self.mlp(self.mlp_norm(x))
         return result
@@ -252,14 +253,18 @@ class Block(nn.Module):
     def _in_one(self, passes: native.Passes, x: Tensor, sight: Sight, read: Tensor) -> Tensor:
         """The same in one call."""
         assert sight.store is not None and sight.places is not None
-        if sight.bound > self._reach:
-            self._reach = max(2 * sight.bound, min(self.config.context, 1024))
-            cosine, sine = rope_table(self.config, self._reach, torch.float32, x.device)
-            half = self.config.head_dim // 2
-            passes.reach(cosine[:, :half], sine[:, half:])
+        self.reach(passes, sight.bound)
         states = x.flatten(0, 1).to(torch.float32, copy=True)
         passes.run(states, sight.store[self.attention.index, None], sight.places, 0, 1, read.flatten(0, 1).contiguous())
         return states.to(x.dtype).view(x.shape)
+
+    def reach(self, passes: native.Passes, bound: int) -> None:
+        """Angles for all positions below a bound."""
+        if bound > self._reach:
+            self._reach = max(2 * bound, min(self.config.context, 1024))
+            cosine, sine = rope_table(self.config, self._reach, torch.float32, torch.device("cpu"))
+            half = self.config.head_dim // 2
+            passes.reach(cosine[:, :half], sine[:, half:])
 
     def settle(self) -> None:
         """Have it run in one call where there is code for it, once its matrices are laid out."""
@@ -268,7 +273,7 @@ class Block(nn.Module):
             return
         norm = self.mlp_norm.weight.detach()  # attention's is never asked for: what it reads is given
         layer = Layer(norm, laid[0], laid[1], norm, laid[2], laid[3], qk_norm=self.attention.qk_norm)  # type: ignore[arg-type]
-        self._passes = native.passes(self.config, [layer], norm.dtype)
+        self.passes = native.passes(self.config, [layer], norm.dtype)
 
     @torch.no_grad()
     def copy(self, layer: Layer) -> None:

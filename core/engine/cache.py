@@ -196,6 +196,20 @@ class Cache:
         slots = rows.entries[:, None] + torch.arange(gap + skip, gap + total, device=self.device)
         return ids, Places(positions, columns, (behind < 0) | (inside & found), None, slots)
 
+    def level(self, paths: Sequence[Sequence[int]]) -> Places:
+        """Where the last nodes of a tree are to be read, of one row alone: the last on each of these paths, one behind
+        the other."""
+        wait, count = self.rows.pending.shape[1], len(paths)
+        size = max(path[-1] for path in paths) + 1
+        self._reserve(wait + size)
+        behind = self.rows.host[0] + wait
+        mask = np.zeros((1, count, behind + size), dtype=bool)
+        mask[:, :, :behind] = True
+        for query, path in enumerate(paths):
+            mask[0, query, [behind + node for node in path]] = True
+        positions = torch.tensor([[behind - 1 + len(path) for path in paths]])
+        return Places(positions, behind + size, torch.from_numpy(mask), behind + size - count)
+
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> Tensor:
         """Keep the first `count` [B] emitted tokens of each row -> those tokens [B, D + 1], -1 behind them."""
         rows, wait = self.rows, self.rows.pending.shape[1]

@@ -158,6 +158,7 @@ def library() -> ctypes.CDLL | None:
     found.outrider_largest.argtypes = [c_void_p, c_int64, c_int64, *([c_int32] * 4), c_void_p, c_void_p, c_int32]
     found.outrider_divergence.argtypes = [*([c_void_p] * 4), *([c_int32] * 3)]
     found.outrider_largest.restype = found.outrider_divergence.restype = None
+    found.outrider_level.argtypes, found.outrider_level.restype = [c_void_p] * 4, None
     found.outrider_product.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p]
     return found if found.outrider_ready(1) else None
 
@@ -171,8 +172,8 @@ def edition() -> str:
 _local = threading.local()
 
 
-def _work(size: int) -> int:
-    """The address of scratch space for this thread."""
+def work(size: int) -> int:
+    """The address of scratch space for this thread; good until more is asked for."""
     space: Tensor | None = getattr(_local, "space", None)
     if space is None or len(space) < size:
         space = _local.space = torch.empty(size * 5 // 4, dtype=torch.uint8)
@@ -296,9 +297,9 @@ class Tiled:
         code, threads = library(), torch.get_num_threads()
         assert code is not None
         if len(x):
-            work = _work(code.outrider_product_work(self._address, len(x), threads))
+            space = work(code.outrider_product_work(self._address, len(x), threads))
             wide = dtype == torch.float32
-            code.outrider_product(self._address, x.data_ptr(), out.data_ptr(), len(x), wide, threads, work)
+            code.outrider_product(self._address, x.data_ptr(), out.data_ptr(), len(x), wide, threads, space)
         return out
 
 
@@ -328,6 +329,20 @@ class Passes:
     def run(self, x: Tensor, store: Tensor, places: Places, first: int, last: int, read: Tensor | None = None) -> None:
         """States x [N, D] in 32 bits, changed in place; keys and values are written to the store. `read` [N, into] in
         16 bits is what attention reads instead of the normed states."""
+        code = library()
+        assert code is not None
+        given, _kept = self.given(x, store, places, first, last, read)
+        code.outrider_run(*self.addresses, ctypes.addressof(given))
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Of the shape and of the layers."""
+        return ctypes.addressof(self._shape), ctypes.addressof(self._layers)
+
+    def given(
+        self, x: Tensor, store: Tensor, places: Places, first: int, last: int, read: Tensor | None = None
+    ) -> tuple[_Pass, object]:
+        """What a run is told, and what has to be kept until it is over."""
         code, threads = library(), torch.get_num_threads()
         assert code is not None
         positions = places.positions.contiguous()
@@ -335,16 +350,15 @@ class Passes:
         slots = None if places.slots is None else places.slots.contiguous()
         angles = self._angles  # which another thread may exchange for longer ones meanwhile
         rows, count, reach = store.shape[1], positions.shape[1], angles.shape[1]
-        shape = ctypes.addressof(self._shape)
-        work = _work(code.outrider_work(shape, len(x), places.columns, threads))
+        space = work(code.outrider_work(ctypes.addressof(self._shape), len(x), places.columns, threads))
         strides = [store.stride(axis) * store.element_size() for axis in range(4)]
-        given = _Pass(
+        told = _Pass(
             *(x.data_ptr(), store.data_ptr(), *strides),
-            *(_at(angles[0]), _at(angles[1]), _at(positions), _at(slots), _at(mask), work, _at(read)),
+            *(_at(angles[0]), _at(angles[1]), _at(positions), _at(slots), _at(mask), space, _at(read)),
             *(count if len(positions) > 1 else 0, 0 if mask is None or len(mask) == 1 else count * places.columns),
             *(places.start or 0, rows, count, places.columns, reach, first, last, threads, store.dtype == torch.int8),
         )
-        code.outrider_run(shape, ctypes.addressof(self._layers), ctypes.addressof(given))
+        return told, (positions, mask, slots, angles)
 
     def normed(self, x: Tensor, weight: Tensor) -> Tensor:
         """RMSNorm of states x [N, D] in 32 bits, in 16 bits."""

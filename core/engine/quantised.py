@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outrider.core.engine import ao, native
-from outrider.core.engine.linear import Linear, Packed, packs, size
+from outrider.core.engine.linear import Linear, Packed, fastest, packs, size
 from outrider.core.engine.network import Network
 from outrider.core.errors import unknown
 
@@ -157,6 +157,13 @@ def rounded(linear: Linear, bits: int, most: int) -> Linear:
     if not packs(weight.dtype, weight.device):
         return few
     return ByRows(few, Packed(few.weight, linear.bias), most)
+
+
+def leanest(linear: Linear) -> Linear:
+    """One matrix product laid out for this machine, in 8 bits where its own code reads those: for what drafts, and may
+    be a little off."""
+    weight = linear.weight
+    return rounded(linear, 8, 0) if native.tiles(weight.shape, weight.dtype, weight.device) else fastest(linear)
 
 
 def quantised(network: Network, bits: int) -> Network:

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.core.engine.block import Block, Matrix
-from outrider.core.engine.linear import Dense, Linear, fastest
+from outrider.core.engine.linear import Dense, Linear
 from outrider.core.engine.network import Network
+from outrider.core.engine.quantised import leanest
 from outrider.core.errors import InvalidOption
 
 M = TypeVar("M", bound=nn.Module)
@@ -92,10 +93,10 @@ class Words(nn.Module):
         return Dense(weight.index_select(0, ids), None if bias is None else bias.index_select(0, ids))
 
     def settle(self) -> None:
-        """The output rows in the form that is fastest here; all of them are the teacher's own."""
+        """The output rows in the form that is leanest here; all of them are the teacher's own."""
         if self.own is not None:
             return
-        self.fast = self._network[0].head if self.vocabulary is None else fastest(self._outputs())
+        self.fast = self._network[0].head if self.vocabulary is None else leanest(self._outputs())
         self._dense = None
 
 

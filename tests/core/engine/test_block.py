@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from outrider.core.draft import Draft
+from outrider.core.engine import native
 from outrider.core.engine.block import Angles, Block, Matrix, Norm, Sight
 from outrider.core.engine.cache import Cache
 from outrider.core.engine.network import Config, random_network
@@ -112,5 +113,6 @@ def test_settled_parts_compute_the_same(dtype: torch.dtype) -> None:
     x = torch.randn(2, 5, 64)
     wanted = part(x)
     ready = settled(part, dtype, torch.device("cpu"))
-    assert weight_bytes(ready) == pytest.approx((64 * 128 + 128 + 128 * 32) * dtype.itemsize, rel=0.02)
+    each = 1 if native.tiles((128, 64), dtype, torch.device("cpu")) else dtype.itemsize  # and a scale for each output
+    assert weight_bytes(ready) == pytest.approx((64 * 128 + 128 + 128 * 32) * each, rel=0.1)
     torch.testing.assert_close(ready(x.to(dtype)).float(), wanted, atol=0.05, rtol=0.05)

@@ -128,9 +128,9 @@ def test_blocks_that_draft_agree_with_torch(ways: str, kind: type[EagleHead | Ea
     found = []
     for native_too in (True, False):
         head = Follower(ready(learned, target))
-        assert head.pupil.block._passes is not None
+        assert head.pupil.block.passes is not None
         if not native_too:
-            head.pupil.block._passes = None
+            head.pupil.block.passes = None
         head.listen(target.begin(prompts, Sampling(), learned.needs).hidden)
         head.begin(prompts, Sampling())
         laws = [head.score(Draft.empty(2)).logits()]
@@ -140,6 +140,35 @@ def test_blocks_that_draft_agree_with_torch(ways: str, kind: type[EagleHead | Ea
             laws.append(head.score(Draft.guess(tokens, tree, tokens >= 0), since).logits())
         found.append(torch.cat(laws, 1).float())
     assert (found[0] - found[1]).abs().mean() < 0.02 * found[1].abs().mean()
+
+
+@needs_code
+@pytest.mark.parametrize("vocabulary", [0, 64])
+def test_levels_in_one_call_agree_with_scores(ways: str, vocabulary: int) -> None:
+    """The likeliest tokens behind the nodes of each level of a tree, and their probabilities."""
+    target = Decoder(laid_out(random_network(SHAPE, 3, dtype=torch.bfloat16), None))
+    torch.manual_seed(0)
+    head = Follower(ready(Eagle3Head(Decoder(random_network(SHAPE, 3)), vocabulary=vocabulary), target))
+    prompt = [7 * place % SHAPE.vocabulary for place in range(21)]
+    head.listen(target.begin([prompt], Sampling(), head.pupil.needs).hidden)
+    head.begin([prompt], Sampling())
+    assert head.quick
+    committed, tokens, parents = head.mark(), [5, 9, 11, 2, 3], (-1, -1, -1, 0, 2)
+    paths = [[0], [1], [2], [0, 3], [2, 4]]
+    for start, stop in ((0, 0), (0, 3), (3, 5)):
+        head.rewind(committed)
+        some = torch.tensor([tokens[:stop]], dtype=torch.long)
+        draft = Draft.guess(some, Tree.of(parents[:stop]), torch.ones_like(some, dtype=torch.bool))
+        ids, probs = head.score(draft).laws().top(4)
+        head.rewind(committed)
+        found = head.level([], [], 4)
+        for first, last in ((0, 3), (3, 5)):
+            if last <= stop:
+                found = head.level(tokens[first:last], paths[first:last], 4)
+        wanted = probs[0, (start + 1 if stop else 0) :]
+        torch.testing.assert_close(torch.tensor(found[1]).exp(), wanted.float(), atol=2e-3, rtol=0.05)
+        same = torch.tensor(found[0]) == ids[0, (start + 1 if stop else 0) :]
+        assert same.float().mean() > 0.7  # of near equals either may come first
 
 
 @needs_code
