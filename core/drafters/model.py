@@ -38,6 +38,7 @@ class _Model:
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         self.model.begin(prompts, self._own or sampling, frozenset())
+        self._open = torch.ones(len(prompts), dtype=torch.bool, device=self.model.device)
 
     def score(self, draft: Draft, since: int | None) -> Scores:
         self.bytes_read += self.model.weight_bytes
@@ -348,9 +349,7 @@ class DynamicTree(_Model):
         found.weights = [math.exp(one) for one in logs]
         return found.best(self.nodes)
 
-    def _likeliest(
-        self, found: Trie, expanded: list[int], paths: dict[int, list[int]], start: int
-    ) -> Likeliest:
+    def _likeliest(self, found: Trie, expanded: list[int], paths: dict[int, list[int]], start: int) -> Likeliest:
         """The `width` likeliest tokens behind each of the candidates expanded last, and their logarithms."""
         tokens = [found.tokens[node] for node in expanded]
         if getattr(self.model, "quick", False):

@@ -1,9 +1,10 @@
 """`drafter="auto"`: who drafts, and how much, decided at every step from what rounds cost here and what was right.
 
-Training-free drafters guess side by side; of all their guesses, as many are tried as are predicted to be the fastest.
-Costs are measured once for a model, a precision and a machine, kept in the cache folder and noted in the trace; what is
-decided from them depends on nothing else but the tokens so far, so that a seed gives the same output again. Where no
-guess is predicted to pay, decoding is plain. Knows targets and drafters through the protocol, nothing of text.
+Drafters, training-free ones unless others are named, guess side by side; of all their guesses, as many are tried as are
+predicted to be the fastest. Costs are measured once for a model, a precision and a machine, kept in the cache folder
+and noted in the trace; what is decided from them depends on nothing else but the tokens so far, so that a seed gives
+the same output again. Where no guess is predicted to pay, decoding is plain. Knows targets and drafters through the
+protocol, nothing of text.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -136,25 +138,41 @@ def make(
     target: Callable[[], Target],
     where: str,
     options: Mapping[str, Any],
-    members: Mapping[str, Mapping[str, Any]] = {},
+    equipped: Callable[[str], Mapping[str, Any]],
     rows: int = 1,
 ) -> tuple[Auto, str]:
     """The drafter, and its costs as a trace notes them: give that text as the option `costs` to have a run again.
-    `where` names the model and the machine they belong to; `members` are options of the drafters, by their names;
-    `rows` are as many as there will be side by side."""
+    `where` names the model and the machine they belong to; `equipped` has the options of a drafter by name; `rows` are
+    as many as there will be side by side."""
     for given in options:
-        if given not in ("costs", "longest"):
-            raise unknown("option of the drafter 'auto'", given, ("costs", "longest"))
-    longest = options.get("longest", _LONGEST)
+        if given not in ("costs", "drafters", "longest"):
+            raise unknown("option of the drafter 'auto'", given, ("costs", "drafters", "longest"))
+    longest, names = options.get("longest", _LONGEST), options.get("drafters", MEMBERS)
     if not isinstance(longest, int) or longest < 1:
         raise InvalidOption(f"longest is {longest!r}; it must be 1 or more guesses")
-    costs = str(options["costs"]) if "costs" in options else calibration(target, where, rows)
-    return Auto(Costs.parse(costs), options=members, longest=longest), costs
+    if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
+        raise InvalidOption(f"drafters is {names!r:.60}; it must be a list of names such as ['suffix', 'eagle3']")
+    members = Members(tuple(names), {name: equipped(name) for name in names})
+    costs = str(options["costs"]) if "costs" in options else calibration(target, where, rows, members)
+    return Auto(Costs.parse(costs), drafters=names, options=members.options, longest=longest), costs
 
 
-def calibration(target: Callable[[], Target], where: str, rows: int = 1) -> str:
+@dataclass(frozen=True)
+class Members:
+    """Who guesses."""
+
+    names: Sequence[str] = MEMBERS
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """What tells measured costs of theirs from those of the usual ones."""
+        return "" if self.names == MEMBERS else f"-{'+'.join(self.names)}"
+
+
+def calibration(target: Callable[[], Target], where: str, rows: int = 1, members: Members = Members()) -> str:
     """What rounds of up to so many rows cost: as measured on this machine before, and what is missing now."""
-    path = cache_folder() / "calibrations" / f"{where}.txt"
+    path = cache_folder() / "calibrations" / f"{where}{members.label}.txt"
     try:
         kept = path.read_text(encoding="utf-8")
         known = Costs.parse(kept).rows
@@ -162,7 +180,7 @@ def calibration(target: Callable[[], Target], where: str, rows: int = 1) -> str:
         kept, known = "", ()
     wanted = [size for size in sizes(rows) if size not in known]
     if wanted:
-        found = " ".join(_noted(size, measure(target(), size)) for size in wanted)
+        found = " ".join(_noted(size, measure(target(), size, members)) for size in wanted)
         kept = f"{kept} {found}".strip()
         with suppress(OSError):  # a cache that can't be written costs a second the next time
             written(path, kept)
@@ -204,7 +222,7 @@ class _Padded(Auto):
         return Draft.guess(tokens, tree, torch.ones_like(tokens, dtype=torch.bool))
 
 
-def measure(target: Target, rows: int = 1) -> dict[int, float]:
+def measure(target: Target, rows: int = 1, members: Members = Members()) -> dict[int, float]:
     """Milliseconds of a whole round of so many rows, drafting and bookkeeping included, by how many tokens each row has
     in its pass (0: it guesses and tries nothing): the best of a few, since whatever else the machine does can only slow
     one down. Many rows are measured for a second or two, and once each at least."""
@@ -213,7 +231,8 @@ def measure(target: Target, rows: int = 1) -> dict[int, float]:
     length = min(_READ if rows == 1 else _READ // 16, getattr(target, "context", 2 * _READ) // 2)
     prompts = [[index % target.vocabulary for index in range(1, length + row % 5 + 1)] for row in range(rows)]
     best = dict.fromkeys(widths, float("inf"))
-    drafter = _Padded(Costs({(1, 1): 1.0, (1, 2): 1.0}))
+    free = Costs({(1, 1): 1.0, (1, 2): 1.0})
+    drafter = _Padded(free, drafters=members.names, options=members.options)
     limit = (_ROUNDS * len(widths) + 2) * (max(widths) + len(widths))
     steps = decode(
         target,

@@ -177,7 +177,9 @@ def _kept(model: TextModel) -> Path:
     return cache_folder() / "bigrams" / f"{model.name.replace('/', '--')[:60]}-{place}.safetensors"
 
 
-def for_auto(model: TextModel) -> dict[str, dict[str, Any]]:
-    """Options of the drafters of "auto", by name: bigrams where they are known, as nobody waits for them."""
+def for_auto(model: TextModel, drafter: str) -> Mapping[str, Any]:
+    """Options of one of the drafters of "auto": bigrams where they are known, as nobody waits for them."""
+    if drafter != "token-recycling":
+        return model.equipped(drafter, {})
     table = known_bigrams(model, model.target().vocabulary)
-    return {} if table is None else {"token-recycling": {"start": Bigrams(table)}}
+    return {} if table is None else {"start": Bigrams(table)}

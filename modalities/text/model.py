@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack, overload
 
@@ -199,7 +200,7 @@ class TextModel:
         check_names(wanted, "exact")
         given = dict(options.drafter_options)
         if wanted == AUTO:
-            made, costs = auto.make(self.target, self.where(), given, for_auto(self), rows)
+            made, costs = auto.make(self.target, self.where(), given, partial(for_auto, self), rows)
             return made, AUTO, costs
         if measured := wanted == "guarded" and "verify" not in given:
             given["costs"] = str(given.get("costs") or auto.calibration(self.target, self.where(), rows))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from outrider import text
 from outrider.core.draft import Draft
 from outrider.core.drafters.recycling import TokenRecycling
 from outrider.core.engine.transformer import Config, Decoder
@@ -72,6 +73,30 @@ def test_costs_are_measured_once_and_noted_so_that_a_seed_stays_true(lm: TextMod
     kept.write_text("nonsense")
     lm.generate(REPEATING, **RAW)
     assert kept.read_text().startswith("0:"), "a broken calibration is measured anew"
+
+
+def test_drafters_by_name_have_costs_of_their_own(lm: TextModel, cache: Path) -> None:
+    plain = lm.generate(REPEATING, drafter=None, **RAW)
+    found = lm.generate(REPEATING, drafter_options={"drafters": ["prompt-lookup", "suffix"]}, **RAW)
+    assert found.tokens == plain.tokens
+    (kept,) = (cache / "calibrations").iterdir()
+    assert kept.stem.endswith("prompt-lookup+suffix")
+    for wrong in ("suffix", [], [3]):
+        with pytest.raises(InvalidOption, match="drafters is"):
+            lm.generate(REPEATING, drafter_options={"drafters": wrong}, **RAW)
+    with pytest.raises(InvalidOption, match="no-such"):
+        lm.generate(REPEATING, drafter_options={"drafters": ["no-such"]}, **RAW)
+
+
+@pytest.mark.parametrize("costs", [FREE, DEAR], ids=["awake", "asleep"])
+def test_a_trained_drafter_can_be_one_of_them(costs: str) -> None:
+    lm = text.load("smollm2-135m")
+    asked: dict[str, Any] = {"max_new_tokens": 24, "temperature": 0}
+    prompts = ["Name three fruits.", "Count from one to nine."]
+    options = {"drafters": ["suffix", "eagle3"], "costs": costs}
+    found = lm.generate(prompts, drafter="auto", drafter_options=options, **asked)
+    assert [one.tokens for one in found] == [one.tokens for one in lm.generate(prompts, drafter=None, **asked)]
+    assert (found[0].trace.summary().drafted > 30) == (costs == FREE)
 
 
 def counts(costs: str, *rows: list[float]) -> list[int]:
