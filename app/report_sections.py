@@ -16,10 +16,11 @@ _FREE = (
 )
 _SHORTER = "draft-verify,swift,draft-on-the-fly"
 _OPTIONS = "--drafter-option rest.store={store} --drafter-option specexec.nodes=64"
-_TRAINED = "draft-model,medusa,hydra,eagle3,dspark,kangaroo,suffix,ensemble"
+_TRAINED = "draft-model,medusa,hydra,eagle3,dspark,kangaroo,suffix,ensemble,auto"
 _TREES = (
     "--drafter-option medusa.nodes=16 --drafter-option hydra.nodes=16 --drafter-option eagle3.nodes=16 "
-    """--drafter-option 'ensemble.drafters=["suffix", "eagle3"]' --drafter-option ensemble.least=0"""
+    """--drafter-option 'ensemble.drafters=["suffix", "eagle3"]' --drafter-option ensemble.least=0 """
+    """--drafter-option 'auto.drafters=["suffix", "eagle3"]'"""
 )
 _MORE = (
     "sampled-tree,top-k-tree,dynamic-tree,triforce,qspec,predrafted,pearl,medusa,hydra,eagle3,eagle,eagle2,blockwise,"
@@ -154,8 +155,9 @@ TEXT = (
     Section(
         "trained",
         "Trained drafters",
-        "Those whose weights ship, beside the best without training and an ensemble of both, every task in turn; and "
-        "how often their guesses are right, by place in the draft, on answers that were held out of training.",
+        "Those whose weights ship, beside the best without training and both together: all of their guesses, and as "
+        "many as should be the fastest (auto); every task in turn; and how often their guesses are right, by place in "
+        "the draft, on answers that were held out of training.",
         _both(f"text --prompts {{prompts}} --limit 52 --drafters {_TRAINED} {_TREES} --max-new-tokens 96"),
         CURVES,
     ),
