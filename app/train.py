@@ -52,7 +52,10 @@ def train(
     seed: Annotated[int, typer.Option(min=0)] = 0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, where a run was broken off.")] = False,
     start: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Weights of this recipe to begin from, instead of from chance.")
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="Weights of a recipe to begin from, instead of from chance; may be repeated."
+        ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="Name the recipes and leave.")] = False,
@@ -79,6 +82,8 @@ def train(
         made: Any = import_module("outrider.image.training" if drawn else "outrider.speech.training")
         if len(data or ()) > 1:
             raise typer.BadParameter("pictures, or speech, are one prepared file or folder", param_hint="--data")
+        if len(start or ()) > 1:
+            raise typer.BadParameter("parts of these models are trained one by one", param_hint="--start")
         made.train(
             made.Wanted(
                 recipes=tuple(recipes),
@@ -90,7 +95,7 @@ def train(
                 rate=rate,
                 seed=seed,
                 fresh=fresh,
-                start=start,
+                start=start[0] if start else None,
                 quiet=quiet,
                 command=command,
             )
@@ -118,7 +123,7 @@ def train(
         vocabulary=vocabulary,
         seed=seed,
         fresh=fresh,
-        start=start,
+        start=tuple(start or ()),
         quiet=quiet,
         command=command,
     )

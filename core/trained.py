@@ -113,6 +113,12 @@ def begin(pupil: Pupil, path: Path, say: Callable[[str], None]) -> None:
     say(f"{len(fitting)} of {len(own)} tensors begin as {path} has them")
 
 
+def vocabulary(path: Path) -> Tensor | None:
+    """The tokens that the pupil of a file can guess; None: all of them."""
+    tensors = Checkpoint(path)
+    return next((tensors[name] for name in tensors if name.endswith("words.vocabulary")), None)
+
+
 def load(path: Path, kinds: Mapping[str, Callable[..., Pupil]], target: Any) -> Pupil:
     """A pupil of its file: made of its configuration and its target's weights, then filled."""
     facts = about(path)

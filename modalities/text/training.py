@@ -28,7 +28,7 @@ from outrider.core.rules.exact import Exact
 from outrider.core.run import forget
 from outrider.core.trace import Step
 from outrider.core.train import Pupil
-from outrider.core.trained import begin
+from outrider.core.trained import about, begin, vocabulary
 from outrider.text import data
 from outrider.text.loading import load
 from outrider.text.model import TextModel
@@ -65,7 +65,7 @@ class Wanted:
     vocabulary: int = _VOCABULARY  # 0: all of it
     seed: int = 0
     fresh: bool = False  # forget the checkpoint in the folder
-    start: Path | None = None  # weights to begin from, instead of from chance
+    start: tuple[Path, ...] = ()  # weights to begin from, instead of from chance: of some of the recipes
     quiet: bool = False
     command: str = ""  # that asked for it, noted with the weights
 
@@ -76,8 +76,6 @@ class Wanted:
             recipe(name)
         if len(set(self.recipes)) < len(self.recipes):
             raise InvalidOption(f"a recipe is named twice: {', '.join(self.recipes)}")
-        if self.start is not None and len(self.recipes) > 1:
-            raise InvalidOption("weights to begin from are those of one recipe; train them one by one")
         if self.learn not in LEARN:
             raise unknown("way to learn", self.learn, LEARN)
         if not 0 <= self.text_share < 1:
@@ -118,8 +116,8 @@ def train(wanted: Wanted, say: Callable[[str], None] = print) -> list[Path]:
     for name, one in chosen.items():
         if one.watches is not None:
             _watch(pupils[name], one.watches, pupils, lm.name, target)
-        if wanted.start is not None:
-            begin(pupils[name], wanted.start, say)
+    for file in wanted.start:
+        begin(_whose(file, pupils), file, say)
     plan = Plan(
         minutes=max(wanted.minutes - spent, wanted.minutes / 2) if wanted.steps is None else wanted.minutes,
         steps=wanted.steps,
@@ -161,6 +159,15 @@ def _watch(pupil: Pupil, drafter: str, pupils: Mapping[str, Pupil], name: str, t
             raise missing(name, drafter)
         model = load_weights(path, drafter, target).requires_grad_(False)
     pupil.watch(model.to(target.device))  # type: ignore[operator]
+
+
+def _whose(file: Path, pupils: Mapping[str, Pupil]) -> Pupil:
+    """The pupil that a file of weights is of."""
+    kind = about(file).get("pupil")
+    for pupil in pupils.values():
+        if type(pupil).__name__ == kind:
+            return pupil
+    raise Incompatible(f"{file.name} holds a {kind}, which none of {', '.join(pupils)} is")
 
 
 class _Source:
@@ -278,12 +285,15 @@ def _write(lm: TextModel, wanted: Wanted, file: Path, say: Callable[[str], None]
 
 
 def _vocabulary(wanted: Wanted, lessons: Sequence[Lesson], target: Decoder, out: Path) -> torch.Tensor | None:
-    """The tokens that are kept, the same again when a run goes on."""
+    """The tokens that are kept, the same again when a run goes on, or goes on from weights."""
     if not wanted.vocabulary or wanted.vocabulary >= target.vocabulary:
         return None
     path = out / "vocabulary.json"
+    said = [found for file in wanted.start if (found := vocabulary(file)) is not None]
     if path.is_file():
         kept = torch.tensor(json.loads(path.read_text(encoding="utf-8")))
+    elif said:
+        kept = said[0]
     else:
         kept = data.commonest(lessons, target.vocabulary, wanted.vocabulary)
         out.mkdir(parents=True, exist_ok=True)

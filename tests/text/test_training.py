@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from outrider import text
+from outrider.core import trained
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import OutriderError
 from outrider.core.lessons import Lesson
@@ -163,6 +164,22 @@ def test_an_acceptance_head_learns_of_the_draft_model_there_is(folder: Path, pro
         steps[threshold] = sum(len(one.drafted) for one in out.trace.steps)
     assert steps[0.05] < steps[0.95]
     assert judged["conditional"][0] > 0.55
+
+
+def test_several_go_on_from_weights_and_keep_their_vocabulary(folder: Path, prompts: Path, tmp_path: Path) -> None:
+    wanted = Wanted(
+        recipes=("medusa", "draft-model"), model=str(folder), prompts=(prompts,), minutes=5, steps=2, quiet=True
+    )
+    first = train(replace(wanted, vocabulary=120, out=tmp_path / "first"), say=lambda line: None)
+    again = replace(wanted, recipes=("eagle3", "draft-model", "medusa"), start=tuple(first), out=tmp_path / "again")
+    said: list[str] = []
+    files = {one.stem: one for one in train(replace(again, vocabulary=60), say=said.append)}
+    before = [trained.vocabulary(one) for one in first]
+    assert all(torch.equal(trained.vocabulary(one), before[0]) for one in (*files.values(), *first))  # type: ignore[arg-type]
+    assert before[0] is not None and 120 <= len(before[0]) < 256
+    assert sum(f"begin as {one} has them" in line for one in first for line in said) == 2
+    with pytest.raises(OutriderError, match="holds a MedusaHeads, which none of eagle3"):
+        train(replace(again, recipes=("eagle3",), out=tmp_path / "third"), say=lambda line: None)
 
 
 def test_of_several_runs_the_best_weights_are_found(cache: Path) -> None:
