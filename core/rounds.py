@@ -7,6 +7,7 @@ than they do alone. Knows numbers; nothing of what drafts or decodes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -91,6 +92,25 @@ def _between(points: Sequence[int], values: Sequence[float], wanted: int) -> flo
         return float(np.interp(wanted, points, values))
     slope = (values[-1] - values[-2]) / (points[-1] - points[-2])
     return float(values[-1] + slope * (wanted - points[-1]))
+
+
+@dataclass
+class Pace:
+    """Tokens in the time of a plain round, lately. What a round is worth is what it brings beyond that (Dinkelbach's
+    way to the largest quotient of sums): a guess is tried if it brings more than others would in the time it takes."""
+
+    memory: float = 64.0  # plain rounds, after which a round counts for a third
+
+    def __post_init__(self) -> None:
+        self._tokens = self._time = self.memory
+
+    def took(self, tokens: float, rounds: float) -> None:
+        """So many tokens, a row, came of what took as long as so many plain rounds."""
+        kept = math.exp(-rounds / self.memory)
+        self._tokens, self._time = kept * self._tokens + tokens, kept * self._time + rounds
+
+    def worth(self, tokens: float, rounds: float) -> float:
+        return tokens - max(self._tokens / self._time, 1.0) * rounds
 
 
 _IN_VAIN = 4  # looks one after another, before looking rests

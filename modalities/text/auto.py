@@ -27,7 +27,7 @@ from outrider.core.errors import InvalidOption, OutriderError, unknown
 from outrider.core.laws import Sampling
 from outrider.core.methods import make_rule
 from outrider.core.record import Record
-from outrider.core.rounds import LOOK, Costs, Rest
+from outrider.core.rounds import LOOK, Costs, Pace, Rest
 from outrider.core.target import Prefill, Prompts, Scores, Target
 from outrider.core.tree import Tree
 
@@ -67,7 +67,8 @@ class Auto(Ensemble):
 
     def _start(self, rows: int) -> None:
         self._missed: list[list[int]] = [[] for _ in range(rows)]  # what a row committed while nobody listened
-        self._rest, self._asleep = Rest(), False
+        self._rest = Rest(first=2.0, most=4.0) if rows == 1 else Rest()  # a crowd's rounds are many rows' rounds
+        self._pace, self._asleep = Pace(), False
         self._going = [True] * rows
         self._ratios: dict[tuple[int, int], float] = {}
 
@@ -84,6 +85,7 @@ class Auto(Ensemble):
         rows, price = len(self._going), self.costs.look(len(self._going))
         self._asleep = not self._rest.due(price, rows)
         if self._asleep:
+            self._pace.took(1.0, 1.0)
             if rows == 1 or not self._lazy:
                 self.forget()
             return Draft.empty(rows, dice.device)
@@ -92,6 +94,7 @@ class Auto(Ensemble):
         if draft.size:
             self._rest.paid()
         else:
+            self._pace.took(1.0, 1 + price)
             self._rest.vain(price)
         return draft
 
@@ -104,14 +107,15 @@ class Auto(Ensemble):
                 self._missed[row] = []
 
     def counts(self, rows: Sequence[Sequence[float]]) -> list[int]:
-        """As many guesses in each row as are predicted to be the fastest for all of them."""
-        best, fastest, tokens = 0, 1.0, 1.0
+        """As many guesses in each row as are predicted to be worth the most, now that they have been made."""
+        best, most, tokens = 0, self._pace.worth(1.0, 1 + self.costs.look(len(rows))), 1.0
         ordered = [sorted(weights, reverse=True) for weights in rows]
         going = max(sum(self._going), 1)
         for count in range(1, min(self.nodes, max(map(len, rows))) + 1):
             tokens += sum(weights[count - 1] for weights in ordered if len(weights) >= count) / going
-            if tokens / self._ratio(count) > fastest:
-                best, fastest = count, tokens / self._ratio(count)
+            worth = self._pace.worth(tokens, self._ratio(count))
+            if worth > most:
+                best, most = count, worth
         return [best] * len(rows)
 
     def _ratio(self, guesses: int) -> float:
@@ -128,10 +132,11 @@ class Auto(Ensemble):
                     missed += emitted
             return
         super().observe(draft, scores, verdict, dice)
-        if draft.size and len(self._going) > 1:
+        if draft.size and any(self._going):
             pairs = zip(verdict.rows(draft), self._going, strict=True)
-            tokens = sum(len(emitted) for emitted, going in pairs if going)
-            self._rest.gained(tokens / max(sum(self._going), 1) - self._ratio(draft.size))
+            tokens = sum(len(emitted) for emitted, going in pairs if going) / sum(self._going)
+            self._pace.took(tokens, self._ratio(draft.size))
+            self._rest.gained(tokens - self._ratio(draft.size))
 
 
 def make(

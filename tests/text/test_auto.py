@@ -124,10 +124,10 @@ TABLE = "1:10 2:10.5 4:11 8:12 2x1:12 2x2:16 2x3:20 8x1:20 8x2:40 8x3:60 32x0:75
     [
         ([[0.5, 0.3]], 2),  # 1.8 tokens for 10.75 / 10
         ([[0.5, 0.3]] * 2, 1),  # 1.5 for 16 / 12; 1.8 for 20 / 12 are slower
-        ([[0.5, 0.3], []], 0),  # the second row pays for guesses of the first
+        ([[0.5, 0.3], []], 1),  # the second row pays for guesses of the first, but to have looked in vain is dearer
         ([[0.9, 0.9, 0.9], []], 3),  # unless they are so good
         ([[0.5, 0.3]] * 8, 0),
-        ([[1.0, 1.0, 1.0]] * 8, 0),  # 2 for 2 and 3 for 3: no gain
+        ([[0.6, 0.6, 0.6]] * 8, 1),  # 1.6 for 2: no gain, yet better than 1 for a plain round and the look
         ([[1.0]] * 5, 1),  # 2 for 28 / 16
         ([[0.9]] * 32, 0),
     ],
