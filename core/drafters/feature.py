@@ -237,13 +237,16 @@ class Eagle3Head(Pupil):
         return self.words.logits(states if self.steady else self.norm(states))
 
     def levels(self) -> Levels | None:
-        """Its steps, each in one call, where there is code for them."""
-        passes, words = self.block.passes, self.words
+        """Its trees, each in one call, where there is code for them."""
+        passes, words, fuse = self.block.passes, self.words, self.fuse.fast
         said = words.fast if words.own is None else words.own.fast
-        if passes is None or not isinstance(said, Tiled) or not self.steady or self.normed_residual:
+        if passes is None or not isinstance(said, Tiled) or not isinstance(fuse, Tiled):
+            return None
+        if not self.steady or self.normed_residual:
             return None
         norms = [one.weight.detach() for one in (self.embedded, self.entered, self.norm)]
-        return Levels(passes, words.embedding, norms, said, words.vocabulary)
+        taps = [one.detach() for one in self.tap_norms.parameters()]
+        return Levels(passes, words.embedding, norms, taps, fuse, said, words.vocabulary)
 
     @property
     def pass_bytes(self) -> int:

@@ -19,7 +19,7 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.block import Angles, Sight
 from outrider.core.engine.cache import Cache, Rows
 from outrider.core.engine.graphs import Stills
-from outrider.core.engine.levels import Levels, Likeliest
+from outrider.core.engine.levels import Grown, Levels
 from outrider.core.engine.network import Config, Places
 from outrider.core.engine.views import furthest
 from outrider.core.engine.words import Words, settled
@@ -215,23 +215,23 @@ class Follower:
 
     @property
     def quick(self) -> bool:
-        """Can `level` be asked?"""
+        """Can `tree` be asked?"""
         rows, said = self.cache.rows, self._lawmaker.sampling
         return self._levels is not None and rows.even and len(rows.host) == 1 and said == Sampling(end=said.end)
 
     @torch.no_grad()
-    def level(self, tokens: Sequence[int], paths: Sequence[Sequence[int]], best: int) -> Likeliest:
-        """The likeliest tokens behind the last nodes of these paths, which are one level of a tree in one row, and the
-        logarithms of their probabilities; without nodes, behind the root. As `score` finds them, by few calls."""
-        levels = self._levels
+    def tree(self, depth: int, breadth: int, floor: float) -> Grown:
+        """What waits is read; then as many levels are, each of the likeliest nodes of the level above. All that is
+        likely enough behind what was read, as `score` finds it, by one call."""
+        levels, cache, block = self._levels, self.cache, self.pupil.block
         assert levels is not None
-        if not tokens:
-            self._open()
-            return levels.begin(self._states[0, 0], best)
-        places = self.cache.level(paths)
-        self.pupil.block.reach(self.pupil.block.passes, places.columns)
-        above = [path[-2] + 1 if len(path) > 1 else 0 for path in paths]
-        return levels.grow(tokens, above, paths[0][-1] + 1, best, self.cache.store[0, None], places)
+        waiting = cache.rows.pending[0]
+        room = len(waiting) + depth * breadth
+        cache.reserve(room)
+        behind = cache.rows.host[0]
+        block.reach(block.passes, behind + room)
+        cache.scored, cache.writer = 0, self
+        return levels.grow(self._pending[0], waiting, behind, cache.store[0, None], depth, breadth, floor)
 
     @property
     def _width(self) -> int:

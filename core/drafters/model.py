@@ -7,7 +7,7 @@ its trees. The model is any Target, so it may be a language model, a table or a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -17,7 +17,6 @@ from outrider.core.device import constant, upload
 from outrider.core.dice import Dice, Purpose
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.trie import Trie, planted
-from outrider.core.engine.levels import Likeliest
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Law, Sampling
 from outrider.core.policies import Confidence, Fixed, Policy, make_policy
@@ -324,15 +323,32 @@ class DynamicTree(_Model):
 
     def _grown(self, left: int) -> Trie:
         """The same for one row, on the host: for so few nodes, calling as many operations takes longer."""
-        committed, found = self.model.mark(), Trie()
+        committed, found, depth = self.model.mark(), Trie(), min(self.depth, left)
         logs: list[float] = []  # of every candidate, its ancestors included
+        if depth > 0 and getattr(self.model, "quick", False):
+            tokens, parents, logs = self.model.tree(depth, self.width, self._floor)  # type: ignore[attr-defined]
+            for above, token in zip(parents, tokens, strict=True):
+                found.grow(above, token)
+            self.bytes_read += self.model.weight_bytes * min(max(found.depths, default=0) + 1, depth)
+        else:
+            logs = self._scored(found, depth)
+        self.model.rewind(committed)
+        found.weights = [math.exp(one) for one in logs]
+        return found.best(self.nodes)
+
+    def _scored(self, found: Trie, depth: int) -> list[float]:
+        """Grow the candidates level by level, as scores have them -> the logarithms of their paths' probabilities."""
+        logs: list[float] = []
         expanded: list[int] = []  # candidates, in the order in which the model reads them
-        paths: dict[int, list[int]] = {}  # of candidates that are expanded: their places in that order, from the top
+        place = {-1: -1}  # of candidates that are expanded: in that order
         latest, start = [-1], 0
-        for _ in range(min(self.depth, left)):
-            ids, logarithms = self._likeliest(found, expanded, paths, start)
-            first = len(found)
-            for above, words, chances in zip(latest, ids, logarithms, strict=True):
+        for _ in range(depth):
+            read = torch.tensor([[found.tokens[node] for node in expanded]], dtype=torch.long)
+            tree = Tree.of(tuple(place[found.parents[node]] for node in expanded))
+            draft = Draft.guess(read, tree, torch.ones_like(read, dtype=torch.bool))
+            ids, probs = self.score(draft, start if start < len(expanded) else None).laws().top(self.width)
+            first, logarithms = len(found), probs[0].double().log().tolist()
+            for above, words, chances in zip(latest, ids[0].tolist(), logarithms, strict=True):
                 for token, chance in zip(words, chances, strict=True):
                     total = chance + (logs[above] if above >= 0 else 0.0)
                     if total >= self._floor and total > -math.inf:
@@ -343,21 +359,6 @@ class DynamicTree(_Model):
                 break
             start = len(expanded)
             for node in latest:
-                paths[node] = [*paths.get(found.parents[node], []), len(expanded)]
+                place[node] = len(expanded)
                 expanded.append(node)
-        self.model.rewind(committed)
-        found.weights = [math.exp(one) for one in logs]
-        return found.best(self.nodes)
-
-    def _likeliest(self, found: Trie, expanded: list[int], paths: dict[int, list[int]], start: int) -> Likeliest:
-        """The `width` likeliest tokens behind each of the candidates expanded last, and their logarithms."""
-        tokens = [found.tokens[node] for node in expanded]
-        if getattr(self.model, "quick", False):
-            self.bytes_read += self.model.weight_bytes
-            level: Callable[..., Likeliest] = self.model.level  # type: ignore[attr-defined]
-            return level(tokens[start:], [paths[node] for node in expanded[start:]], self.width)
-        shape = tuple(paths[node][-2] if len(paths[node]) > 1 else -1 for node in expanded)
-        read = torch.tensor([tokens], dtype=torch.long)
-        draft = Draft.guess(read, Tree.of(shape), torch.ones_like(read, dtype=torch.bool))
-        ids, probs = self.score(draft, start if start < len(expanded) else None).laws().top(self.width)
-        return ids[0].tolist(), probs[0].double().log().tolist()
+        return logs

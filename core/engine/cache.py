@@ -176,7 +176,7 @@ class Cache:
         wait, size = rows.pending.shape[1], draft.size
         skip = 0 if since is None else wait + since
         total = wait + size
-        self._reserve(gap + total)
+        self.reserve(gap + total)
         rows = self.rows
         columns = self._columns(max(rows.host) + gap + total)
         ids = torch.cat([rows.pending, draft.tokens], 1)[:, skip:]
@@ -196,26 +196,12 @@ class Cache:
         slots = rows.entries[:, None] + torch.arange(gap + skip, gap + total, device=self.device)
         return ids, Places(positions, columns, (behind < 0) | (inside & found), None, slots)
 
-    def level(self, paths: Sequence[Sequence[int]]) -> Places:
-        """Where the last nodes of a tree are to be read, of one row alone: the last on each of these paths, one behind
-        the other."""
-        wait, count = self.rows.pending.shape[1], len(paths)
-        size = max(path[-1] for path in paths) + 1
-        self._reserve(wait + size)
-        behind = self.rows.host[0] + wait
-        mask = np.zeros((1, count, behind + size), dtype=bool)
-        mask[:, :, :behind] = True
-        for query, path in enumerate(paths):
-            mask[0, query, [behind + node for node in path]] = True
-        positions = torch.tensor([[behind - 1 + len(path) for path in paths]])
-        return Places(positions, behind + size, torch.from_numpy(mask), behind + size - count)
-
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> Tensor:
         """Keep the first `count` [B] emitted tokens of each row -> those tokens [B, D + 1], -1 behind them."""
         rows, wait = self.rows, self.rows.pending.shape[1]
         self.rows, tokens, kept = advance(rows, self.scored, draft, verdict, count, self.exact)
         if self.scored > 0 and verdict.path.shape[1] and not (wait == 1 and draft.tree.is_chain):
-            self._reserve(wait + max(wait, kept.shape[1]))  # the draft may be deeper than what was scored of it
+            self.reserve(wait + max(wait, kept.shape[1]))  # the draft may be deeper than what was scored of it
             move = self._move_some if self.exact else self._move
             move(rows, verdict.path, kept)
         self.scored = -1
@@ -255,7 +241,7 @@ class Cache:
         step = 64 if self.keeper is None else 256 if needed <= 2048 else 1024
         return needed if self.exact else min(-(-needed // step) * step, self.store.shape[3])
 
-    def _reserve(self, extra: int) -> None:
+    def reserve(self, extra: int) -> None:
         """Room for this many slots behind the entries of the longest row."""
         size = self.store.shape[3]
         if max(self.rows.host) + extra <= size:

@@ -158,7 +158,7 @@ def library() -> ctypes.CDLL | None:
     found.outrider_largest.argtypes = [c_void_p, c_int64, c_int64, *([c_int32] * 4), c_void_p, c_void_p, c_int32]
     found.outrider_divergence.argtypes = [*([c_void_p] * 4), *([c_int32] * 3)]
     found.outrider_largest.restype = found.outrider_divergence.restype = None
-    found.outrider_level.argtypes, found.outrider_level.restype = [c_void_p] * 4, None
+    found.outrider_grow.argtypes, found.outrider_grow.restype = [c_void_p] * 4, c_int32
     found.outrider_product.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p]
     return found if found.outrider_ready(1) else None
 
@@ -339,6 +339,13 @@ class Passes:
         """Of the shape and of the layers."""
         return ctypes.addressof(self._shape), ctypes.addressof(self._layers)
 
+    def work(self, tokens: int, columns: int) -> int:
+        """The bytes of scratch space that a run of so many tokens needs."""
+        code = library()
+        assert code is not None
+        size: int = code.outrider_work(ctypes.addressof(self._shape), tokens, columns, torch.get_num_threads())
+        return size
+
     def given(
         self, x: Tensor, store: Tensor, places: Places, first: int, last: int, read: Tensor | None = None
     ) -> tuple[_Pass, object]:
@@ -350,7 +357,7 @@ class Passes:
         slots = None if places.slots is None else places.slots.contiguous()
         angles = self._angles  # which another thread may exchange for longer ones meanwhile
         rows, count, reach = store.shape[1], positions.shape[1], angles.shape[1]
-        space = work(code.outrider_work(ctypes.addressof(self._shape), len(x), places.columns, threads))
+        space = work(self.work(len(x), places.columns))
         strides = [store.stride(axis) * store.element_size() for axis in range(4)]
         told = _Pass(
             *(x.data_ptr(), store.data_ptr(), *strides),

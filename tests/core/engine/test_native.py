@@ -3,6 +3,7 @@ passes agree with torch's; where it can't be had, everything runs without it."""
 
 from __future__ import annotations
 
+import math
 import mmap
 import random
 import subprocess
@@ -15,9 +16,11 @@ import torch
 from torch import Tensor
 
 from outrider.core.decode import decode
-from outrider.core.draft import Draft
+from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.feature import Eagle3Head, EagleHead
 from outrider.core.drafters.follower import Follower, ready
+from outrider.core.drafters.model import DynamicTree
+from outrider.core.drafters.trie import Trie
 from outrider.core.engine import native
 from outrider.core.engine.linear import Dense, Packed, Widened, fastest
 from outrider.core.engine.network import Config, Network, random_network
@@ -143,32 +146,43 @@ def test_blocks_that_draft_agree_with_torch(ways: str, kind: type[EagleHead | Ea
 
 
 @needs_code
+@pytest.mark.parametrize("least", [0.0, 0.02])
 @pytest.mark.parametrize("vocabulary", [0, 64])
-def test_levels_in_one_call_agree_with_scores(ways: str, vocabulary: int) -> None:
-    """The likeliest tokens behind the nodes of each level of a tree, and their probabilities."""
+def test_trees_in_one_call_agree_with_scores(ways: str, vocabulary: int, least: float) -> None:
+    """The likeliest tokens behind the nodes of each level, and the probabilities of their paths; with one token that
+    waits and with several."""
     target = Decoder(laid_out(random_network(SHAPE, 3, dtype=torch.bfloat16), None))
     torch.manual_seed(0)
     head = Follower(ready(Eagle3Head(Decoder(random_network(SHAPE, 3)), vocabulary=vocabulary), target))
     prompt = [7 * place % SHAPE.vocabulary for place in range(21)]
-    head.listen(target.begin([prompt], Sampling(), head.pupil.needs).hidden)
-    head.begin([prompt], Sampling())
-    assert head.quick
-    committed, tokens, parents = head.mark(), [5, 9, 11, 2, 3], (-1, -1, -1, 0, 2)
-    paths = [[0], [1], [2], [0, 3], [2, 4]]
-    for start, stop in ((0, 0), (0, 3), (3, 5)):
-        head.rewind(committed)
-        some = torch.tensor([tokens[:stop]], dtype=torch.long)
-        draft = Draft.guess(some, Tree.of(parents[:stop]), torch.ones_like(some, dtype=torch.bool))
-        ids, probs = head.score(draft).laws().top(4)
-        head.rewind(committed)
-        found = head.level([], [], 4)
-        for first, last in ((0, 3), (3, 5)):
-            if last <= stop:
-                found = head.level(tokens[first:last], paths[first:last], 4)
-        wanted = probs[0, (start + 1 if stop else 0) :]
-        torch.testing.assert_close(torch.tensor(found[1]).exp(), wanted.float(), atol=2e-3, rtol=0.05)
-        same = torch.tensor(found[0]) == ids[0, (start + 1 if stop else 0) :]
-        assert same.float().mean() > 0.7  # of near equals either may come first
+    prefill = target.begin([prompt], Sampling(), head.pupil.needs)
+    head.listen(prefill.hidden)
+    drafter = DynamicTree(head, nodes=400, width=3, depth=4, least=least)
+    drafter.begin(prefill, [prompt], Sampling(temperature=0))
+    for _ in range(3):
+        assert head.quick
+        quick = drafter._grown(9)
+        slow = Trie()
+        slow.weights = [math.exp(one) for one in drafter._scored(slow, 4)]
+        head.rewind(head.mark())
+        sizes = [quick.depths.count(level) for level in (1, 2, 3, 4)]
+        assert sizes == [3, 9, 9, 9] if not least else 3 <= len(quick) < 30
+        found = [{path(trie, node): trie.weights[node] for node in range(len(trie))} for trie in (quick, slow)]
+        both = found[0].keys() & found[1].keys()
+        assert len(both) > 0.6 * max(map(len, found))  # of near equals either may come first
+        off = [abs(math.log(found[0][one] / found[1][one])) for one in both]
+        assert sum(off) < 0.06 * len(off) and max(off) < 0.25  # logarithms, of 16 bits
+        draft = Draft.guess(torch.tensor([[7, 9]]), Tree.chain(2), torch.ones(1, 2, dtype=torch.bool))
+        head.listen(target.score(draft).hidden)  # two are accepted, and three wait
+        nothing, none = torch.zeros(1, 2), torch.zeros(1, 2, dtype=torch.bool)
+        taken = torch.tensor([[0, 1]]), torch.tensor([2]), torch.tensor([5]), torch.tensor([False])
+        verdict = Verdict(*taken, none, nothing, nothing, nothing)
+        for model in (head, target):
+            model.keep(draft, verdict, torch.tensor([3]))
+
+
+def path(trie: Trie, node: int) -> tuple[int, ...]:
+    return (*path(trie, trie.parents[node]), trie.tokens[node]) if node >= 0 else ()
 
 
 @needs_code
