@@ -49,6 +49,7 @@ struct Pass {
     const uint8_t* mask;       // [rows or 1, count, columns], or null: all may look at all
     uint8_t* work;
     const bf16* read;  // [rows count, into] by attention, or null: x, normed
+    bf16* const* taps;  // where x behind each layer goes [rows count, width], or null; null: nowhere
     int64_t position_stride, mask_stride, start;  // 0 where rows share
     int32_t rows, count, columns, reach, first, last, threads, small;  // small: a scale and 8 bits a number
 };
@@ -385,6 +386,9 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
                         });
 #pragma omp barrier
             }
+            if (bf16* const tap = p.taps ? p.taps[index] : nullptr)
+                for (int64_t m = me; m < tokens; m += threads)
+                    for (int i = 0; i < s.width; i += 16) store(tap + m * s.width + i, load(p.x + m * s.width + i));
         }
     }
 }

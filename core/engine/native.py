@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
@@ -65,7 +65,7 @@ class _Pass(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("x", "store")),
         *((name, c_int64) for name in ("layer_stride", "row_stride", "head_stride", "slot_stride")),
-        *((name, c_void_p) for name in ("cosine", "sine", "positions", "slots", "mask", "work", "read")),
+        *((name, c_void_p) for name in ("cosine", "sine", "positions", "slots", "mask", "work", "read", "taps")),
         *((name, c_int64) for name in ("position_stride", "mask_stride", "start")),
         *((name, c_int32) for name in ("rows", "count", "columns", "reach", "first", "last", "threads", "small")),
     )
@@ -326,12 +326,24 @@ class Passes:
         """Angles [positions, d / 2] in 32 bits."""
         self._angles = torch.stack([cosine, sine])
 
-    def run(self, x: Tensor, store: Tensor, places: Places, first: int, last: int, read: Tensor | None = None) -> None:
-        """States x [N, D] in 32 bits, changed in place; keys and values are written to the store. `read` [N, into] in
-        16 bits is what attention reads instead of the normed states."""
+    def run(
+        self,
+        x: Tensor,
+        store: Tensor,
+        places: Places,
+        first: int,
+        last: int,
+        read: Tensor | None = None,
+        taps: Mapping[int, Tensor] | None = None,
+    ) -> None:
+        """States x [N, D] in 32 bits, changed in place; keys and values are written to the store. Attention reads
+        `read` [N, into], if given, instead of the normed states; behind some layers these are noted in `taps`."""
         code = library()
         assert code is not None
         given, _kept = self.given(x, store, places, first, last, read)
+        if taps:
+            noted = (c_void_p * last)(*(_at(taps.get(index)) for index in range(last)))
+            given.taps = ctypes.addressof(noted)
         code.outrider_run(*self.addresses, ctypes.addressof(given))
 
     @property
@@ -361,7 +373,7 @@ class Passes:
         strides = [store.stride(axis) * store.element_size() for axis in range(4)]
         told = _Pass(
             *(x.data_ptr(), store.data_ptr(), *strides),
-            *(_at(angles[0]), _at(angles[1]), _at(positions), _at(slots), _at(mask), space, _at(read)),
+            *(_at(angles[0]), _at(angles[1]), _at(positions), _at(slots), _at(mask), space, _at(read), None),
             *(count if len(positions) > 1 else 0, 0 if mask is None or len(mask) == 1 else count * places.columns),
             *(places.start or 0, rows, count, places.columns, reach, first, last, threads, store.dtype == torch.int8),
         )

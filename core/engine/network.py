@@ -238,16 +238,18 @@ class Network:
         taps: dict[str, list[Tensor]] | None,
         span: tuple[int, int],
     ) -> Tensor:
-        """The same in one call for each stretch between taps."""
-        start, stop = span
-        tapped = {index for index in range(start, stop) if taps and f"layer.{index}" in taps}
-        for index in sorted(tapped | {stop - 1}) if self.arrive is None else range(start, stop):
-            if self.arrive is not None:
+        """The same in one call, or where layers have to arrive first, in one for each."""
+        tapped = [index for index in range(*span) if taps and f"layer.{index}" in taps]
+        noted = {index: torch.empty(x.shape, dtype=torch.bfloat16) for index in tapped}
+        if self.arrive is None:
+            passes.run(x, store, places, *span, taps=noted)
+        else:
+            for index in range(*span):
                 self.arrive(index)
-            passes.run(x, store, places, start, index + 1)
-            start = index + 1
-            if taps and index in tapped:
-                taps[f"layer.{index}"].append(x.view(store.shape[1], -1, self.config.width).to(self.dtype, copy=True))
+                passes.run(x, store, places, index, index + 1, taps=noted)
+        for index, states in noted.items():
+            assert taps is not None
+            taps[f"layer.{index}"].append(states.view(store.shape[1], -1, self.config.width).to(self.dtype))
         return x
 
     def finish(self, x: Tensor, rows: int, taps: dict[str, list[Tensor]] | None = None) -> Tensor:
