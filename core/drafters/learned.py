@@ -131,7 +131,11 @@ class Learned:
         if grower := getattr(pupil, "grower", None):  # has a way of its own
             self._fixed = grower(self.model, nodes=nodes, depth=min(depth, most), sampling=soft)
         elif self.grow == "chain":
-            self._fixed = FixedChain(self.model, length=min(length, most), policy=policy, sampling=soft)
+            longest = min(length, most)
+            if policy == "fixed" and not pupil.once:  # is a tree of one node a level, which may grow in one call
+                self._fixed = DynamicTree(self.model, nodes=longest, width=1, depth=longest, sampling=soft)
+            else:
+                self._fixed = FixedChain(self.model, length=longest, policy=policy, sampling=soft)
             self._drawn = DraftModel(self.model, length=min(length, most), policy=policy, sampling=sampling)
         elif self.grow == "dynamic" and not pupil.once:
             deepest = min(depth, most)
