@@ -18,6 +18,7 @@ from outrider.core.errors import InvalidOption
 Cost = Callable[[int, int], float]  # of a round of so many rows with so many tokens in each, in any unit
 
 LOOK = 0  # "so many tokens": guesses are made, and none is tried
+GLANCE = -1  # the same by those alone who ask no model
 _LOOK = 0.05  # plain rounds that this costs besides, where it was not measured
 
 
@@ -27,16 +28,17 @@ class Costs:
 
     def __init__(self, measured: Mapping[tuple[int, int], float]) -> None:
         self._lines: dict[int, tuple[list[int], list[float]]] = {}
-        self._looks: dict[int, float] = {}
+        self._looks: dict[int, dict[int, float]] = {LOOK: {}, GLANCE: {}}
         for rows in sorted({rows for rows, _ in measured}):
-            widths = sorted(tokens for at, tokens in measured if at == rows and tokens != LOOK)
+            widths = sorted(tokens for at, tokens in measured if at == rows and tokens not in self._looks)
             times = [measured[rows, tokens] for tokens in widths]
             if rows < 1 or len(widths) < 2 or widths[0] < 1 or min(times) <= 0:
                 raise InvalidOption("costs need at least two different numbers of tokens, and times above 0")
             # whatever else a machine does only slows it down: what took longer than a wider round took too long
             self._lines[rows] = widths, np.minimum.accumulate(times[::-1])[::-1].tolist()
-            if (rows, LOOK) in measured:
-                self._looks[rows] = max(measured[rows, LOOK] / self._lines[rows][1][0] - 1, 0.0)
+            for kind, looks in self._looks.items():
+                if (rows, kind) in measured:
+                    looks[rows] = max(measured[rows, kind] / self._lines[rows][1][0] - 1, 0.0)
         if 1 not in self._lines:
             raise InvalidOption("costs need those of one row; those of several are written as '4x2:17.1'")
         self.rows = tuple(self._lines)
@@ -44,7 +46,7 @@ class Costs:
     @classmethod
     def parse(cls, text: str) -> Costs:
         """As a trace notes them: tokens and milliseconds of one row, "1:14.3 2:14.5 4:14.9", and of more rows, each
-        with so many tokens, "8x1:20.1 8x2:31.4"; 0 tokens: guesses are made and none is tried."""
+        with so many tokens, "8x1:20.1 8x2:31.4"; 0 tokens: guesses are made and none is tried, -1: by few."""
         measured: dict[tuple[int, int], float] = {}
         try:
             for part in text.split():
@@ -72,13 +74,21 @@ class Costs:
 
     def look(self, rows: int) -> float:
         """What guessing costs where nothing is tried, in plain rounds: besides the plain round itself."""
-        known = tuple(self._looks)
-        if not known:
-            return _LOOK
-        if len(known) == 1:
-            return self._looks[known[0]]
+        found = self._look(LOOK, rows)
+        return _LOOK if found is None else found
+
+    def glance(self, rows: int) -> float:
+        """The same where those alone guess who ask no model."""
+        found = self._look(GLANCE, rows)
+        return self.look(rows) if found is None else min(found, self.look(rows))
+
+    def _look(self, kind: int, rows: int) -> float | None:
+        looks = self._looks[kind]
+        known = tuple(looks)
+        if len(known) < 2:
+            return looks[known[0]] if known else None
         low, high = _around(known, rows)
-        return max(_between((low, high), [self._looks[low], self._looks[high]], rows), 0.0)
+        return max(_between((low, high), [looks[low], looks[high]], rows), 0.0)
 
 
 def _around(known: Sequence[int], wanted: int) -> tuple[int, int]:
@@ -111,6 +121,31 @@ class Pace:
 
     def worth(self, tokens: float, rounds: float) -> float:
         return tokens - max(self._tokens / self._time, 1.0) * rounds
+
+
+@dataclass
+class Promise:
+    """What rounds bring in which the dear are asked too, lately: they are, where the others promise less by more than
+    asking costs. What is long ago counts less, so that they get another chance."""
+
+    tokens: float = 2.5  # until it is known
+    learns: float = 0.1
+    forgets: float = 0.01
+
+    def __post_init__(self) -> None:
+        self._usual = self.tokens
+
+    def kept(self, tokens: float) -> None:
+        """They were asked, and the round brought so many."""
+        self.tokens += self.learns * (tokens - self.tokens)
+
+    def above(self, others: float) -> float:
+        """How many tokens more than the others promise. If it is too few, they are not asked."""
+        return self.tokens - others
+
+    def passed(self) -> None:
+        """They were not asked."""
+        self.tokens += self.forgets * max(self._usual - self.tokens, 0.0)
 
 
 _IN_VAIN = 4  # looks one after another, before looking rests

@@ -10,7 +10,7 @@ shows for all drafters alike, whoever's guess was tried. Knows token ids and bel
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor
 
@@ -28,7 +28,7 @@ MEMBERS = ("suffix", "token-recycling")
 _STEPS = 10  # beliefs are told apart this finely
 _PRIOR = 12.0  # guesses that a belief is taken at its word for
 _UNSURE = 0.5  # the chance of a guess whose drafter believes nothing
-_Guesses = tuple[list[int], list[int], list[bool], list[float] | None]  # tokens, parents, which are live, beliefs
+Guesses = tuple[list[int], list[int], list[bool], list[float] | None]  # tokens, parents, which are live, beliefs
 
 
 class _Member:
@@ -142,14 +142,22 @@ class Ensemble:
     # ----
 
     def propose(self, room: Tensor, dice: Dice) -> Draft:
-        left = room.tolist()
-        parts = [
-            [_grown(trie) for trie in one.tries(left)]
-            if isinstance(one, Grower) and one.hosted
-            else _host(one.propose(room, dice.fork(number)))
-            for number, one in enumerate(self.drafters)
-        ]
-        tries = [self._merge(row, [part[row] for part in parts]) for row in range(len(room))]
+        return self._tried(
+            self._merged([self._asked(number, room, dice) for number in range(len(self.drafters))]), dice
+        )
+
+    def _asked(self, number: int, room: Tensor, dice: Dice) -> list[Guesses]:
+        """One drafter's guesses in each row."""
+        one = self.drafters[number]
+        if hosted(one):
+            return [_grown(trie) for trie in one.tries(room.tolist())]
+        return _host(one.propose(room, dice.fork(number)))
+
+    def _merged(self, parts: Sequence[Sequence[Guesses]]) -> list[Trie]:
+        """All guesses of each row, given those of each drafter."""
+        return [self._merge(row, [part[row] for part in parts]) for row in range(len(self._members))]
+
+    def _tried(self, tries: Sequence[Trie], dice: Dice) -> Draft:
         counts = self.counts([trie.weights for trie in tries])
         return planted([trie.best(count) for trie, count in zip(tries, counts, strict=True)], dice.device)
 
@@ -192,6 +200,11 @@ class Ensemble:
         self._members = []
 
 
+def hosted(drafter: Drafter) -> TypeGuard[Grower]:
+    """Does it guess on the host, without asking a model?"""
+    return isinstance(drafter, Grower) and drafter.hosted
+
+
 def _made(name: str, options: Mapping[str, Any]) -> Drafter:
     from outrider.core.methods import make_drafter  # which names this module
 
@@ -200,12 +213,12 @@ def _made(name: str, options: Mapping[str, Any]) -> Drafter:
     return made
 
 
-def _grown(trie: Trie) -> _Guesses:
+def _grown(trie: Trie) -> Guesses:
     """What `_host` would give of a trie that was planted."""
     return trie.tokens, trie.parents, [True] * len(trie), [min(weight, 1.0) for weight in trie.weights]
 
 
-def _host(draft: Draft) -> list[_Guesses]:
+def _host(draft: Draft) -> list[Guesses]:
     """Tokens, parents, which are live and beliefs of each row, as lists."""
     if draft.laws is not None or draft.probe is not None:
         raise Incompatible("an ensemble merges fixed guesses; a drafter whose guesses are drawn can't be part of one")

@@ -22,12 +22,13 @@ from outrider.core.assets import cache_folder, written
 from outrider.core.decode import Drafter, decode
 from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Verdict
-from outrider.core.drafters.ensemble import MEMBERS, Ensemble
+from outrider.core.drafters.ensemble import MEMBERS, Ensemble, Guesses, hosted
+from outrider.core.drafters.trie import Trie
 from outrider.core.errors import InvalidOption, OutriderError, unknown
 from outrider.core.laws import Sampling
 from outrider.core.methods import make_rule
 from outrider.core.record import Record
-from outrider.core.rounds import LOOK, Costs, Pace, Rest
+from outrider.core.rounds import GLANCE, LOOK, Costs, Pace, Promise, Rest
 from outrider.core.target import Prefill, Prompts, Scores, Target
 from outrider.core.tree import Tree
 
@@ -41,8 +42,9 @@ _LONGEST = 24
 
 
 class Auto(Ensemble):
-    """An ensemble that tries as many guesses as should pay, and rests for a while when none did. Rows that share a pass
-    decide together, as each is as wide as the widest; while they rest, nobody is asked and nobody listens."""
+    """An ensemble that tries as many guesses as should pay, and rests for a while when none did. Those who ask a model
+    for their guesses are asked where the others promise little. Rows that share a pass decide together, as each is as
+    wide as the widest; while they rest, nobody is asked and nobody listens."""
 
     def __init__(
         self,
@@ -56,6 +58,8 @@ class Auto(Ensemble):
         self.costs = costs
         self._hear = [getattr(one, "hear", None) for one in self.drafters]
         self._lazy = all(self._hear)
+        self._cheap = [hosted(one) for one in self.drafters]
+        self._mixed = any(self._cheap) and not all(self._cheap)
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         super().begin(prefill, prompts, sampling)
@@ -68,7 +72,7 @@ class Auto(Ensemble):
     def _start(self, rows: int) -> None:
         self._missed: list[list[int]] = [[] for _ in range(rows)]  # what a row committed while nobody listened
         self._rest = Rest(first=2.0, most=4.0) if rows == 1 else Rest()  # a crowd's rounds are many rows' rounds
-        self._pace, self._asleep = Pace(), False
+        self._pace, self._promise, self._asleep, self._spared = Pace(), Promise(), False, False
         self._going = [True] * rows
         self._ratios: dict[tuple[int, int], float] = {}
 
@@ -82,21 +86,50 @@ class Auto(Ensemble):
 
     def propose(self, room: Tensor, dice: Dice) -> Draft:
         self._going = [left >= 0 for left in room.tolist()]
-        rows, price = len(self._going), self.costs.look(len(self._going))
-        self._asleep = not self._rest.due(price, rows)
+        rows = len(self._going)
+        self._asleep = not self._rest.due(self.costs.glance(rows) if self._mixed else self.costs.look(rows), rows)
         if self._asleep:
             self._pace.took(1.0, 1.0)
             if rows == 1 or not self._lazy:
                 self.forget()
             return Draft.empty(rows, dice.device)
         self._catch_up()
-        draft = super().propose(room, dice)
+        draft = self._tried(self._guesses(room, dice), dice)
         if draft.size:
             self._rest.paid()
         else:
-            self._pace.took(1.0, 1 + price)
-            self._rest.vain(price)
+            self._pace.took(1.0, 1 + self._price)
+            self._rest.vain(self._price)
         return draft
+
+    def _guesses(self, room: Tensor, dice: Dice) -> list[Trie]:
+        """Of those who are worth asking."""
+        self._spared = self._mixed
+        if not self._mixed:
+            return self._merged(self._ask([True] * len(self.drafters), room, dice))
+        parts, rows = self._ask(self._cheap, room, dice), len(self._going)
+        tries = self._merged(parts)
+        _, tokens = self._best([trie.weights for trie in tries])
+        price = self.costs.look(rows) - self.costs.glance(rows)
+        if self._pace.worth(self._promise.above(tokens), price) <= 0:
+            self._promise.passed()
+            return tries
+        self._spared = False
+        more = self._ask([not cheap for cheap in self._cheap], room, dice)
+        return self._merged(
+            [own if cheap else other for cheap, own, other in zip(self._cheap, parts, more, strict=True)]
+        )
+
+    def _ask(self, who: Sequence[bool], room: Tensor, dice: Dice) -> list[list[Guesses]]:
+        """The guesses of some drafters in each row; of the others, none."""
+        nothing: list[Guesses] = [([], [], [], None)] * len(room)
+        return [self._asked(number, room, dice) if asked else nothing for number, asked in enumerate(who)]
+
+    @property
+    def _price(self) -> float:
+        """What this round's guesses cost, in plain rounds."""
+        rows = len(self._going)
+        return self.costs.glance(rows) if self._spared else self.costs.look(rows)
 
     def _catch_up(self) -> None:
         for row, tokens in enumerate(self._missed):
@@ -107,23 +140,27 @@ class Auto(Ensemble):
                 self._missed[row] = []
 
     def counts(self, rows: Sequence[Sequence[float]]) -> list[int]:
-        """As many guesses in each row as are predicted to be worth the most, now that they have been made."""
-        best, most, tokens = 0, self._pace.worth(1.0, 1 + self.costs.look(len(rows))), 1.0
+        return [self._best(rows)[0]] * len(rows)
+
+    def _best(self, rows: Sequence[Sequence[float]]) -> tuple[int, float]:
+        """As many guesses in each row as are predicted to be worth the most, now that they have been made; and the
+        tokens, a row, that are expected of them."""
+        best, expected, most, tokens = 0, 1.0, self._pace.worth(1.0, 1 + self._price), 1.0
         ordered = [sorted(weights, reverse=True) for weights in rows]
         going = max(sum(self._going), 1)
         for count in range(1, min(self.nodes, max(map(len, rows))) + 1):
             tokens += sum(weights[count - 1] for weights in ordered if len(weights) >= count) / going
             worth = self._pace.worth(tokens, self._ratio(count))
             if worth > most:
-                best, most = count, worth
-        return [best] * len(rows)
+                best, expected, most = count, tokens, worth
+        return best, expected
 
     def _ratio(self, guesses: int) -> float:
         """Of a round with so many guesses in each row there is, finished ones and holes included."""
         shape = len(self._going), guesses
         if shape not in self._ratios:
             self._ratios[shape] = self.costs.ratio(*shape)
-        return self._ratios[shape]
+        return self._ratios[shape] - self.costs.look(shape[0]) + self._price
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:
         if self._asleep and self._lazy and len(self._going) > 1:
@@ -136,6 +173,8 @@ class Auto(Ensemble):
             pairs = zip(verdict.rows(draft), self._going, strict=True)
             tokens = sum(len(emitted) for emitted, going in pairs if going) / sum(self._going)
             self._pace.took(tokens, self._ratio(draft.size))
+            if self._mixed and not self._spared:
+                self._promise.kept(tokens)
             self._rest.gained(tokens - self._ratio(draft.size))
 
 
@@ -206,7 +245,8 @@ def _noted(rows: int, costs: Mapping[int, float]) -> str:
 
 
 class _Padded(Auto):
-    """Tries so many guesses in every round, whatever they are worth: for measuring. None: it rests."""
+    """Tries so many guesses in every round, whatever they are worth: for measuring. None: it rests; GLANCE: those are
+    asked who ask no model, and nothing is tried."""
 
     wanted: int | None = None
 
@@ -218,8 +258,9 @@ class _Padded(Auto):
                 self.forget()
             return Draft.empty(rows, dice.device)
         self._catch_up()
-        Ensemble.propose(self, room, dice)
-        count = self.wanted or 0
+        who = self._cheap if self.wanted == GLANCE else [True] * len(self.drafters)
+        self._tried(self._merged(self._ask(who, room, dice)), dice)
+        count = max(self.wanted or 0, 0)
         if not count:
             return Draft.empty(rows, dice.device)
         tokens = torch.arange(count, device=dice.device).expand(rows, -1)
@@ -229,15 +270,17 @@ class _Padded(Auto):
 
 def measure(target: Target, rows: int = 1, members: Members = Members()) -> dict[int, float]:
     """Milliseconds of a whole round of so many rows, drafting and bookkeeping included, by how many tokens each row has
-    in its pass (0: it guesses and tries nothing): the best of a few, since whatever else the machine does can only slow
-    one down. Many rows are measured for a second or two, and once each at least."""
+    in its pass (0: it guesses and tries nothing, -1: those alone do who ask no model): the best of a few, since
+    whatever else the machine does can only slow one down. Many rows are measured for a second or two, and once each at
+    least."""
     widths = [width for width in (_WIDTHS if rows == 1 else _NARROW) if width <= target.vocabulary]
     widths = [width for width in widths if rows == 1 or rows * width <= _WIDEST or width <= 2]
+    drafter = _Padded(Costs({(1, 1): 1.0, (1, 2): 1.0}), drafters=members.names, options=members.options)
+    if drafter._mixed:
+        widths = [GLANCE, *widths]
     length = min(_READ if rows == 1 else _READ // 16, getattr(target, "context", 2 * _READ) // 2)
     prompts = [[index % target.vocabulary for index in range(1, length + row % 5 + 1)] for row in range(rows)]
     best = dict.fromkeys(widths, float("inf"))
-    free = Costs({(1, 1): 1.0, (1, 2): 1.0})
-    drafter = _Padded(free, drafters=members.names, options=members.options)
     limit = (_ROUNDS * len(widths) + 2) * (max(widths) + len(widths))
     steps = decode(
         target,
@@ -257,7 +300,7 @@ def measure(target: Target, rows: int = 1, members: Members = Members()) -> dict
             if number and rows > 1 and time.perf_counter() > until:
                 break
             for width in widths:
-                drafter.wanted = None if width == 1 else max(width - 1, 0)
+                drafter.wanted = None if width == 1 else width if width == GLANCE else max(width - 1, 0)
                 start = time.perf_counter()
                 for _ in range(rows):
                     next(steps)
