@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.core.engine.block import Block, Matrix
-from outrider.core.engine.linear import Dense, fastest, size
+from outrider.core.engine.linear import Dense, size
+from outrider.core.engine.quantised import leanest
 from outrider.core.errors import InvalidOption
 
 
@@ -45,8 +46,8 @@ class Corrected(Matrix):
         return F.linear(x, self.base, self.bias) + F.linear(F.linear(x, self.down), self.up)
 
     def settle(self) -> None:
-        """One matrix, laid out for this machine."""
-        self.fast = fastest(Dense(self.weight.detach(), None if self.bias is None else self.bias.detach()))
+        """One matrix, laid out for this machine, for drafting."""
+        self.fast = leanest(Dense(self.weight.detach(), None if self.bias is None else self.bias.detach()))
         self.base = self.base.new_empty(0)
 
 

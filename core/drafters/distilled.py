@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from outrider.core.drafters.corrected import correct
 from outrider.core.engine.block import Angles, Block, Matrix, Norm, Sight
-from outrider.core.engine.linear import Dense, Linear, fastest, size
+from outrider.core.engine.linear import Dense, Linear
 from outrider.core.engine.network import Layer, Network
+from outrider.core.engine.quantised import leanest
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.words import Words
 from outrider.core.errors import InvalidOption
@@ -93,7 +94,7 @@ class SmallModel(Pupil):
     def _assembled(self, network: Network) -> Network:
         def laid(matrix: Matrix) -> Linear:
             bias = None if matrix.bias is None else matrix.bias.to(network.dtype)
-            return fastest(Dense(matrix.weight.to(network.device, network.dtype), bias))
+            return leanest(Dense(matrix.weight.to(network.device, network.dtype), bias))
 
         def plain(norm: Norm) -> Tensor:
             return norm.weight.detach().to(network.device, network.dtype)
@@ -124,9 +125,9 @@ class Reduced:
     bias = None
 
     def __init__(self, weight: Tensor, kept: Tensor, vocabulary: int) -> None:
-        self._rows = fastest(Dense(weight.contiguous()))
+        self._rows = leanest(Dense(weight.contiguous()))
         self._kept, self._vocabulary = kept.to(weight.device), vocabulary
-        self.weight_bytes = size(weight)
+        self.weight_bytes = self._rows.weight_bytes
 
     @property
     def weight(self) -> Tensor:
