@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from outrider.core.errors import InvalidOption
-from outrider.core.rounds import Costs, Pace, Rest
+from outrider.core.rounds import Costs, Pace, Promise, Rest
 
 TEXT = "1:10 5:18 9:16 13:24 4x0:36 4x1:24 4x2:40 4x4:72 8x0:60 8x1:40 8x3:120"
 
@@ -127,3 +127,26 @@ def test_the_pace_is_never_below_that_of_plain_rounds_and_follows_what_happens()
     for _ in range(20):
         pace.took(3.0, 1.5)
     assert -0.3 < pace.worth(2.0, 1.0) <= 0.1
+
+
+def test_the_dear_are_asked_by_what_they_brought_and_get_another_chance() -> None:
+    promise = Promise(tokens=2.5)
+    assert promise.above(1.5) == pytest.approx(1.0) and promise.above(4.0) < 0
+    for _ in range(60):
+        promise.kept(1.0)
+    assert 0 < promise.above(1.0) < 0.01
+    for _ in range(100):
+        promise.passed()
+    assert 0.5 < promise.above(1.0) < 1.5
+    for _ in range(60):
+        promise.kept(5.0)
+    before = promise.above(1.0)
+    promise.passed()
+    assert promise.above(1.0) == before > 3.9
+
+
+def test_a_glance_costs_no_more_than_a_look() -> None:
+    costs = Costs.parse("-1:11 0:15 1:10 2:11 8x1:20 8x2:25")
+    assert (costs.glance(1), costs.look(1)) == (pytest.approx(0.1), pytest.approx(0.5))
+    assert Costs.parse("-1:16 0:15 1:10 2:11").glance(1) == pytest.approx(0.5)
+    assert Costs.parse("0:15 1:10 2:11").glance(1) == pytest.approx(0.5), "not measured"

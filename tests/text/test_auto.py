@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from outrider import text
 from outrider.core.draft import Draft
@@ -15,6 +16,7 @@ from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.rounds import Costs
 from outrider.core.target import Prefill
+from outrider.core.tree import Tree
 from outrider.text import TextModel, auto, drafting
 
 FREE = "1:10 2:10 4:10 8:10 16:10 32:10"  # milliseconds: a pass over many tokens costs what one costs
@@ -154,6 +156,36 @@ class Counted(TokenRecycling):
     def hear(self, row: int, tokens: Any) -> None:
         self.heard.append(list(tokens))
         super().hear(row, tokens)
+
+
+class Knowing(Counted):
+    """Says what comes next. As it proposes for itself, it is taken for one that asks a model."""
+
+    def __init__(self, known: list[int]) -> None:
+        super().__init__()
+        self.known, self.place = known, 0
+
+    def propose(self, room: Any, dice: Any) -> Draft:
+        self.asked += 1
+        tokens = torch.tensor([self.known[self.place : self.place + 4]], dtype=torch.long)
+        belief = torch.full(tokens.shape, 0.9, dtype=torch.float64)
+        return Draft.guess(tokens, Tree.chain(tokens.shape[1]), torch.ones_like(tokens, dtype=torch.bool), belief)
+
+    def observe(self, draft: Any, scores: Any, verdict: Any, dice: Any) -> None:
+        super().observe(draft, scores, verdict, dice)
+        self.place += len(verdict.rows(draft)[0])
+
+
+@pytest.mark.parametrize(("price", "asked"), [("-1:10.2 0:15", 8), ("-1:10.2 0:45", 0), ("0:15", 8), ("0:45", 0)])
+def test_who_asks_a_model_is_asked_where_that_brings_more_than_it_costs(lm: TextModel, price: str, asked: int) -> None:
+    plain = lm.generate("the cat sat on the mat", drafter=None, **RAW).tokens
+    knowing = Knowing(plain)
+    drafter = auto.Auto(Costs.parse(f"{price} 1:10 2:10.5 8:11 24:12"), drafters=("suffix", knowing))
+    out = lm.generate("the cat sat on the mat", drafter=drafter, **RAW)
+    assert out.tokens == plain
+    assert knowing.watched == len(out.trace.steps), "it sees what becomes of the others' guesses"
+    assert knowing.asked == asked
+    assert (len(out.trace.steps) < 10) == (asked == 8)
 
 
 CROWD = [REPEATING, "the cat sat on the mat", "rain", "a quick brown fox", "seven", "wizards play", "the dog", "log"]
