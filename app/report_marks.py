@@ -136,8 +136,8 @@ MARKS = (
     Mark(
         "text",
         "trained",
-        "the best trained drafter, speedup",
-        _best("speedup", "draft-model,medusa,hydra,eagle3,dspark,kangaroo", part=_SOUND),
+        "the best trained drafter, alone or as auto has it, speedup",
+        _best("speedup", "draft-model,medusa,hydra,eagle3,dspark,kangaroo,auto", part=_SOUND),
         1.25,
         why=_TWO_CORES,
     ),
