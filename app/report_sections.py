@@ -99,7 +99,10 @@ TEXT = (
         "peers-int4",
         "Beside other engines, 4 bits",
         "As above, ours in 4 bits.",
-        ("text --dtype int4 --drafters prompt-lookup,ensemble,auto --max-new-tokens 96 --limit 7 --peers",),
+        (
+            "text --dtype int4 --drafters prompt-lookup,ensemble,eagle3,auto --drafter-option eagle3.nodes=15 "
+            "--max-new-tokens 96 --limit 7 --peers",
+        ),
         main=True,
     ),
     Section(

@@ -238,13 +238,16 @@ def ordinary(lm: TextModel, texts: Sequence[str], length: int) -> Iterator[Lesso
             held = held[length:]
 
 
-def commonest(lessons: Sequence[Lesson], size: int, kept: int) -> torch.Tensor:
-    """The ids that a reduced vocabulary keeps, sorted: the most frequent ones of answers and, counting less, of prompts
-    and text; what was never seen goes by its id, as tokenizers number what they learn by its frequency."""
+def commonest(lessons: Sequence[Lesson], size: int, kept: int, always: torch.Tensor | None = None) -> torch.Tensor:
+    """The ids that a reduced vocabulary keeps, sorted: those of `always`, then the most frequent ones of answers and,
+    counting less, of prompts and text; what was never seen goes by its id, as tokenizers number what they learn by its
+    frequency."""
     counts = torch.zeros(size, dtype=torch.double)
     for one in lessons:
         weight = 0.3 if one.kind == "text" else 1.0
         counts += weight * torch.bincount(torch.tensor(one.answer), minlength=size)
         counts += 0.2 * torch.bincount(torch.tensor(one.prompt), minlength=size)
     counts += 0.2 * counts.sum() * torch.softmax(-torch.log(torch.arange(size) + 2000.0), 0)
+    if always is not None:
+        counts[always] += counts.sum()
     return counts.argsort(descending=True, stable=True)[:kept].sort().values

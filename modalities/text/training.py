@@ -285,17 +285,17 @@ def _write(lm: TextModel, wanted: Wanted, file: Path, say: Callable[[str], None]
 
 
 def _vocabulary(wanted: Wanted, lessons: Sequence[Lesson], target: Decoder, out: Path) -> torch.Tensor | None:
-    """The tokens that are kept, the same again when a run goes on, or goes on from weights."""
+    """The tokens kept: the same again when a run goes on; those of the weights begun from, and more if asked."""
     if not wanted.vocabulary or wanted.vocabulary >= target.vocabulary:
         return None
     path = out / "vocabulary.json"
     said = [found for file in wanted.start if (found := vocabulary(file)) is not None]
     if path.is_file():
         kept = torch.tensor(json.loads(path.read_text(encoding="utf-8")))
-    elif said:
+    elif said and len(said[0]) >= wanted.vocabulary:
         kept = said[0]
     else:
-        kept = data.commonest(lessons, target.vocabulary, wanted.vocabulary)
+        kept = data.commonest(lessons, target.vocabulary, wanted.vocabulary, *said[:1])
         out.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(kept.tolist()), encoding="utf-8")
     return kept.to(target.device)

@@ -85,7 +85,8 @@ def test_the_draft_model_is_a_model_of_transformers(model: Path, weights: dict[s
     pupil = recipes.load(weights["draft-model"], "draft-model", load(str(model)).target())
     ours = logits(pupil.drafts(load(str(model)).target()), 4)[:, ::2]  # the ids it guesses among
     theirs = logits(load(str(folder), dtype="float32").target(), 4)[:, ::2]
-    assert torch.allclose(ours, theirs, atol=0.15, rtol=0.05)
+    off = (ours - theirs).norm() / theirs.norm()
+    assert off < 0.05  # of guesses made with weights in 8 bits
     assert load(str(folder)).tokens.encode("the cat", special=False)
     assert json.loads((folder / NOTE).read_text())["drafter"] == "draft-model"
 

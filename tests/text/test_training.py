@@ -103,6 +103,8 @@ def test_a_reduced_vocabulary_keeps_the_commonest() -> None:
     assert len(kept) == 8 and kept.tolist() == sorted(set(kept.tolist()))
     assert {200, 7, 201, 9} <= set(kept.tolist())
     assert len(data.commonest(lessons, 300, 290)) == 290
+    more = data.commonest(lessons, 300, 8, torch.tensor([5, 290]))
+    assert len(more) == 8 and {5, 290, 200} <= set(more.tolist())
 
 
 def test_what_all_prompts_begin_with_is_no_lesson() -> None:
@@ -166,7 +168,9 @@ def test_an_acceptance_head_learns_of_the_draft_model_there_is(folder: Path, pro
     assert judged["conditional"][0] > 0.55
 
 
-def test_several_go_on_from_weights_and_keep_their_vocabulary(folder: Path, prompts: Path, tmp_path: Path) -> None:
+def test_several_go_on_from_weights_and_keep_their_vocabulary_or_widen_it(
+    folder: Path, prompts: Path, tmp_path: Path
+) -> None:
     wanted = Wanted(
         recipes=("medusa", "draft-model"), model=str(folder), prompts=(prompts,), minutes=5, steps=2, quiet=True
     )
@@ -178,6 +182,11 @@ def test_several_go_on_from_weights_and_keep_their_vocabulary(folder: Path, prom
     assert all(torch.equal(trained.vocabulary(one), before[0]) for one in (*files.values(), *first))  # type: ignore[arg-type]
     assert before[0] is not None and 120 <= len(before[0]) < 256
     assert sum(f"begin as {one} has them" in line for one in first for line in said) == 2
+    wider = replace(again, recipes=("draft-model",), start=(first[1],), vocabulary=200, out=tmp_path / "wider")
+    (file,) = train(wider, say=said.append)
+    more = trained.vocabulary(file)
+    assert more is not None and len(more) >= 200 and torch.isin(before[0], more).all()
+    assert any(f"begin as {first[1]} has them" in line for line in said[-3:])
     with pytest.raises(OutriderError, match="holds a MedusaHeads, which none of eagle3"):
         train(replace(again, recipes=("eagle3",), out=tmp_path / "third"), say=lambda line: None)
 
