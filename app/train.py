@@ -48,7 +48,7 @@ def train(
             "rejected while serving: answers, on-policy, served."
         ),
     ] = "answers",
-    vocabulary: Annotated[int, typer.Option(min=0, help="Tokens that can be guessed at least; 0 is all.")] = 8192,
+    vocabulary: Annotated[int, typer.Option(min=0, help="Tokens that can be guessed at least; 0 is all.")] = 12288,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, where a run was broken off.")] = False,
     start: Annotated[

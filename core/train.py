@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outrider.core.errors import Incompatible
 from outrider.core.losses import Loss
 
 
@@ -123,6 +124,13 @@ class Pupil(nn.Module):
     def drafts(self, target: Any) -> Any:
         """What the drafter takes as its `model`: by default the pupil itself."""
         return self
+
+    def shared(self, config: Mapping[str, Any]) -> dict[str, str]:
+        """Its tensors, each with its name in a pupil of another configuration, whose weights it can begin from."""
+        for name, value in config.items():  # rows of other words would be taken for theirs
+            if isinstance(value, list) and value != self.config.get(name):
+                raise Incompatible(f"what it is to begin from has other {name}; begin from nothing")
+        return {name: name for name in self.state_dict()}
 
 
 def guessed(guesses: Iterable[Guess], batch: Batch, loss: Loss) -> Tensor:

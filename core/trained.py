@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +104,9 @@ def begin(pupil: Pupil, path: Path, say: Callable[[str], None]) -> None:
     facts = about(path)
     if facts.get("pupil") != type(pupil).__name__:
         raise Incompatible(f"{path.name} holds a {facts.get('pupil')}; what is to learn is a {type(pupil).__name__}")
-    for name, value in facts["config"].items():  # rows of other words would be taken for theirs
-        if isinstance(value, list) and value != pupil.config.get(name):
-            raise Incompatible(f"{path.name} has other {name} than what is to learn; begin from nothing")
     tensors, own = Checkpoint(path), pupil.state_dict()
-    fitting = {name: tensor for name, tensor in own.items() if _fits(tensors, name, tensor)}
+    names = pupil.shared(facts["config"])
+    fitting = [(own[name], theirs) for name, theirs in names.items() if _fits(tensors, theirs, own[name])]
     _fill(fitting, tensors)
     say(f"{len(fitting)} of {len(own)} tensors begin as {path} has them")
 
@@ -135,11 +133,11 @@ def load(path: Path, kinds: Mapping[str, Callable[..., Pupil]], target: Any) -> 
             f"{path.name} does not fit this target: {len(wrong)} tensors are missing or have another shape and "
             f"{len(left)} have no place, '{(wrong + left)[0]}' first"
         )
-    _fill(own, tensors)
+    _fill([(tensor, name) for name, tensor in own.items()], tensors)
     return pupil.eval()
 
 
 @torch.no_grad()
-def _fill(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    for name, tensor in own.items():
+def _fill(own: Sequence[tuple[Tensor, str]], tensors: Mapping[str, Tensor]) -> None:
+    for tensor, name in own:
         tensor.copy_(_numbers(tensors, name))

@@ -10,9 +10,9 @@ only low-rank corrections are learned (LoRA, arXiv 2106.09685), which is all tha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +84,16 @@ class SmallModel(Pupil):
             if target.network.graphs is not None:
                 target.network.graphs.of(self._network)
         return Decoder(self._network)
+
+    def shared(self, config: Mapping[str, Any]) -> dict[str, str]:
+        """Each block begins as that of the same layer of the target did."""
+        had, names = config["layers"], super().shared({**config, "layers": self.config["layers"]})
+        for at, layer in enumerate(self.config["layers"]):
+            for rest in self.blocks[at].state_dict():
+                name = names.pop(f"blocks.{at}.{rest}")
+                if layer in had:
+                    names[name] = f"blocks.{had.index(layer)}.{rest}"
+        return names
 
     def train(self, mode: bool = True) -> Self:
         """What was laid out to draft with is of no use once weights move."""

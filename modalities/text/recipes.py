@@ -66,8 +66,8 @@ RECIPES = _table(
     Recipe(
         name="draft-model",
         kind=SmallModel,
-        summary="three of the target's own layers with learned low-rank corrections, and its commonest output rows",
-        options={"layers": (0, 1, -1), "rank": 80},
+        summary="four of the target's own layers with learned low-rank corrections, and its commonest output rows",
+        options={"layers": (0, 1, 2, -1), "rank": 80},
         rate=2e-3,
     ),
     Recipe(

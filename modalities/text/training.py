@@ -39,7 +39,7 @@ ENOUGH = 200_000  # tokens of answers with which nobody has to write more first
 LEARN = ("answers", "on-policy", "served")
 _LIVED, _LENGTH = 32, 96  # prompts an epoch, and tokens each, where pupils learn from what they do themselves
 _JUDGES = (24, 256)  # answers that validation goes through at most, on a CPU and elsewhere
-_VOCABULARY = 8192  # tokens that a reduced vocabulary keeps at least
+_VOCABULARY = 12288  # tokens that a reduced vocabulary keeps at least
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -234,8 +234,12 @@ def test_learning_begins_from_weights_there_are(target: Decoder, tmp_path: Path)
     assert 0 < len(shared) < len(made) and said == [f"{len(shared)} of {len(made)} tensors begin as {path} has them"]
     for name, one in other.state_dict().items():
         torch.testing.assert_close(one, held[name] if name in shared else made[name], atol=1e-2, rtol=1e-2)
-    with pytest.raises(OutriderError, match="other layers"):
-        begin(SmallModel(target, layers=(1,)), path, said.append)
+    deeper = SmallModel(target, layers=(1, 0))  # in which the layer stands elsewhere
+    before = deeper.blocks[0].attention.qkv.weight.clone()
+    begin(deeper, path, said.append)
+    assert torch.equal(deeper.blocks[0].attention.qkv.weight, before)
+    for name, one in deeper.blocks[1].state_dict().items():
+        torch.testing.assert_close(one, held[f"blocks.0.{name}"], atol=1e-2, rtol=1e-2)
     path.with_suffix(".json").write_text(path.with_suffix(".json").read_text().replace("SmallModel", "Another"))
     with pytest.raises(OutriderError, match="holds a Another"):
         begin(learned, path, said.append)
