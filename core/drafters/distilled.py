@@ -29,18 +29,21 @@ from outrider.core.train import Batch, Guess, Pupil
 
 
 class SmallModel(Pupil):
-    """`layers` are those of the target that it begins with; `rank` 0 learns them whole."""
+    """`layers` are those of the target that it begins with (a number: the first ones and the last, as far as there are
+    so many); `rank` 0 learns them whole."""
 
     def __init__(
         self,
         target: Decoder,
         *,
-        layers: Sequence[int] = (0, 1, -1),
+        layers: int | Sequence[int] = 3,
         vocabulary: int | Sequence[int] | Tensor = 0,
         rank: int = 0,
     ) -> None:
         super().__init__()
         network, depth = target.network, target.config.layers
+        if isinstance(layers, int):
+            layers = (*range(min(layers, depth) - 1), depth - 1) if layers > 0 else ()
         if not layers or any(not -depth <= one < depth for one in layers):
             raise InvalidOption(f"layers are {tuple(layers)}; give some of 0 to {depth - 1}, or -1 for the last")
         if rank < 0:

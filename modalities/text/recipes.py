@@ -67,7 +67,7 @@ RECIPES = _table(
         name="draft-model",
         kind=SmallModel,
         summary="four of the target's own layers with learned low-rank corrections, and its commonest output rows",
-        options={"layers": (0, 1, 2, -1), "rank": 80},
+        options={"layers": 4, "rank": 80},
         rate=2e-3,
     ),
     Recipe(
