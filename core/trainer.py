@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +108,14 @@ class Trainer:
         self.progress = Progress()
         self.clock = Clock(plan.minutes, plan.steps, plan.warmup, plan.floor)
         self.names = list(pupils)
-        self.losses = {name: resolve((losses or {}).get(name, plan.loss)) for name in pupils}
+        self.loss = {name: (losses or {}).get(name, plan.loss) for name in pupils}
+        self.rate = {name: (rates or {}).get(name, plan.rate) for name in pupils}
+        self.losses = {name: resolve(one) for name, one in self.loss.items()}
         self.needs = frozenset[str]().union(*(one.needs for one in pupils.values()))
         self.pupils: dict[str, nn.Module] = {}
         self._optimisers, self._schedules = [], []
         for name, pupil in pupils.items():
-            (optimiser,) = optimisers(pupil, (rates or {}).get(name, plan.rate), plan.decay, (0.9, 0.95))
+            (optimiser,) = optimisers(pupil, self.rate[name], plan.decay, (0.9, 0.95))
             schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda _: self._height())
             ready = self.accelerator.prepare(pupil, optimiser)
             self.pupils[name] = ready[0]
@@ -252,7 +254,7 @@ class Trainer:
         parameters = sum(one.numel() for one in self._plain(name).state_dict().values())
         return {
             **self.facts,
-            "plan": asdict(self.plan),
+            "plan": asdict(replace(self.plan, loss=self.loss[name], rate=self.rate[name])),
             "done": done,
             "parameters": parameters,
             "validation": {"rows": len(self.held), **curve.to_dict()},
