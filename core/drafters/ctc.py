@@ -94,7 +94,7 @@ class CtcFrames(Pupil):
             "vocabulary": kept(self.words),
         }
         width, eps = self.form.width, self.form.norm_eps
-        self.embedded = Norm(width, eps)
+        self.embedded, self.norm = Norm(width, eps), Norm(width, eps)
         self.fuse = Matrix(2 * width, width)
         self.block = Block(self.form)
         self.block.copy(network.layers[-1])
@@ -107,6 +107,7 @@ class CtcFrames(Pupil):
         with torch.no_grad():
             self.fuse.weight[:, width:] = torch.eye(width)
             self.mixer.attention.out.weight.mul_(0.1)
+            self.norm.weight.copy_(network.norm)
 
     def open(self, features: Tensor, tokens: Tensor, sight: Sight) -> Tensor:
         read = torch.cat([self.embedded(self.words.embed(tokens)).to(features.dtype), features], -1)
@@ -117,7 +118,7 @@ class CtcFrames(Pupil):
         """[N, D] -> [N, F, D]."""
         said = state[:, None] + F.silu(self.heads(state)).view(len(state), self.frames, -1) + self.place
         order = torch.arange(self.frames, device=state.device)[None]
-        mixed: Tensor = self.mixer(said, Sight(*self.angles(order, self.frames, said.dtype), None))
+        mixed: Tensor = self.norm(self.mixer(said, Sight(*self.angles(order, self.frames, said.dtype), None)))
         return mixed
 
     def logits(self, states: Tensor) -> Tensor:

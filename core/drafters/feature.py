@@ -94,8 +94,10 @@ class EagleHead(Pupil):
         self.block = Block(self.form, normed=normed)
         self.block.copy(network.layers[-1])
         self.angles = Angles(self.form)
-        with torch.no_grad():
-            self.fuse.weight[:, width:] = torch.eye(width)  # at first the target's state, and a little of the token
+        with torch.no_grad():  # at first the target's state, and a little of the token
+            self.fuse.weight[:, width:] = torch.eye(width)
+            for last in (self.block.attention.out, self.block.mlp.down):
+                last.weight.zero_()  # a target's last layer says hundreds, this state is normed
 
     def advance(self, features: Tensor, tokens: Tensor, sight: Sight) -> Tensor:
         """[B, Q, D] and [B, Q] -> the states foreseen [B, Q, D]."""

@@ -126,12 +126,14 @@ class AmphistaHeads(AtOnce):
         self.heads = Matrix(width, heads * width, bias=True)
         self.place = nn.Parameter(torch.zeros(heads, width))
         self.mixer = Block(replace(self.form, hidden=hidden or self.form.hidden))
+        self.norm = Norm(width, self.form.norm_eps)
         for one, layer in zip(reversed(adapt), reversed(network.layers), strict=False):
             one.copy(layer)
             adapted(one, lora, known=width)
         with torch.no_grad():
             self.fuse.weight[:, width:] = torch.eye(width)
             self.mixer.attention.out.weight.mul_(0.1)
+            self.norm.weight.copy_(network.norm)
 
     def _adapted(self, features: Tensor, tokens: Tensor, sight: Sight) -> Tensor:
         x = self.adapt[0](features, sight)
@@ -146,7 +148,7 @@ class AmphistaHeads(AtOnce):
     def every(self, x: Tensor) -> Tensor:
         said = x[:, None] + F.silu(self.heads(x)).view(len(x), self.depth, -1) + self.place
         order = torch.arange(self.depth, device=x.device)[None]
-        mixed: Tensor = self.mixer(said, Sight(*self.angles(order, self.depth, said.dtype), None))
+        mixed: Tensor = self.norm(self.mixer(said, Sight(*self.angles(order, self.depth, said.dtype), None)))
         return mixed
 
     def open(self, features: Tensor, tokens: Tensor, sight: Sight) -> Tensor:
