@@ -20,22 +20,16 @@ from outrider.core.errors import InvalidOption
 from outrider.core.rules.exact import Exact
 from outrider.image.data import HELD_NAME, HELD_PAIR, LEARNED, SIZE, Pictures
 from outrider.image.names import LENGTH, Names, words
-from outrider.image.plan import decoder
+from outrider.image.plan import Plan, decoder
 from outrider.image.tokenizer import Tokenizer, loss, psnr
 from outrider.image.tokens import TokenModel
 
 JUDGED = (48, 512)  # pictures of each kind that judging goes through, on a CPU and elsewhere
 _SHIFT = 2  # pixels that a picture is moved by at most
-_MOVED = 0.5  # of the pictures that a token model learns are moved: it should know them best where they stand
+_MOVED = 0.25  # of the pictures that a token model learns are moved: it should know them best where they stand
 _NOISE = 0.05  # of what a token model reads of the picture is something else, at most
 _FREE, _NO_STYLE = 0.1, 0.15  # how often nothing is asked for; no style
 _AGAIN = 32  # batches of pictures that the large model drew, before it draws others
-_TURNED = frozenset(("left", "right", "clockwise", "anticlockwise", "counterclockwise", "flag", "button", "letter"))
-
-
-def turned(name: str) -> bool:
-    """Would this be something else in a mirror?"""
-    return bool(_TURNED & set(words(name)))
 
 
 class Draws:
@@ -130,6 +124,17 @@ class CodecCourse:
         }
 
 
+class PlanLearning(nn.Module):
+    """A plan as something that has a loss."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+
+    def forward(self, asked: Tensor, codes: Tensor) -> Tensor:
+        return self.plan.surprise(asked, codes).mean()
+
+
 class TokensLearning(nn.Module):
     """A token model as something that has a loss."""
 
@@ -153,7 +158,6 @@ class TokensCourse:
             (self._ids(name), [ids for keyword in keywords if (ids := self._ids(keyword))])
             for name, keywords in zip(pictures.names, pictures.keywords, strict=True)
         ]
-        self._turned = torch.tensor([turned(name) for name in pictures.names])
         most, order = JUDGED[device.type != "cpu"], np.random.default_rng(0)
         self.held = {
             name: order.permutation(pictures.chosen(use))[:most]
@@ -207,7 +211,7 @@ class TokensCourse:
     def batch(self, number: int, share: float) -> tuple[Tensor, ...]:
         generator, draw = self.draws.generator(number), random.Random(f"{self.draws.seed}/asked/{number}")
         places = self.draws.places(number)
-        flip = (torch.rand(len(places), generator=generator) < 0.25) & ~self._turned[torch.from_numpy(places)]
+        flip = torch.zeros(len(places), dtype=torch.bool)  # plans don't know of mirrors
         codes = self.encode(self.draws.moved(self.draws.read(places), generator, flip, _MOVED))
         wrong = torch.rand(codes.shape, generator=generator) < _NOISE * torch.rand(len(codes), 1, generator=generator)
         order = torch.randperm(codes.numel(), generator=generator).to(codes.device)
@@ -236,6 +240,33 @@ class TokensCourse:
             return {"NLL": float("inf")}
         best = [value for name, value in found.items() if "held-out" in name] or list(found.values())
         return {"NLL": sum(best) / len(best), **found, "perplexity of ink": ink}
+
+
+class PlanCourse:
+    """Foreseeing pictures from their names and keywords alone, as they stand: each is read once."""
+
+    def __init__(self, course: TokensCourse) -> None:
+        self.course = course
+        every = torch.arange(len(course.draws.pictures))
+        self._codes = torch.cat([course.encode(course.draws.read(part.numpy())) for part in torch.split(every, 64)])
+
+    def _given(self, places: np.ndarray, asked: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        codes = self._codes[torch.from_numpy(places).to(self._codes.device)]
+        return torch.tensor([list(one) for one in asked], device=codes.device), codes
+
+    def batch(self, number: int, share: float) -> tuple[Tensor, ...]:
+        draw = random.Random(f"{self.course.draws.seed}/asked/{number}")
+        places = self.course.draws.places(number)
+        return self._given(places, [self.course.asked(int(place), draw) for place in places])
+
+    def judge(self, model: nn.Module) -> dict[str, float]:
+        assert isinstance(model, PlanLearning)
+        found: dict[str, float] = {}
+        for name, places in self.course.held.items():
+            if len(places):
+                asked, codes = self._given(places, [self.course.named(int(one)) for one in places])
+                found[f"NLL, {name}"] = float(model.plan.surprise(asked, codes).mean())
+        return {"NLL": found.get("NLL, learned", float("inf")), **found}  # what it is to know by heart
 
 
 class Imitating(nn.Module):

@@ -194,7 +194,7 @@ def load(
         model.names,
         codec.to(device),
         name=name,
-        draft=lambda: recipes.tokens("image-draft", small).network(precision, device),
+        draft=lambda: recipes.tokens("image-draft", small, model).network(precision, device),
         pupil=lambda drafter, target: recipes.pupil(drafter, target, folder),
         dtype=dtype,
     )

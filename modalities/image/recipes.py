@@ -22,12 +22,14 @@ from outrider.core.methods import DRAFTERS
 from outrider.core.train import Pupil
 from outrider.core.trained import load as load_trained
 from outrider.image.classifier import Classifier
+from outrider.image.plan import Plan
 from outrider.image.tokenizer import Tokenizer
 from outrider.image.tokens import TokenModel
 
 MODEL = "emoji"
 PREFIX = "image-"
 JUDGE = "image-classifier"
+PLAN = "image-plan"
 RIGHT = "right on styles it has not seen"  # what is noted with the judge
 
 
@@ -62,9 +64,17 @@ RECIPES = _table(
         batch=(32, 128),
     ),
     Recipe(
+        name=PLAN,
+        summary="what a picture of some words looks like from afar, by which the model of codes draws",
+        options={"channels": 64},
+        rate=2e-3,
+        batch=(128, 512),
+        decay=0.02,
+    ),
+    Recipe(
         name="image-tokens",
         summary="the model of those codes that a style and a few words ask for",
-        options={"width": 256, "layers": 5, "heads": 4, "hidden": 576, "plan": 128},
+        options={"width": 256, "layers": 5, "heads": 4, "hidden": 576, "plan": 64},
         rate=3e-3,
         batch=(16, 256),
         decay=0.1,
@@ -109,7 +119,7 @@ RECIPES = _table(
         batch=(0, 0),
     ),
 )
-_CLASSES: tuple[Callable[..., Pupil], ...] = (Classifier, TokenModel)
+_CLASSES: tuple[Callable[..., Pupil], ...] = (Classifier, Plan, TokenModel)
 KINDS = {one.__name__: one for one in (*_CLASSES, *(one.kind for one in RECIPES.values() if one.kind is not None))}
 
 
@@ -163,11 +173,27 @@ def pupil(drafter: str, target: Decoder, folder: Path | None = None) -> Pupil:
     raise NoWeights(f"nobody has made a recipe of '{drafter}' for pictures; there is {', '.join(RECIPES)}")
 
 
-def tokens(name: str = "image-tokens", path: Path | None = None) -> TokenModel:
-    """A token model: the target, or the one that drafts."""
-    found: Pupil = load_trained(path or weights(name), KINDS, None)
+def tokens(name: str = "image-tokens", path: Path | None = None, target: TokenModel | None = None) -> TokenModel:
+    """A token model: the target, or the one that drafts for `target`."""
+    found: Pupil = load_trained(path or weights(name), KINDS, target)
     assert isinstance(found, TokenModel)
     return found
+
+
+def plan() -> Plan:
+    """A plan by which a token model is to learn to draw: the one that was trained here, else that of our own model."""
+    path = home(PLAN) / f"{PLAN.removeprefix(PREFIX)}.safetensors"
+    if path.is_file():
+        found: Pupil = load_trained(path, KINDS, None)
+        assert isinstance(found, Plan)
+        return found
+    try:
+        teller = tokens().teller
+    except NoWeights:
+        teller = None
+    if teller is None:
+        raise missing(PLAN)
+    return teller.plan
 
 
 def classifier_file(folder: Path | None = None) -> Path:

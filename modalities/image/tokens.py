@@ -22,12 +22,15 @@ from outrider.core.engine.spoken import beginning, shape, spoken
 from outrider.core.engine.transformer import Decoder
 from outrider.core.train import Batch, Guess, Pupil
 from outrider.image.names import Names
-from outrider.image.plan import Plan, Planned, decoder
+from outrider.image.plan import Plan, Planned, Teller, decoder
+
+_WRONG = 0.1  # of the plans that it learns with
 
 
 class TokenModel(Pupil):
-    """Embeddings of codes, styles and words; blocks; rows that say codes alone; with `plan`, channels of a Plan of the
-    whole. `target` is not looked at: a model that drafts for a larger one is made in the same way."""
+    """Embeddings of codes, styles and words; blocks; rows that say codes alone; with `plan`, it draws by a Plan with
+    so many channels, of codes of such `levels`. Of a `target`
+    that draws by a plan, for which this one drafts, it takes that; no more is looked at."""
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class TokenModel(Pupil):
         hidden: int = 640,
         drop: float = 0.1,
         plan: int = 0,
+        levels: Sequence[int] = (),
         side: int = 16,
     ) -> None:
         super().__init__()
@@ -56,6 +60,7 @@ class TokenModel(Pupil):
             "hidden": hidden,
             "drop": drop,
             "plan": plan,
+            "levels": list(levels),
             "side": side,
         }
         self.form = shape(codes, width=width, layers=layers, heads=heads, hidden=hidden)
@@ -64,7 +69,14 @@ class TokenModel(Pupil):
         self.blocks = beginning(self.form)
         self.norm = Norm(width, self.form.norm_eps)
         self.head = nn.Parameter(torch.randn(codes, width) * 0.02)
-        self.plan = Plan(width, plan, side, drop) if plan else None
+        self.teller: Teller | None = None
+        if plan:
+            theirs = target.teller if isinstance(target, TokenModel) else None
+            if theirs is not None:
+                self.teller = Teller(theirs.plan, width, lent=True)
+            else:
+                own = Plan(codes=codes, styles=styles, words=words, levels=levels, channels=plan, side=side)
+                self.teller = Teller(own, width)
         self._angles = Angles(self.form)
 
     def states(self, ids: Tensor) -> Tensor:
@@ -72,11 +84,10 @@ class TokenModel(Pupil):
         out (stochastic depth, arXiv 1603.09382)."""
         count = ids.shape[1]
         x = F.dropout(F.embedding(ids, self.embedding), self.drop, self.training)
-        if self.plan is not None:
+        if self.teller is not None:
             before = self.names.length
-            there = ids[:, 1:before] != self.names.nothing
-            told = self.plan(x[:, 0], x[:, 1:before], there)[:, : count - before]
-            x = x + F.pad(told.to(x.dtype), (0, 0, before, 0))
+            told = self.teller(ids[:, :before])[:, : count - before]
+            x = x + F.pad(self._doubted(told).to(x.dtype), (0, 0, before, 0))
         place = torch.arange(count, device=ids.device)[None]
         cos, sin = self._angles(place, count, torch.float32)
         sight = each_before(count, cos, sin)
@@ -89,6 +100,14 @@ class TokenModel(Pupil):
             x = after
         normed: Tensor = self.norm(x)
         return normed
+
+    def _doubted(self, told: Tensor) -> Tensor:
+        """While it learns, now and then the plan of another picture: it should see when one does not hold, as those of
+        names that were never drawn don't."""
+        if not self.training:
+            return told
+        wrong = torch.rand(len(told), 1, 1, device=told.device) < _WRONG
+        return torch.where(wrong, told.roll(1, 0), told)
 
     def logits(self, states: Tensor) -> Tensor:
         """[..., D] -> [..., codes]."""
@@ -105,10 +124,10 @@ class TokenModel(Pupil):
     def network(self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Network:
         """The same weights, laid out to be run."""
         network = spoken(self.form, self.blocks, self.embedding, self.norm, self.head, dtype, device)
-        if self.plan is None:
+        if self.teller is None:
             return network
-        plan = copy.deepcopy(self.plan).eval().requires_grad_(False).to(device, network.wide)
-        return served(Planned(network, plan, self.names.length, self.names.nothing))
+        teller = copy.deepcopy(self.teller).eval().requires_grad_(False).to(device, network.wide)
+        return served(Planned(network, teller, self.names.length))
 
     def drafts(self, target: Any) -> Decoder:
         """A decoder in the target's precision, with a cache of its own."""

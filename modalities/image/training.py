@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from outrider.core.errors import Incompatible
 from outrider.core.fit import Course, Fit, Request, Save
 from outrider.core.train import Pupil
 from outrider.core.trained import begin, save
@@ -27,11 +28,14 @@ from outrider.image.courses import (
     CodecLearning,
     Imitating,
     ImitationCourse,
+    PlanCourse,
+    PlanLearning,
     TokensCourse,
     TokensLearning,
 )
-from outrider.image.data import LEARNED, Pictures, prepared
+from outrider.image.data import LEARNED, SIZE, Pictures, prepared
 from outrider.image.names import Names, commonest
+from outrider.image.plan import Plan as Foresight
 from outrider.image.plan import decoder
 from outrider.image.recipes import JUDGE, MODEL, Recipe, home, recipe
 from outrider.image.tokenizer import Layout, Tokenizer
@@ -134,20 +138,39 @@ def _codec(given: _Given) -> _Lesson:
     return _Lesson(CodecLearning(codec), course, file, keep)
 
 
-def _tokens(given: _Given) -> _Lesson:
-    codec = recipes.tokenizer().to(given.device)
-    names = Names(codec.layout.codes, given.pictures.styles, _words(given.pictures))
-    model = TokenModel(codes=names.codes, styles=names.styles, words=names.words, **given.options)
+def _plan(given: _Given) -> _Lesson:
+    codec, names = _read(given)
+    model = Foresight(
+        codes=names.codes,
+        styles=names.styles,
+        words=names.words,
+        **{"levels": codec.layout.levels, "side": SIZE // codec.factor, **given.options},
+    )
     given.begun(model)
+    course = TokensCourse(given.pictures, codec, names, given.batch, given.seed, given.device)
+    return _Lesson(PlanLearning(model), PlanCourse(course), given.file, given.keeps("plan"))
+
+
+def _tokens(given: _Given) -> _Lesson:
+    codec, names = _read(given)
+    plan = recipes.plan() if given.options.get("plan") else None
+    size = {} if plan is None else {"levels": plan.levels, "plan": plan.config["channels"]}
+    model = TokenModel(codes=names.codes, styles=names.styles, words=names.words, **{**given.options, **size})
+    given.begun(model)
+    if plan is not None and model.teller is not None:
+        try:
+            model.teller.plan.load_state_dict(plan.state_dict())
+        except RuntimeError:
+            raise Incompatible("the plan was learned from other pictures; train image-plan anew") from None
     course = TokensCourse(given.pictures, codec, names, given.batch, given.seed, given.device)
     return _Lesson(TokensLearning(model), course, given.file, given.keeps("tokens"))
 
 
 def _draft(given: _Given) -> _Lesson:
-    """A small token model that learns what the large one says, under guidance."""
+    """A small token model that learns what the large one says, under guidance, and draws by its plan."""
     codec, teacher = recipes.tokenizer().to(given.device), recipes.tokens().to(given.device)
     names = teacher.names
-    model = TokenModel(codes=names.codes, styles=names.styles, words=names.words, **given.options)
+    model = TokenModel(teacher, codes=names.codes, styles=names.styles, words=names.words, **given.options)
     given.begun(model)
     course = TokensCourse(given.pictures, codec, names, given.batch, given.seed, given.device)
     network = teacher.network(torch.float32 if given.device.type == "cpu" else torch.bfloat16, given.device)
@@ -155,8 +178,15 @@ def _draft(given: _Given) -> _Lesson:
     return _Lesson(Imitating(model, teacher), imitation, given.file, given.keeps("tokens"))
 
 
+def _read(given: _Given) -> tuple[Tokenizer, Names]:
+    """The tokenizer, and the names of what is learned from."""
+    codec = recipes.tokenizer().to(given.device)
+    return codec, Names(codec.layout.codes, given.pictures.styles, _words(given.pictures))
+
+
 _LESSONS: Mapping[str, Callable[[_Given], _Lesson]] = {
     "image-tokenizer": _codec,
+    "image-plan": _plan,
     "image-tokens": _tokens,
     "image-draft": _draft,
 }

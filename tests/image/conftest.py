@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -23,20 +23,26 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def token_model(seed: int = 0, layers: int = 2) -> TokenModel:
+def made(seed: int = 0, layers: int = 2) -> TokenModel:
     torch.manual_seed(seed)
-    made = TokenModel(codes=36, styles=STYLES, words=WORDS, width=16, layers=layers, heads=2, hidden=24, plan=8)
+    size = {"width": 16, "layers": layers, "heads": 2, "hidden": 24, "plan": 8, "levels": (4, 3, 3)}
+    model = TokenModel(codes=36, styles=STYLES, words=WORDS, **size)  # type: ignore[arg-type]
     with torch.no_grad():
-        made.head.mul_(40)  # laws that are neither flat nor certain
-        assert made.plan is not None
-        made.plan.out.weight.normal_(std=0.2)  # what is learned before it says anything
-        made.plan.place.normal_(std=0.1)
-    return made.eval()
+        model.head.mul_(40)  # laws that are neither flat nor certain
+        assert model.teller is not None
+        model.teller.out.weight.normal_(std=0.2)  # what is learned before it says anything
+        model.teller.place.normal_(std=0.1)
+    return model.eval()
+
+
+@pytest.fixture(scope="session")
+def token_model() -> Callable[..., TokenModel]:
+    return made
 
 
 @pytest.fixture(scope="session")
 def tokens() -> TokenModel:
-    return token_model()
+    return made()
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +53,4 @@ def codec() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def im(tokens: TokenModel, codec: Tokenizer) -> ImageModel:
-    return ImageModel(
-        tokens.network(), tokens.names, codec, name="tiny", draft=lambda: token_model(1, layers=1).network()
-    )
+    return ImageModel(tokens.network(), tokens.names, codec, name="tiny", draft=lambda: made(1, layers=1).network())

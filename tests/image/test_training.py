@@ -98,6 +98,11 @@ def test_from_pictures_to_a_model_that_draws(cache: Path) -> None:
     said: list[str] = []
     wanted = {"steps": 40, "minutes": 5.0, "batch": 8, "quiet": True}
     train(Wanted(recipes=("image-tokenizer",), options=SMALL, **wanted), said.append)  # type: ignore[arg-type]
+    with pytest.raises(recipes.NoWeights, match="image-plan"):
+        train(Wanted(recipes=("image-tokens",), options=TINY, **wanted), said.append)  # type: ignore[arg-type]
+    train(Wanted(recipes=("image-plan",), options={"channels": 8}, **wanted), said.append)  # type: ignore[arg-type]
+    foreseen = json.loads((recipes.home("image-plan") / "curve.json").read_text())
+    assert foreseen[-1]["NLL, learned"] < foreseen[0]["NLL, learned"] - 0.5
     train(Wanted(recipes=("image-tokens",), options=TINY, **wanted), said.append)  # type: ignore[arg-type]
     codec = recipes.home("image-tokenizer")
     curve = json.loads((codec / "curve.json").read_text())
