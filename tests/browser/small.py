@@ -47,7 +47,7 @@ def subjects(folder: Path) -> dict[str, Any]:
 
     def image() -> ImageModel:
         torch.manual_seed(0)
-        tokens = _part("image/conftest.py").token_model()
+        tokens = _part("image/conftest.py").made()
         codec = Tokenizer(Layout(levels=(4, 3, 3), channels=(8, 16, 16))).eval()
         return ImageModel(tokens.network(), tokens.names, codec, name="tiny")
 
