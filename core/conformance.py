@@ -46,6 +46,8 @@ class Enumerator(Dice):
     `branches` says by which tapes to replace it.
     """
 
+    rolls = False
+
     def __init__(self, tapes: Sequence[Tape]) -> None:
         super().__init__([0] * len(tapes))
         self.tapes = list(tapes)
@@ -93,6 +95,14 @@ class Enumerator(Dice):
     ) -> Tensor:
         sure = chance.double().clamp(0, 1)
         return self._decide_all(torch.stack([1 - sure, sure], -1), where) > 0
+
+    def descend(self, chance: Tensor, tried: Tensor, first: int = 0) -> Tensor:
+        active, passed = torch.ones_like(tried[:, 0]), list[Tensor]()
+        for level in range(tried.shape[1]):
+            active = active & tried[:, level]
+            active = active & self.accept(chance[:, level], level, where=active)
+            passed.append(active)
+        return torch.stack(passed, 1)
 
     def strictly(self, chance: Tensor, node: Tensor) -> Tensor:
         return chance >= 1  # how often a strict rule would have agreed is no part of the law

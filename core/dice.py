@@ -69,11 +69,18 @@ def uniform_of(bits: Tensor) -> Tensor:
 
 def _uniforms(bases: np.ndarray, width: int) -> np.ndarray:
     """[B] bases -> [B, width] uniforms: the same again, by numpy."""
-    z = bases[:, None] + _counter(width)
+    uniforms: np.ndarray = ((_final(bases[:, None] + _counter(width)) & np.uint64(0xFFFFFFFF)) + 0.5) * 2.0**-32
+    return uniforms
+
+
+def _final(z: np.ndarray) -> np.ndarray:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    uniforms: np.ndarray = (((z ^ (z >> np.uint64(31))) & np.uint64(0xFFFFFFFF)) + 0.5) * 2.0**-32
-    return uniforms
+    mixed: np.ndarray = z ^ (z >> np.uint64(31))
+    return mixed
+
+
+_PURPOSES = np.array([mix(purpose) for purpose in Purpose], dtype=np.uint64)
 
 
 @lru_cache
@@ -95,6 +102,8 @@ def _mix32(h: Tensor, key: Tensor) -> Tensor:
 
 class Dice:
     """The random numbers of one batch: one seed a row, and one step counter for all or one each."""
+
+    rolls = True  # are its decisions its numbers'? They may then be looked at by numpy
 
     def __init__(self, seeds: Sequence[int], device: torch.device | str = "cpu") -> None:
         self.seeds = [seed & _MASK for seed in seeds]
@@ -129,20 +138,26 @@ class Dice:
 
     def uniform(self, purpose: Purpose, node: Tensor | int) -> Tensor:
         """Uniforms in (0, 1) with 32 random bits, float64; node [B, ...] or one for all rows -> [B, ...]."""
-        table = self._tables.get(purpose)
-        if table is None:
-            table = self._tables[purpose] = self._table(purpose)
+        table = self.table(purpose)
         if isinstance(node, int):
             return table[:, node]
         return table.gather(1, node.flatten(1) if node.dim() > 1 else node[:, None]).view_as(node)
 
+    def table(self, purpose: Purpose) -> Tensor:
+        """[B, width or more] the uniforms of all nodes."""
+        if purpose not in self._tables:
+            self._tables |= self._few() if len(self.seeds) < _MANY else {purpose: self._table(purpose)}
+        return self._tables[purpose]
+
+    def _few(self) -> dict[Purpose, Tensor]:
+        """Those of all purposes at once, made on the host, where so few numbers take less time than calls do."""
+        steps = [self.step] * len(self.seeds) if isinstance(self.step, int) else self.step
+        rows = np.array([mix(seed + step) for seed, step in zip(self.seeds, steps, strict=True)], dtype=np.uint64)
+        bases = _final(np.bitwise_xor.outer(_PURPOSES, rows) + np.uint64(_GOLDEN))
+        made = _uniforms(bases.flatten(), self._width).reshape(len(Purpose), len(rows), -1)
+        return dict(zip(Purpose, upload(torch.from_numpy(made), self.device), strict=True))
+
     def _table(self, purpose: Purpose) -> Tensor:
-        """[B, width]; for a few rows made on the host, where so few numbers take less time than a device's calls."""
-        if len(self.seeds) < _MANY:
-            steps = [self.step] * len(self.seeds) if isinstance(self.step, int) else self.step
-            rows = zip(self.seeds, steps, strict=True)
-            few = np.array([mix(mix(seed + step) ^ mix(purpose)) for seed, step in rows], dtype=np.uint64)
-            return upload(torch.from_numpy(_uniforms(few, self._width)), self.device)
         step = self.step if isinstance(self.step, int) else upload(self.step, self.device)
         bases = _mix(_mix(self._side_by_side() + step) ^ signed(mix(purpose)))
         counter = torch.arange(self._width, device=self.device) * signed(_GOLDEN)
@@ -164,6 +179,12 @@ class Dice:
     ) -> Tensor:
         """Try nodes: True with the given chance [B, ...]."""
         return self.uniform(purpose, node) < chance
+
+    def descend(self, chance: Tensor, tried: Tensor, first: int = 0) -> Tensor:
+        """Try the nodes [B, N] of a chain as far as they pass, those alone that may be tried: which passed. `first`:
+        the first of them."""
+        uniform = self.table(Purpose.ACCEPT)[:, first : first + chance.shape[1]]
+        return (tried & (uniform < chance)).cumprod(1).bool()
 
     def strictly(self, chance: Tensor, node: Tensor) -> Tensor:
         """Would the number that `accept` used have passed this chance too? Only for the record of relaxed rules."""

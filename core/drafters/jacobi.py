@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.core import few
 from outrider.core.device import upload
 from outrider.core.dice import Dice, Purpose
 from outrider.core.draft import Draft, Verdict
@@ -66,10 +68,17 @@ class Jacobi:
     def _beside(self, known: Tensor, tokens: Tensor) -> Tensor:
         """The window [B, W] with what isn't known taken over from the left or from above, slot by slot."""
         both = torch.cat([upload(self._latest, tokens.device), torch.where(known, tokens, 0)], 1)
+        if self.filler == "above":
+            for start in range(0, self.window, self.columns):
+                row = both[:, self.columns :][:, start : start + self.columns]
+                row.copy_(
+                    torch.where(known[:, start : start + self.columns], row, both[:, start : start + row.shape[1]])
+                )
+            return both[:, self.columns :]
         first = upload(self._count, tokens.device) % self.columns
         for slot in range(self.window):
             above, left = both[:, slot], both[:, self.columns + slot - 1]
-            taken = above if self.filler == "above" else torch.where((first + slot) % self.columns == 0, above, left)
+            taken = torch.where((first + slot) % self.columns == 0, above, left)
             place = self.columns + slot
             both[:, place] = torch.where(known[:, slot], both[:, place], taken)
         return both[:, self.columns :]
@@ -113,10 +122,11 @@ class Jacobi:
             return
         if self.renew == "gumbel":
             tokens = dice.race(laws, scores.position(after.clamp(max=draft.size)), known)
+        elif self.renew == "couple" and draft.laws is not None and draft.size:
+            couple = self._couple_few if few.fits(dice, laws, draft.laws) else self._couple
+            tokens = couple(draft, laws, after, known, dice)
         else:
             tokens = dice.pick(laws, slots, Purpose.REDRAW, known)
-        if self.renew == "couple" and draft.laws is not None and draft.size:
-            tokens = self._couple(draft, laws, after, tokens, dice)
         self._draft = Draft(
             self._filled(known, tokens, verdict.token, scores.vocabulary, dice),
             Tree.chain(self.window, device),
@@ -137,20 +147,47 @@ class Jacobi:
             return self._beside(known, tokens)
         return torch.where(known, tokens, self._fill(last, vocabulary, dice))
 
-    def _couple(self, draft: Draft, new: Law, after: Tensor, drawn: Tensor, dice: Dice) -> Tensor:
+    def _couple(self, draft: Draft, new: Law, after: Tensor, known: Tensor, dice: Dice) -> Tensor:
         """Retain each old draw x with chance min(1, new(x) / old(x)), else draw from norm((new - old)+): the token is
         distributed by the new law, and equals the old one as often as any coupling allows."""
         assert draft.laws is not None
         node = after.clamp(max=draft.size - 1)
-        old = draft.laws.rows(node)
         token = draft.tokens.gather(1, node)
         had = (after < draft.size) & ~draft.fixed.gather(1, node)
-        before = old.at(token[..., None])[..., 0].clamp(min=torch.finfo(new.probs.dtype).tiny)
-        chance = (new.at(token[..., None])[..., 0] / before).clamp(max=1) * had
+        ids = token[..., None]
+        before = draft.laws.at_rows(node, ids)[..., 0].clamp(min=torch.finfo(new.probs.dtype).tiny)
+        chance = (new.at(ids)[..., 0] / before).clamp(max=1) * had
         slots = torch.arange(self.window, device=token.device).expand_as(token)
         retained = had & dice.accept(chance, slots, Purpose.RETAIN, had)
-        other = dice.pick(residual(new, old.on(new)), slots, Purpose.REDRAW, had & ~retained)
-        return torch.where(retained, token, torch.where(had, other, drawn))
+        anew = known & ~retained
+        at = _some(anew)
+        law = new.rows(at)
+        left = residual(law, draft.laws.rows(node.gather(1, at)).on(law))
+        mine = had.gather(1, at)[..., None]
+        law = Law(torch.where(mine, left.probs, law.probs), law.tokens, law.vocabulary)
+        drawn = dice.pick(law, at, Purpose.REDRAW, anew.gather(1, at))
+        return torch.where(anew, token.scatter(1, at, drawn), token)
+
+    def _couple_few(self, draft: Draft, new: Law, after: Tensor, known: Tensor, dice: Dice) -> Tensor:
+        """The same for a few rows, on the host."""
+        assert draft.laws is not None
+        behind, slots = few.table(after), np.arange(self.window)[None].repeat(len(after), 0)
+        node = behind.clip(max=draft.size - 1)
+        tokens = np.take_along_axis(few.table(draft.tokens), node, 1)
+        had = (behind < draft.size) & ~np.take_along_axis(few.table(draft.fixed), node, 1)
+        chance = few.strict(few.at(new, slots, tokens), few.at(draft.laws, node, tokens))
+        retained = had & (few.table(dice.table(Purpose.RETAIN))[:, : self.window] < chance)
+        laws, old, numbers = few.table(new.probs), few.table(draft.laws.probs), few.table(dice.table(Purpose.REDRAW))
+        for row, slot in zip(*np.nonzero(few.table(known) & ~retained), strict=True):
+            without = old[row, node[row, slot]] if had[row, slot] else None
+            tokens[row, slot] = few.drawn(laws[row, slot], numbers[row, slot], without=without)
+        return torch.from_numpy(tokens)
 
     def end(self) -> None:
         self._draft = None
+
+
+def _some(wanted: Tensor) -> Tensor:
+    """Slots [B, K] with all those that are wanted [B, W] among them: few where counting them costs no wait."""
+    order = wanted.to(torch.uint8).argsort(stable=True, dim=1, descending=True)
+    return order[:, : int(wanted.sum(1).max())] if wanted.device.type == "cpu" else order

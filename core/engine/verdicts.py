@@ -44,11 +44,8 @@ class _Drawn(Dice):
         super().__init__([0] * rows, device)
         self._drawn = tables
 
-    def uniform(self, purpose: Purpose, node: Tensor | int) -> Tensor:
-        table = self._drawn[purpose]
-        if isinstance(node, int):
-            return table[:, node]
-        return table.gather(1, node.flatten(1) if node.dim() > 1 else node[:, None]).view_as(node)
+    def table(self, purpose: Purpose) -> Tensor:
+        return self._drawn[purpose]
 
 
 class Judged:

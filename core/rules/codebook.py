@@ -71,7 +71,7 @@ class Lantern:
     def lossless(self) -> bool:
         return self.delta == 0
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
+    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         if self.lossless:
             return strict(left, q)
         near = self._near(left.shape[1], self.k, left.device)
@@ -103,7 +103,7 @@ class LanternPlus:
     def lossless(self) -> bool:
         return self.ratio == 0
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
+    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         if self.lossless:
             return strict(left, q)
         near = self._near(left.shape[1], self.k, left.device)
@@ -142,7 +142,7 @@ class Grouped:
     def lossless(self) -> bool:
         return self.span == 0
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
+    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         if self.lossless:
             return strict(left, q)
         size = left.shape[1]
@@ -184,8 +184,8 @@ class Annealed:
     def lossless(self) -> bool:
         return self.weight == 1
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
-        return strict(left * (1 + (self.weight - 1) * math.exp(-self.nu * depth)), q)
+    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        return strict(left * (1 + (self.weight - 1) * torch.exp(-self.nu * depth)), q)
 
     def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
         return rejection(draft, scores, dice, self.accept)

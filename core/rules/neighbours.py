@@ -38,7 +38,7 @@ class Tolerance:
     def lossless(self) -> bool:
         return self.tau == 1
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
+    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         return 1 - (1 - strict(left, q)) * (1 - left).clamp(min=0) ** (self.tau - 1)
 
     def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
@@ -61,7 +61,7 @@ class AdditiveBeta:
     def lossless(self) -> bool:
         return self.beta == 0
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
+    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         return torch.where(law.probs > 0, (strict(left, q) + self.beta).clamp(max=1), 0)
 
     def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
@@ -83,7 +83,7 @@ class TopKMembership:
     def lossless(self) -> bool:
         return self.k == 0
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
+    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         inside = torch.zeros_like(q)
         likeliest = law.probs.topk(min(self.k, law.width)).indices
         return inside.scatter(1, likeliest, 1.0) * (law.probs > 0)
@@ -115,7 +115,7 @@ class CoarseGroups:
     def lossless(self) -> bool:
         return self.similarity > 1
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
+    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         size = q.shape[1]
         if self.embeddings is not None and len(self.embeddings) != size:
             raise InvalidOption(f"there are embeddings of {len(self.embeddings)} tokens, and the target has {size}")

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.core import few
 from outrider.core.device import constant
 from outrider.core.dice import Dice, Purpose
 from outrider.core.draft import Draft, Verdict
@@ -20,11 +22,12 @@ from outrider.core.rules.walk import Record, live_children, nobody, to_verdict, 
 from outrider.core.target import Scores
 
 # The chance of accepting each token of the vocabulary, were it the guess: from the target's own law here, what earlier
-# siblings left of it [B, V], the law the guess was drawn from [B, V] (0 where there is no guess), and the depth.
-Acceptance = Callable[[Law, Tensor, Tensor, int], Tensor]
+# siblings left of it [B, V], the law the guess was drawn from [B, V] (0 where there is no guess), and depths [B|1, 1].
+Acceptance = Callable[[Law, Tensor, Tensor, Tensor], Tensor]
 Bend = Callable[[Law, Tensor, Tensor], Tensor]
 
 _AT_ONCE = 1 << 17  # probabilities; beyond, it is cheaper to look only at the rows that are reached
+_STRETCH = 8  # levels of a chain whose acceptance is worked out at once
 
 
 def strict(p: Tensor, q: Tensor) -> Tensor:
@@ -158,7 +161,8 @@ def rejection(
     record = Record(draft)
     for level in range(depth + 1):
         law = scores.law(node + 1)
-        bend = None if acceptance is None else _bend(acceptance, level, scores.sampling.end, device)
+        deep = constant((level,), device)[:, None]
+        bend = None if acceptance is None else _bend(acceptance, deep, scores.sampling.end, device)
         kids = live_children(draft, table, node) if level < depth else node[:, None][:, :0]
         here = _Level(draft, law if bend is None else law.dense(), kids, active, dice, bend)
         here.record(record)
@@ -180,34 +184,33 @@ def rejection(
 
 
 def _along(draft: Draft, scores: Scores, dice: Dice, acceptance: Acceptance | None) -> Verdict:
-    """The same along a chain: what a level takes, but for the trial itself, is made for all levels at once."""
+    """The same along a chain: what a level takes is made for many levels at once."""
     laws = scores.laws() if acceptance is None else scores.laws().dense()  # [B, N + 1, S]
+    if acceptance is None and few.fits(dice, laws, *([] if draft.laws is None else [draft.laws])):
+        return _one_by_one(draft, laws, dice)
     size, here, ids = draft.size, laws.first(draft.size), draft.tokens[..., None]
     law, fixed = _origins(draft)
     p = here.at(ids)[..., 0]
     q = torch.ones_like(p) if law is None else law.at(ids)[..., 0]
     q = q if fixed is None else torch.where(fixed, 1.0, q)
     usual = strict(p, q)
-    drawn = None if acceptance is None else spread(here, draft.tokens, law, fixed)
-    bent: list[Tensor] = []
-
-    def chance_at(level: int) -> Tensor:
-        if acceptance is None or drawn is None:
-            return usual[:, level]
-        bend = _bend(acceptance, level, scores.sampling.end, p.device)
-        bent.append(bend(here.column(level), here.probs[:, level], drawn[:, level]))
-        return Law(bent[-1], None, laws.vocabulary).at(ids[:, level])[:, 0]
-
-    tried, hit, chance = _descent(draft, chance_at, dice)
-    seen, accepted, refused = hit.shape[1], hit.sum(1), (tried & ~hit).any(1)
+    drawn = bent = price = relaxed = None
+    if acceptance is None:
+        hit, chance = dice.descend(usual, draft.tried), usual
+    else:
+        drawn = spread(here, draft.tokens, law, fixed)
+        hit, bent = _descent(draft, here, drawn, dice, acceptance, scores.sampling.end)
+        chance = Law(bent, None, laws.vocabulary).at(ids[:, : hit.shape[1]])[..., 0]
+    seen = hit.shape[1]
+    tried = draft.tried[:, :seen] & torch.nn.functional.pad(hit[:, :-1], (1, 0), value=True)
+    accepted, refused = hit.sum(1), (tried & ~hit).any(1)
     after, last = laws.row(accepted), accepted.clamp(max=seen - 1)
-    price = relaxed = None
-    if drawn is None:
+    if drawn is None or bent is None:
         at = last[:, None]
         one, sure = (None if law is None else law.row(last)), (None if fixed is None else fixed.gather(1, at)[:, 0])
         left = residual(after, spread(after, draft.tokens.gather(1, at)[:, 0], one, sure)).probs
     else:
-        emitted = drawn[:, :seen] * torch.stack(bent, 1)
+        emitted = drawn[:, :seen] * bent
         rest = residual(here.first(seen), emitted)
         left = rest.row(last).probs
         emitted += (1 - emitted.sum(-1, keepdim=True)) * rest.probs
@@ -229,6 +232,41 @@ def _along(draft: Draft, scores: Scores, dice: Dice, acceptance: Acceptance | No
     )
 
 
+def _one_by_one(draft: Draft, laws: Law, dice: Dice) -> Verdict:
+    """The strict walk along a chain for a few rows, on the host."""
+    tokens, able, levels = few.table(draft.tokens), few.table(draft.tried), np.arange(draft.size)
+    p = few.at(laws, levels[None].repeat(draft.rows, 0), tokens)
+    q, source = np.ones_like(p), None
+    if draft.laws is not None and draft.source is not None:
+        source = few.table(draft.source)
+        q = np.where(source < 0, q, few.at(draft.laws, source.clip(0), tokens))
+    chance = few.strict(p, q)
+    hit = np.logical_and.accumulate(able & (few.table(dice.table(Purpose.ACCEPT))[:, : draft.size] < chance), 1)
+    tried = able.copy()
+    tried[:, 1:] &= hit[:, :-1]
+    accepted = hit.sum(1)
+    refused = np.logical_and(tried, ~hit).any(axis=1)
+    follows = []
+    for row, level in enumerate(accepted.tolist()):
+        law, without = few.table(laws.probs[row, level]), None
+        if refused[row] and draft.laws is not None and source is not None and source[row, level] >= 0:
+            without = few.table(draft.laws.probs[row, int(source[row, level])])
+        elif refused[row]:
+            without = np.zeros_like(law)
+            without[tokens[row, level : level + 1].clip(0, len(law) - 1)] = 1
+        follows.append(few.drawn(law, float(dice.table(Purpose.NEXT)[row, level]), without=without))
+    return Verdict(
+        path=torch.from_numpy(np.where(levels < accepted[:, None], levels, -1)),
+        accepted=torch.from_numpy(accepted),
+        token=torch.tensor(follows),
+        resampled=torch.from_numpy(refused),
+        tried=torch.from_numpy(tried),
+        chance=torch.from_numpy(chance * tried),
+        p=torch.from_numpy(p * tried),
+        q=torch.from_numpy(q * tried),
+    )
+
+
 def _origins(draft: Draft) -> tuple[Law | None, Tensor | None]:
     """The laws a chain's guesses were drawn from [B, N, S], and which of them [B, N] were not drawn; None where that is
     all or none of them."""
@@ -237,17 +275,27 @@ def _origins(draft: Draft) -> tuple[Law | None, Tensor | None]:
     return draft.laws.rows(draft.source.clamp(min=0)), draft.source < 0 if draft.mixed else None
 
 
-def _descent(draft: Draft, chance_at: Callable[[int], Tensor], dice: Dice) -> tuple[Tensor, Tensor, Tensor]:
-    """Down a chain as far as a row gets: the nodes tried, those that passed, and with what chance, all [B, L]."""
-    active, levels = torch.ones_like(draft.tried[:, 0]), list[tuple[Tensor, Tensor, Tensor]]()
-    for level in range(draft.size):
-        tried, chance = active & draft.tried[:, level], chance_at(level)
-        active = tried & dice.accept(chance, level, where=tried)
-        levels.append((tried, active, chance))
+def _descent(
+    draft: Draft, here: Law, drawn: Tensor, dice: Dice, acceptance: Acceptance, end: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Down a chain, some levels at a time, as far as any row gets: which nodes passed [B, L], and with what chance each
+    token of the vocabulary would have [B, L, V]."""
+    active, parts = torch.ones_like(draft.tried[:, 0]), list[tuple[Tensor, Tensor]]()
+    for first in range(0, draft.size, _STRETCH):
+        levels = slice(first, min(first + _STRETCH, draft.size))
+        p, q = here.probs[:, levels], drawn[:, levels]
+        depth = torch.arange(levels.start, levels.stop, device=q.device)[:, None]
+        laws = Law(p.flatten(0, 1), None, here.vocabulary)
+        bend = _bend(acceptance, depth.repeat(len(q), 1), end, q.device)
+        chance = bend(laws, laws.probs, q.flatten(0, 1)).view_as(q)
+        its = Law(chance, None, here.vocabulary).at(draft.tokens[:, levels, None])[..., 0]
+        hit = dice.descend(its, draft.tried[:, levels] & active[:, None], first)
+        parts.append((hit, chance))
+        active = hit[:, -1]
         if nobody(active):
             break
-    tried, hit, chance = (torch.stack(column, 1) for column in zip(*levels, strict=True))
-    return tried, hit, chance
+    hit, chance = (torch.cat(column, 1) for column in zip(*parts, strict=True))
+    return hit, chance
 
 
 def _wider(table: Tensor, size: int) -> Tensor:
@@ -255,8 +303,8 @@ def _wider(table: Tensor, size: int) -> Tensor:
     return torch.nn.functional.pad(table, (0, size - table.shape[1]))
 
 
-def _bend(acceptance: Acceptance, depth: int, end: Sequence[int], device: torch.device) -> Bend:
-    """A relaxed rule's acceptance at one depth, with end tokens exempt from it."""
+def _bend(acceptance: Acceptance, depth: Tensor, end: Sequence[int], device: torch.device) -> Bend:
+    """A relaxed rule's acceptance at depths [B|1, 1], with end tokens exempt from it."""
     ends = constant(tuple(end), device)
 
     def chances(law: Law, left: Tensor, q: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class Threshold:
     def lossless(self) -> bool:
         return self.threshold >= 1
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
+    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         return ((left >= self.threshold * q) & (left > 0)).to(q.dtype)
 
     def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
@@ -58,7 +58,7 @@ class Lenience:
     def lossless(self) -> bool:
         return self.lenience == 1
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
+    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         return strict(left, self.lenience * q)
 
     def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
@@ -80,8 +80,8 @@ class Trust:
     def lossless(self) -> bool:
         return self.depth == 0
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
-        return torch.ones_like(q) if depth < self.depth else strict(left, q)
+    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        return torch.where(depth < self.depth, 1, strict(left, q))
 
     def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
         return rejection(draft, scores, dice, self.accept)
@@ -102,8 +102,8 @@ class VerifyEvery:
     def lossless(self) -> bool:
         return self.every == 1
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
-        return strict(left, q) if (depth + 1) % self.every == 0 else torch.ones_like(q)
+    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        return torch.where((depth + 1) % self.every == 0, strict(left, q), 1)
 
     def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
         return rejection(draft, scores, dice, self.accept)
@@ -127,7 +127,7 @@ class TopBeta:
     def lossless(self) -> bool:
         return self.beta == 0
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
+    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         if self.beta == 0:
             return torch.zeros_like(q)
         best = law.probs.topk(min(self.beta, law.width)).values
@@ -155,7 +155,7 @@ class Distance:
     def lossless(self) -> bool:
         return self.distance == 0
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
+    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         return ((law.probs >= math.exp(-self.distance)) & (law.probs > 0)).to(q.dtype)
 
     def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
@@ -188,7 +188,7 @@ class Typical:
         """[..., 1] the least probability that counts as typical."""
         return (self.delta * torch.exp(-law.entropy())).clamp(max=self.epsilon)[..., None]
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: int) -> Tensor:
+    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         return (law.probs >= self.bound(law)).to(q.dtype)
 
     def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:

@@ -12,6 +12,7 @@ from outrider.core.rules.codebook import Annealed, Grouped, Lantern, LanternPlus
 P = torch.tensor([[0.4, 0.3, 0.2, 0.1, 0.0]], dtype=torch.float64)
 Q = torch.tensor([[0.1, 0.2, 0.3, 0.2, 0.2]], dtype=torch.float64)
 LAW = Law(P, None, 5)
+TOP = torch.zeros(1, 1, dtype=torch.long)  # the depth below the root
 NEAR = torch.tensor([[1, 2, 3, 4], [0, 2, 3, 4], [3, 4, 1, 0], [2, 4, 1, 0], [3, 2, 1, 0]])
 
 
@@ -20,22 +21,22 @@ def ratio(mass: list[float]) -> torch.Tensor:
 
 
 def test_neighbours_count_up_to_delta() -> None:
-    chance = Lantern(neighbours=NEAR, k=2, delta=0.25).accept(LAW, P, Q, 0)[0]
+    chance = Lantern(neighbours=NEAR, k=2, delta=0.25).accept(LAW, P, Q, TOP)[0]
     # code 2 takes 3 (.1) and 4 (0); 3 takes 2 (.2) and 4 (0); 0's and 1's nearest are too heavy; 4 isn't in the law
     torch.testing.assert_close(chance, ratio([0.4, 0.3, 0.3, 0.3, 0.0]))
-    wide = Lantern(neighbours=NEAR, k=4, delta=1.0).accept(LAW, P, Q, 0)[0]
+    wide = Lantern(neighbours=NEAR, k=4, delta=1.0).accept(LAW, P, Q, TOP)[0]
     torch.testing.assert_close(wide, torch.tensor([1, 1, 1, 1, 0], dtype=torch.float64))
-    torch.testing.assert_close(Lantern(neighbours=NEAR, delta=0.0).accept(LAW, P, Q, 0)[0], (P / Q)[0].clamp(max=1))
+    torch.testing.assert_close(Lantern(neighbours=NEAR, delta=0.0).accept(LAW, P, Q, TOP)[0], (P / Q)[0].clamp(max=1))
 
 
 def test_neighbours_count_up_to_a_multiple_of_the_guess() -> None:
-    chance = LanternPlus(neighbours=NEAR, k=2, ratio=1.0).accept(LAW, P, Q, 0)[0]
+    chance = LanternPlus(neighbours=NEAR, k=2, ratio=1.0).accept(LAW, P, Q, TOP)[0]
     # 0 takes 1 (.3 <= .4); 1's nearest is too heavy; 2 takes 3 and 4; 3's nearest is too heavy
     torch.testing.assert_close(chance, ratio([0.7, 0.3, 0.3, 0.1, 0.0]))
 
 
 def test_without_a_table_ids_are_a_scale() -> None:
-    chance = Lantern(k=1, delta=0.35).accept(LAW, P, Q, 0)[0]
+    chance = Lantern(k=1, delta=0.35).accept(LAW, P, Q, TOP)[0]
     torch.testing.assert_close(chance, ratio([0.7, 0.3, 0.5, 0.3, 0.0]))  # the smaller of two equally near comes first
 
 
@@ -54,17 +55,17 @@ def test_groups_are_codes_as_likely_that_look_alike() -> None:
         mass.append(float(P[0, group].sum()))
         drawn.append(float(Q[0, group].sum()))
     wanted = (torch.tensor(mass) / torch.tensor(drawn)).clamp(max=1).double() * (P[0] > 0)
-    torch.testing.assert_close(rule.accept(LAW, P, Q, 0)[0], wanted, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(rule.accept(LAW, P, Q, TOP)[0], wanted, rtol=1e-6, atol=1e-6)
 
 
 def test_annealing_is_strict_in_the_end_and_never_stricter() -> None:
     rule = Annealed(weight=3.0)
     strict = (P / Q)[0].clamp(max=1)
-    last = rule.accept(LAW, P, Q, 40)[0]
+    last = rule.accept(LAW, P, Q, TOP + 40)[0]
     torch.testing.assert_close(last, strict, atol=1e-9, rtol=0)
     for depth in range(4):
-        assert (rule.accept(LAW, P, Q, depth)[0] >= strict).all()
-    assert rule.accept(LAW, P, Q, 0)[0, 3] == 1 and rule.accept(LAW, P, Q, 0)[0, 4] == 0
+        assert (rule.accept(LAW, P, Q, TOP + depth)[0] >= strict).all()
+    assert rule.accept(LAW, P, Q, TOP)[0, 3] == 1 and rule.accept(LAW, P, Q, TOP)[0, 4] == 0
 
 
 def test_options_out_of_range() -> None:
@@ -77,6 +78,6 @@ def test_options_out_of_range() -> None:
         with pytest.raises(InvalidOption, match="exact"):
             make()
     with pytest.raises(InvalidOption, match=r"expected \[5, 2 or more\]"):
-        Lantern(neighbours=NEAR[:3], k=2).accept(LAW, P, Q, 0)
+        Lantern(neighbours=NEAR[:3], k=2).accept(LAW, P, Q, TOP)
     with pytest.raises(InvalidOption, match="the target has 5"):
-        Grouped(codes=torch.eye(3)).accept(LAW, P, Q, 0)
+        Grouped(codes=torch.eye(3)).accept(LAW, P, Q, TOP)

@@ -227,9 +227,8 @@ class WholeFrames:
     def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
         from outrider.core.rules.rejection import rejection, strict
 
-        def accept(law: Any, left: Tensor, q: Tensor, depth: int) -> Tensor:
-            exact = strict(left, q)
-            return exact if depth % self.books == 0 else torch.ones_like(exact)
+        def accept(law: Any, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+            return torch.where(depth % self.books == 0, strict(left, q), 1)
 
         return rejection(draft, scores, dice, accept)
 

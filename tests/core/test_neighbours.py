@@ -12,6 +12,7 @@ from outrider.core.laws import Law
 from outrider.core.rules.neighbours import AdditiveBeta, CoarseGroups, Tolerance, TopKMembership
 
 P = torch.tensor([[0.4, 0.3, 0.2, 0.1, 0.0]], dtype=torch.float64)
+TOP = torch.zeros(1, 1, dtype=torch.long)  # the depth below the root
 Q = torch.tensor([[0.1, 0.2, 0.3, 0.2, 0.2]], dtype=torch.float64)
 
 
@@ -24,7 +25,7 @@ def test_tolerance_emits_what_tau_draws_would(tau: int, guess: int) -> None:
         drawn[guess if guess in draws else draws[0]] += p[list(draws)].prod()
     q = torch.zeros_like(P)
     q[0, guess] = 1
-    chance = Tolerance(tau=tau).accept(Law(P, None, 5), P, q, 0)[0]
+    chance = Tolerance(tau=tau).accept(Law(P, None, 5), P, q, TOP)[0]
     rest = (p - q[0] * chance).clamp(min=0)
     emitted = q[0] * chance + (1 - (q[0] * chance).sum()) * rest / rest.sum()
     torch.testing.assert_close(emitted, drawn, rtol=0, atol=1e-12)
@@ -34,17 +35,17 @@ def test_tolerance_emits_what_tau_draws_would(tau: int, guess: int) -> None:
 
 def test_nothing_excluded_is_accepted() -> None:
     for rule in (Tolerance(), AdditiveBeta(beta=0.4), TopKMembership(k=5), CoarseGroups(embeddings=torch.ones(5, 2))):
-        chance = rule.accept(Law(P, None, 5), P, Q, 0)[0]
+        chance = rule.accept(Law(P, None, 5), P, Q, TOP)[0]
         assert chance[4] == 0 and chance[:4].min() > 0
 
 
 def test_groups_of_twins_are_judged_together() -> None:
     embeddings = torch.tensor([[1.0, 0], [1, 0.01], [0, 1], [0.01, 1], [-1, -1]])
-    chance = CoarseGroups(embeddings=embeddings, similarity=0.9).accept(Law(P, None, 5), P, Q, 0)[0]
+    chance = CoarseGroups(embeddings=embeddings, similarity=0.9).accept(Law(P, None, 5), P, Q, TOP)[0]
     torch.testing.assert_close(chance, torch.tensor([1, 1, 0.6, 0.6, 0], dtype=torch.float64))
     alone = CoarseGroups(embeddings=embeddings, similarity=1.1)
     assert alone.lossless
-    torch.testing.assert_close(alone.accept(Law(P, None, 5), P, Q, 0), (P / Q).clamp(max=1))
+    torch.testing.assert_close(alone.accept(Law(P, None, 5), P, Q, TOP), (P / Q).clamp(max=1))
 
 
 def test_options_out_of_range() -> None:
@@ -52,4 +53,4 @@ def test_options_out_of_range() -> None:
         with pytest.raises(InvalidOption, match="exact"):
             make()
     with pytest.raises(InvalidOption, match="embeddings of 3"):
-        CoarseGroups(embeddings=torch.eye(3)).accept(Law(P, None, 5), P, Q, 0)
+        CoarseGroups(embeddings=torch.eye(3)).accept(Law(P, None, 5), P, Q, TOP)

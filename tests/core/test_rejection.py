@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from outrider.core import few
 from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Verdict
 from outrider.core.laws import Lawmaker, Sampling, to_law
@@ -50,6 +51,7 @@ def _verdict(name: str, draft: Draft, top_k: int, seed: int) -> Verdict:
 @pytest.mark.parametrize("name", [name for name in RULES if name not in _OTHERS])
 def test_a_chain_at_once_is_the_walk(name: str, kind: str, top_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draft = _chain(kind, top_k, seed=11)
+    monkeypatch.setattr(rejection, "_STRETCH", 3)
     once = _verdict(name, draft, top_k, seed=5)
     monkeypatch.setattr(rejection, "_AT_ONCE", 0)
     walked = _verdict(name, draft, top_k, seed=5)
@@ -69,3 +71,17 @@ def test_an_end_token_is_tried_strictly_at_every_level() -> None:
     verdict = _verdict("trust", draft, 0, seed=9)
     ends = verdict.tried & (draft.tokens == _END[0])
     assert ends.any() and torch.equal(verdict.chance[ends], verdict.p[ends])
+
+
+@pytest.mark.parametrize("kind", ["drawn", "fixed", "mixed"])
+def test_a_few_rows_on_the_host_are_judged_alike(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    draft = _chain(kind, 0, seed=12)
+    monkeypatch.setattr(few, "_FEW", 0)
+    together = _verdict("token", draft, 0, seed=6)
+    monkeypatch.setattr(few, "_FEW", _ROWS)
+    alone = _verdict("token", draft, 0, seed=6)
+    for field in ("path", "accepted", "token", "resampled", "tried"):
+        assert torch.equal(getattr(alone, field), getattr(together, field)), field
+    for field in ("chance", "p", "q"):
+        torch.testing.assert_close(getattr(alone, field), getattr(together, field))
+    assert alone.price is None and alone.relaxed is None
