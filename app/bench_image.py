@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from outrider.app.image import opened
+from outrider.app.image import Prompts, asked_for, opened
 from outrider.app.options import Draft, Model, ModelOptions, OwnWeights, listed
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _JUDGED = ("KID", "FID", "LPIPS", "top-5")  # of what judges say; all of it is i
 
 
 def image(
-    prompts: Annotated[Path | None, typer.Option(help="A prompt a line; left out: common names.")] = None,
+    prompts: Prompts = "common",
     drafters: Annotated[str, typer.Option(help="Names with commas between them.")] = "jacobi,token-recycling,suffix",
     rules: Annotated[str, typer.Option(help="Names with commas between them; each drafter meets each.")] = "exact",
     drafter_option: Annotated[
@@ -61,9 +61,8 @@ def image(
     from outrider.image import bench
     from outrider.image.choosing import drafters as known_drafters
     from outrider.image.choosing import rules as known_rules
-    from outrider.image.names import COMMON
 
-    said = COMMON if prompts is None else tuple(filter(None, map(str.strip, prompts.read_text("utf-8").splitlines())))
+    said = asked_for(prompts)
     chosen = [one.strip() for one in drafters.split(",")], [one.strip() for one in rules.split(",")]
     for what, names, known in (("drafter", chosen[0], known_drafters()), ("rule", chosen[1], known_rules())):
         for name in names:
@@ -91,7 +90,7 @@ def image(
     console = Console()
     (console if console.width >= _WIDTH else Console(width=_WIDTH)).print(_table(rows))
     if output is not None:
-        about = {"model": im.name, "dtype": dtype, "pictures": pictures, **wanted}
+        about = {"model": im.name, "dtype": dtype, "prompts": prompts, "pictures": pictures, **wanted}
         if judges is not None:
             about["of held-out real pictures"] = judges.usual
             about["of the classifier"] = _how_good(weights)

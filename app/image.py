@@ -27,6 +27,9 @@ from outrider.app.options import (
 if TYPE_CHECKING:
     from outrider.image import ImageModel, PublishedModel, Result
 
+Prompts = Annotated[
+    str, typer.Option(metavar="SET|FILE", help="common or held-out names, or a file with a prompt a line.")
+]
 _SCALE = 4  # a picture of 64x64 is written this many times as large
 
 
@@ -104,6 +107,18 @@ def opened(
         return load("emoji", device=device, dtype=dtype, folder=weights)
     found: PublishedModel = load(str(model), device=device, dtype=dtype, **given)
     return found
+
+
+def asked_for(prompts: str) -> tuple[str, ...]:
+    """The prompts of one of our sets, or of a file."""
+    from outrider.image.names import PROMPTS
+
+    if prompts in PROMPTS:
+        return PROMPTS[prompts]
+    file = Path(prompts)
+    if not file.is_file():
+        raise typer.BadParameter(f"there is no file {file}; or say {' or '.join(PROMPTS)}", param_hint="--prompts")
+    return tuple(filter(None, map(str.strip, file.read_text("utf-8").splitlines())))
 
 
 def _told(result: Result) -> str:

@@ -72,6 +72,20 @@ def _relaxed(key: str) -> Callable[[Found], float | None]:
     return figure
 
 
+def _judged(measure: str, *, spreads: bool = False) -> Callable[[Found], float | None]:
+    """How much more of it relaxed pictures have than plain decoding's; in spreads of two of plain decoding's seeds."""
+
+    def figure(found: Found) -> float | None:
+        rows = [row for one in found for row in one["rows"] if measure in row["quality"]]
+        plain = [float(row["quality"][measure]) for row in rows if row["drafter"] == "plain"]
+        bent = [float(row["quality"][measure]) for row in rows if not row["lossless"]]
+        if not bent or len(plain) < 2:
+            return None
+        return (bent[0] - plain[0]) / (abs(plain[1] - plain[0]) if spreads else 1)
+
+    return figure
+
+
 def _beside(peer: str, drafter: str = "plain") -> Callable[[Found], float | None]:
     """How many times faster plain decoding is than a peer's in the same run; or a drafter than the peer at its best."""
 
@@ -148,6 +162,11 @@ MARKS = (
     Mark("image", "methods", "the best exact method, speedup", _best("speedup", temperature=1.0), 1.4),
     Mark("image", "relaxed", "the best relaxed rule, codes a call", _relaxed(_CALLS), 4.0),
     Mark("image", "relaxed", "the best relaxed rule, speedup", _relaxed("speedup"), 2.0),
+    Mark("image", "judged", "the relaxed rule judged, codes a call", _relaxed(_CALLS), 4.0),
+    Mark(
+        "image", "judged", "its KID above plain decoding's, in spreads of seeds", _judged("KID", spreads=True), most=1.0
+    ),
+    Mark("image", "judged", "its prompts met, above plain decoding's", _judged("top-5"), -0.02),
     Mark(
         "speech", "methods", "heads with the speech tree, tokens a call", _best(_CALLS, "medusa", temperature=1.0), 1.4
     ),

@@ -7,12 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
+from outrider.app.image import Prompts, asked_for
+
 
 def sheet(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Write the picture.")] = Path(
         "sheet.png"
     ),
-    prompts: Annotated[Path | None, typer.Option(help="A prompt a line; left out: common names.")] = None,
+    prompts: Prompts = "common",
     pictures: Annotated[int, typer.Option(min=1, help="Prompts, for each rule.")] = 64,
     drafter: Annotated[str, typer.Option(help="Who guesses.")] = "jacobi",
     style: Annotated[str | None, typer.Option(help="Whose style.")] = None,
@@ -31,14 +33,12 @@ def sheet(
     from outrider.core.errors import unknown
     from outrider.image import load
     from outrider.image.choosing import drafters
-    from outrider.image.names import COMMON
     from outrider.image.sheet import panels, usual
     from outrider.image.sheet import sheet as together
 
     if drafter not in drafters():
         raise unknown("drafter", drafter, drafters())
-    said = COMMON if prompts is None else tuple(filter(None, map(str.strip, prompts.read_text("utf-8").splitlines())))
-    asked, settings = said[:pictures], usual(drafter)
+    asked, settings = asked_for(prompts)[:pictures], usual(drafter)
     im = load("emoji", device=device, dtype=dtype, folder=weights)
     options: dict[str, Any] = {
         "style": style,

@@ -35,6 +35,22 @@ COMMON = (
     *("wrapped gift", "balloon", "pile of poo", "ghost", "robot", "alien", "skull"),
 )
 
+# Names that were held out of all sets when the model learned, of whose words it knows every one: for measuring.
+HELD_OUT = (
+    *("anger symbol", "blossom", "blue heart", "copyright", "couple with heart man man", "cross mark button", "e mail"),
+    *("ear", "eleven thirty", "envelope with arrow", "factory", "fireworks", "flag japan", "green square"),
+    *("heart hands", "heart with arrow", "hot dog", "japanese not free of charge button", "keycap 2", "kiss"),
+    *("kitchen knife", "last quarter moon face", "locked", "low battery", "magnifying glass tilted right", "man guard"),
+    *("man in motorized wheelchair", "man playing water polo", "man pouting", "man teacher", "man wearing turban"),
+    *("man zombie", "men holding hands", "military helmet", "old man", "old woman", "open file folder", "ox"),
+    *("page facing up", "palm tree", "person facepalming", "person running facing right", "person with white cane"),
+    *("polar bear", "pregnant man", "prohibited", "purple heart", "purple square", "record button"),
+    *("red paper lantern", "rightwards hand", "satellite", "six thirty", "small airplane", "speech balloon"),
+    *("tired face", "waxing crescent moon", "white circle", "white question mark", "white square button"),
+    "women with bunny ears",
+)
+PROMPTS = {"common": COMMON, "held-out": HELD_OUT}
+
 
 def words(text: str) -> list[str]:
     """Its words as they are looked up: plain small letters, without those that say nothing."""

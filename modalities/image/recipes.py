@@ -83,7 +83,7 @@ RECIPES = _table(
     Recipe(
         name="image-draft",
         summary="a small model that learns what it says under guidance, and drafts for it",
-        options={"width": 128, "layers": 2, "heads": 2, "hidden": 320, "plan": 64},
+        options={"width": 128, "layers": 2, "heads": 2, "hidden": 320, "plan": 64, "lent": True},
         rate=2e-3,
         batch=(32, 256),
         decay=0.05,

@@ -20,6 +20,7 @@ from outrider.core.engine.graphs import served
 from outrider.core.engine.network import Network
 from outrider.core.engine.spoken import beginning, shape, spoken
 from outrider.core.engine.transformer import Decoder
+from outrider.core.errors import InvalidOption
 from outrider.core.train import Batch, Guess, Pupil
 from outrider.image.names import Names
 from outrider.image.plan import Plan, Planned, Teller, decoder
@@ -29,8 +30,8 @@ _WRONG = 0.1  # of the plans that it learns with
 
 class TokenModel(Pupil):
     """Embeddings of codes, styles and words; blocks; rows that say codes alone; with `plan`, it draws by a Plan with
-    so many channels, of codes of such `levels`. Of a `target`
-    that draws by a plan, for which this one drafts, it takes that; no more is looked at."""
+    so many channels, of codes of such `levels`. Of a `target` that draws by a plan, for which this one drafts, it takes
+    that; with `lent`, its embeddings too, through a matrix."""
 
     def __init__(
         self,
@@ -47,8 +48,11 @@ class TokenModel(Pupil):
         plan: int = 0,
         levels: Sequence[int] = (),
         side: int = 16,
+        lent: bool = False,
     ) -> None:
         super().__init__()
+        if lent and not isinstance(target, TokenModel):
+            raise InvalidOption("embeddings are lent by a token model; there is none to draft for")
         self.names = Names(codes, tuple(styles), tuple(words))
         self.config = {
             "codes": codes,
@@ -62,10 +66,15 @@ class TokenModel(Pupil):
             "plan": plan,
             "levels": list(levels),
             "side": side,
+            "lent": lent,
         }
         self.form = shape(codes, width=width, layers=layers, heads=heads, hidden=hidden)
         self.drop = drop
-        self.embedding = nn.Parameter(torch.randn(self.names.size, width) * 0.5)
+        self._lender = [target] if lent else []  # in a list: no part of this module
+        if lent:
+            self.through = nn.Linear(target.form.width, width, bias=False)
+        else:
+            self.embedding = nn.Parameter(torch.randn(self.names.size, width) * 0.5)
         self.blocks = beginning(self.form)
         self.norm = Norm(width, self.form.norm_eps)
         self.head = nn.Parameter(torch.randn(codes, width) * 0.02)
@@ -79,11 +88,15 @@ class TokenModel(Pupil):
                 self.teller = Teller(own, width)
         self._angles = Angles(self.form)
 
+    def embeddings(self) -> Tensor:
+        """[ids, D]"""
+        return self.through(self._lender[0].embedding.detach()) if self._lender else self.embedding
+
     def states(self, ids: Tensor) -> Tensor:
         """[B, T] -> [B, T, D] behind every id, normed. While it learns, some of what is read and some blocks are left
         out (stochastic depth, arXiv 1603.09382)."""
         count = ids.shape[1]
-        x = F.dropout(F.embedding(ids, self.embedding), self.drop, self.training)
+        x = F.dropout(F.embedding(ids, self.embeddings()), self.drop, self.training)
         if self.teller is not None:
             before = self.names.length
             told = self.teller(ids[:, :before])[:, : count - before]
@@ -123,7 +136,7 @@ class TokenModel(Pupil):
 
     def network(self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Network:
         """The same weights, laid out to be run."""
-        network = spoken(self.form, self.blocks, self.embedding, self.norm, self.head, dtype, device)
+        network = spoken(self.form, self.blocks, self.embeddings(), self.norm, self.head, dtype, device)
         if self.teller is None:
             return network
         teller = copy.deepcopy(self.teller).eval().requires_grad_(False).to(device, network.wide)

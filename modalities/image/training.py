@@ -173,7 +173,7 @@ def _draft(given: _Given) -> _Lesson:
     model = TokenModel(teacher, codes=names.codes, styles=names.styles, words=names.words, **given.options)
     given.begun(model)
     course = TokensCourse(given.pictures, codec, names, given.batch, given.seed, given.device)
-    network = teacher.network(torch.float32 if given.device.type == "cpu" else torch.bfloat16, given.device)
+    network = teacher.network(torch.bfloat16, given.device)
     imitation = ImitationCourse(course, network, GUIDANCE)
     return _Lesson(Imitating(model, teacher), imitation, given.file, given.keeps("tokens"))
 
@@ -213,7 +213,7 @@ def _teach(given: _Given, wanted: Wanted, facts: dict[str, Any], say: Callable[[
     chosen, device = given.recipe, given.device
     assert chosen.kind is not None
     codec, tokens = recipes.tokenizer().to(device), recipes.tokens()
-    network = tokens.network(torch.float32 if device.type == "cpu" else torch.bfloat16, device)
+    network = tokens.network(torch.bfloat16, device)
     teacher = GuidedTeacher(network, tokens.names, GUIDANCE)
     course = TokensCourse(given.pictures, codec, tokens.names, given.batch, wanted.seed, device)
     lessons = Lessons(teacher, course, JUDGED[device.type != "cpu"])

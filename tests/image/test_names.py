@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from outrider.app.cli import cli
 from outrider.app.of_image import Pictures
 from outrider.core.errors import InvalidOption
+from outrider.image.data import HELD_NAME, LEARNED, Drawn, split
 from outrider.image.loading import load
-from outrider.image.names import COMMON, LENGTH, Names, commonest, words
+from outrider.image.names import COMMON, HELD_OUT, LENGTH, Names, commonest, words
 
 NAMES = Names(10, ("noto", "fluent"), ("cat", "cherry", "dance", "face", "heart", "red", "tear"))
 
@@ -64,6 +66,14 @@ def test_the_commonest_words_are_kept_names_before_keywords() -> None:
     texts = [("red heart", ("love",)), ("red apple", ("love", "fruit")), ("fruit bowl", ("love",))]
     assert commonest(texts, 3) == ("apple", "fruit", "red")  # love is a keyword only; ties go by the alphabet
     assert len(set(COMMON)) == len(COMMON) >= 100
+
+
+def test_names_that_measure_were_held_out() -> None:
+    assert len(set(HELD_OUT)) == len(HELD_OUT) >= 60
+    drawn = [Drawn(name, (), np.zeros((2, 2, 3), np.uint8)) for name in (*HELD_OUT, *COMMON)]
+    assert split({"noto": drawn}).split.tolist() == [HELD_NAME] * len(HELD_OUT) + [LEARNED] * len(COMMON)
+    known = load("emoji").names.words
+    assert all(one in known for name in HELD_OUT for one in words(name))
 
 
 def test_the_model_that_ships_knows_every_word_that_it_is_shown_with() -> None:

@@ -82,6 +82,16 @@ def test_a_smaller_model_draws_by_the_plan_of_the_one_it_drafts_for(token_model:
     assert own.teller is not None and own.teller.plan is not large.teller.plan
 
 
+def test_a_smaller_model_reads_the_embeddings_of_the_one_it_drafts_for(token_model: Make) -> None:
+    large = token_model()
+    small = TokenModel(large, **{**large.config, "width": 8, "heads": 2, "lent": True})  # type: ignore[arg-type]
+    assert "embedding" not in small.state_dict() and small.network().embedding.shape == (large.names.size, 8)
+    small.through.weight.data.zero_()
+    assert not small.network().embedding.any()
+    with pytest.raises(InvalidOption, match="lent"):
+        TokenModel(**small.config)  # type: ignore[arg-type]
+
+
 def test_a_plan_that_fits_no_codes_is_refused() -> None:
     with pytest.raises(InvalidOption, match="levels"):
         Plan(codes=36, styles=STYLES, words=WORDS, levels=(4, 3))
