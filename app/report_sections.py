@@ -261,9 +261,12 @@ IMAGE = (
     ),
     Section(
         "judged",
-        "The best relaxed setting, on 2,000 pictures",
+        "The best relaxed settings, on 2,000 pictures",
         "Beside plain decoding of the same seeds and of others: KID within their spread, and prompts as well met.",
-        (f"image --drafters jacobi --rules tolerance {_JUDGED} --pictures 2000",),
+        (
+            "image --drafters jacobi --rules annealed,grouped,tolerance --rule-option annealed.weight=4 --rule-option "
+            f"annealed.nu=0.1 {_JUDGED} --pictures 2000",
+        ),
         needs=(*_PAINTER, "image-classifier"),
         main=True,
     ),
