@@ -36,7 +36,7 @@ class Given(TypedDict, total=False):
 class Options:
     """One generation's options."""
 
-    style: str | None = None  # one of `model.styles`; None: whichever
+    style: str | None = None  # one of `model.styles`; None: the prompt's words choose one
     drafter: str | Drafter | None = "jacobi"  # a name of `model.drafters`, or an object; None: plain decoding
     rule: str | Rule = "exact"  # a name of `model.rules`, or an object
     guidance: float = 3.0  # 1: none; above, what was asked for counts for more; 0: it counts for nothing

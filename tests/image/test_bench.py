@@ -49,7 +49,7 @@ def test_surprise_is_that_of_plain_laws(im: ImageModel) -> None:
     found = im.generate(["cat"], drafter=None, guidance=2.0, seed=1)
     each = surprise(im, found, None, 2.0)
     assert each.shape == (1, 256)
-    asked = [im.names.read("cat")]
+    asked = [im.read("cat")]
     target = im.target(asked, 2.0)
     target.begin([[im.root, *found[0].tokens[:9]]], Sampling())
     law = target.score(Draft.empty(1)).law(torch.zeros(1, dtype=torch.long))

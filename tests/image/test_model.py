@@ -111,3 +111,8 @@ def test_without_weights_the_command_that_makes_them_is_named(
 def test_white_where_nothing_is_known(im: ImageModel) -> None:
     blank = im.pictures(torch.full((1, 16, 16), im.white))[0]
     assert blank.size == (64, 64)
+
+
+def test_words_choose_a_style_where_nobody_does(im: ImageModel) -> None:
+    said = im.read("Red  heart")
+    assert said == im.read("red heart") and said in [im.read("red heart", style) for style in im.styles]
