@@ -15,3 +15,18 @@ def conv(ins: int, outs: int, size: int, dilation: int = 1) -> nn.Conv2d:
 def rows(x: Tensor) -> Tensor:
     """[B, C, T] as [B, C, 1, T], channels side by side."""
     return x[:, :, None].contiguous(memory_format=torch.channels_last)
+
+
+class Residual(nn.Module):
+    """What is around a place, added to it."""
+
+    def __init__(self, width: int, dilation: int) -> None:
+        super().__init__()
+        self.wide = conv(width, width, 3, dilation)
+        self.out = conv(width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        frames = x.permute(0, 2, 3, 1)  # normed place by place: what is far away mustn't be heard
+        even = nn.functional.layer_norm(frames, frames.shape[-1:]).permute(0, 3, 1, 2)
+        change: Tensor = self.out(nn.functional.gelu(self.wide(even)))
+        return x + change

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from outrider.core.errors import InvalidOption
 from outrider.core.train import Pupil
-from outrider.speech.along import conv, rows
+from outrider.speech.along import Residual, conv, rows
 from outrider.speech.mel import BINS
 
 FRAMES = 2  # mel frames a token
@@ -49,19 +49,6 @@ class Quantiser:
         return (codes[..., None] // steps % levels) / (levels - 1) * 2 - 1
 
 
-class _Residual(nn.Module):
-    def __init__(self, width: int, dilation: int) -> None:
-        super().__init__()
-        self.wide = conv(width, width, 3, dilation)
-        self.out = conv(width, width, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        frames = x.permute(0, 2, 3, 1)  # normed frame by frame: what is far away mustn't be heard
-        even = nn.functional.layer_norm(frames, frames.shape[-1:]).permute(0, 3, 1, 2)
-        change: Tensor = self.out(nn.functional.gelu(self.wide(even)))
-        return x + change
-
-
 class Codec(Pupil):
     """Mel frames [B, 80, T] (T even) <-> codes [B, T / 2]. It is nobody's pupil: `target` is not looked at."""
 
@@ -82,16 +69,16 @@ class Codec(Pupil):
         half = depth // 2
         self.encoder = nn.Sequential(
             conv(BINS, width, 3),
-            *(_Residual(width, step) for step in dilations[:half]),
+            *(Residual(width, step) for step in dilations[:half]),
             nn.Conv2d(width, width, (1, FRAMES), (1, FRAMES)),
-            *(_Residual(width, step) for step in dilations[half:]),
+            *(Residual(width, step) for step in dilations[half:]),
             conv(width, len(self.quantiser.levels), 1),
         )
         self.decoder = nn.Sequential(
             conv(len(self.quantiser.levels), width, 3),
-            *(_Residual(width, step) for step in dilations),
+            *(Residual(width, step) for step in dilations),
             nn.ConvTranspose2d(width, width, (1, FRAMES), (1, FRAMES)),
-            *(_Residual(width, step) for step in dilations),
+            *(Residual(width, step) for step in dilations),
             conv(width, BINS, 1),
         )
 
@@ -115,9 +102,13 @@ class Codec(Pupil):
     def decode(self, codes: Tensor) -> Tensor:
         return self._unrolled(self.quantiser.points(codes).to(self.mean.dtype))
 
-    def distance(self, mel: Tensor) -> Tensor:
+    def back(self, mel: Tensor) -> Tensor:
+        """The frames as their codes bring them back, with gradients."""
+        return self._unrolled(self._rounded(mel))
+
+    def distance(self, mel: Tensor, back: Tensor | None = None) -> Tensor:
         """Mean distance of frames, and of their changes in time, in spreads of their bin; what is hardly heard counts
         less."""
-        off = (self._unrolled(self._rounded(mel)) - mel) / self.scale
+        off = ((self.back(mel) if back is None else back) - mel) / self.scale
         weight = ((mel - _FAINT) / _RANGE).clamp(*_COUNTS)
         return (weight * off.abs()).mean() + (weight[..., 1:] * off.diff(dim=-1).abs()).mean() / 2

@@ -13,7 +13,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import cache
@@ -99,13 +99,15 @@ def synthesise(
     files: int | None = None,
     say: Callable[[str], None] = print,
     readers: int = os.cpu_count() or 1,
+    but: Container[str] = (),
     pool: Callable[[int], Executor] = _processes,
 ) -> float:
     """Have sentences read for so many minutes or until there are so many files, going on where the folder's files end
-    -> seconds of speech in all. Readers work side by side, each a process with a teacher of its own. Ctrl-C ends it in
-    good order."""
+    -> seconds of speech in all. Sentences whose text is in `but` are there already. Readers work side by side, each a
+    process with a teacher of its own. Ctrl-C ends it in good order."""
     folder.mkdir(parents=True, exist_ok=True)
-    deadline, sentences = time.monotonic() + 60 * minutes, learned()
+    deadline = time.monotonic() + 60 * minutes
+    sentences = (one for one in learned() if one.text not in but)
     there = {path.name for path in folder.glob("*.npz")}
     left = (
         (path, part)
@@ -219,13 +221,13 @@ def load_file(path: Path) -> list[Utterance]:
         raise DataError(f"{path} holds no speech to learn from: {str(error)[:100]}") from None
 
 
-def load(path: Path) -> list[Utterance]:
-    """The speech of a file, or of all files of a folder."""
-    files = [path] if path.is_file() else sorted(path.glob("*.npz"))
-    found = [one for file in files for one in load_file(file)]
+def load(*paths: Path) -> list[Utterance]:
+    """The speech of files, or of all files of folders; of a sentence that was read twice, the first reading."""
+    files = [file for path in paths for file in ([path] if path.is_file() else sorted(path.glob("*.npz")))]
+    found = {one.text: one for file in reversed(files) for one in reversed(load_file(file))}
     if not found:
-        raise DataError(f"there is no speech in {path}; have some read first: `outrider train speech-data`")
-    return found
+        raise DataError(f"there is no speech in {paths[-1]}; have some read first: `outrider train speech-data`")
+    return list(reversed(found.values()))
 
 
 def describe(utterances: Sequence[Utterance]) -> str:
@@ -237,9 +239,12 @@ def describe(utterances: Sequence[Utterance]) -> str:
 
 @torch.no_grad()
 def encoded(utterances: Sequence[Utterance], codec: Codec) -> list[Utterance]:
-    """The same as tokens, without their frames."""
+    """The same as tokens, without their frames; those that are tokens already stay what they are."""
     found = []
     for one in utterances:
+        if len(one.codes):
+            found.append(one)
+            continue
         codes = codec.encode(unpacked(one.mel)[None].to(codec.mean.device))[0].cpu().numpy()
         found.append(replace(one, mel=np.zeros((BINS, 0), np.uint8), codes=codes))
     return found

@@ -24,6 +24,7 @@ from outrider.core.trained import load as load_trained
 from outrider.speech import data
 from outrider.speech.codec import Codec
 from outrider.speech.heads import ToldHeads
+from outrider.speech.listener import Listener
 from outrider.speech.vocoder import Vocoder
 from outrider.speech.voice import Voice
 
@@ -50,6 +51,7 @@ class Recipe:
     kind: Callable[..., Pupil] | None = None  # of what learns from the voice: made as kind(target, **options)
     loss: str = "kl"
     drafter: str = ""  # whom it serves, where that isn't what the recipe is called
+    frames: bool = False  # is it frames that it learns from? Else tokens
 
     @property
     def serves(self) -> str:
@@ -68,6 +70,22 @@ RECIPES = _table(
         options={"width": 256},
         rate=1e-3,
         batch=(16, 128),
+        frames=True,
+    ),
+    Recipe(
+        name="speech-listener",
+        summary="which phoneme is said in a frame: what the decoder is to be understood by",
+        rate=2e-3,
+        batch=(32, 128),
+        decay=0.05,
+        frames=True,
+    ),
+    Recipe(
+        name="speech-decoder",
+        summary="the codec's decoder alone, so that the listener hears the same; codes stay what they are",
+        rate=5e-4,
+        batch=(16, 128),
+        frames=True,
     ),
     Recipe(
         name="speech-voice",
@@ -117,6 +135,7 @@ RECIPES = _table(
 )
 KINDS: Mapping[str, Callable[..., Pupil]] = {
     "Codec": Codec,
+    "Listener": Listener,
     "Voice": Voice,
     "ToldHeads": ToldHeads,
     "HydraHeads": HydraHeads,
@@ -139,10 +158,10 @@ def _shipped() -> Path:
     return Path(str(resources.files("outrider.speech"))) / "weights"
 
 
-def learned_from() -> Path:
-    """The speech that is learned from: what was read aloud here, else ours, as tokens."""
+def learned_from() -> list[Path]:
+    """The speech that is learned from: ours, as tokens, and what was read aloud here."""
     ours = _shipped() / f"{MODEL}.speech.npz"
-    return ours if ours.is_file() and not any(data.home().glob("*.npz")) else data.home()
+    return [*([ours] if ours.is_file() else []), data.home()]
 
 
 def weights(name: str, folder: Path | None = None) -> Path:
@@ -158,6 +177,12 @@ def weights(name: str, folder: Path | None = None) -> Path:
 def codec(folder: Path | None = None) -> Codec:
     found = load_trained(weights("speech-codec", folder), KINDS, None)
     assert isinstance(found, Codec)
+    return found
+
+
+def listener() -> Listener:
+    found = load_trained(weights("speech-listener"), KINDS, None)
+    assert isinstance(found, Listener)
     return found
 
 

@@ -1,7 +1,8 @@
 """`outrider train speech-...`: from nothing to weights. The teacher reads sentences aloud, or prepared speech is taken;
 the codec learns to bring it back, voices to say its tokens.
 
-The parts are outrider.speech.data, outrider.speech.recipes and outrider.core.fit; here they are put in order.
+The parts are outrider.speech.data, outrider.speech.recipes, outrider.speech.courses and outrider.core.fit; here they
+are put in order.
 """
 
 from __future__ import annotations
@@ -10,25 +11,29 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 from outrider.core.errors import InvalidOption
 from outrider.core.fit import Fit, Request
 from outrider.core.trained import begin, save
 from outrider.speech import data, recipes
-from outrider.speech.codec import FRAMES, Codec
+from outrider.speech.codec import Codec
+from outrider.speech.courses import (
+    JUDGED,
+    CodecLearning,
+    FramesCourse,
+    ListenerLearning,
+    VoiceCourse,
+    VoiceLearning,
+)
 from outrider.speech.data import Utterance
+from outrider.speech.listener import Listener
 from outrider.speech.recipes import DATA, MODEL, Recipe, home, recipe
 from outrider.speech.teaching import VoiceTeacher
 from outrider.speech.voice import Voice
 
-_CROP = 128  # frames that a codec learns from at a time
-_JUDGED = (40, 400)  # utterances that judging goes through at most, on a CPU and elsewhere
-_NOISE = 0.25  # of what a voice reads of the speech is something else, at most
-_TIMING = 0.3  # how much the lengths of phonemes count beside the tokens
+_Learning = ListenerLearning | CodecLearning | VoiceLearning
 
 
 class Wanted(Request):
@@ -47,7 +52,9 @@ def train(wanted: Wanted, say: Callable[[str], None] = print) -> list[Path]:
 
 def _read(wanted: Wanted, say: Callable[[str], None]) -> Path:
     folder = wanted.out or data.home()
-    seconds = data.synthesise(folder, wanted.minutes, say=say)
+    ours = [path for path in recipes.learned_from() if path.is_file()]
+    there = {one.text for one in data.load(*ours)} if ours else set()
+    seconds = data.synthesise(folder, wanted.minutes, but=there, say=say)
     say(f"{seconds / 3600:.2f} hours of speech are in {folder}")
     return folder
 
@@ -56,19 +63,16 @@ def _train(chosen: Recipe, wanted: Wanted, say: Callable[[str], None]) -> Path:
     device, out = wanted.place, wanted.begin(home(chosen.name))
     batch = wanted.batch or chosen.batch[device.type != "cpu"]
     options = {**chosen.options, **(wanted.options or {})}
-    ours = data.home() if chosen.name == "speech-codec" else recipes.learned_from()  # codes are of no use to a codec
-    utterances = data.load(wanted.data or ours)
+    ours = [data.home()] if chosen.frames else recipes.learned_from()
+    utterances = data.load(*([wanted.data] if wanted.data else ours))
     say(data.describe(utterances))
     if chosen.kind is not None:
         return _teach(chosen, utterances, options, wanted, out, device, say)
-    model: nn.Module
-    course: CodecCourse | VoiceCourse
-    if chosen.name == "speech-codec":
-        course = CodecCourse(utterances, batch, wanted.seed, device)
-        codec = Codec(**options)
-        codec.mean.copy_(course.mean)
-        codec.scale.copy_(course.scale)
-        model = CodecLearning(codec)
+    model: _Learning
+    course: FramesCourse | VoiceCourse
+    if chosen.frames:
+        course = FramesCourse(utterances, batch, wanted.seed, device)
+        model = _of_frames(chosen, options, course)
     else:
         utterances, codes = _tokens(utterances, wanted, out, device)
         course = VoiceCourse(utterances, codes, batch, wanted.seed, device)
@@ -79,7 +83,7 @@ def _train(chosen: Recipe, wanted: Wanted, say: Callable[[str], None]) -> Path:
     file = out / f"{chosen.name.removeprefix(recipes.PREFIX)}.safetensors"
 
     def keep(learned: nn.Module, told: Mapping[str, Any]) -> None:
-        assert isinstance(learned, CodecLearning | VoiceLearning)
+        assert isinstance(learned, _Learning)
         save(learned.part, file, told, 16 if isinstance(learned, CodecLearning) else 8)
 
     say(f"{chosen.name}: {sum(one.numel() for one in model.parameters()):,} parameters")
@@ -90,6 +94,15 @@ def _train(chosen: Recipe, wanted: Wanted, say: Callable[[str], None]) -> Path:
     state = fit.run()
     say(f"{chosen.name}: {state.steps:,} steps, best {state.best:.4f}; weights, curve and checkpoint are in {out}")
     return file
+
+
+def _of_frames(chosen: Recipe, options: Mapping[str, Any], course: FramesCourse) -> ListenerLearning | CodecLearning:
+    if chosen.name == "speech-decoder":
+        return CodecLearning(recipes.codec().requires_grad_(True), recipes.listener(), stays=True)
+    part = (Listener if chosen.name == "speech-listener" else Codec)(**options)
+    part.mean.copy_(course.mean)
+    part.scale.copy_(course.scale)
+    return ListenerLearning(part) if isinstance(part, Listener) else CodecLearning(part)
 
 
 def _facts(chosen: Recipe, utterances: Sequence[Utterance], wanted: Wanted) -> dict[str, Any]:
@@ -124,7 +137,7 @@ def _teach(
         teacher,
         {name: pupil},
         lambda epoch, share: learned,
-        held[: _JUDGED[device.type != "cpu"]],
+        held[: JUDGED[device.type != "cpu"]],
         Plan(
             minutes=wanted.minutes,
             steps=wanted.steps,
@@ -154,164 +167,3 @@ def _tokens(
     coded = data.encoded(utterances, codec)
     data.save(out / "tokens.npz", coded)
     return coded, codec.codes
-
-
-# ---- the codec
-
-
-class CodecLearning(nn.Module):
-    """The codec as something that has a loss."""
-
-    def __init__(self, codec: Codec) -> None:
-        super().__init__()
-        self.part = codec
-
-    def forward(self, mel: Tensor) -> Tensor:
-        return self.part.distance(mel)
-
-
-class CodecCourse:
-    """Bringing frames back."""
-
-    def __init__(self, utterances: Sequence[Utterance], batch: int, seed: int, device: torch.device) -> None:
-        learned = [one.mel for one in utterances if not one.held and one.mel.shape[1] >= _CROP]
-        if not learned:
-            raise InvalidOption(f"there is no speech of {_CROP} frames or more to learn from")
-        self.seed, self.size, self.device = seed, batch, device
-        self.frames = torch.from_numpy(np.concatenate(learned, 1)).to(device)
-        self.starts = np.concatenate(
-            [
-                start + np.arange(one.shape[1] - _CROP + 1)
-                for one, start in zip(learned, np.cumsum([0, *(one.shape[1] for one in learned[:-1])]), strict=True)
-            ]
-        )
-        some = data.unpacked(self.frames[:, :: max(self.frames.shape[1] // 100_000, 1)].cpu().numpy())
-        self.mean, self.scale = some.mean(1, keepdim=True), some.std(1, keepdim=True).clamp(min=0.1)
-        self.held = [one.mel for one in utterances if one.held][: _JUDGED[device.type != "cpu"]]
-
-    def batch(self, number: int, share: float) -> tuple[Tensor, ...]:
-        draw = np.random.default_rng([self.seed, number])
-        starts = torch.from_numpy(draw.choice(self.starts, self.size)).to(self.device)
-        index = starts[:, None] + torch.arange(_CROP, device=self.device)
-        crops = self.frames[:, index].permute(1, 0, 2).float() * data.STEP + data.LOWEST
-        return (crops,)
-
-    def judge(self, model: nn.Module) -> dict[str, float]:
-        assert isinstance(model, CodecLearning)
-        lost, off, codes = [], [], []
-        for mel in self.held:
-            frames = data.unpacked(mel)[None].to(self.device)
-            code = model.part.encode(frames)
-            lost.append(float(model.part.distance(frames)))
-            off.append(float((model.part.decode(code) - frames).abs().mean()))
-            codes.append(code.flatten())
-        share = torch.cat(codes).bincount(minlength=model.part.codes).float()
-        share = share[share > 0] / share.sum()
-        return {
-            "held-out loss": float(np.mean(lost)),
-            "log-mel distance": float(np.mean(off)),
-            "code entropy": float(-(share * share.log()).sum()),
-            "codes used": float(len(share)),
-        }
-
-
-# ---- voices
-
-
-class VoiceLearning(nn.Module):
-    """A voice as something that has a loss: what its tokens surprise it, and how far off its lengths are."""
-
-    def __init__(self, voice: Voice) -> None:
-        super().__init__()
-        self.part = voice
-
-    def forward(
-        self, said: Tensor, there: Tensor, shares: Tensor, logs: Tensor, read: Tensor, label: Tensor, counts: Tensor
-    ) -> Tensor:
-        surprise, off = self.measured(said, there, shares, logs, read, label, counts)
-        return surprise[counts].mean() + _TIMING * off
-
-    def measured(
-        self, said: Tensor, there: Tensor, shares: Tensor, logs: Tensor, read: Tensor, label: Tensor, counts: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Nats of every token [B, T], and how far off the logarithms of lengths are on the average."""
-        voice = self.part
-        what, long = voice.reader(said, there)
-        states = voice.states(read, voice.reader.placed(what, shares, read.shape[1]))
-        each = F.cross_entropy(voice.logits(states).flatten(0, 1).float(), label.flatten(), reduction="none")
-        return each.view_as(label), (long.float() - logs)[there].abs().mean()
-
-
-class VoiceCourse:
-    """Saying the tokens of utterances, some of what is read being something else."""
-
-    def __init__(
-        self, utterances: Sequence[Utterance], codes: int, batch: int, seed: int, device: torch.device
-    ) -> None:
-        self.seed, self.size, self.codes, self.device = seed, batch, codes, device
-        self.learned = [one for one in utterances if not one.held]
-        self.held = [one for one in utterances if one.held][: _JUDGED[device.type != "cpu"]]
-        if not self.learned or not self.held:
-            raise InvalidOption(
-                f"{len(self.learned)} utterances to learn from and {len(self.held)} to judge by: too few"
-            )
-        self._epoch, self._groups = -1, self._grouped(0)
-        self._each = len(self._groups)  # epochs differ a little in how many batches they make: count by the first
-
-    def _grouped(self, epoch: int) -> list[list[int]]:
-        """Utterances of similar length side by side, in batches of about so many tokens."""
-        draw = np.random.default_rng([self.seed, epoch])
-        sizes = np.array([len(one.codes) for one in self.learned])
-        order = np.argsort(sizes * draw.uniform(0.85, 1.15, len(sizes)))
-        groups, group = list[list[int]](), list[int]()
-        for place in order.tolist():
-            longest = max([sizes[place], *(sizes[one] for one in group)])
-            if group and (len(group) + 1) * longest > self.size:
-                groups.append(group)
-                group = []
-            group.append(place)
-        groups.append(group)
-        draw.shuffle(groups)
-        return groups
-
-    def batch(self, number: int, share: float) -> tuple[Tensor, ...]:
-        epoch, at = divmod(number, self._each)
-        if epoch != self._epoch:
-            self._epoch, self._groups = epoch, self._grouped(epoch)
-        group = self._groups[at % len(self._groups)]
-        return self.rows([self.learned[place] for place in group], np.random.default_rng([self.seed, 1, number]))
-
-    def rows(self, chosen: Sequence[Utterance], noise: np.random.Generator | None = None) -> tuple[Tensor, ...]:
-        """Padded tensors: phonemes, where there are any, their tokens, the logarithm of those at the usual speed; what
-        is read, what is to be said, and where that counts."""
-        wide, long = max(len(one.phonemes) for one in chosen), 1 + max(len(one.codes) for one in chosen)
-        said, shares = np.zeros((2, len(chosen), wide), np.int64)
-        there, logs = np.zeros((len(chosen), wide), bool), np.zeros((len(chosen), wide), np.float32)
-        read, label = np.full((2, len(chosen), long), self.codes)
-        counts = np.zeros((len(chosen), long), bool)
-        for row, one in enumerate(chosen):
-            size, tokens = len(one.phonemes), len(one.codes)
-            said[row, :size], shares[row, :size], there[row, :size] = one.phonemes, one.shares, True
-            logs[row, :size] = np.log(np.clip(one.lengths / FRAMES * one.speed, 0.3, 40))
-            seen = one.codes
-            if noise is not None:
-                wrong = noise.random(tokens) < _NOISE * noise.random()
-                seen = np.where(wrong, noise.choice(one.codes, tokens), seen)
-            read[row, 1 : tokens + 1], label[row, :tokens], counts[row, : tokens + 1] = seen, one.codes, True
-        parts = (said, there, shares, logs, read, label, counts)
-        return tuple(torch.from_numpy(part).to(self.device) for part in parts)
-
-    def judge(self, model: nn.Module) -> dict[str, float]:
-        assert isinstance(model, VoiceLearning)
-        surprise, off, ends = [], [], []
-        for start in range(0, len(self.held), 16):
-            rows = self.rows(self.held[start : start + 16])
-            each, far = model.measured(*rows)
-            surprise.append(each[rows[6]].float())
-            ends.append(each[(rows[5] == self.codes) & rows[6]].float())
-            off.append(float(far))
-        return {
-            "held-out nats a token": float(torch.cat(surprise).mean()),
-            "nats of the end": float(torch.cat(ends).mean()),
-            "log length off by": float(np.mean(off)),
-        }
