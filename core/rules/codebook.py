@@ -9,6 +9,7 @@ makes the rule; where nobody does, ids are taken for steps of a scale.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +21,8 @@ from outrider.core.errors import InvalidOption
 from outrider.core.laws import Law
 from outrider.core.rules.rejection import rejection, strict
 from outrider.core.target import Scores
+
+_PAIRS = 4096  # codes, of which all pairs are a table
 
 
 def _scale(size: int, count: int) -> Tensor:
@@ -131,6 +134,7 @@ class Grouped:
     span: int = 7
     gap: float = 0.15
     reach: float = 0.5
+    _kept: dict[tuple[int, torch.device], Tensor] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.span < 0:
@@ -146,20 +150,30 @@ class Grouped:
         if self.lossless:
             return strict(left, q)
         size = left.shape[1]
-        codes = torch.arange(size, device=left.device)[:, None] if self.codes is None else self.codes.to(left.device)
-        if len(codes) != size:
-            raise InvalidOption(f"codes says where {len(codes)} codes stand, and the target has {size}")
+        if self.codes is not None and len(self.codes) != size:
+            raise InvalidOption(f"codes says where {len(self.codes)} codes stand, and the target has {size}")
         p, order = left.sort(dim=-1, descending=True, stable=True)
-        drawn, place = q.gather(1, order), codes.to(left.dtype)[order]  # [B, V], [B, V, D]
-        mass, guessed = p.clone(), drawn.clone()
+        drawn, mass = q.gather(1, order), p.clone()
+        guessed, near = drawn.clone(), self._near(size, left.device)
         for step in range(1, min(self.span, size - 1) + 1):  # the code so many ranks below, and the one above
             close = (p[:, :-step] - p[:, step:]) < self.gap
-            close &= torch.linalg.vector_norm(place[:, :-step] - place[:, step:], dim=-1) < self.reach
+            close &= near(order[:, :-step], order[:, step:])
             mass[:, :-step] += p[:, step:] * close
             mass[:, step:] += p[:, :-step] * close
             guessed[:, :-step] += drawn[:, step:] * close
             guessed[:, step:] += drawn[:, :-step] * close
         return torch.empty_like(left).scatter_(1, order, strict(mass, guessed)) * (law.probs > 0)
+
+    def _near(self, size: int, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+        """Tells of pairs of codes which look alike; from a table of all pairs, unless those are too many."""
+        codes = torch.arange(size)[:, None] if self.codes is None else self.codes
+        codes = codes.to(device, torch.float32)
+        if size > _PAIRS:
+            return lambda one, other: torch.linalg.vector_norm(codes[one] - codes[other], dim=-1) < self.reach
+        if (size, device) not in self._kept:
+            self._kept[size, device] = (torch.cdist(codes, codes) < self.reach).flatten()
+        table = self._kept[size, device]
+        return lambda one, other: table[one * size + other]
 
     def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
         return rejection(draft, scores, dice, self.accept)

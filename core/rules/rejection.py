@@ -186,8 +186,10 @@ def rejection(
 def _along(draft: Draft, scores: Scores, dice: Dice, acceptance: Acceptance | None) -> Verdict:
     """The same along a chain: what a level takes is made for many levels at once."""
     laws = scores.laws() if acceptance is None else scores.laws().dense()  # [B, N + 1, S]
-    if acceptance is None and few.fits(dice, laws, *([] if draft.laws is None else [draft.laws])):
-        return _one_by_one(draft, laws, dice)
+    if few.fits(dice, laws, *([] if draft.laws is None else [draft.laws])):
+        if acceptance is None:
+            return _one_by_one(draft, laws, dice)
+        return _bent_one_by_one(draft, laws, dice, acceptance, scores.sampling.end)
     size, here, ids = draft.size, laws.first(draft.size), draft.tokens[..., None]
     law, fixed = _origins(draft)
     p = here.at(ids)[..., 0]
@@ -264,6 +266,62 @@ def _one_by_one(draft: Draft, laws: Law, dice: Dice) -> Verdict:
         chance=torch.from_numpy(chance * tried),
         p=torch.from_numpy(p * tried),
         q=torch.from_numpy(q * tried),
+    )
+
+
+def _bent_one_by_one(draft: Draft, laws: Law, dice: Dice, acceptance: Acceptance, end: Sequence[int]) -> Verdict:
+    """The relaxed walk along a chain for a few rows, on the host; the acceptance is still worked out for some levels at
+    once."""
+    rows, size, tokens, able = draft.rows, draft.size, few.table(draft.tokens), few.table(draft.tried)
+    p, sure = few.at(laws, np.arange(size)[None].repeat(rows, 0), tokens), np.ones((rows, size), bool)
+    q, drawn = np.ones_like(p), None
+    if draft.laws is not None and draft.source is not None:
+        source, drawn = few.table(draft.source), few.table(draft.laws.probs)
+        sure, source = source < 0, source.clip(0)
+        q = np.where(sure, q, few.at(draft.laws, source, tokens))
+    usual, rolled = few.strict(p, q), few.table(dice.table(Purpose.ACCEPT))
+    chance, price = np.zeros_like(p), np.zeros((rows, size + 1))
+    tried, relaxed = np.zeros_like(able), np.zeros_like(able)
+    accepted, refused, follows = np.zeros(rows, np.int64), np.zeros(rows, bool), list[int]()
+    for row in range(rows):
+        level, all_, left = 0, laws.probs[row], None
+        while level < size and able[row, level]:
+            if level % _STRETCH == 0:
+                stop = min(level + _STRETCH, size)
+                guess = np.zeros((stop - level, laws.width), few.table(all_).dtype)
+                for place in range(level, stop):
+                    if not sure[row, place] and drawn is not None:
+                        guess[place - level] = drawn[row, source[row, place]]
+                    elif 0 <= tokens[row, place] < laws.width:
+                        guess[place - level, tokens[row, place]] = 1
+                depth = torch.arange(level, stop)[:, None]
+                law = Law(all_[level:stop], None, laws.vocabulary)
+                bent = few.table(_bend(acceptance, depth, end, all_.device)(law, law.probs, torch.from_numpy(guess)))
+            here, its = few.table(all_[level]), guess[level % _STRETCH]
+            taken, token = its * bent[level % _STRETCH], int(tokens[row, level])
+            rest, gone = np.maximum(here - taken, 0), 1 - taken.sum()
+            total = rest.sum()
+            price[row, level] = np.maximum(here - taken - (gone / total * rest if total > 0 else gone * here), 0).sum()
+            tried[row, level] = True
+            chance[row, level] = bent[level % _STRETCH, token] if 0 <= token < laws.width else 0
+            if rolled[row, level] >= chance[row, level]:
+                refused[row], left = True, taken
+                break
+            relaxed[row, level] = rolled[row, level] >= usual[row, level]
+            level += 1
+        accepted[row] = level
+        follows.append(few.drawn(few.table(all_[level]), float(dice.table(Purpose.NEXT)[row, level]), without=left))
+    return Verdict(
+        path=torch.from_numpy(np.where(np.arange(size) < accepted[:, None], np.arange(size), -1)),
+        accepted=torch.from_numpy(accepted),
+        token=torch.tensor(follows),
+        resampled=torch.from_numpy(refused),
+        tried=torch.from_numpy(tried),
+        chance=torch.from_numpy(chance),
+        p=torch.from_numpy(p * tried),
+        q=torch.from_numpy(q * tried),
+        price=torch.from_numpy(price),
+        relaxed=torch.from_numpy(relaxed),
     )
 
 

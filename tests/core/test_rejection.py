@@ -74,14 +74,20 @@ def test_an_end_token_is_tried_strictly_at_every_level() -> None:
 
 
 @pytest.mark.parametrize("kind", ["drawn", "fixed", "mixed"])
-def test_a_few_rows_on_the_host_are_judged_alike(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["token", "tolerance", "annealed", "grouped", "trust"])
+def test_a_few_rows_on_the_host_are_judged_alike(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     draft = _chain(kind, 0, seed=12)
+    monkeypatch.setattr(rejection, "_STRETCH", 2)
     monkeypatch.setattr(few, "_FEW", 0)
-    together = _verdict("token", draft, 0, seed=6)
+    together = _verdict(name, draft, 0, seed=6)
     monkeypatch.setattr(few, "_FEW", _ROWS)
-    alone = _verdict("token", draft, 0, seed=6)
+    alone = _verdict(name, draft, 0, seed=6)
     for field in ("path", "accepted", "token", "resampled", "tried"):
         assert torch.equal(getattr(alone, field), getattr(together, field)), field
     for field in ("chance", "p", "q"):
         torch.testing.assert_close(getattr(alone, field), getattr(together, field))
-    assert alone.price is None and alone.relaxed is None
+    if name == "token":
+        assert alone.price is None and alone.relaxed is None
+        return
+    torch.testing.assert_close(alone.price, together.price, atol=1e-6, rtol=0)
+    assert alone.relaxed is not None and together.relaxed is not None and torch.equal(alone.relaxed, together.relaxed)
