@@ -19,6 +19,7 @@ from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Law
+from outrider.core.pooling import pooled
 from outrider.core.rules.rejection import rejection, strict
 from outrider.core.target import Scores
 
@@ -78,7 +79,7 @@ class Lantern:
         if self.lossless:
             return strict(left, q)
         near = self._near(left.shape[1], self.k, left.device)
-        return strict(left + _pooled(left, near, torch.full_like(left, self.delta)), q) * (law.probs > 0)
+        return strict(left + pooled(left, near, torch.full_like(left, self.delta)), q) * (law.probs > 0)
 
     def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
         return rejection(draft, scores, dice, self.accept)
@@ -110,16 +111,10 @@ class LanternPlus:
         if self.lossless:
             return strict(left, q)
         near = self._near(left.shape[1], self.k, left.device)
-        return strict(left + _pooled(left, near, self.ratio * left), q) * (law.probs > 0)
+        return strict(left + pooled(left, near, self.ratio * left), q) * (law.probs > 0)
 
     def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
         return rejection(draft, scores, dice, self.accept)
-
-
-def _pooled(p: Tensor, near: Tensor, bound: Tensor) -> Tensor:
-    """[B, V] the mass of the most neighbours, nearest first, that together stay within the bound."""
-    total = p[:, near].cumsum(-1)  # [B, V, k]
-    return torch.where(total <= bound[..., None], total, 0).amax(-1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

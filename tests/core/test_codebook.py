@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from outrider.core import pooling
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Law
 from outrider.core.rules.codebook import Annealed, Grouped, Lantern, LanternPlus
@@ -33,6 +34,26 @@ def test_neighbours_count_up_to_a_multiple_of_the_guess() -> None:
     chance = LanternPlus(neighbours=NEAR, k=2, ratio=1.0).accept(LAW, P, Q, TOP)[0]
     # 0 takes 1 (.3 <= .4); 1's nearest is too heavy; 2 takes 3 and 4; 3's nearest is too heavy
     torch.testing.assert_close(chance, ratio([0.7, 0.3, 0.3, 0.1, 0.0]))
+
+
+@pytest.mark.parametrize("laws", [1, 7, 8, 19])
+def test_mass_of_neighbours_is_that_of_a_plain_loop(laws: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(laws)
+    p = torch.rand(laws, 40, generator=draw).softmax(1)
+    near = torch.stack([torch.randperm(40, generator=draw)[:11] for _ in range(40)])
+    bound = torch.rand(laws, 40, generator=draw) / 3
+    wanted = torch.zeros_like(p)
+    for law in range(laws):
+        for code in range(40):
+            total = 0.0
+            for other in near[code].tolist():
+                total += float(p[law, other])
+                if total > float(bound[law, code]):
+                    break
+                wanted[law, code] = total
+    torch.testing.assert_close(pooling.pooled(p, near, bound), wanted)
+    monkeypatch.setattr(pooling, "_library", lambda: None)
+    torch.testing.assert_close(pooling.pooled(p, near, bound), wanted)
 
 
 def test_without_a_table_ids_are_a_scale() -> None:

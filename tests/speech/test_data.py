@@ -47,6 +47,9 @@ def test_what_is_read_is_kept_and_not_read_again(tmp_path: Path, monkeypatch: py
     assert teacher.asked == 8 and sorted(path.name for path in tmp_path.iterdir()) == ["00000.npz", "00001.npz"]
     assert read(files=3) > seconds and teacher.asked == 12
     assert len({one.text for one in data.load(tmp_path)}) == 12
+    there = {one.text for one in data.load(tmp_path)}
+    read(files=5, but=there)  # the fourth and fifth file have what isn't there yet
+    assert teacher.asked == 20 and len({one.text for one in data.load(tmp_path)} - there) == 8
 
 
 def test_a_file_gives_back_what_was_put_in(tmp_path: Path) -> None:
@@ -82,6 +85,10 @@ def test_tokens_take_the_place_of_frames(tmp_path: Path) -> None:
         assert len(other.codes) == one.mel.shape[1] // 2 == other.shares.sum() and not other.mel.shape[1]
         assert other.codes.max() < codec.codes
     assert "5 sentences (numbers 5)" in data.describe(coded)
+    data.save(tmp_path / "more.npz", [*read[3:], *data._read([Sentence("Number nine.", "numbers")], Humming())])
+    both = data.load(tmp_path / "tokens.npz", tmp_path / "more.npz")
+    assert [len(one.codes) > 0 for one in both] == [True] * 5 + [False] and both[-1].text == "Number nine."
+    assert [one is other for one, other in zip(both, data.encoded(both, codec), strict=True)] == [True] * 5 + [False]
 
 
 def test_what_is_no_speech_is_said(tmp_path: Path) -> None:

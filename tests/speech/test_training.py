@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,6 +64,30 @@ def test_a_codec_is_trained_loaded_and_gone_on_with(tmp_path: Path) -> None:
     assert facts["recipe"] == "speech-codec" and facts["done"]["steps"] == 60
     training.train(Wanted(**{**vars(wanted), "steps": 64}), said.append)
     assert about(file)["provenance"]["done"]["steps"] in (60, 64) and "64 steps" in said[-1]
+
+
+@pytest.mark.slow
+def test_a_decoder_learns_to_be_understood_and_codes_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    data.save(tmp_path / "a.npz", speech())
+    rough = recipes.Codec(width=24, levels=(5, 5), depth=2)
+
+    def learned(name: str, steps: int, **more: Any) -> Path:
+        wanted = Wanted(
+            recipes=(name,), data=tmp_path / "a.npz", steps=steps, batch=4, rate=8e-3, quiet=True, **more
+        )  # fmt: skip
+        return training.train(wanted, lambda _: None)[0]
+
+    listener = learned("speech-listener", 60, options={"width": 24, "depth": 2, "drop": 0.0})
+    assert about(listener)["provenance"]["judged"]["frames heard"] > 0.9
+    monkeypatch.setattr(recipes, "codec", lambda: rough)
+    frames = data.unpacked(speech(3)[2].mel)[None]
+    before, heard = rough.encode(frames), recipes.listener()
+    said = torch.from_numpy(np.repeat(speech(3)[2].phonemes, speech(3)[2].lengths))[None]
+    off = float(heard.misheard(rough.decode(before), frames, said))
+    codec = load(learned("speech-decoder", 60), KINDS, None)
+    assert isinstance(codec, recipes.Codec) and torch.equal(codec.encode(frames), before)
+    assert float(heard.misheard(codec.decode(before), frames, said)) < 0.8 * off
 
 
 @pytest.mark.slow
