@@ -1,6 +1,9 @@
 // The mass of codes' neighbours in some laws at once: what a rule for codes that look alike is worked out from.
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <vector>
 
 namespace {
 constexpr int kLaws = 8;  // side by side
@@ -23,6 +26,35 @@ void outrider_pooled(const float* probs, const float* bounds, const int32_t* nea
             }
         }
         for (int law = 0; law < kLaws; law++) masses[code * kLaws + law] = mass[law];
+    }
+}
+
+// The mass that each code's group has in `p`, and in `q`, all [laws, codes]: of the `span` codes ranked next above and
+// below it in `p` those whose probability is within `gap` of its own and which it is `alike`, [codes, codes].
+void outrider_grouped(const float* p, const float* q, const bool* alike, float* mass, float* guessed, int64_t laws,
+                      int64_t codes, int64_t span, float gap) {
+    std::vector<uint64_t> ranked(codes);
+    std::vector<int32_t> order(codes);
+    std::vector<float> sorted(codes);
+    for (int64_t law = 0; law < laws; law++, p += codes, q += codes, mass += codes, guessed += codes) {
+        for (int64_t code = 0; code < codes; code++) {  // of numbers from 0 on, bits are ordered as they are
+            uint32_t bits;
+            std::memcpy(&bits, p + code, sizeof bits);
+            ranked[code] = uint64_t(~bits) << 32 | uint64_t(code);
+        }
+        std::sort(ranked.begin(), ranked.end());
+        for (int64_t rank = 0; rank < codes; rank++) {
+            const int32_t code = order[rank] = int32_t(ranked[rank]);
+            sorted[rank] = mass[code] = p[code], guessed[code] = q[code];
+        }
+        for (int64_t step = 1; step <= span; step++)
+            for (int64_t above = 0; above + step < codes; above++) {
+                const int64_t below = above + step;
+                const int32_t one = order[above], other = order[below];
+                if (!(sorted[above] - sorted[below] < gap) || !alike[int64_t(one) * codes + other]) continue;
+                mass[one] += sorted[below], mass[other] += sorted[above];
+                guessed[one] += q[other], guessed[other] += q[one];
+            }
     }
 }
 

@@ -9,7 +9,6 @@ makes the rule; where nobody does, ids are taken for steps of a scale.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -19,11 +18,9 @@ from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Law
-from outrider.core.pooling import pooled
+from outrider.core.pooling import grouped, pooled
 from outrider.core.rules.rejection import rejection, strict
 from outrider.core.target import Scores
-
-_PAIRS = 4096  # codes, of which all pairs are a table
 
 
 def _scale(size: int, count: int) -> Tensor:
@@ -147,28 +144,16 @@ class Grouped:
         size = left.shape[1]
         if self.codes is not None and len(self.codes) != size:
             raise InvalidOption(f"codes says where {len(self.codes)} codes stand, and the target has {size}")
-        p, order = left.sort(dim=-1, descending=True, stable=True)
-        drawn, mass = q.gather(1, order), p.clone()
-        guessed, near = drawn.clone(), self._near(size, left.device)
-        for step in range(1, min(self.span, size - 1) + 1):  # the code so many ranks below, and the one above
-            close = (p[:, :-step] - p[:, step:]) < self.gap
-            close &= near(order[:, :-step], order[:, step:])
-            mass[:, :-step] += p[:, step:] * close
-            mass[:, step:] += p[:, :-step] * close
-            guessed[:, :-step] += drawn[:, step:] * close
-            guessed[:, step:] += drawn[:, :-step] * close
-        return torch.empty_like(left).scatter_(1, order, strict(mass, guessed)) * (law.probs > 0)
+        mass, guessed = grouped(left, q, self._alike(size, left.device), self.span, self.gap)
+        return strict(mass, guessed) * (law.probs > 0)
 
-    def _near(self, size: int, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-        """Tells of pairs of codes which look alike; from a table of all pairs, unless those are too many."""
-        codes = torch.arange(size)[:, None] if self.codes is None else self.codes
-        codes = codes.to(device, torch.float32)
-        if size > _PAIRS:
-            return lambda one, other: torch.linalg.vector_norm(codes[one] - codes[other], dim=-1) < self.reach
+    def _alike(self, size: int, device: torch.device) -> Tensor:
+        """[V, V] which codes look alike."""
         if (size, device) not in self._kept:
-            self._kept[size, device] = (torch.cdist(codes, codes) < self.reach).flatten()
-        table = self._kept[size, device]
-        return lambda one, other: table[one * size + other]
+            codes = torch.arange(size)[:, None] if self.codes is None else self.codes
+            codes = codes.to(device, torch.float32)
+            self._kept[size, device] = torch.cdist(codes, codes) < self.reach
+        return self._kept[size, device]
 
     def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
         return rejection(draft, scores, dice, self.accept)

@@ -22,6 +22,9 @@ class Listener(Pupil):
     """Log-mel frames [B, 80, T] -> what it hears on the way, layer by layer, and phonemes. `target` is not looked
     at."""
 
+    mean: Tensor
+    scale: Tensor
+
     def __init__(self, target: Any = None, *, width: int = 160, depth: int = 5, drop: float = 0.1) -> None:
         super().__init__()
         self.config = {"width": width, "depth": depth, "drop": drop}

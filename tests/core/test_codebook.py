@@ -56,6 +56,19 @@ def test_mass_of_neighbours_is_that_of_a_plain_loop(laws: int, monkeypatch: pyte
     torch.testing.assert_close(pooling.pooled(p, near, bound), wanted)
 
 
+def test_groups_are_the_same_worked_out_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(0)
+    p, q = torch.rand(2, 19, 40, generator=draw).mul(8).softmax(-1)
+    p[:, 5] = p[:, 30] = p[:, 7]  # as likely: the smaller id comes first
+    alike = torch.rand(40, 40, generator=draw) < 0.4
+    alike |= alike.T.clone()
+    ours = pooling.grouped(p, q, alike, 6, 0.02)
+    monkeypatch.setattr(pooling, "_library", lambda: None)
+    for one, other in zip(ours, pooling.grouped(p, q, alike, 6, 0.02), strict=True):
+        torch.testing.assert_close(one, other)
+    assert (ours[0] > 1.01 * p).any() and (ours[0] == p).any()
+
+
 def test_without_a_table_ids_are_a_scale() -> None:
     chance = Lantern(k=1, delta=0.35).accept(LAW, P, Q, TOP)[0]
     torch.testing.assert_close(chance, ratio([0.7, 0.3, 0.5, 0.3, 0.0]))  # the smaller of two equally near comes first
