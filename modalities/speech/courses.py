@@ -80,10 +80,10 @@ class ListenerLearning(nn.Module):
         self.part = listener
 
     def forward(self, mel: Tensor, said: Tensor) -> Tensor:
-        return F.cross_entropy(self.part(mel)[1].float(), said)
+        return F.cross_entropy(self.part.hears(mel)[1].float(), said)
 
     def judged(self, mel: Tensor, said: Tensor) -> dict[str, float]:
-        logits = self.part(mel)[1].float()
+        logits = self.part.hears(mel)[1].float()
         right = (logits.argmax(1) == said).float().mean()
         return {"held-out nats a frame": float(F.cross_entropy(logits, said)), "frames heard": float(right)}
 
@@ -106,7 +106,7 @@ class CodecLearning(nn.Module):
         back = self.part.back(mel)
         found = {"held-out loss": float(self(mel, said)), "log-mel distance": float((back - mel).abs().mean())}
         for one in self._listener:
-            heard = one.to(mel.device)(back)[1].argmax(1)
+            heard = one.to(mel.device).hears(back)[1].argmax(1)
             found["frames heard"] = float((heard == said).float().mean())
         return found
 

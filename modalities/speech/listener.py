@@ -35,7 +35,7 @@ class Listener(Pupil):
         self.end = conv(width, COUNT, 1)
         self.drop = drop
 
-    def forward(self, mel: Tensor) -> tuple[list[Tensor], Tensor]:
+    def hears(self, mel: Tensor) -> tuple[list[Tensor], Tensor]:
         """Of each layer [B, C, 1, T], and logits [B, COUNT, T]."""
         x = self.begin(rows((mel - self.mean) / self.scale))
         heard = []
@@ -48,7 +48,7 @@ class Listener(Pupil):
         """How different frames that were brought back are to it from what they were: what it hears, layer by layer, in
         shares of all that could be heard; and how surprised it is by the phonemes [B, T] that are said."""
         with torch.no_grad():
-            meant, _ = self(mel)
-        heard, told = self(back)
+            meant, _ = self.hears(mel)
+        heard, told = self.hears(back)
         off = torch.stack([(a - b).abs().mean() / b.abs().mean() for a, b in zip(heard, meant, strict=True)]).mean()
         return off + _LIKE * F.cross_entropy(told.float(), said)
