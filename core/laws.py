@@ -55,6 +55,12 @@ class Sampling:
         return self.temperature < _NEARLY_GREEDY or self.top_k == 1
 
     @property
+    def plain(self) -> bool:
+        """Is a law the softmax of its logits at some temperature, and no more?"""
+        cut = (self.top_k > 0 and not self.greedy) or self.top_p < 1 or self.min_p > 0
+        return not (cut or self.entropy_aware or self.remembers)
+
+    @property
     def remembers(self) -> bool:
         """Does the law depend on which tokens came before, beyond what the model itself makes of them?"""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0

@@ -433,4 +433,5 @@ void outrider_product(const Matrix* matrix, const bf16* a, void* y, int32_t coun
 
 }  // extern "C"
 
+#include "chain.h"
 #include "levels.h"

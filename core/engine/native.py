@@ -159,6 +159,7 @@ def library() -> ctypes.CDLL | None:
     found.outrider_divergence.argtypes = [*([c_void_p] * 4), *([c_int32] * 3)]
     found.outrider_largest.restype = found.outrider_divergence.restype = None
     found.outrider_grow.argtypes, found.outrider_grow.restype = [c_void_p] * 4, c_int32
+    found.outrider_draw.argtypes, found.outrider_draw.restype = [c_void_p] * 4, None
     found.outrider_product.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p]
     return found if found.outrider_ready(1) else None
 
@@ -214,7 +215,7 @@ def few(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     assert code is not None
     count, (outputs, inputs) = x.shape[0], weight.shape
     out = torch.empty(count, outputs)
-    addresses = weight.data_ptr(), _at(bias), x.data_ptr(), out.data_ptr()
+    addresses = weight.data_ptr(), at(bias), x.data_ptr(), out.data_ptr()
     code.outrider_few(*addresses, count, outputs, inputs, torch.get_num_threads())
     return out
 
@@ -265,7 +266,7 @@ class Tiled:
 
     def point(self) -> None:
         """Tell the code where the weights are; once more after they were moved."""
-        addresses = (_at(part) for part in (self._tiles, self._scales, self._bias))
+        addresses = (at(part) for part in (self._tiles, self._scales, self._bias))
         self.matrix = _Matrix(*addresses, *self.shape, self.bits, 0)
         self._address = ctypes.addressof(self.matrix)
 
@@ -310,14 +311,14 @@ class Passes:
         into = {layer.qkv.matrix.in_ for layer in layers}  # type: ignore[attr-defined]
         sizes = config.width, config.heads, config.kv_heads, config.head_dim, config.hidden, max(into)
         self._shape = _Shape(*sizes, config.norm_eps)
-        self._layers = (_Layer * len(layers))()
+        self._layers, self.layers = (_Layer * len(layers))(), len(layers)
         self._kept: list[object] = [layers]
         for into, layer in zip(self._layers, layers, strict=True):
             into.attends, into.thinks = layer.attends, layer.thinks
             for name in ("attention_norm", "mlp_norm", "qk_norm"):
                 weight = getattr(layer, name)
                 self._kept.append(weight := None if weight is None else weight.float().contiguous())
-                setattr(into, name, _at(weight))
+                setattr(into, name, at(weight))
             for name in ("qkv", "out", "up_gate", "down"):
                 setattr(into, name, getattr(layer, name).matrix)
         self._angles = torch.zeros(2, 0)
@@ -342,7 +343,7 @@ class Passes:
         assert code is not None
         given, _kept = self.given(x, store, places, first, last, read)
         if taps:
-            noted = (c_void_p * last)(*(_at(taps.get(index)) for index in range(last)))
+            noted = (c_void_p * last)(*(at(taps.get(index)) for index in range(last)))
             given.taps = ctypes.addressof(noted)
         code.outrider_run(*self.addresses, ctypes.addressof(given))
 
@@ -373,7 +374,7 @@ class Passes:
         strides = [store.stride(axis) * store.element_size() for axis in range(4)]
         told = _Pass(
             *(x.data_ptr(), store.data_ptr(), *strides),
-            *(_at(angles[0]), _at(angles[1]), _at(positions), _at(slots), _at(mask), space, _at(read), None),
+            *(at(angles[0]), at(angles[1]), at(positions), at(slots), at(mask), space, at(read), None),
             *(count if len(positions) > 1 else 0, 0 if mask is None or len(mask) == 1 else count * places.columns),
             *(places.start or 0, rows, count, places.columns, reach, first, last, threads, store.dtype == torch.int8),
         )
@@ -396,5 +397,6 @@ def passes(config: Config, layers: Sequence[Layer], dtype: torch.dtype) -> Passe
     return Passes(config, layers) if products else None
 
 
-def _at(part: Tensor | None) -> int | None:
+def at(part: Tensor | None) -> int | None:
+    """Its address."""
     return None if part is None else part.data_ptr()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +23,7 @@ from outrider.core.engine.rotary import rope_table
 from outrider.core.errors import Incompatible, InvalidOption
 
 if TYPE_CHECKING:
+    from outrider.core.engine.chain import Chains
     from outrider.core.engine.graphs import Graphs
 
 
@@ -140,6 +142,15 @@ class Network:
         self.graphs: Graphs | None = None  # passes captured by shape, where that was asked for
         self._passes = native.passes(config, layers, self.dtype)
 
+    @cached_property
+    def chains(self) -> Chains | None:
+        """Whole chains in one call, where passes are our code's and the layers are here; else None."""
+        if self._passes is None or self.arrive is not None or self.embedding.dtype != torch.bfloat16:
+            return None
+        from outrider.core.engine.chain import Chains
+
+        return Chains(self._passes, self.embedding.contiguous(), self._last, self.head)
+
     def replaced(
         self,
         change: Callable[[Linear], Linear],
@@ -155,6 +166,10 @@ class Network:
             )
         changed = [layer.changed(change) for layer in (self.layers if layers is None else layers)]
         return Network(self.config, self.embedding, changed, self.norm, (head or change)(self.head))
+
+    def told_to(self, row: int) -> Tensor | None:
+        """[T, D] what is added to what a row reads, by position; None: nothing."""
+        return None
 
     def embed(self, ids: Tensor) -> Tensor:
         """Token ids [B, Q], impossible ones included, -> [B Q, D]. There may be more to read than can be said:

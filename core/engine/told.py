@@ -36,6 +36,9 @@ class Told(Network):
         self.told[:, told.shape[1] :] = told[:, -1:]
         return True
 
+    def told_to(self, row: int) -> Tensor | None:
+        return self.told[row]
+
     def replaced(self, *given: Any, **named: Any) -> Network:
         return Told(super().replaced(*given, **named), self.told, self.ahead)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -25,7 +26,7 @@ from outrider.core.engine.network import Config, Network, Places, random_network
 from outrider.core.engine.replay import likeness
 from outrider.core.engine.views import Carry, View, behind, furthest, scores
 from outrider.core.errors import InvalidOption, unknown
-from outrider.core.laws import Lawmaker, Sampling
+from outrider.core.laws import Law, Lawmaker, Sampling
 from outrider.core.target import PIECE, Prefill, Prompts, Scores
 
 if TYPE_CHECKING:
@@ -205,6 +206,29 @@ class Decoder:
             return Scores(draft, self._lawmaker, cache.rows.committed, logits, hidden, first)
         states = behind(states, cache.rows, draft, first, since)
         return scores(network, states, draft, self._lawmaker, cache.rows.committed, hidden, first)
+
+    @torch.no_grad()
+    def unroll(self, first: int, numbers: np.ndarray) -> tuple[Tensor, Law] | None:
+        """Behind the root of a lone row, which has been scored: the tokens [1, N] that follow `first` where each is
+        drawn, by one of the numbers [N], from the law behind those before it; and the laws. It leaves `first` and all
+        but the last of them scored. None: that takes a pass after another."""
+        cache, chains, sampling = self.cache, self.network.chains, self._lawmaker.sampling
+        rows = cache.rows
+        usual = type(self._lawmaker) is Lawmaker and sampling.plain and type(self).score is Decoder.score
+        if chains is None or not usual or self._taps or len(rows.host) > 1 or cache.scored or cache.writer is not self:
+            return None
+        wait, steps = rows.pending.shape[1], len(numbers)
+        place = rows.host[0] + wait
+        cache.reserve(wait + steps)
+        self.network.reach(place + steps)
+        by = None if sampling.greedy else numbers
+        tokens, laws = chains.draw(
+            first, place, place, cache.store, steps, self.network.told_to(0), by, sampling.temperature
+        )
+        cache.scored = steps
+        tokens = tokens[None]
+        law = Law.point(tokens, self.vocabulary) if laws is None else Law(laws[None], None, self.vocabulary)
+        return tokens, law
 
     def _embed(self, ids: Tensor, draft: Draft) -> Tensor:
         """Ids [B, Q], the last of which are the draft's, -> [B Q, D]; a draft may bring what some of them stand for."""

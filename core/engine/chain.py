@@ -1,0 +1,85 @@
+"""Chains that a small decoder draws by itself, on a CPU with code for it: all tokens behind the first in one call.
+
+Between passes of a small model torch's calls would take longer than the passes. Knows tokens, numbers and addresses;
+nothing of drafts or of who judges them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int32, c_int64, c_void_p
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from outrider.core.engine import native
+from outrider.core.engine.linear import Linear
+from outrider.core.engine.network import Places
+
+_TILE = 16  # rows of a matrix
+
+
+class _Drawing(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("embedding", "told", "norm", "head", "numbers", "tokens", "laws")),
+        *((name, c_void_p) for name in ("logits", "state", "work")),
+        *((name, c_int64) for name in ("entries", "places", "position")),
+        *((name, c_int32) for name in ("steps", "vocabulary")),
+        ("temperature", c_float),
+    )
+
+
+class Chains:
+    """Of one network. Its output layer is laid out once more where it isn't in tiles."""
+
+    def __init__(self, passes: native.Passes, embedding: Tensor, norm: Tensor, head: Linear) -> None:
+        self._passes, self._embedding, self._norm = passes, embedding, norm.float().contiguous()
+        self._words = head.weight.shape[0] if not isinstance(head, native.Tiled) else head.shape[0]
+        self._head = head if isinstance(head, native.Tiled) else _tiled(head)
+
+    def draw(
+        self,
+        first: int,
+        position: int,
+        slot: int,
+        store: Tensor,
+        steps: int,
+        told: Tensor | None,
+        numbers: np.ndarray | None,
+        temperature: float,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Read a token at its position, into its slot of the store of one row, draw the next by the first of the
+        numbers, and so on: `steps` tokens [steps], and the laws [steps, V] they were drawn from. Without numbers each
+        is the likeliest. `told` [T, D] is added to what is read, by position."""
+        code = native.library()
+        assert code is not None
+        width, rows, threads = self._embedding.shape[1], self._head.shape[0], torch.get_num_threads()
+        tokens, floats = torch.full((1 + steps,), first), torch.empty(width + rows)
+        laws = None if numbers is None else torch.empty(steps, self._words)
+        state = torch.empty(width, dtype=torch.bfloat16)
+        by = None if numbers is None else np.ascontiguousarray(numbers, np.float64)
+        told = None if told is None else told.contiguous()
+        head = ctypes.addressof(self._head.matrix)
+        columns = slot + steps  # at the end
+        space = native.work(max(code.outrider_product_work(head, 1, threads), self._passes.work(1, columns)))
+        where = Places(torch.zeros(1, 1, dtype=torch.long), columns, None, slot)
+        given, _kept = self._passes.given(floats[:width].view(1, width), store, where, 0, self._passes.layers)
+        given.columns = slot + 1
+        drawing = _Drawing(
+            *(native.at(part) for part in (self._embedding, told, self._norm)),
+            *(head, None if by is None else by.ctypes.data),
+            *(native.at(part) for part in (tokens, laws, floats[width:], state)),
+            *(space, len(self._embedding), 0 if told is None else len(told), position, steps, self._words, temperature),
+        )
+        code.outrider_draw(*self._passes.addresses, ctypes.addressof(given), ctypes.addressof(drawing))
+        return tokens[1:], laws
+
+
+def _tiled(head: Linear) -> native.Tiled:
+    """The same in tiles; rows are filled up with such as say nothing."""
+    weight = head.weight
+    more = -len(weight) % _TILE
+    bias = None if head.bias is None else F.pad(head.bias, (0, more))
+    return native.Tiled(F.pad(weight.to(torch.bfloat16), (0, 0, 0, more)), None, None, bias)
