@@ -85,6 +85,8 @@ class DraftModel(_Model):
         wanted = torch.minimum(self.policy.start(), self._start(room, dice))
         draft = Draft.empty(len(room), dice.device)
         dice.reserve(longest)
+        if (found := self._at_once(longest, dice)) is not None:
+            return found
         tokens: list[Tensor] = []
         laws: list[Law] = []
         live: list[Tensor] = []
@@ -92,9 +94,6 @@ class DraftModel(_Model):
         for depth in range(longest):
             scores = self.score(draft, depth - 1 if depth else None)
             law = scores.laws(torch.full_like(wanted, depth)[:, None])  # [B, 1, S]
-            if not depth and longest > 1 and (found := self._at_once(law, longest, dice)) is not None:
-                self._drafted = found.live.sum(1)
-                return found
             if self._tap:
                 self.policy.see(scores.hidden[self._tap][:, -1])  # type: ignore[attr-defined]
             going = going & (wanted > depth) & self.policy.more(law.column(0), depth)
@@ -107,26 +106,19 @@ class DraftModel(_Model):
         self._drafted = draft.live.sum(1)
         return Draft.drawn(draft.tokens, joined(laws), draft.live) if laws else draft
 
-    def _at_once(self, law: Law, length: int, dice: Dice) -> Draft | None:
-        """A lone row's chain from its first law on, where nobody has to be asked how far it goes and the model can draw
-        it by itself."""
+    def _at_once(self, length: int, dice: Dice) -> Draft | None:
+        """A lone row's chain, where nobody has to be asked how far it goes and the model can draw it by itself."""
         unroll = getattr(self.model, "unroll", None)
-        if (
-            unroll is None
-            or not dice.rolls
-            or dice.device.type != "cpu"
-            or len(law.probs) > 1
-            or type(self.policy) is not Fixed
-        ):
+        alone = dice.rolls and dice.device.type == "cpu" and len(dice.seeds) == 1 and length > 0
+        if unroll is None or not alone or type(self.policy) is not Fixed:
             return None
-        first = dice.pick(law.column(0), 0, Purpose.DRAW)
-        found = unroll(int(first), dice.table(Purpose.DRAW)[0, 1:length].numpy())
+        found = unroll(dice.table(Purpose.DRAW)[0, :length].numpy())
         if found is None:
             return None
-        self.bytes_read += self.model.weight_bytes * (length - 1)
+        self.bytes_read += self.model.weight_bytes * length
         tokens, laws = found
-        live = torch.ones(1, length, dtype=torch.bool)
-        return Draft.drawn(torch.cat([first[:, None], tokens], 1), joined([law, laws]), live)
+        self._drafted = torch.tensor([length])
+        return Draft.drawn(tokens, laws, torch.ones(1, length, dtype=torch.bool))
 
     # ---- rows that come and go (outrider.core.drafters.rowwise.Joined)
 

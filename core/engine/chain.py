@@ -1,4 +1,4 @@
-"""Chains that a small decoder draws by itself, on a CPU with code for it: all tokens behind the first in one call.
+"""Chains that a small decoder draws by itself, on a CPU with code for it: all its tokens in one call.
 
 Between passes of a small model torch's calls would take longer than the passes. Knows tokens, numbers and addresses;
 nothing of drafts or of who judges them.
@@ -23,10 +23,10 @@ _TILE = 16  # rows of a matrix
 
 class _Drawing(ctypes.Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("embedding", "told", "norm", "head", "numbers", "tokens", "laws")),
-        *((name, c_void_p) for name in ("logits", "state", "work")),
-        *((name, c_int64) for name in ("entries", "places", "position")),
-        *((name, c_int32) for name in ("steps", "vocabulary")),
+        *((name, c_void_p) for name in ("embedding", "told", "norm", "head", "numbers", "waiting")),
+        *((name, c_void_p) for name in ("tokens", "laws", "logits", "state", "mask", "work")),
+        *((name, c_int64) for name in ("entries", "places")),
+        *((name, c_int32) for name in ("wait", "behind", "steps", "vocabulary")),
         ("temperature", c_float),
     )
 
@@ -41,40 +41,44 @@ class Chains:
 
     def draw(
         self,
-        first: int,
-        position: int,
-        slot: int,
+        waiting: Tensor,
+        behind: int,
         store: Tensor,
         steps: int,
         told: Tensor | None,
         numbers: np.ndarray | None,
         temperature: float,
     ) -> tuple[Tensor, Tensor | None]:
-        """Read a token at its position, into its slot of the store of one row, draw the next by the first of the
-        numbers, and so on: `steps` tokens [steps], and the laws [steps, V] they were drawn from. Without numbers each
-        is the likeliest. `told` [T, D] is added to what is read, by position."""
+        """Read the tokens that wait [P], behind so many, into the store of one row; draw the next by the first of the
+        numbers, read it, and so on: `steps` tokens [steps], all but the last of them read, and the laws [steps, V] they
+        were drawn from. Without numbers each is the likeliest. `told` [T, D] is added to what is read, by position."""
         code = native.library()
         assert code is not None
-        width, rows, threads = self._embedding.shape[1], self._head.shape[0], torch.get_num_threads()
-        tokens, floats = torch.full((1 + steps,), first), torch.empty(width + rows)
+        width, rows, wait, threads = (
+            self._embedding.shape[1],
+            self._head.shape[0],
+            len(waiting),
+            torch.get_num_threads(),
+        )
+        columns, head = behind + wait + steps, ctypes.addressof(self._head.matrix)
+        tokens, floats = torch.empty(steps, dtype=torch.long), torch.empty(wait * width + rows)
         laws = None if numbers is None else torch.empty(steps, self._words)
-        state = torch.empty(width, dtype=torch.bfloat16)
+        state, mask = torch.empty(width, dtype=torch.bfloat16), torch.empty(wait * columns, dtype=torch.bool)
         by = None if numbers is None else np.ascontiguousarray(numbers, np.float64)
-        told = None if told is None else told.contiguous()
-        head = ctypes.addressof(self._head.matrix)
-        columns = slot + steps  # at the end
-        space = native.work(max(code.outrider_product_work(head, 1, threads), self._passes.work(1, columns)))
-        where = Places(torch.zeros(1, 1, dtype=torch.long), columns, None, slot)
-        given, _kept = self._passes.given(floats[:width].view(1, width), store, where, 0, self._passes.layers)
-        given.columns = slot + 1
+        waiting, told = waiting.contiguous(), None if told is None else told.contiguous()
+        space = native.work(max(code.outrider_product_work(head, 1, threads), self._passes.work(wait, columns)))
+        where = Places(torch.zeros(1, 1, dtype=torch.long), columns, None, behind)
+        x, logits = floats[: wait * width].view(wait, width), floats[wait * width :]
+        given, _kept = self._passes.given(x, store, where, 0, self._passes.layers)
         drawing = _Drawing(
             *(native.at(part) for part in (self._embedding, told, self._norm)),
             *(head, None if by is None else by.ctypes.data),
-            *(native.at(part) for part in (tokens, laws, floats[width:], state)),
-            *(space, len(self._embedding), 0 if told is None else len(told), position, steps, self._words, temperature),
+            *(native.at(part) for part in (waiting, tokens, laws, logits, state, mask)),
+            *(space, len(self._embedding), 0 if told is None else len(told)),
+            *(wait, behind, steps, self._words, temperature),
         )
         code.outrider_draw(*self._passes.addresses, ctypes.addressof(given), ctypes.addressof(drawing))
-        return tokens[1:], laws
+        return tokens, laws
 
 
 def _tiled(head: Linear) -> native.Tiled:

@@ -208,27 +208,24 @@ class Decoder:
         return scores(network, states, draft, self._lawmaker, cache.rows.committed, hidden, first)
 
     @torch.no_grad()
-    def unroll(self, first: int, numbers: np.ndarray) -> tuple[Tensor, Law] | None:
-        """Behind the root of a lone row, which has been scored: the tokens [1, N] that follow `first` where each is
-        drawn, by one of the numbers [N], from the law behind those before it; and the laws. It leaves `first` and all
-        but the last of them scored. None: that takes a pass after another."""
-        cache, chains, sampling = self.cache, self.network.chains, self._lawmaker.sampling
-        rows = cache.rows
+    def unroll(self, numbers: np.ndarray) -> tuple[Tensor, Law] | None:
+        """Behind the root of a lone row: tokens [1, N], each drawn by one of the numbers [N] from the law behind those
+        before it; and the laws. All but the last have been scored then. None: that takes a pass after another."""
+        rows, chains, sampling = self.cache.rows, self.network.chains, self._lawmaker.sampling
         usual = type(self._lawmaker) is Lawmaker and sampling.plain and type(self).score is Decoder.score
-        if chains is None or not usual or self._taps or len(rows.host) > 1 or cache.scored or cache.writer is not self:
+        if chains is None or not usual or self._taps or len(rows.host) > 1:
             return None
         wait, steps = rows.pending.shape[1], len(numbers)
-        place = rows.host[0] + wait
-        cache.reserve(wait + steps)
-        self.network.reach(place + steps)
-        by = None if sampling.greedy else numbers
+        self.cache.reserve(wait + steps)
+        self.network.reach(rows.host[0] + wait + steps)
+        by, told = None if sampling.greedy else numbers, self.network.told_to(0)
         tokens, laws = chains.draw(
-            first, place, place, cache.store, steps, self.network.told_to(0), by, sampling.temperature
+            rows.pending[0], rows.host[0], self.cache.store, steps, told, by, sampling.temperature
         )
-        cache.scored = steps
-        tokens = tokens[None]
-        law = Law.point(tokens, self.vocabulary) if laws is None else Law(laws[None], None, self.vocabulary)
-        return tokens, law
+        self.cache.scored, self.cache.writer = steps - 1, self
+        if laws is None:
+            return tokens[None], Law.point(tokens[None], self.vocabulary)
+        return tokens[None], Law(laws[None], None, self.vocabulary)
 
     def _embed(self, ids: Tensor, draft: Draft) -> Tensor:
         """Ids [B, Q], the last of which are the draft's, -> [B Q, D]; a draft may bring what some of them stand for."""

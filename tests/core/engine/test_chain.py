@@ -35,7 +35,6 @@ def opened(shape: Config, sampling: Sampling, told: Tensor | None = None) -> Dec
     if isinstance(model, Informed) and told is not None:
         model.tell(told)
     model.begin([PROMPT], sampling)
-    model.score(Draft.empty(1))
     return model
 
 
@@ -45,13 +44,12 @@ def test_laws_are_those_of_the_tokens_before_them(shape: Config, informed: bool)
     told = torch.randn(1, 6, shape.width, generator=torch.Generator().manual_seed(2)) if informed else None
     sampling, numbers = Sampling(temperature=0.7), np.array([0.1, 0.9, 0.35, 0.6, 0.999])
     model = opened(shape, sampling, told)
-    found = model.unroll(21, numbers)
+    found = model.unroll(numbers)
     assert found is not None
     tokens, laws = found
-    behind = torch.cat([torch.tensor([[21]]), tokens], 1)
-    chain = Draft.guess(behind, Tree.chain(6, behind.device), torch.ones_like(behind, dtype=torch.bool))
+    chain = Draft.guess(tokens, Tree.chain(5, tokens.device), torch.ones_like(tokens, dtype=torch.bool))
     again = opened(shape, sampling, told).score(chain).laws()
-    torch.testing.assert_close(laws.probs, again.probs[:, 1:6], atol=0.02, rtol=0.05)
+    torch.testing.assert_close(laws.probs, again.probs[:, :5], atol=0.02, rtol=0.05)
     running = laws.probs.double().cumsum(-1)[0]
     wanted = [
         int(torch.searchsorted(row, number * row[-1], right=True)) for row, number in zip(running, numbers, strict=True)
@@ -63,9 +61,9 @@ def test_laws_are_those_of_the_tokens_before_them(shape: Config, informed: bool)
 def test_what_is_kept_of_a_chain_is_read_no_more() -> None:
     sampling, kept = Sampling(), torch.tensor([4])
     model = opened(SHAPE, sampling)
-    found = model.unroll(21, np.array([0.2, 0.4, 0.6, 0.8]))
+    found = model.unroll(np.array([0.1, 0.2, 0.4, 0.6, 0.8]))
     assert found is not None
-    tokens = torch.cat([torch.tensor([[21]]), found[0]], 1)
+    tokens, _ = found
     draft = Draft.guess(tokens, Tree.chain(5, tokens.device), torch.ones_like(tokens, dtype=torch.bool))
     taken = torch.zeros(1, 5)
     verdict = Verdict(
@@ -75,28 +73,38 @@ def test_what_is_kept_of_a_chain_is_read_no_more() -> None:
     model.keep(draft, verdict, kept)
     fresh = Decoder(model.network)
     fresh.begin([[*PROMPT, *tokens[0, :3].tolist(), 9]], sampling)
-    ours, theirs = (one.score(Draft.empty(1)).logits() for one in (model, fresh))
-    torch.testing.assert_close(ours, theirs, atol=0.05, rtol=0.05)
+    numbers = np.array([0.3, 0.5])  # of a chain whose last token was kept unread, two tokens wait
+    ours, theirs = (one.unroll(numbers) for one in (model, fresh))
+    assert ours is not None and theirs is not None and torch.equal(ours[0], theirs[0])
+    torch.testing.assert_close(ours[1].probs, theirs[1].probs, atol=0.02, rtol=0.05)
+    model.keep(
+        Draft.guess(ours[0], Tree.chain(2, tokens.device), torch.ones(1, 2, dtype=torch.bool)),
+        replace(verdict, path=torch.tensor([[0, 1]]), accepted=torch.tensor([2]), token=torch.tensor([4])),
+        torch.tensor([3]),
+    )
+    assert model.cache.rows.pending.tolist() == [[int(ours[0][0, 1]), 4]]
+    fresh.begin([[*PROMPT, *tokens[0, :3].tolist(), 9, *ours[0][0].tolist(), 4]], sampling)
+    ours, theirs = (one.unroll(numbers) for one in (model, fresh))
+    assert ours is not None and theirs is not None and torch.equal(ours[0], theirs[0])
+    torch.testing.assert_close(ours[1].probs, theirs[1].probs, atol=0.02, rtol=0.05)
 
 
 def test_greedy_chains_are_the_likeliest_tokens() -> None:
     model = opened(SHAPE, Sampling(temperature=0))
-    found = model.unroll(21, np.zeros(4))
+    found = model.unroll(np.zeros(4))
     assert found is not None
     tokens, laws = found
-    behind = torch.cat([torch.tensor([[21]]), tokens], 1)
-    chain = Draft.guess(behind, Tree.chain(5, behind.device), torch.ones_like(behind, dtype=torch.bool))
-    assert opened(SHAPE, Sampling()).score(chain).logits()[0, 1:5].argmax(-1).tolist() == tokens[0].tolist()
+    chain = Draft.guess(tokens, Tree.chain(4, tokens.device), torch.ones_like(tokens, dtype=torch.bool))
+    assert opened(SHAPE, Sampling()).score(chain).logits()[0, :4].argmax(-1).tolist() == tokens[0].tolist()
     assert laws.width == 1 and torch.equal(laws.sole(), tokens)
 
 
 def test_laws_of_other_kinds_take_a_pass_after_another() -> None:
     for sampling in (Sampling(top_k=5), Sampling(top_p=0.9), Sampling(min_p=0.1), Sampling(repetition_penalty=1.2)):
-        assert opened(SHAPE, sampling).unroll(21, np.array([0.5])) is None
+        assert opened(SHAPE, sampling).unroll(np.array([0.5])) is None
     float32 = Decoder.random(SHAPE, 3)
     float32.begin([PROMPT], Sampling())
-    float32.score(Draft.empty(1))
-    assert float32.unroll(21, np.array([0.5])) is None
+    assert float32.unroll(np.array([0.5])) is None
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
