@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.core import few
 from outrider.core.dice import Dice, Purpose
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import Incompatible
@@ -105,6 +107,8 @@ def block(draft: Draft, scores: Scores, dice: Dice) -> Verdict:
     if not draft.size or draft.laws is None or draft.source is None:
         return rejection(draft, scores, dice)
     laws = scores.laws()  # [B, N + 1, S]
+    if not draft.mixed and few.fits(dice, laws, draft.laws):
+        return _block_few(draft, laws, draft.laws, dice)
     rows, size = draft.tokens.shape
     here = laws.first(size)
     guesses = draft.laws.rows(draft.source.clamp(min=0)) if draft.mixed else draft.laws
@@ -141,6 +145,45 @@ def block(draft: Draft, scores: Scores, dice: Dice) -> Verdict:
         chance=chance.double(),
         p=p.double(),
         q=q.double(),
+    )
+
+
+def _block_few(draft: Draft, laws: Law, guesses: Law, dice: Dice) -> Verdict:
+    """The same for a few rows, on the host."""
+    tokens, live, nodes = few.table(draft.tokens), few.table(draft.tried), np.arange(draft.size)
+    rows, size = tokens.shape
+    every = nodes[None].repeat(rows, 0)
+    p, q = few.at(laws, every, tokens), few.at(guesses, every, tokens)
+    ratio = p / np.maximum(q, np.finfo(q.dtype).tiny)
+    weight = np.ones((rows, size + 1), p.dtype)  # P_i = min(1, P_{i-1} p_i / q_i)
+    for level in range(size):
+        weight[:, level + 1] = np.minimum(weight[:, level] * ratio[:, level], 1)
+    over = weight[:, 1:-1, None] * few.table(laws.probs)[:, 1:size] - few.table(guesses.probs)[:, 1:]
+    after = np.zeros_like(p)
+    np.maximum(over, 0, out=over).sum(-1, out=after[:, :-1])
+    reach, last = weight[:, 1:], live.copy()
+    last[:, :-1] &= ~live[:, 1:]
+    chance = np.where(last, reach, after / np.maximum(after + 1 - reach, np.finfo(p.dtype).tiny))
+    chance = np.where(~last & (reach >= 1) & (after <= 0), 1, chance) * live
+    passed = live & (few.table(dice.table(Purpose.ACCEPT))[:, :size] < chance)
+    accepted = (passed * (nodes + 1)).max(1)
+    ended = accepted == live.sum(1)
+    follows = []
+    for row, level in enumerate(accepted.tolist()):
+        law = few.table(laws.probs[row, level])
+        number, without = float(dice.table(Purpose.NEXT)[row, level]), None
+        if not ended[row]:
+            law, without = weight[row, level] * law, few.table(guesses.probs[row, level])
+        follows.append(few.drawn(law, number, without=without))
+    return Verdict(
+        path=torch.from_numpy(np.where(nodes < accepted[:, None], nodes, -1)),
+        accepted=torch.from_numpy(accepted),
+        token=torch.tensor(follows),
+        resampled=torch.from_numpy(~ended),
+        tried=draft.tried,
+        chance=torch.from_numpy(chance.astype(np.float64)),
+        p=torch.from_numpy(p.astype(np.float64)),
+        q=torch.from_numpy(q.astype(np.float64)),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -86,8 +88,22 @@ def test_a_few_rows_on_the_host_are_judged_alike(name: str, kind: str, monkeypat
         assert torch.equal(getattr(alone, field), getattr(together, field)), field
     for field in ("chance", "p", "q"):
         torch.testing.assert_close(getattr(alone, field), getattr(together, field))
-    if name == "token":
+    if RULES[name].lossless:
         assert alone.price is None and alone.relaxed is None
         return
     torch.testing.assert_close(alone.price, together.price, atol=1e-6, rtol=0)
     assert alone.relaxed is not None and together.relaxed is not None and torch.equal(alone.relaxed, together.relaxed)
+
+
+def test_blocks_of_a_few_rows_are_judged_alike_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(6):
+        draft = _chain("drawn", 0, seed)
+        draft = replace(draft, fresh=torch.ones(_ROWS, dtype=torch.bool))
+        monkeypatch.setattr(few, "_FEW", 0)
+        together = _verdict("block", draft, 0, seed)
+        monkeypatch.setattr(few, "_FEW", _ROWS)
+        alone = _verdict("block", draft, 0, seed)
+        for field in ("path", "accepted", "token", "resampled", "tried"):
+            assert torch.equal(getattr(alone, field), getattr(together, field)), field
+        for field in ("chance", "p", "q"):
+            torch.testing.assert_close(getattr(alone, field), getattr(together, field), atol=1e-6, rtol=1e-6)
