@@ -170,8 +170,8 @@ def _block_few(draft: Draft, laws: Law, guesses: Law, dice: Dice) -> Verdict:
     ended = accepted == live.sum(1)
     follows = []
     for row, level in enumerate(accepted.tolist()):
-        law = few.table(laws.probs[row, level])
-        number, without = float(dice.table(Purpose.NEXT)[row, level]), None
+        law, without = few.table(laws.probs[row, level]), None
+        number = float(dice.table(Purpose.NEXT)[row, level])
         if not ended[row]:
             law, without = weight[row, level] * law, few.table(guesses.probs[row, level])
         follows.append(few.drawn(law, number, without=without))

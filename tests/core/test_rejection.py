@@ -98,7 +98,7 @@ def test_a_few_rows_on_the_host_are_judged_alike(name: str, kind: str, monkeypat
 def test_blocks_of_a_few_rows_are_judged_alike_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(6):
         draft = _chain("drawn", 0, seed)
-        draft = replace(draft, fresh=torch.ones(_ROWS, dtype=torch.bool))
+        draft = replace(draft, fresh=torch.ones(_ROWS, dtype=torch.bool), probe=None)
         monkeypatch.setattr(few, "_FEW", 0)
         together = _verdict("block", draft, 0, seed)
         monkeypatch.setattr(few, "_FEW", _ROWS)
