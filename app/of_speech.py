@@ -18,6 +18,7 @@ from outrider.core.errors import InvalidOption
 from outrider.core.methods import DRAFTERS
 from outrider.core.trace import Step
 from outrider.speech import PublishedSpeech, Sound, SpeechModel, drafters, load, published, recipes, rules
+from outrider.speech.model import USUAL
 
 _POINTS = 320  # of the envelope
 _COLUMNS = 440  # of the mel picture
@@ -35,8 +36,8 @@ class Speech:
         "Please call Stella, and ask her to bring these things from the store.",
     )
     heat: float = 0.8
-    usual = "suffix"
-    begins: Mapping[str, Mapping[str, Any]] = {}
+    usual = "jacobi"
+    begins: Mapping[str, Mapping[str, Any]] = USUAL
     fixed = False
     extras: tuple[Knob | Choice, ...] = (Knob("speed", 0.5, 2, 0.1, 1),)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from outrider.core.engine import native
 
 _TOGETHER = 8  # laws
-_MOST = 64  # of them, beyond which torch is given all
+_MOST = 512  # of them, beyond which torch is given all
 
 
 def pooled(p: Tensor, near: Tensor, bound: Tensor) -> Tensor:
@@ -39,7 +39,9 @@ def grouped(p: Tensor, q: Tensor, alike: Tensor, span: int, gap: float) -> tuple
             [one.contiguous() for one in (p, q, alike)],
             [torch.empty_like(one).contiguous() for one in (p, q)],
         )
-        code.outrider_grouped(*(one.data_ptr() for one in (*given, *found)), len(p), size, span, gap)
+        code.outrider_grouped(
+            *(one.data_ptr() for one in (*given, *found)), len(p), size, span, gap, torch.get_num_threads()
+        )
         return found[0], found[1]
     ranked, order = p.sort(dim=-1, descending=True, stable=True)
     drawn, pairs, line = q.gather(1, order), alike.flatten(), order * size
@@ -72,6 +74,11 @@ def _library() -> ctypes.CDLL | None:
     found = native.opened("pooling")
     if found is not None:
         found.outrider_pooled.argtypes = [*[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 2]
-        found.outrider_grouped.argtypes = [*[ctypes.c_void_p] * 5, *[ctypes.c_int64] * 3, ctypes.c_float]
+        found.outrider_grouped.argtypes = [
+            *[ctypes.c_void_p] * 5,
+            *[ctypes.c_int64] * 3,
+            ctypes.c_float,
+            ctypes.c_int32,
+        ]
         found.outrider_pooled.restype = found.outrider_grouped.restype = None
     return found

@@ -29,14 +29,18 @@ void outrider_pooled(const float* probs, const float* bounds, const int32_t* nea
     }
 }
 
-// The mass that each code's group has in `p`, and in `q`, all [laws, codes]: of the `span` codes ranked next above and
-// below it in `p` those whose probability is within `gap` of its own and which it is `alike`, [codes, codes].
-void outrider_grouped(const float* p, const float* q, const bool* alike, float* mass, float* guessed, int64_t laws,
-                      int64_t codes, int64_t span, float gap) {
-    std::vector<uint64_t> ranked(codes);
-    std::vector<int32_t> order(codes);
-    std::vector<float> sorted(codes);
-    for (int64_t law = 0; law < laws; law++, p += codes, q += codes, mass += codes, guessed += codes) {
+// The mass that each code's group has in `probs`, and its share in `guesses`, all [laws, codes]: of the `span` codes
+// ranked next above and below it in `probs` those whose probability is within `gap` of its own and which it is `alike`,
+// [codes, codes].
+void outrider_grouped(const float* probs, const float* guesses, const bool* alike, float* masses, float* shares,
+                      int64_t laws, int64_t codes, int64_t span, float gap, int32_t threads) {
+#pragma omp parallel for num_threads(threads)
+    for (int64_t law = 0; law < laws; law++) {
+        const float *const p = probs + law * codes, *const q = guesses + law * codes;
+        float *const mass = masses + law * codes, *const guessed = shares + law * codes;
+        std::vector<uint64_t> ranked(codes);
+        std::vector<int32_t> order(codes);
+        std::vector<float> sorted(codes);
         for (int64_t code = 0; code < codes; code++) {  // of numbers from 0 on, bits are ordered as they are
             uint32_t bits;
             std::memcpy(&bits, p + code, sizeof bits);

@@ -6,7 +6,7 @@ how a target computes or a drafter guesses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack, overload
@@ -26,6 +26,9 @@ from outrider.speech.sound import Sound, spoken
 from outrider.speech.stream import Result, Stream
 from outrider.speech.vocoder import Vocoder
 from outrider.speech.voice import Script, Speaker, Voice
+
+# how drafters begin on speech, where nobody says otherwise
+USUAL: Mapping[str, Mapping[str, Any]] = {"jacobi": {"window": 16, "renew": "couple"}}
 
 _STEP, _FAR = 0.45, 1e3  # from a code to its neighbour on an axis, for rules; and to the end
 
@@ -136,7 +139,7 @@ class SpeechModel:
         wanted = options.drafter
         if wanted is None or not isinstance(wanted, str):
             return wanted
-        given: dict[str, Any] = dict(options.drafter_options)
+        given: dict[str, Any] = {**USUAL.get(wanted, {}), **options.drafter_options}
         if "model" in DRAFTERS[wanted].needs:
             given.setdefault("model", self.draft_model(said, script))
         if "pupil" in DRAFTERS[wanted].needs and "pupil" not in given:
