@@ -29,14 +29,18 @@ class TrainedError(OutriderError):
     """A file of trained weights that can't be used."""
 
 
-def save(pupil: Pupil, path: Path, provenance: Mapping[str, Any], bits: int = 8) -> None:
-    """Write weights and their JSON, each whole or not at all. `bits`: of large matrices."""
+def save(
+    pupil: Pupil, path: Path, provenance: Mapping[str, Any], bits: int = 8, *, finer: tuple[str, ...] = ()
+) -> None:
+    """Write weights and their JSON, each whole or not at all. `bits`: of large matrices; those of parts that are
+    `finer` keep 16."""
     from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {}
     for name, tensor in pupil.state_dict().items():
         kept = tensor.detach().cpu()
-        if bits == 8 and kept.is_floating_point() and kept.ndim > 1 and kept.numel() >= _LARGE:
+        large = kept.is_floating_point() and kept.ndim > 1 and kept.numel() >= _LARGE
+        if bits == 8 and large and not name.startswith(finer):
             tensors[name], tensors[name + _SCALE] = _rounded(kept.float())
         else:
             tensors[name] = (kept.bfloat16() if kept.is_floating_point() else kept).contiguous()

@@ -12,6 +12,8 @@ from torch import Tensor
 from outrider.core.errors import InvalidOption
 
 RATE, WINDOW, HOP, BINS, TOP = 22_050, 1024, 256, 80, 8000.0
+_LEAST = 1e-5  # of a bin
+SILENCE = math.log(_LEAST)
 _LINEAR, _STEP = 1000.0, math.log(6.4) / 27  # Slaney's scale: 200/3 Hz a mel up to 1 kHz, then logarithmic
 
 
@@ -25,7 +27,7 @@ def mel_frames(sound: Tensor) -> Tensor:
     window = torch.hann_window(WINDOW, device=sound.device, dtype=sound.dtype)
     spectrum = torch.stft(flat, WINDOW, HOP, window=window, center=False, return_complex=True)
     size = (spectrum.real**2 + spectrum.imag**2 + 1e-9).sqrt()
-    mel = (_bank().to(size) @ size).clamp(min=1e-5).log()
+    mel = (_bank().to(size) @ size).clamp(min=_LEAST).log()
     return mel.reshape(*sound.shape[:-1], BINS, -1)
 
 

@@ -84,7 +84,7 @@ def _train(chosen: Recipe, wanted: Wanted, say: Callable[[str], None]) -> Path:
 
     def keep(learned: nn.Module, told: Mapping[str, Any]) -> None:
         assert isinstance(learned, _Learning)
-        save(learned.part, file, told, 16 if isinstance(learned, CodecLearning) else 8)
+        save(learned.part, file, told, finer=("encoder",))  # what codes are must not change by rounding
 
     say(f"{chosen.name}: {sum(one.numel() for one in model.parameters()):,} parameters")
     pace = wanted.pace(chosen.rate, chosen.decay, chosen.matrices)

@@ -1,7 +1,7 @@
 """HiFi-GAN's generator (arXiv 2010.05646), mel frames to samples, whole or as they come.
 
 Streamed sound is that of the whole utterance: every piece is computed with as many frames around it as the network can
-see. Knows nothing of tokens, nor of where its weights lie.
+see, and behind the end there is silence. Knows nothing of tokens, nor of where its weights lie.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import leaky_relu
+from torch.nn.functional import leaky_relu, pad
 
 from outrider.core.errors import InvalidOption
 from outrider.speech.along import conv, rows
-from outrider.speech.mel import BINS, HOP
+from outrider.speech.mel import BINS, HOP, SILENCE
 
 _UPS = ((8, 16), (8, 16), (2, 4), (2, 4))  # stride, kernel
 _KERNELS, _DILATIONS = (3, 7, 11), (1, 3, 5)
 CONTEXT = 16  # frames on either side that a sample depends on, rounded up
+_STEP = 64  # frames are given in multiples of so many: a new length costs seconds, for every convolution is made for it
 
 
 class _Block(nn.Module):
@@ -94,8 +95,10 @@ class VocoderStream:
         assert self._kept is not None
         if end <= self._given:
             return self._kept.new_zeros(0)
+        silent = -(self._kept.shape[1] + CONTEXT) % _STEP + CONTEXT
         with torch.no_grad():
-            sound: Tensor = self.vocoder(self._kept[None])[0, self._given * HOP : end * HOP]
+            sound: Tensor = self.vocoder(pad(self._kept, (0, silent), value=SILENCE)[None])[0]
+        sound = sound[self._given * HOP : end * HOP]
         behind = max(end - CONTEXT, 0)
         self._kept, self._given = self._kept[:, behind:], end - behind
         return sound

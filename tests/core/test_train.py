@@ -199,6 +199,9 @@ def test_large_matrices_are_kept_in_8_bits(tmp_path: Path) -> None:
     save(pupil, whole, {}, 16)
     assert large
     assert path.stat().st_size < 0.75 * whole.stat().st_size
+    save(pupil, tmp_path / "part.safetensors", {}, finer=(large[0],))
+    part, sixteen = (load(one, short, target).state_dict() for one in (tmp_path / "part.safetensors", whole))
+    assert [name for name in large if part[name].equal(sixteen[name])] == large[:1]
     with safe_open(path, "pt") as file:
         parts = {name: file.get_tensor(name) for name in file.keys() if name != f"{large[0]}.scale"}  # noqa: SIM118
     save_file(parts, path)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from outrider.core.errors import InvalidOption
-from outrider.speech.mel import HOP, RATE, _bank, mel_frames
-from outrider.speech.vocoder import Vocoder, VocoderStream
+from outrider.speech.mel import HOP, RATE, SILENCE, _bank, mel_frames
+from outrider.speech.vocoder import CONTEXT, Vocoder, VocoderStream
 
 
 def test_the_bank_is_slaneys() -> None:
@@ -33,8 +33,8 @@ def test_streamed_sound_is_that_of_the_whole() -> None:
     for parameter in vocoder.parameters():  # loud enough that every frame in sight is heard
         parameter.data *= 2
     mel = torch.randn(80, 90, dtype=torch.double)
-    with torch.no_grad():
-        whole = vocoder(mel[None])[0]
+    with torch.no_grad():  # behind it there is silence
+        whole = vocoder(torch.nn.functional.pad(mel, (0, CONTEXT), value=SILENCE)[None])[0, : 90 * HOP]
     for size in (5, 40, 90):
         stream = VocoderStream(vocoder)
         pieces = [stream.push(piece) for piece in mel.split(size, 1)]
