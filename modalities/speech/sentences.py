@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from outrider.core.assets import members
+from outrider.core.archives import members
 from outrider.core.errors import OutriderError, unknown
 
 KINDS = ("examples", "speeches", "everyday", "numbers", "novel")  # the last one is never learned from

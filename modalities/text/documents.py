@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from outrider.core.assets import members
+from outrider.core.archives import members
 from outrider.core.errors import InvalidOption, OutriderError, unknown
 
 _WORDS = 90  # of a passage, about

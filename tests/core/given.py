@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.core.assets import Asset
-from outrider.core.sources import Hub, Index, Npm, Pinned
+from outrider.core.sources import Pinned, Source
 
 DATA = b"weights " * 5000
 
@@ -50,5 +50,5 @@ class Given:
         (folder / self.file.name).write_bytes(self.content)
 
 
-def table(*given: Given | Hub | Index | Npm) -> dict[str, Asset]:
-    return {"thing": Asset("thing", "a thing", "MIT", "nobody", tuple(given))}
+def table(*given: Source) -> dict[str, Asset]:
+    return {"thing": Asset("thing", "a thing", "MIT", "nobody", given)}

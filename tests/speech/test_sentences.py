@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.core import assets
+from outrider.core import archives as held_archives
 from outrider.core.errors import InvalidOption
 from outrider.speech import sentences
 from outrider.speech.sentences import KINDS, SentenceError, held, learned, plain, spelled
@@ -58,7 +58,7 @@ def archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             member = tarfile.TarInfo(path)
             member.size = len(text)
             archive.addfile(member, io.BytesIO(text.encode()))
-    monkeypatch.setattr(assets, "fetch", lambda name, table: tmp_path / name)
+    monkeypatch.setattr(held_archives, "fetch", lambda name, table: tmp_path / name)
 
 
 @pytest.mark.usefixtures("archives")

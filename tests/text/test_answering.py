@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from outrider.app import rag as rag_app
 from outrider.app.cli import cli
-from outrider.core import assets
+from outrider.core import archives
 from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 from outrider.text import load, specrag
@@ -131,7 +131,7 @@ def test_named_things_are_the_instances_of_wordnet(tmp_path: Path, monkeypatch: 
         member = tarfile.TarInfo("package/dict/data.noun")
         member.size = len(text)
         archive.addfile(member, io.BytesIO(text))
-    monkeypatch.setattr(assets, "fetch", lambda name, table: tmp_path)
+    monkeypatch.setattr(archives, "fetch", lambda name, table: tmp_path)
     assert documents("named-things") == [
         "Canberra, Australian capital: the capital of Australia",
         "Nile: the longest river",
