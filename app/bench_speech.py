@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from outrider.core.bench import Item
-    from outrider.speech.bench import Heard, Speech
+    from outrider.speech.bench import Heard, Read, Speech
 
 _WIDTH = 120  # of the tables; a narrower terminal wraps their lines
 SHOWN = (  # of the quality: title, measure, factor, form
@@ -60,6 +60,9 @@ def speech(
         Path | None, typer.Option("--json", metavar="FILE", help="Write everything; - is stdout.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw tokens a call against word error.")] = None,
+    samples: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write what everybody says of the first five there, as Ogg Opus.")
+    ] = None,
 ) -> None:
     """Tokens a target call and speed on speech, what relaxed rules cost, and with --judge what is heard of it."""
     from rich.console import Console
@@ -68,9 +71,11 @@ def speech(
     from outrider.app.options import listed
     from outrider.core.bench import Bench, Item
     from outrider.core.errors import InvalidOption, unknown
-    from outrider.speech import bench, load
+    from outrider.speech import bench, compressed, load
+    from outrider.speech import samples as sampled
     from outrider.speech.model import drafters as known_drafters
     from outrider.speech.model import rules as known_rules
+    from outrider.speech.phonemes import reader
 
     chosen = [one.strip() for one in drafters.split(",")], [one.strip() for one in rules.split(",")]
     for what, names, known in (("drafter", chosen[0], known_drafters()), ("rule", chosen[1], known_rules())):
@@ -79,6 +84,8 @@ def speech(
                 raise unknown(what, name, known)
     of_drafters, of_rules = listed(drafter_option, "--drafter-option"), listed(rule_option, "--rule-option")
     settings = bench.settings(*chosen, of_drafters, of_rules)
+    if samples is not None:
+        compressed.library()  # is it there? asked now, and not when all is measured
     if prompts is None:
         items = bench.sentences(limit)
     else:
@@ -94,40 +101,61 @@ def speech(
     whole = go(found, console)
     if not found.runs:
         raise InvalidOption("stopped before anything was measured")
-    heard, skipped = _judged(asked, items, console) if judge else ({}, {})
+    read, skipped = _teacher() if judge or samples is not None else (None, {})
+    if reader() is None:
+        skipped["hibari-tts"] = (
+            "not installed, so that words are read by their spelling; pip install 'outrider[speech]'"
+        )
+    heard = _judged(asked, items, read, console) if judge else {}
     about = {"prompts": len(found.first("plain")), "prompts_wanted": len(items), "device": device, "repeat": repeat}
     told = bench.report(found, asked, heard, about=about, skipped=skipped)
-    if output is not None and str(output) == "-":
-        print(json.dumps(told, indent=1))
-    else:
-        wide = Console(highlight=False)
-        draw(wide if wide.width >= _WIDTH else Console(highlight=False, width=_WIDTH), told)
-        if output is not None:
-            output.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    if samples is not None:
+        told["samples"] = sampled.written(asked, items, read, samples)
+    say(told, output, draw)
     if plot is not None and not bench.plot(told, plot):
         print("there is nothing to draw: that takes --judge and matplotlib", file=sys.stderr)
     if not whole:
         raise typer.Exit(130)
 
 
-def _judged(asked: Speech, items: list[Item], console: Console) -> tuple[Mapping[str, list[Heard]], Mapping[str, str]]:
-    """What is heard of everybody, and who could not be had."""
+def _teacher() -> tuple[Read | None, dict[str, str]]:
+    """Who reads aloud as the voice was taught, or why nobody does."""
+    import torch
+
+    from outrider.core.assets import AssetError
+    from outrider.speech import bench
+    from outrider.speech.teacher import TeacherError
+
+    try:
+        return bench.teacher(torch.get_num_threads()), {}
+    except (AssetError, TeacherError) as error:
+        return None, {bench.TEACHER: str(error)}
+
+
+def _judged(asked: Speech, items: list[Item], read: Read | None, console: Console) -> Mapping[str, list[Heard]]:
+    """What is heard of everybody."""
     import torch
 
     from outrider.app.bench import bar
     from outrider.speech import bench
     from outrider.speech.judges import Judges
-    from outrider.speech.teacher import TeacherError
 
-    threads, skipped = torch.get_num_threads(), dict[str, str]()
-    read = None
-    try:
-        read = bench.teacher(threads)
-    except TeacherError as error:
-        skipped[bench.TEACHER] = str(error)
     count = len(items) * (1 + len(asked.settings) + 2 * (read is not None))
     with bar(console, count, "Listening") as step:
-        return bench.ladder(asked, items, Judges(threads), read, step), skipped
+        return bench.ladder(asked, items, Judges(torch.get_num_threads()), read, step)
+
+
+def say(told: Mapping[str, Any], output: Path | None, drawn: Callable[[Console, Mapping[str, Any]], None]) -> None:
+    """Tables, and everything into a file; or that alone, on stdout."""
+    from rich.console import Console
+
+    if output is not None and str(output) == "-":
+        print(json.dumps(told, indent=1))
+        return
+    wide = Console(highlight=False)
+    drawn(wide if wide.width >= _WIDTH else Console(highlight=False, width=_WIDTH), told)
+    if output is not None:
+        output.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
 def draw(console: Console, told: Mapping[str, Any]) -> None:
@@ -144,7 +172,8 @@ def draw(console: Console, told: Mapping[str, Any]) -> None:
     console.print(Text(said, style="bold"))
     console.print(_speeds(rows), _shares(rows))
     if told["judged"]:
-        console.print(_quality(told))
+        qualities = {**told["ladder"], **{row["setting"]: row["quality"] for row in rows}}
+        console.print(heard_table(f"What is heard of {told['judged']} sentences", qualities, "plain"))
     for line in remarks({**told, "rows": [{**row, "drafter": row["setting"]} for row in rows]}):
         console.print(line, soft_wrap=True)
 
@@ -183,16 +212,18 @@ def _shares(rows: list[Mapping[str, Any]]) -> Any:
     return table
 
 
-def _quality(told: Mapping[str, Any]) -> Any:
-    """The ladder; of word error also how far it is from plain decoding's."""
-    rungs = {**told["ladder"], **{row["setting"]: row["quality"] for row in told["rows"]}}
+def heard_table(title: str, rungs: Mapping[str, Mapping[str, Any]], base: str) -> Any:
+    """The ladder; of word error also how far it is from one of them."""
     titles = [title for title, *_ in SHOWN]
-    table = _table(f"What is heard of {told['judged']} sentences", [titles[0], "beside plain (95 %)", *titles[1:]])
+    table = _table(title, [titles[0], f"beside {base} (95 %)", *titles[1:]])
     for name, found in rungs.items():
         if "word_error" not in found:
             continue
-        error = found["word_error"]
-        beside = f"{100 * error['apart']:+.1f} ({100 * error['apart_low']:+.1f} to {100 * error['apart_high']:+.1f})"
         cells = [format(factor * found[measure]["value"], form) for _, measure, factor, form in SHOWN]
-        table.add_row(name, cells[0], "" if name == "plain" else beside, *cells[1:])
+        table.add_row(name, cells[0], "" if name == base else apart_from(found["word_error"]), *cells[1:])
     return table
+
+
+def apart_from(error: Mapping[str, float]) -> str:
+    """A difference of word errors in percent, and its interval."""
+    return f"{100 * error['apart']:+.1f} ({100 * error['apart_low']:+.1f} to {100 * error['apart_high']:+.1f})"

@@ -17,6 +17,7 @@ import typer
 
 from outrider.app import bench_engine
 from outrider.app.bench import bench
+from outrider.app.bench_codec import codec as bench_codec
 from outrider.app.bench_image import image as bench_image
 from outrider.app.bench_speech import speech as bench_speech
 from outrider.app.curves import curves
@@ -46,6 +47,7 @@ cli = typer.Typer(
 )
 bench.command("image")(bench_image)
 bench.command("speech")(bench_speech)
+bench.command("codec")(bench_codec)
 bench.command("rag")(bench_rag)
 for one in (bench_engine.crowd, bench_engine.long, bench_engine.offload, bench_engine.soak, bench_engine.device):
     bench.command()(one)

@@ -178,6 +178,20 @@ def judged(judges: Judges, text: str, sound: Sound, beside: Sound, unended: bool
     )
 
 
+def rungs(speech: Speech, item: Item, read: Read | None) -> dict[str, tuple[Sound, bool]]:
+    """What everybody says of an item, and whether it lacks its end: before them the teacher, if it can be had, and what
+    the codec leaves of that. Nothing where it was stopped before all had said it."""
+    names = [PLAIN, *(one.name for one in speech.settings)]
+    own = {name: speech.said[name, item.id] for name in names if (name, item.id) in speech.said}
+    if len(own) < len(names):
+        return {}
+    sounds = {name: (one.sound, one.finish != "end") for name, one in own.items()}
+    if read is None:
+        return sounds
+    heard = read(item.content)
+    return {TEACHER: (heard, False), CODEC: (speech.sp.resynthesised(heard), False), **sounds}
+
+
 def ladder(
     speech: Speech,
     items: Sequence[Item],
@@ -185,19 +199,12 @@ def ladder(
     read: Read | None,
     progress: Callable[[str], Any] = lambda name: None,
 ) -> dict[str, list[Heard]]:
-    """Every rung's verdicts on the same sentences, in their order; the teacher's and the codec's if it can be had."""
-    names = [PLAIN, *(one.name for one in speech.settings)]
+    """Every rung's verdicts on the same sentences, in their order."""
     found: dict[str, list[Heard]] = {}
     for item in items:
-        own = {name: speech.said[name, item.id] for name in names if (name, item.id) in speech.said}
-        if len(own) < len(names):
-            break  # it was stopped here
-        sounds = {name: (one.sound, one.finish != "end") for name, one in own.items()}
-        beside = sounds[PLAIN][0]
-        if read is not None:
-            beside = read(item.content)
-            sounds = {TEACHER: (beside, False), CODEC: (speech.sp.resynthesised(beside), False), **sounds}
+        sounds = rungs(speech, item, read)
         for name, (sound, unended) in sounds.items():
+            beside, _ = sounds.get(TEACHER, sounds[PLAIN])
             found.setdefault(name, []).append(judged(judges, item.content, sound, beside, unended))
             progress(name)
     return found

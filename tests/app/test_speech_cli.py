@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import runpy
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ from typer.testing import CliRunner, Result
 
 from outrider import speech
 from outrider.app.cli import cli
+from outrider.speech import bench, compressed, human
 from outrider.speech.sound import Sound
+from outrider.speech.teacher import TeacherError
 
 TINY = runpy.run_path(str(Path(__file__).parents[1] / "speech" / "conftest.py"))
 
@@ -68,3 +72,41 @@ def test_drafters_are_measured_on_sentences(tmp_path: Path) -> None:
     assert rows[2]["price_per_token"] < 1e-9 and rows[3]["rule"] == "tolerance"
     done = CliRunner().invoke(cli, ["bench", "speech", "--drafters", "psychic"])
     assert done.exit_code and "psychic" in done.output + str(done.exception)
+
+
+def test_samples_are_written_beside_what_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("av")
+
+    def nobody(*threads: int) -> bench.Read:
+        raise TeacherError("the teacher is away")
+
+    monkeypatch.setattr(bench, "teacher", nobody)
+    file, written = tmp_path / "said.txt", tmp_path / "bench.json"
+    file.write_text("Yes.\n")
+    options = ["--drafters", "jacobi", "--prompts", str(file), "--json", str(written), "--samples"]
+    done = CliRunner().invoke(cli, ["bench", "speech", *options, str(tmp_path / "heard")])
+    assert done.exit_code == 0, done.output
+    told = json.loads(written.read_text())
+    assert told["samples"] == [{"text": "Yes.", "files": {n: f"heard/1-{n}.ogg" for n in ("plain", "jacobi")}}]
+    assert told["skipped"]["teacher"] == "the teacher is away" and (tmp_path / "heard/1-jacobi.ogg").is_file()
+    assert ("hibari-tts" in told["skipped"]) == (find_spec("hibari") is None)
+    monkeypatch.setitem(sys.modules, "av", None)
+    done = CliRunner().invoke(cli, ["bench", "speech", *options, str(tmp_path / "other")])
+    assert isinstance(done.exception, compressed.NoCompression) and not (tmp_path / "other").exists()
+
+
+def test_the_codec_is_measured_on_a_human(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("av")
+    heard = bench.Heard(5, 1, 20, 2, 3.0, 3.0, 3.0, 0.9, 1.0, False)
+    asked: list[int] = []
+
+    def ladder(sp: Any, clips: Any, judges: Any, limit: int, step: Any) -> dict[str, list[bench.Heard]]:
+        asked.append(limit)
+        return {"human": [heard], "vocoder alone": [heard], "codec": [heard]}
+
+    monkeypatch.setattr(human, "ladder", ladder)
+    written = tmp_path / "human.json"
+    done = CliRunner().invoke(cli, ["bench", "codec", "--limit", "3", "--json", str(written)])
+    assert done.exit_code == 0 and asked == [3], done.output
+    assert "1 clips of a human" in done.stdout and "vocoder alone" in done.stdout and "20.0" in done.stdout
+    assert list(json.loads(written.read_text())["ladder"]) == ["human", "vocoder alone", "codec"]

@@ -11,7 +11,7 @@ import torch
 from outrider.core.assets import ASSETS
 from outrider.core.bench import Bench, Item
 from outrider.core.errors import InvalidOption
-from outrider.speech import bench
+from outrider.speech import bench, samples
 from outrider.speech.bench import Heard, Setting, Speech, entropy, ladder, measured, report, settings
 from outrider.speech.judges import Judges
 from outrider.speech.model import SpeechModel
@@ -91,6 +91,24 @@ def test_a_curve_is_drawn_of_what_was_judged(tmp_path: Path) -> None:
     assert bench.plot({"rows": rows, "ladder": {"teacher": quality}}, tmp_path / "curve.png")
     assert (tmp_path / "curve.png").stat().st_size > 5000
     assert not bench.plot({"rows": [{"quality": {}}], "ladder": {}}, tmp_path / "none.png")
+
+
+def test_samples_are_of_everybody_and_of_few(speaker: SpeechModel, tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    speech = Speech(speaker, [Setting(drafter="jacobi", rule="tolerance", rule_options={"tau": 2})])
+    for _ in Bench(speech.contenders(), ITEMS).go():
+        pass
+    del speech.said["jacobi tolerance (tau=2)", "1"]  # stopped there
+    reading = Sound((0.1 * np.sin(np.arange(22_050) / 9)).astype(np.float32))
+    first, second = samples.written(speech, ITEMS, lambda text: reading, tmp_path / "heard")
+    assert first["text"] == "Yes." and second == {"text": "Two.", "files": {}}
+    names = {"teacher": "1-teacher", "codec": "1-codec", "plain": "1-plain"}
+    names["jacobi tolerance (tau=2)"] = "1-jacobi-tolerance-tau=2"
+    assert first["files"] == {name: f"heard/{file}.ogg" for name, file in names.items()}
+    for file in first["files"].values():
+        assert (tmp_path / file).read_bytes().startswith(b"OggS")
+    many = samples.written(speech, [ITEMS[0]] * 9, None, tmp_path / "heard")
+    assert len(many) == samples.COUNT and list(many[0]["files"]) == ["plain", "jacobi tolerance (tau=2)"]
 
 
 @pytest.mark.slow
