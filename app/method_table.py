@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 from outrider.app.report import recipe_of
-from outrider.app.report_page import table
+from outrider.app.report_tables import table
 
 _TARGETS = {"text": (), "image": ("tokens",), "speech": ("codec", "voice")}  # what is drafted for, where it is ours
 _SIGNS = {"yes": "✓", "train": "○", "no": ""}

@@ -278,30 +278,66 @@ _SPOKEN = (
     "specinfer,specexec,predrafted,pearl,cs-drafting,sequoia,bild,on-the-fly-window"
 )
 _VOICE = ("speech-codec", "speech-voice")
+_BENT = f"{_RELAXED},coarse-groups,threshold,lenience,trust,verify-every,top-beta,lantern-plus-plus,grouped,bild"
+_SAID = "--temperature 0.6 --dtype bfloat16"
+_HEARD, _HEADS = "--drafters jacobi,medusa", (*_VOICE, "speech-medusa")
 
 SPEECH = (
     Section(
         METHODS,
         "Every method, at temperature 0 and 1",
         "Every drafter there are weights for, under the rule that changes nothing, on held-out sentences of all kinds; "
-        "times are the language model's.",
-        _both(f"speech --drafters {_SPOKEN} --limit 14"),
+        "times are the language model's. Nats/tok say how open the voice's own laws are; work is what model, codec and "
+        "vocoder take, in seconds for a second of sound.",
+        _both(f"speech --drafters {_SPOKEN} --limit 14 --dtype bfloat16"),
         needs=_VOICE,
         quick=True,
+    ),
+    Section(
+        "speed",
+        "The fastest, by the clock",
+        "Those that spare the most calls, under the rule that changes nothing and under tolerance as it begins.",
+        (f"speech --drafters jacobi,medusa,hydra,draft-model --rules exact,tolerance --limit 30 --repeat 2 {_SAID}",),
+        needs=_VOICE,
+        main=True,
     ),
     Section(
         "relaxed",
         "Relaxed rules, judged",
         "What is heard of each rule beside plain decoding, the teacher and what the codec leaves of it; intervals are "
         "bootstraps over sentences.",
-        (
-            f"speech --drafters medusa --rules exact,{_RELAXED},coarse-groups --limit 100 --judge "
-            "--plot {folder}/relaxed.png",
-        ),
-        needs=(*_VOICE, "speech-medusa"),
-        quick=True,
+        (f"speech {_HEARD} --rules exact,{_BENT} --limit 60 {_SAID} --judge --plot {{folder}}/relaxed.png",),
+        needs=_HEADS,
         pictures=("relaxed.png",),
         main=True,
+    ),
+    Section(
+        "curve",
+        "Tolerance from strict to lax",
+        "Tokens of a call against words wrong, as more draws from the target's law let a guess pass.",
+        (
+            f"speech {_HEARD} --rules tolerance --rule-option tolerance.tau=2,3,5,8,16,30,60 --limit 100 {_SAID} "
+            "--judge --plot {folder}/curve.png",
+        ),
+        needs=_HEADS,
+        pictures=("curve.png",),
+    ),
+    Section(
+        "judged",
+        "What ships, judged",
+        "The rule that changes nothing and tolerance as it begins; and a sentence of every kind, to be listened to.",
+        (f"speech {_HEARD} --rules exact,tolerance --limit 500 {_SAID} --judge --samples {{folder}}/samples",),
+        needs=_HEADS,
+        quick=True,
+        main=True,
+    ),
+    Section(
+        "human",
+        "A human whom the codec never heard",
+        "The codec learned from one synthetic voice: what it leaves of another, and what the vocoder alone does. These "
+        "are prompts of a telephone exchange (Allison Smith, CC-BY-SA-3.0), their words as the recogniser hears them.",
+        ("codec --limit 100",),
+        needs=_VOICE,
     ),
 )
 

@@ -11,6 +11,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from outrider.app import report, report_marks, report_page
+from outrider.app.bench_speech import SHOWN
 from outrider.app.cli import cli
 from outrider.app.report_sections import METHODS, NOT_MEASURED, SECTIONS, TEXT, Section
 from outrider.core.errors import OutriderError
@@ -176,9 +177,68 @@ def test_marks_read_sections_that_there_are() -> None:
     peers = [row("plain") | {"engine": "transformers", "tokens_per_second": 20.0}]
     found = [benched(row("plain"), row("auto")) | {"peers": peers}]
     assert report_marks.MARKS[0].figure(found) == 5.0
-    heard = row("plain") | {"quality": {"word_error": {"value": 0.2}, "dnsmos": {"value": 3.0}}}
-    said = report_marks.short({"speech": {"relaxed": [benched(heard)]}})
-    assert "word error of plain decoding: 0.20, wanted at most 0.12 (67% off)" in said
+
+
+def rung(**values: float) -> dict[str, dict[str, float]]:
+    """What is heard of somebody, each figure with its interval and its distance from plain decoding's."""
+    found = {name: 3.0 for _, name, *_ in SHOWN} | values
+    return {
+        name: {"value": one, "low": one, "high": one, "apart": one - 3, "apart_low": one - 4, "apart_high": one - 2}
+        for name, one in found.items()
+    }
+
+
+def spoken(drafter: str, rule: str = "exact", **changes: object) -> dict[str, object]:
+    work = {"factor_model": 0.3, "factor_codec": 0.05, "factor_vocoder": 0.2}
+    found = row(drafter, rule) | {"setting": f"{drafter} {rule}" if rule != "exact" else drafter, "quality": work}
+    return found | {"price_per_token": 0.01, "target_entropy": 2.5, "lossless": rule == "exact"} | changes
+
+
+def test_speech_is_marked_by_what_is_measured_and_heard() -> None:
+    plain, heads = spoken("plain"), spoken("medusa", tokens_per_call=1.3)
+    bent = spoken("jacobi", "tolerance", tokens_per_call=2.6, speedup=1.9)
+    short = report_marks.short({"speech": {"speed": [benched(plain, heads, bent)]}})
+    assert "speech, heads with the speech tree, tokens a call: 1.30, wanted at least 1.4 (7% off" in short
+    assert f"3 of {len(report_marks.MARKS)} marks are met, 1 missed" in short
+    ladder = {"codec": rung(word_error=0.03)}
+    plain["quality"] = rung(word_error=0.2, missing_end=0.01)
+    bent["quality"] = rung(word_error=2.5, dnsmos=2.9)
+    less = spoken("medusa", "tolerance", tokens_per_call=2.0, quality=rung(word_error=0.0))
+    short = report_marks.short({"speech": {"judged": [benched(plain, less, bent) | {"ladder": ladder}]}})
+    for words in (
+        "word error of plain decoding: 0.20, wanted at most 0.12 (67% off)",
+        "its word error above plain decoding's, at 95 %: 0.50, wanted at most 0.02",
+        "its DNSMOS above plain decoding's: -0.10, wanted at least -0.05 (100% off)",
+        f"5 of {len(report_marks.MARKS)} marks are met, 3 missed",
+    ):
+        assert words in short, short
+
+
+def test_the_page_of_speech_has_what_is_spared_and_what_is_heard(tmp_path: Path) -> None:
+    known = {one.name: one for one in SECTIONS["speech"]}
+    files = {"plain": "samples/1-plain.ogg", "jacobi": "samples/1-jacobi.ogg"}
+    rows = [spoken("plain"), spoken("jacobi", quality=spoken("jacobi")["quality"] | rung(word_error=0.1))]  # type: ignore[operator]
+    found = benched(*rows) | {"ladder": {"codec": rung(word_error=0.04)}, "judged": 500}
+    found["samples"] = [{"text": "Yes | no.", "files": files}]
+    known["judged"].files(tmp_path)[0].write_text(json.dumps(found))
+    (tmp_path / "samples").mkdir()
+    (tmp_path / files["plain"]).write_bytes(b"OggS")
+    human = {"human": rung(word_error=0.0), "codec": rung(word_error=0.5)}
+    alone = benched() | {"ladder": human, "judged": 30, "skipped": {"teacher": "it is away"}}
+    known["human"].files(tmp_path)[0].write_text(json.dumps(alone))
+    page = report_page.written(tmp_path, "speech")
+    for words in (
+        "| jacobi | 100.0 | 1.50 (1.40-1.60) | 2.00 | 50% | 0.60 | 100% | 0.0100 | 2.50 | 0.550 |",
+        "What is heard of 500 sentences:",
+        "| codec | 4.0 (4.0-4.0) | -296.0 (-396.0 to -196.0) |",
+        "| sentence | plain | jacobi |",
+        "| Yes / no. | [hear](samples/1-plain.ogg) | - |",
+        "What is heard of 30 clips:",
+        "| human | 0.0 (0.0-0.0) |  |",
+        "beside human",
+        "- skipped teacher: it is away",
+    ):
+        assert words in page, page
 
 
 def test_what_has_no_weights_is_left_out_of_commands(monkeypatch: pytest.MonkeyPatch) -> None:
