@@ -59,9 +59,9 @@ $(BIN)/pip:
 
 # The stamps are as old as the last set-up; a change of what they depend on sets up again, which is quick.
 .venv/for-demo: $(PINS) | $(BIN)/pip
-	$(BIN)/python -P app/install.py app
+	$(BIN)/python -P app/install.py app,speech
 	@touch $@
 
 .venv/for-work: $(PINS) | $(BIN)/pip
-	$(BIN)/python -P app/install.py app,notebooks,judges,retrieval,train,dev
+	$(BIN)/python -P app/install.py app,speech,notebooks,judges,teacher,retrieval,train,dev
 	@touch $@ .venv/for-demo

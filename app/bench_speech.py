@@ -48,6 +48,9 @@ def speech(
     judge: Annotated[
         bool, typer.Option("--judge", help="Word error, DNSMOS, speaker ..., beside the teacher and the codec.")
     ] = False,
+    rated: Annotated[
+        int | None, typer.Option(min=1, help="Of what is judged, DNSMOS for so many; left out: for all.")
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.8,
     top_k: Annotated[int, typer.Option(min=0, help="0 is off.")] = 0,
     presence_penalty: Annotated[float, typer.Option(help="On tokens that were said already.")] = 0.0,
@@ -106,7 +109,7 @@ def speech(
         skipped["hibari-tts"] = (
             "not installed, so that words are read by their spelling; pip install 'outrider[speech]'"
         )
-    heard = _judged(asked, items, read, console) if judge else {}
+    heard = _judged(asked, items, read, rated, console) if judge else {}
     about = {"prompts": len(found.first("plain")), "prompts_wanted": len(items), "device": device, "repeat": repeat}
     told = bench.report(found, asked, heard, about=about, skipped=skipped)
     if samples is not None:
@@ -120,19 +123,19 @@ def speech(
 
 def _teacher() -> tuple[Read | None, dict[str, str]]:
     """Who reads aloud as the voice was taught, or why nobody does."""
-    import torch
-
     from outrider.core.assets import AssetError
     from outrider.speech import bench
     from outrider.speech.teacher import TeacherError
 
     try:
-        return bench.teacher(torch.get_num_threads()), {}
+        return bench.teacher(), {}
     except (AssetError, TeacherError) as error:
         return None, {bench.TEACHER: str(error)}
 
 
-def _judged(asked: Speech, items: list[Item], read: Read | None, console: Console) -> Mapping[str, list[Heard]]:
+def _judged(
+    asked: Speech, items: list[Item], read: Read | None, rated: int | None, console: Console
+) -> Mapping[str, list[Heard]]:
     """What is heard of everybody."""
     import torch
 
@@ -142,7 +145,7 @@ def _judged(asked: Speech, items: list[Item], read: Read | None, console: Consol
 
     count = len(items) * (1 + len(asked.settings) + 2 * (read is not None))
     with bar(console, count, "Listening") as step:
-        return bench.ladder(asked, items, Judges(torch.get_num_threads()), read, step)
+        return bench.ladder(asked, items, Judges(1, torch.get_num_threads()), read, step, rated)
 
 
 def say(told: Mapping[str, Any], output: Path | None, drawn: Callable[[Console, Mapping[str, Any]], None]) -> None:

@@ -8,7 +8,9 @@ nothing of how speech is made.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -23,7 +25,7 @@ from outrider.core.laws import Sampling
 from outrider.core.methods import DRAFTERS, RULES
 from outrider.core.trace import machine, versions
 from outrider.core.tree import Tree
-from outrider.speech.judges import Judges, compared
+from outrider.speech.judges import Judges, Rating, compared
 from outrider.speech.model import SpeechModel
 from outrider.speech.options import Options
 from outrider.speech.phonemes import ids, phonemes, pieces
@@ -146,24 +148,33 @@ class Heard:
     unended: bool
 
 
+_UNRATED = Rating(math.nan, math.nan, math.nan)
+
+
+def _rated(opinion: float) -> tuple[float, float]:
+    return (0, 0) if math.isnan(opinion) else (opinion, 1)
+
+
 # What is reported of many: a sum over another. Lower is better in the first two, and where there is no end.
 MEASURES: dict[str, Callable[[Heard], tuple[float, float]]] = {
     "word_error": lambda one: (one.wrong, one.words),
     "letter_error": lambda one: (one.off, one.letters),
-    "dnsmos": lambda one: (one.overall, 1),
-    "dnsmos_signal": lambda one: (one.signal, 1),
-    "dnsmos_background": lambda one: (one.background, 1),
+    "dnsmos": lambda one: _rated(one.overall),
+    "dnsmos_signal": lambda one: _rated(one.signal),
+    "dnsmos_background": lambda one: _rated(one.background),
     "speaker_similarity": lambda one: (one.alike, 1),
     "duration_ratio": lambda one: (one.ratio, 1),
     "missing_end": lambda one: (one.unended, 1),
 }
 
 
-def judged(judges: Judges, text: str, sound: Sound, beside: Sound, unended: bool = False) -> Heard:
+def judged(
+    judges: Judges, text: str, sound: Sound, beside: Sound, unended: bool = False, *, rate: bool = True
+) -> Heard:
     if not len(sound.samples):  # nothing was said: all of it is missing
         missed = compared("", text)
         return Heard(missed.words, missed.wrong, missed.letters, missed.off, 1.0, 1.0, 1.0, 0.0, 0.0, unended)
-    errors, rating = judges.errors(sound, text), judges.rating(sound)
+    errors, rating = judges.errors(sound, text), judges.rating(sound) if rate else _UNRATED
     return Heard(
         errors.words,
         errors.wrong,
@@ -198,15 +209,31 @@ def ladder(
     judges: Judges,
     read: Read | None,
     progress: Callable[[str], Any] = lambda name: None,
+    rated: int | None = None,
 ) -> dict[str, list[Heard]]:
-    """Every rung's verdicts on the same sentences, in their order."""
-    found: dict[str, list[Heard]] = {}
-    for item in items:
-        sounds = rungs(speech, item, read)
+    """Every rung's verdicts on the same sentences, in their order, of which the first so many are `rated` too. Several
+    are listened to side by side, each in a thread that computes alone: that is quicker than many threads for one."""
+    threads = torch.get_num_threads()
+    judges.ready()
+
+    def verdicts(place: int, item: Item) -> dict[str, Heard]:
+        torch.set_num_threads(1)  # of this thread
+        sounds, found = rungs(speech, item, read), dict[str, Heard]()
         for name, (sound, unended) in sounds.items():
             beside, _ = sounds.get(TEACHER, sounds[PLAIN])
-            found.setdefault(name, []).append(judged(judges, item.content, sound, beside, unended))
+            rate = rated is None or place < rated
+            found[name] = judged(judges, item.content, sound, beside, unended, rate=rate)
             progress(name)
+        return found
+
+    found: dict[str, list[Heard]] = {}
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            for each in pool.map(verdicts, range(len(items)), items):
+                for name, one in each.items():
+                    found.setdefault(name, []).append(one)
+    finally:
+        torch.set_num_threads(threads)
     return found
 
 
@@ -226,11 +253,12 @@ def measured(found: Sequence[Heard], plain: Sequence[Heard], seed: int = 0) -> d
     for name, parts in MEASURES.items():
         above, below = np.array([parts(one) for one in found], float).T
         base, under = np.array([parts(one) for one in plain], float).T
-        draws = above[drawn].sum(1) / below[drawn].sum(1)
-        apart = draws - base[drawn].sum(1) / under[drawn].sum(1)
+        with np.errstate(invalid="ignore"):  # of which nobody was rated
+            draws = above[drawn].sum(1) / below[drawn].sum(1)
+            apart = draws - base[drawn].sum(1) / under[drawn].sum(1)
         value = above.sum() / below.sum()
-        low, high = np.quantile(draws, (0.025, 0.975))
-        least, most = np.quantile(apart, (0.025, 0.975))
+        low, high = np.nanquantile(draws, (0.025, 0.975))
+        least, most = np.nanquantile(apart, (0.025, 0.975))
         difference = value - base.sum() / under.sum()
         told = {"value": value, "low": low, "high": high, "apart": difference, "apart_low": least, "apart_high": most}
         result[name] = {key: float(one) for key, one in told.items()}

@@ -7,9 +7,9 @@ Knows sound and words, nothing of tokens or decoding.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from outrider.core.assets import Checkpoint, fetch, unpickled
 from outrider.core.errors import OutriderError
-from outrider.speech.sentences import spelled
 from outrider.speech.sound import Sound
 
 _RATE = 16_000  # what all of them hear
@@ -63,10 +62,14 @@ class Errors:
 
 
 class Judges:
-    """All of them, each made when it is first asked."""
+    """All of them, each made when it is first asked. So many `listeners` may ask at once."""
 
-    def __init__(self, threads: int = 1) -> None:
-        self.threads = threads
+    def __init__(self, threads: int = 1, listeners: int = 1) -> None:
+        self.threads, self.listeners = threads, listeners
+
+    def ready(self) -> None:
+        """Make them all now, before several threads ask at once."""
+        _ = self._whisper, self._mos, self._encoder
 
     def errors(self, sound: Sound, meant: str) -> Errors:
         """Have Whisper write down what it hears, without telling it what to expect."""
@@ -100,7 +103,8 @@ class Judges:
             from faster_whisper import WhisperModel
         except ImportError:
             raise JudgeError("the recogniser runs in faster-whisper: pip install 'outrider[judges]'") from None
-        return WhisperModel(str(fetch("whisper-base")), device="cpu", compute_type="int8", cpu_threads=self.threads)
+        folder, sides = str(fetch("whisper-base")), {"cpu_threads": self.threads, "num_workers": self.listeners}
+        return WhisperModel(folder, device="cpu", compute_type="int8", **sides)
 
     @cached_property
     def _mos(self) -> Any:
@@ -152,11 +156,17 @@ class SpeakerEncoder(nn.Module):
 
 
 def plain_words(text: str) -> list[str]:
-    """A text as it is compared: small letters, numbers in words, no punctuation."""
-    text = re.sub(r"(?<=\d),(?=\d{3})", "", text.lower().replace("’", "'"))
-    text = re.sub(r"\$(\d+)", r"\1 dollars", text).replace("%", " percent").replace("&", " and ")
-    text = re.sub(r"\d{1,11}", lambda found: f" {spelled(int(found[0]))} ", text)
-    return re.findall(r"[a-z']+", text.replace("-", " "))
+    """A text as recognisers are judged by: Whisper's own normaliser, so that "nineteen sixty" and "1960" are the same,
+    and digits belong together however they are parted."""
+    return _normaliser()(re.sub(r"(?<=\d)[:-](?=\d)", "", text.replace("’", "'"))).split()
+
+
+@cache
+def _normaliser() -> Callable[[str], str]:
+    from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
+
+    made: Callable[[str], str] = EnglishTextNormalizer({})  # no table of British spellings: both texts are American
+    return made
 
 
 def compared(heard: str, meant: str) -> Errors:

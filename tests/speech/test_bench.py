@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +95,14 @@ def test_a_curve_is_drawn_of_what_was_judged(tmp_path: Path) -> None:
     assert not bench.plot({"rows": [{"quality": {}}], "ladder": {}}, tmp_path / "none.png")
 
 
+def test_what_is_not_rated_does_not_count() -> None:
+    one = Heard(4, 1, 20, 2, 3.0, 4.0, 3.5, 0.9, 1.0, False)
+    other = replace(one, wrong=3, signal=math.nan, background=math.nan, overall=math.nan)
+    found = measured([one, other, one], [one, one, other])
+    assert found["dnsmos"]["value"] == 3.5 and found["word_error"]["value"] == pytest.approx(5 / 12)
+    assert math.isfinite(found["dnsmos"]["low"]) and found["dnsmos"]["apart"] == 0
+
+
 def test_samples_are_of_everybody_and_of_few(speaker: SpeechModel, tmp_path: Path) -> None:
     pytest.importorskip("av")
     speech = Speech(speaker, [Setting(drafter="jacobi", rule="tolerance", rule_options={"tau": 2})])
@@ -123,6 +133,8 @@ def test_the_ladder_has_every_rung(speaker: SpeechModel) -> None:
     torch.manual_seed(0)
     tone = Sound((0.1 * torch.randn(22_050)).numpy())
     found = ladder(speech, ITEMS[:1], Judges(), lambda text: tone)
+    unrated = ladder(speech, ITEMS[:1], Judges(), None, rated=0)["plain"]
+    assert math.isnan(unrated[0].overall) and unrated[0].wrong == found["plain"][0].wrong
     assert list(found) == ["teacher", "codec", "plain", "jacobi gumbel-match"]
     assert abs(found["teacher"][0].alike - 1) < 1e-5 and found["teacher"][0].ratio == 1
     assert found["plain"][0].ratio > 0 and found["teacher"][0].overall < 2  # noise is no speech
