@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from outrider.core.errors import OutriderError
 
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 _VERSION = 1  # of what `convert` writes: a change makes everybody convert anew
 _SHARD = 1 << 30  # bytes of a file, and so of what converting holds
 _CONTROL, _DEFINED = 3, 4  # kinds of token: never in text, in text but whole
+_STRING, _LIST = 8, 9  # kinds of value; bytes of the others:
+_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_MOST_VALUES, _MOST_TENSORS, _LONGEST = 1 << 16, 10_000, 1 << 20  # of a header; entries of a list in it
 
 _KINDS = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _PARTS = {
@@ -65,7 +70,10 @@ def convert(file: Path, folder: Path, dtype: str = "float32") -> None:
     from gguf import GGUFReader
 
     try:
+        _walk(file)
         reader = GGUFReader(file)
+        if sum(tensor.n_bytes for tensor in reader.tensors) > file.stat().st_size:
+            raise GgufError(f"{file} is not a whole GGUF file: its tensors lie over one another")
         known = _Fields(reader)
         config = _config(known, {tensor.name for tensor in reader.tensors})
         special = {
@@ -95,6 +103,56 @@ def _broken(file: Path, error: Exception) -> GgufError:
 
 def _write(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
+
+
+def _walk(file: Path) -> None:
+    """Go through the header once: what reads it afterwards believes every length, and counts to whatever is written."""
+    with file.open("rb") as held:
+        if held.read(4) != b"GGUF":
+            raise ValueError("it begins with something else")
+        order = "<" if int.from_bytes(held.read(4), "little") & 0xFFFF else ">"
+        tensors, values = _number(held, order + "Q"), _number(held, order + "Q")
+        if tensors > _MOST_TENSORS or values > _MOST_VALUES:
+            raise ValueError(f"it says that it holds {tensors:,} tensors and {values:,} values")
+        for _ in range(values):
+            _skip(held, _number(held, order + "Q"))
+            _pass_value(held, order, _number(held, order + "I"))
+        for _ in range(tensors):
+            _skip(held, _number(held, order + "Q"))
+            if (sides := _number(held, order + "I")) > 4:
+                raise ValueError(f"it says that a tensor has {sides:,} dimensions")
+            _skip(held, 8 * sides + 12)  # how long they are, the tensor's kind and place
+
+
+def _number(held: IO[bytes], form: str) -> int:
+    (found,) = struct.unpack(form, held.read(struct.calcsize(form)))
+    return int(found)
+
+
+def _skip(held: IO[bytes], count: int) -> None:
+    if count > os.fstat(held.fileno()).st_size - held.tell():
+        raise ValueError(f"it ends before the {count:,} bytes that it says come")
+    held.seek(count, os.SEEK_CUR)
+
+
+def _pass_value(held: IO[bytes], order: str, kind: int) -> None:
+    if kind in _BYTES:
+        _skip(held, _BYTES[kind])
+    elif kind == _STRING:
+        _skip(held, _number(held, order + "Q"))
+    elif kind == _LIST:
+        inner, count = _number(held, order + "I"), _number(held, order + "Q")
+        if count > _LONGEST:
+            raise ValueError(f"it says that a list has {count:,} entries")
+        if inner in _BYTES:
+            _skip(held, count * _BYTES[inner])
+        elif inner != _STRING:
+            raise ValueError(f"it holds a list of values of kind {inner}")
+        else:
+            for _ in range(count):
+                _pass_value(held, order, inner)
+    else:
+        raise ValueError(f"it holds a value of kind {kind}")
 
 
 class _Fields:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -189,3 +190,42 @@ def test_a_file_that_is_cut_short_or_no_gguf_is_one_error(tmp_path: Path, cache:
         converted(tmp_path / "cut.gguf")
     with pytest.raises(assets.AssetError, match="no file"):
         converted(tmp_path / "gone.gguf")
+
+
+def value(kind: int, content: bytes) -> bytes:
+    return struct.pack("<Q", 1) + b"a" + struct.pack("<I", kind) + content
+
+
+@pytest.mark.parametrize(
+    ("tensors", "values", "rest"),
+    [
+        (0, 1 << 63, b""),
+        (1 << 63, 0, b""),
+        (0, 1, struct.pack("<Q", (1 << 64) - 1)),  # a name without an end
+        (0, 1, value(8, struct.pack("<Q", 1 << 63))),  # a text
+        (0, 1, value(9, struct.pack("<IQ", 4, 1 << 63))),  # a list of numbers
+        (0, 1, value(9, struct.pack("<IQ", 8, 1 << 40))),  # of texts
+        (0, 1, value(9, struct.pack("<IQ", 9, 1) * 5000)),  # of lists of lists
+        (0, 1, value(9, struct.pack("<IQ", 0, 1 << 21) + bytes(1 << 21))),  # of many numbers that are there
+        (0, 1, value(77, b"")),
+        (1, 0, struct.pack("<Q", 1) + b"a" + struct.pack("<I", 1 << 31)),  # dimensions
+    ],
+)
+@pytest.mark.timeout(20)
+def test_what_a_header_says_of_its_size_is_not_believed(tensors: int, values: int, rest: bytes, tmp_path: Path) -> None:
+    for order in "<>":
+        path = tmp_path / f"m{ord(order)}.gguf"
+        path.write_bytes(b"GGUF" + struct.pack(order + "IQQ", 3, tensors, values) + rest)
+        with pytest.raises(GgufError, match="not a whole GGUF file"):
+            converted(path)
+
+
+def test_tensors_that_lie_over_one_another_are_not_written_many_times(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf.GGUFWriter, "ggml_pad", staticmethod(lambda size, align: 0))  # every one at the beginning
+        whole = write(path).read_bytes()
+    sizes = [tensor.nbytes for tensor in TINY.tensors().values()]
+    path.write_bytes(whole[: len(whole) - sum(sizes) + max(sizes) + 64])
+    with pytest.raises(GgufError, match="over one another"):
+        converted(path)
