@@ -6,8 +6,11 @@ A new method is one function or class in its family's file and one row in that o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral, Real
 from typing import Any
+
+from torch import Tensor
 
 from outrider.core.decode import Drafter, Rule
 from outrider.core.errors import InvalidOption, unknown
@@ -59,11 +62,36 @@ def make_rule(name: str = "exact", **options: Any) -> Rule:
 def _make(what: str, table: dict[str, Method], name: str, options: dict[str, Any]) -> Any:
     if name not in table:
         raise unknown(what, name, table)
-    method = table[name]
-    for given in options:
+    method, kinds = table[name], table[name].kinds
+    for given, value in options.items():
         if given not in method.options and given not in method.needs:
             raise unknown(f"option of the {what} '{name}'", given, [*method.needs, *method.options])
+        if not _fits(value, kinds.get(given, "")):
+            words = " or ".join(_PLAIN[part][1] for part in kinds[given].split(" | "))
+            raise InvalidOption(f"{given} of the {what} '{name}' is {value!r:.60}; it must be {words}")
     for need in method.needs:
         if options.get(need) is None:
             raise InvalidOption(f"the {what} '{name}' needs {need}=...: {method.summary}")
     return method.make(**options)
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+_PLAIN: dict[str, tuple[Callable[[Any], bool], str]] = {  # kinds that can be told, and what they are called
+    "int": (_whole, "a whole number"),
+    "float": (lambda value: isinstance(value, Real) and not isinstance(value, bool), "a number"),
+    "bool": (lambda value: isinstance(value, bool), "True or False"),
+    "str": (lambda value: isinstance(value, str), "a string"),
+    "Tensor": (lambda value: isinstance(value, Tensor), "a tensor"),
+    "Sequence[int]": (lambda value: isinstance(value, list | tuple) and all(map(_whole, value)), "whole numbers"),
+    "Mapping[str, Any]": (lambda value: isinstance(value, Mapping), "options by name"),
+    "None": (lambda value: value is None, "None"),
+}
+
+
+def _fits(value: object, kind: str) -> bool:
+    """Is a value of its kind? Where that can't be told, whoever takes it says so."""
+    parts = kind.split(" | ")
+    return not _PLAIN.keys() >= set(parts) or any(_PLAIN[one][0](value) for one in parts)

@@ -37,3 +37,9 @@ class Method:
         """What may be set, and to what it is set if nobody does."""
         parameters = inspect.signature(self.make).parameters.values()
         return {one.name: one.default for one in parameters if one.name not in self.needs}
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """What an option takes, as it is written where the method is made, such as "float | None"."""
+        parameters = inspect.signature(self.make).parameters.values()
+        return {one.name: one.annotation for one in parameters if isinstance(one.annotation, str)}

@@ -16,6 +16,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from outrider.core.asked import several
 from outrider.core.decode import Drafter, Rule
 from outrider.core.engine.guidance import Guided
 from outrider.core.engine.network import Network
@@ -98,9 +99,7 @@ class ImageModel:
     def stream(self, prompt: str | Sequence[str], **options: Unpack[Given]) -> Stream:
         """The same step by step: an iterator of Pieces, each of which can show the picture so far."""
         wanted = Options.of(options)
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        if not prompts:
-            raise InvalidOption("there are no prompts; a batch is a list of at least one")
+        prompts = several(prompt, "prompt")
         return Stream(self, wanted, prompts, [self.read(one, wanted.style) for one in prompts])
 
     # ---- what a generation is made of
@@ -111,7 +110,7 @@ class ImageModel:
         """A prompt's ids. Where no style is asked for, its words choose one: pictures of no style at all are drawn
         worse, as few were learned from."""
         if style is None:
-            style = self.styles[crc32(" ".join(prompt.lower().split()).encode()) % len(self.styles)]
+            style = self.styles[crc32(" ".join(prompt.lower().split()).encode(errors="replace")) % len(self.styles)]
         return self.names.read(prompt, style)
 
     def target(self, asked: Sequence[Sequence[int]], guidance: float) -> Guided:

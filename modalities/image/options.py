@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 import torch
 
+from outrider.core.asked import METHODS, NUMBER, SWITCH, WHOLE, Fact, Kind, check, drawn, noted, options_of
 from outrider.core.decode import Drafter, Rule
-from outrider.core.errors import InvalidOption, unknown
+from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 
 
@@ -51,10 +52,7 @@ class Options:
     rule_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, (wanted, words) in _TYPES.items():
-            value = getattr(self, name)
-            if not isinstance(value, wanted) or (isinstance(value, bool) and wanted != (bool,)):
-                raise InvalidOption(f"{name} is {value!r:.60}; it must be {words}")
+        check(self, _TYPES)
         if not 0 <= self.guidance < math.inf:
             raise InvalidOption(f"guidance is {self.guidance}; it must be 0 or more (1 is none, 3 is usual)")
         _ = self.sampling()  # checks the rest
@@ -62,11 +60,7 @@ class Options:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
         """From the names and values of a call."""
-        known = [one.name for one in fields(cls)]
-        for name in given:
-            if name not in known:
-                raise unknown("option", name, known)
-        return cls(**given)
+        return options_of(cls, given)
 
     def sampling(self) -> Sampling:
         return Sampling(
@@ -75,28 +69,18 @@ class Options:
 
     def drawn_seed(self) -> int:
         """The seed as a number; a generator gives its next one, so that it moves on."""
-        if isinstance(self.seed, torch.Generator):
-            return int(torch.randint(2**62, (), generator=self.seed, device=self.seed.device))
-        return self.seed
+        return drawn(self.seed)
 
-    def facts(self) -> dict[str, str | int | float | bool | None]:
+    def facts(self) -> dict[str, Fact]:
         """What a trace notes down."""
-        found: dict[str, str | int | float | bool | None] = {
-            name: getattr(self, name)
-            for name in ("style", "guidance", "temperature", "top_k", "top_p", "entropy_aware")
-        }
-        for group, options in (("drafter", self.drafter_options), ("rule", self.rule_options)):
-            for name, value in options.items():
-                plain = value is None or isinstance(value, str | int | float | bool)
-                found[f"{group}.{name}"] = value if plain else str(value)[:80]
-        return found
+        own = ("style", "guidance", "temperature", "top_k", "top_p", "entropy_aware")
+        return {name: getattr(self, name) for name in own} | noted(self.drafter_options, self.rule_options)
 
 
-_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+_TYPES: dict[str, Kind] = {
     "style": ((str, type(None)), "the name of a style, or None"),
-    "top_k": ((int,), "a whole number"),
-    **dict.fromkeys(("entropy_aware", "entropy", "logprobs"), ((bool,), "True or False")),
-    **dict.fromkeys(("guidance", "temperature", "top_p"), ((int, float), "a number")),
-    **dict.fromkeys(("drafter_options", "rule_options"), ((Mapping,), "a dictionary of options")),
-    "seed": ((int, torch.Generator), "a whole number or a torch.Generator"),
+    "top_k": WHOLE,
+    **dict.fromkeys(("entropy_aware", "entropy", "logprobs"), SWITCH),
+    **dict.fromkeys(("guidance", "temperature", "top_p"), NUMBER),
+    **METHODS,
 }

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack, overload
 import torch
 from torch import Tensor
 
+from outrider.core.asked import several
 from outrider.core.decode import Drafter, Rule
 from outrider.core.errors import InvalidOption
 from outrider.core.published import Family
@@ -99,9 +100,7 @@ class PublishedModel:
         wanted = Options.of({**usual, **options})
         if self.published.guidance == 1 and wanted.guidance != 1:
             raise InvalidOption(f"{self.name} knows no guidance, and guidance is {wanted.guidance}; leave it out")
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        if not prompts:
-            raise InvalidOption("there are no prompts; a batch is a list of at least one")
+        prompts = several(prompt, "prompt")
         return Stream(self, wanted, prompts, [self.read(one, wanted.style) for one in prompts])
 
     # ---- what a generation is made of

@@ -14,6 +14,7 @@ from typing import Any, Unpack, overload
 import torch
 from torch import Tensor
 
+from outrider.core.asked import several
 from outrider.core.decode import Drafter, Rule
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
@@ -103,9 +104,7 @@ class SpeechModel:
     def stream(self, text: str | Sequence[str], **options: Unpack[Given]) -> Stream:
         """The same step by step: an iterator of Pieces, some of which bring samples that can be played."""
         wanted = Options.of(options)
-        texts = [text] if isinstance(text, str) else list(text)
-        if not texts:
-            raise InvalidOption("there is no text; several are a list of at least one")
+        texts = several(text, "text")
         self.drafter_name(wanted)
         return Stream(self, wanted, texts)
 

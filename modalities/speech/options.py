@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 import torch
 
+from outrider.core.asked import METHODS, NUMBER, SWITCH, WHOLE, Fact, Kind, check, drawn, noted, options_of
 from outrider.core.decode import Drafter, Rule
-from outrider.core.errors import InvalidOption, unknown
+from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 
 
@@ -49,10 +50,7 @@ class Options:
     rule_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, (wanted, words) in _TYPES.items():
-            value = getattr(self, name)
-            if not isinstance(value, wanted) or (isinstance(value, bool) and wanted != (bool,)):
-                raise InvalidOption(f"{name} is {value!r:.60}; it must be {words}")
+        check(self, _TYPES)
         if not (math.isfinite(self.speed) and 0.5 <= self.speed <= 2):
             raise InvalidOption(f"speed is {self.speed}; it must be from 0.5 to 2 (1 is usual)")
         _ = self.sampling(0)  # checks the rest
@@ -60,37 +58,26 @@ class Options:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
         """From the names and values of a call."""
-        known = [one.name for one in fields(cls)]
-        for name in given:
-            if name not in known:
-                raise unknown("option", name, known)
-        return cls(**given)
+        return options_of(cls, given)
 
     def sampling(self, end: int) -> Sampling:
         return Sampling(**{name: getattr(self, name) for name in _LAW}, end=(end,))
 
     def drawn_seed(self) -> int:
         """The seed as a number; a generator gives its next one, so that it moves on."""
-        if isinstance(self.seed, torch.Generator):
-            return int(torch.randint(2**62, (), generator=self.seed, device=self.seed.device))
-        return self.seed
+        return drawn(self.seed)
 
-    def facts(self) -> dict[str, str | int | float | bool | None]:
+    def facts(self) -> dict[str, Fact]:
         """What a trace notes down."""
-        found: dict[str, str | int | float | bool | None] = {name: getattr(self, name) for name in ("speed", *_LAW)}
-        for group, options in (("drafter", self.drafter_options), ("rule", self.rule_options)):
-            for name, value in options.items():
-                plain = value is None or isinstance(value, str | int | float | bool)
-                found[f"{group}.{name}"] = value if plain else str(value)[:80]
-        return found
+        own = {name: getattr(self, name) for name in ("speed", *_LAW)}
+        return own | noted(self.drafter_options, self.rule_options)
 
 
 # Penalties count what was said alone: an utterance also begins with its end, which must not be penalised.
 _LAW = ("temperature", "top_k", "top_p", "presence_penalty", "frequency_penalty")
-_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
-    "top_k": ((int,), "a whole number"),
-    "logprobs": ((bool,), "True or False"),
-    **dict.fromkeys(("speed", *(name for name in _LAW if name != "top_k")), ((int, float), "a number")),
-    **dict.fromkeys(("drafter_options", "rule_options"), ((Mapping,), "a dictionary of options")),
-    "seed": ((int, torch.Generator), "a whole number or a torch.Generator"),
+_TYPES: dict[str, Kind] = {
+    "top_k": WHOLE,
+    "logprobs": SWITCH,
+    **dict.fromkeys(("speed", *(name for name in _LAW if name != "top_k")), NUMBER),
+    **METHODS,
 }

@@ -70,11 +70,19 @@ def _parted(sentence: str, longest: int) -> list[str]:
 
 def phonemes(text: str) -> str:
     """What is spoken, one character a phoneme."""
-    read = reader() or spelled_out
-    found = " ".join("".join(sign for sign in read(text) if sign in IDS).split())
+    found = " ".join("".join(sign for sign in _read(text) if sign in IDS).split())
     if not any(IDS[sign] not in PAUSES and sign not in "ˈˌ" for sign in found):
         raise TextError(f"{text.strip()[:30]!r} holds nothing that can be spoken in English")
     return found
+
+
+def _read(text: str) -> str:
+    if (read := reader()) is None:
+        return spelled_out(text)
+    try:
+        return read(text)
+    except Exception:  # it stumbles over some numbers
+        return spelled_out(text)
 
 
 def ids(said: str) -> list[int]:

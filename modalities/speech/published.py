@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from outrider.core.asked import METHODS, NUMBER, WHOLE, Kind, check, options_of
 from outrider.core.decode import Drafter, Rule, Stop, decode
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.laws import Sampling
@@ -53,13 +54,12 @@ class Options:
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
     rule_options: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        check(self, _TYPES)
+
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
-        known = list(cls.__dataclass_fields__)
-        for name in given:
-            if name not in known:
-                raise unknown("option", name, known)
-        return cls(**given)
+        return options_of(cls, given)
 
     def made(self, part: Part) -> tuple[Drafter | None, Rule]:
         """The drafter and the rule, for one part."""
@@ -82,6 +82,9 @@ class Options:
                 )
             given["model"] = part.draft()
         return make_drafter(wanted, **given), rule
+
+
+_TYPES: dict[str, Kind] = {**METHODS, **dict.fromkeys(("temperature", "top_p"), NUMBER), "top_k": WHOLE, "seed": WHOLE}
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ from typing import Any, TypedDict
 
 import torch
 
+from outrider.core.asked import METHODS, NUMBER, SWITCH, WHOLE, Fact, Kind, check, drawn, noted, options_of
 from outrider.core.decode import Drafter, Rule
-from outrider.core.errors import InvalidOption, unknown
+from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 
-_MOST_STOPS = 64
+_MOST_STOPS, _MOST_ALTERNATIVES = 64, 1000
 
 
 class Given(TypedDict, total=False):
@@ -63,13 +64,11 @@ class Options:
     rule_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, (wanted, words) in _TYPES.items():
-            value = getattr(self, name)
-            if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
-                raise InvalidOption(f"{name} is {value!r:.60}; it must be {words}")
-        for name, least in (("max_new_tokens", 1), ("alternatives", 0)):
-            if getattr(self, name) < least:
-                raise InvalidOption(f"{name} is {getattr(self, name)}; it must be {least} or more")
+        check(self, _TYPES)
+        if self.max_new_tokens < 1:
+            raise InvalidOption(f"max_new_tokens is {self.max_new_tokens}; it must be 1 or more")
+        if not 0 <= self.alternatives <= _MOST_ALTERNATIVES:
+            raise InvalidOption(f"alternatives is {self.alternatives}; it must be from 0 to {_MOST_ALTERNATIVES:,}")
         if any(not isinstance(one, str) or not one for one in self.stops) or len(self.stops) > _MOST_STOPS:
             raise InvalidOption(
                 f"stop is {self.stop!r:.80}; give up to {_MOST_STOPS} strings of at least one character each"
@@ -79,11 +78,7 @@ class Options:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
         """From the names and values of a call."""
-        known = [one.name for one in fields(cls)]
-        for name in given:
-            if name not in known:
-                raise unknown("option", name, known)
-        return cls(**given)
+        return options_of(cls, given)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -103,34 +98,28 @@ class Options:
 
     def drawn_seed(self) -> int:
         """The seed as a number; a generator gives its next one, so that it moves on."""
-        if isinstance(self.seed, torch.Generator):
-            return int(torch.randint(2**62, (), generator=self.seed, device=self.seed.device))
-        return self.seed
+        return drawn(self.seed)
 
-    def facts(self) -> dict[str, str | int | float | bool | None]:
+    def facts(self) -> dict[str, Fact]:
         """What a trace notes down: all that is not a default."""
-        found: dict[str, str | int | float | bool | None] = {}
+        found: dict[str, Fact] = {}
         for one in fields(self):
             value = getattr(self, one.name)
             if one.name in ("drafter", "rule", "seed", "drafter_options", "rule_options", "stop"):
                 continue
             if value != one.default or one.name in ("max_new_tokens", "temperature"):
                 found[one.name] = value
-        for group, options in (("drafter", self.drafter_options), ("rule", self.rule_options)):
-            for name, value in options.items():
-                plain = value is None or isinstance(value, str | int | float | bool)
-                found[f"{group}.{name}"] = value if plain else str(value)[:80]
+        found |= noted(self.drafter_options, self.rule_options)
         if self.stops:
             found["stop"] = " | ".join(self.stops)
         return found
 
 
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
-    **dict.fromkeys(("max_new_tokens", "top_k", "alternatives"), ((int,), "a whole number")),
-    **dict.fromkeys(_NUMBERS, ((int, float), "a number")),
-    **dict.fromkeys(("logprobs", "raw"), ((bool,), "True or False")),
-    **dict.fromkeys(("drafter_options", "rule_options"), ((Mapping,), "a dictionary of options")),
-    "seed": ((int, torch.Generator), "a whole number or a torch.Generator"),
+_TYPES: dict[str, Kind] = {
+    **dict.fromkeys(("max_new_tokens", "top_k", "alternatives"), WHOLE),
+    **dict.fromkeys(_NUMBERS, NUMBER),
+    **dict.fromkeys(("logprobs", "raw"), SWITCH),
+    **METHODS,
     "stop": ((str, list, tuple), "a string or a list of strings"),
 }
