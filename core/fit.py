@@ -266,11 +266,9 @@ class Fit:
 
     def resume(self) -> bool:
         """Go on from the folder's checkpoint, if there is one."""
-        found = restore(self.accelerator, self.out, self.name)
-        if found is None:
-            return False
-        self.state = State(**found)
-        return True
+        found = restore(self.accelerator, self.out, self.name, State)
+        self.state = found or self.state
+        return found is not None
 
     def _bar(self) -> Any:
         from tqdm import tqdm

@@ -11,9 +11,10 @@ import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.optim import _muon
 
@@ -23,6 +24,7 @@ from outrider.core.errors import OutriderError
 _PAUSE = 10  # steps' time, beyond which a step was a pause
 _PLACES = ("checkpoint", "checkpoint.old", "checkpoint.partial")
 _STATE = "state.json"
+T = TypeVar("T")
 _MADE_ALIKE = "_zeropower_via_newtonschulz"  # torch's name for what Muon makes of a gradient
 
 
@@ -79,19 +81,24 @@ def store(accelerator: Any, out: Path, state: Mapping[str, Any]) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def restore(accelerator: Any, out: Path, who: str) -> dict[str, Any] | None:
-    """The state of the folder's checkpoint, weights and optimisers loaded; None where there is none. Its "who" must be
-    the same, as whose it is."""
+def restore(accelerator: Any, out: Path, who: str, kind: type[T]) -> T | None:
+    """The state of the folder's checkpoint, a dataclass, with weights and optimisers loaded; None where there is none.
+    Its "who" must be the same, as whose it is."""
     found = [one for name in _PLACES[:2] if (one := out / name / _STATE).is_file()]
     if not found:
         return None
-    state: dict[str, Any] = json.loads(found[0].read_text(encoding="utf-8"))
-    if (theirs := state.pop("who")) != who:
+    try:
+        told = json.loads(found[0].read_text(encoding="utf-8"))
+        theirs = told.pop("who")
+        state = TypeAdapter(kind).validate_python(told)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise TrainingError(f"{found[0]} is damaged ({' '.join(str(error).split()):.150}); remove {out}") from None
+    if theirs != who:
         raise TrainingError(f"the checkpoint in {out} is of {theirs}, not of {who}; give another folder, or remove it")
     try:
         accelerator.load_state(str(found[0].parent))
-    except (RuntimeError, OSError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0]
+    except Exception as error:  # whatever is wrong with it
+        reason = " ".join(str(error).split())
         raise TrainingError(f"the checkpoint in {out} does not fit {who}: {reason:.200}") from None
     return state
 

@@ -267,11 +267,9 @@ class Trainer:
 
     def resume(self) -> bool:
         """Go on from the folder's checkpoint, if there is one."""
-        found = restore(self.accelerator, self.out, ", ".join(self.names))
-        if found is None:
-            return False
-        self.progress = Progress(**found)
-        return True
+        found = restore(self.accelerator, self.out, ", ".join(self.names), Progress)
+        self.progress = found or self.progress
+        return found is not None
 
     # ---- words
 

@@ -13,8 +13,6 @@ import json
 import re
 import tarfile
 import unicodedata
-import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.core import arrays
+from outrider.core.arrays import ArraysError
 from outrider.core.assets import cache_folder, fetch
 from outrider.core.errors import OutriderError
 from outrider.image.names import COMMON, words
@@ -83,33 +83,23 @@ class Pictures:
     def save(self, path: Path) -> None:
         """One compressed file of plain arrays, whole or not at all."""
         about = {"styles": self.styles, "names": self.names, "keywords": self.keywords}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
-        with partial.open("wb") as file:
-            np.savez_compressed(
-                file,
-                pixels=self.pixels,
-                style=self.style.astype(np.uint8),
-                split=self.split.astype(np.uint8),
-                about=np.frombuffer(json.dumps(about).encode(), np.uint8),
-            )
-        partial.replace(path)
+        style, split = self.style.astype(np.uint8), self.split.astype(np.uint8)
+        arrays.save(path, about, pixels=self.pixels, style=style, split=split)
 
     @classmethod
     def load(cls, path: Path) -> Pictures:
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
-                about = json.loads(held["about"].tobytes())
-                found = cls(
-                    held["pixels"],
-                    tuple(about["styles"]),
-                    held["style"].astype(np.int64),
-                    tuple(about["names"]),
-                    tuple(map(tuple, about["keywords"])),
-                    held["split"].astype(np.int64),
-                )
-        except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-            raise DataError(f"{path} is no prepared set of pictures: {str(error)[:100]}") from None
+            about, held = arrays.load(path, ("pixels", "style", "split"))
+            found = cls(
+                held["pixels"],
+                tuple(map(str, about["styles"])),
+                held["style"].astype(np.int64),
+                tuple(map(str, about["names"])),
+                tuple(tuple(map(str, one)) for one in about["keywords"]),
+                held["split"].astype(np.int64),
+            )
+        except (ArraysError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path} is no prepared set of pictures: {str(error)[:200]}") from None
         if found.pixels.ndim != 4 or found.pixels.shape[1:] != (SIZE, SIZE, 3):
             raise DataError(f"{path} holds pictures of shape {found.pixels.shape[1:]}; expected ({SIZE}, {SIZE}, 3)")
         if not len(found.pixels) == len(found.style) == len(found.names) == len(found.keywords) == len(found.split):

@@ -7,7 +7,6 @@ in 8 bits (their steps are a tenth of what a codec loses). Once there is a codec
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import random
@@ -24,6 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from outrider.core import arrays
+from outrider.core.arrays import ArraysError
 from outrider.core.assets import cache_folder
 from outrider.core.errors import OutriderError
 from outrider.speech.codec import FRAMES, Codec
@@ -178,47 +179,42 @@ def utterance(
 def save(path: Path, utterances: Sequence[Utterance]) -> None:
     """One compressed file of plain arrays, whole or not at all."""
     about = [{"text": one.text, "kind": one.kind, "speed": one.speed} for one in utterances]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    nothing = [np.zeros((BINS, 0), np.uint8)]
-    with partial.open("wb") as file:
-        np.savez_compressed(
-            file,
-            about=np.frombuffer(json.dumps(about).encode(), np.uint8),
-            counts=np.array([[len(one.phonemes), one.mel.shape[1], len(one.codes)] for one in utterances]).reshape(
-                -1, 3
-            ),
-            phonemes=np.concatenate([np.zeros(0), *(one.phonemes for one in utterances)]).astype(np.uint8),
-            lengths=np.concatenate([np.zeros(0), *(one.lengths for one in utterances)]).astype(np.uint8),
-            mel=np.concatenate([*nothing, *(one.mel for one in utterances)], 1),
-            codes=np.concatenate([np.zeros(0), *(one.codes for one in utterances)]).astype(np.uint16),
-        )
-    partial.replace(path)
+    counts = [[len(one.phonemes), one.mel.shape[1], len(one.codes)] for one in utterances]
+    arrays.save(
+        path,
+        about,
+        counts=np.array(counts).reshape(-1, 3),
+        phonemes=np.concatenate([np.zeros(0), *(one.phonemes for one in utterances)]).astype(np.uint8),
+        lengths=np.concatenate([np.zeros(0), *(one.lengths for one in utterances)]).astype(np.uint8),
+        mel=np.concatenate([np.zeros((BINS, 0), np.uint8), *(one.mel for one in utterances)], 1),
+        codes=np.concatenate([np.zeros(0), *(one.codes for one in utterances)]).astype(np.uint16),
+    )
 
 
 def load_file(path: Path) -> list[Utterance]:
     try:
-        with np.load(path, allow_pickle=False) as held:
-            about = json.loads(held["about"].tobytes())
-            counts = held["counts"].astype(np.int64)
-            parts = [
-                np.split(held[name], counts[:, column].cumsum()[:-1], axis)
-                for name, column, axis in (("phonemes", 0, 0), ("lengths", 0, 0), ("mel", 1, 1), ("codes", 2, 0))
-            ]
-            return [
-                Utterance(
-                    one["text"],
-                    one["kind"],
-                    said.astype(np.int64),
-                    lengths.astype(np.int64),
-                    float(one["speed"]),
-                    mel,
-                    codes.astype(np.int64),
-                )
-                for one, said, lengths, mel, codes in zip(about, *parts, strict=False)
-            ]
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise DataError(f"{path} holds no speech to learn from: {str(error)[:100]}") from None
+        about, held = arrays.load(path, ("counts", "phonemes", "lengths", "mel", "codes"))
+        counts = held["counts"].astype(np.int64)
+        if len(about) != len(counts):
+            raise ValueError(f"it tells of {len(about):,} sentences and holds {len(counts):,}")
+        parts = [
+            np.split(held[name], counts[:, column].cumsum()[:-1], axis)
+            for name, column, axis in (("phonemes", 0, 0), ("lengths", 0, 0), ("mel", 1, 1), ("codes", 2, 0))
+        ]
+        return [
+            Utterance(
+                str(one["text"]),
+                str(one["kind"]),
+                said.astype(np.int64),
+                lengths.astype(np.int64),
+                float(one["speed"]),
+                mel,
+                codes.astype(np.int64),
+            )
+            for one, said, lengths, mel, codes in zip(about, *parts, strict=False)
+        ]
+    except (ArraysError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise DataError(f"{path} holds no speech to learn from: {str(error)[:200]}") from None
 
 
 def load(*paths: Path) -> list[Utterance]:
