@@ -5,15 +5,20 @@ Seeded, so that a case that fails fails again. A thousand damaged traces are in 
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import resource
 import runpy
 import struct
+import zipfile
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -22,9 +27,18 @@ from outrider import text
 from outrider.core.assets import Checkpoint, converted
 from outrider.core.drafters.retrieval import Datastore
 from outrider.core.errors import OutriderError
+from outrider.core.run import accelerator, restore, store
 from outrider.core.trained import load as load_trained
+from outrider.core.trainer import Progress
 from outrider.image import recipes
+from outrider.image.data import SIZE, Pictures
+from outrider.image.model import ImageModel
 from outrider.image.names import Names
+from outrider.image.tokenizer import Layout, Tokenizer
+from outrider.speech.data import Utterance
+from outrider.speech.data import load_file as load_speech
+from outrider.speech.data import save as save_speech
+from outrider.speech.mel import BINS
 from outrider.speech.phonemes import ids, phonemes, pieces
 from outrider.text.bench import load_prompts
 
@@ -37,6 +51,9 @@ PARTS = (  # of words: half a surrogate pair, a zero, right to left, marks of ch
     "\ud800", "\x00", "\u202e", "a", "hello", "<|im_start|>", "</s>", "{{ x }}", "{% raw", "\U0001f600", "e\u0301" * 5,
     "\n", " ", "'", "\\", "\ufeff", "\uffff", "日本語", "0" * 50, "\r", "12,345", "Dr.", "http://x.y/z", "red",
 )  # fmt: skip
+
+
+ODD = ([], {}, [[]], None, 3, [None], [{}], b"x", [b"x"], [3], [-1], [1 << 40], [1.5], [True])  # no prompts
 
 
 def damaged(dice: random.Random, good: bytes) -> bytes:
@@ -125,6 +142,76 @@ def test_datastores(tmp_path: Path) -> None:
     survives(600, once, refused=0.5)
 
 
+def test_sets_of_pictures(tmp_path: Path) -> None:
+    path, words = tmp_path / "p.npz", ("a", "b")
+    keywords = (("x",), ("y",))
+    Pictures(
+        np.zeros((2, SIZE, SIZE, 3), np.uint8), ("noto",), np.zeros(2, np.int64), words, keywords, np.zeros(2)
+    ).save(path)
+    good = path.read_bytes()
+
+    def once(dice: random.Random) -> None:
+        path.write_bytes(rezipped(dice, good) if dice.random() < 0.7 else damaged(dice, good))
+        assert len(Pictures.load(path)) == 2
+
+    survives(400, once, refused=0.5)
+
+
+def test_sets_of_speech(tmp_path: Path) -> None:
+    path, said = tmp_path / "s.npz", np.array([1, 2, 3])
+    one = Utterance("a b", "x", said, said, 1.0, np.zeros((BINS, 6), np.uint8), said)
+    save_speech(path, [one, one])
+    good = path.read_bytes()
+
+    def once(dice: random.Random) -> None:
+        path.write_bytes(rezipped(dice, good) if dice.random() < 0.7 else damaged(dice, good))
+        load_speech(path)
+
+    survives(400, once, refused=0.3)
+
+
+def rezipped(dice: random.Random, good: bytes) -> bytes:
+    """An archive of arrays, one of which is damaged behind a checksum that is right, or is of another shape or kind."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(good)) as old, zipfile.ZipFile(made, "w") as new:
+        chosen = dice.choice(old.namelist())
+        for name in old.namelist():
+            data = old.read(name)
+            if name == chosen:
+                kind = dice.randrange(4)
+                if kind == 0:
+                    data = damaged(dice, data[:128]) + data[128:]
+                elif kind == 1:
+                    data = damaged(dice, data)
+                elif kind == 2:
+                    data = data.replace(b"(", b"(%d, " % dice.choice(COUNTS), 1)[: len(data)]
+                else:
+                    continue
+            new.writestr(name, data)
+    return made.getvalue()
+
+
+def test_checkpoints_of_a_training(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    made = accelerator(True, "no")
+    model = torch.nn.Linear(3, 2)
+    made.prepare(model, torch.optim.AdamW(model.parameters()))
+    store(made, tmp_path, {"who": "a", **asdict(Progress(best={"a": 1.0}, history=[{"minutes": 1.0}]))})
+    files = {path: path.read_bytes() for path in sorted((tmp_path / "checkpoint").iterdir())}
+    state = json.loads((tmp_path / "checkpoint" / "state.json").read_text(encoding="utf-8"))
+
+    def once(dice: random.Random) -> None:
+        path = dice.choice(list(files))
+        told = json.dumps(bent(dice, state)).encode()
+        path.write_bytes(told if path.suffix == ".json" and dice.random() < 0.7 else damaged(dice, files[path]))
+        try:
+            assert isinstance(restore(made, tmp_path, "a", Progress), Progress)
+        finally:
+            path.write_bytes(files[path])
+
+    survives(300, once, refused=0.3)
+
+
 @pytest.mark.slow
 def test_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = runpy.run_path(str(HERE / "core" / "test_gguf.py"))["write"](tmp_path / "m.gguf").read_bytes()
@@ -171,25 +258,6 @@ def test_models(file: str, tmp_path: Path) -> None:
     survives(30, once)
 
 
-def test_prompts(tmp_path: Path) -> None:
-    lm = text.load(TINY["write"](tmp_path / "tiny"), dtype="float32")
-    odd = ([], {}, [[]], None, 3, [None], [{}], b"x", [b"x"], [3], [-1], [1 << 40], [1.5], [True])
-
-    def once(dice: random.Random) -> None:
-        said, kind = words(dice), dice.randrange(4)
-        if kind == 0:
-            lm.generate(said, max_new_tokens=2, drafter="prompt-lookup", raw=dice.random() < 0.5)
-        elif kind == 1:
-            role, content = dice.choice(("user", "evil", said, 3, None)), dice.choice((said, None, 3, [said]))
-            lm.generate([{"role": role, "content": content}], max_new_tokens=2)  # type: ignore[list-item]
-        elif kind == 2:
-            lm.generate([said, f"{said}x"], max_new_tokens=2)
-        else:
-            lm.generate(dice.choice(odd), max_new_tokens=2)
-
-    survives(200, once, refused=0.1)
-
-
 def test_files_of_prompts(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     good = b'{"prompt": "a", "id": 1, "task": "x"}\n{"turns": ["b"], "question_id": 3, "category": "y"}\n'
@@ -199,6 +267,93 @@ def test_files_of_prompts(tmp_path: Path) -> None:
         load_prompts(path)
 
     survives(400, once, refused=0.3)
+
+
+COMMON: dict[str, tuple[Any, ...]] = {  # values that are fine, and some that are not
+    "drafter": (None, "jacobi", "draft-model"),
+    "temperature": (0.0, 1.0),
+    "top_k": (0, 5),
+    "top_p": (0.5, 1.0),
+    "logprobs": (True,),
+    "seed": (1,),
+    "drafter_options": ({"window": 4}, {"x": 1}),
+}
+OF_TEXT = {
+    **COMMON,
+    "drafter": (None, "jacobi", "suffix", "auto"),
+    "rule": ("exact", "typical"),
+    "max_new_tokens": (1, 2),
+    "min_p": (0.0, 0.1),
+    "repetition_penalty": (1.2,),
+    "stop": ("a", ["b", "c"], [""], [1]),
+    "alternatives": (0, 2),
+    "raw": (True,),
+    "rule_options": ({"epsilon": 0.2}, {"x": 1}),
+}
+OF_PICTURES = {
+    **COMMON,
+    "style": (None, "noto"),
+    "rule": ("exact", "lantern"),
+    "guidance": (0, 1.0, 3.0),
+    "entropy_aware": (True,),
+    "rule_options": ({"delta": 0.2}, {"delta": "x"}),
+}
+OF_SPEECH = {**COMMON, "rule": ("exact", "tolerance"), "speed": (0.7, 1.5), "rule_options": ({"x": 1},)}
+
+
+def asked(dice: random.Random, good: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A prompt, or a batch, or neither; and options, most of them as they should be."""
+    said = words(dice)
+    prompt = dice.choice(ODD if dice.random() < 0.1 else (said, f"cat {said}", f"{said} cat", [f"{said} cat", "cat"]))
+    options = {name: dice.choice((*values, dice.choice(WRONG))) for name, values in good.items() if dice.random() < 0.2}
+    return prompt, options | ({said: 1} if dice.random() < 0.05 else {})
+
+
+def test_prompts(tmp_path: Path) -> None:
+    lm = text.load(TINY["write"](tmp_path / "tiny"), dtype="float32")
+
+    def once(dice: random.Random) -> None:
+        said, kind = words(dice), dice.randrange(5)
+        if kind == 0:
+            lm.generate(said, max_new_tokens=2, drafter="prompt-lookup", raw=dice.random() < 0.5)
+        elif kind == 1:
+            role, content = dice.choice(("user", "evil", said, 3, None)), dice.choice((said, None, 3, [said]))
+            lm.generate([{"role": role, "content": content}], max_new_tokens=2)  # type: ignore[list-item]
+        elif kind == 2:
+            lm.generate([said, f"{said}x"], max_new_tokens=2)
+        elif kind == 3:
+            prompt, options = asked(dice, OF_TEXT)
+            with closing(lm.stream(prompt, **{"max_new_tokens": 2, **options})) as stream:
+                next(stream, None)
+        else:
+            lm.generate(dice.choice(ODD), max_new_tokens=2)
+
+    survives(300, once, refused=0.1)
+
+
+def test_pictures() -> None:
+    made = runpy.run_path(str(HERE / "image" / "conftest.py"))["made"]
+    tokens, draft = made(), made(1, layers=1).network()
+    codec = Tokenizer(Layout((4, 3, 3), (8, 16, 16))).eval()
+    im = ImageModel(tokens.network(), tokens.names, codec, name="tiny", draft=lambda: draft)
+
+    def once(dice: random.Random) -> None:
+        prompt, options = asked(dice, OF_PICTURES)
+        with closing(im.stream(prompt, **options)) as stream:
+            next(stream)
+
+    survives(400, once, refused=0.3)
+
+
+def test_speech() -> None:
+    speaker = runpy.run_path(str(HERE / "speech" / "conftest.py"))["small_speaker"]()
+
+    def once(dice: random.Random) -> None:
+        text, options = asked(dice, OF_SPEECH)
+        with closing(speaker.stream(text, **options)) as stream:
+            next(stream)
+
+    survives(200, once, refused=0.3)
 
 
 def test_what_is_to_be_drawn_and_said() -> None:

@@ -1,8 +1,10 @@
-"""Who may open weights, unpickle, run or fetch: read off the syntax tree of all that is installed."""
+"""Who may open weights, unpickle, run or fetch: read off the syntax trees of what is installed, and of notebooks."""
 
 from __future__ import annotations
 
 import ast
+import json
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -10,55 +12,156 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SECURITY = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-FILES = sorted(path for folder in ("core", "modalities", "app") for path in (ROOT / folder).rglob("*.py"))
+FILES = sorted(path for folder in ("core", "modalities", "app", "notebooks") for path in (ROOT / folder).rglob("*.py"))
+FILES += sorted((ROOT / "notebooks").glob("*.ipynb"))
 
-# Calls that read weights or make models of files, by the end of their name, and the files that may.
+# What reads weights or makes models of files, by the end of its name, and the files that may speak of it.
 OPENERS = {
     "torch.load": {"core/assets.py"},
+    "serialization.load": set(),
     "torch.jit.load": {"modalities/image/eyes.py"},
+    "torch.export.load": set(),
+    "torch.hub.load": set(),
+    "torch.package": set(),
+    "checkpoint.load": set(),  # torch.distributed's
+    "load_state_dict_from_url": set(),
+    "load_library": set(),
+    "cpp_extension": set(),
     "safe_open": {"core/assets.py"},
     "load_file": set(),  # safetensors'
+    "load_model": set(),  # safetensors' and onnx's
+    "safetensors.torch.load": set(),
+    "safetensors.numpy": set(),
+    "safe_globals": {"core/assets.py"},
+    "add_safe_globals": set(),
     "GGUFReader": {"core/gguf.py"},
     "from_pretrained": {"core/assets.py", "modalities/text/tokens.py", "modalities/text/peer_worker.py"},
+    "from_config": set(),
+    "transformers.pipeline": set(),
+    "DiffusionPipeline": set(),
+    "load_state": {"core/run.py"},  # accelerate's
+    "register_for_checkpointing": set(),  # what accelerate would unpickle
+    "load_checkpoint_in_model": set(),
+    "load_checkpoint_and_dispatch": set(),
+    "onnx.load": {"modalities/speech/teacher.py"},
     "InferenceSession": {"modalities/speech/teacher.py", "modalities/speech/judges.py"},
     "WhisperModel": {"modalities/speech/judges.py"},
+    "LLMPipeline": {"modalities/text/peer_worker.py"},
+    "vllm.LLM": {"modalities/text/peer_worker.py"},
+    "read_model": set(),  # OpenVINO's
     "snapshot_download": {"core/assets.py"},
     "hf_hub_download": set(),
-    "load_state_dict_from_url": set(),
-    "torch.hub.load": set(),
-    "urlretrieve": set(),
+}
+# What reads other files of strangers, reaches the network, or runs code and programs.
+OTHERS = {
+    "numpy.load": {"modalities/image/eyes.py", "modalities/text/retrievers.py"},
+    "numpy.fromfile": set(),
+    "numpy.memmap": {"core/drafters/retrieval.py"},
+    "Tokenizer.from_file": {"modalities/text/tokens.py", "modalities/text/retrievers.py"},
+    "tarfile.open": {"core/archives.py", "modalities/image/data.py", "modalities/speech/teacher.py"},
+    "zipfile.ZipFile": {"core/arrays.py", "core/assets.py", "core/sources.py"},
     "extractall": set(),
+    "unpack_archive": set(),
+    "urlopen": {"core/sources.py", "modalities/text/client.py"},
+    "urlretrieve": set(),
     "yaml.load": set(),
-    "os.system": set(),
-    "os.popen": set(),
+    "jinja2.Environment": set(),
+    "ImmutableSandboxedEnvironment": {"modalities/text/tokens.py"},
+    "ctypes.CDLL": {
+        "app/opening.py",
+        "core/engine/learning.py",
+        "core/engine/native.py",
+        "core/memory.py",
+        "core/pooling.py",
+    },
+    "import_module": {"app/probe.py", "app/train.py", "core/published.py"},
+    "spec_from_file_location": set(),
+    "runpy": set(),
+    "subprocess.run": {
+        "app/install.py",
+        "app/probe.py",
+        "app/report.py",
+        "app/serve.py",
+        "core/engine/native.py",
+        "modalities/text/peers.py",
+        "modalities/text/serving.py",
+    },
+    "subprocess.Popen": {"core/sources.py", "modalities/text/peers.py", "modalities/text/serving.py"},
+    "os.execve": {"app/serve.py"},
+    **{f"subprocess.{name}": set() for name in ("call", "check_call", "check_output", "getoutput")},
+    **{f"os.{name}": set() for name in ("system", "popen", "execv", "execvp", "spawnv", "posix_spawn", "startfile")},
+    **{name: set() for name in ("eval", "exec", "compile", "__import__")},
+    **{f"builtins.{name}": set() for name in ("eval", "exec", "compile", "__import__")},
 }
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "joblib", "cloudpickle", "shelve", "marshal"}
-RUNNERS = {"eval", "exec", "compile", "__import__"}
+CLIENTS = {"requests", "httpx", "aiohttp", "ftplib"}  # what is fetched is fetched by core/sources.py and the hub's own
+BARE = {"eval", "exec", "compile", "__import__"}  # only by themselves: a model's eval() and re's compile() are others
 
 
 @cache
 def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        text = "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code")
+    return ast.parse(text)
+
+
+class Names:
+    """The dotted names that a file speaks, those it imported in full."""
+
+    def __init__(self, path: Path) -> None:
+        self.tree = tree(path)
+        self.own = {node.name for node in self.tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        self.full: dict[str, str] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                self.full |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+            elif isinstance(node, ast.Import):
+                self.full |= {one.asname: one.name for one in node.names if one.asname}
+
+    def of(self, node: ast.AST) -> str:
+        if isinstance(node, ast.Attribute):
+            return f"{self.of(node.value)}.{node.attr}"
+        if isinstance(node, ast.Name):
+            return f"outrider.{node.id}" if node.id in self.own else self.full.get(node.id, node.id)
+        if isinstance(node, ast.Call) and self.of(node.func) == "getattr" and len(node.args) > 1:
+            named = node.args[1].value if isinstance(node.args[1], ast.Constant) else "?"
+            return f"{self.of(node.args[0])}.{named}"
+        return "?"
+
+    def imported(self) -> Iterator[str]:
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from (one.name for one in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                yield node.module
+                yield from (f"{node.module}.{one.name}" for one in node.names)
+
+    def spoken(self) -> set[str]:
+        """Called, handed on or imported; what is ours left out, but for what ours gives."""
+        found = {self.of(node) for node in ast.walk(self.tree)} | set(self.imported())
+        ours = {f"outrider.{name}" for name in self.own} | {
+            one for one in self.imported() if one.startswith("outrider.")
+        }
+        return found - ours
+
+
+@cache
+def spoken(path: Path) -> frozenset[str]:
+    return frozenset(Names(path).spoken())
+
+
+def speaks(path: Path, name: str) -> bool:
+    ends = () if name in BARE else (f".{name}",)
+    starts = (f"{name}.",) if name in ("runpy", "torch.package", "safetensors.numpy") else ()
+    return any(one == name or one.endswith(ends) or one.startswith(starts) for one in spoken(path))
 
 
 @cache
 def calls(path: Path) -> list[tuple[str, ast.Call]]:
-    """Every call of a file, with the dotted name of what is called; names that were imported in full."""
-    parsed = tree(path)
-    full = {
-        alias.asname or alias.name: f"{node.module}.{alias.name}"
-        for node in ast.walk(parsed)
-        if isinstance(node, ast.ImportFrom) and node.module
-        for alias in node.names
-    }
-    own = {node.name for node in parsed.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    full |= {name: f"outrider.{name}" for name in own}
-    found = []
-    for node in ast.walk(parsed):
-        if isinstance(node, ast.Call):
-            first, dot, rest = ast.unparse(node.func).partition(".")
-            found.append((full.get(first, first) + dot + rest, node))
-    return found
+    """Every call of a file, with the dotted name of what is called."""
+    names = Names(path)
+    return [(names.of(node.func), node) for node in ast.walk(names.tree) if isinstance(node, ast.Call)]
 
 
 def given(call: ast.Call, name: str) -> object:
@@ -73,15 +176,9 @@ def named(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("opener", OPENERS)
-def test_only_those_that_may_open_weights_do(opener: str) -> None:
-    found = set()
-    for path in FILES:
-        for name, _ in calls(path):
-            own = name.startswith("outrider.")  # of the same name, but ours
-            if not own and (name == opener or name.endswith(f".{opener}")):
-                found.add(named(path))
-    assert found == OPENERS[opener]
+@pytest.mark.parametrize("name", [*OPENERS, *OTHERS])
+def test_only_those_that_may_do(name: str) -> None:
+    assert {named(path) for path in FILES if speaks(path, name)} == (OPENERS | OTHERS)[name]
 
 
 def test_security_names_every_place_that_opens() -> None:
@@ -91,17 +188,12 @@ def test_security_names_every_place_that_opens() -> None:
 
 def test_nothing_is_unpickled() -> None:
     for path in FILES:
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                names = (
-                    {alias.name.partition(".")[0] for alias in node.names} if isinstance(node, ast.Import) else set()
-                )
-                names |= {(getattr(node, "module", None) or "").partition(".")[0]}
-                assert not UNPICKLERS & names, path
+        assert not (UNPICKLERS | CLIENTS) & {name.partition(".")[0] for name in Names(path).imported()}, path
+        assert not any(name.endswith(".read_pickle") for name in spoken(path)), path
         for name, call in calls(path):
-            if name.endswith("torch.load"):
+            if name == "torch.load":
                 assert given(call, "weights_only") is True, path
-            if name in ("np.load", "numpy.load"):
+            if name == "numpy.load":
                 assert given(call, "allow_pickle") is False, path
             assert given(call, "allow_pickle") in (None, False), path
 
@@ -112,15 +204,42 @@ def test_no_code_of_others_runs() -> None:
             assert given(call, "trust_remote_code") in (None, False), path
             if name.endswith(".from_pretrained"):
                 assert given(call, "trust_remote_code") is False, f"{path}: left out, transformers asks at the keyboard"
-            assert name not in RUNNERS, f"{path}: {name}"
+                reads_no_weights = name.endswith(("AutoTokenizer.from_pretrained", "AutoProcessor.from_pretrained"))
+                assert reads_no_weights or given(call, "use_safetensors") is True, path
+            assert given(call, "custom_pipeline") is None, path
             assert given(call, "shell") in (None, False), path
 
 
-def test_the_rule_is_broken_by_what_breaks_it(tmp_path: Path) -> None:
+BROKEN = {
+    "safetensors.torch.load_file": "from safetensors.torch import load_file as read\nread('x')",
+    "torch.load": "import torch as t\nfor one in map(t.load, files): ...",
+    "torch.jit.load": "from torch import jit\nkept = jit.load",
+    "numpy.load": "import numpy\ngetattr(numpy, 'load')('x')",
+    "safetensors.safe_open": "def f():\n    from safetensors import safe_open",
+    "?.from_pretrained": "make('x').from_pretrained('y')",
+    "accelerator.load_state": "def restore(accelerator):\n    accelerator.load_state('x')",
+    "pickle": "import pickle",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_rule_is_broken_by_what_breaks_it(name: str, tmp_path: Path) -> None:
     bad = tmp_path / "bad.py"
-    bad.write_text(
-        "from safetensors.torch import load_file as read\nimport torch\nread('x')\ntorch.load('x', weights_only=w)\n"
+    bad.write_text(BROKEN[name])
+    assert name in spoken(bad)
+    assert name == "pickle" or any(speaks(bad, one) for one in (OPENERS | OTHERS))
+
+
+def test_ours_of_the_same_name_is_no_breach(tmp_path: Path) -> None:
+    good = tmp_path / "good.py"
+    good.write_text(
+        "def load_file(path): ...\nload_file('x')\nfrom outrider.speech.data import load_file as read\nread('x')"
     )
+    assert not speaks(good, "load_file")
+
+
+def test_what_is_given_is_seen(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.py"
+    bad.write_text("import torch\ntorch.load('x', weights_only=w)\n")
     found = dict(calls(bad))
-    assert "safetensors.torch.load_file" in found
     assert given(found["torch.load"], "weights_only") is found["torch.load"]
