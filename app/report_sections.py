@@ -306,7 +306,10 @@ SPEECH = (
         "Relaxed rules, judged",
         "What is heard of each rule beside plain decoding, the teacher and what the codec leaves of it; intervals are "
         "bootstraps over sentences.",
-        (f"speech {_HEARD} --rules exact,{_BENT} --limit 60 {_SAID} --judge --plot {{folder}}/relaxed.png",),
+        (
+            f"speech --drafters jacobi --rules exact,{_BENT} --limit 40 {_SAID} --judge --rated 20 "
+            "--plot {folder}/relaxed.png",
+        ),
         needs=_HEADS,
         pictures=("relaxed.png",),
         main=True,
@@ -316,8 +319,8 @@ SPEECH = (
         "Tolerance from strict to lax",
         "Tokens of a call against words wrong, as more draws from the target's law let a guess pass.",
         (
-            f"speech {_HEARD} --rules tolerance --rule-option tolerance.tau=2,3,5,8,16,30,60 --limit 100 {_SAID} "
-            "--judge --plot {folder}/curve.png",
+            f"speech {_HEARD} --rules tolerance --rule-option tolerance.tau=3,8,30,100 --limit 60 {_SAID} "
+            "--judge --rated 30 --plot {folder}/curve.png",
         ),
         needs=_HEADS,
         pictures=("curve.png",),
@@ -325,8 +328,9 @@ SPEECH = (
     Section(
         "judged",
         "What ships, judged",
-        "The rule that changes nothing and tolerance as it begins; and a sentence of every kind, to be listened to.",
-        (f"speech {_HEARD} --rules exact,tolerance --limit 500 {_SAID} --judge --samples {{folder}}/samples",),
+        "Tolerance as it begins beside plain decoding, the teacher and what the codec leaves of it; and a sentence of "
+        "every kind, to be listened to.",
+        (f"speech {_HEARD} --rules tolerance --limit 500 {_SAID} --judge --rated 150 --samples {{folder}}/samples",),
         needs=_HEADS,
         quick=True,
         main=True,
