@@ -86,12 +86,6 @@ class Draft:
         ids = self.tokens[:, None].expand(-1, self.size, -1).gather(2, nodes.clamp(min=0))
         return torch.nn.functional.pad(torch.where(nodes < 0, -1, ids), (0, 0, 1, 0), value=-1)
 
-    def law_of(self, node: Tensor) -> Law:
-        """The law that one node a row [B] was drawn from, earlier siblings not yet struck out -> [B, S].
-        Meaningless, but defined, where the node is a fixed guess."""
-        assert self.laws is not None and self.source is not None
-        return self.laws.row(self.source.gather(1, node[:, None])[:, 0].clamp(min=0))
-
 
 def choose(drafts: list[Draft], which: Tensor) -> Draft:
     """One draft a row out of several: row b takes drafts[which[b]]. Kinds may differ from row to row."""

@@ -14,14 +14,19 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # glibc's names of what mallopt sets
 
 def peak_memory() -> int:
     """Bytes that this process has held at most; on a GPU, that its tensors have held there."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # pragma: CUDA
         return int(torch.cuda.max_memory_allocated())
-    if sys.platform == "win32":
-        return 0
-    import resource
+    return lifetime_peak()
 
+
+def lifetime_peak() -> int:
+    """Bytes of main memory that this process has held at most; 0 where that can't be asked."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(most) if sys.platform == "darwin" else int(most) * 1024
+    return most if sys.platform == "darwin" else 1024 * most
 
 
 def resident_memory() -> int:
@@ -29,7 +34,7 @@ def resident_memory() -> int:
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
-        return peak_memory()
+        return lifetime_peak()
 
 
 def keep_memory() -> None:

@@ -5,7 +5,6 @@ Knows targets through the protocol; nothing of what is compared with what (see o
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ import torch
 
 from outrider.core.draft import Draft
 from outrider.core.laws import Sampling
+from outrider.core.memory import lifetime_peak
 from outrider.core.speed import PassCost, fit_pass_cost
 from outrider.core.target import Target
 from outrider.core.trace import Step
@@ -67,16 +67,7 @@ class PeakMemory:
             status = Path("/proc/self/status").read_text()
             return 1024 * int(status.split("VmHWM:")[1].split()[0])
         except (OSError, IndexError):
-            return _lifetime_peak()
-
-
-def _lifetime_peak() -> int:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
+            return lifetime_peak()
 
 
 def timed(

@@ -138,7 +138,7 @@ def guessed(guesses: Iterable[Guess], batch: Batch, loss: Loss) -> Tensor:
     total = torch.zeros((), device=batch.tokens.device)
     for guess in guesses:
         asked = batch.asked(guess.offset)
-        token = _local(batch.labels(guess.offset)[asked], guess.vocabulary, batch)
+        token = _local(batch.labels(guess.offset)[asked], guess.vocabulary)
         each = loss(_rows(guess, asked), batch.taught(guess.offset, guess.vocabulary), token)
         total = total + guess.weight * each.sum() / max(len(each), 1)
     return total
@@ -163,7 +163,7 @@ def _rows(guess: Guess, asked: Tensor) -> Tensor:
     return guess.logits if guess.logits.dim() == 2 else guess.logits[asked]
 
 
-def _local(tokens: Tensor, vocabulary: Tensor | None, batch: Batch) -> Tensor:
+def _local(tokens: Tensor, vocabulary: Tensor | None) -> Tensor:
     """Ids [N] -> places in a vocabulary; -1 where it lacks them."""
     if vocabulary is None:
         return tokens

@@ -37,10 +37,6 @@ class Part:
     draft: Callable[[], Target] | None = None  # a smaller model's
 
 
-# A model's stages one after another: each is given, and what it came to is sent back. Returns what was meant.
-Stages = Iterator[Any]
-
-
 @dataclass(frozen=True)
 class Options:
     """How a generation is run."""
@@ -98,7 +94,8 @@ class Said:
 
 
 class Published(Protocol):
-    """A model of a class: a prompt's stages, and what they come to."""
+    """A model of a class: a generator of a prompt's stages (`Part`), one after another. What each came to is sent back,
+    and it returns what was meant."""
 
     def stages(self, prompt: Any, limit: int | None) -> Any: ...
 
