@@ -22,7 +22,7 @@ def upload(values: Sequence[Any] | Tensor, device: torch.device | str, dtype: to
     tensor = values if isinstance(values, Tensor) else torch.tensor(values, dtype=dtype)
     if torch.device(device).type == "cpu":
         return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.pin_memory().to(device, non_blocking=True)  # pragma: CUDA
 
 
 class Aside:
@@ -36,14 +36,14 @@ class Aside:
     @contextmanager
     def run(self, work: Callable[..., None], *given: Any) -> Iterator[None]:
         """`work` goes on while the body does, and both have ended (on CUDA: what follows waits for both) behind it."""
-        if self._stream is not None:
+        if self._stream is not None:  # pragma: CUDA
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
         future = self._worker.submit(self._on_stream, work, given)
         try:
             yield
         finally:
             future.result()
-            if self._stream is not None:
+            if self._stream is not None:  # pragma: CUDA
                 torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def _on_stream(self, work: Callable[..., None], given: Sequence[Any]) -> None:
@@ -64,9 +64,9 @@ def fetch(*tensors: Tensor) -> list[np.ndarray]:
     """Tensors [B, ...] as arrays on the host, in one transfer whatever their number. This is the wait of a step."""
     if tensors[0].device.type == "cpu":
         return [tensor.numpy() for tensor in tensors]
-    flat = torch.cat([tensor.double().flatten(1) for tensor in tensors], 1).cpu().numpy()
-    cuts = np.cumsum([tensor[0].numel() for tensor in tensors])[:-1]
-    return [
+    flat = torch.cat([tensor.double().flatten(1) for tensor in tensors], 1).cpu().numpy()  # pragma: CUDA
+    cuts = np.cumsum([tensor[0].numel() for tensor in tensors])[:-1]  # pragma: CUDA
+    return [  # pragma: CUDA
         part.reshape(tuple(tensor.shape)).astype(torch.empty(0, dtype=tensor.dtype).numpy().dtype)
         for part, tensor in zip(np.split(flat, cuts, axis=1), tensors, strict=True)
     ]

@@ -28,7 +28,7 @@ def fits(weight: Tensor, bits: int) -> bool:
     return bits == 8 or (weight.dtype == torch.bfloat16 and weight.shape[0] % 8 == 0 and weight.shape[1] % 1024 == 0)
 
 
-class Ao:
+class Ao:  # pragma: CUDA
     """[out, in] as torchao keeps it."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, bits: int) -> None:

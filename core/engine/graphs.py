@@ -47,12 +47,12 @@ def wanted(device: torch.device) -> bool:
 
 def served(network: Network) -> Network:
     """The network, its passes captured where that is wanted."""
-    if wanted(network.device) and network.graphs is None:
+    if wanted(network.device) and network.graphs is None:  # pragma: CUDA
         network.graphs = Graphs(network)
     return network
 
 
-class Cuda:
+class Cuda:  # pragma: CUDA
     """Records in CUDA graphs, which share their memory."""
 
     def __init__(self, device: torch.device) -> None:
@@ -170,7 +170,7 @@ class Graphs:
     """A network's passes by shape. `record`: how, where it is not for the device to say."""
 
     def __init__(self, network: Network, *, record: Recorder | None = None) -> None:
-        if record is None and wanted(network.device):
+        if record is None and wanted(network.device):  # pragma: CUDA
             record = Cuda(network.device)
         self.network, self.stills = network, Stills(network.device, record)
         self.rules = self.beside()  # verdicts

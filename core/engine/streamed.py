@@ -194,7 +194,7 @@ def _closed(reader: ThreadPoolExecutor, file: IO[bytes]) -> None:
     file.close()
 
 
-class _Host:
+class _Host:  # pragma: CUDA
     """Layers in pinned memory of the host, copied on a stream of their own; nobody waits but the device."""
 
     def __init__(self, shelf: Shelf) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,7 @@ from outrider.core.bench import (
 from outrider.core.decode import decode
 from outrider.core.errors import InvalidOption, OutriderError
 from outrider.core.laws import Sampling
+from outrider.core.memory import lifetime_peak, peak_memory, resident_memory
 from outrider.core.methods import make_drafter, make_rule
 from outrider.core.speed import PassCost
 from outrider.core.stopwatch import PeakMemory, pass_cost, timed
@@ -286,3 +288,14 @@ def test_passes_and_memory_are_measured() -> None:
     gauge = PeakMemory()
     gauge.start()
     assert gauge.read() >= 0
+
+
+def test_where_memory_can_t_be_asked_the_most_so_far_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*_: object, **__: object) -> str:
+        raise OSError
+
+    monkeypatch.setattr(Path, "read_text", nothing)
+    monkeypatch.setattr(Path, "write_text", nothing)
+    gauge = PeakMemory()
+    gauge.start()
+    assert gauge.read() == lifetime_peak() == resident_memory() == peak_memory() > 1 << 20

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from outrider.core import run
 from outrider.core.engine.block import Matrix
 from outrider.core.errors import InvalidOption
-from outrider.core.fit import Fit, Pace
+from outrider.core.fit import Fit, Pace, Request, State
 
 pytest.importorskip("accelerate")
 
@@ -88,3 +88,42 @@ def test_muon_takes_the_same_step_in_32_bits(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_pace_out_of_bounds_is_refused() -> None:
     with pytest.raises(InvalidOption, match="average is 1"):
         Pace(average=1.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"recipes": ()}, "no recipe to train"),
+        ({"batch": 0}, "a batch of 0 teaches nothing"),
+        ({"recipes": ("a", "b"), "out": Path("x")}, "leave out= away"),
+        ({"recipes": ("a", "b"), "start": Path("x")}, "train them one by one"),
+    ],
+)
+def test_what_can_t_be_asked_of_a_run_is_said(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidOption, match=said):
+        Request(**{"recipes": ("a",), **given})
+
+
+def test_a_run_may_begin_anew_and_goes_on_for_nobody_else(tmp_path: Path) -> None:
+    learned(tmp_path)
+    wanted = Request(recipes=("a",), out=tmp_path, fresh=True, steps=7, seed=3, command="outrider train a")
+    assert (tmp_path / "checkpoint").is_dir() and wanted.begin(Path("elsewhere")) == tmp_path
+    assert not (tmp_path / "checkpoint").exists()
+    assert Request(recipes=("a",)).begin(tmp_path / "usual") == tmp_path / "usual"
+    pace = wanted.pace(0.1, 0.01)
+    assert (pace.steps, pace.rate, pace.judgements, pace.seed) == (7, 0.1, 8, 3)
+    assert wanted.facts("a", "sums") == {"recipe": "a", "command": "outrider train a", "data": "sums", "seed": 3}
+
+
+def test_a_checkpoint_of_another_or_a_damaged_one_is_one_line(tmp_path: Path) -> None:
+    learned(tmp_path)
+    made = run.accelerator(True, "no")
+    with pytest.raises(run.TrainingError, match="is of fit, not of somebody"):
+        run.restore(made, tmp_path, "somebody", State)
+    made.prepare(nn.Linear(2, 2))
+    with pytest.raises(run.TrainingError, match="does not fit fit"):
+        run.restore(made, tmp_path, "fit", State)
+    (tmp_path / "checkpoint" / "state.json").write_text('{"who": "fit", "steps": "many"}')
+    with pytest.raises(run.TrainingError, match="is damaged"):
+        run.restore(made, tmp_path, "fit", State)
+    assert run.restore(made, tmp_path / "nowhere", "fit", State) is None

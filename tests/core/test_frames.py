@@ -19,6 +19,7 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.jacobi import SPATIAL
 from outrider.core.engine.frames import Framed, Store
 from outrider.core.engine.guidance import Guided
+from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 from outrider.core.methods import DRAFTERS, Method
 from outrider.core.rules.exact import Exact, GumbelMatch, Token
@@ -294,3 +295,16 @@ def test_frames_and_tokens() -> None:
     tokens = flat(codes, 3)
     assert tokens == [0, 5, 7, 1, 4, 6]
     assert frames(tokens, 3, 3) == codes and frames(tokens[:5], 3, 3) == codes[:1]
+
+
+def test_slots_without_anything_in_them_are_refused() -> None:
+    for make in (
+        lambda: Slots(()),
+        lambda: Slots(((2, 2),)),
+        lambda: Slots(((-1, 3),)),
+        lambda: Slots.books(0, 4),
+        lambda: Slots.books(2, 0),
+    ):
+        with pytest.raises(InvalidOption):
+            make()
+    assert len(Slots.books(3, 4)) == 3 and Slots.rows(2, 5).ranges == ((0, 5), (0, 5), (5, 6))

@@ -9,6 +9,7 @@ import torch
 
 from outrider.core.draft import Draft
 from outrider.core.engine.checkpoints import CheckpointError, configure, load
+from outrider.core.errors import OutriderError
 from outrider.core.laws import Sampling
 from outrider.core.tree import Tree
 
@@ -107,3 +108,24 @@ def test_checkpoints_that_are_not_whole() -> None:
         load(described, whole | {"model.extra": torch.zeros(3)})
     with pytest.raises(CheckpointError, match="says nothing of vocab_size"):
         load({"model_type": "llama"} | {k: v for k, v in SHAPE.items() if k != "vocab_size"}, whole)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"vocab_size": 1 << 40}, "vocab_size is 1,099,511,627,776"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0; expected a whole number above 0"),
+        ({"hidden_size": 32.0}, "hidden_size is 32.0"),
+        ({"hidden_size": 2}, "more heads than its hidden_size has numbers"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'; expected a number above 0"),
+        ({"rope_theta": -1}, "rope_theta is -1"),
+        ({"rope_scaling": [8]}, "rope_scaling is .8.; expected a dictionary"),
+        ({"rope_parameters": {"rope_theta": "far"}}, "rope_theta is 'far'"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "rotary scaling of type 'llama3' needs factor"),
+        ({"layer_types": "full_attention"}, "layer_types is 'full_attention'; expected a list of names"),
+    ],
+)
+def test_a_config_that_makes_no_sense_is_told_in_one_line(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(OutriderError, match=said) as caught:
+        configure({"model_type": "llama", **SHAPE, **changed})
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,112 @@
+"""Drafts of rows put side by side, or chosen row by row: each row stays what it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.core.decode import decode
+from outrider.core.draft import Draft, beside, choose
+from outrider.core.drafters.rowwise import Rowwise
+from outrider.core.laws import Law, Sampling
+from outrider.core.methods import make_drafter, make_rule
+from outrider.core.target import TableTarget
+from outrider.core.trace import Trace
+from outrider.core.tree import Tree
+
+WORDS = 7
+NARROW = Law(torch.tensor([[[0.5, 0.5], [0.25, 0.75]]]), torch.tensor([[[1, 2], [3, 4]]]), WORDS)
+WIDE = Law(torch.full((1, 2, WORDS), 1 / WORDS), None, WORDS)
+
+
+def fixed(*tokens: int, parents: tuple[int, ...] | None = None, **more: Any) -> Draft:
+    tree = Tree.chain(len(tokens)) if parents is None else Tree.of(parents)
+    made = Draft.guess(torch.tensor([tokens]), tree, torch.ones(1, len(tokens), dtype=torch.bool))
+    return replace(made, **more)
+
+
+def drawn(law: Law) -> Draft:
+    return Draft.drawn(torch.tensor([[1, 4]]), law, torch.ones(1, 2, dtype=torch.bool))
+
+
+def same_row(whole: Draft, row: int, one: Draft) -> None:
+    size = one.size
+    assert whole.live[row, :size].tolist() == one.live[0].tolist() and not whole.live[row, size:].any()
+    assert whole.tokens[row, :size].tolist() == one.tokens[0].tolist()
+    parents = whole.tree.parents.expand(whole.rows, -1)[row, :size]
+    assert parents.tolist() == one.tree.parents[0].tolist()
+    assert whole.fixed[row, :size].tolist() == one.fixed[0].tolist()
+    assert whole.tried[row, :size].tolist() == one.tried[0].tolist()
+    assert whole.offsets.expand(whole.rows, -1)[row, :size].tolist() == one.offsets[0].tolist()
+    if one.laws is not None:
+        assert whole.laws is not None and whole.source is not None and one.source is not None
+        mine = whole.laws.dense().probs[row][whole.source[row, :size]]
+        assert torch.equal(mine, one.laws.dense().probs[0][one.source[0]])
+    if one.belief is not None:
+        assert whole.belief is not None and torch.equal(whole.belief[row, :size].double(), one.belief[0].double())
+
+
+@pytest.mark.parametrize("law", [NARROW, WIDE], ids=["narrow", "wide"])
+def test_rows_beside_one_another(law: Law) -> None:
+    drafts = [
+        drawn(law),
+        fixed(3, 5, 6, belief=torch.tensor([[0.5, 0.25, 0.1]]), note=("who",)),
+        drawn(NARROW),
+        fixed(2, 2, 6, 1, parents=(-1, -1, 0, 1), probe=torch.tensor([[False, False, True, True]])),
+        fixed(1, 8, positions=torch.tensor([[1, 5]]), embeddings=torch.ones(1, 3)),
+        Draft.empty(1),
+    ]
+    whole = beside(drafts)
+    for row, one in enumerate(drafts):
+        same_row(whole, row, one)
+    assert whole.note == ("", "who", "", "", "", "") and whole.mixed
+    assert whole.fresh is not None and whole.fresh.tolist() == [True, False, True, False, False, False]
+    assert whole.embeddings is not None and whole.embeddings.shape == (1, 3)
+
+
+def test_rows_chosen_out_of_several() -> None:
+    drafts = [drawn(WIDE), fixed(3, 5, 6, note=("who",)), drawn(NARROW)]
+    rows = [Draft.empty(3)] + [beside([one, one, one]) for one in drafts]
+    whole = choose(rows, torch.tensor([1, 2, 3]))
+    for row, one in enumerate(drafts):
+        same_row(whole, row, one)
+    assert whole.note == ("", "who", "")
+    nobody = choose([Draft.empty(2), Draft.empty(2)], torch.tensor([0, 1]))
+    assert nobody.size == 0 and nobody.rows == 2
+
+
+def test_kinds_of_siblings_are_not_mixed() -> None:
+    other = replace(drawn(WIDE), replacement=True)
+    for join in (beside, lambda both: choose(both, torch.tensor([0]))):
+        with pytest.raises(ValueError, match="with and without replacement"):
+            join([drawn(WIDE), other])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("sampled-tree", {"model": TableTarget(WORDS, blur=0.2)}),
+        ("draft-model", {"model": TableTarget(WORDS, blur=0.2), "length": 3}),
+        ("jacobi", {"window": 3}),
+        ("lookahead", {}),
+        ("suffix", {}),
+        ("token-recycling", {}),
+    ],
+)
+def test_rows_that_draft_each_by_itself_say_what_plain_decoding_says(name: str, options: dict[str, Any]) -> None:
+    target, prompts = TableTarget(WORDS, sharpness=2.0), [[1, 2, 1, 2], [3], [4, 5, 6, 4, 5]]
+
+    def said(drafter: Any) -> list[tuple[int, ...]]:
+        steps = decode(
+            target, drafter, make_rule("gumbel-match"), prompts, sampling=Sampling(temperature=1), limit=24, seed=5
+        )
+        trace = Trace(tuple(steps))
+        return [trace.tokens(row) for row in range(len(prompts))]
+
+    def make() -> Any:
+        return make_drafter(name, **options)
+
+    assert said(Rowwise(make)) == said(None) == said(make())
