@@ -34,6 +34,7 @@ class Pictures:
     heat: float = 1.0
     usual = "jacobi"
     begins: Mapping[str, Mapping[str, Any]] = USUAL
+    ruled: Mapping[str, Mapping[str, Any]] = {}
     fixed = False
     extras: tuple[Knob | Choice, ...] = (
         Knob("guidance", 0, 8, 0.5, 3),

@@ -28,6 +28,7 @@ class Served:
     heat: float = Text.heat
     extras: tuple[Knob | Choice, ...] = Text.extras
     begins = Text.begins
+    ruled = Text.ruled
     fixed = True
 
     def __init__(self, url: str) -> None:

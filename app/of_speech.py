@@ -18,7 +18,7 @@ from outrider.core.errors import InvalidOption
 from outrider.core.methods import DRAFTERS
 from outrider.core.trace import Step
 from outrider.speech import PublishedSpeech, Sound, SpeechModel, drafters, load, published, recipes, rules
-from outrider.speech.model import USUAL
+from outrider.speech.model import RULED, USUAL
 
 _POINTS = 320  # of the envelope
 _COLUMNS = 440  # of the mel picture
@@ -38,6 +38,7 @@ class Speech:
     heat: float = 0.8
     usual = "jacobi"
     begins: Mapping[str, Mapping[str, Any]] = USUAL
+    ruled: Mapping[str, Mapping[str, Any]] = RULED
     fixed = False
     extras: tuple[Knob | Choice, ...] = (Knob("speed", 0.5, 2, 0.1, 1),)
 
@@ -56,6 +57,7 @@ class Speech:
         if named is not None:
             self._held = Held(lambda: _audible(named.opened(published.load, device, dtype)))
             self.examples, self.extras = _PUBLISHED, (Knob("limit", 1, 1500, 1, 250),)  # frames or tokens
+            self.ruled = {}  # nobody has heard these
         else:
             self._held = Held(load_ or (lambda: load(device=device, dtype=dtype, folder=folder)))
 

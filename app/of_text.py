@@ -33,6 +33,7 @@ class Text:
     heat: float = 0.0
     usual = AUTO
     begins: Mapping[str, Mapping[str, Any]] = {}
+    ruled: Mapping[str, Mapping[str, Any]] = {}
     fixed = False
     extras: tuple[Knob | Choice, ...] = (Knob("max_new_tokens", 1, limits.TOKENS, 1, 96),)
 

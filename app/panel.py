@@ -98,7 +98,7 @@ class Panel:
         with gr.Accordion("Options of the drafter and the rule", open=False):
             self.drafting = [controls.slider(one) for one in controls.padded(drafting(subject, usual), _KNOBS)]
             self.wording = [controls.dropdown(one) for one in controls.padded(wording(subject, usual), _WORDS)]
-            self.judging = [controls.slider(one) for one in controls.padded(judging("exact"), _RULES)]
+            self.judging = [controls.slider(one) for one in controls.padded(judging(subject, "exact"), _RULES)]
         self.link = gr.HTML("", elem_id=f"{subject.name}-link", min_height=24)
         self.ticket = gr.State(0)
 
@@ -162,7 +162,10 @@ class Panel:
     def _ruled(self, drafter: str, rule: str) -> list[Update]:
         if rule not in RULES:
             return [gr.skip()] * (1 + _RULES)
-        return [self._about(drafter, rule), *(controls.turned(one) for one in controls.padded(judging(rule), _RULES))]
+        return [
+            self._about(drafter, rule),
+            *(controls.turned(one) for one in controls.padded(judging(self.subject, rule), _RULES)),
+        ]
 
     def _begin(self, request: gr.Request) -> list[Update]:
         return [self.tickets.take(visitor(request)), waiting("Waiting for the model's lane …")]
@@ -286,7 +289,10 @@ class Panel:
         found += [
             controls.reworded(one, options) for one in controls.padded(wording(self.subject, asked.drafter), _WORDS)
         ]
-        found += [controls.turned(one, asked.rule_options) for one in controls.padded(judging(asked.rule), _RULES)]
+        found += [
+            controls.turned(one, asked.rule_options)
+            for one in controls.padded(judging(self.subject, asked.rule), _RULES)
+        ]
         return [*found, self._about(asked.drafter, asked.rule)]
 
 

@@ -53,7 +53,7 @@ _RANGES: Mapping[str, tuple[float, float, float]] = {  # of options, or of one m
     "sinks": (0, 16, 1),
     "span": (0, 32, 1),
     "successors": (1, 16, 1),
-    "tau": (1, 10, 1),
+    "tau": (1, 60, 1),
     "threshold": (0.05, 1, 0.05),
     "weight": (1, 5, 0.1),
     "width": (1, 8, 1),
@@ -166,6 +166,7 @@ class Subject(Protocol):
     usual: str  # the drafter to begin with
     extras: tuple[Knob | Choice, ...]
     begins: Mapping[str, Mapping[str, Any]]  # drafter -> its options as this modality begins with them
+    ruled: Mapping[str, Mapping[str, Any]]  # and of rules
     fixed: bool  # a server's: its drafter, and the options of that, were chosen where it was started
 
     @property
@@ -245,9 +246,9 @@ def wording(subject: Subject, drafter: str) -> list[Choice]:
     return found
 
 
-def judging(rule: str) -> list[Knob]:
+def judging(subject: Subject, rule: str) -> list[Knob]:
     """And of a rule."""
-    return knobs(rule, RULES)
+    return knobs(rule, RULES, subject.ruled.get(rule, {}))
 
 
 def rules_for(subject: Subject, drafter: str) -> list[str]:
@@ -296,7 +297,7 @@ def checked(subject: Subject, given: Mapping[str, Any]) -> Asked:
         drafter_options=_options(
             given.get("drafter_options"), [*drafting(subject, drafter), *wording(subject, drafter)]
         ),
-        rule_options=_options(given.get("rule_options"), judging(rule)),
+        rule_options=_options(given.get("rule_options"), judging(subject, rule)),
         extra=extra,
     )
 

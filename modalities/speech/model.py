@@ -38,6 +38,13 @@ USUAL: Mapping[str, Mapping[str, Any]] = {
     "medusa": {"grow": "sampled", "shape": (*_WIDE, 2, 3, 4, 5, 6, 8)},
     "hydra": {"grow": "sampled", "shape": (*_WIDE, 1, 2, 3, 5, 5, 6)},
 }
+# under a relaxed rule, which is kinder to the likeliest tokens than to those that were drawn
+BENT: Mapping[str, Mapping[str, Any]] = {
+    "medusa": {"grow": "tree", "nodes": 24},
+    "hydra": {"grow": "dynamic", "nodes": 24},
+}
+# and rules: so many draws change few words of what is heard (reports/speech)
+RULED: Mapping[str, Mapping[str, Any]] = {"tolerance": {"tau": 30}}
 _OTHERWISE = frozenset({"grow", "nodes"})  # who says one of these means another tree
 
 _STEP, _FAR = 0.45, 1e3  # from a code to its neighbour on an axis, for rules; and to the end
@@ -147,7 +154,8 @@ class SpeechModel:
         wanted = options.drafter
         if wanted is None or not isinstance(wanted, str):
             return wanted
-        given: dict[str, Any] = {**USUAL.get(wanted, {}), **options.drafter_options}
+        usual = USUAL.get(wanted, {}) if self.rule(options)[0].lossless else {**USUAL, **BENT}.get(wanted, {})
+        given: dict[str, Any] = {**usual, **options.drafter_options}
         if _OTHERWISE & set(options.drafter_options) and "shape" not in options.drafter_options:
             given.pop("shape", None)
         if "model" in DRAFTERS[wanted].needs:
@@ -180,7 +188,7 @@ class SpeechModel:
             return options.rule, type(options.rule).__name__
         if options.rule not in rules():
             raise unknown("rule", options.rule, rules())
-        given, known = dict(options.rule_options), RULES[options.rule].options
+        given, known = {**RULED.get(options.rule, {}), **options.rule_options}, RULES[options.rule].options
         if "neighbours" in known:
             given.setdefault("neighbours", self.neighbours)
             given.setdefault("k", min(known["k"], self.codec.codes - 1))

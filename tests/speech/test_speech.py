@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.core.drafters.learned import Learned
 from outrider.core.errors import InvalidOption, OutriderError
+from outrider.core.rules.neighbours import Tolerance
 from outrider.core.trace import Trace
+from outrider.speech.heads import ToldHeads
 from outrider.speech.mel import RATE, SILENCE
 from outrider.speech.model import SpeechModel
+from outrider.speech.options import Options
 from outrider.speech.sound import Sound, spoken
 from outrider.speech.vocoder import CONTEXT
 
@@ -99,3 +103,20 @@ def test_sound_is_saved_and_read(speaker: SpeechModel, tmp_path: Path) -> None:
 def test_bad_input_is_said(speaker: SpeechModel, text: str, options: dict[str, object], said: str) -> None:
     with pytest.raises(OutriderError, match=said):
         speaker.generate(text, **options)  # type: ignore[arg-type, call-overload]
+
+
+def test_speech_has_ways_of_its_own_to_begin(speaker: SpeechModel) -> None:
+    target = speaker.target(speaker.voice.script([[0, 3, 0]]))
+    pupil = ToldHeads(target, heads=4).drafts(target)
+
+    def grown(rule: str, **options: object) -> tuple[str, int]:
+        wanted = Options(drafter="medusa", rule=rule, drafter_options={"pupil": pupil, **options})
+        made = speaker.drafter(wanted, [[0, 3, 0]], speaker.voice.script([[0, 3, 0]]))
+        assert isinstance(made, Learned)
+        return made.grow, len(made._fixed.parents)
+
+    assert grown("exact") == ("sampled", 16) and grown("tolerance") == ("tree", 24)
+    assert grown("exact", nodes=8) == ("sampled", 8) and grown("exact", grow="tree") == ("tree", 16)
+    assert grown("exact", shape=(-1, 0)) == ("sampled", 2)
+    assert speaker.rule(Options(rule="tolerance"))[0] == Tolerance(tau=30)
+    assert speaker.rule(Options(rule="tolerance", rule_options={"tau": 1}))[0] == Tolerance(tau=1)
