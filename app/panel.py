@@ -193,7 +193,7 @@ class Panel:
         given |= {one.name: value for one, value in zip(self.subject.extras, extras, strict=True)}
         for key, name, turning, numbers in (
             ("drafter_options", drafter, partial(drafting, self.subject), turned),
-            ("rule_options", rule, judging, judged),
+            ("rule_options", rule, partial(judging, self.subject), judged),
         ):
             known = turning(name) if isinstance(name, str) else []
             given[key] = {one.name: value for one, value in zip(known, numbers, strict=False)}

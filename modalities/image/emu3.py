@@ -90,6 +90,12 @@ class Emu3:
         free = [self.free(one) for one in asked[:1]] * len(asked)
         return Guided(inner, asked, free, guidance, instead=True, slots=self._slots)
 
+    def sequence(self, tokens: Sequence[int]) -> list[int]:
+        """A picture's tokens as the class itself writes them, with the marks that end it."""
+        words = self.processor.tokenizer
+        last = [words.eof_token_id, words.eoi_token_id, words.eos_token_id]
+        return [*self._words.cpu()[list(tokens)].tolist(), *last]
+
     def pictures(self, grids: Tensor) -> list[Image]:
         return images(self.model.model.vqmodel.decode(grids.to(self.model.device)))
 
