@@ -45,7 +45,6 @@ PACKAGES = (
     Package("gradio", ("gradio",), "the app", needed=False, extra="app"),
     Package("jupyterlab", ("jupyterlab", "ipywidgets"), "notebooks", needed=False, extra="notebooks"),
     Package("matplotlib", ("matplotlib",), "figures", needed=False, extra="notebooks"),
-    Package("jiwer", ("jiwer",), "judging speech", needed=False, extra="judges"),
 )
 UNUSED = ("torchvision", "torchcodec")  # nobody needs them here, but broken they break transformers
 
