@@ -84,7 +84,7 @@ class Pictures:
             return not needs
         kind = DRAFTERS[drafter].pupil
         wanted = [one.name for one in recipes.RECIPES.values() if one.kind is kind] if kind else ["image-draft"]
-        return any(_there(name, self._folder) for name in wanted)
+        return any(recipes.SHELF.has(name, self._folder) for name in wanted)
 
     def rules(self) -> list[str]:
         return rules()
@@ -104,15 +104,6 @@ class Pictures:
         size = im.codec.factor
         patches = [one.crop((size, size, 2 * size, 2 * size)) for one in im.pictures(grids)]
         return [(one, address(patch.resize((48, 48), 0))) for one, patch in zip(near, patches, strict=True)]
-
-
-def _there(name: str, folder: Path | None) -> bool:
-    if folder is not None:
-        return (folder / f"{name.removeprefix(recipes.PREFIX)}.safetensors").is_file()
-    try:
-        return recipes.weights(name).is_file()
-    except recipes.NoWeights:
-        return False
 
 
 def packed(picture: Image) -> str:

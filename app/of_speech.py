@@ -84,10 +84,7 @@ class Speech:
         if not needs or self._given:
             return not needs and drafter not in _GIVEN
         named = recipes.PREFIX + drafter if "pupil" in needs else "speech-draft"
-        try:
-            return recipes.weights(named, self._folder).is_file() and drafter not in _GIVEN
-        except recipes.NoWeights:
-            return False
+        return recipes.SHELF.has(named, self._folder) and drafter not in _GIVEN
 
     def rules(self) -> list[str]:
         return rules() if self._named is None else published.rules()

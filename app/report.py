@@ -120,6 +120,7 @@ def untrained(modality: str, recipes: Sequence[str]) -> list[str]:
         from outrider.text.recipes import find
 
         return [one for one in recipes if find("smollm2-135m", one) is None]
+    from outrider.core.recipes import NoWeights
     from outrider.image import recipes as images
     from outrider.speech import recipes as speeches
 
@@ -132,7 +133,7 @@ def untrained(modality: str, recipes: Sequence[str]) -> list[str]:
     for one in recipes:
         try:
             there(one)
-        except (images.NoWeights, speeches.NoWeights):
+        except NoWeights:
             found.append(one)
     return found
 

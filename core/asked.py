@@ -38,15 +38,21 @@ def options_of(kind: type[T], given: Mapping[str, Any]) -> T:
 
 def check(options: Any, kinds: Mapping[str, Kind]) -> None:
     """Every value is of its kind, and True and False are no numbers; a drafter and a rule are named or made."""
-    drafter, rule = options.drafter, options.rule
-    if not (drafter is None or isinstance(drafter, str) or hasattr(drafter, "propose")):
-        raise InvalidOption(f"drafter is {drafter!r:.60}; it must be a drafter's name, a drafter or None")
-    if not (isinstance(rule, str) or (callable(rule) and hasattr(rule, "lossless"))):
-        raise InvalidOption(f"rule is {rule!r:.60}; it must be a rule's name or a rule")
     for name, (wanted, words) in kinds.items():
         value = getattr(options, name)
         if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
             raise InvalidOption(f"{name} is {value!r:.60}; it must be {words}")
+    drafter, rule = options.drafter, options.rule
+    if not isinstance(drafter, str):
+        if not (drafter is None or hasattr(drafter, "propose")):
+            raise InvalidOption(f"drafter is {drafter!r:.60}; it must be a drafter's name, a drafter or None")
+        if options.drafter_options:
+            raise InvalidOption("drafter_options go with a drafter's name; this one is made already, or there is none")
+    if not isinstance(rule, str):
+        if not (callable(rule) and hasattr(rule, "lossless")):
+            raise InvalidOption(f"rule is {rule!r:.60}; it must be a rule's name or a rule")
+        if options.rule_options:
+            raise InvalidOption("rule_options go with a rule's name; this one is made already")
 
 
 def drawn(seed: int | torch.Generator) -> int:

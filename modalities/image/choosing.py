@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from outrider.core.decode import Drafter, Rule
-from outrider.core.errors import InvalidOption, unknown
+from outrider.core.errors import unknown
 from outrider.core.methods import DRAFTERS, OF_TEXT, RULES, make_drafter, make_rule
 from outrider.core.target import Target
 from outrider.image import recipes
@@ -48,8 +48,6 @@ def drafter_of(
     drafter guesses with."""
     wanted = options.drafter
     if wanted is None or not isinstance(wanted, str):
-        if options.drafter_options:
-            raise InvalidOption("drafter_options go with a drafter's name; this one is made already, or there is none")
         return wanted, "plain" if wanted is None else type(wanted).__name__
     known = drafters(pupil is not None)
     if wanted not in known:
@@ -67,8 +65,6 @@ def drafter_of(
 def rule_of(options: Options, neighbours: Callable[[], Tensor], looks: Callable[[], Tensor]) -> tuple[Rule, str]:
     """The rule asked for, and its name. `neighbours` and `looks` say which codes are alike, when that is wanted."""
     if not isinstance(options.rule, str):
-        if options.rule_options:
-            raise InvalidOption("rule_options go with a rule's name; this one is made already")
         return options.rule, type(options.rule).__name__
     if options.rule not in rules():
         raise unknown("rule", options.rule, rules())

@@ -6,19 +6,15 @@ emoji.NAME.safetensors. Those that were trained here stand in the cache folder. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from importlib import resources
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from outrider.core.assets import cache_folder
 from outrider.core.drafters.feature import EagleHead
 from outrider.core.drafters.heads import MedusaHeads
 from outrider.core.drafters.spatial import SpatialHeads
 from outrider.core.engine.transformer import Decoder
-from outrider.core.errors import InvalidOption, unknown
 from outrider.core.methods import DRAFTERS
+from outrider.core.recipes import NoWeights, Recipe, Shelf, short, table
 from outrider.core.train import Pupil
 from outrider.core.trained import load as load_trained
 from outrider.image.classifier import Classifier
@@ -33,29 +29,7 @@ PLAN = "image-plan"
 RIGHT = "right on styles it has not seen"  # what is noted with the judge
 
 
-class NoWeights(InvalidOption):
-    """Something that has to be trained first."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """How one of the parts is made and trained. `options` are those of its class."""
-
-    name: str
-    summary: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    rate: float
-    batch: tuple[int, int]  # pictures, on a CPU and elsewhere
-    decay: float = 0.01
-    matrices: float | None = None  # the rate of blocks' matrices under Muon; None: AdamW teaches all
-    kind: Callable[..., Pupil] | None = None  # a pupil of the guided model, made as kind(target, **options)
-
-
-def _table(*recipes: Recipe) -> dict[str, Recipe]:
-    return {recipe.name: recipe for recipe in recipes}
-
-
-RECIPES = _table(
+RECIPES = table(
     Recipe(
         name="image-tokenizer",
         summary="pictures of 64x64 to 16x16 codes of 1,000 and back",
@@ -123,40 +97,16 @@ _CLASSES: tuple[Callable[..., Pupil], ...] = (Classifier, Plan, TokenModel)
 KINDS = {one.__name__: one for one in (*_CLASSES, *(one.kind for one in RECIPES.values() if one.kind is not None))}
 
 
-def recipe(name: str) -> Recipe:
-    if name not in RECIPES:
-        raise unknown("recipe", name, RECIPES)
-    return RECIPES[name]
-
-
-def home(name: str) -> Path:
-    """The folder of a recipe's training."""
-    return cache_folder() / "training" / MODEL / name
-
-
-def _shipped() -> Path:
-    return Path(str(resources.files("outrider.image"))) / "weights"
+SHELF = Shelf("outrider.image", MODEL, MODEL, RECIPES)
+recipe, home, weights, missing = SHELF.recipe, SHELF.home, SHELF.weights, SHELF.missing
 
 
 def tokenizer_folder() -> Path:
     """Where the tokenizer is: ours, else the one that was trained here."""
-    for folder in (_shipped(), home("image-tokenizer")):
+    for folder in (SHELF.shipped(), home("image-tokenizer")):
         if (folder / "diffusion_pytorch_model.safetensors").is_file():
             return folder
     raise missing("image-tokenizer")
-
-
-def weights(name: str) -> Path:
-    """The file of a recipe's weights: ours, else those that were trained here."""
-    short = name.removeprefix(PREFIX)
-    for path in (_shipped() / f"{MODEL}.{short}.safetensors", home(name) / f"{short}.safetensors"):
-        if path.is_file() and path.with_suffix(".json").is_file():
-            return path
-    raise missing(name)
-
-
-def missing(name: str) -> NoWeights:
-    return NoWeights(f"there are no weights of {name} yet; train them with `outrider train {name}`")
 
 
 def tokenizer(folder: Path | None = None) -> Tokenizer:
@@ -168,8 +118,7 @@ def pupil(drafter: str, target: Decoder, folder: Path | None = None) -> Pupil:
     kind = DRAFTERS[drafter].pupil
     for one in RECIPES.values():
         if one.kind is kind:
-            short = one.name.removeprefix(PREFIX)
-            return load_trained(weights(one.name) if folder is None else folder / f"{short}.safetensors", KINDS, target)
+            return load_trained(weights(one.name, folder), KINDS, target)
     raise NoWeights(f"nobody has made a recipe of '{drafter}' for pictures; there is {', '.join(RECIPES)}")
 
 
@@ -182,7 +131,7 @@ def tokens(name: str = "image-tokens", path: Path | None = None, target: TokenMo
 
 def plan() -> Plan:
     """A plan by which a token model is to learn to draw: the one that was trained here, else that of our own model."""
-    path = home(PLAN) / f"{PLAN.removeprefix(PREFIX)}.safetensors"
+    path = home(PLAN) / f"{short(PLAN)}.safetensors"
     if path.is_file():
         found: Pupil = load_trained(path, KINDS, None)
         assert isinstance(found, Plan)
@@ -197,7 +146,7 @@ def plan() -> Plan:
 
 
 def classifier_file(folder: Path | None = None) -> Path:
-    return weights(JUDGE) if folder is None else folder / "classifier.safetensors"
+    return weights(JUDGE, folder)
 
 
 def classifier(folder: Path | None = None) -> Classifier:

@@ -18,6 +18,7 @@ from torch import nn
 
 from outrider.core.errors import Incompatible
 from outrider.core.fit import Course, Fit, Request, Save
+from outrider.core.recipes import Recipe, short
 from outrider.core.train import Pupil
 from outrider.core.trained import begin, save
 from outrider.image import recipes
@@ -37,7 +38,7 @@ from outrider.image.data import LEARNED, SIZE, Pictures, prepared
 from outrider.image.names import Names, commonest
 from outrider.image.plan import Plan as Foresight
 from outrider.image.plan import decoder
-from outrider.image.recipes import JUDGE, MODEL, Recipe, home, recipe
+from outrider.image.recipes import JUDGE, MODEL, home, recipe
 from outrider.image.tokenizer import Layout, Tokenizer
 from outrider.image.tokens import TokenModel
 
@@ -87,7 +88,7 @@ class _Given:
 
     @property
     def file(self) -> Path:
-        return self.out / f"{self.recipe.name.removeprefix(recipes.PREFIX)}.safetensors"
+        return self.out / f"{short(self.recipe.name)}.safetensors"
 
     def begun(self, pupil: Pupil) -> None:
         """Give it the weights that it is to begin from, if there are any."""

@@ -18,6 +18,7 @@ from outrider.core.asked import several
 from outrider.core.decode import Drafter, Rule
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
+from outrider.core.recipes import NoWeights
 from outrider.core.train import Pupil
 from outrider.speech import recipes
 from outrider.speech.codec import Codec
@@ -131,7 +132,7 @@ class SpeechModel:
         """The smaller voice, saying the same in the same time."""
         if self._small is None:
             if self._draft is None:
-                raise recipes.NoWeights("there are no weights of speech-draft; `outrider train speech-draft`")
+                raise recipes.SHELF.missing("speech-draft")
             self._small = self._draft().to(self._device).eval().requires_grad_(False)
         small = self._small
         return Speaker(small.network(self._precision, self._device), small.script(said, shares=script.shares))
@@ -140,10 +141,6 @@ class SpeechModel:
         """What the drafter asked for is called; unknown names are refused."""
         wanted = options.drafter
         if wanted is None or not isinstance(wanted, str):
-            if options.drafter_options:
-                raise InvalidOption(
-                    "drafter_options go with a drafter's name; this one is made already, or there is none"
-                )
             return "plain" if wanted is None else type(wanted).__name__
         if wanted not in drafters():
             raise unknown("drafter", wanted, drafters())
@@ -173,9 +170,7 @@ class SpeechModel:
         recipes serve it ("medusa-6")."""
         if drafter not in self._pupils:
             if self._taught is None:
-                raise recipes.NoWeights(
-                    f"there are no weights of {drafter} for this voice; `outrider train` makes them"
-                )
+                raise NoWeights(f"there are no weights of {drafter} for this voice; `outrider train` makes them")
             target = self.target(script)
             self._pupils[drafter] = self._taught(drafter, target).drafts(target)
         return self._pupils[drafter]
@@ -183,8 +178,6 @@ class SpeechModel:
     def rule(self, options: Options) -> tuple[Rule, str]:
         """The rule asked for, and its name."""
         if not isinstance(options.rule, str):
-            if options.rule_options:
-                raise InvalidOption("rule_options go with a rule's name; this one is made already")
             return options.rule, type(options.rule).__name__
         if options.rule not in rules():
             raise unknown("rule", options.rule, rules())

@@ -7,18 +7,16 @@ folder. Knows nothing of how training runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from outrider.core.assets import Checkpoint, cache_folder, unpickled
+from outrider.core.assets import Checkpoint, unpickled
 from outrider.core.drafters.feature import Eagle3Head
 from outrider.core.drafters.heads import HydraHeads
 from outrider.core.engine.native import halves
-from outrider.core.errors import InvalidOption, unknown
+from outrider.core.recipes import Recipe, Shelf, short, table
 from outrider.core.train import Pupil
 from outrider.core.trained import load as load_trained
 from outrider.speech import data
@@ -33,36 +31,7 @@ PREFIX = "speech-"
 DATA = "speech-data"
 
 
-class NoWeights(InvalidOption):
-    """Something that has to be trained first."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """How one of the parts is made and trained. `options` are those of its class."""
-
-    name: str
-    summary: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    rate: float = 1e-3
-    batch: tuple[int, int] = (1, 1)  # on a CPU and elsewhere: crops of a codec, tokens of a voice
-    decay: float = 0.01
-    matrices: float | None = None  # the rate of blocks' matrices under Muon; None: AdamW teaches all
-    kind: Callable[..., Pupil] | None = None  # of what learns from the voice: made as kind(target, **options)
-    loss: str = "kl"
-    drafter: str = ""  # whom it serves, where that isn't what the recipe is called
-    frames: bool = False  # is it frames that it learns from? Else tokens
-
-    @property
-    def serves(self) -> str:
-        return self.drafter or self.name.removeprefix(PREFIX)
-
-
-def _table(*recipes: Recipe) -> dict[str, Recipe]:
-    return {recipe.name: recipe for recipe in recipes}
-
-
-RECIPES = _table(
+RECIPES = table(
     Recipe(name=DATA, summary="speech to learn from, read aloud by the teacher"),
     Recipe(
         name="speech-codec",
@@ -143,35 +112,14 @@ KINDS: Mapping[str, Callable[..., Pupil]] = {
 }
 
 
-def recipe(name: str) -> Recipe:
-    if name not in RECIPES:
-        raise unknown("recipe", name, RECIPES)
-    return RECIPES[name]
-
-
-def home(name: str) -> Path:
-    """The folder of a recipe's training."""
-    return cache_folder() / "training" / "speech" / name
-
-
-def _shipped() -> Path:
-    return Path(str(resources.files("outrider.speech"))) / "weights"
+SHELF = Shelf("outrider.speech", MODEL, "speech", RECIPES)
+recipe, home, weights = SHELF.recipe, SHELF.home, SHELF.weights
 
 
 def learned_from() -> list[Path]:
     """The speech that is learned from: ours, as tokens, and what was read aloud here."""
-    ours = _shipped() / f"{MODEL}.speech.npz"
+    ours = SHELF.shipped() / f"{MODEL}.speech.npz"
     return [*([ours] if ours.is_file() else []), data.home()]
-
-
-def weights(name: str, folder: Path | None = None) -> Path:
-    """The file of a recipe's weights: those in a folder of one's own, else ours, else those that were trained here."""
-    short = name.removeprefix(PREFIX)
-    places = [_shipped() / f"{MODEL}.{short}.safetensors", home(name) / f"{short}.safetensors"]
-    for path in [folder / f"{short}.safetensors"] if folder else places:
-        if path.is_file() and path.with_suffix(".json").is_file():
-            return path
-    raise NoWeights(f"there are no weights of {name} yet; train them with `outrider train {name}`")
 
 
 def codec(folder: Path | None = None) -> Codec:
@@ -200,7 +148,7 @@ def pupil(name: str, target: Any, folder: Path | None = None) -> Pupil:
 
 def taught() -> dict[str, str]:
     """What learns from the voice, and the drafter that each serves."""
-    return {one.name.removeprefix(PREFIX): one.serves for one in RECIPES.values() if one.kind is not None}
+    return {short(one.name): one.serves for one in RECIPES.values() if one.kind is not None}
 
 
 def vocoder(device: torch.device | str = "cpu") -> Vocoder:

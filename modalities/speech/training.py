@@ -16,6 +16,7 @@ from torch import nn
 
 from outrider.core.errors import InvalidOption
 from outrider.core.fit import Fit, Request
+from outrider.core.recipes import Recipe, short
 from outrider.core.trained import begin, save
 from outrider.speech import data, recipes
 from outrider.speech.codec import Codec
@@ -29,7 +30,7 @@ from outrider.speech.courses import (
 )
 from outrider.speech.data import Utterance
 from outrider.speech.listener import Listener
-from outrider.speech.recipes import DATA, MODEL, Recipe, home, recipe
+from outrider.speech.recipes import DATA, MODEL, home, recipe
 from outrider.speech.teaching import VoiceTeacher
 from outrider.speech.voice import Voice
 
@@ -80,7 +81,7 @@ def _train(chosen: Recipe, wanted: Wanted, say: Callable[[str], None]) -> Path:
     if wanted.start is not None:
         begin(model.part, wanted.start, say)
     facts = _facts(chosen, utterances, wanted) | {"batch": batch}
-    file = out / f"{chosen.name.removeprefix(recipes.PREFIX)}.safetensors"
+    file = out / f"{short(chosen.name)}.safetensors"
 
     def keep(learned: nn.Module, told: Mapping[str, Any]) -> None:
         assert isinstance(learned, _Learning)
@@ -129,7 +130,7 @@ def _teach(
     teacher = VoiceTeacher(voice, utterances, device)
     learned = [lesson for lesson, one in zip(teacher.lessons, utterances, strict=True) if not one.held]
     held = [lesson for lesson, one in zip(teacher.lessons, utterances, strict=True) if one.held]
-    name = chosen.name.removeprefix(recipes.PREFIX)
+    name = short(chosen.name)
     pupil = chosen.kind(teacher.target, **options)
     if wanted.start is not None:
         begin(pupil, wanted.start, say)

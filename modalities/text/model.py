@@ -192,10 +192,6 @@ class TextModel:
         by side."""
         wanted = options.drafter
         if wanted is None or not isinstance(wanted, str):
-            if options.drafter_options:
-                raise InvalidOption(
-                    "drafter_options go with a drafter's name; this one is made already, or there is none"
-                )
             return wanted, "plain" if wanted is None else type(wanted).__name__, ""
         check_names(wanted, "exact")
         given = dict(options.drafter_options)
@@ -238,8 +234,6 @@ class TextModel:
     def rule(self, options: Options) -> tuple[Rule, str]:
         """The rule asked for, and its name."""
         if not isinstance(options.rule, str):
-            if options.rule_options:
-                raise InvalidOption("rule_options go with a rule's name; this one is made already")
             return options.rule, type(options.rule).__name__
         check_names(None, options.rule)
         return make_rule(options.rule, **options.rule_options), options.rule

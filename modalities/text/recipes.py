@@ -30,12 +30,9 @@ from outrider.core.drafters.parallel import AmphistaHeads, BlockwiseHeads
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption, OutriderError, unknown
 from outrider.core.methods import DRAFTERS
+from outrider.core.recipes import NoWeights
 from outrider.core.target import Target
 from outrider.core.train import Pupil
-
-
-class NoWeights(InvalidOption):
-    """A drafter that has to be trained first."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,6 +54,8 @@ def test_what_is_right_is_taken(given: dict[str, Any]) -> None:
         ({"drafter": 3.5}, "drafter is 3.5; it must be a drafter's name, a drafter or None"),
         ({"rule": None}, "rule is None; it must be a rule's name or a rule"),
         ({"rule": len}, "a rule's name or a rule"),
+        ({"drafter_options": {"length": 3}}, "drafter_options go with a drafter's name"),
+        ({"rule": Exact(), "rule_options": {"x": 1}}, "rule_options go with a rule's name"),
     ],
 )
 def test_what_is_wrong_is_said(given: dict[str, Any], said: str) -> None:

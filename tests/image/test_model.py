@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from outrider.core.errors import InvalidOption
+from outrider.core.recipes import NoWeights, Shelf
 from outrider.core.trace import Trace
 from outrider.image.loading import load
 from outrider.image.model import ImageModel
-from outrider.image.recipes import NoWeights
 
 
 def test_a_prompt_gives_a_picture_with_its_codes_and_trace(im: ImageModel) -> None:
@@ -95,10 +95,9 @@ def test_what_is_wrong_is_said(im: ImageModel, prompt: Any, options: dict[str, A
 def test_without_weights_the_command_that_makes_them_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any, im: ImageModel
 ) -> None:
-    from outrider.image import recipes
 
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    monkeypatch.setattr(recipes, "_shipped", lambda: tmp_path)
+    monkeypatch.setattr(Shelf, "shipped", lambda _: tmp_path)
     with pytest.raises(NoWeights, match="outrider train image-tokenizer"):
         load("emoji")
     with pytest.raises(InvalidOption, match="unknown image model"):

@@ -11,6 +11,7 @@ import torch
 
 from outrider.core.assets import ASSETS
 from outrider.core.fit import Fit, Pace
+from outrider.core.recipes import Shelf
 from outrider.image import recipes
 from outrider.image.courses import CodecCourse, CodecLearning, Imitating, ImitationCourse, TokensCourse
 from outrider.image.data import HELD_NAME, HELD_PAIR, LEARNED, DataError, Drawn, Pictures, on_white, split
@@ -84,7 +85,7 @@ def test_transparent_parts_are_white() -> None:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pictures: Pictures) -> Path:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    monkeypatch.setattr(recipes, "_shipped", lambda: tmp_path / "none")
+    monkeypatch.setattr(Shelf, "shipped", lambda _: tmp_path / "none")
     pictures.save(tmp_path / "pictures" / "emoji-64.npz")
     return tmp_path
 

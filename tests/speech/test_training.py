@@ -11,10 +11,11 @@ import torch
 
 from outrider.core import fit
 from outrider.core.errors import InvalidOption
+from outrider.core.recipes import NoWeights
 from outrider.core.trained import about, load
 from outrider.speech import data, recipes, training
 from outrider.speech.data import Utterance
-from outrider.speech.recipes import KINDS, NoWeights
+from outrider.speech.recipes import KINDS
 from outrider.speech.training import VoiceCourse, Wanted
 from outrider.speech.voice import Voice
 
