@@ -16,6 +16,8 @@ from outrider.core.methods import DRAFTERS, RULES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = ["ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "modalities/PUBLISHED.md"]
+PAGES += [f"modalities/{one}/weights/MODEL_CARD.md" for one in ("text", "image", "speech")]
 PUBLISHED = (ROOT / "modalities" / "PUBLISHED.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^outrider ([^#\n]+?) *(?:#.*)?$", README, re.MULTILINE)
 PYTHON = {re.search(r"import (\w+)", code)[1]: code for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL)}  # type: ignore[index]
@@ -39,7 +41,7 @@ NOT_RUN = {
     "rag": "fetches retrievers and documents",
     "serve": "installs vLLM",
     "export": "fetches the language model",
-    "simulate": "times the machine",
+    "simulate": "fetches the language model, and times it",
     "sheet": "384 pictures",
     "speech": "fetches the vocoder; tests/speech says the same, and more, of a small voice",
 }
@@ -113,13 +115,30 @@ def test_every_example_is_run_or_has_a_reason() -> None:
         compile(code, "example", "exec")
 
 
+def exists(command: str) -> None:
+    name, *rest = shlex.split(command)
+    names = [name, *rest[:1]] if name in ("bench", "export", "datastore") else [name]
+    told = CliRunner().invoke(cli, [*names, "--help"], env={"COLUMNS": "200"})
+    assert told.exit_code == 0, command
+    assert all(option.partition("=")[0] in told.stdout for option in rest if option.startswith("--")), command
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_its_commands_exist_with_their_options(command: str) -> None:
-    name, *rest = shlex.split(command)
-    names = [name, rest[0]] if name in ("bench", "export") else [name]
-    told = CliRunner().invoke(cli, [*names, "--help"], env={"COLUMNS": "200"})
-    assert told.exit_code == 0
-    assert all(option.partition("=")[0] in told.stdout for option in rest if option.startswith("--"))
+    exists(command)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_other_pages_name_exists_and_the_readme_leads_there(page: str) -> None:
+    text, here = (ROOT / page).read_text(encoding="utf-8"), (ROOT / page).parent
+    assert f"]({page})" in README or f"`{page}`" in README
+    for name in re.findall(r"`((?:core|app|modalities|tests|notebooks|reports|text|image|speech)/[\w./-]*)`", text):
+        assert any((folder / name).exists() for folder in (ROOT, ROOT / "modalities", here)), name
+    for command in re.findall(r"`outrider ([a-z][^`\n]*)`", text):
+        exists(command)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"(?:^|`)make ([\w-]+)", text, re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
 def test_its_make_targets_and_files_exist() -> None:
