@@ -110,10 +110,12 @@ class Names:
     """The dotted names that a file speaks, those it imported in full."""
 
     def __init__(self, path: Path) -> None:
-        self.tree = tree(path)
-        self.own = {node.name for node in self.tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        parsed = tree(path)
+        kinds = ast.Attribute | ast.Name | ast.Call | ast.Import | ast.ImportFrom
+        self.nodes = [node for node in ast.walk(parsed) if isinstance(node, kinds)]
+        self.own = {node.name for node in parsed.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
         self.full: dict[str, str] = {}
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.ImportFrom) and node.module:
                 self.full |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
             elif isinstance(node, ast.Import):
@@ -130,7 +132,7 @@ class Names:
         return "?"
 
     def imported(self) -> Iterator[str]:
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 yield from (one.name for one in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module:
@@ -139,7 +141,7 @@ class Names:
 
     def spoken(self) -> set[str]:
         """Called, handed on or imported; what is ours left out, but for what ours gives."""
-        found = {self.of(node) for node in ast.walk(self.tree)} | set(self.imported())
+        found = {self.of(node) for node in self.nodes} | set(self.imported())
         ours = {f"outrider.{name}" for name in self.own} | {
             one for one in self.imported() if one.startswith("outrider.")
         }
@@ -147,8 +149,13 @@ class Names:
 
 
 @cache
+def names(path: Path) -> Names:
+    return Names(path)
+
+
+@cache
 def spoken(path: Path) -> frozenset[str]:
-    return frozenset(Names(path).spoken())
+    return frozenset(names(path).spoken())
 
 
 def speaks(path: Path, name: str) -> bool:
@@ -160,8 +167,7 @@ def speaks(path: Path, name: str) -> bool:
 @cache
 def calls(path: Path) -> list[tuple[str, ast.Call]]:
     """Every call of a file, with the dotted name of what is called."""
-    names = Names(path)
-    return [(names.of(node.func), node) for node in ast.walk(names.tree) if isinstance(node, ast.Call)]
+    return [(names(path).of(node.func), node) for node in names(path).nodes if isinstance(node, ast.Call)]
 
 
 def given(call: ast.Call, name: str) -> object:
@@ -188,7 +194,7 @@ def test_security_names_every_place_that_opens() -> None:
 
 def test_nothing_is_unpickled() -> None:
     for path in FILES:
-        assert not (UNPICKLERS | CLIENTS) & {name.partition(".")[0] for name in Names(path).imported()}, path
+        assert not (UNPICKLERS | CLIENTS) & {name.partition(".")[0] for name in names(path).imported()}, path
         assert not any(name.endswith(".read_pickle") for name in spoken(path)), path
         for name, call in calls(path):
             if name == "torch.load":
