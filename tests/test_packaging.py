@@ -42,6 +42,7 @@ def sources() -> list[str]:
     return [name for name in found if (ROOT / name).exists()]
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_source_file_and_no_other(tmp_path: Path) -> None:
     files = sources()
     for name in files:

@@ -76,6 +76,7 @@ def test_device_of_pictures_and_speech(folder: Path, modality: str) -> None:
         CliRunner().invoke(cli, ["bench", "device", "--modality", "smell"], catch_exceptions=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["plain", "prompt-lookup"])
 def test_soak(folder: Path, drafter: str) -> None:
     given = ["--requests", "12", "--drafter", drafter, "--check", "2", "--rows", "3"]

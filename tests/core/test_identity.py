@@ -104,9 +104,18 @@ def sizes(quick: int, *others: int) -> list[Any]:
     return found + [pytest.param(*one, id=f"{one[0].name}-{one[1]}", marks=pytest.mark.slow) for one in kinds]
 
 
-@pytest.mark.parametrize(("method", "batch"), sizes(5, 1, 2))
-@pytest.mark.parametrize("mode", MODES)
-def test_identity_in_float64(method: Method, mode: str, batch: int) -> None:
+def modes() -> list[Any]:
+    """All of them; in the fast part, drawn outputs of kinds of drafts alone."""
+    return [
+        pytest.param(mode, *one.values, id=f"{mode}-{one.id}", marks=marks)
+        for mode in MODES
+        for one in sizes(5, 1, 2)
+        for marks in [one.marks if mode == "greedy" or one.values[0].name in KINDS else [pytest.mark.slow]]
+    ]
+
+
+@pytest.mark.parametrize(("mode", "method", "batch"), modes())
+def test_identity_in_float64(mode: str, method: Method, batch: int) -> None:
     found, steps = outputs(maker(method, 0.3), mode, torch.float64, range(10), 40, batch)
     assert found == plain(mode, torch.float64, 10, 40)
     assert len(steps) < sum(map(len, found)), "something must have been accepted"

@@ -90,6 +90,7 @@ def test_drafters_by_name_have_costs_of_their_own(lm: TextModel, cache: Path) ->
         lm.generate(REPEATING, drafter_options={"drafters": ["no-such"]}, **RAW)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("costs", [FREE, DEAR], ids=["awake", "asleep"])
 def test_a_trained_drafter_can_be_one_of_them(costs: str) -> None:
     lm = text.load("smollm2-135m")

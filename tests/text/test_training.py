@@ -115,7 +115,7 @@ def test_what_all_prompts_begin_with_is_no_lesson() -> None:
         divided([Lesson((1,), (2,))])
 
 
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", [0, *(pytest.param(one, marks=pytest.mark.slow) for one in (1, 2))])
 def test_every_recipe_runs_from_nothing_and_what_it_trained_drafts(
     part: int, folder: Path, prompts: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
