@@ -46,6 +46,7 @@ def few(folder: str, tmp_path: Path) -> list[str]:
     return ["bench", "text", *tail, "--drafters", "prompt-lookup,jacobi"]
 
 
+@pytest.mark.slow
 def test_a_run_draws_tables_and_writes_json_and_pictures(few: list[str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     out, pictures = tmp_path / "out.json", tmp_path / "plots"

@@ -65,6 +65,7 @@ def test_device(folder: Path) -> None:
     assert all(row["launches_per_call"] is None and row["times_floor"] > 0 for row in rows)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("modality", ["image", "speech"])
 def test_device_of_pictures_and_speech(folder: Path, modality: str) -> None:
     words = ["device", "--device", "cpu", "--modality", modality]

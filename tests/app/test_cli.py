@@ -87,6 +87,7 @@ def test_an_option_out_of_range_is_a_wrong_command_line(option: str) -> None:
     assert CliRunner().invoke(cli, ["demo", option]).exit_code == 2
 
 
+@pytest.mark.slow
 def test_a_terminal_without_unicode_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     told = outrider("demo", "--tokens", "4")

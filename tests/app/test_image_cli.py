@@ -92,6 +92,7 @@ def test_listed_values_are_rows(tmp_path: Path) -> None:
     assert [row["options"] for row in json.loads(file.read_text())["rows"][1:]] == [{"weight": 1.5}, {"weight": 4}]
 
 
+@pytest.mark.slow
 def test_a_contact_sheet(tmp_path: Path) -> None:
     file, prompts = tmp_path / "sheet.png", tmp_path / "prompts.txt"
     prompts.write_text("cat\nred heart\n")

@@ -21,6 +21,7 @@ def told(*arguments: str) -> Result:
     return CliRunner().invoke(cli, [*arguments], catch_exceptions=True)
 
 
+@pytest.mark.slow
 def test_a_picture_of_a_model_that_is_named(tmp_path: Path) -> None:
     for name, layers in (("big", 2), ("small", 1)):
         for part in TINY.janus(layers - 2, layers):

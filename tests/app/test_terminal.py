@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -114,7 +115,14 @@ def test_without_colours_styles_and_marks_remain(monkeypatch: pytest.MonkeyPatch
     assert codes <= {"", "0", "1", "2", "3", "9"}, "bold, dim, italic and strike alone"
 
 
-@pytest.mark.parametrize("drafter", [name for name, method in DRAFTERS.items() if {"model"}.issuperset(method.needs)])
+def mostly(names: list[str]) -> list[Any]:
+    """All of them; every fourth in the fast part."""
+    return [pytest.param(one, marks=[pytest.mark.slow] if place % 4 else []) for place, one in enumerate(names)]
+
+
+@pytest.mark.parametrize(
+    "drafter", mostly([name for name, method in DRAFTERS.items() if {"model"}.issuperset(method.needs)])
+)
 def test_every_drafter_can_be_shown(drafter: str) -> None:
     found = demo.traces(Options(drafter=drafter, tokens=12, temperature=0.0))
     assert [one.method for one in found] == ["plain", drafter] * 2
@@ -123,7 +131,7 @@ def test_every_drafter_can_be_shown(drafter: str) -> None:
         assert Trace.from_json(fast.to_json()) == fast
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", mostly(list(RULES)))
 def test_every_rule_can_be_shown_and_a_relaxed_one_has_its_price(rule: str) -> None:
     text = played(Options(rule=rule, tokens=8))
     relaxed = not RULES[rule].lossless

@@ -86,9 +86,13 @@ def test_compare_says_whether_they_agree_and_what_was_gained(folder: str) -> Non
     [
         (["--drafter", "medussa"], "outrider: unknown drafter 'medussa'. Did you mean 'medusa'?|unknown drafter"),
         (["--model", "no-such-model"], "outrider: there is no model 'no-such-model'"),
-        (["--temperature", "-1"], "outrider: temperature is -1"),
-        (["--dtype", "float9"], "outrider: unknown dtype 'float9'"),
-        (["--drafter", "prompt-lookup", "--drafter-option", "size=3"], "outrider: unknown option of the drafter"),
+        pytest.param(["--temperature", "-1"], "outrider: temperature is -1", marks=pytest.mark.slow),
+        pytest.param(["--dtype", "float9"], "outrider: unknown dtype 'float9'", marks=pytest.mark.slow),
+        pytest.param(
+            ["--drafter", "prompt-lookup", "--drafter-option", "size=3"],
+            "outrider: unknown option of the drafter",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_an_error_is_one_line_and_exit_code_1(arguments: list[str], said: str, folder: str) -> None:
@@ -110,6 +114,7 @@ def test_a_wrong_command_line_is_exit_code_2(arguments: list[str]) -> None:
     assert "Traceback" not in told.stderr
 
 
+@pytest.mark.slow
 def test_a_prompt_may_come_from_stdin(folder: str) -> None:
     told = outrider("text", "-", "--model", folder, "--dtype", "float32", *RAW, given=PROMPT)
     assert told.returncode == 0
@@ -140,6 +145,7 @@ def test_fetching_what_is_not_known_lists_what_is() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_breaking_off_ends_the_text_and_not_the_command(folder: str) -> None:
     import signal

@@ -109,6 +109,7 @@ def soaked(count: int, name: str | None, mode: str, stop: Any = stop, *, check: 
     return found, memory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [None, "prompt-lookup"])
 def test_a_short_soak(name: str | None) -> None:
     found, memory = soaked(60, name, "greedy", check=3)
@@ -143,6 +144,7 @@ def test_a_soak_sees_what_stays_behind() -> None:
     assert found.wrong == 0 and not found.flat, [one >> 10 for one in found.resident]
 
 
+@pytest.mark.slow
 def test_a_soak_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Continuous, "cancel", lambda batch, number: None)
     with pytest.raises(OutriderError, match="went on though it had been cancelled"):

@@ -105,12 +105,12 @@ def sizes(quick: int, *others: int) -> list[Any]:
 
 
 def modes() -> list[Any]:
-    """All of them; in the fast part, drawn outputs of kinds of drafts alone."""
+    """All of them; in the fast part kinds of drafts alone, as the enumeration has the others."""
     return [
         pytest.param(mode, *one.values, id=f"{mode}-{one.id}", marks=marks)
         for mode in MODES
         for one in sizes(5, 1, 2)
-        for marks in [one.marks if mode == "greedy" or one.values[0].name in KINDS else [pytest.mark.slow]]
+        for marks in [one.marks if one.values[0].name in KINDS else [pytest.mark.slow]]
     ]
 
 

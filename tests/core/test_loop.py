@@ -101,6 +101,7 @@ def test_the_target_itself_is_always_right(rule: str, sampling: Sampling) -> Non
     assert Summary.of(whole).acceptance_rate == 1
 
 
+SLOW = pytest.mark.slow
 FLEET: dict[str, Callable[[], Drafter]] = {
     "chain": lambda: DraftModel(target(blur=0.4), length=4),
     "window policy": lambda: DraftModel(target(blur=0.4), policy=Window(2)),
@@ -115,7 +116,7 @@ FLEET: dict[str, Callable[[], Drafter]] = {
 }
 
 
-@pytest.mark.parametrize("batch", [1, 2, 5])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW), 5])
 @pytest.mark.parametrize("name", FLEET)
 def test_identity_with_plain_decoding(name: str, batch: int) -> None:
     """Rung 2 on tables: greedy, and gumbel-match at T=1 and with penalties, whole batches of different lengths."""
@@ -128,7 +129,9 @@ def test_identity_with_plain_decoding(name: str, batch: int) -> None:
 
 
 @pytest.mark.parametrize("name", FLEET)
-@pytest.mark.parametrize("rule", ["exact", "token", "lenience"])
+@pytest.mark.parametrize(
+    "rule", ["exact", *(pytest.param(one, marks=pytest.mark.slow) for one in ("token", "lenience"))]
+)
 def test_a_row_alone_and_in_company(name: str, rule: str) -> None:
     """At T=1 a row's tokens depend on its own seed only, and the global generator plays no part."""
     how: dict[str, Any] = {"sampling": Sampling(end=(6,)), "rule": make_rule(rule)}

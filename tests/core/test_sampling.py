@@ -97,14 +97,23 @@ FAULTS: dict[str, tuple[Callable[[], Drafter], Rule, Sampling]] = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[] if place < 2 else [pytest.mark.slow]) for place, one in enumerate(FAULTS)]
+)
 def test_seeded_faults_are_caught(name: str, measured: Any) -> None:
     found = z_score(*FAULTS[name])
     measured(f"{DRAWS:,} draws: z of seeded faults, which must be caught", name=name, value=found)
     assert found > 10
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES.values() if not rule.lossless], ids=lambda rule: rule.name)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        pytest.param(rule, id=rule.name, marks=[] if rule.name in ("lenience", "typical") else [pytest.mark.slow])
+        for rule in RULES.values()
+        if not rule.lossless
+    ],
+)
 def test_relaxed_rules_are_caught(rule: Method, measured: Any) -> None:
     found = z_score(chain, rule.make(**rule.trials[0]), Sampling())
     measured(f"{DRAWS:,} draws: z of relaxed rules, which must be caught", name=rule.name, value=found)

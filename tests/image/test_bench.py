@@ -84,6 +84,7 @@ def test_the_front_is_what_nothing_else_beats() -> None:
     assert front([(1.0, 5.0), (2.0, 4.0), (1.5, 3.0), (3.0, 4.5), (3.0, 1.0)]) == [0, 3]
 
 
+@pytest.mark.slow
 def test_judged_pictures_stand_beside_plain_ones_of_other_seeds(im: ImageModel, tmp_path: Path) -> None:
     def judge(found: Sequence[Result], plain: Sequence[Result]) -> dict[str, float]:
         return {"LPIPS": sum(one.tokens != other.tokens for one, other in zip(found, plain, strict=True)) / 2}

@@ -123,12 +123,12 @@ def test_a_decoder_s_laws_are_those_it_learned_with(tokens: TokenModel) -> None:
 @pytest.mark.parametrize(
     ("drafter", "options"),
     [
-        ("jacobi", {"window": 12, "renew": "gumbel", "filler": "above"}),
+        pytest.param("jacobi", {"window": 12, "renew": "gumbel", "filler": "above"}, marks=pytest.mark.slow),
         ("jacobi", {"window": 12, "renew": "couple", "filler": "left"}),
-        ("draft-model", {"length": 4}),
-        ("sampled-tree", {}),
+        pytest.param("draft-model", {"length": 4}, marks=pytest.mark.slow),
+        pytest.param("sampled-tree", {}, marks=pytest.mark.slow),
         ("suffix", {}),
-        ("token-recycling", {}),
+        pytest.param("token-recycling", {}, marks=pytest.mark.slow),
     ],
 )
 def test_one_seed_one_picture(im: ImageModel, drafter: str, options: dict[str, Any]) -> None:

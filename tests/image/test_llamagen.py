@@ -272,6 +272,7 @@ def reader(folder: Path) -> Any:
     return model, tokenizer
 
 
+@pytest.mark.slow
 def test_pictures_of_captions_are_those_by_hand(tmp_path: Path, measured: Any) -> None:
     model, tokenizer = reader(tmp_path / "t5")
     im = image.load(published(tmp_path / "big", 5, 2, captioned=True, text=str(tmp_path / "t5")))

@@ -156,6 +156,7 @@ def test_the_judge_is_made_at_once_and_opens_again(
     assert len(list((tmp_path / "features").glob("*.npy"))) == 2
 
 
+@pytest.mark.slow
 def test_a_broken_off_run_goes_on_as_if_it_had_not_been(pictures: Pictures, tmp_path: Path) -> None:
     def run(out: Path, steps: int) -> dict[str, torch.Tensor]:
         torch.manual_seed(0)

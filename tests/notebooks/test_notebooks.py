@@ -96,6 +96,7 @@ def test_cells_are_short(path: Path) -> None:
     assert kinds.count("markdown") >= 0.6 * kinds.count("code")
 
 
+@pytest.mark.slow
 def test_the_pages_hold_all_of_it_and_fetch_nothing(tmp_path: Path) -> None:
     pytest.importorskip("nbconvert")
     tool("save")

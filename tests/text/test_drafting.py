@@ -59,6 +59,7 @@ def test_a_ragged_batch_gives_what_each_prompt_gives_alone(lm: TextModel, name: 
         assert out.tokens == lm.generate(prompt, drafter=None, raw=True, max_new_tokens=40).tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FREE)
 def test_long_runs_are_plain_decodings(lm: TextModel, name: str) -> None:
     plain, out = (lm.generate(PROMPT, drafter=one, raw=True, max_new_tokens=300) for one in (None, name))

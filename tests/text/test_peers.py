@@ -60,7 +60,12 @@ def test_a_worker_answers_one_prompt_at_a_time_and_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "words"), [(13, "it stopped: MemoryError: too much"), (15, "RuntimeError: two lines"), (14, "no answer")]
+    ("prompt", "words"),
+    [
+        (13, "it stopped: MemoryError: too much"),
+        (15, "RuntimeError: two lines"),
+        pytest.param(14, "no answer", marks=pytest.mark.slow),
+    ],
 )
 def test_a_worker_that_fails_says_why(prompt: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "_ANSWERING", 60.0 if prompt != 14 else 0.2)
@@ -149,6 +154,7 @@ def test_models_in_the_forms_that_peers_read(tmp_path: Path) -> None:
     assert find_model("smollm2-135m", tmp_path, [2], 64).gguf == asset.folder / "a.gguf"
 
 
+@pytest.mark.slow
 def test_the_worker_script_keeps_what_libraries_print_away_from_its_answers(tmp_path: Path) -> None:
     script = Path(peer_worker.__file__)
     done = subprocess.run(

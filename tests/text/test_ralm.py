@@ -60,7 +60,15 @@ HOWS = (
 )
 
 
-@pytest.mark.parametrize("options", [{}, {"drafter": "prompt-lookup"}, {"temperature": 1.0, "seed": 7}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"drafter": "prompt-lookup"}, marks=pytest.mark.slow),
+        {"temperature": 1.0, "seed": 7},
+    ],
+    ids=str,
+)
 def test_speculating_changes_neither_tokens_nor_documents(
     options: dict[str, Any], lm: TextModel, store: Retriever
 ) -> None:

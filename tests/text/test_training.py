@@ -147,6 +147,7 @@ def test_every_recipe_runs_from_nothing_and_what_it_trained_drafts(
         lm.generate(prompt, drafter=absent)
 
 
+@pytest.mark.slow
 def test_an_acceptance_head_learns_of_the_draft_model_there_is(folder: Path, prompts: Path, cache: Path) -> None:
     wanted = Wanted(
         recipes=("specdec-plus-plus",), model=str(folder), prompts=(prompts,), minutes=5, steps=60, quiet=True
@@ -168,6 +169,7 @@ def test_an_acceptance_head_learns_of_the_draft_model_there_is(folder: Path, pro
     assert judged["conditional"][0] > 0.55
 
 
+@pytest.mark.slow
 def test_several_go_on_from_weights_and_keep_their_vocabulary_or_widen_it(
     folder: Path, prompts: Path, tmp_path: Path
 ) -> None:
@@ -221,6 +223,7 @@ def test_weights_are_small() -> None:
     assert sum(file.stat().st_size for file in folder.glob("*.safetensors")) < 22e6
 
 
+@pytest.mark.slow
 def test_pupils_learn_from_what_they_do_themselves(folder: Path, prompts: Path, tmp_path: Path) -> None:
     for learn in ("on-policy", "served"):
         wanted = Wanted(

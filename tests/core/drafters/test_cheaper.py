@@ -74,6 +74,7 @@ def test_what_is_retrieved_changes_no_output(chunks: int, chunk: int, refresh: i
     assert 0 < drafter.cache_bytes <= len(PROMPTS) * (kept + 64 + 64) * slot
 
 
+@pytest.mark.slow
 def test_chunks_that_are_asked_for_guess_better_than_as_many_of_the_latest() -> None:
     """One layer that looks for a token's like: what answers stands far back, where no window reaches."""
     found = []

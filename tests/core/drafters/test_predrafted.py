@@ -49,6 +49,7 @@ def test_a_model_that_is_always_right_foresees_all_and_never_drafts_in_between()
     assert {step.note for step in steps if step.index and step.drafted} == {"prepared"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0), Sampling(temperature=0.7, top_k=8)])
 def test_more_outcomes_are_foreseen_more_often(sampling: Sampling) -> None:
     rates = []

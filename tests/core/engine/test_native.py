@@ -303,6 +303,7 @@ def test_what_hinders_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "OUTRIDER_NATIVE=0" in (native.hindrance() or ("",))[0]
 
 
+@pytest.mark.slow
 def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if native.library() is None:
         pytest.skip("no compiler here")
