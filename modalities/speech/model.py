@@ -38,11 +38,13 @@ USUAL: Mapping[str, Mapping[str, Any]] = {
     "jacobi": {"window": 16, "renew": "couple"},
     "medusa": {"grow": "sampled", "shape": (*_WIDE, 2, 3, 4, 5, 6, 8)},
     "hydra": {"grow": "sampled", "shape": (*_WIDE, 1, 2, 3, 5, 5, 6)},
+    "eagle3": {"grow": "sampled", "shape": (-1, -1, -1, -1, -1, -1, 0, 0, 0, 1, 2, 3, 6, 6, 7, 12)},
 }
 # under a relaxed rule, which is kinder to the likeliest tokens than to those that were drawn
 BENT: Mapping[str, Mapping[str, Any]] = {
     "medusa": {"grow": "tree", "nodes": 24},
     "hydra": {"grow": "dynamic", "nodes": 24},
+    "eagle3": {"grow": "tree", "nodes": 24},
 }
 # and rules: so many draws change few words of what is heard (reports/speech)
 RULED: Mapping[str, Mapping[str, Any]] = {"tolerance": {"tau": 30}}
