@@ -362,6 +362,7 @@ def plot(told: Mapping[str, Any], path: Path) -> bool:
         axes.axhline(100 * rung["word_error"]["value"], linestyle=":", color="grey")
         axes.annotate(name, (1.0, 100 * rung["word_error"]["value"]), xytext=(2, 2), textcoords="offset points")
     axes.set(xlabel="tokens a target call", ylabel="words wrong, % (95 % intervals)")
+    axes.margins(x=0.1)  # room for what the last points say
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=110)
