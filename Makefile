@@ -11,7 +11,7 @@ NEW_ENOUGH := import sys; sys.version_info >= (3, 11) or sys.exit( \
 demo: .venv/for-demo
 	$(BIN)/outrider demo
 
-# Tests start many processes, which read what the first has compiled, wherever that is usually not kept.
+# What tests compile is kept, wherever that is usually not: the processes they start read it, and so does the next run.
 test: .venv/for-work
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal -m "not browser"
 
@@ -29,7 +29,7 @@ check: .venv/for-work
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(MAKE) --no-print-directory types
-	$(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal -m "not slow and not browser"
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal -m "not slow and not browser"
 
 types: .venv/for-work
 	@mkdir -p .typing/outrider

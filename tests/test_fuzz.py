@@ -42,6 +42,7 @@ from outrider.speech.mel import BINS
 from outrider.speech.phonemes import ids, phonemes, pieces
 from outrider.text.bench import load_prompts
 
+pytestmark = pytest.mark.slow
 HERE = Path(__file__).resolve().parent
 TINY = runpy.run_path(str(HERE / "text" / "tiny.py"))
 COUNTS = (0, 1, 1 << 31, 1 << 32, 1 << 40, 1 << 63, (1 << 64) - 1)
@@ -212,7 +213,6 @@ def test_checkpoints_of_a_training(tmp_path: Path) -> None:
     survives(300, once, refused=0.3)
 
 
-@pytest.mark.slow
 def test_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = runpy.run_path(str(HERE / "core" / "test_gguf.py"))["write"](tmp_path / "m.gguf").read_bytes()
     path = tmp_path / "bent.gguf"
@@ -241,7 +241,6 @@ def test_trained_weights(tmp_path: Path) -> None:
     survives(15, once, refused=0.8)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"])
 def test_models(file: str, tmp_path: Path) -> None:
     """A folder's files: what loads says two tokens."""

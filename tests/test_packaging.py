@@ -75,6 +75,7 @@ def test_folder_names_are_not_import_names() -> None:
     assert not {"core", "app", "modalities"} & sys.modules.keys()
 
 
+@pytest.mark.slow
 def test_importing_the_core_loads_nothing_heavy() -> None:
     loaded = in_child(
         "import sys, outrider.core, outrider.core.decode, outrider.core.methods\nprint(*sys.modules, sep='\\n')"

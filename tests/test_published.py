@@ -11,7 +11,7 @@ bits, as far as those go.
 from __future__ import annotations
 
 import runpy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -37,11 +37,11 @@ from outrider.speech.published import drafters as of_sound
 from outrider.speech.published import published as sound
 from outrider.text.seeing import Seeing
 
+pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 TINY = SimpleNamespace(**runpy.run_path(str(HERE / "tiny_classes.py")))
 LLAMAGEN = SimpleNamespace(**runpy.run_path(str(HERE / "image" / "test_llamagen.py")))
 FEWER = {"specexec": {"nodes": 16, "batch": 4, "width": 4, "passes": 4}}
-QUICK = ("jacobi", "suffix")
 
 
 def drawn(*shape: int, ids: bool = False) -> torch.Tensor:
@@ -144,13 +144,9 @@ def drafting(name: str) -> list[str]:
     return of_pictures(taught=False) if CLASSES[name].func in (of_picture, of_llamagen) else of_sound()
 
 
-def table(names: Sequence[str], quick: Sequence[str], applies: Callable[[str], Sequence[str]]) -> list[Any]:
+def table(names: Iterable[str], applies: Callable[[str], Sequence[str]]) -> list[tuple[str, str]]:
     """Class by drafter."""
-    return [
-        pytest.param(name, drafter, marks=[] if drafter in quick else pytest.mark.slow)
-        for name in names
-        for drafter in applies(name)
-    ]
+    return [(name, drafter) for name in names for drafter in applies(name)]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -169,7 +165,7 @@ def plain(name: str, greedy: bool) -> Any:
     return made(name)(drafter=None, **(GREEDY if greedy else SEEDED))
 
 
-@pytest.mark.parametrize(("name", "drafter"), table(list(CLASSES), QUICK, drafting))
+@pytest.mark.parametrize(("name", "drafter"), table(CLASSES, drafting))
 def test_whoever_drafts_the_tokens_are_the_same(name: str, drafter: str) -> None:
     run = partial(made(name), drafter=drafter, drafter_options=FEWER.get(drafter, {}))
     assert run(**GREEDY) == plain(name, True)
@@ -303,7 +299,7 @@ def few(name: str) -> tuple[Case, Callable[[], Target], Distribution]:
     return case, partial(Rows, small), law
 
 
-@pytest.mark.parametrize(("name", "drafter"), table(list(FEW), ("jacobi",), lambda name: of_sound()))
+@pytest.mark.parametrize(("name", "drafter"), table(FEW, lambda name: of_sound()))
 def test_whoever_drafts_the_law_stays(name: str, drafter: str, measured: Any) -> None:
     case, small, law = few(name)
     method = DRAFTERS[drafter]

@@ -110,6 +110,7 @@ def test_an_option_that_makes_no_sense(arguments: list[str], words: str, few: li
     assert words in str(told.exception)
 
 
+@pytest.mark.slow
 def test_errors_are_one_line(tmp_path: Path) -> None:
     command = Path(sysconfig.get_path("scripts")) / "outrider"
     arguments = ["bench", "text", "--prompts", str(tmp_path / "none.jsonl")]
@@ -178,6 +179,7 @@ def test_plots_without_matplotlib_say_what_to_install(monkeypatch: pytest.Monkey
         bench_plots.check()
 
 
+@pytest.mark.slow
 def test_what_is_calibrated_is_used_from_then_on(few: list[str], folder: str, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     names = ["--calibrate", "draft-verify,sequoia", "--drafters", "draft-verify,sequoia,draft-model"]

@@ -45,6 +45,7 @@ def test_version_is_the_versions_one_source() -> None:
     assert outrider("--version").stdout == f"outrider {__version__}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [["no-such-command"], ["methods", "--no-such-option"], ["doctor", "more"], ["demo", "--seed=0", "--tokens"]],

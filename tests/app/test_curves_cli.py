@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from outrider.app.cli import cli
@@ -12,6 +13,7 @@ from outrider.core.acceptance import Curve
 from outrider.core.errors import InvalidOption
 
 
+@pytest.mark.slow
 def test_files_become_a_picture_and_a_table(tmp_path: Path) -> None:
     found = Curve(calls=10, tokens=25, tried=(10, 8, 4), right=(8, 4, 3)).to_dict()
     rows = [{"minutes": 1.0, "steps": 9, "pupils": {"medusa": found, "hydra": found}}]

@@ -49,6 +49,7 @@ def test_a_picture_is_written(tmp_path: Path) -> None:
     assert json.loads(trace.read_text())["method"] == "jacobi"
 
 
+@pytest.mark.slow
 def test_plain_decoding_beside_it(tmp_path: Path) -> None:
     done = told(
         "cat", "--rule", "gumbel-match", "--drafter-option", "window=4", "--compare", "-o", str(tmp_path / "a.png")
@@ -69,6 +70,7 @@ def test_what_is_wrong_is_said(arguments: tuple[str, ...], said: str, tmp_path: 
     assert not (tmp_path / "none.png").exists()
 
 
+@pytest.mark.slow
 def test_a_table_of_drafters_and_rules(tmp_path: Path) -> None:
     file = tmp_path / "table.json"
     options = ["--drafters", "jacobi", "--rules", "exact,annealed", "--pictures", "1", "--guidance", "1"]
@@ -83,6 +85,7 @@ def test_a_table_of_drafters_and_rules(tmp_path: Path) -> None:
     assert "1.00" in done.output and "annealed" in done.output.replace("\n", "")
 
 
+@pytest.mark.slow
 def test_listed_values_are_rows(tmp_path: Path) -> None:
     file = tmp_path / "table.json"
     options = ["--drafters", "jacobi", "--rules", "annealed", "--pictures", "1", "--guidance", "1"]

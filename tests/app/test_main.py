@@ -31,12 +31,11 @@ from outrider.core.methods import DRAFTERS, RULES  # noqa: E402
 from outrider.core.trace import Trace  # noqa: E402
 
 # Gradio leaves event loops open behind it, here and in its client; what they hold is collected by `tidy`.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.slow]
 SMALL, OPENED = (
     SimpleNamespace(**runpy.run_path(str(Path(__file__).parent.parent / "browser" / f"{name}.py")))
     for name in ("small", "opened")
 )
-MOSTLY_TEXT = [pytest.param(one, marks=[] if one == "text" else [pytest.mark.slow]) for one in recordings.MODALITIES]
 HOSTILE = (
     "<img src=x onerror=alert(1)>",
     "${alert(1)} {{constructor}} `x`",
@@ -93,7 +92,7 @@ def made(subject: Subject, **given: Any) -> Recording:
 # ---- for programs
 
 
-@pytest.mark.parametrize("name", MOSTLY_TEXT)
+@pytest.mark.parametrize("name", recordings.MODALITIES)
 def test_a_program_gets_what_the_modality_gives(client: Any, subjects: dict[str, Subject], name: str) -> None:
     subject = subjects[name]
     drafter = "suffix" if name == "text" else "jacobi"
@@ -160,7 +159,7 @@ def test_a_full_queue_says_so(address: str) -> None:
 # ---- what goes together
 
 
-@pytest.mark.parametrize("name", MOSTLY_TEXT)
+@pytest.mark.parametrize("name", recordings.MODALITIES)
 def test_every_offered_pair_of_drafter_and_rule_runs(subjects: dict[str, Subject], name: str) -> None:
     """Each drafter with one rule, each rule with one drafter, in turns: as many runs as there are of the more."""
     subject = subjects[name]
@@ -205,7 +204,6 @@ def test_every_knob_stays_within_its_bounds() -> None:
                     knob.read(knob.high + 1)
 
 
-@pytest.mark.slow
 def test_words_are_chosen_and_begin_as_the_modality_does(subjects: dict[str, Subject]) -> None:
     drawn = {one.name: one for one in wording(subjects["image"], "jacobi")}
     assert {name: one.value for name, one in drawn.items()} == {"filler": "above", "renew": "couple"}
@@ -223,7 +221,7 @@ def test_words_are_chosen_and_begin_as_the_modality_does(subjects: dict[str, Sub
 # ---- what is shown is the trace's
 
 
-@pytest.mark.parametrize("name", MOSTLY_TEXT)
+@pytest.mark.parametrize("name", recordings.MODALITIES)
 def test_figures_shown_are_those_of_the_trace(subjects: dict[str, Subject], name: str) -> None:
     recording = made(subjects[name], drafter="suffix", rule="exact")
     found = recording.trace.summary()
@@ -251,7 +249,6 @@ def test_figures_shown_are_those_of_the_trace(subjects: dict[str, Subject], name
             assert f"p {step.p[node]:.4f}" in tree and f"chance {step.chance[node]:.4f}" in tree
 
 
-@pytest.mark.slow
 def test_grids_hold_the_numbers_of_their_codes(subjects: dict[str, Subject]) -> None:
     recording = made(subjects["image"], drafter="jacobi", rule="lenience", rule_options={"lenience": 0.2})
     steps = recording.trace.steps
@@ -280,7 +277,6 @@ def test_a_race_is_replayed_by_the_clock_of_both_traces(subjects: dict[str, Subj
     assert f"--at:{times[-1]:.3f}s" in shown and f"--at:{showing.clock(plain.trace)[-1]:.3f}s" in shown
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["text", "speech"])
 def test_the_lab_says_what_relaxing_costs_in_the_target_s_own_eyes(subjects: dict[str, Subject], name: str) -> None:
     subject = subjects[name]

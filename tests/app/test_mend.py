@@ -118,6 +118,7 @@ def test_a_probe_survives_whatever_the_import_does(
     assert probe("fragile").error == said
 
 
+@pytest.mark.slow
 def test_torch_is_asked_what_it_can_do() -> None:
     facts = probe("torch").facts
     assert facts["devices"]["cpu"]["dtypes"][:2] == ["float64", "float32"]

@@ -11,6 +11,7 @@ from outrider.app.opening import put_together
 
 pytest.importorskip("gradio")
 
+pytestmark = pytest.mark.slow
 _LOOK = """
 import ast, gc, inspect
 read = []

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from outrider.app.cli import cli
 from outrider.speech import Sound
 
+pytestmark = pytest.mark.slow
 TINY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "tiny_classes.py")))
 
 
@@ -21,7 +22,6 @@ def told(*arguments: str) -> Result:
     return CliRunner().invoke(cli, [*arguments], catch_exceptions=True)
 
 
-@pytest.mark.slow
 def test_a_picture_of_a_model_that_is_named(tmp_path: Path) -> None:
     for name, layers in (("big", 2), ("small", 1)):
         for part in TINY.janus(layers - 2, layers):

@@ -123,6 +123,7 @@ def exists(command: str) -> None:
     assert all(option.partition("=")[0] in told.stdout for option in rest if option.startswith("--")), command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_its_commands_exist_with_their_options(command: str) -> None:
     exists(command)

@@ -41,6 +41,7 @@ def benched(*rows: dict[str, object], looping: tuple[str, ...] = ()) -> dict[str
 EVERY = [(modality, one) for modality, sections in SECTIONS.items() for one in sections]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("modality", "section"), EVERY, ids=lambda one: getattr(one, "name", one))
 def test_every_command_is_one_that_the_command_line_takes(modality: str, section: Section) -> None:
     bench = get_command(cli).commands["bench"]  # type: ignore[attr-defined]

@@ -44,6 +44,7 @@ def server() -> Iterator[str]:
         yield address
 
 
+@pytest.mark.slow
 def test_only_what_the_server_runs_is_offered(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Speaks, "names", ("m", "m:medusa"))
     subject = Served(server)

@@ -60,6 +60,7 @@ def test_what_cannot_be_spoken_is_said(arguments: tuple[str, ...], said: str) ->
     assert done.exit_code and said in done.output + str(done.exception)
 
 
+@pytest.mark.slow
 def test_drafters_are_measured_on_sentences(tmp_path: Path) -> None:
     file, written = tmp_path / "said.txt", tmp_path / "bench.json"
     file.write_text("Yes.\n\nNo.\n")
@@ -74,6 +75,7 @@ def test_drafters_are_measured_on_sentences(tmp_path: Path) -> None:
     assert done.exit_code and "psychic" in done.output + str(done.exception)
 
 
+@pytest.mark.slow
 def test_samples_are_written_beside_what_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("av")
 

@@ -96,6 +96,7 @@ def test_a_price_is_told_with_its_mean_and_its_worst() -> None:
     assert "0.100 a token on average, 0.300 at most, 0.40 in all" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_the_demo_fits_its_terminal_and_says_what_it_must(width: int) -> None:
     text = played(Options(tokens=16), width)
@@ -131,6 +132,7 @@ def test_every_drafter_can_be_shown(drafter: str) -> None:
         assert Trace.from_json(fast.to_json()) == fast
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", mostly(list(RULES)))
 def test_every_rule_can_be_shown_and_a_relaxed_one_has_its_price(rule: str) -> None:
     text = played(Options(rule=rule, tokens=8))

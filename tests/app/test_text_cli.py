@@ -81,6 +81,7 @@ def test_compare_says_whether_they_agree_and_what_was_gained(folder: str) -> Non
     assert "--rule gumbel-match gives the same tokens" in other.stderr or "the same tokens" in other.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -104,6 +105,7 @@ def test_an_error_is_one_line_and_exit_code_1(arguments: list[str], said: str, f
     assert told.stdout == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [["text"], ["text", "x", "--max-new-tokens", "0"], ["text", "x", "--rule-option", "k"], ["assets", "x"]],

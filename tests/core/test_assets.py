@@ -200,6 +200,7 @@ def test_a_config_that_is_none_or_names_code_is_refused(content: str, said: str,
         read_json(tmp_path / "config.json")
 
 
+@pytest.mark.slow
 def test_nothing_else_unpickles_or_runs_code_of_others() -> None:
     for folder in ("core", "modalities", "app"):
         for path in (ROOT / folder).rglob("*.py"):

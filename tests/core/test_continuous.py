@@ -63,6 +63,7 @@ def stop(number: int, tokens: Sequence[int]) -> int | None:
 FEW = ["suffix", "token-recycling", "medusa", "eagle", "cs-drafting"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mode"),
     [

@@ -85,6 +85,7 @@ def test_kinds_of_siblings_are_not_mixed() -> None:
             join([drawn(WIDE), other])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -17,6 +17,8 @@ from outrider.core.fit import Fit, Pace, Request, State
 
 pytest.importorskip("accelerate")
 
+pytestmark = pytest.mark.slow
+
 
 class Line(nn.Module):
     def __init__(self) -> None:

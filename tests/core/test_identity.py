@@ -114,6 +114,7 @@ def modes() -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "method", "batch"), modes())
 def test_identity_in_float64(mode: str, method: Method, batch: int) -> None:
     found, steps = outputs(maker(method, 0.3), mode, torch.float64, range(10), 40, batch)

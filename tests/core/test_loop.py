@@ -128,6 +128,7 @@ def test_identity_with_plain_decoding(name: str, batch: int) -> None:
             assert run(FLEET[name](), prompts, **how)[0] == run(None, prompts, **how)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FLEET)
 @pytest.mark.parametrize(
     "rule", ["exact", *(pytest.param(one, marks=pytest.mark.slow) for one in ("token", "lenience"))]
@@ -347,6 +348,7 @@ def test_every_method_says_what_it_is() -> None:
         assert (method.make.__doc__ or "").strip()
 
 
+@pytest.mark.slow
 def test_a_run_abandoned_at_the_interpreters_end_ends_quietly() -> None:
     code = (
         "from outrider.core.decode import decode\n"

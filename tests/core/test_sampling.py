@@ -18,6 +18,7 @@ from outrider.core.methods import DRAFTERS, RULES, Method
 from outrider.core.rules.exact import Exact, Token
 from outrider.core.target import TableTarget
 
+pytestmark = pytest.mark.slow
 DRAWS = 20_000
 PROMPT = (0, 1, 3)
 SAMPLINGS = {
@@ -61,7 +62,6 @@ COMBINATIONS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("method", "options", "rule"), COMBINATIONS)
 def test_exact_rules_keep_the_law(method: Method, options: Mapping[str, Any], rule: Method, measured: Any) -> None:
     """Those shapes under every sampling; what else drafts under one, its laws being enumerated under all."""
@@ -97,9 +97,7 @@ FAULTS: dict[str, tuple[Callable[[], Drafter], Rule, Sampling]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=[] if place < 2 else [pytest.mark.slow]) for place, one in enumerate(FAULTS)]
-)
+@pytest.mark.parametrize("name", FAULTS)
 def test_seeded_faults_are_caught(name: str, measured: Any) -> None:
     found = z_score(*FAULTS[name])
     measured(f"{DRAWS:,} draws: z of seeded faults, which must be caught", name=name, value=found)
@@ -108,11 +106,7 @@ def test_seeded_faults_are_caught(name: str, measured: Any) -> None:
 
 @pytest.mark.parametrize(
     "rule",
-    [
-        pytest.param(rule, id=rule.name, marks=[] if rule.name in ("lenience", "typical") else [pytest.mark.slow])
-        for rule in RULES.values()
-        if not rule.lossless
-    ],
+    [pytest.param(rule, id=rule.name) for rule in RULES.values() if not rule.lossless],
 )
 def test_relaxed_rules_are_caught(rule: Method, measured: Any) -> None:
     found = z_score(chain, rule.make(**rule.trials[0]), Sampling())

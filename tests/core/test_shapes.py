@@ -129,6 +129,7 @@ def test_tree_value_of_a_chain_is_the_published_one() -> None:
     assert tree_value(chain(6), [0.7]) == pytest.approx(expected_tokens(0.7, 6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [chain(4), branching((3, 2)), (-1, -1, 0, 0, 2, 1)])
 def test_tree_value_is_what_a_simulation_counts(shape: tuple[int, ...]) -> None:
     acceptance = [0.5, 0.2, 0.1]

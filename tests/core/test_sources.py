@@ -218,6 +218,7 @@ def test_where_there_is_no_apt_an_address_has_it(
         fetch("thing", table=table(Debian("a=1.0", pinned("a.deb")), gone))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "wanted", "said"),
     [

@@ -120,6 +120,7 @@ def test_simulated_acceptance_is_the_walk_that_the_loop_makes() -> None:
     assert some.unconditional[0] == 1.0 and some.tried[0] == 2
 
 
+@pytest.mark.slow
 def test_a_draft_model_learns_its_target_and_drafts_what_was_simulated(
     target: Decoder, lessons: list[Lesson], tmp_path: Path
 ) -> None:
@@ -146,6 +147,7 @@ def test_a_draft_model_learns_its_target_and_drafts_what_was_simulated(
     assert emitted / calls == pytest.approx(last, rel=0.05)  # 16-bit weights, and the answer's end, move it a little
 
 
+@pytest.mark.slow
 def test_sixteen_bits_stay_sixteen_bits_behind_a_validation(
     target: Decoder, lessons: list[Lesson], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ def rows(im: ImageModel) -> list[Row]:
     return measure(im, ["cat", "red heart", "house"], wanted, guidance=1.0, batch=2)
 
 
+@pytest.mark.slow
 def test_plain_decoding_is_a_call_a_code(rows: list[Row]) -> None:
     plain = rows[0]
     assert plain.name == "plain" and plain.lossless and plain.identical == 1
@@ -33,6 +34,7 @@ def test_plain_decoding_is_a_call_a_code(rows: list[Row]) -> None:
     assert plain.price == plain.relaxed == 0 and plain.pictures == 3
 
 
+@pytest.mark.slow
 def test_drafting_spares_calls_and_relaxing_is_paid_for(rows: list[Row]) -> None:
     _, exact, relaxed = rows
     assert exact.tokens_per_call > 1 and exact.lossless and exact.price == 0

@@ -26,6 +26,7 @@ from outrider.image.plan import decoder
 from outrider.image.tokenizer import Layout, Tokenizer
 from outrider.image.tokens import TokenModel
 
+pytestmark = pytest.mark.slow
 PROMPTS = ((0, 1), (1, 0))
 ASKED, FREE = ((2, 0), (1, 1)), (0, 0)
 LIMITS = (3, 2)
@@ -123,12 +124,12 @@ def test_a_decoder_s_laws_are_those_it_learned_with(tokens: TokenModel) -> None:
 @pytest.mark.parametrize(
     ("drafter", "options"),
     [
-        pytest.param("jacobi", {"window": 12, "renew": "gumbel", "filler": "above"}, marks=pytest.mark.slow),
+        ("jacobi", {"window": 12, "renew": "gumbel", "filler": "above"}),
         ("jacobi", {"window": 12, "renew": "couple", "filler": "left"}),
-        pytest.param("draft-model", {"length": 4}, marks=pytest.mark.slow),
-        pytest.param("sampled-tree", {}, marks=pytest.mark.slow),
+        ("draft-model", {"length": 4}),
+        ("sampled-tree", {}),
         ("suffix", {}),
-        pytest.param("token-recycling", {}, marks=pytest.mark.slow),
+        ("token-recycling", {}),
     ],
 )
 def test_one_seed_one_picture(im: ImageModel, drafter: str, options: dict[str, Any]) -> None:
@@ -164,7 +165,6 @@ def small(tokens: TokenModel) -> ImageModel:
     return ImageModel(tokens.network(), tokens.names, codec, name="small", draft=other.network)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ALONE)
 def test_every_drafter_draws_plain_decoding_s_picture(small: ImageModel, drafter: str) -> None:
     plain = small.generate(["red cat", "house"], drafter=None, rule="gumbel-match", guidance=2.0, seed=9)

@@ -214,6 +214,7 @@ def classed(tmp_path_factory: pytest.TempPathFactory) -> PublishedModel:
     return found
 
 
+@pytest.mark.slow
 def test_pictures_of_20_classes_are_those_by_hand(classed: PublishedModel, measured: Any) -> None:
     weights = transformer(0, 3, False)
     table = weights["cls_embedding.embedding_table.weight"]

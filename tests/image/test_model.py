@@ -45,12 +45,14 @@ def test_the_stream_shows_the_picture_so_far(im: ImageModel) -> None:
     assert broken.finish is None and len(broken.tokens) == pieces[-1].count
 
 
+@pytest.mark.slow
 def test_greedy_pictures_are_the_same_whoever_drafts(im: ImageModel) -> None:
     plain = im.generate("red cat", drafter=None, temperature=0.0)
     for drafter in ("jacobi", "draft-model", "suffix"):
         assert im.generate("red cat", drafter=drafter, temperature=0.0).tokens == plain.tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "options"),
     [("lantern", {"delta": 0.3, "k": 10}), ("lantern-plus-plus", {}), ("grouped", {}), ("annealed", {"weight": 3.0})],

@@ -22,6 +22,7 @@ from outrider.core.errors import InvalidOption
 from outrider.core.laws import Sampling
 from outrider.image.published import PublishedModel, published
 
+pytestmark = pytest.mark.slow
 TINY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "tiny_classes.py")))
 
 
@@ -123,7 +124,6 @@ def test_plain_decoding_is_the_class_s_own(name: str) -> None:
     same(name, PROMPTS[:1])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_plain_decoding_is_the_class_s_own_on_20_prompts(name: str, measured: Any) -> None:
     assert len(PROMPTS) == 20 and all(prompt.strip() for prompt in PROMPTS)

@@ -11,6 +11,7 @@ from outrider.image.model import ImageModel
 from outrider.image.sheet import Panel, panels, sheet, usual
 
 
+@pytest.mark.slow
 def test_a_panel_for_each_setting(im: ImageModel) -> None:
     settings = [Setting(drafter=None), Setting(drafter="jacobi", rule="annealed")]
     found = panels(im, ["cat", "red heart", "house"], settings, guidance=1.0, batch=2)

@@ -33,6 +33,7 @@ def test_white_patches_are_one_code(codec: Tokenizer) -> None:
     assert white.sum() >= 15 and white[0, 0] and white[3, 3]
 
 
+@pytest.mark.slow
 def test_it_learns(codec: Tokenizer) -> None:
     pictures = torch.ones(2, 3, 16, 16)
     pictures[:, 0, 4:12, 4:12] = -1.0
@@ -46,6 +47,7 @@ def test_it_learns(codec: Tokenizer) -> None:
     assert psnr(codec.decode(codec.encode(pictures)), pictures).mean() > before + 3
 
 
+@pytest.mark.slow
 def test_saved_in_16_bits_it_is_the_same_here_and_in_diffusers(codec: Tokenizer, tmp_path: Path) -> None:
     codec.save(tmp_path, {"seed": 0})
     ours = Tokenizer.load(tmp_path)

@@ -200,6 +200,7 @@ def test_a_batch_is_its_number_s(pictures: Pictures, codec: Tokenizer) -> None:
     assert not seen & held
 
 
+@pytest.mark.slow
 def test_a_small_model_learns_what_the_large_one_says(pictures: Pictures, codec: Tokenizer, tokens: TokenModel) -> None:
     torch.manual_seed(0)
     course = TokensCourse(pictures, codec, tokens.names, 4, 0, torch.device("cpu"))

@@ -19,8 +19,7 @@ _CODE = re.compile(r"```.*?```|`[^`\n]*`|\[[^]]*\]\([^)]*\)|<[^>]+>", re.DOTALL)
 _FIGURE = re.compile(r"\d+[.,]\d|\d\s?(?:ms|seconds|MB|GB|x\b|times faster|tokens/s)")  # what looks measured
 _OURS = re.compile(r"/(?:root|home|tmp|work|Users|usr)/|[A-Z]:\\\\|\bWarning\b|it/s\]|Traceback")
 
-nbformat = pytest.importorskip("nbformat")
-pytest.importorskip("nbclient")
+pytestmark = pytest.mark.slow
 
 
 def tool(name: str) -> ModuleType:
@@ -34,7 +33,7 @@ def tool(name: str) -> ModuleType:
 
 
 def read(path: Path) -> Any:
-    return nbformat.read(path, as_version=4)
+    return pytest.importorskip("nbformat").read(path, as_version=4)
 
 
 def prose(notebook: Any) -> str:
@@ -53,7 +52,7 @@ def test_they_are_numbered_in_reading_order() -> None:
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_what_is_kept_is_whole_and_clean(path: Path) -> None:
     notebook = read(path)
-    nbformat.validate(notebook)
+    pytest.importorskip("nbformat").validate(notebook)
     assert path.stat().st_size < LARGEST
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))  # all, in order
@@ -96,7 +95,6 @@ def test_cells_are_short(path: Path) -> None:
     assert kinds.count("markdown") >= 0.6 * kinds.count("code")
 
 
-@pytest.mark.slow
 def test_the_pages_hold_all_of_it_and_fetch_nothing(tmp_path: Path) -> None:
     pytest.importorskip("nbconvert")
     tool("save")
@@ -122,11 +120,11 @@ def test_a_slider_leaves_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "application/vnd.jupyter.widget-view+json" in held[0]
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of jupyter's own parts, in this process
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_it_runs_from_top_to_bottom(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the solutions of its exercises, in the small mode."""
     monkeypatch.setenv("OUTRIDER_SMALL", "1")
+    pytest.importorskip("nbclient")
     notebook = tool("save").run(path, solved=True)
     assert shown(notebook)

@@ -34,6 +34,7 @@ def test_settings_are_every_drafter_under_every_rule() -> None:
         settings(["jacobi"], ["exact"], {}, given)
 
 
+@pytest.mark.slow
 def test_a_report_has_everybody_and_how_open_the_laws_are(speaker: SpeechModel) -> None:
     chosen = [Setting(drafter="jacobi", rule="gumbel-match"), Setting(drafter="token-recycling", rule="tolerance")]
     speech = Speech(speaker, chosen, seed=3, options={"temperature": 0.9})
@@ -103,6 +104,7 @@ def test_what_is_not_rated_does_not_count() -> None:
     assert math.isfinite(found["dnsmos"]["low"]) and found["dnsmos"]["apart"] == 0
 
 
+@pytest.mark.slow
 def test_samples_are_of_everybody_and_of_few(speaker: SpeechModel, tmp_path: Path) -> None:
     pytest.importorskip("av")
     speech = Speech(speaker, [Setting(drafter="jacobi", rule="tolerance", rule_options={"tau": 2})])

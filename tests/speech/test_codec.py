@@ -26,6 +26,7 @@ def test_gradients_pass_the_rounding() -> None:
     assert x.grad is not None and (x.grad > 0).all()
 
 
+@pytest.mark.slow
 def test_it_learns() -> None:
     torch.manual_seed(0)
     kinds = torch.randn(6, 80) * 2 - 5

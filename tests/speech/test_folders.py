@@ -23,6 +23,7 @@ def saved(model: Any, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_saved_model_says_what_it_said(tmp_path: Path) -> None:
     big, small = saved(CLASSES.TINY.csm(), tmp_path / "big"), saved(CLASSES.TINY.csm(1, 1), tmp_path / "small")
     sp = speech.load(big, draft=small)

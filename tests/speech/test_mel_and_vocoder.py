@@ -27,6 +27,7 @@ def test_a_tone_stands_in_its_bin() -> None:
         mel_frames(torch.zeros(100))
 
 
+@pytest.mark.slow
 def test_streamed_sound_is_that_of_the_whole() -> None:
     torch.manual_seed(0)
     vocoder = Vocoder(32).double()

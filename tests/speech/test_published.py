@@ -24,6 +24,7 @@ from outrider.core.tree import Tree
 from outrider.speech.csm import target
 from outrider.speech.published import PublishedSpeech, published
 
+pytestmark = pytest.mark.slow
 TINY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "tiny_classes.py")))
 
 # ---- what the class itself says
@@ -142,7 +143,6 @@ def test_plain_decoding_is_the_class_s_own(name: str) -> None:
     same(name, 2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_plain_decoding_is_the_class_s_own_on_20_prompts(name: str, measured: Any) -> None:
     same(name, 20)

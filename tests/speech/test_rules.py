@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -85,6 +86,7 @@ def test_rules_are_handed_what_they_look_at(speaker: SpeechModel) -> None:
     assert getattr(rule, "k", None) == 4
 
 
+@pytest.mark.slow
 def test_penalties_follow_each_path(speaker: SpeechModel) -> None:
     """Drafting changes nothing of what is said under penalties either, and less is said again."""
     text = "The harbour was quiet."

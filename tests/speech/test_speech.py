@@ -37,6 +37,7 @@ def test_what_is_streamed_is_the_whole(speaker: SpeechModel) -> None:
     assert factor.total == factor.model + factor.codec + factor.vocoder > 0
 
 
+@pytest.mark.slow
 def test_whoever_drafts_the_same_tokens_sound_the_same(speaker: SpeechModel) -> None:
     text = "Where is the station, please?"
     plain = speaker.generate(text, rule="gumbel-match", seed=7)

@@ -62,6 +62,7 @@ def test_pupils_read_what_they_will_meet(small_voice: Callable[..., Voice]) -> N
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(PUPILS))
 def test_pupils_learn_and_change_nothing(name: str, small_voice: Callable[..., Voice]) -> None:
     teacher = VoiceTeacher(small_voice(), utterances(), torch.device("cpu"))

@@ -223,6 +223,7 @@ def test_a_continuous_batch_wakes_up_when_it_drains(lm: TextModel) -> None:
     assert sum(len(step.emitted) for step in alone) > 1.3 * len(alone)
 
 
+@pytest.mark.slow
 def test_rounds_of_several_rows_are_measured_when_there_are_so_many(lm: TextModel, cache: Path) -> None:
     lm.generate(REPEATING, **RAW)
     (kept,) = (cache / "calibrations").iterdir()

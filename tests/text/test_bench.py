@@ -196,6 +196,7 @@ def test_a_planted_wrong_token_is_called_wrong(lm: TextModel) -> None:
     assert (found["rows"][-1]["identical"], found["rows"][-1]["wrong"]) == (0.0, 0.0), "a relaxed rule may differ"
 
 
+@pytest.mark.slow
 def test_drawn_tokens_are_compared_only_where_the_rule_says_they_are_the_same(lm: TextModel) -> None:
     hot = Settings(drafters=("prompt-lookup",), temperature=1.0, max_new_tokens=8)
     _, found = measured(lm, hot)

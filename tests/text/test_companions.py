@@ -15,6 +15,7 @@ from outrider.text.bridge import Bridge
 from outrider.text.companions import calibrate, calibration
 from outrider.text.tokens import Tokens
 
+pytestmark = pytest.mark.slow
 PROMPTS = ["the cat sat on the mat", "a quick brown fox"]
 
 

@@ -51,6 +51,7 @@ def test_drafters_without_training_are_all_there() -> None:
     assert {*FREE, "rest"} <= {*DRAFTERS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FREE)
 def test_a_ragged_batch_gives_what_each_prompt_gives_alone(lm: TextModel, name: str) -> None:
     prompts = [PROMPT, "a quick brown fox", f"{PROMPT} log while the rain fell on the plain"]

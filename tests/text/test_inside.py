@@ -55,6 +55,7 @@ def batch() -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["prompt-lookup", "jacobi", None])
 def test_greedily_it_is_what_transformers_generates(drafter: str | None, model: Any, batch: dict[str, Any]) -> None:
     wanted = model.generate(**batch, max_new_tokens=40, do_sample=False)

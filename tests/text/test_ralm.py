@@ -60,6 +60,7 @@ HOWS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

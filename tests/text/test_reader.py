@@ -44,6 +44,7 @@ def test_what_never_becomes_a_character_is_shown_at_the_end() -> None:
     assert parts == ["a", "b", "\ufffd"]
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.binary(max_size=40) | st.text(max_size=20).map(str.encode), st.integers(0, 50))
 def test_the_parts_joined_are_the_whole(data: bytes, seed: int) -> None:

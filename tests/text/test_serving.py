@@ -42,6 +42,7 @@ from outrider.text.serving import (
 from tests.text.speaks import PROMPT, Speaks, speaking
 from tests.text.tiny import write
 
+pytestmark = pytest.mark.slow
 OPTIONS: dict[str, dict[str, Any]] = {
     "draft-model": {"layers": (0, -1), "rank": 4},
     "medusa": {"heads": 3},

@@ -103,6 +103,7 @@ def test_a_broken_tokenizer_is_one_error(tiny: SimpleNamespace, tmp_path: Path) 
         Tokens.load(folder)
 
 
+@pytest.mark.slow
 def test_importing_text_loads_nothing_heavy() -> None:
     child = subprocess.run(
         [sys.executable, "-P", "-c", "import sys, outrider.text\nprint(*sys.modules, sep='\\n')"],

@@ -115,6 +115,7 @@ def test_what_all_prompts_begin_with_is_no_lesson() -> None:
         divided([Lesson((1,), (2,))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [0, *(pytest.param(one, marks=pytest.mark.slow) for one in (1, 2))])
 def test_every_recipe_runs_from_nothing_and_what_it_trained_drafts(
     part: int, folder: Path, prompts: Path, cache: Path, capsys: pytest.CaptureFixture[str]
@@ -210,6 +211,7 @@ def test_of_several_runs_the_best_weights_are_found(cache: Path) -> None:
     assert recipes.find("somebody/small", "kangaroo") is None and recipes.find("another", "eagle") is None
 
 
+@pytest.mark.slow
 def test_weights_are_small() -> None:
     """A recipe's for the default model, in 16 bits, and all that ship."""
     shape = Config(
@@ -269,6 +271,7 @@ def test_what_can_not_be_meant_is_said_first(change: dict[str, object], words: s
         Wanted(**({"recipes": ("draft-model",)} | change))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_weights_of_another_target_are_refused(
     folder: Path, tiny: SimpleNamespace, prompts: Path, tmp_path: Path
 ) -> None:

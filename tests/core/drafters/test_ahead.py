@@ -51,6 +51,7 @@ def said(model: Decoder, embeddings: Tensor, tokens: list[int], guesses: list[in
     return model.score(draft).logits()[0, -count:]
 
 
+@pytest.mark.slow
 def test_training_reads_what_drafting_reads() -> None:
     model = target()
     for vocabulary in (0, tuple(range(30, 3, -1))):
@@ -121,6 +122,7 @@ class Audited(PaSS):
                 self.checked += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"shape": (-1, -1, 0, 0, 2)}, {"apart": True}, {"length": 2}])
 def test_guesses_are_what_was_said_where_the_path_ended(options: dict[str, Any]) -> None:
     model = target()

@@ -34,6 +34,7 @@ def run(drafter: Drafter, sampling: Sampling, prompts: Sequence[Sequence[int]] =
     return [step.drafted + step.emitted for step in steps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0), Sampling(top_p=0.7), Sampling(top_k=2)])
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_vertical_cascade_draws_what_the_model_alone_draws(sampling: Sampling, others: int) -> None:

@@ -28,6 +28,7 @@ def run(drafter: SeenCheaper | None, sampling: Sampling = GREEDY) -> tuple[list[
     return found, sum(map(len, found)) / calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [1, 8, 32])
 @pytest.mark.parametrize("sinks", [0, 4])
 def test_what_comes_out_is_plain_decodings(window: int, sinks: int) -> None:
@@ -62,6 +63,7 @@ def test_options_that_make_no_sense_are_refused() -> None:
         Decoder.random(CONFIG).view(chunks=(2, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("chunks", "chunk", "refresh"), [(1, 4, 1), (3, 4, 4), (5, 8, 16)])
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.8)])
 def test_what_is_retrieved_changes_no_output(chunks: int, chunk: int, refresh: int, sampling: Sampling) -> None:

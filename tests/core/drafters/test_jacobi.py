@@ -11,6 +11,7 @@ from outrider.core.rules.exact import Exact
 from outrider.core.target import TableTarget
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("renew", RENEWALS)
 @pytest.mark.parametrize("window", [1, 3, 9])
 def test_a_few_rows_on_the_host_say_the_same(renew: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,6 +154,7 @@ class Audited(Learned):
             text += new
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grow", [*(pytest.param(one, marks=pytest.mark.slow) for one in ("tree", "dynamic")), "chain"])
 @pytest.mark.parametrize("method", TRAINED.values(), ids=lambda method: method.name)
 def test_what_was_read_stays_true(method: Method, grow: str) -> None:

@@ -25,6 +25,7 @@ def table(blur: float, vocabulary: int = 3) -> TableTarget:
     return TableTarget(vocabulary, seed=1, sharpness=0.7, blur=blur)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [Exact(), Token(), SampleMatch()], ids=["exact", "token", "sample-match"])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0), Sampling(top_p=0.8)])
 def test_several_models_in_one_tree_keep_the_law(rule: Rule, sampling: Sampling) -> None:
@@ -96,6 +97,7 @@ def test_best_first_finds_the_most_probable_tree(batch: int) -> None:
             assert belief == pytest.approx(math.exp(wanted[path]), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_thousand_nodes_in_one_pass() -> None:
     """The model is the target, so that one pass emits as many tokens as the tree is deep."""
     model = TableTarget(50, seed=2, sharpness=6.0)

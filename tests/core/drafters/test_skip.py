@@ -67,6 +67,7 @@ def test_each_row_has_its_own_set_whoever_its_mates_are() -> None:
     assert len(set(sets)) > 1
 
 
+@pytest.mark.slow
 def test_swift_finds_a_better_set_on_the_way_and_alone_the_same() -> None:
     drafter = swift(share=0.5, window=16, trials=30, bayes=4)
     assert run(drafter, limit=60) == run(None, limit=60)
@@ -85,6 +86,7 @@ def test_swift_judges_nothing_by_less_than_its_window() -> None:
     assert not any(quest.tried for quest in drafter.chooser.quests)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_the_search_finds_what_is_idle_and_again(tmp_path: Path) -> None:
     found = list(search(target(), PROMPTS, tokens=24, trials=60, seed=1))
     assert len(found) == 60

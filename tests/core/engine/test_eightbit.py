@@ -98,6 +98,7 @@ def tokens(target: Decoder, drafter: Drafter | None, sampling: Sampling = GREEDY
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling()], ids=["greedy", "drawn"])
 def test_drafting_changes_nothing(sampling: Sampling) -> None:
     network = random_network(SHAPE, 1, dtype=torch.float64)

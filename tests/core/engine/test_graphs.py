@@ -24,6 +24,7 @@ from outrider.core.engine.transformer import Decoder
 from outrider.core.laws import Sampling
 from outrider.core.methods import DRAFTERS, make_rule
 
+pytestmark = pytest.mark.slow
 CONFIG = Config(vocabulary=61, width=32, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=64)
 PROMPTS = [[1, 2, 3, 4, 5, 2, 3], [6, 7], [8] * 40]
 GREEDY = Sampling(temperature=0)

@@ -88,6 +88,7 @@ def test_classes_take_masks(name: str) -> None:
     assert Adapted(made(name)).trees == "mask"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("trees", ["mask", "branches"])
 def test_drafting_changes_nothing(name: str, trees: str) -> None:

@@ -64,6 +64,7 @@ def tiled(kind: type[Int8] | type[Int4] | None, weight: Tensor, bias: Tensor | N
     return native.Tiled(weight, None, None, bias) if kind is None else kind(weight, bias).tiled()
 
 
+@pytest.mark.slow
 @needs_code
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_are_what_the_weights_say(ways: str, kind: type[Int8] | type[Int4] | None) -> None:
@@ -237,6 +238,7 @@ def test_a_token_is_computed_the_same_wherever_it_stands(ways: str, bits: int | 
     assert torch.equal(torch.stack(one_by_one), chain)
 
 
+@pytest.mark.slow
 @needs_code
 @pytest.mark.parametrize("bits", [None, 8, 4])
 def test_drafting_changes_no_token_in_few_bits(bits: int | None) -> None:
@@ -331,6 +333,7 @@ def test_what_was_timed_belongs_to_the_code_that_was_timed(monkeypatch: pytest.M
     assert len(set(found)) == 3 and found.index("torch") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="large pages are asked for on Linux")
 def test_weights_lie_side_by_side_in_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_local", threading.local())  # nothing was laid before

@@ -35,6 +35,7 @@ VIEWS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VIEWS)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_view_says_what_a_fresh_one_says(name: str, seed: int) -> None:
@@ -143,6 +144,7 @@ def test_resumed_scores_are_those_of_a_whole_pass() -> None:
     torch.testing.assert_close(resumed, model.score(draft).logits(), atol=1e-12, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [DraftModel, SampledTree, TopKTree, DynamicTree])
 @pytest.mark.parametrize("name", VIEWS)
 def test_drafting_for_itself_changes_nothing(kind: type[Any], name: str) -> None:
