@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -123,8 +122,10 @@ class Jacobi:
         if self.renew == "gumbel":
             tokens = dice.race(laws, scores.position(after.clamp(max=draft.size)), known)
         elif self.renew == "couple" and draft.laws is not None and draft.size:
-            couple = self._couple_few if few.fits(dice, laws, draft.laws) else self._couple
-            tokens = couple(draft, laws, after, known, dice)
+            if few.walks(dice, laws, draft.laws):
+                tokens = few.coupled(laws, draft.laws, draft.tokens, draft.fixed, after, known, dice)
+            else:
+                tokens = self._couple(draft, laws, after, known, dice)
         else:
             tokens = dice.pick(laws, slots, Purpose.REDRAW, known)
         self._draft = Draft(
@@ -167,21 +168,6 @@ class Jacobi:
         law = Law(torch.where(mine, left.probs, law.probs), law.tokens, law.vocabulary)
         drawn = dice.pick(law, at, Purpose.REDRAW, anew.gather(1, at))
         return torch.where(anew, token.scatter(1, at, drawn), token)
-
-    def _couple_few(self, draft: Draft, new: Law, after: Tensor, known: Tensor, dice: Dice) -> Tensor:
-        """The same for a few rows, on the host."""
-        assert draft.laws is not None
-        behind, slots = few.table(after), np.arange(self.window)[None].repeat(len(after), 0)
-        node = behind.clip(max=draft.size - 1)
-        tokens = np.take_along_axis(few.table(draft.tokens), node, 1)
-        had = (behind < draft.size) & ~np.take_along_axis(few.table(draft.fixed), node, 1)
-        chance = few.strict(few.at(new, slots, tokens), few.at(draft.laws, node, tokens))
-        retained = had & (few.table(dice.table(Purpose.RETAIN))[:, : self.window] < chance)
-        laws, old, numbers = few.table(new.probs), few.table(draft.laws.probs), few.table(dice.table(Purpose.REDRAW))
-        for row, slot in zip(*np.nonzero(few.table(known) & ~retained), strict=True):
-            without = old[row, node[row, slot]] if had[row, slot] else None
-            tokens[row, slot] = few.drawn(laws[row, slot], numbers[row, slot], without=without)
-        return torch.from_numpy(tokens)
 
     def end(self) -> None:
         self._draft = None

@@ -4,7 +4,7 @@
 
 namespace {
 
-constexpr int kChains = 8;  // rows whose sums with two rows of tiles keep the processor busy, and its registers
+constexpr int kChains = 12;  // rows whose sums with two rows of tiles keep the processor busy, and its registers
 
 // Pairs of inputs of a tile, each for sixteen outputs.
 template <int bits>
@@ -109,7 +109,7 @@ void chained(const Stretch& s, float* const (&sums)[2]) {
             _mm_prefetch(soon, _MM_HINT_T0);
             _mm_prefetch(beside, _MM_HINT_T0);
             soon += s.pace, beside += s.pace;
-#pragma GCC unroll 8
+#pragma GCC unroll 12
             for (int m = 0; m < rows; m++) {
                 chains[0][m] = dotted(chains[0][m], a[16 * m + i], first);
                 chains[1][m] = dotted(chains[1][m], a[16 * m + i], last);
@@ -153,7 +153,8 @@ template <int bits>
 void chained(Stretch s, int64_t next, int count, float* const (&sums)[2]) {
     static constexpr void (*kKinds[kChains])(const Stretch&, float* const (&)[2]) = {
         chained<bits, 1>, chained<bits, 2>, chained<bits, 3>, chained<bits, 4>,
-        chained<bits, 5>, chained<bits, 6>, chained<bits, 7>, chained<bits, 8>};
+        chained<bits, 5>, chained<bits, 6>, chained<bits, 7>,  chained<bits, 8>,
+        chained<bits, 9>, chained<bits, 10>, chained<bits, 11>, chained<bits, 12>};
     const int groups = (count + kChains - 1) / kChains;
     s.pace = record(bits) / 16 / groups;
     s.ahead = groups > 1 ? next : kAhead;

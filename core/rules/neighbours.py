@@ -39,7 +39,8 @@ class Tolerance:
         return self.tau == 1
 
     def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        return 1 - (1 - strict(left, q)) * (1 - left).clamp(min=0) ** (self.tau - 1)
+        missed = (1 - left) ** (self.tau - 1)  # by all draws but the first
+        return torch.addcmul(1 - missed, strict(left, q), missed)
 
     def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
         return rejection(draft, scores, dice, self.accept)

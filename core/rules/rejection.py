@@ -8,8 +8,8 @@ without: q is always the law a node was really drawn from. A relaxed rule is the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -162,7 +162,7 @@ def rejection(
     for level in range(depth + 1):
         law = scores.law(node + 1)
         deep = constant((level,), device)[:, None]
-        bend = None if acceptance is None else _bend(acceptance, deep, scores.sampling.end, device)
+        bend = None if acceptance is None else _bend(acceptance, deep, scores.sampling.end)
         kids = live_children(draft, table, node) if level < depth else node[:, None][:, :0]
         here = _Level(draft, law if bend is None else law.dense(), kids, active, dice, bend)
         here.record(record)
@@ -186,10 +186,8 @@ def rejection(
 def _along(draft: Draft, scores: Scores, dice: Dice, acceptance: Acceptance | None) -> Verdict:
     """The same along a chain: what a level takes is made for many levels at once."""
     laws = scores.laws() if acceptance is None else scores.laws().dense()  # [B, N + 1, S]
-    if few.fits(dice, laws, *([] if draft.laws is None else [draft.laws])):
-        if acceptance is None:
-            return _one_by_one(draft, laws, dice)
-        return _bent_one_by_one(draft, laws, dice, acceptance, scores.sampling.end)
+    if few.walks(dice, laws, *([] if draft.laws is None else [draft.laws])):
+        return _one_by_one(draft, laws, dice, acceptance, scores.sampling.end)
     size, here, ids = draft.size, laws.first(draft.size), draft.tokens[..., None]
     law, fixed = _origins(draft)
     p = here.at(ids)[..., 0]
@@ -234,94 +232,24 @@ def _along(draft: Draft, scores: Scores, dice: Dice, acceptance: Acceptance | No
     )
 
 
-def _one_by_one(draft: Draft, laws: Law, dice: Dice) -> Verdict:
-    """The strict walk along a chain for a few rows, on the host."""
-    tokens, able, levels = few.table(draft.tokens), few.table(draft.tried), np.arange(draft.size)
-    p = few.at(laws, levels[None].repeat(draft.rows, 0), tokens)
-    q, source = np.ones_like(p), None
-    if draft.laws is not None and draft.source is not None:
-        source = few.table(draft.source)
-        q = np.where(source < 0, q, few.at(draft.laws, source.clip(0), tokens))
-    chance = few.strict(p, q)
-    hit = np.logical_and.accumulate(able & (few.table(dice.table(Purpose.ACCEPT))[:, : draft.size] < chance), 1)
-    tried = able.copy()
-    tried[:, 1:] &= hit[:, :-1]
-    accepted = hit.sum(1)
-    refused = np.logical_and(tried, ~hit).any(axis=1)
-    follows = []
-    for row, level in enumerate(accepted.tolist()):
-        law, without = few.table(laws.probs[row, level]), None
-        if refused[row] and draft.laws is not None and source is not None and source[row, level] >= 0:
-            without = few.table(draft.laws.probs[row, int(source[row, level])])
-        elif refused[row]:
-            without = np.zeros_like(law)
-            without[tokens[row, level : level + 1].clip(0, len(law) - 1)] = 1
-        follows.append(few.drawn(law, float(dice.table(Purpose.NEXT)[row, level]), without=without))
+def _one_by_one(draft: Draft, laws: Law, dice: Dice, acceptance: Acceptance | None, end: Sequence[int]) -> Verdict:
+    """The same for a few rows, on the host."""
+    device = draft.tokens.device
+    bend = None if acceptance is None else partial(_bent, acceptance)
+    ends = constant(tuple(end), device)
+    done = few.walk(laws, draft.tokens, draft.tried, draft.laws, draft.source, dice, bend, ends, _STRETCH)
+    nodes = constant(tuple(range(draft.size)), device)
     return Verdict(
-        path=torch.from_numpy(np.where(levels < accepted[:, None], levels, -1)),
-        accepted=torch.from_numpy(accepted),
-        token=torch.tensor(follows),
-        resampled=torch.from_numpy(refused),
-        tried=torch.from_numpy(tried),
-        chance=torch.from_numpy(chance * tried),
-        p=torch.from_numpy(p * tried),
-        q=torch.from_numpy(q * tried),
-    )
-
-
-def _bent_one_by_one(draft: Draft, laws: Law, dice: Dice, acceptance: Acceptance, end: Sequence[int]) -> Verdict:
-    """The relaxed walk along a chain for a few rows, on the host; the acceptance is still worked out for some levels at
-    once."""
-    rows, size, tokens, able = draft.rows, draft.size, few.table(draft.tokens), few.table(draft.tried)
-    p, sure = few.at(laws, np.arange(size)[None].repeat(rows, 0), tokens), np.ones((rows, size), bool)
-    q, drawn = np.ones_like(p), None
-    if draft.laws is not None and draft.source is not None:
-        source, drawn = few.table(draft.source), few.table(draft.laws.probs)
-        sure, source = source < 0, source.clip(0)
-        q = np.where(sure, q, few.at(draft.laws, source, tokens))
-    usual, rolled = few.strict(p, q), few.table(dice.table(Purpose.ACCEPT))
-    chance, price = np.zeros_like(p), np.zeros((rows, size + 1))
-    tried, relaxed = np.zeros_like(able), np.zeros_like(able)
-    accepted, refused, follows = np.zeros(rows, np.int64), np.zeros(rows, bool), list[int]()
-    for row in range(rows):
-        level, all_, left = 0, laws.probs[row], None
-        while level < size and able[row, level]:
-            if level % _STRETCH == 0:
-                stop = min(level + _STRETCH, size)
-                guess = np.zeros((stop - level, laws.width), few.table(all_).dtype)
-                for place in range(level, stop):
-                    if not sure[row, place] and drawn is not None:
-                        guess[place - level] = drawn[row, source[row, place]]
-                    elif 0 <= tokens[row, place] < laws.width:
-                        guess[place - level, tokens[row, place]] = 1
-                depth = torch.arange(level, stop)[:, None]
-                law = Law(all_[level:stop], None, laws.vocabulary)
-                bent = few.table(_bend(acceptance, depth, end, all_.device)(law, law.probs, torch.from_numpy(guess)))
-            here, its = few.table(all_[level]), guess[level % _STRETCH]
-            taken, token = its * bent[level % _STRETCH], int(tokens[row, level])
-            rest, gone = np.maximum(here - taken, 0), 1 - taken.sum()
-            total = rest.sum()
-            price[row, level] = np.maximum(here - taken - (gone / total * rest if total > 0 else gone * here), 0).sum()
-            tried[row, level] = True
-            chance[row, level] = bent[level % _STRETCH, token] if 0 <= token < laws.width else 0
-            if rolled[row, level] >= chance[row, level]:
-                refused[row], left = True, taken
-                break
-            relaxed[row, level] = rolled[row, level] >= usual[row, level]
-            level += 1
-        accepted[row] = level
-        follows.append(few.drawn(few.table(all_[level]), float(dice.table(Purpose.NEXT)[row, level]), without=left))
-    return Verdict(
-        path=torch.from_numpy(np.where(np.arange(size) < accepted[:, None], np.arange(size), -1)),
-        accepted=torch.from_numpy(accepted),
-        token=torch.tensor(follows),
-        resampled=torch.from_numpy(refused),
-        tried=torch.from_numpy(tried),
-        chance=torch.from_numpy(chance),
-        p=torch.from_numpy(p * tried),
-        q=torch.from_numpy(q * tried),
-        price=torch.from_numpy(price),
-        relaxed=torch.from_numpy(relaxed),
+        path=torch.where(nodes < done.accepted[:, None], nodes, -1),
+        accepted=done.accepted,
+        token=done.token,
+        resampled=done.refused,
+        tried=done.tried,
+        chance=done.chance,
+        p=done.p,
+        q=done.q,
+        price=None if acceptance is None else done.price,
+        relaxed=None if acceptance is None else done.relaxed,
     )
 
 
@@ -342,10 +270,7 @@ def _descent(
     for first in range(0, draft.size, _STRETCH):
         levels = slice(first, min(first + _STRETCH, draft.size))
         p, q = here.probs[:, levels], drawn[:, levels]
-        depth = torch.arange(levels.start, levels.stop, device=q.device)[:, None]
-        laws = Law(p.flatten(0, 1), None, here.vocabulary)
-        bend = _bend(acceptance, depth.repeat(len(q), 1), end, q.device)
-        chance = bend(laws, laws.probs, q.flatten(0, 1)).view_as(q)
+        chance = _strictly(end, _bent(acceptance, p, q, levels), p, q)
         its = Law(chance, None, here.vocabulary).at(draft.tokens[:, levels, None])[..., 0]
         hit = dice.descend(its, draft.tried[:, levels] & active[:, None], first)
         parts.append((hit, chance))
@@ -356,19 +281,26 @@ def _descent(
     return hit, chance
 
 
+def _bent(acceptance: Acceptance, p: Tensor, q: Tensor, levels: slice) -> Tensor:
+    """A relaxed rule's chances of accepting each token of the vocabulary at some levels of a chain, all [B, L, V]."""
+    depth = constant(tuple(range(levels.start, levels.stop)) * len(q), q.device)[:, None]
+    laws = Law(p.flatten(0, 1), None, p.shape[-1])
+    return acceptance(laws, laws.probs, q.flatten(0, 1), depth).clamp(0, 1).view_as(q)
+
+
+def _strictly(end: Sequence[int], chance: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    """Exempt end tokens from a relaxed rule: chances, p and q [..., V]."""
+    ends = constant(tuple(end), q.device)
+    if not len(ends):
+        return chance
+    return chance.index_copy(-1, ends, strict(p[..., ends], q[..., ends]))
+
+
 def _wider(table: Tensor, size: int) -> Tensor:
     """[B, L] filled up with nothing."""
     return torch.nn.functional.pad(table, (0, size - table.shape[1]))
 
 
-def _bend(acceptance: Acceptance, depth: Tensor, end: Sequence[int], device: torch.device) -> Bend:
+def _bend(acceptance: Acceptance, depth: Tensor, end: Sequence[int]) -> Bend:
     """A relaxed rule's acceptance at depths [B|1, 1], with end tokens exempt from it."""
-    ends = constant(tuple(end), device)
-
-    def chances(law: Law, left: Tensor, q: Tensor) -> Tensor:
-        wanted = acceptance(law, left, q, depth).clamp(0, 1)
-        if len(ends):
-            wanted = wanted.index_copy(1, ends, strict(left[:, ends], q[:, ends]))
-        return wanted
-
-    return chances
+    return lambda law, left, q: _strictly(end, acceptance(law, left, q, depth).clamp(0, 1), left, q)
