@@ -344,17 +344,16 @@ def plot(told: Mapping[str, Any], path: Path) -> bool:
         from matplotlib.figure import Figure
     except ImportError:
         return False
-    figure = Figure(figsize=(7.5, 4.6), layout="constrained")
+    figure = Figure(figsize=(9, 4.6), layout="constrained")
     axes = figure.subplots()
     names = {id(one): one["drafter"] if one["drafter"] == PLAIN else f"{one['drafter']} {one['rule']}" for one in rows}
-    for name in dict.fromkeys(names.values()):
+    for number, name in enumerate(dict.fromkeys(names.values())):
         own = sorted((one for one in rows if names[id(one)] == name), key=lambda one: one["tokens_per_call"])
         error = [one["quality"]["word_error"] for one in own]
         value = np.array([one["value"] for one in error])
         bounds = np.abs(np.array([[one["low"], one["high"]] for one in error]).T - value)
-        axes.errorbar(
-            [one["tokens_per_call"] for one in own], 100 * value, 100 * bounds, fmt="o-", capsize=3, label=name
-        )
+        calls, look = [one["tokens_per_call"] for one in own], f"{'os^'[number // 10 % 3]}-"
+        axes.errorbar(calls, 100 * value, 100 * bounds, fmt=look, color=f"C{number % 10}", capsize=3, label=name)
         for one, at in zip(own, value, strict=True):
             label = ", ".join(f"{key}={value}" for key, value in one["rule_options"].items())
             axes.annotate(label, (one["tokens_per_call"], 100 * at), textcoords="offset points", xytext=(5, 5))
@@ -364,6 +363,6 @@ def plot(told: Mapping[str, Any], path: Path) -> bool:
     axes.set(xlabel="tokens a target call", ylabel="words wrong, % (95 % intervals)")
     axes.margins(x=0.1)  # room for what the last points say
     axes.grid(alpha=0.3)
-    axes.legend()
+    figure.legend(loc="outside right upper", fontsize="small")
     figure.savefig(path, dpi=110)
     return True
