@@ -51,7 +51,7 @@ def speech(
     rated: Annotated[
         int | None, typer.Option(min=1, help="Of what is judged, DNSMOS for so many; left out: for all.")
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.8,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.6,
     top_k: Annotated[int, typer.Option(min=0, help="0 is off.")] = 0,
     presence_penalty: Annotated[float, typer.Option(help="On tokens that were said already.")] = 0.0,
     frequency_penalty: Annotated[float, typer.Option(help="On tokens, for every time they were said.")] = 0.0,

@@ -35,7 +35,7 @@ class Speech:
         "The quick brown fox jumps over the lazy dog.",
         "Please call Stella, and ask her to bring these things from the store.",
     )
-    heat: float = 0.8
+    heat: float = 0.6
     usual = "jacobi"
     begins: Mapping[str, Mapping[str, Any]] = USUAL
     ruled: Mapping[str, Mapping[str, Any]] = RULED

@@ -31,12 +31,17 @@ if TYPE_CHECKING:
 
 def speech(
     text: Annotated[str, typer.Argument(help="What to say; - reads it from stdin. A model that hears takes a .wav.")],
-    drafter: Annotated[str, typer.Option(help="Who guesses: plain, or one of `outrider methods`.")] = "plain",
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            help="Who guesses: plain, or one of `outrider methods`. Default: jacobi; of a published model, plain."
+        ),
+    ] = None,
     rule: RuleName = "exact",
     drafter_option: DrafterOptions = None,
     rule_option: RuleOptions = None,
     speed: Annotated[float, typer.Option(help="From 0.5 to 2; 1 is usual.")] = 1.0,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.8,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.6,
     top_k: Annotated[int, typer.Option(help="Only the k likeliest tokens; 0 is off.")] = 0,
     presence_penalty: Annotated[float, typer.Option(help="On tokens that were said already.")] = 0.0,
     frequency_penalty: Annotated[float, typer.Option(help="On tokens, for every time they were said.")] = 0.0,
@@ -57,8 +62,9 @@ def speech(
     device: Device = "cpu",
 ) -> None:
     """Read a text aloud, speculatively decoded."""
+    chosen = drafter or ("jacobi" if model is None else "plain")
     options: dict[str, Any] = {
-        **methods(drafter, rule, drafter_option, rule_option),
+        **methods(chosen, rule, drafter_option, rule_option),
         "speed": speed,
         "temperature": temperature,
         "top_k": top_k,

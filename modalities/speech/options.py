@@ -39,7 +39,7 @@ class Options:
     drafter: str | Drafter | None = None  # a name of `model.drafters`, or an object; None: plain decoding
     rule: str | Rule = "exact"  # a name of `model.rules`, or an object
     speed: float = 1.0  # how fast it is said
-    temperature: float = 0.8
+    temperature: float = 0.6
     top_k: int = 0
     top_p: float = 1.0
     presence_penalty: float = 0.0  # on what was said already: once each, see outrider.core.laws

@@ -45,6 +45,13 @@ def test_a_sentence_is_spoken_into_a_file(tmp_path: Path) -> None:
     assert json.loads(trace.read_text())["method"] == "jacobi"
 
 
+@pytest.mark.parametrize(("named", "method"), [((), "jacobi"), (("--drafter", "plain"), "plain")])
+def test_jacobi_guesses_unless_another_is_named(named: tuple[str, ...], method: str, tmp_path: Path) -> None:
+    trace = tmp_path / "yes.json"
+    done = told("Yes.", *named, "-o", str(tmp_path / "yes.wav"), "--trace", str(trace))
+    assert done.exit_code == 0 and json.loads(trace.read_text())["method"] == method
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
