@@ -1,6 +1,6 @@
 """A few rows on the host: where a law is some thousand numbers and a batch has a row or two, calling as many operations
 as are made for hundreds of rows takes longer than what they do. Laws are looked at in place, by numpy or by code of
-ours (engine/walks.cpp).
+ours (engine/walks.h).
 
 The same walks are written for whole batches beside each caller; tests hold the two to one another. Knows laws and dice,
 nothing of drafts or rules.
@@ -9,7 +9,6 @@ nothing of drafts or rules.
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable
 from ctypes import c_int64, c_void_p
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ def fits(dice: Dice, *laws: Law) -> bool:
 
 def walks(dice: Dice, *laws: Law) -> bool:
     """And can that be done by code of ours?"""
-    return fits(dice, *laws) and all(law.probs.dtype == torch.float32 for law in laws) and _library() is not None
+    return fits(dice, *laws) and all(law.probs.dtype == torch.float32 for law in laws) and native.library() is not None
 
 
 def at(law: Law, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -97,7 +96,7 @@ def walk(
     """Down chains [B, N] by laws [B, N + 1, V], guesses of the law that `source` names (-1: of none), those that are
     `able` to be tried: strictly, or with the chances that `bend` makes of p and q [B, L, V] for a `stretch` of levels
     at a time, `ends` exempted."""
-    code = _library()
+    code = native.library()
     assert code is not None
     rows, size = tokens.shape
     goes_on, refused = torch.ones(rows, dtype=torch.bool), torch.zeros(rows, dtype=torch.bool)
@@ -136,7 +135,7 @@ def walk(
 def coupled(laws: Law, before: Law, tokens: Tensor, fixed: Tensor, after: Tensor, known: Tensor, dice: Dice) -> Tensor:
     """A window's guesses [B, W] by their new laws: what was drawn by the law `before` at `after` [B, W] stays as often
     as any coupling allows."""
-    code = _library()
+    code = native.library()
     assert code is not None
     found = torch.empty_like(after, memory_format=torch.contiguous_format)
     retain, redraw = dice.table(Purpose.RETAIN), dice.table(Purpose.REDRAW)
@@ -144,14 +143,4 @@ def coupled(laws: Law, before: Law, tokens: Tensor, fixed: Tensor, after: Tensor
     given = [one.contiguous() for one in tables]
     sizes = *after.shape, tokens.shape[1], before.probs.shape[1], laws.vocabulary, retain.shape[1]
     code.outrider_couple(*(one.data_ptr() for one in given), found.data_ptr(), *sizes)
-    return found
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | None:
-    found = native.opened("walks")
-    if found is not None:
-        found.outrider_walk.argtypes, found.outrider_walk.restype = [c_void_p], None
-        found.outrider_spread.argtypes, found.outrider_spread.restype = [c_void_p] * 2, None
-        found.outrider_couple.argtypes, found.outrider_couple.restype = [*[c_void_p] * 9, *[c_int64] * 6], None
     return found

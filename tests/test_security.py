@@ -71,7 +71,6 @@ OTHERS = {
         "app/opening.py",
         "core/engine/learning.py",
         "core/engine/native.py",
-        "core/few.py",
         "core/memory.py",
         "core/pooling.py",
     },

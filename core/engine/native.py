@@ -160,6 +160,9 @@ def library() -> ctypes.CDLL | None:
     found.outrider_largest.restype = found.outrider_divergence.restype = None
     found.outrider_grow.argtypes, found.outrider_grow.restype = [c_void_p] * 4, c_int32
     found.outrider_draw.argtypes, found.outrider_draw.restype = [c_void_p] * 4, None
+    found.outrider_walk.argtypes, found.outrider_walk.restype = [c_void_p], None
+    found.outrider_spread.argtypes, found.outrider_spread.restype = [c_void_p] * 2, None
+    found.outrider_couple.argtypes, found.outrider_couple.restype = [*[c_void_p] * 9, *[c_int64] * 6], None
     found.outrider_product.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p]
     return found if found.outrider_ready(1) else None
 

@@ -1,9 +1,9 @@
 // What a few rows decide, law by law, where calling an operation for each step takes longer than the step does: which
 // guesses of a chain pass, what follows them, and which old draws of a window stay.
 
-#include <algorithm>
+#pragma once
+
 #include <cfloat>
-#include <cstdint>
 #include <vector>
 
 namespace {
