@@ -2,8 +2,8 @@
 as are made for hundreds of rows takes longer than what they do. Laws are looked at in place, by numpy or by code of
 ours (engine/walks.h).
 
-The same walks are written for whole batches beside each caller; tests hold the two to one another. Knows laws and dice,
-nothing of drafts or rules.
+The same walks are written for whole batches beside each caller; tests hold the two to one another. Knows laws, dice
+and drafts, nothing of rules.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from ctypes import c_int64, c_void_p
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.core.dice import Dice, Purpose
+from outrider.core.draft import Draft, Verdict
 from outrider.core.engine import native
 from outrider.core.laws import Law
 
@@ -67,80 +67,72 @@ class _Walk(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True)
-class Walked:
-    """How far rows came down their chains, and what each level took."""
-
-    accepted: Tensor  # [B]
-    token: Tensor  # [B] that follows
-    refused: Tensor  # [B] was the last one that was tried?
-    tried: Tensor  # [B, N]
-    relaxed: Tensor  # [B, N] accepted, and a strict rule would not have
-    chance: Tensor  # [B, N]
-    p: Tensor
-    q: Tensor
-    price: Tensor  # [B, N + 1]
-
-
 def walk(
+    draft: Draft,
     laws: Law,
-    tokens: Tensor,
-    able: Tensor,
-    guesses: Law | None,
-    source: Tensor | None,
     dice: Dice,
-    bend: Callable[[Tensor, Tensor, slice], Tensor] | None = None,
-    ends: Tensor | None = None,
-    stretch: int = 0,
-) -> Walked:
-    """Down chains [B, N] by laws [B, N + 1, V], guesses of the law that `source` names (-1: of none), those that are
-    `able` to be tried: strictly, or with the chances that `bend` makes of p and q [B, L, V] for a `stretch` of levels
-    at a time, `ends` exempted."""
+    bend: Callable[[Tensor, Tensor, slice], Tensor] | None,
+    ends: Tensor,
+    stretch: int,
+) -> Verdict:
+    """Down chains by laws [B, N + 1, V]: strictly, or with the chances that `bend` makes of p and q [B, L, V] for a
+    `stretch` of levels at a time, `ends` exempted."""
     code = native.library()
     assert code is not None
-    rows, size = tokens.shape
+    rows, size = draft.tokens.shape
     goes_on, refused = torch.ones(rows, dtype=torch.bool), torch.zeros(rows, dtype=torch.bool)
     accepted, token = torch.zeros(2, rows, dtype=torch.long).unbind()
     tried, relaxed = torch.zeros(2, rows, size, dtype=torch.bool).unbind()
     chance, p, q = torch.zeros(3, rows, size).unbind()
     price = torch.zeros(rows, size + 1, dtype=torch.float64)
-    if guesses is None or source is None:
-        guesses = source = None
-    drawn = None if guesses is None else guesses.probs.contiguous()
-    accept, then = dice.table(Purpose.ACCEPT), dice.table(Purpose.NEXT)
+    drawn = source = None
+    if draft.laws is not None and draft.source is not None:
+        drawn, source = draft.laws.probs.contiguous(), draft.source.contiguous()
+    accept, then = dice.table(Purpose.ACCEPT).contiguous(), dice.table(Purpose.NEXT).contiguous()
     given = [
-        *(laws.probs.contiguous(), drawn, tokens.contiguous(), None if source is None else source.contiguous()),
-        *(able.contiguous(), None, ends, accept.contiguous(), then.contiguous(), goes_on, refused),
-        *(accepted, token, tried, relaxed, chance, p, q, price),
+        *(laws.probs.contiguous(), drawn, draft.tokens.contiguous(), source, draft.tried.contiguous(), None, ends),
+        *(accept, then, goes_on, refused, accepted, token, tried, relaxed, chance, p, q, price),
     ]
-    sizes = 0 if drawn is None else drawn.shape[1], accept.shape[1], 0 if ends is None else len(ends)
-    told = _Walk(*map(native.at, given), rows, size, laws.vocabulary, *sizes, 0, size)
+    origins = 0 if drawn is None else drawn.shape[1]
+    told = _Walk(*map(native.at, given), rows, size, laws.vocabulary, origins, accept.shape[1], len(ends), 0, size)
     address = ctypes.addressof(told)
     if bend is None:
         code.outrider_walk(address)
     else:
         for first in range(0, size, stretch):
             told.first, told.last = first, min(first + stretch, size)
+            levels = slice(first, told.last)
             guess = torch.empty(rows, told.last - first, laws.vocabulary)
             code.outrider_spread(address, guess.data_ptr())
-            levels = slice(first, told.last)
-            bent = bend(laws.probs[:, levels], guess, levels).contiguous()
+            bent = bend(laws.probs[:, levels], guess, levels).to(guess.dtype).contiguous()
             told.bent = bent.data_ptr()
             code.outrider_walk(address)
             if not goes_on.any():
                 break
-    return Walked(accepted, token, refused, tried, relaxed, chance, p, q, price)
+    nodes = torch.arange(size)
+    return Verdict(
+        path=torch.where(nodes < accepted[:, None], nodes, -1),
+        accepted=accepted,
+        token=token,
+        resampled=refused,
+        tried=tried,
+        chance=chance,
+        p=p,
+        q=q,
+        price=None if bend is None else price,
+        relaxed=None if bend is None else relaxed,
+    )
 
 
-def coupled(laws: Law, before: Law, tokens: Tensor, fixed: Tensor, after: Tensor, known: Tensor, dice: Dice) -> Tensor:
-    """A window's guesses [B, W] by their new laws: what was drawn by the law `before` at `after` [B, W] stays as often
-    as any coupling allows."""
+def coupled(draft: Draft, laws: Law, after: Tensor, known: Tensor, dice: Dice) -> Tensor:
+    """A window's guesses [B, W] by their new laws: the old draw at `after` [B, W] stays as often as any coupling
+    allows."""
     code = native.library()
-    assert code is not None
+    assert code is not None and draft.laws is not None
     found = torch.empty_like(after, memory_format=torch.contiguous_format)
-    retain, redraw = dice.table(Purpose.RETAIN), dice.table(Purpose.REDRAW)
-    tables = laws.probs, before.probs, tokens, fixed, after, known, retain, redraw
+    before, retain, redraw = draft.laws.probs, dice.table(Purpose.RETAIN), dice.table(Purpose.REDRAW)
+    tables = laws.probs, before, draft.tokens, draft.fixed, after, known, retain, redraw
     given = [one.contiguous() for one in tables]
-    sizes = *after.shape, tokens.shape[1], before.probs.shape[1], laws.vocabulary, retain.shape[1]
+    sizes = *after.shape, draft.size, before.shape[1], laws.vocabulary, retain.shape[1]
     code.outrider_couple(*(one.data_ptr() for one in given), found.data_ptr(), *sizes)
     return found

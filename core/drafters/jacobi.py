@@ -123,7 +123,7 @@ class Jacobi:
             tokens = dice.race(laws, scores.position(after.clamp(max=draft.size)), known)
         elif self.renew == "couple" and draft.laws is not None and draft.size:
             if few.walks(dice, laws, draft.laws):
-                tokens = few.coupled(laws, draft.laws, draft.tokens, draft.fixed, after, known, dice)
+                tokens = few.coupled(draft, laws, after, known, dice)
             else:
                 tokens = self._couple(draft, laws, after, known, dice)
         else:

@@ -153,7 +153,7 @@ template <int bits>
 void chained(Stretch s, int64_t next, int count, float* const (&sums)[2]) {
     static constexpr void (*kKinds[kChains])(const Stretch&, float* const (&)[2]) = {
         chained<bits, 1>, chained<bits, 2>, chained<bits, 3>, chained<bits, 4>,
-        chained<bits, 5>, chained<bits, 6>, chained<bits, 7>,  chained<bits, 8>,
+        chained<bits, 5>, chained<bits, 6>, chained<bits, 7>, chained<bits, 8>,
         chained<bits, 9>, chained<bits, 10>, chained<bits, 11>, chained<bits, 12>};
     const int groups = (count + kChains - 1) / kChains;
     s.pace = record(bits) / 16 / groups;

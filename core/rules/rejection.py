@@ -187,7 +187,9 @@ def _along(draft: Draft, scores: Scores, dice: Dice, acceptance: Acceptance | No
     """The same along a chain: what a level takes is made for many levels at once."""
     laws = scores.laws() if acceptance is None else scores.laws().dense()  # [B, N + 1, S]
     if few.walks(dice, laws, *([] if draft.laws is None else [draft.laws])):
-        return _one_by_one(draft, laws, dice, acceptance, scores.sampling.end)
+        bend = None if acceptance is None else partial(_bent, acceptance)
+        ends = constant(tuple(scores.sampling.end), laws.probs.device)
+        return few.walk(draft, laws, dice, bend, ends, _STRETCH)
     size, here, ids = draft.size, laws.first(draft.size), draft.tokens[..., None]
     law, fixed = _origins(draft)
     p = here.at(ids)[..., 0]
@@ -229,27 +231,6 @@ def _along(draft: Draft, scores: Scores, dice: Dice, acceptance: Acceptance | No
         q=_wider(q[:, :seen] * tried, size),
         price=price,
         relaxed=None if relaxed is None else _wider(relaxed, size),
-    )
-
-
-def _one_by_one(draft: Draft, laws: Law, dice: Dice, acceptance: Acceptance | None, end: Sequence[int]) -> Verdict:
-    """The same for a few rows, on the host."""
-    device = draft.tokens.device
-    bend = None if acceptance is None else partial(_bent, acceptance)
-    ends = constant(tuple(end), device)
-    done = few.walk(laws, draft.tokens, draft.tried, draft.laws, draft.source, dice, bend, ends, _STRETCH)
-    nodes = constant(tuple(range(draft.size)), device)
-    return Verdict(
-        path=torch.where(nodes < done.accepted[:, None], nodes, -1),
-        accepted=done.accepted,
-        token=done.token,
-        resampled=done.refused,
-        tried=done.tried,
-        chance=done.chance,
-        p=done.p,
-        q=done.q,
-        price=None if acceptance is None else done.price,
-        relaxed=None if acceptance is None else done.relaxed,
     )
 
 

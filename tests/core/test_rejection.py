@@ -10,9 +10,11 @@ import torch
 from outrider.core import few
 from outrider.core.dice import Dice
 from outrider.core.draft import Draft, Verdict
+from outrider.core.engine import native
 from outrider.core.laws import Lawmaker, Sampling, to_law
 from outrider.core.methods import RULES, make_rule
 from outrider.core.rules import rejection
+from outrider.core.rules.neighbours import Tolerance
 from outrider.core.target import Scores
 from outrider.core.tree import Tree
 
@@ -93,6 +95,22 @@ def test_a_few_rows_on_the_host_are_judged_alike(name: str, kind: str, monkeypat
         return
     torch.testing.assert_close(alone.price, together.price, atol=1e-6, rtol=0)
     assert alone.relaxed is not None and together.relaxed is not None and torch.equal(alone.relaxed, together.relaxed)
+
+
+def test_a_few_rows_walk_in_machine_code_whatever_kind_of_number_a_rule_answers_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if native.library() is None:
+        pytest.skip("there is no machine code here")
+    draft, walked, walk = _chain("mixed", 0, seed=4), list[Verdict](), few.walk
+    monkeypatch.setattr(few, "_FEW", _ROWS)
+    monkeypatch.setattr(few, "walk", lambda *given: walked.append(walk(*given)) or walked[-1])
+    usual = _verdict("tolerance", draft, 0, seed=6)
+    accept = Tolerance.accept
+    monkeypatch.setattr(Tolerance, "accept", lambda *given: accept(*given).double())
+    double = _verdict("tolerance", draft, 0, seed=6)
+    assert [id(one) for one in walked] == [id(usual), id(double)] and usual.accepted.any()
+    assert torch.equal(usual.accepted, double.accepted) and torch.equal(usual.token, double.token)
 
 
 def test_blocks_of_a_few_rows_are_judged_alike_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

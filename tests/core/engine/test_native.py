@@ -74,7 +74,7 @@ def test_products_are_what_the_weights_say(ways: str, kind: type[Int8] | type[In
     torch.testing.assert_close(made.weight, plain, atol=0.02, rtol=0.01)
     if kind is None:
         assert torch.equal(made.weight, weight)
-    for rows in (1, 2, 7, 16, 17, 40, 64, 100, 300):
+    for rows in (1, 2, 7, 11, 12, 16, 17, 40, 64, 100, 300):
         x = noise(rows, 128, seed=rows)
         found = made.product(x, torch.float32)
         wanted = x.double() @ plain.double().T + bias.double()
