@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PINS := pyproject.toml constraints.txt app/install.py
+PINS := pyproject.toml constraints.txt app/setup/install.py
 NEW_ENOUGH := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	f"Outrider needs Python 3.11 or newer; $(PYTHON) is {sys.version.split()[0]}. Try: make PYTHON=python3.12")
 
@@ -65,9 +65,9 @@ $(BIN)/pip:
 
 # The stamps are as old as the last set-up; a change of what they depend on sets up again, which is quick.
 .venv/for-demo: $(PINS) | $(BIN)/pip
-	$(BIN)/python -P app/install.py app,speech
+	$(BIN)/python -P app/setup/install.py app,speech
 	@touch $@
 
 .venv/for-work: $(PINS) | $(BIN)/pip
-	$(BIN)/python -P app/install.py app,speech,notebooks,judges,teacher,retrieval,train,dev
+	$(BIN)/python -P app/setup/install.py app,speech,notebooks,judges,teacher,retrieval,train,dev
 	@touch $@ .venv/for-demo

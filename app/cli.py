@@ -15,26 +15,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.app import bench_engine
-from outrider.app.bench import bench
-from outrider.app.bench_codec import codec as bench_codec
-from outrider.app.bench_image import image as bench_image
-from outrider.app.bench_speech import speech as bench_speech
-from outrider.app.curves import curves
-from outrider.app.datastore import datastore
-from outrider.app.image import image
-from outrider.app.options import Draft, Model, ModelOptions, shown_model
-from outrider.app.rag import bench_rag, rag
-from outrider.app.report import report
-from outrider.app.serve import export, serve
-from outrider.app.sheet import sheet
-from outrider.app.simulate import simulate
-from outrider.app.speech import speech
-from outrider.app.text import assets, text
-from outrider.app.train import train
+from outrider.app.bench import engine
+from outrider.app.bench.codec import codec as bench_codec
+from outrider.app.bench.image import image as bench_image
+from outrider.app.bench.speech import speech as bench_speech
+from outrider.app.bench.text import bench
+from outrider.app.commands.curves import curves
+from outrider.app.commands.datastore import datastore
+from outrider.app.commands.image import image
+from outrider.app.commands.options import Draft, Model, ModelOptions, shown_model
+from outrider.app.commands.rag import bench_rag, rag
+from outrider.app.commands.serve import export, serve
+from outrider.app.commands.sheet import sheet
+from outrider.app.commands.simulate import simulate
+from outrider.app.commands.speech import speech
+from outrider.app.commands.text import assets, text
+from outrider.app.commands.train import train
+from outrider.app.report.command import report
 
 if TYPE_CHECKING:
-    from outrider.app.doctor import Report
+    from outrider.app.commands.doctor import Report
     from outrider.core.methods import Method
 
 cli = typer.Typer(
@@ -49,7 +49,7 @@ bench.command("image")(bench_image)
 bench.command("speech")(bench_speech)
 bench.command("codec")(bench_codec)
 bench.command("rag")(bench_rag)
-for one in (bench_engine.crowd, bench_engine.long, bench_engine.offload, bench_engine.soak, bench_engine.device):
+for one in (engine.crowd, engine.long, engine.offload, engine.soak, engine.device):
     bench.command()(one)
 cli.add_typer(bench, name="bench")
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable, on stdout.")]
@@ -174,7 +174,7 @@ def demo(
             _open_page(port, not no_browser, device, dtype, weights, vllm, shown)
             return
         print("the page needs gradio: pip install 'outrider[app]'; here is the demo in the terminal", file=sys.stderr)
-    from outrider.app.demo import Options, run, traces
+    from outrider.app.commands.terminal_demo import Options, run, traces
 
     options = Options(**given)
     if as_json:
@@ -194,11 +194,11 @@ def _open_page(
 ) -> None:
     from rich.console import Console
 
-    from outrider.app.opening import soon
+    from outrider.app.page.fast_start import soon
 
     with Console(stderr=True).status("Opening the page ..."), soon():
-        from outrider.app.main import serve
-        from outrider.app.subjects import Named
+        from outrider.app.page.app import serve
+        from outrider.app.page.backend import Named
 
         published: dict[Any, Named] = {panel: Named(**given) for panel, given in shown.items()}
         page, address = serve(
@@ -215,12 +215,12 @@ def methods(
 ) -> None:
     """List every drafter, acceptance rule and way of answering from documents there is."""
     if markdown:
-        from outrider.app.method_table import markdown as written
+        from outrider.app.report.method_table import markdown as written
 
         print(written(), end="")
         return
     from outrider.core.methods import DRAFTERS, RULES
-    from outrider.text.answering import METHODS
+    from outrider.text.rag.methods import METHODS
 
     if as_json:
         rows = [describe("drafter", method) for method in DRAFTERS.values()]
@@ -297,7 +297,7 @@ def doctor(
     if speed:
         _measure_speed(as_json)
         return
-    from outrider.app.doctor import examine
+    from outrider.app.commands.doctor import examine
 
     with Console(stderr=True).status("Importing what is installed ..."):
         report = examine(mending=mend)
@@ -311,7 +311,7 @@ def doctor(
 def _measure_speed(as_json: bool) -> None:
     from rich.console import Console
 
-    from outrider.app.speed import draw, measure
+    from outrider.app.commands.doctor_speed import draw, measure
 
     with Console(stderr=True).status("Loading torch ...") as status:
         found = measure(status.update)
@@ -325,7 +325,7 @@ def _draw_report(report: Report) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from outrider.app.doctor import size
+    from outrider.app.commands.doctor import size
 
     console = Console(soft_wrap=True)
     here = report.machine

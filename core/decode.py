@@ -15,13 +15,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from outrider.core.device import Aside, upload
-from outrider.core.dice import Dice
+from outrider.core.device import SideTransfer, upload
+from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import Incompatible, InvalidOption
-from outrider.core.laws import Sampling
-from outrider.core.record import Extras, Record, Seen
-from outrider.core.target import Prefill, Prompts, Scores, Target
+from outrider.core.protocol import Prefill, Prompts, Scores, Target
+from outrider.core.rng import CounterRNG
+from outrider.core.step_recorder import Extras, Record, Seen
 from outrider.core.trace import Finish, Step, Times
 
 Stop = Callable[[int, Sequence[int]], int | None]  # (row, all tokens the row has emitted) -> how many of them stay
@@ -40,8 +40,8 @@ class Drafter(Protocol):
     @property
     def bytes_read(self) -> int: ...  # of weights, so far; 0 for a drafter without any
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None: ...
-    def propose(self, room: Tensor, dice: Dice) -> Draft: ...
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None: ...
+    def propose(self, room: Tensor, dice: CounterRNG) -> Draft: ...
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None: ...
     def end(self) -> None: ...
 
 
@@ -50,7 +50,7 @@ class Rule(Protocol):
 
     @property
     def lossless(self) -> bool: ...
-    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict: ...
+    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict: ...
 
 
 class Plain:
@@ -63,16 +63,16 @@ class Plain:
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         """Nothing to prepare."""
 
-    def propose(self, room: Tensor, dice: Dice) -> Draft:
+    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
         return Draft.empty(len(room), dice.device)
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: Dice) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
         """Nothing to learn."""
 
     def end(self) -> None:
         """Nothing to free."""
 
-    # ---- rows that come and go (outrider.core.drafters.rowwise.Joined)
+    # ---- rows that come and go (outrider.core.drafters.combined.per_row.Joined)
 
     def joins(self) -> bool:
         return True
@@ -99,7 +99,7 @@ def decode(
     sampling: Sampling | None = None,
     limit: int | Sequence[int],
     stop: Stop | None = None,
-    seed: int | Sequence[int] | Dice = 0,
+    seed: int | Sequence[int] | CounterRNG = 0,
     record: Record | None = None,
 ) -> Iterator[Step]:
     """Decode every prompt until its end token, its stop or its limit of new tokens; yields one Step a row and round.
@@ -109,13 +109,13 @@ def decode(
     chosen: Drafter = Plain() if drafter is None else drafter
     limits = [limit] * len(prompts) if isinstance(limit, int) else list(limit)
     _check(target, chosen, prompts, limits, seed)
-    dice = seed if isinstance(seed, Dice) else Dice.of(seed, len(prompts), target.device)
+    dice = seed if isinstance(seed, CounterRNG) else CounterRNG.of(seed, len(prompts), target.device)
     run = Run(target, chosen, rule, sampling or Sampling(), dice, stop=stop, record=record or Record())
     return run.steps(prompts, limits)
 
 
 def _check(
-    target: Target, drafter: Drafter, prompts: Prompts, limits: list[int], seed: int | Sequence[int] | Dice
+    target: Target, drafter: Drafter, prompts: Prompts, limits: list[int], seed: int | Sequence[int] | CounterRNG
 ) -> None:
     if not len(prompts):
         raise InvalidOption("there are no prompts; give a list with at least one list of token ids")
@@ -127,7 +127,7 @@ def _check(
         raise InvalidOption(f"there are {len(limits)} limits for {len(prompts)} prompts; give one for all or one each")
     if min(limits) < 1:
         raise InvalidOption(f"the limit is {min(limits)}; it must be 1 or more new tokens")
-    if not isinstance(seed, int | Dice) and len(seed) != len(prompts):
+    if not isinstance(seed, int | CounterRNG) and len(seed) != len(prompts):
         raise InvalidOption(f"there are {len(seed)} seeds for {len(prompts)} prompts; give one for all or one each")
     if drafter.vocabulary is not None and drafter.vocabulary != target.vocabulary:
         raise Incompatible(
@@ -218,7 +218,7 @@ class _Watch:
 
 class Run:
     """Rows that are decoded side by side, and what each has emitted. `decode` begins with all of them and ends with the
-    last; outrider.core.continuous has them come and go between the rounds."""
+    last; outrider.core.batching has them come and go between the rounds."""
 
     def __init__(
         self,
@@ -226,7 +226,7 @@ class Run:
         drafter: Drafter,
         rule: Rule,
         sampling: Sampling,
-        dice: Dice,
+        dice: CounterRNG,
         *,
         stop: Stop | None,
         record: Record,
@@ -238,7 +238,7 @@ class Run:
         self.emitted: list[list[int]] = []
         self.open: list[bool] = []
         self._watch = _Watch(target.device)
-        self._other: Aside | None = None
+        self._other: SideTransfer | None = None
 
     def steps(self, prompts: Prompts, limits: list[int]) -> Iterator[Step]:
         self.limits, self.emitted, self.open = limits, [[] for _ in prompts], [True] * len(prompts)
@@ -262,7 +262,7 @@ class Run:
     def _beside(self, ahead: Callable[[Draft], None], draft: Draft) -> Scores:
         """The target's scores, while the drafter is busy in a thread, and on a GPU on a stream, of its own."""
         if self._other is None:
-            self._other = Aside(self.target.device)
+            self._other = SideTransfer(self.target.device)
         with self._other.run(ahead, draft):
             return self.target.score(draft)
 

@@ -25,7 +25,7 @@ def upload(values: Sequence[Any] | Tensor, device: torch.device | str, dtype: to
     return tensor.pin_memory().to(device, non_blocking=True)  # pragma: CUDA
 
 
-class Aside:
+class SideTransfer:
     """Something done beside what this thread does: in a second thread, and on CUDA on a second stream."""
 
     def __init__(self, device: torch.device) -> None:

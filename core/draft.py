@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.device import upload
-from outrider.core.laws import Law
+from outrider.core.distribution import Distribution
 from outrider.core.tree import Tree
 
 
@@ -26,7 +26,7 @@ class Draft:
     tokens: Tensor  # [B, N]
     tree: Tree
     live: Tensor  # [B, N] bool: a row may use fewer nodes than others; below a dead node all are dead
-    laws: Law | None = None  # [B, R, S] the laws that nodes were drawn from; siblings share theirs
+    laws: Distribution | None = None  # [B, R, S] the laws that nodes were drawn from; siblings share theirs
     source: Tensor | None = None  # [B, N] which of them, or -1: a fixed guess. Required with laws
     replacement: bool = False  # were siblings drawn with replacement (each may repeat) or without
     fresh: Tensor | None = None  # [B] bool: this row is by construction a chain drawn whole in this very step,
@@ -73,7 +73,7 @@ class Draft:
         return cls(tokens, tree, live, belief=belief, mixed=False)
 
     @classmethod
-    def drawn(cls, tokens: Tensor, laws: Law, live: Tensor, *, fresh: bool = True) -> Draft:
+    def drawn(cls, tokens: Tensor, laws: Distribution, live: Tensor, *, fresh: bool = True) -> Draft:
         """A chain, token i drawn from laws' row i; `fresh` unless some were kept from an earlier step."""
         rows, length = tokens.shape
         source = torch.arange(length, device=tokens.device).expand(rows, -1)
@@ -125,7 +125,7 @@ def choose(drafts: list[Draft], which: Tensor) -> Draft:
     fresh = torch.stack([no if draft.fresh is None else draft.fresh for draft in drafts])[which, rows]
     return replace(
         chosen,
-        laws=Law(torch.cat(laws, 1), None, known[0].laws.vocabulary if known[0].laws else 0),
+        laws=Distribution(torch.cat(laws, 1), None, known[0].laws.vocabulary if known[0].laws else 0),
         source=pick(sources, -1),
         replacement=known[0].replacement,
         fresh=fresh,
@@ -180,7 +180,7 @@ def beside(drafts: Sequence[Draft]) -> Draft:
     )
 
 
-def _laws_beside(drafts: Sequence[Draft]) -> Law:
+def _laws_beside(drafts: Sequence[Draft]) -> Distribution:
     """Laws [1, R, S] of each row, as one [B, R, S]; dense where their supports differ in size."""
     found = [draft.laws for draft in drafts if draft.laws is not None]
     if len({(law.width, law.tokens is None) for law in found}) > 1:
@@ -193,7 +193,7 @@ def _laws_beside(drafts: Sequence[Draft]) -> Law:
         probs.append(torch.nn.functional.pad(law.probs, padding))
         if law.tokens is not None:
             tokens.append(torch.nn.functional.pad(law.tokens, padding))
-    return Law(torch.cat(probs), torch.cat(tokens) if tokens else None, first.vocabulary)
+    return Distribution(torch.cat(probs), torch.cat(tokens) if tokens else None, first.vocabulary)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Any
 
 from IPython.display import Markdown, display
 
-from outrider.app import svg
-from outrider.app.marks import LOOKS, SERIES, placed
+from outrider.app.viz import svg
+from outrider.app.viz.token_styles import LOOKS, SERIES, placed
 from outrider.core.trace import Step
 
 SMALL = os.environ.get("OUTRIDER_SMALL", "0") not in ("", "0")  # everything in five minutes on two cores

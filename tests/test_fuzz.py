@@ -24,23 +24,23 @@ import torch
 from safetensors.torch import save_file
 
 from outrider import text
-from outrider.core.assets import Checkpoint, converted
-from outrider.core.drafters.retrieval import Datastore
+from outrider.core.assets.store import Checkpoint, converted
+from outrider.core.drafters.lookup.retrieval import Datastore
 from outrider.core.errors import OutriderError
-from outrider.core.run import accelerator, restore, store
-from outrider.core.trained import load as load_trained
-from outrider.core.trainer import Progress
+from outrider.core.training.checkpoint import load as load_trained
+from outrider.core.training.optim import accelerator, restore, store
+from outrider.core.training.trainer import Progress
 from outrider.image import recipes
-from outrider.image.data import SIZE, Pictures
 from outrider.image.model import ImageModel
-from outrider.image.names import Names
+from outrider.image.prompt_encoder import PromptEncoder
 from outrider.image.tokenizer import Layout, Tokenizer
-from outrider.speech.data import Utterance
-from outrider.speech.data import load_file as load_speech
-from outrider.speech.data import save as save_speech
+from outrider.image.training.data import SIZE, Pictures
 from outrider.speech.mel import BINS
 from outrider.speech.phonemes import ids, phonemes, pieces
-from outrider.text.bench import load_prompts
+from outrider.speech.training.data import Utterance
+from outrider.speech.training.data import load_file as load_speech
+from outrider.speech.training.data import save as save_speech
+from outrider.text.bench.run import load_prompts
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).resolve().parent
@@ -356,7 +356,7 @@ def test_speech() -> None:
 
 
 def test_what_is_to_be_drawn_and_said() -> None:
-    names = Names(36, ("noto", "fluent"), ("cat", "red", "heart"))
+    names = PromptEncoder(36, ("noto", "fluent"), ("cat", "red", "heart"))
 
     def once(dice: random.Random) -> None:
         said = words(dice)

@@ -21,21 +21,28 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.core.conformance import Case, Distribution, enumerate_output, equip, target_law, total_variation
-from outrider.core.engine.hf import Adapted
+from outrider.core.distribution import Sampling
+from outrider.core.engine.adapters.hf import TransformersTarget
 from outrider.core.errors import OutriderError
-from outrider.core.laws import Sampling
 from outrider.core.methods import DRAFTERS
+from outrider.core.protocol import Target
 from outrider.core.rules.exact import Exact
-from outrider.core.target import Target
+from outrider.core.testing.conformance import (
+    Case,
+    SequenceDistribution,
+    enumerate_output,
+    equip,
+    target_law,
+    total_variation,
+)
 from outrider.image import load as open_picture
-from outrider.image.choosing import drafters as of_pictures
-from outrider.image.published import PublishedModel
-from outrider.image.published import published as picture
-from outrider.speech.published import PublishedSpeech
-from outrider.speech.published import drafters as of_sound
-from outrider.speech.published import published as sound
-from outrider.text.seeing import Seeing
+from outrider.image.hub.model import PublishedModel
+from outrider.image.hub.model import published as picture
+from outrider.image.resolve_drafter import drafters as of_pictures
+from outrider.speech.hub.model import PublishedSpeech
+from outrider.speech.hub.model import drafters as of_sound
+from outrider.speech.hub.model import published as sound
+from outrider.text.multimodal import MultimodalModel
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
@@ -101,7 +108,7 @@ def of_speech(make: Callable[..., Any], prompt: Any, limit: int, **options: Any)
 
 def of_answer(make: Callable[..., Any]) -> Run:
     (model, given), (small, _) = make(), make(1, 1)
-    seeing = Seeing(model, TINY.read(60), draft=Seeing(small, TINY.read(60)))
+    seeing = MultimodalModel(model, TINY.read(60), draft=MultimodalModel(small, TINY.read(60)))
 
     def run(drafter: str | None, drafter_options: Mapping[str, Any] = {}, **how: Any) -> list[int]:
         options = dict(drafter_options)
@@ -257,8 +264,8 @@ def few_answers(make: Callable[..., Any], count: int) -> Parts:
 
     def of(seed: int) -> Callable[[int], Target]:
         model = make(seed, layers=1, words=count)[0].double()
-        reading = Seeing(model, TINY.read(count))._reading(asked)
-        return lambda rows: Adapted(model, trees="mask", reading=reading)
+        reading = MultimodalModel(model, TINY.read(count))._reading(asked)
+        return lambda rows: TransformersTarget(model, trees="mask", reading=reading)
 
     return of(0), of(1), asked["input_ids"][0].tolist(), (1,)
 
@@ -281,7 +288,7 @@ FEW: Mapping[str, tuple[Callable[[], Parts], int]] = {  # and how many tokens
 
 
 @cache
-def few(name: str) -> tuple[Case, Callable[[], Target], Distribution]:
+def few(name: str) -> tuple[Case, Callable[[], Target], SequenceDistribution]:
     """All but the drafter, a model that drafts, and the law."""
     make, limit = FEW[name]
     big, small, root, end = make()

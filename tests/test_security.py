@@ -17,9 +17,9 @@ FILES += sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 # What reads weights or makes models of files, by the end of its name, and the files that may speak of it.
 OPENERS = {
-    "torch.load": {"core/assets.py"},
+    "torch.load": {"core/assets/store.py"},
     "serialization.load": set(),
-    "torch.jit.load": {"modalities/image/eyes.py"},
+    "torch.jit.load": {"modalities/image/evaluation/inception_lpips.py"},
     "torch.export.load": set(),
     "torch.hub.load": set(),
     "torch.package": set(),
@@ -27,74 +27,83 @@ OPENERS = {
     "load_state_dict_from_url": set(),
     "load_library": set(),
     "cpp_extension": set(),
-    "safe_open": {"core/assets.py"},
+    "safe_open": {"core/assets/store.py"},
     "load_file": set(),  # safetensors'
     "load_model": set(),  # safetensors' and onnx's
     "safetensors.torch.load": set(),
     "safetensors.numpy": set(),
-    "safe_globals": {"core/assets.py"},
+    "safe_globals": {"core/assets/store.py"},
     "add_safe_globals": set(),
-    "GGUFReader": {"core/gguf.py"},
-    "from_pretrained": {"core/assets.py", "modalities/text/tokens.py", "modalities/text/peer_worker.py"},
+    "GGUFReader": {"core/assets/gguf.py"},
+    "from_pretrained": {"core/assets/store.py", "modalities/text/tokenizer.py", "modalities/text/bench/peer_worker.py"},
     "from_config": set(),
     "transformers.pipeline": set(),
     "DiffusionPipeline": set(),
-    "load_state": {"core/run.py"},  # accelerate's
+    "load_state": {"core/training/optim.py"},  # accelerate's
     "register_for_checkpointing": set(),  # what accelerate would unpickle
     "load_checkpoint_in_model": set(),
     "load_checkpoint_and_dispatch": set(),
-    "onnx.load": {"modalities/speech/teacher.py"},
-    "InferenceSession": {"modalities/speech/teacher.py", "modalities/speech/judges.py"},
-    "WhisperModel": {"modalities/speech/judges.py"},
-    "LLMPipeline": {"modalities/text/peer_worker.py"},
-    "vllm.LLM": {"modalities/text/peer_worker.py"},
+    "onnx.load": {"modalities/speech/training/kokoro.py"},
+    "InferenceSession": {"modalities/speech/training/kokoro.py", "modalities/speech/evaluation/metrics.py"},
+    "WhisperModel": {"modalities/speech/evaluation/metrics.py"},
+    "LLMPipeline": {"modalities/text/bench/peer_worker.py"},
+    "vllm.LLM": {"modalities/text/bench/peer_worker.py"},
     "read_model": set(),  # OpenVINO's
-    "snapshot_download": {"core/assets.py"},
+    "snapshot_download": {"core/assets/store.py"},
     "hf_hub_download": set(),
 }
 # What reads other files of strangers, reaches the network, or runs code and programs.
 OTHERS = {
-    "numpy.load": {"modalities/image/eyes.py", "modalities/text/retrievers.py"},
+    "numpy.load": {"modalities/image/evaluation/inception_lpips.py", "modalities/text/rag/retrievers.py"},
     "numpy.fromfile": set(),
-    "numpy.memmap": {"core/drafters/retrieval.py"},
-    "Tokenizer.from_file": {"modalities/text/tokens.py", "modalities/text/retrievers.py"},
-    "tarfile.open": {"core/archives.py", "modalities/image/data.py", "modalities/speech/teacher.py"},
-    "zipfile.ZipFile": {"core/arrays.py", "core/assets.py", "core/sources.py"},
+    "numpy.memmap": {"core/drafters/lookup/retrieval.py"},
+    "Tokenizer.from_file": {"modalities/text/tokenizer.py", "modalities/text/rag/retrievers.py"},
+    "tarfile.open": {
+        "core/assets/archives.py",
+        "modalities/image/training/data.py",
+        "modalities/speech/training/kokoro.py",
+    },
+    "zipfile.ZipFile": {"core/assets/npz.py", "core/assets/store.py", "core/assets/sources.py"},
     "extractall": set(),
     "unpack_archive": set(),
-    "urlopen": {"core/sources.py", "modalities/text/client.py"},
+    "urlopen": {"core/assets/sources.py", "modalities/text/vllm/client.py"},
     "urlretrieve": set(),
     "yaml.load": set(),
     "jinja2.Environment": set(),
-    "ImmutableSandboxedEnvironment": {"modalities/text/tokens.py"},
+    "ImmutableSandboxedEnvironment": {"modalities/text/tokenizer.py"},
     "ctypes.CDLL": {
-        "app/opening.py",
-        "core/engine/learning.py",
-        "core/engine/native.py",
+        "app/page/fast_start.py",
+        "core/engine/native/training_block.py",
+        "core/kernels/native.py",
         "core/memory.py",
-        "core/pooling.py",
+        "core/kernels/neighbour_mass.py",
     },
-    "import_module": {"app/probe.py", "app/train.py", "core/published.py"},
+    "import_module": {"app/commands/probe.py", "app/commands/train.py", "core/assets/hub_models.py"},
     "spec_from_file_location": set(),
     "runpy": set(),
     "subprocess.run": {
-        "app/install.py",
-        "app/probe.py",
-        "app/report.py",
-        "app/serve.py",
-        "core/engine/native.py",
-        "modalities/text/peers.py",
-        "modalities/text/serving.py",
+        "app/setup/install.py",
+        "app/commands/probe.py",
+        "app/report/command.py",
+        "app/commands/serve.py",
+        "core/kernels/native.py",
+        "modalities/text/bench/peers.py",
+        "modalities/text/vllm/server.py",
     },
-    "subprocess.Popen": {"core/sources.py", "modalities/text/peers.py", "modalities/text/serving.py"},
-    "os.execve": {"app/serve.py"},
+    "subprocess.Popen": {"core/assets/sources.py", "modalities/text/bench/peers.py", "modalities/text/vllm/server.py"},
+    "os.execve": {"app/commands/serve.py"},
     **{f"subprocess.{name}": set() for name in ("call", "check_call", "check_output", "getoutput")},
     **{f"os.{name}": set() for name in ("system", "popen", "execv", "execvp", "spawnv", "posix_spawn", "startfile")},
     **{name: set() for name in ("eval", "exec", "compile", "__import__")},
     **{f"builtins.{name}": set() for name in ("eval", "exec", "compile", "__import__")},
 }
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "joblib", "cloudpickle", "shelve", "marshal"}
-CLIENTS = {"requests", "httpx", "aiohttp", "ftplib"}  # what is fetched is fetched by core/sources.py and the hub's own
+CLIENTS = {
+    "requests",
+    "httpx",
+    "aiohttp",
+    "ftplib",
+}  # what is fetched is fetched by core/assets/sources.py and the hub's own
 BARE = {"eval", "exec", "compile", "__import__"}  # only by themselves: a model's eval() and re's compile() are others
 
 
@@ -106,7 +115,7 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(text)
 
 
-class Names:
+class PromptEncoder:
     """The dotted names that a file speaks, those it imported in full."""
 
     def __init__(self, path: Path) -> None:
@@ -149,8 +158,8 @@ class Names:
 
 
 @cache
-def names(path: Path) -> Names:
-    return Names(path)
+def names(path: Path) -> PromptEncoder:
+    return PromptEncoder(path)
 
 
 @cache
@@ -239,7 +248,7 @@ def test_the_rule_is_broken_by_what_breaks_it(name: str, tmp_path: Path) -> None
 def test_ours_of_the_same_name_is_no_breach(tmp_path: Path) -> None:
     good = tmp_path / "good.py"
     good.write_text(
-        "def load_file(path): ...\nload_file('x')\nfrom outrider.speech.data import load_file as read\nread('x')"
+        "def load_file(path): ...\nload_file('x')\nfrom outrider.speech.training.data import load_file as r\nr('x')"
     )
     assert not speaks(good, "load_file")
 

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from outrider import image, text
-from outrider.app.method_table import shipped
+from outrider.app.report.method_table import shipped
 from outrider.core.methods import DRAFTERS
-from outrider.image.choosing import drafters as of_pictures
+from outrider.image.resolve_drafter import drafters as of_pictures
 from outrider.speech import recipes
 from outrider.speech.model import SpeechModel
 from outrider.speech.model import drafters as of_speech
 from outrider.speech.vocoder import Vocoder
-from outrider.text.bench import load_prompts
+from outrider.text.bench.run import load_prompts
 from outrider.text.recipes import RECIPES
 
 PINS = Path(__file__).resolve().parent / "tokens-per-call.json"

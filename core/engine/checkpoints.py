@@ -1,7 +1,7 @@
 """Weights of Llama's family (Llama, SmolLM, Mistral, Qwen2, Qwen3) for the decoder of our own: tensors under the names
 that transformers gives them, and the dictionary of its config.json.
 
-Opens no file: where tensors come from is outrider.core.assets' affair. Whatever does not fit is said in one line:
+Opens no file: where tensors come from is outrider.core.assets.store' affair. Whatever does not fit is said in one line:
 an architecture that computes something else, a tensor that is missing, has another shape, or has no place.
 """
 
@@ -71,7 +71,7 @@ def configure(described: Mapping[str, Any]) -> Config:
     if not isinstance(kind, str) or kind not in _KINDS:
         raise CheckpointError(
             f"the architecture '{kind}' is not one our own decoder runs ({', '.join(_KINDS)}); "
-            "load it through transformers (outrider.core.engine.hf) instead"
+            "load it through transformers (outrider.core.engine.adapters.hf) instead"
         )
     needed = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     missing = [name for name in needed if name not in described]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outrider.core.engine import native
+from outrider.core.kernels import native
 
 _FEW = 12  # tokens; from 16 on torch's own product is faster
 

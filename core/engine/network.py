@@ -17,14 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outrider.core.engine import eightbit, native
+from outrider.core.engine.kv_cache import int8
 from outrider.core.engine.linear import Dense, Linear
 from outrider.core.engine.rotary import rope_table
 from outrider.core.errors import Incompatible, InvalidOption
+from outrider.core.kernels import native
 
 if TYPE_CHECKING:
-    from outrider.core.engine.chain import Chains
-    from outrider.core.engine.graphs import Graphs
+    from outrider.core.engine.cuda_graphs import Graphs
+    from outrider.core.engine.native.draft_chain import Chains
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +110,7 @@ class Places:
 
 
 @dataclass(frozen=True, eq=False)
-class _Sights:
+class _Masks:
     """What the attention of every layer shares in one pass, and where each finds its own."""
 
     rows: int
@@ -147,7 +148,7 @@ class Network:
         """Whole chains in one call, where passes are our code's and the layers are here; else None."""
         if self._passes is None or self.arrive is not None or self.embedding.dtype != torch.bfloat16:
             return None
-        from outrider.core.engine.chain import Chains
+        from outrider.core.engine.native.draft_chain import Chains
 
         return Chains(self._passes, self.embedding.contiguous(), self._last, self.head)
 
@@ -278,7 +279,7 @@ class Network:
             taps["last"].append(states)
         return states
 
-    def _sights(self, store: Tensor, places: Places, count: int) -> _Sights:
+    def _sights(self, store: Tensor, places: Places, count: int) -> _Masks:
         """All that the attention of every layer shares, worked out once a pass."""
         group = self.config.heads // self.config.kv_heads
         where = places.positions.clamp(0, len(self._angles[0]) - 1)
@@ -294,7 +295,7 @@ class Network:
             at = torch.arange(store.shape[1], device=store.device)[:, None], places.slots
         else:
             into, at = store[:, :, :, places.start : places.start + count].transpose(2, 3), None
-        return _Sights(store.shape[1], cos, sin, added, past.unbind(), into.unbind(), at)
+        return _Masks(store.shape[1], cos, sin, added, past.unbind(), into.unbind(), at)
 
     def queries(self, x: Tensor, index: int, positions: Tensor) -> Tensor:
         """What one token of each row, states x [B, D] that enter a layer, asks for there: [B, H, d], turned."""
@@ -307,7 +308,7 @@ class Network:
         cos, sin = (table[positions.clamp(0, len(table) - 1)] for table in self._angles)  # [B, 1, d]
         return found * cos + found.roll(cfg.head_dim // 2, -1) * sin
 
-    def attend(self, layer: Layer, qkv: Tensor, index: int, sights: _Sights) -> Tensor:
+    def attend(self, layer: Layer, qkv: Tensor, index: int, sights: _Masks) -> Tensor:
         """Queries, keys and values [B Q, (H + 2 K) d] -> what the queries found, [B Q, H d]."""
         cfg, rows = self.config, sights.rows
         heads, kv, dim, count = cfg.heads, cfg.kv_heads, cfg.head_dim, len(qkv) // sights.rows
@@ -319,13 +320,13 @@ class Network:
         fresh, past = every[:, :, heads:], sights.past[index]
         small = past.dtype == torch.int8
         if small:
-            fresh = eightbit.pack(fresh)
+            fresh = int8.pack(fresh)
         if sights.at is None:
             sights.into[index].copy_(fresh)
         else:
             sights.into[index].index_put_(sights.at, fresh)
         if small:
-            past = eightbit.unpack(past, dim, self.dtype)
+            past = int8.unpack(past, dim, self.dtype)
         key, value = past[:, :kv], past[:, kv:]
         if count == 1:
             query = every[:, 0, :heads].view(rows, kv, heads // kv, dim)

@@ -18,16 +18,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outrider.core.device import upload
+from outrider.core.distribution import Distribution, LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
-from outrider.core.engine.cache import Cache, Rows
-from outrider.core.engine.eightbit import slot
+from outrider.core.engine.kv_cache.cache import Cache, Rows
+from outrider.core.engine.kv_cache.int8 import slot
+from outrider.core.engine.layer_subset import likeness
 from outrider.core.engine.linear import fastest
 from outrider.core.engine.network import Config, Network, Places, random_network
-from outrider.core.engine.replay import likeness
-from outrider.core.engine.views import Carry, View, behind, furthest, scores
+from outrider.core.engine.self_draft_views import Carry, View, behind, furthest, scores
 from outrider.core.errors import InvalidOption, unknown
-from outrider.core.laws import Law, Lawmaker, Sampling
-from outrider.core.target import PIECE, Prefill, Prompts, Scores
+from outrider.core.protocol import PIECE, Prefill, Prompts, Scores
 
 if TYPE_CHECKING:
     from outrider.core.decode import Rule
@@ -42,7 +42,7 @@ class Mark:
     """A place to rewind to."""
 
     rows: Rows
-    lawmaker: Lawmaker
+    lawmaker: LogitsPipeline
 
 
 class Decoder:
@@ -94,7 +94,7 @@ class Decoder:
         self._tapped(needs)
         longest = max(map(len, prompts))
         self._fits(longest)
-        self._lawmaker = Lawmaker(sampling, prompts, self.vocabulary, self.device)
+        self._lawmaker = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
         self.cache.begin(prompts)
         self.network.reach(longest)
         lengths = [len(prompt) - 1 for prompt in prompts]
@@ -147,11 +147,11 @@ class Decoder:
     def open(self, sampling: Sampling, needs: frozenset[str] = frozenset()) -> None:
         """Begin with no rows."""
         self._tapped(needs)
-        self._lawmaker = Lawmaker(sampling, [], self.vocabulary, self.device)
+        self._lawmaker = LogitsPipeline(sampling, [], self.vocabulary, self.device)
         self.cache.open()
 
     def arrange(self, order: Sequence[int], width: int) -> None:
-        """Row i is from now on what row order[i] was, or an empty one; see outrider.core.target.Roomy."""
+        """Row i is from now on what row order[i] was, or an empty one; see outrider.core.protocol.BatchedTarget."""
         self._lawmaker.arrange(order)
         self.cache.arrange(order, width)
 
@@ -208,11 +208,11 @@ class Decoder:
         return scores(network, states, draft, self._lawmaker, cache.rows.committed, hidden, first)
 
     @torch.no_grad()
-    def unroll(self, numbers: np.ndarray) -> tuple[Tensor, Law] | None:
+    def unroll(self, numbers: np.ndarray) -> tuple[Tensor, Distribution] | None:
         """Behind the root of a lone row: tokens [1, N], each drawn by one of the numbers [N] from the law behind those
         before it; and the laws. All but the last have been scored then. None: that takes a pass after another."""
         rows, chains, sampling = self.cache.rows, self.network.chains, self._lawmaker.sampling
-        usual = type(self._lawmaker) is Lawmaker and sampling.plain and type(self).score is Decoder.score
+        usual = type(self._lawmaker) is LogitsPipeline and sampling.plain and type(self).score is Decoder.score
         if chains is None or not usual or self._taps or len(rows.host) > 1:
             return None
         wait, steps = rows.pending.shape[1], len(numbers)
@@ -224,8 +224,8 @@ class Decoder:
         )
         self.cache.scored, self.cache.writer = steps - 1, self
         if laws is None:
-            return tokens[None], Law.point(tokens[None], self.vocabulary)
-        return tokens[None], Law(laws[None], None, self.vocabulary)
+            return tokens[None], Distribution.point(tokens[None], self.vocabulary)
+        return tokens[None], Distribution(laws[None], None, self.vocabulary)
 
     def _embed(self, ids: Tensor, draft: Draft) -> Tensor:
         """Ids [B, Q], the last of which are the draft's, -> [B Q, D]; a draft may bring what some of them stand for."""

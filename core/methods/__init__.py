@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outrider.core.decode import Drafter, Rule
 from outrider.core.errors import InvalidOption, unknown
-from outrider.core.methods import free, rules, smaller, trained
+from outrider.core.methods import draft_model, rules, trained, untrained
 from outrider.core.methods.row import Method
 
 __all__ = ["DRAFTERS", "OF_TEXT", "RULES", "Method", "make_drafter", "make_rule"]
@@ -25,14 +25,14 @@ def _table(*rows: Iterable[Method]) -> dict[str, Method]:
 
 
 DRAFTERS = _table(
-    smaller.SIMPLE,
-    free.READ,
-    free.THINNED,
-    free.MERGED,
-    smaller.JOINED,
-    free.CHOSEN,
-    smaller.FITTED,
-    free.SKIPPED,
+    draft_model.SIMPLE,
+    untrained.READ,
+    untrained.THINNED,
+    untrained.MERGED,
+    draft_model.JOINED,
+    untrained.CHOSEN,
+    draft_model.FITTED,
+    untrained.SKIPPED,
     trained.ROWS,
 )
 

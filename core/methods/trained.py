@@ -3,17 +3,17 @@ tests."""
 
 from __future__ import annotations
 
-from outrider.core.drafters.ahead import LookaheadEmbeddings, PaSS
-from outrider.core.drafters.blocks import DFlashBlock, DSparkBlock, SpecDecBlock
-from outrider.core.drafters.ctc import CtcFrames
-from outrider.core.drafters.exits import ExitHead, KangarooHead
-from outrider.core.drafters.falcon import FalconHead
-from outrider.core.drafters.feature import Eagle3Head, EagleHead, eagle2
-from outrider.core.drafters.heads import HydraHeads, MedusaHeads
-from outrider.core.drafters.learned import Learned
-from outrider.core.drafters.mtp import MtpModules
-from outrider.core.drafters.parallel import AmphistaHeads, BlockwiseHeads
-from outrider.core.drafters.spatial import SpatialHeads
+from outrider.core.drafters.trained.block_diffusion import DFlashBlock, DSparkBlock, SpecDecBlock
+from outrider.core.drafters.trained.ctc import CtcFrames
+from outrider.core.drafters.trained.drafter import Learned
+from outrider.core.drafters.trained.eagle import Eagle3Head, EagleHead, eagle2
+from outrider.core.drafters.trained.early_exit import ExitHead, KangarooHead
+from outrider.core.drafters.trained.falcon import FalconHead
+from outrider.core.drafters.trained.heads import HydraHeads, MedusaHeads
+from outrider.core.drafters.trained.lookahead_embeddings import LookaheadEmbeddings, PaSS
+from outrider.core.drafters.trained.mtp import MtpModules
+from outrider.core.drafters.trained.parallel_heads import AmphistaHeads, BlockwiseHeads
+from outrider.core.drafters.trained.spatial import SpatialHeads
 from outrider.core.methods.row import Method
 
 ROWS = (

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outrider.core.dice import Dice
+from outrider.core.distribution import Distribution
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import InvalidOption
-from outrider.core.laws import Law
-from outrider.core.pooling import grouped, pooled
+from outrider.core.kernels.neighbour_mass import grouped, pooled
+from outrider.core.protocol import Scores
+from outrider.core.rng import CounterRNG
 from outrider.core.rules.rejection import rejection, strict
-from outrider.core.target import Scores
 
 
 def _scale(size: int, count: int) -> Tensor:
@@ -72,13 +72,13 @@ class Lantern:
     def lossless(self) -> bool:
         return self.delta == 0
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         if self.lossless:
             return strict(left, q)
         near = self._near(left.shape[1], self.k, left.device)
         return strict(left + pooled(left, near, torch.full_like(left, self.delta)), q) * (law.probs > 0)
 
-    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
         return rejection(draft, scores, dice, self.accept)
 
 
@@ -104,13 +104,13 @@ class LanternPlus:
     def lossless(self) -> bool:
         return self.ratio == 0
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         if self.lossless:
             return strict(left, q)
         near = self._near(left.shape[1], self.k, left.device)
         return strict(left + pooled(left, near, self.ratio * left), q) * (law.probs > 0)
 
-    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
         return rejection(draft, scores, dice, self.accept)
 
 
@@ -138,7 +138,7 @@ class Grouped:
     def lossless(self) -> bool:
         return self.span == 0
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         if self.lossless:
             return strict(left, q)
         size = left.shape[1]
@@ -155,7 +155,7 @@ class Grouped:
             self._kept[size, device] = torch.cdist(codes, codes) < self.reach
         return self._kept[size, device]
 
-    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
         return rejection(draft, scores, dice, self.accept)
 
 
@@ -178,8 +178,8 @@ class Annealed:
     def lossless(self) -> bool:
         return self.weight == 1
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         return strict(left * (1 + (self.weight - 1) * torch.exp(-self.nu * depth)), q)
 
-    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
         return rejection(draft, scores, dice, self.accept)

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core import few
-from outrider.core.dice import Dice, Purpose
+from outrider.core.distribution import Distribution
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import Incompatible
-from outrider.core.laws import Law
+from outrider.core.protocol import Scores
+from outrider.core.rng import CounterRNG, Purpose
+from outrider.core.rules import small_batch
 from outrider.core.rules.rejection import rejection
 from outrider.core.rules.walk import matching
-from outrider.core.target import Scores
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Token:
 
     lossless = True
 
-    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
         return rejection(draft, scores, dice)
 
 
@@ -47,7 +47,7 @@ class SampleMatch:
 
     lossless = True
 
-    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
         return matching(draft, scores, lambda law, row, where: dice.pick(law, row, Purpose.MATCH, where))
 
 
@@ -60,7 +60,7 @@ class GumbelMatch:
 
     lossless = True
 
-    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
         return matching(draft, scores, lambda law, row, where: dice.race(law, scores.position(row), where))
 
 
@@ -74,7 +74,7 @@ class Block:
 
     lossless = True
 
-    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
         if draft.size and (draft.fresh is None or not draft.tree.is_chain):
             raise Incompatible(
                 "the rule 'block' needs a chain drawn whole in the same step, which this drafter does not make; "
@@ -91,7 +91,7 @@ class Exact:
 
     lossless = True
 
-    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
         if draft.laws is None or scores.sampling.greedy:
             # by the numbers that rejection uses where nothing was drafted: a row may have batch mates for whom it was
             return matching(draft, scores, lambda law, row, where: dice.pick(law, row, Purpose.NEXT, where))
@@ -102,12 +102,12 @@ class Exact:
         return _merge(draft.fresh, block(draft, scores, dice), rejection(draft, scores, dice))
 
 
-def block(draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+def block(draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
     """Block verification of every row; rows that are no fresh chain get nonsense, and are the caller's to replace."""
     if not draft.size or draft.laws is None or draft.source is None:
         return rejection(draft, scores, dice)
     laws = scores.laws()  # [B, N + 1, S]
-    if not draft.mixed and few.fits(dice, laws, draft.laws):
+    if not draft.mixed and small_batch.fits(dice, laws, draft.laws):
         return _block_few(draft, laws, draft.laws, dice)
     rows, size = draft.tokens.shape
     here = laws.first(size)
@@ -131,11 +131,13 @@ def block(draft: Draft, scores: Scores, dice: Dice) -> Verdict:
     accepted = (passed * (nodes + 1)).amax(1)  # the last that passed, whatever came before it
     ended = accepted == live.sum(1)
     bonus = laws.row(accepted)
-    guess = Law(guesses.on(here), here.tokens, laws.vocabulary).row(accepted.clamp(max=size - 1)).probs
+    guess = Distribution(guesses.on(here), here.tokens, laws.vocabulary).row(accepted.clamp(max=size - 1)).probs
     share = weight.gather(1, accepted[:, None])
     rest = (share * bonus.probs - guess * ~ended[:, None]).clamp(min=0)
     total = rest.sum(-1, keepdim=True)
-    law = Law(torch.where(ended[:, None] | (total <= 0), bonus.probs, rest / total), bonus.tokens, laws.vocabulary)
+    law = Distribution(
+        torch.where(ended[:, None] | (total <= 0), bonus.probs, rest / total), bonus.tokens, laws.vocabulary
+    )
     return Verdict(
         path=torch.where(nodes < accepted[:, None], nodes, -1),
         accepted=accepted,
@@ -148,33 +150,33 @@ def block(draft: Draft, scores: Scores, dice: Dice) -> Verdict:
     )
 
 
-def _block_few(draft: Draft, laws: Law, guesses: Law, dice: Dice) -> Verdict:
+def _block_few(draft: Draft, laws: Distribution, guesses: Distribution, dice: CounterRNG) -> Verdict:
     """The same for a few rows, on the host."""
-    tokens, live, nodes = few.table(draft.tokens), few.table(draft.tried), np.arange(draft.size)
+    tokens, live, nodes = small_batch.table(draft.tokens), small_batch.table(draft.tried), np.arange(draft.size)
     rows, size = tokens.shape
     every = nodes[None].repeat(rows, 0)
-    p, q = few.at(laws, every, tokens), few.at(guesses, every, tokens)
+    p, q = small_batch.at(laws, every, tokens), small_batch.at(guesses, every, tokens)
     ratio = p / np.maximum(q, np.finfo(q.dtype).tiny)
     weight = np.ones((rows, size + 1), p.dtype)  # P_i = min(1, P_{i-1} p_i / q_i)
     for level in range(size):
         weight[:, level + 1] = np.minimum(weight[:, level] * ratio[:, level], 1)
-    over = weight[:, 1:-1, None] * few.table(laws.probs)[:, 1:size] - few.table(guesses.probs)[:, 1:]
+    over = weight[:, 1:-1, None] * small_batch.table(laws.probs)[:, 1:size] - small_batch.table(guesses.probs)[:, 1:]
     after = np.zeros_like(p)
     np.maximum(over, 0, out=over).sum(-1, out=after[:, :-1])
     reach, last = weight[:, 1:], live.copy()
     last[:, :-1] &= ~live[:, 1:]
     chance = np.where(last, reach, after / np.maximum(after + 1 - reach, np.finfo(p.dtype).tiny))
     chance = np.where(~last & (reach >= 1) & (after <= 0), 1, chance) * live
-    passed = live & (few.table(dice.table(Purpose.ACCEPT))[:, :size] < chance)
+    passed = live & (small_batch.table(dice.table(Purpose.ACCEPT))[:, :size] < chance)
     accepted = (passed * (nodes + 1)).max(1)
     ended = accepted == live.sum(1)
     follows = []
     for row, level in enumerate(accepted.tolist()):
-        law, without = few.table(laws.probs[row, level]), None
+        law, without = small_batch.table(laws.probs[row, level]), None
         number = float(dice.table(Purpose.NEXT)[row, level])
         if not ended[row]:
-            law, without = weight[row, level] * law, few.table(guesses.probs[row, level])
-        follows.append(few.drawn(law, number, without=without))
+            law, without = weight[row, level] * law, small_batch.table(guesses.probs[row, level])
+        follows.append(small_batch.drawn(law, number, without=without))
     return Verdict(
         path=torch.from_numpy(np.where(nodes < accepted[:, None], nodes, -1)),
         accepted=torch.from_numpy(accepted),

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outrider.core.dice import Dice
+from outrider.core.distribution import Distribution
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import InvalidOption
-from outrider.core.laws import Law
+from outrider.core.protocol import Scores
+from outrider.core.rng import CounterRNG
 from outrider.core.rules.rejection import rejection, strict
-from outrider.core.target import Scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +38,11 @@ class Tolerance:
     def lossless(self) -> bool:
         return self.tau == 1
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         missed = (1 - left) ** (self.tau - 1)  # by all draws but the first
         return torch.addcmul(1 - missed, strict(left, q), missed)
 
-    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
         return rejection(draft, scores, dice, self.accept)
 
 
@@ -62,10 +62,10 @@ class AdditiveBeta:
     def lossless(self) -> bool:
         return self.beta == 0
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         return torch.where(law.probs > 0, (strict(left, q) + self.beta).clamp(max=1), 0)
 
-    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
         return rejection(draft, scores, dice, self.accept)
 
 
@@ -84,12 +84,12 @@ class TopKMembership:
     def lossless(self) -> bool:
         return self.k == 0
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         inside = torch.zeros_like(q)
         likeliest = law.probs.topk(min(self.k, law.width)).indices
         return inside.scatter(1, likeliest, 1.0) * (law.probs > 0)
 
-    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
         return rejection(draft, scores, dice, self.accept)
 
 
@@ -116,7 +116,7 @@ class CoarseGroups:
     def lossless(self) -> bool:
         return self.similarity > 1
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         size = q.shape[1]
         if self.embeddings is not None and len(self.embeddings) != size:
             raise InvalidOption(f"there are embeddings of {len(self.embeddings)} tokens, and the target has {size}")
@@ -136,5 +136,5 @@ class CoarseGroups:
             self._share[key] = near / near.sum(1, keepdim=True)
         return self._share[key]
 
-    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
         return rejection(draft, scores, dice, self.accept)

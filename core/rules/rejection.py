@@ -13,18 +13,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from outrider.core import few
 from outrider.core.device import constant
-from outrider.core.dice import Dice, Purpose
+from outrider.core.distribution import Distribution, residual
 from outrider.core.draft import Draft, Verdict
-from outrider.core.laws import Law, residual
+from outrider.core.protocol import Scores
+from outrider.core.rng import CounterRNG, Purpose
+from outrider.core.rules import small_batch
 from outrider.core.rules.walk import Record, live_children, nobody, to_verdict, undrafted
-from outrider.core.target import Scores
 
 # The chance of accepting each token of the vocabulary, were it the guess: from the target's own law here, what earlier
 # siblings left of it [B, V], the law the guess was drawn from [B, V] (0 where there is no guess), and depths [B|1, 1].
-Acceptance = Callable[[Law, Tensor, Tensor, Tensor], Tensor]
-Bend = Callable[[Law, Tensor, Tensor], Tensor]
+Acceptance = Callable[[Distribution, Tensor, Tensor, Tensor], Tensor]
+Bend = Callable[[Distribution, Tensor, Tensor], Tensor]
 
 _AT_ONCE = 1 << 17  # probabilities; beyond, it is cheaper to look only at the rows that are reached
 _STRETCH = 8  # levels of a chain whose acceptance is worked out at once
@@ -35,7 +35,7 @@ def strict(p: Tensor, q: Tensor) -> Tensor:
     return (p / q.clamp(min=torch.finfo(q.dtype).tiny)).clamp(max=1)
 
 
-def spread(support: Law, tokens: Tensor, drawn: Law | None, fixed: Tensor | None) -> Tensor:
+def spread(support: Distribution, tokens: Tensor, drawn: Distribution | None, fixed: Tensor | None) -> Tensor:
     """What guesses [...] were drawn from, on another law's support [..., S]; all of it on the token where one is fixed,
     and where no law is given all are."""
     if drawn is not None and fixed is None:
@@ -48,7 +48,9 @@ def spread(support: Law, tokens: Tensor, drawn: Law | None, fixed: Tensor | None
 class _Level:
     """The siblings below one node a row, tried in order against what is left of the target's law."""
 
-    def __init__(self, draft: Draft, law: Law, kids: Tensor, active: Tensor, dice: Dice, bend: Bend | None) -> None:
+    def __init__(
+        self, draft: Draft, law: Distribution, kids: Tensor, active: Tensor, dice: CounterRNG, bend: Bend | None
+    ) -> None:
         self.draft, self.law, self.kids, self.active, self.dice, self.bend = draft, law, kids, active, dice, bend
         self.left = law
         self.hit = torch.full_like(active, -1, dtype=torch.long)
@@ -77,7 +79,9 @@ class _Level:
         if draft.laws is None or draft.source is None:
             return
         self.source = draft.source.gather(1, node)
-        self.given: Law | None = None  # [B, W, S] what each was drawn from, once earlier siblings had been struck out
+        self.given: Distribution | None = (
+            None  # [B, W, S] what each was drawn from, once earlier siblings had been struck out
+        )
         width, rows = self.tokens.shape[1], self.source.clamp(min=0)
         if width > 1 and not draft.replacement:
             alike = (self.source[:, :, None] == self.source[:, None, :]) & self.there[:, None, :]
@@ -110,7 +114,7 @@ class _Level:
         if self.bend is not None:
             drawn = self._spread(place)
             chances = self.bend(self.law, self.left.probs, drawn)
-            chance = Law(chances, None, self.law.vocabulary).at(token)[:, 0]
+            chance = Distribution(chances, None, self.law.vocabulary).at(token)[:, 0]
         tried = there & (self.hit < 0)
         node = kid.clamp(min=0)
         passed = tried & self.dice.accept(chance, node, where=tried)
@@ -139,7 +143,7 @@ class _Level:
 def rejection(
     draft: Draft,
     scores: Scores,
-    dice: Dice,
+    dice: CounterRNG,
     acceptance: Acceptance | None = None,
     children: Tensor | None = None,
 ) -> Verdict:
@@ -183,13 +187,13 @@ def rejection(
     return to_verdict(draft, path, token, resampled, record, prices, relaxed)
 
 
-def _along(draft: Draft, scores: Scores, dice: Dice, acceptance: Acceptance | None) -> Verdict:
+def _along(draft: Draft, scores: Scores, dice: CounterRNG, acceptance: Acceptance | None) -> Verdict:
     """The same along a chain: what a level takes is made for many levels at once."""
     laws = scores.laws() if acceptance is None else scores.laws().dense()  # [B, N + 1, S]
-    if few.walks(dice, laws, *([] if draft.laws is None else [draft.laws])):
+    if small_batch.walks(dice, laws, *([] if draft.laws is None else [draft.laws])):
         bend = None if acceptance is None else partial(_bent, acceptance)
         ends = constant(tuple(scores.sampling.end), laws.probs.device)
-        return few.walk(draft, laws, dice, bend, ends, _STRETCH)
+        return small_batch.walk(draft, laws, dice, bend, ends, _STRETCH)
     size, here, ids = draft.size, laws.first(draft.size), draft.tokens[..., None]
     law, fixed = _origins(draft)
     p = here.at(ids)[..., 0]
@@ -202,7 +206,7 @@ def _along(draft: Draft, scores: Scores, dice: Dice, acceptance: Acceptance | No
     else:
         drawn = spread(here, draft.tokens, law, fixed)
         hit, bent = _descent(draft, here, drawn, dice, acceptance, scores.sampling.end)
-        chance = Law(bent, None, laws.vocabulary).at(ids[:, : hit.shape[1]])[..., 0]
+        chance = Distribution(bent, None, laws.vocabulary).at(ids[:, : hit.shape[1]])[..., 0]
     seen = hit.shape[1]
     tried = draft.tried[:, :seen] & torch.nn.functional.pad(hit[:, :-1], (1, 0), value=True)
     accepted, refused = hit.sum(1), (tried & ~hit).any(1)
@@ -219,7 +223,7 @@ def _along(draft: Draft, scores: Scores, dice: Dice, acceptance: Acceptance | No
         price = _wider((here.probs[:, :seen] - emitted).clamp(min=0).sum(-1).double() * tried, size + 1)
         relaxed = hit & ~dice.strictly(usual[:, :seen], torch.arange(seen, device=p.device).expand_as(hit))
     nodes = torch.arange(size, device=p.device)
-    follows = Law(torch.where(refused[:, None], left, after.probs), after.tokens, laws.vocabulary)
+    follows = Distribution(torch.where(refused[:, None], left, after.probs), after.tokens, laws.vocabulary)
     return Verdict(
         path=torch.where(nodes < accepted[:, None], nodes, -1),
         accepted=accepted,
@@ -234,7 +238,7 @@ def _along(draft: Draft, scores: Scores, dice: Dice, acceptance: Acceptance | No
     )
 
 
-def _origins(draft: Draft) -> tuple[Law | None, Tensor | None]:
+def _origins(draft: Draft) -> tuple[Distribution | None, Tensor | None]:
     """The laws a chain's guesses were drawn from [B, N, S], and which of them [B, N] were not drawn; None where that is
     all or none of them."""
     if draft.laws is None or draft.source is None:
@@ -243,7 +247,7 @@ def _origins(draft: Draft) -> tuple[Law | None, Tensor | None]:
 
 
 def _descent(
-    draft: Draft, here: Law, drawn: Tensor, dice: Dice, acceptance: Acceptance, end: Sequence[int]
+    draft: Draft, here: Distribution, drawn: Tensor, dice: CounterRNG, acceptance: Acceptance, end: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """Down a chain, some levels at a time, as far as any row gets: which nodes passed [B, L], and with what chance each
     token of the vocabulary would have [B, L, V]."""
@@ -252,7 +256,7 @@ def _descent(
         levels = slice(first, min(first + _STRETCH, draft.size))
         p, q = here.probs[:, levels], drawn[:, levels]
         chance = _strictly(end, _bent(acceptance, p, q, levels), p, q)
-        its = Law(chance, None, here.vocabulary).at(draft.tokens[:, levels, None])[..., 0]
+        its = Distribution(chance, None, here.vocabulary).at(draft.tokens[:, levels, None])[..., 0]
         hit = dice.descend(its, draft.tried[:, levels] & active[:, None], first)
         parts.append((hit, chance))
         active = hit[:, -1]
@@ -265,7 +269,7 @@ def _descent(
 def _bent(acceptance: Acceptance, p: Tensor, q: Tensor, levels: slice) -> Tensor:
     """A relaxed rule's chances of accepting each token of the vocabulary at some levels of a chain, all [B, L, V]."""
     depth = constant(tuple(range(levels.start, levels.stop)) * len(q), q.device)[:, None]
-    laws = Law(p.flatten(0, 1), None, p.shape[-1])
+    laws = Distribution(p.flatten(0, 1), None, p.shape[-1])
     return acceptance(laws, laws.probs, q.flatten(0, 1), depth).clamp(0, 1).view_as(q)
 
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.core.dice import Dice
+from outrider.core.distribution import Distribution
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import InvalidOption
-from outrider.core.laws import Law
+from outrider.core.protocol import Scores
+from outrider.core.rng import CounterRNG
 from outrider.core.rules.rejection import rejection, strict
-from outrider.core.target import Scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,10 @@ class Threshold:
     def lossless(self) -> bool:
         return self.threshold >= 1
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         return ((left >= self.threshold * q) & (left > 0)).to(q.dtype)
 
-    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
         return rejection(draft, scores, dice, self.accept)
 
 
@@ -58,10 +58,10 @@ class Lenience:
     def lossless(self) -> bool:
         return self.lenience == 1
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         return strict(left, self.lenience * q)
 
-    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
         return rejection(draft, scores, dice, self.accept)
 
 
@@ -80,10 +80,10 @@ class Trust:
     def lossless(self) -> bool:
         return self.depth == 0
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         return torch.where(depth < self.depth, 1, strict(left, q))
 
-    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
         return rejection(draft, scores, dice, self.accept)
 
 
@@ -102,10 +102,10 @@ class VerifyEvery:
     def lossless(self) -> bool:
         return self.every == 1
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         return torch.where((depth + 1) % self.every == 0, strict(left, q), 1)
 
-    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
         return rejection(draft, scores, dice, self.accept)
 
 
@@ -127,14 +127,14 @@ class TopBeta:
     def lossless(self) -> bool:
         return self.beta == 0
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         if self.beta == 0:
             return torch.zeros_like(q)
         best = law.probs.topk(min(self.beta, law.width)).values
         near = best[:, :1] * math.exp(-self.gap)
         return ((law.probs >= best[:, -1:]) & (law.probs >= near) & (law.probs > 0)).to(q.dtype)
 
-    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
         return rejection(draft, scores, dice, self.accept)
 
 
@@ -155,10 +155,10 @@ class Distance:
     def lossless(self) -> bool:
         return self.distance == 0
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         return ((law.probs >= math.exp(-self.distance)) & (law.probs > 0)).to(q.dtype)
 
-    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
         return rejection(draft, scores, dice, self.accept)
 
 
@@ -184,14 +184,14 @@ class Typical:
     def lossless(self) -> bool:
         return self.epsilon == 1 and math.isinf(self.delta)
 
-    def bound(self, law: Law) -> Tensor:
+    def bound(self, law: Distribution) -> Tensor:
         """[..., 1] the least probability that counts as typical."""
         return (self.delta * torch.exp(-law.entropy())).clamp(max=self.epsilon)[..., None]
 
-    def accept(self, law: Law, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         return (law.probs >= self.bound(law)).to(q.dtype)
 
-    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
         children = None
         if draft.laws is None and not draft.tree.is_chain:
             children = draft.tree.children_by(self._longest_first(draft, scores))

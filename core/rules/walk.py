@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.core.distribution import Distribution
 from outrider.core.draft import Draft, Verdict
-from outrider.core.laws import Law
-from outrider.core.target import Scores
+from outrider.core.protocol import Scores
 
 _AT_ONCE = 128  # nodes; beyond, it is cheaper to look only at the rows that are reached
 _FEW = 8  # rows that are quicker walked one by one, on a CPU
@@ -55,7 +55,7 @@ def nobody(active: Tensor) -> bool:
     return active.device.type == "cpu" and not bool(active.any())
 
 
-def matching(draft: Draft, scores: Scores, draw: Callable[[Law, Tensor, Tensor], Tensor]) -> Verdict:
+def matching(draft: Draft, scores: Scores, draw: Callable[[Distribution, Tensor, Tensor], Tensor]) -> Verdict:
     """Draw the target's token behind each node reached, draw(law [B, S], row [B], where [B]) -> [B], and follow the
     child that is that token. Exact whatever the draft, since every emitted token is the target's own draw."""
     rows, device = draft.rows, draft.tokens.device

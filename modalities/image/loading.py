@@ -7,8 +7,9 @@ from typing import Any, Literal, overload
 
 import torch
 
-from outrider.core.published import chosen
-from outrider.image import model, published, recipes
+from outrider.core.assets.hub_models import chosen
+from outrider.image import model, recipes
+from outrider.image.hub import model as hub_model
 
 
 @overload  # "emoji" is a string too: the first that fits counts
@@ -28,15 +29,15 @@ def load(
     draft: str | Path | None = None,
     revision: str | None = None,
     **options: Any,
-) -> published.PublishedModel: ...
-def load(name: str | Path = recipes.MODEL, **options: Any) -> model.ImageModel | published.PublishedModel:
+) -> hub_model.PublishedModel: ...
+def load(name: str | Path = recipes.MODEL, **options: Any) -> model.ImageModel | hub_model.PublishedModel:
     """A text-to-picture model: "emoji" (`folder` holds weights of one's own training, in place of those that ship), or
-    a published one by its hub id or folder, as outrider.image.published takes it.
+    a published one by its hub id or folder, as outrider.image.hub.model takes it.
 
     >>> load("emoji").generate("red heart", style="noto", seed=1).image.size
     (64, 64)
     """
-    found: model.ImageModel | published.PublishedModel = chosen(
-        name, recipes.MODEL, model.load, published.load, "image model", options
+    found: model.ImageModel | hub_model.PublishedModel = chosen(
+        name, recipes.MODEL, model.load, hub_model.load, "image model", options
     )
     return found

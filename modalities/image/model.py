@@ -16,20 +16,20 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from outrider.core.asked import several
 from outrider.core.decode import Drafter, Rule
-from outrider.core.engine.guidance import Guided
+from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.network import Network
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption, unknown
-from outrider.core.train import Pupil
+from outrider.core.training.draft_head import DraftHead
+from outrider.core.validation import several
 from outrider.image import recipes
-from outrider.image.choosing import drafter_of, drafters, rule_of, rules
 from outrider.image.grid import Grid, neighbours
-from outrider.image.names import Names
+from outrider.image.layout_planner import decoder
 from outrider.image.options import Given, Options
 from outrider.image.pixels import images
-from outrider.image.plan import decoder
+from outrider.image.prompt_encoder import PromptEncoder
+from outrider.image.resolve_drafter import drafter_of, drafters, rule_of, rules
 from outrider.image.stream import Result, Stream
 from outrider.image.tokenizer import Tokenizer
 
@@ -46,12 +46,12 @@ class ImageModel:
     def __init__(
         self,
         network: Network,
-        names: Names,
+        names: PromptEncoder,
         codec: Tokenizer,
         *,
         name: str,
         draft: Callable[[], Network] | None = None,
-        pupil: Callable[[str, Decoder], Pupil] | None = None,
+        pupil: Callable[[str, Decoder], DraftHead] | None = None,
         dtype: str = "float32",
     ) -> None:
         if names.codes != codec.layout.codes:

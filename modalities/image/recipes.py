@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from outrider.core.drafters.feature import EagleHead
-from outrider.core.drafters.heads import MedusaHeads
-from outrider.core.drafters.spatial import SpatialHeads
+from outrider.core.drafters.trained.eagle import EagleHead
+from outrider.core.drafters.trained.heads import MedusaHeads
+from outrider.core.drafters.trained.spatial import SpatialHeads
 from outrider.core.engine.transformer import Decoder
 from outrider.core.methods import DRAFTERS
-from outrider.core.recipes import NoWeights, Recipe, Shelf, short, table
-from outrider.core.train import Pupil
-from outrider.core.trained import load as load_trained
-from outrider.image.classifier import Classifier
-from outrider.image.plan import Plan
+from outrider.core.training.checkpoint import load as load_trained
+from outrider.core.training.draft_head import DraftHead
+from outrider.core.training.recipes import NoWeights, Recipe, Shelf, short, table
+from outrider.image.layout_planner import Plan
+from outrider.image.token_model import TokenModel
 from outrider.image.tokenizer import Tokenizer
-from outrider.image.tokens import TokenModel
+from outrider.image.training.classifier import Classifier
 
 MODEL = "emoji"
 PREFIX = "image-"
@@ -93,7 +93,7 @@ RECIPES = table(
         batch=(0, 0),
     ),
 )
-_CLASSES: tuple[Callable[..., Pupil], ...] = (Classifier, Plan, TokenModel)
+_CLASSES: tuple[Callable[..., DraftHead], ...] = (Classifier, Plan, TokenModel)
 KINDS = {one.__name__: one for one in (*_CLASSES, *(one.kind for one in RECIPES.values() if one.kind is not None))}
 
 
@@ -113,7 +113,7 @@ def tokenizer(folder: Path | None = None) -> Tokenizer:
     return Tokenizer.load(folder or tokenizer_folder())
 
 
-def pupil(drafter: str, target: Decoder, folder: Path | None = None) -> Pupil:
+def pupil(drafter: str, target: Decoder, folder: Path | None = None) -> DraftHead:
     """What a trained drafter guesses with: the weights of the recipe that makes its kind."""
     kind = DRAFTERS[drafter].pupil
     for one in RECIPES.values():
@@ -124,7 +124,7 @@ def pupil(drafter: str, target: Decoder, folder: Path | None = None) -> Pupil:
 
 def tokens(name: str = "image-tokens", path: Path | None = None, target: TokenModel | None = None) -> TokenModel:
     """A token model: the target, or the one that drafts for `target`."""
-    found: Pupil = load_trained(path or weights(name), KINDS, target)
+    found: DraftHead = load_trained(path or weights(name), KINDS, target)
     assert isinstance(found, TokenModel)
     return found
 
@@ -133,7 +133,7 @@ def plan() -> Plan:
     """A plan by which a token model is to learn to draw: the one that was trained here, else that of our own model."""
     path = home(PLAN) / f"{short(PLAN)}.safetensors"
     if path.is_file():
-        found: Pupil = load_trained(path, KINDS, None)
+        found: DraftHead = load_trained(path, KINDS, None)
         assert isinstance(found, Plan)
         return found
     try:
@@ -151,6 +151,6 @@ def classifier_file(folder: Path | None = None) -> Path:
 
 def classifier(folder: Path | None = None) -> Classifier:
     """The judge of what pictures show."""
-    found: Pupil = load_trained(classifier_file(folder), KINDS, None)
+    found: DraftHead = load_trained(classifier_file(folder), KINDS, None)
     assert isinstance(found, Classifier)
     return found

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from outrider.core.decode import Drafter, Rule, decode
 from outrider.core.memory import peak_memory
-from outrider.core.record import Record
-from outrider.core.target import Target
+from outrider.core.protocol import Target
+from outrider.core.step_recorder import Record
 from outrider.core.trace import Finish, Step, Trace, machine, versions
 from outrider.image.grid import Grid
 from outrider.image.options import Options

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outrider.core.assets import Checkpoint, read_json
+from outrider.core.assets.store import Checkpoint, read_json
 
 
 @dataclass(frozen=True)

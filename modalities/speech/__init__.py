@@ -1,10 +1,10 @@
 """Speech as tokens in time: `load` a voice, have it say something."""
 
+from outrider.speech.audio import Sound
+from outrider.speech.hub.model import PublishedSpeech, Said
 from outrider.speech.loading import load
 from outrider.speech.model import SpeechModel, drafters, rules
 from outrider.speech.options import Options
-from outrider.speech.published import PublishedSpeech, Said
-from outrider.speech.sound import Sound
 from outrider.speech.stream import Piece, Result, Spent, Stream
 
 __all__ = [

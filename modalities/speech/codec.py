@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from outrider.core.errors import InvalidOption
-from outrider.core.train import Pupil
-from outrider.speech.along import Residual, conv, rows
+from outrider.core.training.draft_head import DraftHead
+from outrider.speech.conv1d import Residual, conv, rows
 from outrider.speech.mel import BINS
 
 FRAMES = 2  # mel frames a token
@@ -49,7 +49,7 @@ class Quantiser:
         return (codes[..., None] // steps % levels) / (levels - 1) * 2 - 1
 
 
-class Codec(Pupil):
+class Codec(DraftHead):
     """Mel frames [B, 80, T] (T even) <-> codes [B, T / 2]. It is nobody's pupil: `target` is not looked at."""
 
     mean: Tensor

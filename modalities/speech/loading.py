@@ -7,8 +7,9 @@ from typing import Any, Literal, overload
 
 import torch
 
-from outrider.core.published import chosen
-from outrider.speech import model, published, recipes
+from outrider.core.assets.hub_models import chosen
+from outrider.speech import model, recipes
+from outrider.speech.hub import model as hub_model
 
 
 @overload  # "heart" is a string too: the first that fits counts
@@ -28,14 +29,14 @@ def load(
     draft: str | Path | None = None,
     revision: str | None = None,
     **options: Any,
-) -> published.PublishedSpeech: ...
-def load(name: str | Path = recipes.MODEL, **options: Any) -> model.SpeechModel | published.PublishedSpeech:
+) -> hub_model.PublishedSpeech: ...
+def load(name: str | Path = recipes.MODEL, **options: Any) -> model.SpeechModel | hub_model.PublishedSpeech:
     """A voice: "heart" (`folder` holds weights of one's own training, in place of those that ship), or a published
-    model of speech or sound by its hub id or folder, as outrider.speech.published takes it.
+    model of speech or sound by its hub id or folder, as outrider.speech.hub.model takes it.
 
     >>> load().generate("Good morning.", seed=1).save("morning.wav")
     """
-    found: model.SpeechModel | published.PublishedSpeech = chosen(
-        name, recipes.MODEL, model.load, published.load, "voice", options
+    found: model.SpeechModel | hub_model.PublishedSpeech = chosen(
+        name, recipes.MODEL, model.load, hub_model.load, "voice", options
     )
     return found

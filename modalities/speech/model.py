@@ -14,23 +14,23 @@ from typing import Any, Unpack, overload
 import torch
 from torch import Tensor
 
-from outrider.core.asked import several
 from outrider.core.decode import Drafter, Rule
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
-from outrider.core.recipes import NoWeights
-from outrider.core.train import Pupil
+from outrider.core.training.draft_head import DraftHead
+from outrider.core.training.recipes import NoWeights
+from outrider.core.validation import several
 from outrider.speech import recipes
+from outrider.speech.audio import Sound, spoken
 from outrider.speech.codec import Codec
 from outrider.speech.mel import RATE
 from outrider.speech.options import Given, Options
-from outrider.speech.sound import Sound, spoken
 from outrider.speech.stream import Result, Stream
 from outrider.speech.vocoder import Vocoder
 from outrider.speech.voice import Script, Speaker, Voice
 
 # Laws of speech are wide, so that guesses do best where they are drawn, many side by side at first. The trees are the
-# best of 16 nodes by the acceptance of 24 sentences at temperature 0.6 (outrider.speech.trees).
+# best of 16 nodes by the acceptance of 24 sentences at temperature 0.6 (outrider.speech.evaluation.tree_search).
 _WIDE = (-1, -1, -1, -1, -1, 0, 0, 0, 1, 1)
 
 # how drafters begin on speech, where nobody says otherwise
@@ -67,7 +67,7 @@ class SpeechModel:
         *,
         name: str,
         draft: Callable[[], Voice] | None = None,
-        taught: Callable[[str, Speaker], Pupil] | None = None,
+        taught: Callable[[str, Speaker], DraftHead] | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:

@@ -9,10 +9,10 @@ from typing import Any, TypedDict
 
 import torch
 
-from outrider.core.asked import METHODS, NUMBER, SWITCH, WHOLE, Fact, Kind, check, drawn, noted, options_of
 from outrider.core.decode import Drafter, Rule
+from outrider.core.distribution import Sampling
 from outrider.core.errors import InvalidOption
-from outrider.core.laws import Sampling
+from outrider.core.validation import METHODS, NUMBER, SWITCH, WHOLE, Fact, Kind, check, drawn, noted, options_of
 
 
 class Given(TypedDict, total=False):
@@ -42,7 +42,7 @@ class Options:
     temperature: float = 0.6
     top_k: int = 0
     top_p: float = 1.0
-    presence_penalty: float = 0.0  # on what was said already: once each, see outrider.core.laws
+    presence_penalty: float = 0.0  # on what was said already: once each, see outrider.core.distribution
     frequency_penalty: float = 0.0  # as often as it was said
     logprobs: bool = False  # of each token under the voice's own softmax, into the trace
     seed: int | torch.Generator = 0

@@ -12,17 +12,17 @@ from typing import Any
 
 import torch
 
-from outrider.core.assets import Checkpoint, unpickled
-from outrider.core.drafters.feature import Eagle3Head
-from outrider.core.drafters.heads import HydraHeads
-from outrider.core.engine.native import halves
-from outrider.core.recipes import Recipe, Shelf, short, table
-from outrider.core.train import Pupil
-from outrider.core.trained import load as load_trained
-from outrider.speech import data
+from outrider.core.assets.store import Checkpoint, unpickled
+from outrider.core.drafters.trained.eagle import Eagle3Head
+from outrider.core.drafters.trained.heads import HydraHeads
+from outrider.core.kernels.native import halves
+from outrider.core.training.checkpoint import load as load_trained
+from outrider.core.training.draft_head import DraftHead
+from outrider.core.training.recipes import Recipe, Shelf, short, table
 from outrider.speech.codec import Codec
-from outrider.speech.heads import ToldHeads
-from outrider.speech.listener import Listener
+from outrider.speech.conditioned_heads import ConditionedHeads
+from outrider.speech.training import data
+from outrider.speech.training.phoneme_recogniser import PhonemeRecogniser
 from outrider.speech.vocoder import Vocoder
 from outrider.speech.voice import Voice
 
@@ -74,7 +74,7 @@ RECIPES = table(
     ),
     Recipe(
         name="speech-medusa",
-        kind=ToldHeads,
+        kind=ConditionedHeads,
         summary="four heads on the voice's last state, each told what its token will be about",
         options={"heads": 4},
         batch=(3_000, 40_000),
@@ -82,7 +82,7 @@ RECIPES = table(
     Recipe(
         name="speech-medusa-6",
         drafter="medusa",
-        kind=ToldHeads,
+        kind=ConditionedHeads,
         summary="six of these heads, as far ahead as the voice is told",
         options={"heads": 6},
         batch=(3_000, 40_000),
@@ -102,11 +102,11 @@ RECIPES = table(
         batch=(2_000, 30_000),
     ),
 )
-KINDS: Mapping[str, Callable[..., Pupil]] = {
+KINDS: Mapping[str, Callable[..., DraftHead]] = {
     "Codec": Codec,
-    "Listener": Listener,
+    "Listener": PhonemeRecogniser,
     "Voice": Voice,
-    "ToldHeads": ToldHeads,
+    "ToldHeads": ConditionedHeads,
     "HydraHeads": HydraHeads,
     "Eagle3Head": Eagle3Head,
 }
@@ -128,9 +128,9 @@ def codec(folder: Path | None = None) -> Codec:
     return found
 
 
-def listener() -> Listener:
+def listener() -> PhonemeRecogniser:
     found = load_trained(weights("speech-listener"), KINDS, None)
-    assert isinstance(found, Listener)
+    assert isinstance(found, PhonemeRecogniser)
     return found
 
 
@@ -141,7 +141,7 @@ def voice(name: str = "speech-voice", folder: Path | None = None) -> Voice:
     return found
 
 
-def pupil(name: str, target: Any, folder: Path | None = None) -> Pupil:
+def pupil(name: str, target: Any, folder: Path | None = None) -> DraftHead:
     """What a drafter guesses with: of the recipe of its own name, or another that serves it."""
     return load_trained(weights(PREFIX + name, folder), KINDS, target)
 

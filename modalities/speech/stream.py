@@ -15,12 +15,12 @@ import numpy as np
 
 from outrider.core.decode import decode
 from outrider.core.memory import peak_memory
-from outrider.core.record import Record
+from outrider.core.step_recorder import Record
 from outrider.core.trace import Finish, Step, Trace, machine, versions
+from outrider.speech.audio import Sound, Sounding
 from outrider.speech.mel import RATE
 from outrider.speech.options import Options
 from outrider.speech.phonemes import ids, phonemes, pieces
-from outrider.speech.sound import Sound, Sounding
 from outrider.speech.voice import seconds
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import leaky_relu, pad
 
 from outrider.core.errors import InvalidOption
-from outrider.speech.along import conv, rows
+from outrider.speech.conv1d import conv, rows
 from outrider.speech.mel import BINS, HOP, SILENCE
 
 _UPS = ((8, 16), (8, 16), (2, 4), (2, 4))  # stride, kernel

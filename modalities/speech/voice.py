@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outrider.core.engine.block import Angles, Norm, each_before
+from outrider.core.distribution import Sampling
+from outrider.core.engine.conditioned import Informed
 from outrider.core.engine.network import Network
-from outrider.core.engine.spoken import beginning, shape, spoken
-from outrider.core.engine.told import Informed
+from outrider.core.engine.trainable.block import Angles, Norm, each_before
+from outrider.core.engine.trainable.token_decoder import beginning, shape, spoken
 from outrider.core.errors import InvalidOption
-from outrider.core.laws import Sampling
-from outrider.core.target import Prefill, Prompts
-from outrider.core.train import Pupil
+from outrider.core.protocol import Prefill, Prompts
+from outrider.core.training.draft_head import DraftHead
 from outrider.speech.phonemes import COUNT, EDGE
 
 AHEAD = 6  # places ahead of a token whose text can be looked at
@@ -101,7 +101,7 @@ class Reader(nn.Module):
         return torch.where(inside[..., None], told, self.over.to(told.dtype))
 
 
-class Voice(Pupil):
+class Voice(DraftHead):
     """A reader and a decoder. Its vocabulary is the codec's codes and, behind them, the end, with which an utterance
     also begins. `target` is not looked at: a smaller voice that drafts for a larger one is made in the same way."""
 

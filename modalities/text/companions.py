@@ -10,16 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.core.assets import cache_folder
-from outrider.core.drafters import calibrated
-from outrider.core.drafters.skipsearch import search
+from outrider.core.assets.store import cache_folder
+from outrider.core.bench.timing import pass_cost
+from outrider.core.cost.break_even import Costs
+from outrider.core.distribution import Sampling
+from outrider.core.drafters.draft_model import sequoia
+from outrider.core.drafters.draft_model.vocab_bridge import Translated
+from outrider.core.drafters.self_speculative.layer_search import search
 from outrider.core.errors import InvalidOption, unknown
-from outrider.core.laws import Sampling
-from outrider.core.rounds import Costs
-from outrider.core.stopwatch import pass_cost
-from outrider.core.translated import Translated
-from outrider.text import auto
-from outrider.text.bridge import Bridge
+from outrider.text import auto_drafter
+from outrider.text.vocab_bridge import Bridge
 
 if TYPE_CHECKING:
     from outrider.text.model import TextModel
@@ -54,7 +54,9 @@ def met(model: TextModel, drafter: str, options: Mapping[str, Any]) -> dict[str,
     if drafter == "guarded" and isinstance(inner := given.get("drafter", "prompt-lookup"), str):
         given["options"] = model.equipped(inner, given.get("options") or {})
     if drafter == "guarded" and "verify" not in given:  # what wider passes cost here, as measured for "auto"
-        given["verify"] = Costs.parse(str(given.pop("costs", "")) or auto.calibration(model.target, model.where()))
+        given["verify"] = Costs.parse(
+            str(given.pop("costs", "")) or auto_drafter.calibration(model.target, model.where())
+        )
     return given
 
 
@@ -139,9 +141,7 @@ def calibrate(
     prompt = sorted(ids, key=len)[len(ids) // 2]
     cost, own = pass_cost(model.target(), prompt), pass_cost(small, prompt)
     passes = tuple((width, cost.relative(width)) for width in _WIDTHS)
-    for number, counts in enumerate(
-        calibrated.measure(model.target(), small, ids, sampling=sampling, tokens=tokens), 1
-    ):
-        found_ = calibrated.Calibration(counts, own(1) / cost(1), passes)
+    for number, counts in enumerate(sequoia.measure(model.target(), small, ids, sampling=sampling, tokens=tokens), 1):
+        found_ = sequoia.Calibration(counts, own(1) / cost(1), passes)
         found_.save(path)
         yield number, len(ids), "acceptance " + " ".join(f"{one:.2f}" for one in found_.acceptance[:4])

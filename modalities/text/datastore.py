@@ -1,6 +1,6 @@
 """Datastores for retrieval made of text files, and whether one was made with this model's tokenizer.
 
-Knows files and tokenizers; how places are sorted and found is outrider.core.drafters.retrieval's affair.
+Knows files and tokenizers; how places are sorted and found is outrider.core.drafters.lookup.retrieval's affair.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from outrider.core.drafters.retrieval import Datastore, DatastoreError
-from outrider.text.tokens import Tokens
+from outrider.core.drafters.lookup.retrieval import Datastore, DatastoreError
+from outrider.text.tokenizer import Tokens
 
 _PIECE = 1 << 16  # characters that are tokenised at once
 

@@ -1,7 +1,7 @@
 """From a name, a hub id, a folder, a GGUF file or a model object of transformers to a TextModel.
 
 Weights of Llama's and Qwen's families run on our own decoder, every other causal LM through transformers. Which files
-are opened, and how, is outrider.core.assets' affair.
+are opened, and how, is outrider.core.assets.store' affair.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 
-from outrider.core import assets
+from outrider.core.assets import store
 from outrider.core.engine import checkpoints
-from outrider.core.engine.graphs import served
+from outrider.core.engine.cuda_graphs import served
 from outrider.core.engine.linear import fastest
-from outrider.core.engine.quantised import quantised
-from outrider.core.engine.streamed import Shelf, streamed
+from outrider.core.engine.offload import Shelf, streamed
+from outrider.core.engine.quantization.quantize import quantised
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption, OutriderError, unknown
-from outrider.core.target import Target
-from outrider.text import objects
+from outrider.core.protocol import Target
+from outrider.text import from_transformers
 from outrider.text.model import TextModel
-from outrider.text.tokens import Tokens
+from outrider.text.tokenizer import Tokens
 
 DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
 CACHES = ("int8",)
@@ -73,7 +73,7 @@ def load(
         return of_object(source, tokenizer)
     stored = "bfloat16" if dtype.startswith("int") else dtype
     folder, name = find(source, dtype=stored, revision=revision)
-    described = assets.read_json(_config(folder))
+    described = store.read_json(_config(folder))
     tokens = Tokens.load(folder) if tokenizer is None else Tokens.of_transformers(tokenizer)
     place = _device(device)
     make, context = _target(folder, described, dtype, stored, place, offload, cache)
@@ -124,8 +124,8 @@ def _target(
         if dtype != stored or offload is not None or cache is not None:
             asked = dtype if dtype != stored else "offload" if offload is not None else "cache"
             raise LoadError(f"{asked} is for what runs on our own decoder, but {error}") from None
-        return objects.adapted(assets.transformers_model(folder, stored, device))
-    tensors, precision = assets.Checkpoint(folder), getattr(torch, stored)
+        return from_transformers.adapted(store.transformers_model(folder, stored, device))
+    tensors, precision = store.Checkpoint(folder), getattr(torch, stored)
     if dtype == stored and offload is not None:
         shelf = Shelf(config.layers, offload, device=device)
         network = checkpoints.assemble(config, tensors, dtype=precision, device=device, form=fastest, put=shelf.put)
@@ -142,22 +142,22 @@ def _target(
 
 def find(source: str | Path, *, dtype: str = "bfloat16", revision: str | None = None) -> tuple[Path, str]:
     """The folder of safetensors that a source stands for, fetched or converted if need be; and its name."""
-    if str(source) in assets.ASSETS:
-        folder = assets.fetch(str(source))
+    if str(source) in store.ASSETS:
+        folder = store.fetch(str(source))
         files = sorted(folder.glob("*.gguf"))
-        return (assets.converted(files[0], dtype) if files else folder), str(source)
+        return (store.converted(files[0], dtype) if files else folder), str(source)
     path = Path(source).expanduser()
     if path.suffix.lower() == ".gguf":
-        return assets.converted(path, dtype), path.stem
+        return store.converted(path, dtype), path.stem
     if path.is_dir():
         return path, path.resolve().name
     parts = str(source).split("/")
     if isinstance(source, Path) or len(parts) != 2 or not all(parts) or str(source).startswith((".", "/", "~")):
         raise LoadError(
             f"there is no model '{source}': it is no folder or GGUF file here, no id on the hub (owner/name), "
-            f"and none of {', '.join(assets.ASSETS)}"
+            f"and none of {', '.join(store.ASSETS)}"
         )
-    return assets.hub_folder(str(source), revision=revision), str(source)
+    return store.hub_folder(str(source), revision=revision), str(source)
 
 
 def _config(folder: Path) -> Path:
@@ -170,7 +170,7 @@ def _config(folder: Path) -> Path:
 def end_tokens(folder: Path, described: Mapping[str, Any], tokens: Tokens) -> list[int]:
     """The ids that end an answer: the generation config's, else the config's, and the tokenizer's."""
     path = folder / "generation_config.json"
-    own = assets.read_json(path) if path.is_file() else {}
+    own = store.read_json(path) if path.is_file() else {}
     given = own.get("eos_token_id", described.get("eos_token_id"))
     listed = given if isinstance(given, list) else [given]
     found = [one for one in listed if isinstance(one, int) and not isinstance(one, bool)]
@@ -189,7 +189,7 @@ def of_object(model: Any, tokenizer: Any) -> TextModel:
     if tokenizer is None:
         raise InvalidOption("a model object comes without its tokenizer; give it too, as tokenizer=...")
     tokens = Tokens.of_transformers(tokenizer)
-    make, context = objects.target_of(model)
+    make, context = from_transformers.target_of(model)
     given = getattr(model.generation_config, "eos_token_id", None)
     end = {given} if isinstance(given, int) else set(given or ())
     if (text := tokens.special.get("eos_token")) is not None and (one := tokens.id(text)) is not None:

@@ -15,22 +15,22 @@ from typing import Any, Unpack, overload
 import torch
 
 from outrider.core.decode import Drafter, Rule
-from outrider.core.engine import native
-from outrider.core.engine.hf import Adapted
+from outrider.core.engine.adapters.hf import TransformersTarget
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption, unknown
+from outrider.core.kernels import native
 from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
-from outrider.core.target import Target
-from outrider.core.train import Pupil
-from outrider.text import auto, recipes
-from outrider.text.bridge import Bridge
+from outrider.core.protocol import Target
+from outrider.core.training.draft_head import DraftHead
+from outrider.text import auto_drafter, recipes
+from outrider.text.batching import Together
 from outrider.text.companions import met
-from outrider.text.conversation import Kept
-from outrider.text.drafting import for_auto, prepared
 from outrider.text.options import Given, Options
+from outrider.text.prefix_cache import PrefixCache
+from outrider.text.resolve_drafter import for_auto, prepared
 from outrider.text.stream import Result, Stream
-from outrider.text.together import Together
-from outrider.text.tokens import Message, Tokens
+from outrider.text.tokenizer import Message, Tokens
+from outrider.text.vocab_bridge import Bridge
 
 Prompt = str | Sequence[Message] | Sequence[int]
 Batch = Sequence[str] | Sequence[Sequence[Message]] | Sequence[Sequence[int]]
@@ -61,9 +61,9 @@ class TextModel:
         self.dtype, self.device, self.cache = dtype, device, cache
         self.end = tuple(end)
         self._keep = keep
-        self._kept: Kept | None = None
-        self._pupils: dict[tuple[Path, str], Pupil] = {}
-        self._ready: dict[tuple[Path, str], Pupil] = {}
+        self._kept: PrefixCache | None = None
+        self._pupils: dict[tuple[Path, str], DraftHead] = {}
+        self._ready: dict[tuple[Path, str], DraftHead] = {}
         self.companions: dict[str, TextModel] = {}  # other models that draft for this one
         self.bridges: dict[TextModel, Bridge] = {}  # to those of them that have other tokens
 
@@ -168,15 +168,15 @@ class TextModel:
         """Let go of the last conversation's cache, which the next turn would have gone on from."""
         self._kept = None
 
-    def take_kept(self) -> Kept | None:
+    def take_kept(self) -> PrefixCache | None:
         """The last conversation's cache, for one generation at a time; None for a target that can't keep one."""
         kept, self._kept = self._kept, None
         if kept is None and self._keep:
             target = self.target()
-            kept = Kept(target) if isinstance(target, Decoder | Adapted) else None
+            kept = PrefixCache(target) if isinstance(target, Decoder | TransformersTarget) else None
         return kept
 
-    def give_back(self, kept: Kept) -> None:
+    def give_back(self, kept: PrefixCache) -> None:
         self._kept = kept
 
     def where(self) -> str:
@@ -196,10 +196,10 @@ class TextModel:
         check_names(wanted, "exact")
         given = dict(options.drafter_options)
         if wanted == AUTO:
-            made, costs = auto.make(self.target, self.where(), given, partial(for_auto, self), rows)
+            made, costs = auto_drafter.make(self.target, self.where(), given, partial(for_auto, self), rows)
             return made, AUTO, costs
         if measured := wanted == "guarded" and "verify" not in given:
-            given["costs"] = str(given.get("costs") or auto.calibration(self.target, self.where(), rows))
+            given["costs"] = str(given.get("costs") or auto_drafter.calibration(self.target, self.where(), rows))
         costs = given["costs"] if measured else ""
         return make_drafter(wanted, **self.equipped(wanted, given)), wanted, costs
 
@@ -227,7 +227,7 @@ class TextModel:
         if (path, drafter) not in self._pupils:
             self._pupils[path, drafter] = recipes.load(path, drafter, self.target())
         found = self._pupils[path, drafter].drafts(self.target())
-        if isinstance(found, Pupil):  # laid out for this machine: it stays so, and keeps nothing of a generation
+        if isinstance(found, DraftHead):  # laid out for this machine: it stays so, and keeps nothing of a generation
             self._ready[path, drafter] = found
         return found
 

@@ -15,24 +15,24 @@ from typing import Any
 
 from torch import Tensor
 
-from outrider.core.assets import cache_folder
-from outrider.core.drafters.ahead import LookaheadEmbeddings
-from outrider.core.drafters.blocks import DFlashBlock, DSparkBlock, SpecDecBlock
-from outrider.core.drafters.chance import AcceptanceChance
-from outrider.core.drafters.ctc import CtcFrames
-from outrider.core.drafters.distilled import SmallModel
-from outrider.core.drafters.exits import ExitHead, KangarooHead
-from outrider.core.drafters.falcon import FalconHead
-from outrider.core.drafters.feature import Eagle3Head, EagleHead
-from outrider.core.drafters.heads import HydraHeads, MedusaHeads
-from outrider.core.drafters.mtp import MtpModules
-from outrider.core.drafters.parallel import AmphistaHeads, BlockwiseHeads
+from outrider.core.assets.store import cache_folder
+from outrider.core.drafters.trained.acceptance_head import AcceptanceChance
+from outrider.core.drafters.trained.block_diffusion import DFlashBlock, DSparkBlock, SpecDecBlock
+from outrider.core.drafters.trained.ctc import CtcFrames
+from outrider.core.drafters.trained.distilled import SmallModel
+from outrider.core.drafters.trained.eagle import Eagle3Head, EagleHead
+from outrider.core.drafters.trained.early_exit import ExitHead, KangarooHead
+from outrider.core.drafters.trained.falcon import FalconHead
+from outrider.core.drafters.trained.heads import HydraHeads, MedusaHeads
+from outrider.core.drafters.trained.lookahead_embeddings import LookaheadEmbeddings
+from outrider.core.drafters.trained.mtp import MtpModules
+from outrider.core.drafters.trained.parallel_heads import AmphistaHeads, BlockwiseHeads
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption, OutriderError, unknown
 from outrider.core.methods import DRAFTERS
-from outrider.core.recipes import NoWeights
-from outrider.core.target import Target
-from outrider.core.train import Pupil
+from outrider.core.protocol import Target
+from outrider.core.training.draft_head import DraftHead
+from outrider.core.training.recipes import NoWeights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Recipe:
     """How one drafter's pupil is made and trained. `kind` is made as kind(target, vocabulary=..., **options)."""
 
     name: str  # the drafter's
-    kind: Callable[..., Pupil]
+    kind: Callable[..., DraftHead]
     summary: str
     options: Mapping[str, Any] = field(default_factory=dict)
     loss: str = "kl"
@@ -48,7 +48,7 @@ class Recipe:
     reduced: bool = True  # does it guess over a reduced vocabulary?
     watches: str | None = None  # the recipe whose pupil it learns about, trained before it or beside it
 
-    def make(self, target: Decoder, vocabulary: Tensor | None, **options: Any) -> Pupil:
+    def make(self, target: Decoder, vocabulary: Tensor | None, **options: Any) -> DraftHead:
         given = dict(self.options) | options
         if self.reduced and vocabulary is not None:
             given["vocabulary"] = vocabulary
@@ -171,7 +171,9 @@ RECIPES = _table(
     ),
 )
 
-KINDS: dict[str, Callable[..., Pupil]] = {kind.__name__: kind for kind in (recipe.kind for recipe in RECIPES.values())}
+KINDS: dict[str, Callable[..., DraftHead]] = {
+    kind.__name__: kind for kind in (recipe.kind for recipe in RECIPES.values())
+}
 
 
 def recipe(name: str) -> Recipe:
@@ -205,7 +207,7 @@ def find(target: str, drafter: str) -> Path | None:
 
 def worth(path: Path) -> float | None:
     """The tokens a target call that a file's validation came to; None if nothing usable is said about it."""
-    from outrider.core.trained import about
+    from outrider.core.training.checkpoint import about
 
     with suppress(OutriderError, OSError):
         provenance = about(path).get("provenance")
@@ -215,9 +217,9 @@ def worth(path: Path) -> float | None:
     return None
 
 
-def load(path: Path, drafter: str, target: Target) -> Pupil:
+def load(path: Path, drafter: str, target: Target) -> DraftHead:
     """Trained weights for a target."""
-    from outrider.core.trained import load as load_trained
+    from outrider.core.training.checkpoint import load as load_trained
 
     if not isinstance(target, Decoder):
         raise Incompatible(

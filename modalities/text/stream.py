@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.core.decode import decode
 from outrider.core.memory import peak_memory
-from outrider.core.record import Record
+from outrider.core.step_recorder import Record
 from outrider.core.trace import Finish, Step, Trace, machine, versions
+from outrider.text.detokenizer import Reader
 from outrider.text.options import Options
-from outrider.text.reader import Reader
 
 if TYPE_CHECKING:
     from outrider.text.model import TextModel

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from outrider.app import doctor
 from outrider.app.cli import cli, main
-from outrider.app.doctor import Finding, Report
+from outrider.app.commands import doctor
+from outrider.app.commands.doctor import Finding, Report
 from outrider.core import __version__
 from outrider.core.errors import InvalidOption
 from outrider.core.methods import DRAFTERS, RULES

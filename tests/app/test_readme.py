@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider.app.cli import cli
-from outrider.app.method_table import markdown
-from outrider.core.assets import ASSETS
+from outrider.app.report.method_table import markdown
+from outrider.core.assets.store import ASSETS
 from outrider.core.methods import DRAFTERS, RULES
 
 ROOT = Path(__file__).resolve().parent.parent.parent

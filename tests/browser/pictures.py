@@ -13,7 +13,7 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from outrider.app.main import serve
+from outrider.app.page.app import serve
 
 _RUNS = {
     "text": ("Write a Python function that reverses a string, then one that reverses a list.", "token-recycling"),

@@ -19,7 +19,7 @@ from typing import Any
 from playwright.sync_api import sync_playwright
 
 from outrider import text
-from outrider.text.serving import free_port
+from outrider.text.vllm.server import free_port
 
 _ROUNDS, _TOKENS = 5, 256
 _PROMPT = "Write a short story about a lighthouse keeper who finds a message in a bottle."

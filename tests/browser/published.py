@@ -31,8 +31,8 @@ def main(folder: Path) -> None:
     """Until stdin is closed."""
     import torch
 
-    from outrider.app.main import serve
-    from outrider.app.subjects import Named
+    from outrider.app.page.app import serve
+    from outrider.app.page.backend import Named
 
     torch.set_num_threads(1)
     ours = SimpleNamespace(**runpy.run_path(str(HERE / "small.py"))).subjects(folder)

@@ -36,9 +36,9 @@ class _Unhurried:
 def subjects(folder: Path) -> dict[str, Any]:
     import torch
 
-    from outrider.app.of_image import Pictures
-    from outrider.app.of_speech import Speech
-    from outrider.app.of_text import Text
+    from outrider.app.page.image_backend import Pictures
+    from outrider.app.page.speech_backend import Speech
+    from outrider.app.page.text_backend import Text
     from outrider.image.model import ImageModel
     from outrider.image.tokenizer import Layout, Tokenizer
     from outrider.text import load
@@ -66,7 +66,7 @@ def main(folder: Path) -> None:
     """Until stdin is closed."""
     import torch
 
-    from outrider.app.main import serve
+    from outrider.app.page.app import serve
 
     torch.set_num_threads(1)
     page, address = serve(browser=False, found=subjects(folder))

@@ -39,7 +39,8 @@ def test_text_streams_and_every_step_can_be_looked_at(visit: Open) -> None:
 
 
 def test_figures_on_the_page_are_those_of_the_trace_it_gives(visit: Open) -> None:
-    from outrider.app import recordings, views
+    from outrider.app.page import recordings
+    from outrider.app.viz import trace_html
 
     seen = visit()
     said = seen.run("text")
@@ -47,7 +48,7 @@ def test_figures_on_the_page_are_those_of_the_trace_it_gives(visit: Open) -> Non
     with seen.page.expect_download() as waiting:
         seen.page.get_by_text("Download this trace").first.click()
     recording = recordings.read(Path(waiting.value.path()).read_bytes())
-    for name, value in views.facts(recording.trace).items():
+    for name, value in trace_html.facts(recording.trace).items():
         assert f"{value} {name}" in said
     written = "".join(recording.name(token) for token in recording.trace.tokens())
     shown = seen.page.evaluate(
@@ -148,7 +149,7 @@ def test_the_lab_compares_and_theory_turns(visit: Open) -> None:
 
 
 def test_a_trace_is_opened_without_a_model_and_scrubbed(visit: Open, tmp_path: Path) -> None:
-    from outrider.app import recordings
+    from outrider.app.page import recordings
 
     seen = visit()
     seen.tab("Traces")
@@ -168,7 +169,7 @@ def test_a_trace_is_opened_without_a_model_and_scrubbed(visit: Open, tmp_path: P
 
 
 def test_hostile_texts_are_shown_and_nothing_runs(visit: Open, tmp_path: Path) -> None:
-    from outrider.app import recordings
+    from outrider.app.page import recordings
 
     path = next(one for one in recordings.examples().values() if recordings.read(one.read_bytes()).modality == "text")
     subject_trace = json.loads(path.read_bytes())

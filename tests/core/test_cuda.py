@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.core.conformance import equip
 from outrider.core.decode import Drafter, decode
-from outrider.core.laws import Sampling
+from outrider.core.distribution import Sampling
 from outrider.core.methods import DRAFTERS, Method, make_rule
-from outrider.core.target import TableTarget
+from outrider.core.protocol import TableTarget
+from outrider.core.testing.conformance import equip
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 5, 6, 5]]
 

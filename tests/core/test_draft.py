@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from outrider.core.decode import decode
+from outrider.core.distribution import Distribution, Sampling
 from outrider.core.draft import Draft, beside, choose
-from outrider.core.drafters.rowwise import Rowwise
-from outrider.core.laws import Law, Sampling
+from outrider.core.drafters.combined.per_row import PerRow
 from outrider.core.methods import make_drafter, make_rule
-from outrider.core.target import TableTarget
+from outrider.core.protocol import TableTarget
 from outrider.core.trace import Trace
 from outrider.core.tree import Tree
 
 WORDS = 7
-NARROW = Law(torch.tensor([[[0.5, 0.5], [0.25, 0.75]]]), torch.tensor([[[1, 2], [3, 4]]]), WORDS)
-WIDE = Law(torch.full((1, 2, WORDS), 1 / WORDS), None, WORDS)
+NARROW = Distribution(torch.tensor([[[0.5, 0.5], [0.25, 0.75]]]), torch.tensor([[[1, 2], [3, 4]]]), WORDS)
+WIDE = Distribution(torch.full((1, 2, WORDS), 1 / WORDS), None, WORDS)
 
 
 def fixed(*tokens: int, parents: tuple[int, ...] | None = None, **more: Any) -> Draft:
@@ -28,7 +28,7 @@ def fixed(*tokens: int, parents: tuple[int, ...] | None = None, **more: Any) -> 
     return replace(made, **more)
 
 
-def drawn(law: Law) -> Draft:
+def drawn(law: Distribution) -> Draft:
     return Draft.drawn(torch.tensor([[1, 4]]), law, torch.ones(1, 2, dtype=torch.bool))
 
 
@@ -50,7 +50,7 @@ def same_row(whole: Draft, row: int, one: Draft) -> None:
 
 
 @pytest.mark.parametrize("law", [NARROW, WIDE], ids=["narrow", "wide"])
-def test_rows_beside_one_another(law: Law) -> None:
+def test_rows_beside_one_another(law: Distribution) -> None:
     drafts = [
         drawn(law),
         fixed(3, 5, 6, belief=torch.tensor([[0.5, 0.25, 0.1]]), note=("who",)),
@@ -110,4 +110,4 @@ def test_rows_that_draft_each_by_itself_say_what_plain_decoding_says(name: str, 
     def make() -> Any:
         return make_drafter(name, **options)
 
-    assert said(Rowwise(make)) == said(None) == said(make())
+    assert said(PerRow(make)) == said(None) == said(make())

@@ -12,19 +12,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core.conformance import Case, Distribution, enumerate_output, equip, target_law, total_variation
 from outrider.core.decode import Rule, decode
-from outrider.core.dice import Dice
+from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
-from outrider.core.drafters.jacobi import SPATIAL
-from outrider.core.engine.frames import Framed, Store
-from outrider.core.engine.guidance import Guided
+from outrider.core.drafters.parallel_decoding.jacobi import SPATIAL
+from outrider.core.engine.adapters.frames import FrameTarget, Store
+from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.errors import InvalidOption
-from outrider.core.laws import Sampling
 from outrider.core.methods import DRAFTERS, Method
+from outrider.core.protocol import Scores, TableTarget
+from outrider.core.rng import CounterRNG
 from outrider.core.rules.exact import Exact, GumbelMatch, Token
-from outrider.core.slots import Slots, flat, frames
-from outrider.core.target import Scores, TableTarget
+from outrider.core.testing.conformance import (
+    Case,
+    SequenceDistribution,
+    enumerate_output,
+    equip,
+    target_law,
+    total_variation,
+)
+from outrider.core.vocab_mask import Slots, flat, frames
 
 CODES = 3
 CONDITIONS = ([2], [1, 0])  # ids of the inner model that stand before each row
@@ -76,16 +83,16 @@ class Reading(TableTarget):
         super().keep(seen, Verdict(**parts, token=self.renamed(verdict.token[:, None])[:, 0]), count)
 
 
-def framed(books: int, independent: bool = False, blur: float = 0.0, guidance: float = 1.0) -> Framed:
+def framed(books: int, independent: bool = False, blur: float = 0.0, guidance: float = 1.0) -> FrameTarget:
     store = Store(len(CONDITIONS) + 1, books)
     inner = Reading(store, seed=1, blur=blur)
-    return Framed(inner, store, books, CODES, say(independent, seed=5 + int(blur > 0)))
+    return FrameTarget(inner, store, books, CODES, say(independent, seed=5 + int(blur > 0)))
 
 
 class Many(Guided):
     """Rows by their roots, with as many frames under way as asked for."""
 
-    def __init__(self, inner: Framed, guidance: float = 1.0) -> None:
+    def __init__(self, inner: FrameTarget, guidance: float = 1.0) -> None:
         super().__init__(inner, CONDITIONS, CONDITIONS, guidance, instead=True, slots=Slots.books(inner.books, CODES))
         self.free_of = {1.0: CONDITIONS}
 
@@ -100,7 +107,7 @@ def target(books: int, independent: bool = False, blur: float = 0.0, guidance: f
     return Many(framed(books, independent, blur), guidance)
 
 
-def by_hand(books: int, independent: bool, row: int, length: int) -> Distribution:
+def by_hand(books: int, independent: bool, row: int, length: int) -> SequenceDistribution:
     """The law of so many tokens of a row: frame by frame, book by book, with no tree, no cache and no frame held."""
     speak, found = say(independent), {}
     store = Store(len(CONDITIONS) + 1, books)
@@ -225,7 +232,7 @@ class WholeFrames:
     def __init__(self, books: int) -> None:
         self.books = books
 
-    def __call__(self, draft: Draft, scores: Scores, dice: Dice) -> Verdict:
+    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
         from outrider.core.rules.rejection import rejection, strict
 
         def accept(law: Any, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
@@ -234,7 +241,7 @@ class WholeFrames:
         return rejection(draft, scores, dice, accept)
 
 
-class Forgetful(Framed):
+class Forgetful(FrameTarget):
     """Forgets what the frame under way holds."""
 
     def _hold(self, parts: list[list[int]]) -> None:

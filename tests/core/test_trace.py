@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from outrider.core.decode import decode
-from outrider.core.drafters.model import TopKTree
+from outrider.core.distribution import Sampling
+from outrider.core.drafters.draft_model.model import TopKTree
 from outrider.core.errors import TraceError
-from outrider.core.laws import Sampling
 from outrider.core.methods import make_rule
-from outrider.core.record import Record
-from outrider.core.target import TableTarget
+from outrider.core.protocol import TableTarget
+from outrider.core.step_recorder import Record
 from outrider.core.trace import Step, Summary, Times, Trace, machine, versions
 
 

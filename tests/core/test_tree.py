@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from outrider.core import tree
+from outrider.core.distribution import LogitsPipeline, Sampling
 from outrider.core.draft import Draft
-from outrider.core.laws import Lawmaker, Sampling
+from outrider.core.protocol import Scores
 from outrider.core.rules import walk
-from outrider.core.target import Scores
 from outrider.core.tree import Tree
 
 WORDS = 3  # so few that guesses are often right
@@ -56,7 +56,7 @@ def test_greedy_verdicts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
             tokens[row, node] = dice.choice(free or [0])
     logits = torch.randn(rows, size + 1, WORDS, generator=torch.Generator().manual_seed(seed))
     sampling = Sampling(temperature=0)
-    lawmaker = Lawmaker(sampling, [[0]] * rows, WORDS, torch.device("cpu"))
+    lawmaker = LogitsPipeline(sampling, [[0]] * rows, WORDS, torch.device("cpu"))
     draft = Draft.guess(tokens, Tree(parents), live)
     scores = Scores(draft, lawmaker, torch.ones(rows, dtype=torch.long), logits)
     few = walk._matching_at_once(draft, scores)

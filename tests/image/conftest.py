@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from outrider.image.model import ImageModel
+from outrider.image.token_model import TokenModel
 from outrider.image.tokenizer import Layout, Tokenizer
-from outrider.image.tokens import TokenModel
 
 STYLES, WORDS = ("noto", "fluent"), ("cat", "face", "heart", "house", "red")
 

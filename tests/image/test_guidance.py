@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.core.conformance import KINDS, Case, enumerate_output, equip, target_law, total_variation
 from outrider.core.decode import Rule, decode
+from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
-from outrider.core.engine.guidance import Guided
+from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.errors import InvalidOption
-from outrider.core.laws import Sampling
 from outrider.core.methods import DRAFTERS, Method
+from outrider.core.protocol import TableTarget
 from outrider.core.rules.exact import Exact, GumbelMatch, Token
-from outrider.core.target import TableTarget
+from outrider.core.testing.conformance import KINDS, Case, enumerate_output, equip, target_law, total_variation
 from outrider.core.tree import Tree
-from outrider.image.choosing import drafters
+from outrider.image.layout_planner import decoder
 from outrider.image.model import ImageModel
-from outrider.image.plan import decoder
+from outrider.image.resolve_drafter import drafters
+from outrider.image.token_model import TokenModel
 from outrider.image.tokenizer import Layout, Tokenizer
-from outrider.image.tokens import TokenModel
 
 pytestmark = pytest.mark.slow
 PROMPTS = ((0, 1), (1, 0))

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from outrider.core.errors import InvalidOption
-from outrider.core.recipes import NoWeights, Shelf
 from outrider.core.trace import Trace
+from outrider.core.training.recipes import NoWeights, Shelf
 from outrider.image.loading import load
 from outrider.image.model import ImageModel
 

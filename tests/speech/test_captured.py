@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from outrider.core.decode import decode
-from outrider.core.drafters.jacobi import Jacobi
-from outrider.core.engine.cache import Cache
-from outrider.core.engine.graphs import Graphs, again
-from outrider.core.laws import Sampling
+from outrider.core.distribution import Sampling
+from outrider.core.drafters.parallel_decoding.jacobi import Jacobi
+from outrider.core.engine.cuda_graphs import Graphs, again
+from outrider.core.engine.kv_cache.cache import Cache
 from outrider.core.methods import make_rule
 from outrider.speech.voice import Speaker, Voice
 

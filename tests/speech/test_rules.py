@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from outrider.core.decode import Plain, decode
-from outrider.core.dice import Dice
+from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
-from outrider.core.laws import Sampling
 from outrider.core.methods import RULES
+from outrider.core.rng import CounterRNG
 from outrider.core.trace import Step
 from outrider.core.tree import Tree
 from outrider.speech.model import SpeechModel
@@ -28,7 +28,7 @@ class Ending(Plain):
     def __init__(self, end: int) -> None:
         self.end_token = end
 
-    def propose(self, room: Tensor, dice: Dice) -> Draft:
+    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
         tokens = torch.tensor([[self.end_token, 3, self.end_token]]).expand(len(room), -1)
         live = (room[:, None] >= torch.tensor([1, 1, 2])) & (room[:, None] > 0)
         return Draft.guess(tokens.contiguous(), Tree.of((-1, -1, 1)), live)

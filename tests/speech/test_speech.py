@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.core.drafters.learned import Learned
+from outrider.core.drafters.trained.drafter import Learned
 from outrider.core.errors import InvalidOption, OutriderError
 from outrider.core.rules.neighbours import Tolerance
 from outrider.core.trace import Trace
-from outrider.speech.heads import ToldHeads
+from outrider.speech.audio import Sound, spoken
+from outrider.speech.conditioned_heads import ConditionedHeads
 from outrider.speech.mel import RATE, SILENCE
 from outrider.speech.model import SpeechModel
 from outrider.speech.options import Options
-from outrider.speech.sound import Sound, spoken
 from outrider.speech.vocoder import CONTEXT
 
 
@@ -108,7 +108,7 @@ def test_bad_input_is_said(speaker: SpeechModel, text: str, options: dict[str, o
 
 def test_speech_has_ways_of_its_own_to_begin(speaker: SpeechModel) -> None:
     target = speaker.target(speaker.voice.script([[0, 3, 0]]))
-    pupil = ToldHeads(target, heads=4).drafts(target)
+    pupil = ConditionedHeads(target, heads=4).drafts(target)
 
     def grown(rule: str, **options: object) -> tuple[str, int]:
         wanted = Options(drafter="medusa", rule=rule, drafter_options={"pupil": pupil, **options})

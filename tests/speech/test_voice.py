@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional as F
 
 from outrider.core.decode import decode
+from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
-from outrider.core.drafters.lookup import PromptLookup
+from outrider.core.drafters.lookup.prompt_lookup import PromptLookup
 from outrider.core.errors import InvalidOption
-from outrider.core.laws import Sampling
 from outrider.core.methods import make_drafter
 from outrider.core.rules.exact import GumbelMatch
 from outrider.core.tree import Tree

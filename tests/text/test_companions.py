@@ -11,9 +11,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from outrider.core.errors import InvalidOption
 from outrider.text import TextModel
-from outrider.text.bridge import Bridge
 from outrider.text.companions import calibrate, calibration
-from outrider.text.tokens import Tokens
+from outrider.text.tokenizer import Tokens
+from outrider.text.vocab_bridge import Bridge
 
 pytestmark = pytest.mark.slow
 PROMPTS = ["the cat sat on the mat", "a quick brown fox"]

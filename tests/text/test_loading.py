@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outrider import text
-from outrider.core.assets import AssetError
+from outrider.core.assets.store import AssetError
+from outrider.core.engine.adapters.hf import TransformersTarget
 from outrider.core.engine.checkpoints import CheckpointError
-from outrider.core.engine.hf import Adapted
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption, OutriderError
 from outrider.text import TextModel
@@ -46,7 +46,7 @@ def test_an_architecture_that_is_not_ours_runs_through_transformers(
     config = GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=128, bos_token_id=1, eos_token_id=2)
     GPT2LMHeadModel(config).save_pretrained(folder)
     model = text.load(folder, dtype="float32")
-    assert isinstance(model.target(), Adapted)
+    assert isinstance(model.target(), TransformersTarget)
     assert model.context == 128
     plain, drafted = (model.generate(PROMPT, **RAW | {"drafter": name}).tokens for name in (None, "prompt-lookup"))
     assert plain == drafted
@@ -83,7 +83,7 @@ def test_model_objects_run_and_what_happens_to_them_is_seen(folder: Path, lm: Te
     )
     assert wanted[0, ids.shape[1] :].tolist() == after
     theirs.model.layers[0].register_forward_hook(lambda *_: None)
-    assert isinstance(model.target(), Adapted), "with a hook it may compute something else"
+    assert isinstance(model.target(), TransformersTarget), "with a hook it may compute something else"
     assert model.generate(PROMPT, **RAW).tokens == after
     with pytest.raises(InvalidOption, match="give it too, as tokenizer"):
         text.load(theirs)

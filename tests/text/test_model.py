@@ -131,8 +131,8 @@ def test_logprobs_and_alternatives(lm: TextModel) -> None:
     assert out.logprobs is not None
     assert len(out.logprobs) == len(out.tokens)
     target = lm.target()
+    from outrider.core.distribution import Sampling
     from outrider.core.draft import Draft
-    from outrider.core.laws import Sampling
 
     for place in (0, 5, 11):
         target.begin([out.prompt + out.tokens[:place]], Sampling(), frozenset())

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-import outrider.text.inside
 import outrider.text.loading
 import outrider.text.model
+import outrider.text.transformers_generate
+from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
-from outrider.core.laws import Sampling
 from outrider.text import TextModel, custom_generate
-from outrider.text.drafting import bigrams
+from outrider.text.resolve_drafter import bigrams
 
 pytestmark = pytest.mark.slow
 SUMMARY = (
@@ -57,8 +57,8 @@ def test_the_next_turn_goes_on_from_the_cache(smollm2: TextModel) -> None:
 def test_our_logits_are_transformers_logits(smollm2: TextModel) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from outrider.core.distribution import Sampling
     from outrider.core.draft import Draft
-    from outrider.core.laws import Sampling
     from outrider.core.tree import Tree
 
     theirs = AutoModelForCausalLM.from_pretrained(smollm2.folder, dtype=torch.float32).eval()
@@ -81,11 +81,13 @@ def test_our_logits_are_transformers_logits(smollm2: TextModel) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
-    "module", [outrider.text.loading, outrider.text.model, outrider.text.inside], ids=lambda one: one.__name__
+    "module",
+    [outrider.text.loading, outrider.text.model, outrider.text.transformers_generate],
+    ids=lambda one: one.__name__,
 )
 def test_the_examples_in_docstrings_are_true(module: Any, smollm2: TextModel) -> None:
     names: dict[str, Any] = {"load": outrider.text.load, "custom_generate": custom_generate}
-    if module is outrider.text.inside:
+    if module is outrider.text.transformers_generate:
         from transformers import AutoModelForCausalLM
 
         names["model"] = AutoModelForCausalLM.from_pretrained(smollm2.folder, dtype=torch.float32)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from outrider.core.decode import Drafter, decode
+from outrider.core.distribution import LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
-from outrider.core.laws import Lawmaker, Sampling
+from outrider.core.protocol import Prefill, Prompts, Scores
 from outrider.core.rules.exact import Exact
-from outrider.core.target import Prefill, Prompts, Scores
 from outrider.core.trace import Step
 
 GREEDY = Sampling(temperature=0)
@@ -31,7 +31,7 @@ class Script:
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
         self.at = [0] * len(prompts)
         self.lengths = torch.tensor([len(prompt) for prompt in prompts])
-        self.lawmaker = Lawmaker(sampling, prompts, self.vocabulary, self.device)
+        self.lawmaker = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
         return Prefill()
 
     def score(self, draft: Draft, since: int | None = None) -> Scores:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.engine.checkpoints import CheckpointError, configure, load
 from outrider.core.errors import OutriderError
-from outrider.core.laws import Sampling
 from outrider.core.tree import Tree
 
 transformers = pytest.importorskip("transformers")

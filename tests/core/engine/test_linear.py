@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from outrider.core.engine import linear, measure, native
+from outrider.core.engine import linear, matmul_timing
 from outrider.core.engine.linear import Dense, Packed, Widened, fastest, packs
 from outrider.core.engine.network import Config, random_network
+from outrider.core.kernels import native
 
 CPU = torch.device("cpu")
 
@@ -55,5 +56,5 @@ def test_products_alone_are_timed_for_every_network() -> None:
         context=64,
     )  # fmt: skip
     made = {name: random_network(shape, dtype=dtype) for name, dtype in (("a", torch.float32), ("b", torch.float64))}
-    found = measure.products(made, (1, 3), rounds=2)
+    found = matmul_timing.products(made, (1, 3), rounds=2)
     assert found.keys() == made.keys() and all(set(one) == {1, 3} for one in found.values())

@@ -1,0 +1,1 @@
+"""`outrider bench`: one command a file, and how its results are drawn."""

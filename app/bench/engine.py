@@ -1,0 +1,282 @@
+"""`outrider bench crowd | long | offload | soak | device`: the engine room's tables, for people or as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from outrider.app.commands.options import Cache
+
+_MODEL = Annotated[str, typer.Option(help="A name, a hub id, a folder or a GGUF file.")]
+_DRAFTERS = Annotated[str, typer.Option(help="Names with commas between them.")]
+_DTYPE = Annotated[str, typer.Option(help="float32, bfloat16, int8, int4, ...")]
+_DEVICE = Annotated[str, typer.Option(help="cpu, cuda, ...")]
+_PROMPTS = Annotated[Path | None, typer.Option(help="JSON lines; left out: prompts of our own.")]
+_LIMIT = Annotated[int, typer.Option(min=1, help="Prompts, every task in turn.")]
+_TOKENS = Annotated[int, typer.Option(min=1, help="For each prompt.")]
+_REPEAT = Annotated[int, typer.Option(min=1, help="Rounds; the middle one is shown.")]
+_JSON = Annotated[Path | None, typer.Option("--json", help="Write the table there; - is stdout.")]
+
+
+def crowd(
+    rows: Annotated[str, typer.Option(help="Batch sizes with commas between them.")] = "1,2,4,8,16,32",
+    drafters: _DRAFTERS = "prompt-lookup,suffix,auto",
+    model: _MODEL = "smollm2-135m",
+    dtype: _DTYPE = "bfloat16",
+    device: _DEVICE = "cpu",
+    prompts: _PROMPTS = None,
+    limit: _LIMIT = 16,
+    max_new_tokens: _TOKENS = 64,
+    repeat: _REPEAT = 3,
+    cache: Cache = None,
+    json_file: _JSON = None,
+) -> None:
+    """Requests that enter and leave a batch, with and without drafting, by its size; where drafting stops paying."""
+    from outrider.text.bench.engine import crowd as measure
+    from outrider.text.bench.engine import pays_until
+
+    lm, items = _loaded(model, dtype, device, prompts, limit, cache)
+    sizes = [int(size) for size in rows.split(",")]
+    found = _watched(
+        measure(lm, items, drafters=_names(drafters), sizes=sizes, tokens=max_new_tokens, repeat=repeat), "Batches"
+    )
+    settings = {"model": model, "dtype": dtype, "device": device, "max_new_tokens": max_new_tokens, "repeat": repeat}
+    _write(found, settings | {"cache": cache, "stops_paying_at": pays_until(found)}, json_file)
+
+
+def long(
+    contexts: Annotated[str, typer.Option(help="Tokens of a long text before every prompt.")] = "6000,8000",
+    drafters: _DRAFTERS = "sparse-cache,triforce,prompt-lookup",
+    model: _MODEL = "smollm2-135m",
+    dtype: _DTYPE = "bfloat16",
+    device: _DEVICE = "cpu",
+    prompts: _PROMPTS = None,
+    limit: _LIMIT = 1,
+    max_new_tokens: _TOKENS = 64,
+    repeat: _REPEAT = 3,
+    json_file: _JSON = None,
+) -> None:
+    """Behind long prompts, over a cache of full precision and over one of 8 bits: speed without the prompt's reading,
+    and what the caches hold."""
+    from outrider.text.bench.engine import long as measure
+
+    lm, items = _loaded(model, dtype, device, prompts, limit)
+    sizes = [int(size) for size in contexts.split(",")]
+    rows = measure(lm, items, drafters=_names(drafters), contexts=sizes, tokens=max_new_tokens, repeat=repeat)
+    settings = {"model": model, "dtype": dtype, "device": device, "max_new_tokens": max_new_tokens, "repeat": repeat}
+    _write(_watched(rows, "Contexts"), settings, json_file)
+
+
+def offload(
+    budgets: Annotated[str, typer.Option(help="Fractions of the layers, or bytes.")] = "0.25,0.5,1",
+    drafters: _DRAFTERS = "draft-model,specexec,suffix",
+    nodes: Annotated[int, typer.Option(min=1, help="Of specexec's tree.")] = 128,
+    model: _MODEL = "smollm2-135m",
+    dtype: _DTYPE = "bfloat16",
+    prompts: _PROMPTS = None,
+    limit: _LIMIT = 4,
+    max_new_tokens: _TOKENS = 48,
+    repeat: _REPEAT = 3,
+    json_file: _JSON = None,
+) -> None:
+    """Layers read from the disk in every pass, but for those that a budget lets stay; the drafter stays in memory."""
+    from outrider.text.bench.engine import offloaded
+
+    lm, items = _loaded(model, dtype, "cpu", prompts, limit)
+    rows = offloaded(
+        lm,
+        items,
+        drafters=_names(drafters),
+        budgets=[float(one) for one in budgets.split(",")],
+        options={"specexec": {"nodes": nodes}},
+        tokens=max_new_tokens,
+        repeat=repeat,
+    )
+    settings = {"model": model, "dtype": dtype, "specexec.nodes": nodes, "max_new_tokens": max_new_tokens}
+    _write(_watched(rows, "Budgets"), settings | {"repeat": repeat}, json_file)
+
+
+def soak(
+    requests: Annotated[int, typer.Option(min=1, help="So many.")] = 2000,
+    drafter: Annotated[str, typer.Option(help="Who drafts, or plain.")] = "prompt-lookup",
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    rows: Annotated[int, typer.Option(min=1, help="Side by side, at most.")] = 8,
+    model: Annotated[
+        str, typer.Option(help="A name, a hub id, a folder or a GGUF file; random: a small one.")
+    ] = "random",
+    dtype: _DTYPE = "bfloat16",
+    device: _DEVICE = "cpu",
+    cache: Cache = None,
+    check: Annotated[int, typer.Option(min=1, help="Decode every so many-th once more alone.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of prompts, limits and cancels.")] = 17,
+    json_file: _JSON = None,
+) -> None:
+    """Requests with random limits, stops and cancels: is every finished row what it is alone, and does memory stay
+    flat? Ends with 1 where not."""
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from outrider.app.bench.text import bar
+    from outrider.core.testing.soak import soak as run
+    from outrider.text.bench.engine import soaked
+
+    console = Console(stderr=True, highlight=False)
+    target, make, rule, wanted, sampling, stop = soaked(
+        model, drafter, dtype=dtype, device=device, cache=cache, temperature=temperature, seed=seed
+    )
+    with bar(console, requests, "Soaking") as step:
+        found = run(
+            target,
+            make,
+            rule,
+            requests,
+            wanted=wanted,
+            sampling=sampling,
+            stop=stop,
+            rows=rows,
+            check=check,
+            seed=seed,
+            say=lambda done: step("", done, requests),
+        )
+    told = {**asdict(found), "growth": found.growth, "flat": found.flat}
+    if json_file is not None and str(json_file) == "-":
+        print(json.dumps(told, indent=2))
+    else:
+        if json_file is not None:
+            json_file.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        print(
+            f"{found.requests:,} requests in {found.rounds:,} rounds, {found.emitted:,} tokens: {found.finished:,} "
+            f"finished ({found.stopped:,} by a stop), {found.cancelled:,} cancelled\n"
+            f"not what they are alone: {found.wrong} of {found.finished // check:,} looked at\n"
+            f"cache: {found.cache_bytes / 1e6:.1f} MB at most; memory: {found.resident[0] / 1e6:.0f} MB at first, "
+            f"{found.resident[-1] / 1e6:.0f} MB at last, {found.growth / 1e6:+.1f} MB from the second quarter on"
+        )
+    if found.wrong or not found.flat:
+        raise typer.Exit(1)
+
+
+def device(
+    device: _DEVICE = "cuda",
+    drafters: _DRAFTERS = "prompt-lookup,suffix,auto",
+    model: _MODEL = "smollm2-135m",
+    dtype: _DTYPE = "bfloat16",
+    prompts: _PROMPTS = None,
+    limit: _LIMIT = 4,
+    max_new_tokens: _TOKENS = 128,
+    repeat: _REPEAT = 5,
+    peers: Annotated[bool, typer.Option("--peers", help="transformers' generate() too, plain and static.")] = False,
+    modality: Annotated[
+        str, typer.Option(help="text; or image or speech, on weights as they begin: speed doesn't depend on them.")
+    ] = "text",
+    json_file: _JSON = None,
+) -> None:
+    """Captured passes beside uncaptured ones, launches a step, and the distance to the speed of the device's memory."""
+    from outrider.core.errors import unknown
+    from outrider.text.bench.device import captured
+    from outrider.text.bench.device import device as measure
+
+    settings = {"model": model, "dtype": dtype, "device": device, "max_new_tokens": max_new_tokens, "repeat": repeat}
+    if modality not in ("text", "image", "speech"):
+        raise unknown("modality", modality, ("text", "image", "speech"))
+    if modality != "text":
+        from outrider.app.bench.random_models import DRAFTERS, PARTS
+
+        network, run = PARTS[modality](dtype, device, limit, max_new_tokens)
+        found = captured(network, run, drafters=DRAFTERS, repeat=repeat)
+        _write(_watched(found, "Device"), settings | {"model": f"untrained, {modality}"}, json_file)
+        return
+    lm, items = _loaded(model, dtype, device, prompts, limit)
+    rows = measure(lm, items, drafters=_names(drafters), tokens=max_new_tokens, repeat=repeat, peers=peers)
+    _write(_watched(rows, "Device"), settings, json_file)
+
+
+def _names(given: str) -> list[str]:
+    return [name.strip() for name in given.split(",") if name.strip()]
+
+
+def _loaded(
+    model: str, dtype: str, device: str, prompts: Path | None, limit: int, cache: str | None = None
+) -> tuple[Any, list[Any]]:
+    from outrider import text
+    from outrider.text.bench.run import load_prompts
+
+    items = load_prompts(prompts, limit)
+    return text.load(model, dtype=dtype, device=device, cache=cache), items
+
+
+def _watched(rows: Iterable[Mapping[str, Any]], title: str) -> list[dict[str, Any]]:
+    """All of them, what is done being said meanwhile."""
+    from rich.console import Console
+
+    found: list[dict[str, Any]] = []
+    with Console(stderr=True, highlight=False).status(f"{title} ...") as status:
+        for row in rows:
+            found.append(dict(row))
+            status.update(f"{title}: {len(found)} measured ...")
+    return found
+
+
+COLUMNS: Mapping[str, tuple[str, str]] = {
+    "rows": ("rows", "{}"),
+    "context": ("context", "{:,}"),
+    "cache": ("cache", "{}"),
+    "budget": ("budget", "{:g}"),
+    "drafter": ("drafter", "{}"),
+    "tokens_per_second": ("tok/s", "{:.1f}"),
+    "speedup": ("x plain", "{:.2f}"),
+    "tokens_per_call": ("tok/call", "{:.2f}"),
+    "read_seconds": ("prompt read in s", "{:.1f}"),
+    "cache_bytes": ("cache MB", "{:.1f}"),
+    "copied_bytes": ("copied of it MB", "{:.1f}"),
+    "as_exact": ("as exact", "{:.0%}"),
+    "held_bytes": ("layers held MB", "{:.1f}"),
+    "read_bytes_per_token": ("read MB/tok", "{:.1f}"),
+    "waited": ("of it waiting", "{:.0%}"),
+    "launches_per_call": ("launches/call", "{:.0f}"),
+    "floor_ms": ("floor ms/tok", "{:.3f}"),
+    "times_floor": ("x floor", "{:.2f}"),
+}
+
+
+def lines(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Titles and cells of a table."""
+    there = [name for name in COLUMNS if name in rows[0]]
+    body = []
+    for row in rows:
+        cells = []
+        for name in there:
+            value = row[name] / 1e6 if "MB" in COLUMNS[name][0] else row[name]
+            cells.append("-" if value is None else COLUMNS[name][1].format(value))
+        body.append([*cells, f"{row['same']} of {row['of']}"])
+    return [*(COLUMNS[name][0] for name in there), "same output"], body
+
+
+def _write(rows: list[dict[str, Any]], settings: dict[str, Any], json_file: Path | None) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    from outrider.core.trace import machine, versions
+
+    if json_file is not None:
+        found = {"machine": machine(), "versions": versions(), "settings": settings, "engine": True, "rows": rows}
+        written = json.dumps(found, indent=2)
+        if str(json_file) == "-":
+            print(written)
+            return
+        json_file.write_text(written + "\n", encoding="utf-8")
+    titles, body = lines(rows)
+    table = Table(box=SIMPLE_HEAD)
+    for title in titles:
+        table.add_column(title, no_wrap=title == "drafter")
+    for cells in body:
+        table.add_row(*cells)
+    console = Console(highlight=False)
+    console.print(table)
+    for name, size in settings.get("stops_paying_at", {}).items():
+        console.print(f"{name}: " + ("pays in every batch" if size is None else f"stops paying in a batch of {size}"))

@@ -1,0 +1,63 @@
+"""`outrider bench precision`: what fewer bits cost and bring, as a table or JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def precision(
+    dtypes: Annotated[str, typer.Option(help="Precisions with commas between them.")] = "bfloat16,int8,int4",
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines, each with `prompt` or `turns`; left out: prompts of our own.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="So many prompts only, every task in turn.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Decoded plainly for each prompt.")] = 96,
+    model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a GGUF file.")] = "smollm2-135m",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the table there; - is stdout.")] = None,
+) -> None:
+    """Perplexity and greedy agreement with 32 bits, beside the speed of plain decoding, on the prompts' own text."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    from outrider import text
+    from outrider.app.commands.doctor import size
+    from outrider.core.trace import machine, versions
+    from outrider.text.bench.precision import REFERENCE, Precision, compare
+    from outrider.text.bench.run import load_prompts
+
+    items = load_prompts(prompts, limit)
+    names = dict.fromkeys((REFERENCE, *(name.strip() for name in dtypes.split(",") if name.strip())))
+    rows: list[Precision] = []
+    with Console(stderr=True, highlight=False).status("Loading ...") as status:
+        models = {name: text.load(model, dtype=name) for name in names}
+        for found in compare(models, items, tokens=max_new_tokens):
+            if isinstance(found, str):
+                status.update(f"{found} ...")
+            else:
+                rows.append(found)
+    if json_file is not None:
+        about = {"model": model, "prompts": len(items), "max_new_tokens": max_new_tokens}
+        report = {
+            "machine": machine(),
+            "versions": versions(),
+            "settings": about,
+            "rows": [asdict(row) for row in rows],
+        }
+        written = json.dumps(report, indent=2)
+        if str(json_file) == "-":
+            print(written)
+            return
+        json_file.write_text(written + "\n", encoding="utf-8")
+    table = Table("", "weights", "perplexity", "agrees", "tok/s", "slowest", "fastest", box=SIMPLE_HEAD)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in rows:
+        pace = (f"{one:.1f}" for one in (row.tokens_per_second, row.slowest, row.fastest))
+        table.add_row(row.dtype, size(row.weight_bytes), f"{row.perplexity:.2f}", f"{row.agreement:.1%}", *pace)
+    Console(highlight=False).print(table)

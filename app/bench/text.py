@@ -1,0 +1,282 @@
+"""`outrider bench`: options in; a progress bar, a table, JSON and plots out. Ctrl-C gives the table of what is done.
+
+Heavy packages are imported once something is to be measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outrider.app.bench.batch import batch
+from outrider.app.bench.precision import precision
+from outrider.app.commands.options import Cache
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from outrider.core.bench.runner import Bench
+
+ENGINES = ("outrider", "vllm")
+bench = typer.Typer(
+    help="Measure drafters beside plain decoding, in turns in one run, and beside other engines.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@bench.callback()
+def _modality() -> None:
+    pass
+
+
+bench.command()(precision)
+bench.command()(batch)
+
+
+@bench.command()
+def text(
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines, each with `prompt` or `turns`; left out: prompts of our own.")
+    ] = None,
+    drafters: Annotated[
+        str, typer.Option(help="Names with commas between them; `outrider methods` lists them.")
+    ] = "auto,prompt-lookup",
+    rule: Annotated[str, typer.Option(help="The acceptance rule.")] = "exact",
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="For each prompt.")] = 128,
+    limit: Annotated[int | None, typer.Option(min=1, help="So many prompts only, every task in turn.")] = None,
+    tasks: Annotated[str, typer.Option(metavar="NAMES", help="Prompts of these tasks only.")] = "",
+    context: Annotated[
+        int | None, typer.Option(min=1, metavar="TOKENS", help="Put so much of a long text before every prompt.")
+    ] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Times that every prompt is decoded by everyone.")] = 1,
+    seed: Annotated[int, typer.Option(help="For temperatures above 0.")] = 0,
+    model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a GGUF file.")] = "smollm2-135m",
+    draft_model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Another model, or NAME:DTYPE, for drafters that take a smaller one."),
+    ] = None,
+    drafter_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DRAFTER.K=V", help="An option of one of them, as rest.store=FILE; may be repeated."),
+    ] = None,
+    calibrate: Annotated[
+        str, typer.Option(metavar="NAMES", help="First measure what sequoia or draft-verify go by, and keep it.")
+    ] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, int8 or int4.")] = "bfloat16",
+    cache: Cache = None,
+    peers: Annotated[
+        bool,
+        typer.Option("--peers", help="Also transformers, OpenVINO GenAI and vLLM, in venvs made when first asked."),
+    ] = False,
+    engine: Annotated[str, typer.Option(help="outrider, or vllm: our drafters as vLLM serves them.")] = "outrider",
+    server: Annotated[
+        str | None, typer.Option(metavar="URL", help="A vLLM that runs already, as http://127.0.0.1:8000.")
+    ] = None,
+    python: Annotated[Path | None, typer.Option(help="A Python that has vLLM; left out: that of our own venv.")] = None,
+    engine_option: Annotated[
+        list[str] | None, typer.Option(metavar="OPTION", help="Of vLLM's own, as --enforce-eager; may be repeated.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write everything there; - is stdout.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="A folder for pictures.")] = None,
+) -> None:
+    """Tokens a second, tokens a call and acceptance on text, by task; is the output what plain decoding gives?"""
+    from rich.console import Console
+
+    from outrider.app.bench.tables import draw
+    from outrider.core.errors import unknown
+    from outrider.text.bench.run import Settings, load_prompts, write
+
+    if plots is not None:
+        from outrider.app.bench.plots import check
+
+        check()
+    _check_folder(json_file)
+    items = load_prompts(prompts, limit, _names(tasks))
+    names = _names(drafters)
+    settings = Settings(
+        drafters=names,
+        rule=rule,
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        repeat=repeat,
+        draft_model=draft_model,
+        options=_options(drafter_option or []),
+    )
+    source = str(prompts) if prompts else "built in"
+    if engine not in ENGINES:
+        raise unknown("engine", engine, ENGINES)
+    if engine == "vllm" or server is not None:
+        from outrider.app.commands.serve import measure
+
+        about = {"prompts_from": source}
+        extra = tuple(engine_option or ())
+        found, whole = measure(items, settings, model, dtype, server=server, python=python, extra=extra, about=about)
+    else:
+        found, whole = _measure_text(
+            items, settings, model, device, dtype, peers, source, _names(calibrate), context, cache
+        )
+    if json_file is not None and str(json_file) == "-":
+        print(json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        draw(Console(highlight=False), found)
+        if json_file is not None:
+            write(found, json_file)
+    if plots is not None:
+        from outrider.app.bench.plots import draw_all
+
+        for path in draw_all(found, plots):
+            print(path, file=sys.stderr)
+    if not whole:
+        raise typer.Exit(130)
+
+
+def _options(given: list[str]) -> dict[str, dict[str, Any]]:
+    """DRAFTER.K=V, several of them, by drafter."""
+    from outrider.app.commands.options import pairs
+    from outrider.core.errors import InvalidOption
+
+    found: dict[str, dict[str, Any]] = {}
+    for one in given:
+        name, dot, option = one.partition(".")
+        if not dot:
+            raise InvalidOption(f"--drafter-option {one}: expected DRAFTER.K=V, such as prompt-lookup.length=8")
+        found[name] = found.get(name, {}) | pairs([option], "--drafter-option")
+    return found
+
+
+def _names(given: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in given.split(",") if name.strip())
+
+
+def _check_folder(file: Path | None) -> None:
+    """Better told before than after minutes of measuring."""
+    from outrider.core.errors import InvalidOption
+
+    if file is not None and str(file) != "-" and not os.access(file.absolute().parent, os.W_OK):
+        raise InvalidOption(f"{file} can't be written: {file.absolute().parent} is no folder that can be written to")
+
+
+def _measure_text(
+    items: list[Any],
+    settings: Any,
+    model: str,
+    device: str,
+    dtype: str,
+    peers: bool,
+    source: str,
+    calibrated: tuple[str, ...] = (),
+    context: int | None = None,
+    cache: str | None = None,
+) -> tuple[dict[str, Any], bool]:
+    """The report, and whether everything was measured."""
+    import torch
+    from rich.console import Console
+
+    from outrider import text
+    from outrider.core.bench.runner import Bench
+    from outrider.core.errors import InvalidOption
+    from outrider.text.bench import run as texts
+    from outrider.text.bench.peers import find_model, started
+
+    console = Console(stderr=True, highlight=False)
+    skipped: dict[str, str] = {}
+    about: dict[str, Any] = {"prompts_from": source}
+    cost = None
+    with ExitStack() as stack:
+        with console.status(f"Loading {model} ...") as status:
+            lm = text.load(model, device=device, dtype=dtype, cache=cache)
+        if cache is not None:
+            about["cache"] = cache
+        if context is not None:
+            items, about["context"] = texts.lengthened(lm, items, context), context
+        for name in calibrated:
+            _calibrate(lm, name, items, settings, console)
+        with console.status("Preparing ...") as status:
+            ours = texts.contenders(lm, settings)
+            room = max(len(lm.encode(item.content)) for item in items) + settings.max_new_tokens + 64
+            others = []
+            if peers and settings.temperature == 0:
+                found = stack.enter_context(
+                    started(
+                        find_model(model, lm.folder, lm.end, min(lm.context, room)),
+                        lambda item: lm.encode(item.content),
+                        limit=settings.max_new_tokens,
+                        threads=torch.get_num_threads(),
+                        say=lambda line: status.update(f"{line[:1].upper()}{line[1:]} ..."),
+                    )
+                )
+                others, skipped = found.contenders, found.skipped
+                about["peers"] = found.settings
+            elif peers:
+                skipped["peers"] = "they decode greedily; leave --temperature out"
+            status.update("Measuring what passes cost ...")
+            cost = texts.costs(lm, items)
+        bench = Bench([*ours, *others], items, settings.repeat)
+        whole = go(bench, console)
+    if not bench.runs:
+        raise InvalidOption("stopped before anything was measured")
+    with console.status("Comparing outputs ..."):
+        return texts.report(bench, lm, settings, cost=cost, about=about, skipped=skipped), whole
+
+
+def _calibrate(lm: Any, name: str, items: list[Any], settings: Any, console: Console) -> None:
+    """Under a progress bar; what was found is said and kept."""
+    from outrider.text.companions import calibrate, calibration
+
+    what = ""
+    with bar(console, 1, "Calibrating") as step:
+        for done, count, what in calibrate(
+            lm,
+            name,
+            [item.content for item in items],
+            draft_model=settings.draft_model,
+            temperature=settings.temperature,
+            tokens=settings.max_new_tokens,
+        ):
+            step(f"{name}: {what}", done, count)
+    console.print(f"{name}: {what}; kept in {calibration(lm, name)}")
+
+
+def go(bench: Bench, console: Console) -> bool:
+    """Measure under a progress bar; False if it was stopped."""
+    with bar(console, bench.turns) as step:
+        try:
+            for name in bench.go():
+                step(name)
+        except KeyboardInterrupt:
+            console.print("Stopped: this is what is done.")
+            return False
+    return True
+
+
+@contextmanager
+def bar(console: Console, total: int, title: str = "Measuring") -> Iterator[Any]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn(title),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("warming up", total=total)
+
+        def step(name: str, done: int | None = None, count: int | None = None) -> None:
+            advance = 1 if done is None else None
+            progress.update(task, advance=advance, completed=done, total=count, description=name)
+
+        yield step

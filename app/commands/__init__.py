@@ -1,0 +1,1 @@
+"""The other commands of `outrider`, one a file."""

@@ -1,0 +1,207 @@
+"""What this machine has, what works on it, and how to fix what doesn't. Knows nothing of models."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from outrider.app.commands.probe import Outcome, probe
+from outrider.app.setup.install import nvidia_gpus
+from outrider.app.setup.repair_torchaudio import mend
+from outrider.core.assets.store import cache_folder
+
+
+@dataclass(frozen=True)
+class Package:
+    """A distribution, and what of it must be importable for it to be of use."""
+
+    name: str
+    modules: tuple[str, ...]
+    purpose: str
+    needed: bool = True
+    extra: str | None = None  # the extra of ours that brings it
+
+
+TORCHAUDIO = Package(
+    "torchaudio", ("torchaudio", "torchaudio.transforms", "torchaudio.functional"), "features of sound"
+)
+PACKAGES = (
+    Package("torch", ("torch",), "everything"),
+    Package("numpy", ("numpy",), "everything"),
+    Package("safetensors", ("safetensors.torch",), "weights"),
+    Package("pydantic", ("pydantic",), "traces"),
+    # Its models import torchaudio and torchvision wherever they are installed; its top level doesn't.
+    Package("transformers", ("transformers.models.llama.modeling_llama",), "text models"),
+    Package("diffusers", ("diffusers.models.autoencoders.vq_model",), "image codecs"),
+    TORCHAUDIO,
+    Package("gradio", ("gradio",), "the app", needed=False, extra="app"),
+    Package("jupyterlab", ("jupyterlab", "ipywidgets"), "notebooks", needed=False, extra="notebooks"),
+    Package("matplotlib", ("matplotlib",), "figures", needed=False, extra="notebooks"),
+)
+UNUSED = ("torchvision", "torchcodec")  # nobody needs them here, but broken they break transformers
+
+
+State = Literal["works", "absent", "broken"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    name: str
+    state: State
+    needed: bool
+    found: str
+    purpose: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `outrider doctor` says; everything needed works if `ok`."""
+
+    ok: bool
+    machine: dict[str, Any]
+    torch: dict[str, Any]
+    findings: list[Finding]
+    mended: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def version_of(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def judge(package: Package, version: str | None, error: str | None) -> Finding:
+    """A package's line, from its version (None: not installed) and what its import said (None: it works)."""
+    python = sys.executable
+    if version is None:
+        fix = (
+            f'{python} -m pip install "outrider[{package.extra}]"'
+            if package.extra
+            else f"{python} -m pip install {package.name}"
+        )
+        return Finding(package.name, "absent", package.needed, "not installed", package.purpose, fix)
+    if error is not None:
+        if "torchaudio" in package.name + error:
+            fix = "outrider doctor --mend"
+        else:
+            fix = f"{python} -m pip install --force-reinstall --no-deps {package.name}"
+        return Finding(package.name, "broken", package.needed, f"{version}: {error}", package.purpose, fix)
+    return Finding(package.name, "works", package.needed, version, package.purpose)
+
+
+def judge_unused(name: str, version: str, error: str | None) -> Finding:
+    if error is None:
+        return Finding(name, "works", False, version, "not needed")
+    fix = f"not needed here, and broken it breaks transformers: {sys.executable} -m pip uninstall {name}"
+    return Finding(name, "broken", False, f"{version}: {error}", "not needed", fix)
+
+
+def judge_gpu(gpus: list[str], torch: dict[str, Any]) -> Finding | None:
+    """The line of the NVIDIA GPUs; None where there are none, which is no fault."""
+    if not gpus or not torch:
+        return None
+    found = ", ".join(gpus)
+    if any(device.startswith("cuda") for device in torch["devices"]):
+        return Finding("GPU", "works", False, found, "speed")
+    if torch["cuda"] is None:
+        fix = (
+            f"torch {torch['version']} is a build without CUDA; {sys.executable} -m pip install --force-reinstall torch"
+        )
+    else:
+        fix = f"torch {torch['version']} is built for CUDA {torch['cuda']}: the driver is too old for it, or broken"
+    return Finding("GPU", "broken", False, f"{found}: torch can't use it", "speed", fix)
+
+
+def judge_native() -> Finding:
+    """Our own machine code, which torch does without, only slower."""
+    from outrider.core.kernels import native
+
+    found, purpose = native.hindrance(), "speed on this CPU"
+    if found is not None:
+        return Finding("native code", "absent", False, found[0], purpose, found[1])
+    if native.library() is None:
+        fix = "the C++ compiler failed; set CXX to another one"
+        return Finding("native code", "broken", False, "could not be compiled", purpose, fix)
+    return Finding("native code", "works", False, "compiled for this processor", purpose)
+
+
+def judge_cache(folder: Path) -> Finding:
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not os.access(there, os.W_OK):
+        fix = "set OUTRIDER_CACHE to a folder you may write to"
+        return Finding("weights cache", "broken", True, f"{folder}: not writable", "fetched weights", fix)
+    held = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    free = shutil.disk_usage(there).free
+    return Finding("weights cache", "works", True, f"{folder}: {size(held)} held, {size(free)} free", "fetched weights")
+
+
+def size(count: int) -> str:
+    amount, unit = float(count), "B"
+    for larger in ("KB", "MB", "GB", "TB"):
+        if amount < 1000:
+            break
+        amount, unit = amount / 1000, larger
+    return f"{amount:.0f} {unit}"
+
+
+def machine() -> dict[str, Any]:
+    memory = None
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} ({platform.machine()})",
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "memory": memory,
+    }
+
+
+def mend_torchaudio(torch: dict[str, Any]) -> list[str]:
+    spec = find_spec("torchaudio")
+    if spec is None or not spec.submodule_search_locations or not torch:
+        return []
+    done = mend(
+        Path(spec.submodule_search_locations[0]),
+        cuda=torch["cuda"] is not None,
+        error=lambda: probe(*TORCHAUDIO.modules).error,
+    )
+    return [done] if done else []
+
+
+def examine(*, mending: bool = False) -> Report:
+    """Look at everything; with `mending`, first cure what has a known cure."""
+    torch = probe("torch") if version_of("torch") else Outcome({}, None)
+    mended = mend_torchaudio(torch.facts) if mending else []
+    installed = [package for package in PACKAGES if package.name != "torch" and version_of(package.name)]
+    unused = [name for name in UNUSED if version_of(name)]
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        asked = [package.modules for package in installed] + [(name,) for name in unused]
+        outcomes = list(pool.map(lambda modules: probe(*modules), asked))
+    errors = {"torch": torch.error} | {
+        name: outcome.error
+        for name, outcome in zip([package.name for package in installed] + unused, outcomes, strict=True)
+    }
+    findings = [judge(package, version_of(package.name), errors.get(package.name)) for package in PACKAGES]
+    findings += [judge_unused(name, version_of(name) or "", errors[name]) for name in unused]
+    gpu = judge_gpu(nvidia_gpus(), torch.facts)
+    findings += [gpu] if gpu else []
+    if torch.facts:
+        findings.append(judge_native())
+    findings.append(judge_cache(cache_folder()))
+    ok = all(finding.state == "works" for finding in findings if finding.needed)
+    return Report(ok, machine(), torch.facts, findings, mended)

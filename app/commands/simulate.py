@@ -1,0 +1,224 @@
+"""`outrider simulate`: speeds on machines that aren't here, and how far simulation is off on this one.
+
+Heavy packages are imported by the command when it runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from outrider.core.cost.simulate import Device, Simulation, Workload
+
+WITHIN = 0.15  # what simulation is to be off by at most
+FITTED = 4  # tokens drafted in what it is fitted to
+# (precision, drafter, its options): the first is what is fitted to, with plain decoding; none of the others is
+CASES: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
+    ("bfloat16", "draft-model", {"length": FITTED}),
+    ("bfloat16", "draft-model", {"length": 8}),
+    ("int4", "draft-model", {"length": FITTED}),
+    ("bfloat16", "prompt-lookup", {}),
+    ("bfloat16", "token-recycling", {}),
+)
+
+
+def simulate(
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Measure on this machine, which should be quiet, and say how far off it is."),
+    ] = False,
+    model: Annotated[str, typer.Option(help="The target whose steps are measured.")] = "smollm2-135m",
+    prompts: Annotated[Path | None, typer.Option(help="JSON lines; left out: prompts of our own.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Prompts that are measured on.")] = 14,
+    max_new_tokens: Annotated[int, typer.Option(min=8, help="For each prompt.")] = 96,
+    repeat: Annotated[int, typer.Option(min=1, help="Times that every prompt is decoded by everyone.")] = 3,
+    parameters: Annotated[
+        float | None, typer.Option(metavar="BILLIONS", help="Simulate a target so large instead, the drafter as well.")
+    ] = None,
+    layers: Annotated[int | None, typer.Option(min=1, help="Of the larger target.")] = None,
+    width: Annotated[int | None, typer.Option(min=1, help="Of the larger target.")] = None,
+    kept: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="What was measured; written by --measure, else read.")
+    ] = None,
+) -> None:
+    """Simulation: what drafting would bring on a table of devices, from steps that were measured here."""
+    from outrider.core.assets.store import cache_folder, read_json, written
+    from outrider.core.errors import InvalidOption
+
+    path = kept or cache_folder() / "simulation" / f"{Path(model).name}.json"
+    if measure:
+        found = _measured(model, prompts, limit, max_new_tokens, repeat)
+        written(path, json.dumps(found) + "\n")
+    elif not path.is_file():
+        raise InvalidOption(
+            f"there is nothing to simulate from: no {path}; `outrider simulate --measure` measures it on this machine"
+        )
+    else:
+        found = read_json(path)
+    shown(found, _larger(parameters, layers, width))
+
+
+def _larger(parameters: float | None, layers: int | None, width: int | None) -> dict[str, float] | None:
+    from outrider.core.errors import InvalidOption
+
+    given = (parameters, layers, width)
+    if not any(given):
+        return None
+    if parameters is None or layers is None or width is None or parameters <= 0:
+        raise InvalidOption("a larger target needs all three: --parameters (billions), --layers and --width")
+    return {"parameters": 1e9 * parameters, "layers": layers, "width": width}
+
+
+def _measured(model: str, prompts: Path | None, limit: int, tokens: int, repeat: int) -> dict[str, Any]:
+    """Plain decoding and every case, in turns, by precision; as JSON."""
+    from rich.console import Console
+
+    from outrider import text
+    from outrider.app.bench.text import go
+    from outrider.core.bench.runner import Bench, pooled
+    from outrider.core.engine.matmul_timing import products
+    from outrider.core.engine.transformer import Decoder
+    from outrider.core.errors import Incompatible
+    from outrider.core.trace import machine, versions
+    from outrider.text.bench.run import Settings, contenders, load_prompts
+    from outrider.text.model import TextModel
+
+    console, items, rows = Console(stderr=True, highlight=False), load_prompts(prompts, limit), list[dict[str, Any]]()
+    facts, models = dict[str, Any](), dict[str, TextModel]()
+    for dtype in dict.fromkeys(case[0] for case in CASES):
+        with console.status(f"Loading {model} in {dtype} ..."):
+            lm = models[dtype] = text.load(model, dtype=dtype)
+        target = lm.target()
+        if not isinstance(target, Decoder):
+            raise Incompatible(f"what is measured runs on our own decoder, and {model} does not")
+        form = target.config
+        facts[dtype] = {"weight_bytes": target.weight_bytes, "layers": form.layers, "width": form.width}
+        facts[dtype]["parameters"] = _parameters(lm)
+    with console.status("Timing the matrices alone ..."):
+        taken = products({dtype: lm.target().network for dtype, lm in models.items()})  # type: ignore[attr-defined]
+    for dtype, lm in models.items():
+        facts[dtype]["products"] = taken[dtype]
+        for _, drafter, options in (case for case in CASES if case[0] == dtype):
+            settings = Settings(drafters=(drafter,), max_new_tokens=tokens, repeat=repeat, options={drafter: options})
+            bench = Bench(contenders(lm, settings), items, repeat)
+            if not go(bench, console):
+                raise KeyboardInterrupt
+            for name in ("plain", drafter):
+                summary = pooled(bench.of(name))
+                rows.append(
+                    {
+                        "dtype": dtype,
+                        "drafter": name,
+                        "case": f"{drafter} {options.get('length', '')}".strip(),
+                        "tokens_per_second": summary.tokens_per_second,
+                        "steps": [_plainly(step) for run in bench.of(name) for step in run.outcome.steps],
+                    }
+                )
+    about = {"model": model, "prompts": len(items), "max_new_tokens": tokens, "repeat": repeat, "models": facts}
+    return {"schema": 1, "machine": machine(), "versions": versions(), "settings": about, "rows": rows}
+
+
+def _parameters(lm: Any) -> int:
+    """That are multiplied for each token: an embedding that is the output layer too counts once."""
+    from outrider.core.assets.store import Checkpoint, read_json
+
+    tensors = Checkpoint(lm.folder)
+    tied = read_json(lm.folder / "config.json").get("tie_word_embeddings", False)
+    skipped = () if tied else ("model.embed_tokens.weight",)
+    return sum(tensors[name].numel() for name in tensors if name not in skipped)
+
+
+def _plainly(step: Any) -> dict[str, Any]:
+    """What a simulation reads of a step."""
+    return {
+        "nodes": len(step.drafted),
+        "chain": step.parents == tuple(range(-1, len(step.drafted) - 1)),
+        "emitted": len(step.emitted),
+        "cost": step.cost,
+        "times": asdict(step.times),
+    }
+
+
+def steps_of(row: Mapping[str, Any]) -> list[Any]:
+    """A row's steps, as far as they were kept."""
+    from outrider.core.trace import Step, Times
+
+    return [
+        Step(
+            row=0,
+            index=number,
+            drafted=(0,) * one["nodes"],
+            parents=tuple(range(-1, one["nodes"] - 1)) if one["chain"] else (-1,) * one["nodes"],
+            emitted=(0,) * one["emitted"],
+            cost=one["cost"],
+            times=Times(**one["times"]),
+        )
+        for number, one in enumerate(row["steps"])
+    ]
+
+
+def predicted(found: Mapping[str, Any]) -> tuple[Device, list[tuple[Simulation, float, bool]], list[Workload]]:
+    """The fitted machine; for each case its simulation, the speedup that was measured, and whether it was fitted to;
+    and the workloads, for other devices."""
+    from outrider.core.cost.simulate import Model, Workload, fit, simulate, unpacking
+
+    facts, rows = found["settings"]["models"], found["rows"]
+    whole = facts[rows[0]["dtype"]]
+    models = {}
+    for dtype, one in facts.items():
+        alone, wholly = ({int(count): taken for count, taken in it["products"].items()} for it in (one, whole))
+        slower = (1.0, 0.0) if one is whole else unpacking(alone, wholly, whole["weight_bytes"] / one["weight_bytes"])
+        models[dtype] = Model(one["weight_bytes"], 2.0 * one["parameters"], one["layers"], slower)
+    plain, first = rows[0], rows[1]
+    device = fit("this machine", models[first["dtype"]], steps_of(plain), steps_of(first), tokens=FITTED)
+    told, works = [], []
+    for before, row in zip(rows[::2], rows[1::2], strict=True):
+        name = row["case"] if row["dtype"] == "bfloat16" else f"{row['case']}, {row['dtype']}"
+        work = Workload.of(name, steps_of(row), layers=3 if row["drafter"] == "draft-model" else 0)
+        measured = row["tokens_per_second"] / before["tokens_per_second"]
+        told.append((simulate(device, models[row["dtype"]], work), measured, row is first))
+        if row["dtype"] == "bfloat16":
+            works.append(work)
+    return device, told, works
+
+
+def shown(found: Mapping[str, Any], larger: Mapping[str, float] | None) -> None:
+    """The tables."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    from outrider.core.cost.simulate import ASSUMED, DEVICES, WORD, Model, simulate
+
+    console = Console(highlight=False)
+    device, told, works = predicted(found)
+    table = Table("", "measured", WORD, "off by", "", title="Speedups here", title_justify="left", box=SIMPLE_HEAD)
+    for one, measured, fitted in told:
+        off = one.speedup / measured - 1
+        verdict = "fitted to" if fitted else "within 15 %" if abs(off) <= WITHIN else "NOT within 15 %"
+        table.add_row(one.drafter, f"{measured:.2f}x", f"{one.speedup:.2f}x", f"{off:+.0%}", verdict)
+    console.print(table)
+    console.print(
+        f"The {WORD} is {device.source} in bfloat16; what unpacking fewer bits takes is that of the matrices alone, "
+        "timed without decoding.",
+        soft_wrap=True,
+    )
+    one = found["settings"]["models"]["bfloat16"]
+    facts = dict(larger or one)
+    model = Model(2.0 * facts["parameters"], 2.0 * facts["parameters"], int(facts["layers"]))
+    name = found["settings"]["model"] if larger is None else f"a target of {facts['parameters'] / 1e9:g} billion"
+    title = f"Simulation: {name} in 16 bits, one row"
+    table = Table("", *(f"{work.name} ({WORD})" for work in works), title=title, title_justify="left", box=SIMPLE_HEAD)
+    for there in (device, *DEVICES.values()):
+        runs = [simulate(there, model, work, width=int(facts["width"])) for work in works]
+        table.add_row(there.name, *(f"{run.speedup:.2f}x, {run.tokens_per_second:.0f} tok/s" for run in runs))
+    console.print(table)
+    for there in DEVICES.values():
+        console.print(f"{there.name}: {there.source}", soft_wrap=True)
+    console.print(f"Every figure of the table is a {WORD}; {ASSUMED}.", soft_wrap=True)

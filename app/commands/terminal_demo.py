@@ -1,0 +1,278 @@
+"""The demo in the terminal: a table and a tiny decoder, each decoded plainly and with a drafter, step by step.
+
+Everything is made on the spot out of a seed, nothing is fetched; tokens are numbers and mean nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.rule import Rule as Line
+from rich.text import Text
+
+from outrider.app.commands.threads import threads
+from outrider.app.viz import terminal
+from outrider.core.decode import decode
+from outrider.core.distribution import Sampling
+from outrider.core.drafters.tree_shapes import branching
+from outrider.core.engine.network import Config, Network
+from outrider.core.engine.transformer import Decoder
+from outrider.core.errors import unknown
+from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
+from outrider.core.protocol import TableTarget, Target
+from outrider.core.trace import Step, Summary, Trace, machine, versions
+
+VOCABULARY = 100
+_PAUSE = 0.02  # seconds a call of the target, where somebody watches
+_TREE = branching((2, 2, 1))
+_SMALL: dict[str, dict[str, Any]] = {  # drafts that can be taken in at a glance
+    "draft-model": {"length": 4},
+    "sampled-tree": {"shape": _TREE},
+    "top-k-tree": {"shape": _TREE},
+    "dynamic-tree": {"nodes": 8, "width": 2, "depth": 3},
+    "jacobi": {"window": 4},
+    "prompt-lookup": {"length": 4},
+}
+_SHAPE = Config(vocabulary=VOCABULARY, width=64, layers=8, heads=4, kv_heads=2, head_dim=16, hidden=128)
+_EXIT = 2  # layers it drafts with
+_REFINING = 0.2  # how much the layers behind them add: as in trained models, less than the first ones
+_RELAXED, _SETTINGS = "lenience", {"lenience": 0.5}
+_ROWS = 16
+_WIDEST = 100  # columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `outrider demo` was asked for."""
+
+    drafter: str | None = None  # None: a chain for the table, a tree for the decoder
+    rule: str = "exact"
+    temperature: float = 1.0
+    seed: int = 0
+    tokens: int = 48
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """A target with a drafter for it."""
+
+    name: str
+    title: str
+    models: str
+    target: Target
+    small: Target
+    drafter: str
+    options: Options
+
+    @property
+    def prompt(self) -> list[int]:
+        return [(self.options.seed + place) % VOCABULARY for place in (3, 1, 4)]
+
+    def steps(
+        self,
+        drafter: str | None,
+        rule: str,
+        temperature: float,
+        reference: tuple[int, ...] = (),
+        rows: int = 1,
+        **settings: Any,
+    ) -> Iterator[Step]:
+        """Decode, in one or several rows; a drafter that copies is given something to copy from."""
+        given: dict[str, Any] = dict(_SMALL.get(drafter or "", {}))
+        if drafter and "model" in DRAFTERS[drafter].needs:
+            given["model"] = self.small
+        if drafter and reference and "references" in DRAFTERS[drafter].options:
+            given["references"] = (reference,)
+        return decode(
+            self.target,
+            make_drafter(drafter, **given),
+            make_rule(rule, **settings),
+            [self.prompt] * rows,
+            sampling=Sampling(temperature=temperature),
+            limit=self.options.tokens,
+            seed=range(self.options.seed, self.options.seed + rows),
+        )
+
+    def reference(self, plain: list[Step]) -> tuple[int, ...]:
+        """For drafters that copy: what plain decoding gave, an odd token changed here and there."""
+        tokens = (token for step in plain for token in step.emitted)
+        return tuple((token + 1) % VOCABULARY if place % 7 == 6 else token for place, token in enumerate(tokens))
+
+    def trace(self, steps: list[Step], drafter: str | None) -> Trace:
+        options = self.options
+        return Trace(
+            steps=tuple(steps),
+            method=drafter or "plain",
+            rule=options.rule,
+            lossless=make_rule(options.rule).lossless,
+            seed=options.seed,
+            options={"target": self.name, "temperature": options.temperature, "tokens": options.tokens},
+            machine=machine(),
+            versions=versions(),
+        )
+
+    def same(self, rule: str, temperature: float) -> tuple[int, int]:
+        """How many tokens of speculative decoding are those of plain decoding, and of how many."""
+        plain = list(self.steps(None, rule, temperature))
+        fast = list(self.steps(self.drafter, rule, temperature, self.reference(plain)))
+        one, two = Trace(tuple(plain)).tokens(), Trace(tuple(fast)).tokens()
+        return sum(a == b for a, b in zip(one, two, strict=True)), len(one)
+
+
+def scenes(options: Options) -> list[Scene]:
+    """Both, checked: what cannot work fails before anything is printed."""
+    for what, name, table in (("drafter", options.drafter, DRAFTERS), ("rule", options.rule, RULES)):
+        if name is not None and name not in table:
+            raise unknown(what, name, table)
+    blurred = TableTarget(VOCABULARY, options.seed, sharpness=2.0, blur=0.2)
+    large = decoder(options.seed)
+    tree = "sampled-tree" if "tree" in RULES[options.rule].topology else "draft-model"
+    found = [
+        Scene(
+            "table",
+            f"A table: {VOCABULARY} tokens, every law a hash of what came before",
+            "the same table, blurred",
+            TableTarget(VOCABULARY, options.seed, sharpness=2.0),
+            blurred,
+            options.drafter or "draft-model",
+            options,
+        ),
+        Scene(
+            "decoder",
+            f"A tiny decoder: {_SHAPE.layers} layers of random weights",
+            f"the target's own first {_EXIT} layers",
+            large,
+            large.view(exit=_EXIT),
+            options.drafter or tree,
+            options,
+        ),
+    ]
+    for scene in found:
+        next(scene.steps(scene.drafter, options.rule, options.temperature, (*scene.prompt, 0)))
+    return found
+
+
+def decoder(seed: int) -> Decoder:
+    """One whose later layers only refine what the first ones found."""
+    whole = Decoder.random(_SHAPE, seed, gain=3.0).network
+    shares = [1.0] * _EXIT + [_REFINING] * (_SHAPE.layers - _EXIT)
+    layers = [
+        replace(layer, attention_norm=layer.attention_norm * share, mlp_norm=layer.mlp_norm * share)
+        for layer, share in zip(whole.layers, shares, strict=True)
+    ]
+    return Decoder(Network(_SHAPE, whole.embedding, layers, whole.norm, whole.head))
+
+
+def traces(options: Options) -> list[Trace]:
+    """What the demo shows, as data."""
+    found = []
+    with threads(1):
+        for scene in scenes(options):
+            plain = list(scene.steps(None, options.rule, options.temperature))
+            fast = list(scene.steps(scene.drafter, options.rule, options.temperature, scene.reference(plain)))
+            found += [scene.trace(plain, None), scene.trace(fast, scene.drafter)]
+    return found
+
+
+def run(options: Options, console: Console | None = None) -> None:
+    """Play the demo."""
+    if console is None:
+        console = Console(highlight=False)
+        console.width = min(console.width, _WIDEST)
+    pause = _PAUSE if console.is_terminal else 0.0
+    with threads(1):
+        first, second = scenes(options)
+        console.print(
+            "[bold]Outrider.[/] A quick drafter guesses several tokens ahead; the target, the model whose output is "
+            "wanted, checks all of them in one call. Tokens are numbers here, and mean nothing."
+        )
+        if pause:
+            console.print(f"[dim]Slowed down by {1e3 * pause:.0f} ms a call, so that the eye can follow.[/]")
+        console.print()
+        console.print(terminal.legend(name(41)))
+        play(console, 1, first, pause)
+        play(console, 2, second, pause)
+        if make_rule(options.rule).lossless and options.temperature > 0:
+            relax(console, 3, first, pause)
+
+
+def name(token: int) -> str:
+    return f"{token:02d}"
+
+
+def heading(console: Console, number: int, title: str) -> None:
+    console.print()
+    words = Text(f"{number}. {title}", style="bold")
+    console.print(Line(words, align="left", style="dim") if len(words) < console.width - 4 else words)
+
+
+def play(console: Console, number: int, scene: Scene, pause: float) -> None:
+    """One target: plainly, with the drafter, the tree of a step, the summary."""
+    options = scene.options
+    heading(console, number, scene.title)
+    method = DRAFTERS[scene.drafter]
+    asks = f"The model it asks is {scene.models}." if "model" in method.needs else "It asks no model."
+    console.print(f"Drafter: [bold]{method.name}[/], {escape(method.summary)}. {asks}")
+    console.print(f"Rule: [bold]{options.rule}[/] at temperature {options.temperature:g}, seed {options.seed}.\n")
+    console.print("[bold]Plain decoding[/]")
+    plain = terminal.stream(console, scene.steps(None, options.rule, options.temperature), name, pause)
+    console.print(f"\n[bold]With {method.name}[/]")
+    steps = scene.steps(scene.drafter, options.rule, options.temperature, scene.reference(plain))
+    fast = terminal.stream(console, steps, name, pause)
+    console.print()
+    show_tree(console, scene, fast)
+    terminal.report(console, {"plain": Summary.of(plain), method.name: Summary.of(fast)})
+    if not make_rule(options.rule).lossless:
+        console.print(terminal.price(fast))
+    say_same(console, scene)
+
+
+def show_tree(console: Console, scene: Scene, steps: list[Step]) -> None:
+    """The draft of the last step that had a full one: close to the limit drafts get short."""
+    most = max(len(step.drafted) for step in steps)
+    if not most:
+        console.print("Nothing was drafted.")
+        return
+    chosen = max(place for place, step in enumerate(steps) if len(step.drafted) == most)
+    before = [*scene.prompt, *(token for step in steps[:chosen] for token in step.emitted)]
+    narrow = console.width < terminal.NARROW
+    console.print(f"[bold]Call {chosen + 1}, the last with a full draft[/]" + (": p, q, chance" if narrow else ""))
+    console.print(terminal.draft_tree(steps[chosen], before[-1], name, narrow=narrow))
+    chain = DRAFTERS[scene.drafter].topology == ("chain",) and not any(steps[chosen].fixed)
+    if chain and scene.options.rule in ("exact", "block") and scene.options.temperature > 0:
+        console.print("[dim]A chain drawn whole is judged as a block: accepted down to the last guess that passes.[/]")
+
+
+def say_same(console: Console, scene: Scene) -> None:
+    """That nothing is lost, where it can be seen token by token."""
+    options = scene.options
+    hot = options.temperature if options.temperature > 0 else 1.0
+    checks = {
+        "greedy": scene.same("exact", 0.0),
+        f"gumbel-match (temperature {hot:g})": scene.same("gumbel-match", hot),
+    }
+    good = all(same == of for same, of in checks.values())
+    said = ", ".join(f"{how} {same} of {of} tokens" for how, (same, of) in checks.items())
+    verdict = "Identical to plain decoding: " if good else "Not identical to plain decoding: "
+    console.print(Text.assemble((verdict, "bold green" if good else "bold red"), said, "."))
+    if options.rule != "gumbel-match" and options.temperature > 0 and make_rule(options.rule).lossless:
+        console.print(f"[dim]Above, {options.rule} drew otherwise than plain decoding, from exactly the same law.[/]")
+
+
+def relax(console: Console, number: int, scene: Scene, pause: float) -> None:
+    """The same with a rule that is not lossless, what it gains and what that costs."""
+    rule, settings, heat = _RELAXED, dict[str, Any](_SETTINGS), scene.options.temperature
+    heading(console, number, f"The table again, with a relaxed rule: {rule}")
+    here = ", ".join(f"{key} = {value}" for key, value in settings.items())
+    console.print(f"Rule: [bold]{rule}[/], {escape(RULES[rule].summary)}. Here {here}.\n")
+    reference = scene.reference(list(scene.steps(None, "exact", heat)))
+    terminal.stream(console, scene.steps(scene.drafter, rule, heat, reference, **settings), name, pause)
+    strict = list(scene.steps(scene.drafter, "exact", heat, reference, rows=_ROWS))
+    loose = list(scene.steps(scene.drafter, rule, heat, reference, rows=_ROWS, **settings))
+    console.print(f"\n[bold]{_ROWS} such runs in one batch[/]")
+    console.print(terminal.comparison({"exact": Summary.of(strict), rule: Summary.of(loose)}))
+    console.print(terminal.price(loose))

@@ -1,0 +1,204 @@
+"""`outrider text` and `outrider assets`: text streamed to the terminal, and where weights come from.
+
+Heavy packages are imported by the commands when they run.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outrider.app.commands.options import (
+    AsJson,
+    Cache,
+    Compare,
+    DrafterOptions,
+    RuleName,
+    RuleOptions,
+    TraceFile,
+    methods,
+)
+
+if TYPE_CHECKING:
+    from outrider.text import Result, TextModel
+
+_ROUNDS = 3  # of a comparison
+assets = typer.Typer(
+    help="Weights: where they come from, their size and licence, whether they are here.", invoke_without_command=True
+)
+
+
+def text(
+    prompt: Annotated[str, typer.Argument(help="What to ask; - reads it from stdin.")],
+    model: Annotated[str, typer.Option(help="An asset, a hub id, a folder or a GGUF file.")] = "smollm2-135m",
+    drafter: Annotated[str, typer.Option(help="Who guesses: auto, plain, or one of `outrider methods`.")] = "auto",
+    rule: RuleName = "exact",
+    drafter_option: DrafterOptions = None,
+    rule_option: RuleOptions = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Only the k likeliest tokens; 0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Only the likeliest tokens that hold this much.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Only tokens this likely, relative to the likeliest.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="At most so many.")] = 256,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this string; may be repeated.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as it stands, without a chat template.")
+    ] = False,
+    compare: Compare = False,
+    trace: TraceFile = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the text.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, int8 or int4.")] = "bfloat16",
+    device: Annotated[str, typer.Option(help="cpu, cuda, mps ...")] = "cpu",
+    cache: Cache = None,
+) -> None:
+    """Answer a prompt, speculatively decoded."""
+    options: dict[str, Any] = {
+        **methods(drafter, rule, drafter_option, rule_option),
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+        "max_new_tokens": max_new_tokens,
+        "stop": stop or [],
+        "raw": raw,
+    }
+    from outrider.text import load
+    from outrider.text.model import check_names
+    from outrider.text.options import Options
+
+    Options.of(options)  # what is wrong is said before a model is fetched
+    check_names(options["drafter"], rule)
+    asked = sys.stdin.read() if prompt == "-" else prompt
+    lm = load(model, device=device, dtype=dtype, cache=cache)
+    result = _show(lm, asked, options)
+    if output is not None:
+        output.write_text(result.text + "\n", encoding="utf-8")
+    if trace is not None:
+        trace.write_text(result.trace.to_json(), encoding="utf-8")
+    if compare:
+        print(comparison(lm, asked, options), file=sys.stderr)
+
+
+def _show(lm: TextModel, prompt: str, options: dict[str, Any]) -> Result:
+    """Stream to stdout; Ctrl-C ends the text, and what there is counts."""
+    stream = lm.stream(prompt, **options)
+    try:
+        for piece in stream:
+            print(piece.text, end="", flush=True)
+    except KeyboardInterrupt:
+        stream.close()
+    print()
+    return stream.results[0]
+
+
+def comparison(lm: TextModel, prompt: str, options: dict[str, Any]) -> str:
+    """Plain decoding and this one in turns, a few times: whether they agree, tokens a call, and the speed ratio."""
+    plain = options | {"drafter": None, "drafter_options": {}}
+    ratios, speeds = [], []
+    for turn in range(_ROUNDS):
+        order = [plain, options] if turn % 2 == 0 else [options, plain]
+        taken: dict[int, tuple[float, Result]] = {}
+        for one in order:
+            start = time.perf_counter()
+            result = lm.generate(prompt, **one)
+            taken[id(one)] = (time.perf_counter() - start, result)
+        (slow, before), (fast, after) = taken[id(plain)], taken[id(options)]
+        rates = len(before.tokens) / slow, len(after.tokens) / fast
+        speeds.append(rates)
+        ratios.append(rates[1] / rates[0])
+    same = "the same tokens as plain decoding" if before.tokens == after.tokens else _difference(before, after)
+    method, calls = after.trace.method, after.trace.summary().tokens_per_call
+    lines = [
+        f"{method}: {same}",
+        f"tokens a call   {calls:.2f} (plain 1.00)",
+        f"tokens a second {statistics.median(rate[1] for rate in speeds):.1f} "
+        f"(plain {statistics.median(rate[0] for rate in speeds):.1f})",
+        f"speed           {statistics.median(ratios):.2f}x plain, median of {_ROUNDS} runs in turn "
+        f"({min(ratios):.2f} to {max(ratios):.2f})",
+    ]
+    return "\n".join(lines)
+
+
+def _difference(before: Result, after: Result) -> str:
+    pairs = zip(before.tokens, after.tokens, strict=False)
+    place = next(
+        (n for n, (one, other) in enumerate(pairs) if one != other), min(map(len, (before.tokens, after.tokens)))
+    )
+    if not after.trace.lossless:
+        why = "a relaxed rule may change the text"
+    elif before.trace.options.get("temperature"):
+        why = "drawn from the same law, but by other random numbers; --rule gumbel-match gives the same tokens"
+    else:
+        why = "likely a near-tie in rounded arithmetic; --dtype float32 rounds less"
+    return f"other tokens than plain decoding from number {place + 1} on ({why})"
+
+
+@assets.callback()
+def _assets(context: typer.Context, as_json: AsJson = False) -> None:
+    if context.invoked_subcommand is None:
+        list_assets(as_json)
+
+
+@assets.command("list")
+def list_assets(as_json: AsJson = False) -> None:
+    """Everything that can be fetched."""
+    from outrider.core.assets.store import ASSETS
+
+    rows = [
+        {
+            "name": one.name,
+            "summary": one.summary,
+            "licence": one.licence,
+            "origin": one.origin,
+            "here": one.here,
+            "folder": str(one.folder) if one.here else None,
+            "sources": [
+                {
+                    "from": str(source),
+                    "bytes": sum(file.size for file in source.files),
+                    "files": {file.name: file.sha256 for file in source.files},
+                }
+                for source in one.sources
+            ],
+        }
+        for one in ASSETS.values()
+    ]
+    if as_json:
+        print(json.dumps(rows, indent=2, ensure_ascii=False))
+    else:
+        _draw(rows)
+
+
+def _draw(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from outrider.app.commands.doctor import size
+
+    console = Console(soft_wrap=True)
+    for row in rows:
+        state = ("here", "green") if row["here"] else ("not fetched", "yellow")
+        console.print(Text.assemble((row["name"], "bold cyan"), "  ", state, f"  {row['summary']}"))
+        console.print(Text(f"  by {row['origin']}; licence {row['licence']}", style="dim"))
+        for source in row["sources"]:
+            console.print(Text(f"  {size(source['bytes']):>7} from {source['from']}"))
+            for name, digest in source["files"].items():
+                console.print(Text(f"          {name}  sha256 {digest[:16]}", style="dim"))
+        if row["here"]:
+            console.print(Text(f"  in {row['folder']}"))
+
+
+@assets.command("fetch")
+def fetch(name: Annotated[str, typer.Argument(help="A name from the list.")]) -> None:
+    """Fetch one, check it, keep it."""
+    from outrider.core.assets.store import fetch as fetch_asset
+
+    print(fetch_asset(name))

@@ -1,0 +1,89 @@
+"""The recordings that ship, made anew: `python -m outrider.app.page.record_examples` records each as a race against
+plain decoding, with the models that are here, and says what it left out. Knows subjects and recordings."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from outrider.app.page.backend import Backend, checked
+from outrider.app.page.recordings import Recording
+from outrider.app.page.runner import follow
+from outrider.core.bench.runner import PLAIN
+from outrider.core.errors import OutriderError
+
+EXHIBITS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # file -> modality and what is asked
+    "text-copying-prompt-lookup": (
+        "text",
+        {
+            "prompt": "Repeat this sentence three times: the quick brown fox jumps over the lazy dog.",
+            "drafter": "prompt-lookup",
+            "max_new_tokens": 48,
+        },
+    ),
+    "text-a-small-model-drafts": (
+        "text",
+        {"prompt": "Why is the sky blue?", "drafter": "draft-model", "max_new_tokens": 48},
+    ),
+    "text-a-tree-of-successors": (
+        "text",
+        {
+            "prompt": "Write a Python function that reverses a string, then one that reverses a list.",
+            "drafter": "token-recycling",
+            "max_new_tokens": 48,
+        },
+    ),
+    "text-a-relaxed-rule": (
+        "text",
+        {
+            "prompt": "Why is the sky blue?",
+            "drafter": "draft-model",
+            "rule": "lenience",
+            "temperature": 0.7,
+            "rule_options": {"lenience": 0.3},
+            "max_new_tokens": 48,
+        },
+    ),
+    "image-a-window-of-guesses": ("image", {"prompt": "red heart", "drafter": "jacobi", "seed": 3}),
+    "image-neighbours-pass": ("image", {"prompt": "red heart", "drafter": "jacobi", "rule": "lantern", "seed": 3}),
+    "speech-a-sentence": ("speech", {"prompt": "Good morning.", "drafter": "jacobi", "rule": "tolerance"}),
+}
+
+
+def recorded(subject: Backend, given: Mapping[str, Any]) -> Recording:
+    """One race: plain decoding, then what is asked for."""
+    asked = checked(subject, given)
+    found = []
+    for one in (replace(asked, drafter=PLAIN, drafter_options={}), asked):
+        *_, (_, recording) = follow(subject, one, lambda: True, "")
+        assert recording is not None
+        found.append(recording)
+    return replace(found[1], plain=found[0])
+
+
+def record(subjects: Mapping[str, Backend], folder: Path) -> Iterator[str]:
+    """All of them into a folder, a line about each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (modality, given) in EXHIBITS.items():
+        try:
+            subject = subjects[modality]
+            subject.load()
+            recording = recorded(subject, given)
+        except OutriderError as error:
+            yield f"{name}: left out: {error}"
+            continue
+        path = folder / f"{name}.json"
+        path.write_text(recording.to_json() + "\n", encoding="utf-8")
+        summary = recording.trace.summary()
+        yield f"{name}: {summary.tokens_per_call:.2f} tokens per call, {path.stat().st_size / 1000:.0f} kB"
+
+
+if __name__ == "__main__":
+    from outrider.app.page.app import subjects
+
+    device = sys.argv[1] if len(sys.argv) > 1 else "cpu"
+    for line in record(subjects(device), Path(__file__).resolve().parents[1] / "traces"):
+        print(line, flush=True)

@@ -1,0 +1,110 @@
+"""Text for the page: the language model, what it is asked, and its tokens as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from outrider.app.page import validate
+from outrider.app.page.backend import Asked, Choice, Held, Knob
+from outrider.app.page.recordings import Modality, Recording, tokens_in
+from outrider.app.viz import trace_html
+from outrider.core.methods import DRAFTERS
+from outrider.core.trace import Step
+from outrider.text import TextModel, load, recipes
+from outrider.text.model import AUTO, drafters, rules
+
+MODEL = "smollm2-135m"
+_LIKELY = 3  # alternatives that are noted for each token
+
+
+class Text:
+    """The subject."""
+
+    name: Modality = "text"
+    title = "Text"
+    what = "prompt"
+    examples: tuple[str, ...] = (
+        "Why is the sky blue?",
+        "Write a haiku about a fast horse.",
+        "List the numbers from one to twenty in words.",
+        "Repeat this sentence five times: the quick brown fox jumps over the lazy dog.",
+        "Write a Python function that reverses a string, then one that reverses a list.",
+    )
+    heat: float = 0.0
+    usual = AUTO
+    begins: Mapping[str, Mapping[str, Any]] = {}
+    ruled: Mapping[str, Mapping[str, Any]] = {}
+    fixed = False
+    extras: tuple[Knob | Choice, ...] = (Knob("max_new_tokens", 1, validate.TOKENS, 1, 96),)
+
+    def __init__(self, load_: Callable[[], TextModel] | None = None, *, device: str = "cpu", dtype: str = "bfloat16"):
+        self._held = Held(load_ or (lambda: load(MODEL, device=device, dtype=dtype)))
+        self._model = MODEL if load_ is None else None  # of another model nothing is known before it is loaded
+        self._where = f"SmolLM2-135M-Instruct, {dtype}, {device}" if load_ is None else ""
+
+    @property
+    def about(self) -> str:
+        return repr(self._held.get()).strip("<>") if self.loaded else self._where or "a language model"
+
+    @property
+    def loaded(self) -> bool:
+        return self._held.there
+
+    def load(self) -> TextModel:
+        return self._held.get()
+
+    def drafters(self) -> list[str]:
+        return [one for one in drafters() if one == AUTO or _ready(self._model, one)]
+
+    def rules(self) -> list[str]:
+        return rules()
+
+    def begin(self, asked: Asked) -> LiveText:
+        return LiveText(self.load(), asked)
+
+
+_GIVEN = frozenset({"rest", "input-guided", "cross-vocabulary"})  # they want a store, a source, another model
+
+
+def _ready(model: str | None, drafter: str) -> bool:
+    """Has this model what the drafter needs?"""
+    needs = set(DRAFTERS[drafter].needs)
+    if drafter in _GIVEN or needs - {"model", "pupil"}:
+        return False
+    if model is None:
+        return not needs
+    if "pupil" in needs:
+        return recipes.find(model, drafter) is not None
+    return "model" not in needs or drafter == "n-grammys" or recipes.find(model, "draft-model") is not None
+
+
+class LiveText:
+    """A text under way."""
+
+    def __init__(self, lm: TextModel, asked: Asked) -> None:
+        self._lm, self._asked = lm, asked
+        self._steps: list[Step] = []
+        self._html: list[str] = []
+        self._stream = lm.stream(asked.prompt, **asked.options(), **asked.extra, alternatives=_LIKELY)
+
+    def __iter__(self) -> Iterator[Step]:
+        return self
+
+    def __next__(self) -> Step:
+        step = next(self._stream).step
+        self._steps.append(step)
+        return step
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def seen(self) -> str:
+        for step in self._steps[len(self._html) :]:
+            self._html.append(trace_html.step_tokens(step, self._lm.tokens.piece, tips=False))
+        return trace_html.running_text("".join(self._html))
+
+    def recording(self) -> Recording:
+        trace = self._stream.trace
+        names = {str(token): self._lm.tokens.piece(token)[:200] for token in sorted(tokens_in(trace))}
+        return Recording("text", trace, self._asked.prompt, names)

@@ -1,0 +1,1 @@
+"""`outrider report`: runs the benchmarks and writes REPORT.md from their JSON."""

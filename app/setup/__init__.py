@@ -1,0 +1,1 @@
+"""Installation helpers that run before the package is installed; standard library only."""

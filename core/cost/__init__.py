@@ -1,0 +1,1 @@
+"""Cost models: expected speedup, break-even points, simulation of other hardware."""

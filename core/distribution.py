@@ -1,0 +1,310 @@
+"""Logits become laws here and nowhere else: penalties, temperature, top-k, top-p, min-p, in that order.
+
+A law may be dense (the whole vocabulary) or name its support: temperature 0 leaves one token, top-k leaves k, so
+greedy decoding runs through the same code with laws one entry wide. Knows nothing of drafts, targets or rules.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from outrider.core.errors import InvalidOption
+from outrider.core.kernels.topk import argmax, largest
+
+_NEARLY_GREEDY = 1e-5
+_FIRST_LOOK = 256  # how many of the most likely tokens top-p examines before it looks further
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn, and which ids end a row. The defaults change nothing about the model's own law."""
+
+    temperature: float = 1.0
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output, as in CTRL (arXiv 1909.05858)
+    presence_penalty: float = 0.0  # over the output alone
+    frequency_penalty: float = 0.0
+    entropy_aware: bool = False  # hotter where a law is sure, colder where it is not: see `warmth`
+    end: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, good, wanted in (
+            ("temperature", 0 <= self.temperature < math.inf, "0 (greedy) or more"),
+            ("top_k", self.top_k >= 0, "0 (off) or more"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("min_p", 0 <= self.min_p < 1, "from 0 up to, but not, 1"),
+            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "above 0 (1 is off)"),
+            ("presence_penalty", math.isfinite(self.presence_penalty), "finite (0 is off)"),
+            ("frequency_penalty", math.isfinite(self.frequency_penalty), "finite (0 is off)"),
+        ):
+            if not good:
+                raise InvalidOption(f"{name} is {getattr(self, name)}; it must be {wanted}")
+
+    @property
+    def greedy(self) -> bool:
+        """Is every law a single token?"""
+        return self.temperature < _NEARLY_GREEDY or self.top_k == 1
+
+    @property
+    def plain(self) -> bool:
+        """Is a law the softmax of its logits at some temperature, and no more?"""
+        cut = (self.top_k > 0 and not self.greedy) or self.top_p < 1 or self.min_p > 0
+        return not (cut or self.entropy_aware or self.remembers)
+
+    @property
+    def remembers(self) -> bool:
+        """Does the law depend on which tokens came before, beyond what the model itself makes of them?"""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A batch of probability laws over token ids. Each sums to 1, or to 0 where nothing can be drawn."""
+
+    probs: Tensor  # [..., S]
+    tokens: Tensor | None  # [..., S] ids of the support, each id once; None: S is the vocabulary, in order
+    vocabulary: int
+
+    @property
+    def width(self) -> int:
+        return self.probs.shape[-1]
+
+    @classmethod
+    def point(cls, tokens: Tensor, vocabulary: int, dtype: torch.dtype = torch.float32) -> Distribution:
+        """All mass on one token each: tokens [...] -> a law one entry wide."""
+        return cls(torch.ones_like(tokens, dtype=dtype)[..., None], tokens[..., None], vocabulary)
+
+    def name(self, place: Tensor) -> Tensor:
+        """The token ids at places [...] of the support."""
+        return place if self.tokens is None else self.tokens.gather(-1, place[..., None])[..., 0]
+
+    def sole(self) -> Tensor:
+        """The tokens [...] of laws one entry wide."""
+        return torch.zeros_like(self.probs[..., 0], dtype=torch.long) if self.tokens is None else self.tokens[..., 0]
+
+    def at(self, tokens: Tensor) -> Tensor:
+        """Probabilities of tokens [..., K]; ids outside the vocabulary, and the -1 of padding, have none."""
+        if self.tokens is None:
+            inside = (tokens >= 0) & (tokens < self.vocabulary)
+            return self.probs.gather(-1, tokens.clamp(0, self.vocabulary - 1)) * inside
+        if self.width * tokens.shape[-1] > 1 << 14:
+            return self.dense().at(tokens)
+        return ((self.tokens[..., None, :] == tokens[..., None]) * self.probs[..., None, :]).sum(-1)
+
+    def on(self, support: Distribution) -> Tensor:
+        """This law's probabilities on another law's support -> like support.probs."""
+        if support.tokens is not None:
+            return self.at(support.tokens)
+        return self.dense().probs.expand_as(support.probs)
+
+    def dense(self) -> Distribution:
+        """The same law over the whole vocabulary, in order."""
+        if self.tokens is None:
+            return self
+        probs = self.probs.new_zeros(*self.probs.shape[:-1], self.vocabulary)
+        return Distribution(probs.scatter_add_(-1, self.tokens, self.probs), None, self.vocabulary)
+
+    def rows(self, index: Tensor) -> Distribution:
+        """Some rows for each batch member: [B, R, S] and index [B, K] -> [B, K, S]."""
+        batch, rows = self.probs.shape[:2]
+        flat = (index + torch.arange(batch, device=index.device)[:, None] * rows).flatten()
+        parts = [
+            part.flatten(0, 1).index_select(0, flat).view(*index.shape, self.width)
+            for part in (self.probs, self.tokens)
+            if part is not None
+        ]
+        return Distribution(parts[0], None if self.tokens is None else parts[1], self.vocabulary)
+
+    def row(self, index: Tensor) -> Distribution:
+        """One row for each: [B, R, S] and index [B] -> [B, S]."""
+        return self.rows(index[:, None]).column(0)
+
+    def at_rows(self, index: Tensor, tokens: Tensor) -> Tensor:
+        """Probabilities that rows [B, K] of a law [B, R, S] give to tokens [B, K, M] -> [B, K, M]."""
+        if self.tokens is not None:
+            return self.rows(index).at(tokens)
+        batch, rows = self.probs.shape[:2]
+        inside = (tokens >= 0) & (tokens < self.vocabulary)
+        row = index + torch.arange(batch, device=index.device)[:, None] * rows
+        place = row[..., None] * self.vocabulary + tokens.clamp(0, self.vocabulary - 1)
+        return self.probs.reshape(-1)[place] * inside
+
+    def column(self, place: int) -> Distribution:
+        """The same row for all, without copying: [B, R, S] -> [B, S]."""
+        return Distribution(
+            self.probs[:, place], None if self.tokens is None else self.tokens[:, place], self.vocabulary
+        )
+
+    def first(self, count: int) -> Distribution:
+        """The first rows of all, without copying: [B, R, S] -> [B, count, S]."""
+        return Distribution(
+            self.probs[:, :count], None if self.tokens is None else self.tokens[:, :count], self.vocabulary
+        )
+
+    def select(self, places: Tensor) -> Distribution:
+        """The same rows for all: [B, R, S] and places [K] -> [B, K, S]."""
+        tokens = None if self.tokens is None else self.tokens.index_select(1, places)
+        return Distribution(self.probs.index_select(1, places), tokens, self.vocabulary)
+
+    def without(self, tokens: Tensor, where: Tensor) -> Distribution:
+        """Strike one token [...] out of each law, where told to, and share its mass among the rest."""
+        if self.tokens is None:
+            safe = tokens.clamp(0, self.vocabulary - 1)[..., None]
+            kept = self.probs.gather(-1, safe) * ~where[..., None]
+            probs = self.probs.scatter(-1, safe, kept)
+        else:
+            probs = self.probs * ~((self.tokens == tokens[..., None]) & where[..., None])
+        total = probs.sum(-1, keepdim=True)
+        return Distribution(probs / total.clamp(min=torch.finfo(probs.dtype).tiny), self.tokens, self.vocabulary)
+
+    def top(self, count: int) -> tuple[Tensor, Tensor]:
+        """The most likely tokens and their probabilities, best first: [..., count] each; padded with -1 and 0."""
+        probs, place = largest(self.probs, min(count, self.width))
+        tokens = place if self.tokens is None else self.tokens.gather(-1, place)
+        short = count - probs.shape[-1]
+        if short:
+            probs, tokens = _pad(probs, short, 0.0), _pad(tokens, short, -1)
+        return torch.where(probs > 0, tokens, -1), probs
+
+    def entropy(self) -> Tensor:
+        """In nats, [...]."""
+        return -torch.xlogy(self.probs, self.probs).sum(-1)
+
+
+def _pad(tensor: Tensor, count: int, value: float) -> Tensor:
+    return torch.nn.functional.pad(tensor, (0, count), value=value)
+
+
+def residual(p: Distribution, q: Tensor, f: Tensor | None = None) -> Distribution:
+    """What is left to draw from after a rejection: norm((p - q f)+) on p's support, q and f given there.
+
+    With f left out it is the strict min(1, p/q). For any f up to that, drawing from here after a rejection gives
+    exactly p; where nothing is left a rejection cannot happen but by rounding, and p itself is returned.
+    """
+    left = (p.probs - (q if f is None else q * f)).clamp_(min=0)
+    total = left.sum(-1, keepdim=True)
+    empty = total <= 0
+    left /= total + empty
+    return Distribution(left.addcmul_(p.probs, empty.to(left.dtype)), p.tokens, p.vocabulary)
+
+
+class LogitsPipeline:
+    """Makes laws for one batch: the sampling options, and the token counts that penalties need."""
+
+    def __init__(
+        self, sampling: Sampling, prompts: Sequence[Sequence[int]], vocabulary: int, device: torch.device
+    ) -> None:
+        self.sampling = sampling
+        self.vocabulary = vocabulary
+        self._prompted: Tensor | None = None  # [B, V] how often each token stands in the prompt
+        self._emitted: Tensor | None = None
+        if sampling.remembers:
+            self._prompted = torch.zeros(len(prompts), vocabulary, device=device)
+            self._emitted = torch.zeros_like(self._prompted)
+            for row, prompt in enumerate(prompts):
+                ids = torch.tensor(list(prompt), device=device)
+                self._prompted[row].index_add_(0, ids, torch.ones(len(prompt), device=device))
+
+    def arrange(self, order: Sequence[int]) -> None:
+        """Row i is from now on what row order[i] was; -1: one of which nothing is known."""
+        if self._prompted is None or self._emitted is None:
+            return
+        index = torch.tensor(order, dtype=torch.long, device=self._emitted.device)
+        there = (index >= 0).float()[:, None]
+        self._prompted, self._emitted = (
+            F.pad(one, (0, 0, 0, 1))[index] * there for one in (self._prompted, self._emitted)
+        )
+
+    def enter(self, row: int, prompt: Sequence[int]) -> None:
+        """A row begins anew, with this prompt."""
+        if self._prompted is None or self._emitted is None:
+            return
+        fresh = LogitsPipeline(self.sampling, [prompt], self.vocabulary, self._emitted.device)
+        assert fresh._prompted is not None
+        self._prompted, self._emitted = self._prompted.clone(), self._emitted.clone()  # marks may hold the old ones
+        self._prompted[row], self._emitted[row] = fresh._prompted[0], 0
+
+    def row(self, row: int) -> LogitsPipeline:
+        """Of one row alone."""
+        alone = copy.copy(self)
+        if self._prompted is not None and self._emitted is not None:
+            alone._prompted, alone._emitted = self._prompted[row : row + 1], self._emitted[row : row + 1]
+        return alone
+
+    def commit(self, tokens: Tensor) -> None:
+        """Tokens [B, K] were emitted; -1 is padding."""
+        if self._emitted is not None:
+            self._emitted = self._emitted + self._count(tokens)
+
+    def _count(self, tokens: Tensor) -> Tensor:
+        counts = torch.zeros(*tokens.shape[:-1], self.vocabulary, device=tokens.device)
+        return counts.scatter_add_(-1, tokens.clamp(min=0), (tokens >= 0).float())
+
+    def law(self, logits: Tensor, path: Tensor | None = None) -> Distribution:
+        """Logits [B, ..., V] and, for penalties, the uncommitted tokens before each row [B, ..., D] -> laws."""
+        if self._emitted is not None:
+            logits = self._penalise(logits, path)
+        return to_law(logits, self.sampling)
+
+    def _penalise(self, logits: Tensor, path: Tensor | None) -> Tensor:
+        assert self._emitted is not None and self._prompted is not None
+        shape = (len(logits), *[1] * (logits.dim() - 2), self.vocabulary)
+        emitted = self._emitted.view(shape)
+        if path is not None and path.shape[-1]:
+            emitted = emitted + self._count(path)
+        options = self.sampling
+        seen = (emitted + self._prompted.view(shape)) > 0
+        factor = options.repetition_penalty
+        logits = torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
+        return logits - options.presence_penalty * (emitted > 0) - options.frequency_penalty * emitted
+
+
+def to_law(logits: Tensor, sampling: Sampling) -> Distribution:
+    """Logits [..., V] -> laws after temperature, top-k, top-p and min-p; float64 stays, all else becomes float32."""
+    vocabulary = logits.shape[-1]
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if sampling.greedy:
+        return Distribution.point(argmax(logits), vocabulary, logits.dtype)
+    tokens: Tensor | None = None
+    if 0 < sampling.top_k < vocabulary:
+        logits, tokens = largest(logits, sampling.top_k)
+    if sampling.entropy_aware:
+        logits = logits / warmth(logits)
+    probs = torch.softmax(logits / sampling.temperature if sampling.temperature != 1 else logits, -1)
+    if sampling.top_p < 1:
+        probs, tokens = _nucleus(probs, tokens, sampling.top_p)
+    if sampling.min_p > 0:
+        probs = probs * (probs >= sampling.min_p * probs.amax(-1, keepdim=True))
+    if sampling.top_p < 1 or sampling.min_p > 0:
+        probs = probs / probs.sum(-1, keepdim=True)
+    return Distribution(probs, tokens, vocabulary)
+
+
+def warmth(logits: Tensor) -> Tensor:
+    """A temperature for each law, by its own entropy H in nats: 2.5 exp(-H / 3) + 0.6 (entropy-aware sampling of
+    image tokens, arXiv 2510.09012): flat backgrounds get hotter, detail gets colder. [..., V] -> [..., 1]"""
+    logs = logits.log_softmax(-1)
+    entropy = -torch.where(logs > -torch.inf, logs.exp() * logs, 0).sum(-1, keepdim=True)
+    return 2.5 * torch.exp(-entropy / 3) + 0.6
+
+
+def _nucleus(probs: Tensor, tokens: Tensor | None, top_p: float) -> tuple[Tensor, Tensor]:
+    """The fewest most likely tokens that hold top_p of the mass. Only as many are sorted as may be needed."""
+    if tokens is None:
+        look = _FIRST_LOOK if probs.device.type == "cpu" else probs.shape[-1]
+        while True:
+            best, tokens = largest(probs, min(look, probs.shape[-1]))
+            if look >= probs.shape[-1] or bool((best.sum(-1) >= top_p).all()):
+                break
+            look *= 8
+        probs = best
+    return probs * (probs.cumsum(-1) - probs < top_p), tokens

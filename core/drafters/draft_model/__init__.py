@@ -1,0 +1,1 @@
+"""Drafters that run a separate, smaller model: chains, trees, cascades, overlapped drafting."""

@@ -1,0 +1,98 @@
+"""A draft model with another tokenizer than the target's, lossless ("Accelerating LLM Inference with Lossless
+Speculative Decoding Algorithms for Heterogeneous Vocabularies", arXiv 2502.05202).
+
+In two ways. `retokenise`: the model continues its own tokens of the text, and what it wrote is tokenised anew as fixed
+guesses. `shared`: the model draws from the tokens that both vocabularies have, its law restricted to them and
+renormalised, which is q. Knows a bridge between two vocabularies, nothing of text.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from outrider.core.decode import Drafter
+from outrider.core.device import upload
+from outrider.core.distribution import Sampling, to_law
+from outrider.core.draft import Draft, Verdict
+from outrider.core.drafters.draft_model.model import DraftModel
+from outrider.core.drafters.draft_model.vocab_bridge import Bridge, Reading, Renamed, Translated
+from outrider.core.drafters.length_policies import Policy, make_policy
+from outrider.core.drafters.lookup.prompt_lookup import guesses
+from outrider.core.errors import unknown
+from outrider.core.protocol import Prefill, Prompts, Scores, Target
+from outrider.core.rng import CounterRNG
+from outrider.core.tree import Tree
+
+WAYS = ("retokenise", "shared")
+
+
+def cross_vocabulary(
+    model: Target,
+    *,
+    bridge: Bridge | None = None,
+    way: str = "retokenise",
+    length: int = 5,
+    policy: Policy | str = "fixed",
+) -> Drafter:
+    """A chain of guesses by a model with another vocabulary; `length` counts the model's tokens. Without a bridge both
+    are taken to have the same vocabulary. A policy says how far to draft, as for a draft model."""
+    if way not in WAYS:
+        raise unknown("way of crossing vocabularies", way, WAYS)
+    bridge = bridge or Renamed({token: token for token in range(model.vocabulary)})
+    if way == "shared":
+        return DraftModel(Translated(model, bridge), length=length, policy=policy)
+    return Retokenised(model, bridge, make_policy(policy, length) if isinstance(policy, str) else policy)
+
+
+class Retokenised:
+    """What the model would write next, in its own tokens, tokenised anew."""
+
+    vocabulary: int | None = None  # the bridge's affair
+    needs: frozenset[str] = frozenset()
+
+    def __init__(self, model: Target, bridge: Bridge, policy: Policy) -> None:
+        self.model, self.policy = model, policy
+        self._reading = Reading(model, bridge)
+        self.bytes_read = 0
+
+    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
+        self._reading.begin(prompts)
+        self.policy.begin(len(prompts), self.model.device)
+
+    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+        self._open = (room >= 0).tolist()
+        left = upload(room, dice.device)
+        wanted = torch.minimum(self.policy.start(), left)  # a token of one may be several of the other: cut below
+        going = wanted > 0
+        tokens = torch.zeros(len(left), 0, dtype=torch.long, device=dice.device)
+        live = tokens.bool()
+        for depth in range(self.policy.longest):
+            going = going & (wanted > depth)
+            if dice.device.type == "cpu" and not bool(going.any()):
+                break
+            law = to_law(self._scores(tokens, live, depth).logits()[:, -1], Sampling())
+            going = going & self.policy.more(law, depth)
+            tokens = torch.cat([tokens, law.top(1)[0]], 1)
+            live = torch.cat([live, going[:, None]], 1)
+        counts, rows = live.sum(1).tolist(), tokens.tolist()
+        found = [
+            passage.back(row[:count])[: max(most, 0)] if count else []
+            for passage, row, count, most in zip(self._reading.passages, rows, counts, left.tolist(), strict=True)
+        ]
+        draft = guesses(found, dice.device)
+        self._drafted = draft.live.sum(1)
+        return draft
+
+    def _scores(self, tokens: Tensor, live: Tensor, depth: int) -> Scores:
+        self.bytes_read += self.model.weight_bytes
+        draft = Draft.guess(tokens, Tree.chain(depth, tokens.device), live)
+        return self.model.score(draft, depth - 1 if depth else None)
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+        rows = zip(verdict.rows(draft), self._open, strict=True)
+        self._reading.add([tokens if going else [] for tokens, going in rows])
+        self.policy.learn(self._drafted, verdict.accepted)
+
+    def end(self) -> None:
+        self._reading.end()

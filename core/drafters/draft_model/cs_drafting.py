@@ -1,0 +1,210 @@
+"""Cascades of drafters (CS Drafting, arXiv 2312.11462): vertical, where the draft model is itself drafted for, down to
+n-grams of the text; and horizontal, where later positions, which matter less, are left to cheaper drafters.
+
+Every drawn guess is the draft model's own draw, found with fewer of its passes: the stage below guesses, the model
+draws, and goes on for free while the guess was what it drew. So q is the model's law, as without a cascade. The paper
+lets the stages accept leniently; ours are exact. Knows draft models and token ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from outrider.core.device import upload
+from outrider.core.distribution import Distribution, Sampling
+from outrider.core.draft import Draft, Verdict, told
+from outrider.core.drafters.draft_model.model import joined
+from outrider.core.drafters.lookup.ngram import Counts
+from outrider.core.drafters.lookup.prompt_lookup import guesses
+from outrider.core.errors import Incompatible, InvalidOption
+from outrider.core.protocol import Prefill, Prompts, Scores, Target
+from outrider.core.rng import CounterRNG, Purpose
+from outrider.core.tree import Tree
+
+Rows = list[list[int]]
+
+
+class _Statistics:
+    """The bottom: what mostly followed the longest known context, in each row's own text."""
+
+    def __init__(self, levels: int) -> None:
+        self.levels = levels
+
+    def begin(self, prompts: Prompts) -> None:
+        self.tables = []
+        for prompt in prompts:
+            table = Counts(self.levels)
+            table.add(list(prompt))
+            self.tables.append(table)
+
+    def guess(self, ahead: Rows, wanted: Sequence[int]) -> Rows:
+        found = []
+        for table, before, count in zip(self.tables, ahead, wanted, strict=True):
+            context = [*table.tokens[-self.levels :], *before]
+            start = len(context)
+            while len(context) < start + count and (token := table.after(context)) is not None:
+                context.append(token)
+            found.append(context[start:])
+        return found
+
+
+class _Stage:
+    """A model whose passes are saved by the stage below."""
+
+    def __init__(self, model: Target, below: _Stage | _Statistics, inner: int) -> None:
+        self.model, self.below, self.inner = model, below, inner
+        self.bytes_read = 0
+
+    def guess(self, ahead: Rows, wanted: Sequence[int]) -> Rows:
+        """What this model thinks likeliest behind the committed text and `ahead`."""
+        return self.extend(ahead, wanted, None)[0]
+
+    def extend(self, ahead: Rows, wanted: Sequence[int], dice: CounterRNG | None) -> tuple[Rows, Distribution | None]:
+        """wanted[b] more tokens behind the committed text and `ahead`, with dice drawn, numbered by how far ahead they
+        are; and the laws [B, most wanted, S] that they were drawn from."""
+        device, rows = self.model.device, len(wanted)
+        committed = self.model.mark()
+        self.model.keep(*told(ahead, device))
+        found: Rows = [[] for _ in wanted]
+        laws = _Distributions(rows, max(wanted, default=0))
+        while any(left := [count - len(one) for count, one in zip(wanted, found, strict=True)]):
+            behind = [[*one, *two] for one, two in zip(ahead, found, strict=True)]
+            offered = self.below.guess(behind, [min(self.inner, max(one - 1, 0)) for one in left])
+            draft = guesses(offered, device)
+            self.bytes_read += self.model.weight_bytes
+            scores = self.model.score(draft)
+            news: Rows = [[] for _ in wanted]
+            active = [one > 0 for one in left]
+            for place in range(draft.size + 1):
+                law = scores.law(torch.full((rows,), place, device=device))
+                going = upload(active, device)
+                if dice is None:
+                    tokens = law.top(1)[0][:, 0].tolist()
+                else:
+                    node = upload([len(one) + place for one in behind], device)
+                    tokens = dice.pick(law, node, Purpose.DRAW, going).tolist()
+                    laws.put(law, [len(one) + place for one in found], going)
+                for row, token in enumerate(tokens):
+                    if active[row]:
+                        news[row].append(token)
+                        active[row] = place < len(offered[row]) and offered[row][place] == token
+                if not any(active):
+                    break
+            for one, new in zip(found, news, strict=True):
+                one += new
+            _, verdict, count = told(news, device)
+            self.model.keep(draft, _onto(draft, verdict), count)
+        self.model.rewind(committed)
+        return found, laws.law
+
+
+def _onto(draft: Draft, verdict: Verdict) -> Verdict:
+    """The same path, for a draft that goes on behind it."""
+    path = torch.nn.functional.pad(verdict.path, (0, draft.size - verdict.path.shape[1]), value=-1)
+    return replace(verdict, path=path)
+
+
+class _Distributions:
+    """The laws of tokens that are drawn row by row at different paces."""
+
+    def __init__(self, rows: int, most: int) -> None:
+        self.rows, self.most = rows, most
+        self.law: Distribution | None = None
+
+    def put(self, law: Distribution, places: Sequence[int], where: Tensor) -> None:
+        law = law if law.width == 1 else law.dense()
+        if self.law is None:
+            shape = (self.rows, self.most + 1, law.width)  # the last one is for what is not wanted
+            ids = None if law.tokens is None else law.tokens.new_zeros(shape)
+            self.law = Distribution(law.probs.new_zeros(shape), ids, law.vocabulary)
+        rows = torch.arange(self.rows, device=law.probs.device)
+        place = torch.where(where, upload(places, where.device).clamp(max=self.most), self.most)
+        self.law.probs[rows, place] = law.probs
+        if self.law.tokens is not None and law.tokens is not None:
+            self.law.tokens[rows, place] = law.tokens
+
+
+class CSDrafting:
+    """`lengths` says how many positions each stage drafts: the model, the `others` in order, then n-grams of up to
+    `levels` tokens; each stage is guessed for, `inner` tokens a pass, by the one after it. (5, 0) is the vertical
+    cascade alone."""
+
+    needs: frozenset[str] = frozenset()
+
+    def __init__(
+        self,
+        model: Target,
+        *,
+        others: Sequence[Target] = (),
+        lengths: Sequence[int] | None = None,
+        inner: int = 4,
+        levels: int = 4,
+    ) -> None:
+        models = [model, *others]
+        lengths = (4, *[2] * len(models)) if lengths is None else tuple(lengths)
+        if len(lengths) != len(models) + 1 or min(lengths) < 0 or not any(lengths) or min(inner, levels) < 1:
+            raise InvalidOption(
+                f"lengths={lengths}, inner={inner}, levels={levels}: give {len(models) + 1} lengths of 0 or more, one "
+                "for each model and one for n-grams, not all 0; inner and levels are 1 or more"
+            )
+        sizes = {one.vocabulary for one in models}
+        if len(sizes) > 1:
+            raise Incompatible(f"the models have vocabularies of {sorted(sizes)}; all must have the target's")
+        self.vocabulary: int | None = model.vocabulary
+        self.lengths, self._statistics = lengths, _Statistics(levels)
+        below: _Stage | _Statistics = self._statistics
+        self.stages: list[_Stage] = []
+        for one in reversed(models):
+            below = _Stage(one, below, inner)
+            self.stages.insert(0, below)
+
+    @property
+    def bytes_read(self) -> int:
+        return sum(stage.bytes_read for stage in self.stages)
+
+    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
+        for stage in self.stages:
+            stage.model.begin(prompts, sampling, frozenset())
+        self._statistics.begin(prompts)
+
+    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+        left = room.tolist()
+        self._open = [one >= 0 for one in left]
+        dice.reserve(sum(self.lengths))
+        ahead: Rows = [[] for _ in left]
+        laws: list[Distribution] = []
+        for stage, length in zip(self.stages, self.lengths, strict=False):
+            wanted = [max(min(length, one - len(before)), 0) for one, before in zip(left, ahead, strict=True)]
+            if not any(wanted):
+                continue
+            found, law = stage.extend(ahead, wanted, dice)
+            ahead = [[*before, *new] for before, new in zip(ahead, found, strict=True)]
+            assert law is not None
+            laws.append(law.select(torch.arange(max(wanted), device=dice.device)))
+        drawn = max(map(len, ahead))
+        room_left = [max(min(self.lengths[-1], one - len(before)), 0) for one, before in zip(left, ahead, strict=True)]
+        rest = self._statistics.guess(ahead, room_left)
+        chain = guesses([[*before, *new] for before, new in zip(ahead, rest, strict=True)], dice.device)
+        if not laws:
+            return chain
+        if not self.lengths[-1]:
+            return Draft.drawn(chain.tokens, joined(laws), chain.live)
+        slots = torch.arange(chain.size, device=dice.device).expand(len(left), -1)
+        source = torch.where(slots < drawn, slots, -1)
+        return Draft(chain.tokens, Tree.chain(chain.size, dice.device), chain.live, joined(laws), source)
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+        count = torch.where(upload(self._open, dice.device), verdict.accepted + 1, 0)
+        for stage in self.stages:
+            stage.model.keep(draft, verdict, count)
+        for table, tokens, going in zip(self._statistics.tables, verdict.rows(draft), self._open, strict=True):
+            if going:
+                table.add(tokens)
+
+    def end(self) -> None:
+        for stage in self.stages:
+            stage.model.end()

@@ -1,0 +1,147 @@
+"""The most probable tree of up to a thousand guesses and more, found best first (SpecExec, arXiv 2406.02532).
+
+Each pass of the draft model expands the likeliest nodes found so far, wherever in the tree they are; the search ends
+when no unexpanded node could have a child among the `nodes` best. For targets whose pass costs the same whatever its
+width, such as those streamed from slower memory. Knows a draft model's laws and nothing of the target.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from outrider.core.device import upload
+from outrider.core.distribution import Sampling
+from outrider.core.draft import Draft, Verdict
+from outrider.core.drafters.draft_model.model import softened
+from outrider.core.drafters.tree_shapes import rerank
+from outrider.core.errors import InvalidOption
+from outrider.core.protocol import Prefill, Prompts, Scores, Target
+from outrider.core.rng import CounterRNG
+from outrider.core.tree import Tree
+
+
+class SpecExec:
+    """A tree of the `nodes` guesses that the model thinks likeliest, their ancestors counted in; `batch` nodes are
+    expanded a pass, in at most `passes` passes, each with its `width` likeliest successors.
+
+    The paper caches the target's laws at all nodes and walks them token by token until the walk leaves the tree. So
+    does ours: that walk is what one verdict is, so that all its tokens are one step, and nothing is left over that a
+    later step could use. Its own rule is `sample-match`, which `exact` comes down to for fixed guesses.
+    """
+
+    needs: frozenset[str] = frozenset()
+
+    def __init__(
+        self,
+        model: Target,
+        *,
+        nodes: int = 256,
+        batch: int = 16,
+        width: int = 16,
+        passes: int = 24,
+        sampling: Sampling | None = None,
+    ) -> None:
+        if min(nodes, batch, width, passes) < 1:
+            raise InvalidOption(f"nodes={nodes}, batch={batch}, width={width}, passes={passes}: each must be 1 or more")
+        self.model, self.nodes, self.batch, self.width, self.passes = model, nodes, batch, width, passes
+        self.vocabulary: int | None = model.vocabulary
+        self.bytes_read = 0
+        self._own = sampling
+
+    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
+        self.model.begin(prompts, self._own or softened(sampling), frozenset())
+
+    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+        rows, device = len(room), dice.device
+        left = upload(room, device)
+        self._open = left >= 0
+        deepest = int(room.max())
+        if deepest < 1:
+            return Draft.empty(rows, device)
+        committed = self.model.mark()
+        search = _Search(rows, self.width, device)
+        for number in range(self.passes):
+            before = search.grown.size if number else -1
+            if number and not search.expand(self.batch, self.nodes, left, deepest):
+                break
+            self.bytes_read += self.model.weight_bytes
+            scores = self.model.score(search.grown, None if before < 0 else before)
+            ids, probs = scores.laws().top(self.width)
+            search.add(ids, probs.double().log(), left)
+        self.model.rewind(committed)  # what is accepted is read again, in one pass with the next root
+        return search.draft(self.nodes, min(deepest, self.passes))
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+        self.model.keep(draft, verdict, torch.where(self._open, verdict.accepted + 1, 0))
+
+    def end(self) -> None:
+        self.model.end()
+
+
+class _Search:
+    """Candidates of all rows: tokens, parents, how likely each is with its ancestors, and which were expanded."""
+
+    def __init__(self, rows: int, width: int, device: torch.device) -> None:
+        self.width = width
+        self.grown = Draft.empty(rows, device)  # the nodes that are expanded, which are all that the model reads
+        none = torch.zeros(rows, 0, dtype=torch.long, device=device)
+        self.tokens, self.parents, self.depths, self.place = none, none, none, none
+        self.values = none.double()
+        self._latest = torch.full((rows, 1), -1, device=device)  # the candidates expanded last; -1: the root
+        self._real = torch.ones_like(self._latest, dtype=torch.bool)  # which of them were; the others fill up
+        self._levels = 0
+
+    def add(self, ids: Tensor, logs: Tensor, left: Tensor) -> None:
+        """The successors [B, E, W] of the nodes expanded last."""
+        above = self._latest[..., None].expand_as(ids)
+        rooted = above < 0
+        if self.values.shape[1]:
+            flat = above.clamp(min=0).flatten(1)
+            over = self.values.gather(1, flat).view(above.shape)
+            depth = self.depths.gather(1, flat).view(above.shape)
+            value, depth = torch.where(rooted, 0.0, over) + logs, torch.where(rooted, 0, depth + 1)
+        else:
+            value, depth = logs, torch.zeros_like(ids)
+        fits = (depth < left[:, None, None]) & (ids >= 0) & self._real[..., None]
+        value = torch.where(fits, value, -torch.inf)
+        parts = (ids, above, depth, torch.full_like(ids, -1))
+        self.tokens, self.parents, self.depths, self.place = (
+            torch.cat([old, new.flatten(1)], 1)
+            for old, new in zip((self.tokens, self.parents, self.depths, self.place), parts, strict=True)
+        )
+        self.values = torch.cat([self.values, value.flatten(1)], 1)
+
+    def expand(self, batch: int, nodes: int, left: Tensor, deepest: int) -> bool:
+        """Have the likeliest candidates that are still leaves read next; False: none of them can matter."""
+        leaf = (self.place < 0) & (self.depths + 1 < left[:, None])
+        value = torch.where(leaf, self.values, -torch.inf)
+        if self.values.shape[1] > nodes:  # a leaf outside the best has no child among them
+            least = self.values.topk(nodes).values[:, -1:]
+            value = torch.where(value > least, value, -torch.inf)
+        value, best = value.topk(min(batch, value.shape[1]))
+        if value.device.type == "cpu":
+            useful = int((value > -torch.inf).sum(1).max())
+            if not useful:
+                return False
+            value, best = value[:, :useful], best[:, :useful]
+        start, count = self.grown.size, best.shape[1]
+        above = self.parents.gather(1, best)
+        parents = torch.where(above < 0, -1, self.place.gather(1, above.clamp(min=0)))
+        self._real = value > -torch.inf
+        new = torch.arange(start, start + count, device=best.device)
+        self.place = self.place.scatter(1, best, torch.where(self._real, new, self.place.gather(1, best)))
+        self._levels += 1
+        self.grown = Draft.guess(
+            torch.cat([self.grown.tokens, self.tokens.gather(1, best).clamp(min=0)], 1),
+            Tree(torch.cat([self.grown.tree.parents.expand(len(best), -1), parents], 1), self._levels, self.width),
+            torch.cat([self.grown.live, self._real], 1),
+        )
+        self._latest = best
+        return True
+
+    def draft(self, nodes: int, depth: int) -> Draft:
+        kept, shape = rerank(self.values, self.parents, nodes)
+        value = self.values.gather(1, kept)
+        tokens = self.tokens.gather(1, kept).clamp(min=0)
+        return Draft.guess(tokens, Tree(shape, depth, self.width), value > -torch.inf, value.exp())

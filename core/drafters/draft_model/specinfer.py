@@ -1,0 +1,100 @@
+"""Several drafters, or several samples of one, merged into a token tree (SpecInfer, arXiv 2305.09781).
+
+Every sample is a chain of draws. Where samples agree they share a node, so that what follows either follows both;
+siblings were drawn independently, each from its own drafter's law, which the multi-step rule with replacement tries one
+after the other. Knows draft models and laws, nothing of what they were trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.core.device import upload
+from outrider.core.distribution import Distribution, Sampling
+from outrider.core.draft import Draft, Verdict
+from outrider.core.drafters.draft_model.model import joined
+from outrider.core.errors import Incompatible, InvalidOption
+from outrider.core.protocol import Prefill, Prompts, Scores, Target
+from outrider.core.rng import CounterRNG, Purpose
+from outrider.core.tree import Tree
+
+
+class SpecInfer:
+    """`samples` chains of `depth` draws from each of the models.
+
+    A sample that repeats an earlier sibling keeps its node, childless: to leave it out would look at what was drawn,
+    and bias the output. The paper also tunes its drafters so that each covers what the others miss (boosting); that is
+    training, and no part of this.
+    """
+
+    needs: frozenset[str] = frozenset()
+
+    def __init__(
+        self,
+        model: Target,
+        *,
+        others: Sequence[Target] = (),
+        samples: int = 2,
+        depth: int = 4,
+        sampling: Sampling | None = None,
+    ) -> None:
+        if samples < 1 or depth < 1:
+            raise InvalidOption(f"samples={samples}, depth={depth}: each must be 1 or more")
+        self.models, self.samples, self.depth = [model, *others], samples, depth
+        sizes = {one.vocabulary for one in self.models}
+        if len(sizes) > 1:
+            raise Incompatible(f"the models have vocabularies of {sorted(sizes)}; all must have the target's")
+        self.vocabulary: int | None = model.vocabulary
+        self.bytes_read = 0
+        self._own = sampling
+
+    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
+        for model in self.models:
+            model.begin(prompts, self._own or sampling, frozenset())
+
+    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+        rows, device = len(room), dice.device
+        left = upload(room, device)
+        self._open = left >= 0
+        chains = self.samples * len(self.models)
+        depth = min(self.depth, max(int(room.max()), 0))
+        dice.reserve(chains * depth)
+        draft = Draft.empty(rows, device)
+        laws: list[Distribution] = []
+        at = torch.full((rows, chains), -1, device=device)  # the node each sample stands on
+        for level in range(depth):
+            here = self._laws(draft, at, None if not level else draft.size - chains)
+            nodes = torch.arange(level * chains, (level + 1) * chains, device=device).expand(rows, -1)
+            alive = (left > level)[:, None].expand(-1, chains)
+            tokens = dice.pick(here, nodes, Purpose.DRAW, alive)
+            laws.append(here)
+            parents = torch.cat([draft.tree.parents.expand(rows, -1), at], 1)
+            tree = Tree(parents, level + 1, chains)
+            draft = Draft.guess(torch.cat([draft.tokens, tokens], 1), tree, torch.cat([draft.live, alive], 1))
+            same = (at[:, :, None] == at[:, None, :]) & (tokens[:, :, None] == tokens[:, None, :])
+            at = level * chains + same.to(torch.uint8).argmax(2)  # the first of those that agree
+        if not laws:
+            return draft
+        source = torch.arange(draft.size, device=device).expand(rows, -1)
+        return Draft(draft.tokens, draft.tree, draft.live, joined(laws), source=source, replacement=True, mixed=False)
+
+    def _laws(self, draft: Draft, at: Tensor, since: int | None) -> Distribution:
+        """The law that each sample goes on by [B, chains, S]; the first `samples` are the first model's."""
+        found = []
+        for number, model in enumerate(self.models):
+            self.bytes_read += model.weight_bytes
+            part = at[:, number * self.samples : (number + 1) * self.samples]
+            found.append(model.score(draft, since).laws(part + 1))
+        return joined(found)
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+        count = torch.where(self._open, verdict.accepted + 1, 0)
+        for model in self.models:
+            model.keep(draft, verdict, count)
+
+    def end(self) -> None:
+        for model in self.models:
+            model.end()

@@ -1,0 +1,1 @@
+"""Drafters without a model: prompt lookup, n-grams, suffix automata, retrieval, token recycling."""

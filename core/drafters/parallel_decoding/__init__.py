@@ -1,0 +1,1 @@
+"""Jacobi and Lookahead decoding: the target refines its own parallel guesses."""

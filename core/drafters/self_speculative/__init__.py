@@ -1,0 +1,1 @@
+"""The target drafts for itself: skipped layers, sparse caches, fewer bits."""

@@ -1,0 +1,316 @@
+"""The target drafts for itself with some of its sublayers left out: nothing to train, and one cache for both.
+
+Which ones is where the three methods differ: Draft & Verify (arXiv 2309.08168) has a fixed set, found beforehand by
+Bayesian optimisation; SWIFT (arXiv 2410.06916) searches on the running text; Draft on the Fly (arXiv 2410.01028) takes
+the sublayers that change least, measured on the prompt. Knows names of sublayers, laws and token ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from outrider.core.device import upload
+from outrider.core.distribution import LogitsPipeline, Sampling
+from outrider.core.draft import Draft, Verdict
+from outrider.core.drafters.draft_model.model import DraftModel, DynamicTree
+from outrider.core.drafters.length_policies import Confidence, DraftExit
+from outrider.core.drafters.self_speculative.layer_search import GREEDY, Found, LayerSearch, agreement, inner, itself
+from outrider.core.errors import InvalidOption
+from outrider.core.protocol import Prefill, Prompts, Scores, SelfDraftable, Target, View, committed
+from outrider.core.rng import CounterRNG
+
+_USUAL = 12
+_LIKENESS = 64  # tokens of the prompt that likeness is measured on
+
+
+class Skipping:
+    """A target seen without some sublayers, each row without its own: as many views as there are different sets."""
+
+    rollback = True
+
+    def __init__(self, whole: SelfDraftable, vocabulary: int, device: torch.device) -> None:
+        self.whole, self.vocabulary, self.device = whole, vocabulary, device
+        self.weight_bytes = 0
+        self._views: dict[frozenset[str], View] = {}
+
+    def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
+        self._lawmaker = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
+        self._prompts = prompts
+        self.skip([frozenset()] * len(prompts))
+        return Prefill()
+
+    def skip(self, sets: Sequence[frozenset[str]]) -> None:
+        """What each row leaves out from now on."""
+        different = list(dict.fromkeys(sets))
+        self._views = {one: self._views.get(one) or self.seen(one) for one in different}
+        self.weight_bytes = sum(view.weight_bytes for view in self._views.values())
+        self._which = upload([different.index(one) for one in sets], self.device)
+
+    def seen(self, skipped: Collection[str]) -> View:
+        """One view, for all rows."""
+        view = self.whole.view(skip=skipped)
+        view.begin(self._prompts, GREEDY, frozenset())
+        return view
+
+    def score(self, draft: Draft, since: int | None = None) -> Scores:
+        every = [view.score(draft, since) for view in self._views.values()]
+        logits = every[0].logits()
+        if len(every) > 1:
+            rows = torch.arange(draft.rows, device=self.device)
+            logits = torch.stack([one.logits() for one in every])[self._which, rows]
+        return Scores(draft, self._lawmaker, every[0].lengths, logits, first=every[0].first)
+
+    def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
+        for view in self._views.values():
+            view.keep(draft, verdict, count)
+        self._lawmaker.commit(committed(draft, verdict, count))
+
+    def mark(self) -> object:
+        return [view.mark() for view in self._views.values()]
+
+    def rewind(self, mark: object) -> None:
+        """Within one step: what penalties remember has not moved."""
+        assert isinstance(mark, list)
+        for view, one in zip(self._views.values(), mark, strict=True):
+            view.rewind(one)
+
+    def end(self) -> None:
+        for view in self._views.values():
+            view.end()
+
+
+class Chooser(Protocol):
+    """Says what each row leaves out; asked again before every step."""
+
+    bytes_read: int  # of weights, in looking
+
+    def begin(self, whole: SelfDraftable, model: Skipping, prompts: Prompts) -> list[frozenset[str]]: ...
+    def again(self, open_: Sequence[bool]) -> list[frozenset[str]] | None: ...  # None: as before
+    def learn(self, emitted: Sequence[Sequence[int]]) -> None: ...
+
+
+class SelfDrafter:
+    """A drafter over the target's own layers, of which a chooser leaves some out; `make` puts a chain or a tree on top,
+    once the target is known."""
+
+    vocabulary: int | None = None
+    needs: frozenset[str] = frozenset()
+
+    def __init__(self, name: str, make: Callable[[Target], DraftModel | DynamicTree], chooser: Chooser) -> None:
+        self.name, self.make, self.chooser = name, make, chooser
+        self._read = 0
+        self._inner: DraftModel | DynamicTree | None = None
+
+    @property
+    def bytes_read(self) -> int:
+        return self._read + self.chooser.bytes_read + (self._inner.bytes_read if self._inner else 0)
+
+    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
+        self._read += self._inner.bytes_read if self._inner else 0
+        whole = itself(prefill, self.name)
+        plain = whole.view()
+        self._model = Skipping(whole, plain.vocabulary, plain.device)
+        self._inner = self.make(self._model)
+        self._inner.begin(prefill, prompts, sampling)
+        self._model.skip(self.chooser.begin(whole, self._model, prompts))
+
+    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+        assert self._inner is not None
+        sets = self.chooser.again((room >= 0).tolist())
+        if sets is not None:
+            self._model.skip(sets)
+        return self._inner.propose(room, dice)
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+        assert self._inner is not None
+        self._inner.observe(draft, scores, verdict, dice)
+        self.chooser.learn(verdict.rows(draft))
+
+    def end(self) -> None:
+        if self._inner is not None:
+            self._inner.end()
+
+
+def check(skip: Collection[str], known: Sequence[str]) -> frozenset[str]:
+    """Names of sublayers, refused where there are none such."""
+    for name in skip:
+        if name not in known:
+            raise InvalidOption(f"there is no sublayer '{name}' to skip; they go from {known[0]} to {known[-1]}")
+    return frozenset(skip)
+
+
+def few(share: float, names: Sequence[str]) -> int:
+    """How many sublayers a share of them is: one at least, and never all."""
+    return max(min(round(share * len(names)), len(names) - 1), 1)
+
+
+# ---- Draft & Verify: a set found beforehand
+
+
+@dataclass
+class Given:
+    """The same sublayers in every row."""
+
+    skip: frozenset[str]
+    bytes_read: int = 0
+
+    def begin(self, whole: SelfDraftable, model: Skipping, prompts: Prompts) -> list[frozenset[str]]:
+        return [check(self.skip, whole.sublayers)] * len(prompts)
+
+    def again(self, open_: Sequence[bool]) -> None:
+        return None
+
+    def learn(self, emitted: Sequence[Sequence[int]]) -> None:
+        """It was found beforehand."""
+
+
+def draft_verify(
+    skip: Collection[str] | str | Path | Found, *, length: int | None = None, bound: float = 0.6, wanted: float = 0.85
+) -> SelfDrafter:
+    """A fixed set of skipped sublayers: their names, or what `search` found, as it is or as the file it was saved to.
+    Drafting stops where the view is unsure, by a bound that follows the acceptance towards `wanted`. Where the paper
+    looks at the probability of the token already drawn, ours looks at the law before the draw. `length` is the most
+    that is drafted: by default what `search` found best, else the paper's 12."""
+    if isinstance(skip, Path) or (isinstance(skip, str) and skip.endswith(".json")):
+        skip = Found.load(Path(skip))
+    if isinstance(skip, str):
+        skip = [one.strip() for one in skip.split(",") if one.strip()]
+    names, best = (skip.skip, skip.length) if isinstance(skip, Found) else (tuple(skip), _USUAL)
+    policy = DraftExit(best if length is None else length, bound, wanted)
+    return SelfDrafter("draft-verify", lambda model: DraftModel(model, policy=policy), Given(frozenset(names)))
+
+
+# ---- SWIFT: a set found on the way
+
+
+@dataclass
+class Stream:
+    """SWIFT's search: every step, one more set has a go at the last `window` tokens of the row's own output, in one
+    pass, once there are so many; when one guesses enough of them, or after so many sets, the best is kept."""
+
+    share: float
+    window: int
+    trials: int
+    enough: float
+    bayes: int
+    seed: int
+    bytes_read: int = 0
+
+    def begin(self, whole: SelfDraftable, model: Skipping, prompts: Prompts) -> list[frozenset[str]]:
+        self._model, self._starts = model, [len(prompt) for prompt in prompts]
+        self._texts = [list(prompt) for prompt in prompts]
+        names = inner(whole.sublayers)
+        self.quests = [LayerSearch(names, few(self.share, names), self.bayes, self.seed) for _ in prompts]
+        return [quest.best for quest in self.quests]
+
+    def learn(self, emitted: Sequence[Sequence[int]]) -> None:
+        for text, tokens in zip(self._texts, emitted, strict=True):
+            text += tokens
+
+    def again(self, open_: Sequence[bool]) -> list[frozenset[str]] | None:
+        counts = [
+            self.window * (going and len(text) - start >= self.window and self._seeking(quest))
+            for text, start, going, quest in zip(self._texts, self._starts, open_, self.quests, strict=True)
+        ]
+        if not any(counts):
+            return None
+        texts = [text if going else text[:1] for text, going in zip(self._texts, open_, strict=True)]
+        wanted = {row: self.quests[row].suggest() for row, count in enumerate(counts) if count}
+        for one in dict.fromkeys(wanted.values()):
+            view = self._model.seen(one)
+            right = agreement(view.recall(texts, self.window), texts, counts)
+            self.bytes_read += view.weight_bytes
+            for row in (row for row, suggested in wanted.items() if suggested == one):
+                self.quests[row].tell(right[row] / counts[row])
+        return [quest.best for quest in self.quests]
+
+    def _seeking(self, quest: LayerSearch) -> bool:
+        return len(quest.tried) < self.trials and quest.match < self.enough
+
+
+def swift(
+    *,
+    share: float = 0.45,
+    window: int = 16,
+    trials: int = 32,
+    enough: float = 0.95,
+    bayes: int = 8,
+    nodes: int = 12,
+    width: int = 3,
+    depth: int = 6,
+    least: float = 0.2,
+    seed: int = 0,
+) -> SelfDrafter:
+    """A `share` of the sublayers is skipped; which, is searched for on the running text: at random, and every
+    `bayes`-th time (0: never) where Optuna thinks best. The draft is a tree that is cut where the view is unsure: no
+    node thought less than `least` likely. The first and the last layer are kept. Ours scores one set a step in a pass
+    of its own, on the row's last `window` tokens (the paper's are 32), and counts that pass."""
+    if not 0 < share < 1 or min(window, trials) < 1 or bayes < 0:
+        raise InvalidOption(
+            f"share={share}, window={window}, trials={trials}, bayes={bayes}: share must be between 0 and 1, window "
+            "and trials 1 or more, bayes 0 or more"
+        )
+    return SelfDrafter(
+        "swift",
+        lambda model: DynamicTree(model, nodes=nodes, width=width, depth=depth, least=least),
+        Stream(share, window, trials, enough, bayes, seed),
+    )
+
+
+# ---- Draft on the Fly: a set read off the prompt
+
+
+@dataclass
+class Alike:
+    """What changes least when the prompt is read."""
+
+    share: float
+    least: float
+    parts: tuple[str, ...]
+    bytes_read: int = 0
+
+    def begin(self, whole: SelfDraftable, model: Skipping, prompts: Prompts) -> list[frozenset[str]]:
+        names = [name for name in inner(whole.sublayers) if name.split(".")[0] in self.parts]
+        places = [whole.sublayers.index(name) for name in names]
+        alike = whole.likeness(prompts, _LIKENESS)[:, places].double().tolist()
+        self.bytes_read += whole.weight_bytes
+        found = []
+        for row in alike:
+            order = sorted(range(len(names)), key=lambda place: (-row[place], place))[: few(self.share, names)]
+            found.append(frozenset(names[place] for place in order if row[place] >= self.least))
+        return found
+
+    def again(self, open_: Sequence[bool]) -> None:
+        return None
+
+    def learn(self, emitted: Sequence[Sequence[int]]) -> None:
+        """The prompt has said it all."""
+
+
+def draft_on_the_fly(
+    *,
+    share: float = 0.3,
+    least: float = 0.0,
+    parts: Collection[str] = ("attention",),
+    length: int = 4,
+    bound: float = 0.4,
+) -> SelfDrafter:
+    """Of each row, the `share` of sublayers whose input and output are most alike by cosine on its own prompt, no less
+    than `least`; `parts` says which kinds may go: attention, as in the paper, mlp, or both. The paper goes by
+    thresholds found for each model; ours ranks sublayers, so that one setting serves any model. Drafting stops where
+    the view is unsure."""
+    if not 0 < share < 1 or not parts or not set(parts) <= {"attention", "mlp"}:
+        raise InvalidOption(
+            f"share={share}, parts={tuple(parts)}: share must be between 0 and 1, parts from attention and mlp"
+        )
+    return SelfDrafter(
+        "draft-on-the-fly",
+        lambda model: DraftModel(model, policy=Confidence(length, bound)),
+        Alike(share, least, tuple(parts)),
+    )

@@ -1,0 +1,116 @@
+"""The target seen cheaper drafts for itself: through part of its own cache, or in fewer bits.
+
+At long contexts a pass reads the cache more than the weights, so that the same weights with less of the cache are a
+fast and very accurate drafter: MagicDec (Sadhukhan et al., arXiv 2408.11049) keeps the first entries and the latest
+(StreamingLLM's sinks and window); TriForce (Sun et al., arXiv 2404.11912) adds the chunks of the cache that the query
+attends to most. At short ones it is the weights that are read, and QSpec (Zhao et al., arXiv 2410.11305) has the same
+model draft in fewer bits. Ours are views over the target's cache, renewed from the target's own entries at every step,
+so that no error of a draft outlives it. Knows laws and token ids; what a view leaves out is the engine's affair.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from outrider.core.distribution import Sampling
+from outrider.core.draft import Draft, Verdict
+from outrider.core.drafters.draft_model.model import DraftModel
+from outrider.core.drafters.length_policies import Policy
+from outrider.core.errors import Incompatible, InvalidOption
+from outrider.core.protocol import Prefill, Prompts, Scores
+from outrider.core.rng import CounterRNG
+
+
+class SparseView:
+    """A chain of `length` draws, or as many as a policy says, from a view of the target; the other options are the
+    view's (outrider.core.engine.self_draft_views.View). `cache_bytes`: of entries that the view held copies of, at
+    most."""
+
+    vocabulary: int | None = None
+    needs: frozenset[str] = frozenset()
+
+    def __init__(self, *, length: int = 4, policy: Policy | str = "fixed", **view: Any) -> None:
+        if length < 1:
+            raise InvalidOption(f"length is {length}; it must be 1 or more")
+        self.length, self.policy, self.view = length, policy, view
+        self.cache_bytes = 0
+        self._inner: DraftModel | None = None
+        self._read = 0
+
+    @property
+    def bytes_read(self) -> int:
+        return self._read + self._reading
+
+    @property
+    def _reading(self) -> int:
+        """By this generation's view: drafting, and choosing what to look at with a pass of the whole."""
+        if self._inner is None:
+            return 0
+        return self._inner.bytes_read + getattr(self._inner.model, "looked", 0) * self._whole
+
+    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
+        if prefill.itself is None:
+            raise Incompatible(
+                "this drafter is the target itself, seen through part of its own cache or in fewer bits, and this "
+                "target (it runs on code of others, or beside other requests) can't be seen so; take a model of "
+                "Llama's or Qwen's family and generate(), or another drafter"
+            )
+        self._whole = prefill.itself.weight_bytes
+        self._inner = DraftModel(prefill.itself.view(**self.view), length=self.length, policy=self.policy)
+        self._inner.begin(prefill, prompts, sampling)
+
+    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+        assert self._inner is not None
+        draft = self._inner.propose(room, dice)
+        self.cache_bytes = max(self.cache_bytes, getattr(self._inner.model, "cache_bytes", 0))
+        return draft
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+        assert self._inner is not None
+        self._inner.observe(draft, scores, verdict, dice)
+
+    def end(self) -> None:
+        if self._inner is not None:
+            self._read += self._reading
+            self._inner.end()
+            self._inner = None
+
+
+def sparse_cache(*, length: int = 4, sinks: int = 4, window: int = 256, policy: Policy | str = "fixed") -> SparseView:
+    """MagicDec (arXiv 2408.11049): the first `sinks` and the last `window` entries."""
+    if min(length, window) < 1 or sinks < 0:
+        raise InvalidOption(
+            f"length={length}, sinks={sinks}, window={window}: length and window must be 1 or more, sinks 0 or more"
+        )
+    return SparseView(length=length, policy=policy, window=(sinks, window))
+
+
+def triforce(
+    *,
+    length: int = 4,
+    sinks: int = 4,
+    window: int = 64,
+    chunks: int = 32,
+    chunk: int = 8,
+    refresh: int = 16,
+    policy: Policy | str = "fixed",
+) -> SparseView:
+    """TriForce's retrieval (arXiv 2404.11912): besides sinks and a window, `chunks` of `chunk` entries in between,
+    those that each head asks for most, chosen anew every `refresh` drafts by one more pass of the target, which is
+    counted. The third level of the paper's hierarchy, a tiny model that drafts for the sparse target, is left out."""
+    if min(length, window, chunks, chunk, refresh) < 1 or sinks < 0:
+        raise InvalidOption(
+            f"length={length}, sinks={sinks}, window={window}, chunks={chunks}, chunk={chunk}, refresh={refresh}: "
+            "sinks must be 0 or more, the others 1 or more"
+        )
+    view = {"window": (sinks, window), "chunks": (chunks, chunk), "refresh": refresh}
+    return SparseView(length=length, policy=policy, **view)
+
+
+def qspec(*, length: int = 4, bits: int = 4, policy: Policy | str = "fixed") -> SparseView:
+    """QSpec (arXiv 2410.11305): the same weights, quantised further, draft over the same cache. The paper's two sides
+    share 4-bit weights and differ in activations, 4 bits while drafting and 16 while verifying; ours differ in weights,
+    `bits` against the target's own, which costs a second copy and pays where reading weights is what takes time."""
+    return SparseView(length=length, policy=policy, bits=bits)

@@ -1,0 +1,1 @@
+"""Drafters trained on their target: heads, EAGLE, block diffusion, MTP, early exits."""

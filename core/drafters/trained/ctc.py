@@ -1,0 +1,177 @@
+"""Drafting by connectionist temporal classification: more frames than tokens, of which blanks and repeats fall away.
+
+CTC drafting (arXiv 2412.00061): a small layer emits frames for the next tokens at once and is trained with the CTC
+loss, so that it need not say where exactly a token stands. Frames are collapsed before anything is verified: what the
+target sees are fixed guesses, which every exact rule takes at any temperature (the paper's verification is greedy).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from outrider.core.distribution import Sampling
+from outrider.core.draft import Draft
+from outrider.core.drafters.draft_model.model import TopKTree
+from outrider.core.drafters.trained.head_runner import ready
+from outrider.core.drafters.trained.heads import PrefixCache, before, causal, kept
+from outrider.core.drafters.trained.lora import adapted
+from outrider.core.drafters.tree_shapes import parallel
+from outrider.core.engine.trainable.block import Angles, AttentionMask, Block, Matrix, Norm
+from outrider.core.engine.trainable.shared_embedding import Words, weight_bytes
+from outrider.core.errors import InvalidOption
+from outrider.core.rng import CounterRNG
+from outrider.core.training.draft_head import Batch, DraftHead
+from outrider.core.training.losses import Loss
+from outrider.core.tree import Tree
+
+
+def collapse(frames: Tensor, blank: int, length: int) -> Tensor:
+    """Frames [..., F] -> tokens [..., length]: repeats are one, blanks are none; -1 behind the end."""
+    fresh = (frames != blank) & (frames != F.pad(frames, (1, 0), value=blank)[..., :-1])
+    place = torch.where(fresh, fresh.cumsum(-1) - 1, length).clamp(max=length)
+    found = torch.full((*frames.shape[:-1], length + 1), -1, dtype=frames.dtype, device=frames.device)
+    return found.scatter_(-1, place, frames)[..., :length]
+
+
+class CollapsedTree(TopKTree):
+    """Chains side by side: the likeliest frames, and those that differ from them in the one frame that costs least."""
+
+    def __init__(self, model: Any, *, nodes: int, depth: int, sampling: Sampling | None) -> None:
+        self.chains, self.length = max(nodes // depth, 1), depth
+        super().__init__(model, shape=parallel(self.chains, depth), sampling=sampling)
+
+    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+        left = self._start(room, dice)
+        longest = max(min(self.length, int(room.max())), 0)
+        if not longest:
+            return Draft.empty(len(room), dice.device)
+        follower: Any = self.model
+        self.bytes_read += follower.weight_bytes
+        tokens, belief = follower.pupil.chains(follower.said(), self.chains, longest)  # [B, M, L], [B, M]
+        rows = len(room)
+        tree = Tree.of(self.parents[: longest * self.chains], dice.device)
+        same = (tokens[:, :, None] == tokens[:, None]).all(-1).tril(-1).any(-1)  # [B, M] an earlier chain says it too
+        fits = (tokens >= 0) & ~same[..., None] & (torch.arange(longest, device=tokens.device) < left[:, None, None])
+        live = fits.cumprod(-1).bool().transpose(1, 2).reshape(rows, -1)
+        flat = tokens.clamp(min=0).transpose(1, 2).reshape(rows, -1)
+        return Draft.guess(flat, tree, live, belief.repeat(1, longest))
+
+
+class CtcFrames(DraftHead):
+    """One layer over what was committed, begun as the target's last (or that one, corrected to a rank of `lora`);
+    behind it `frames` residual heads that look at one another both ways, in a layer whose MLP is `hidden` wide. A frame
+    says one of the words, or the blank."""
+
+    once, cached, grow, taps, grower = True, 1, "tree", ("last",), CollapsedTree
+    needs = frozenset({"last"})
+
+    def __init__(
+        self,
+        target: Any,
+        *,
+        frames: int = 8,
+        length: int = 5,
+        hidden: int = 0,
+        lora: int = 0,
+        vocabulary: PrefixCache = 0,
+    ) -> None:
+        super().__init__()
+        if not 1 <= length <= frames:
+            raise InvalidOption(f"frames={frames}, length={length}: there must be as many frames as tokens, or more")
+        network = target.network
+        self.words = Words(network, vocabulary)
+        self.form, self.depth, self.frames = network.config, length, frames
+        self.config = {
+            "frames": frames,
+            "length": length,
+            "hidden": hidden,
+            "lora": lora,
+            "vocabulary": kept(self.words),
+        }
+        width, eps = self.form.width, self.form.norm_eps
+        self.embedded, self.norm = Norm(width, eps), Norm(width, eps)
+        self.fuse = Matrix(2 * width, width)
+        self.block = Block(self.form)
+        self.block.copy(network.layers[-1])
+        adapted(self.block, lora, known=width)
+        self.heads = Matrix(width, frames * width, bias=True)
+        self.place = nn.Parameter(torch.zeros(frames, width))
+        self.mixer = Block(replace(self.form, hidden=hidden or self.form.hidden))
+        self.blank = Matrix(width, 1, bias=True)
+        self.angles = Angles(self.form)
+        with torch.no_grad():
+            self.fuse.weight[:, width:] = torch.eye(width)
+            self.mixer.attention.out.weight.mul_(0.1)
+            self.norm.weight.copy_(network.norm)
+
+    def open(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
+        read = torch.cat([self.embedded(self.words.embed(tokens)).to(features.dtype), features], -1)
+        states: Tensor = self.block(self.fuse(read), sight)
+        return states
+
+    def ahead(self, state: Tensor, sight: AttentionMask) -> Tensor:
+        """[N, D] -> [N, F, D]."""
+        said = state[:, None] + F.silu(self.heads(state)).view(len(state), self.frames, -1) + self.place
+        order = torch.arange(self.frames, device=state.device)[None]
+        mixed: Tensor = self.norm(self.mixer(said, AttentionMask(*self.angles(order, self.frames, said.dtype), None)))
+        return mixed
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[..., D] -> [..., R + 1], the blank last."""
+        return torch.cat([self.words.logits(states), self.blank(states)], -1)
+
+    def _said(self, batch: Batch, where: Tensor) -> Tensor:
+        """Logits [N, F, R + 1] of the frames behind positions [B, T] bool."""
+        x = before(batch.taps["last"].to(self.embedded.weight.dtype))
+        sight = causal(self.angles, batch, x)
+        return self.logits(self.ahead(self.open(x, batch.tokens, sight)[where], sight))
+
+    def loss(self, batch: Batch, loss: Loss) -> Tensor:
+        """CTC's own loss on the tokens that came, up to the first that is no word of ours."""
+        logs = self._said(batch, batch.answer).float().log_softmax(-1).transpose(0, 1)
+        rows, places = batch.answer.nonzero(as_tuple=True)
+        steps = places[:, None] + torch.arange(self.depth, device=places.device)
+        inside = steps.clamp(max=batch.tokens.shape[1] - 1)
+        tokens = self.words.local(batch.labels()[rows[:, None], inside])
+        known = batch.answer[rows[:, None], inside] & (steps == inside) & (tokens >= 0)
+        lengths = known.cumprod(1).sum(1)
+        size = torch.full_like(lengths, self.frames)
+        found = F.ctc_loss(
+            logs, tokens.clamp(min=0), size, lengths, blank=self.words.count, reduction="none", zero_infinity=True
+        )
+        return found.mean() / self.depth if len(found) else logs.sum() * 0
+
+    def chains(self, logits: Tensor, count: int, length: int) -> tuple[Tensor, Tensor]:
+        """Of frames [B, F, R + 1] the likeliest collapsed chains [B, count, length], -1 behind their ends, and how
+        likely each of their frames is together [B, count]."""
+        values, ids = logits.double().log_softmax(-1).topk(2, -1)  # [B, F, 2]
+        best = values[..., 0].sum(1, keepdim=True)
+        order = (values[..., 1] - values[..., 0]).topk(min(count - 1, self.frames), 1)
+        swap = F.one_hot(order.indices, self.frames).bool()  # [B, M - 1, F]
+        other = torch.where(swap, ids[:, None, :, 1], ids[:, None, :, 0])
+        every = torch.cat([ids[:, None, :, 0], other], 1)
+        value = torch.cat([best, best + order.values], 1).exp()
+        if (short := count - every.shape[1]) > 0:
+            every, value = F.pad(every, (0, 0, 0, short), value=self.words.count), F.pad(value, (0, short))
+        tokens = collapse(every, self.words.count, length)
+        ids_ = self.words.vocabulary
+        return (tokens if ids_ is None else torch.where(tokens < 0, -1, ids_[tokens.clamp(min=0)])), value
+
+    def hits(self, batch: Batch, depth: int = 8) -> Tensor:
+        found = torch.zeros(*batch.answer.shape, min(depth, self.depth), dtype=torch.bool, device=batch.tokens.device)
+        tokens = self.chains(self._said(batch, batch.answer), 1, found.shape[2])[0][:, 0]
+        labels = torch.stack([batch.labels(place + 1) for place in range(found.shape[2])], -1)
+        found[batch.answer] = tokens == labels[batch.answer]
+        return found
+
+    @property
+    def pass_bytes(self) -> int:
+        return weight_bytes(self)
+
+    def drafts(self, target: Any) -> Any:
+        return ready(self, target)

@@ -1,0 +1,153 @@
+"""A small draft model made of its target: some of its layers, its embedding and the output rows of its commonest
+tokens, trained to say what the target says.
+
+Knowledge distillation for speculative decoding (DistillSpec, arXiv 2310.08461); that a pruned model recovers by being
+distilled is Minitron's finding (arXiv 2407.14679), and the reduced vocabulary is EAGLE-3's and FR-Spec's (arXiv
+2502.14856). Ours refers to the target's rows instead of copying them. With a `rank` layers stay the target's own and
+only low-rank corrections are learned (LoRA, arXiv 2106.09685), which is all that is then shipped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from outrider.core.drafters.trained.lora import correct
+from outrider.core.engine.linear import Dense, Linear
+from outrider.core.engine.network import Layer, Network
+from outrider.core.engine.quantization.quantize import leanest
+from outrider.core.engine.trainable.block import Angles, AttentionMask, Block, Matrix, Norm
+from outrider.core.engine.trainable.shared_embedding import Words
+from outrider.core.engine.transformer import Decoder
+from outrider.core.errors import InvalidOption
+from outrider.core.training.draft_head import Batch, DraftHead, Guess
+
+
+class SmallModel(DraftHead):
+    """`layers` are those of the target that it begins with (a number: the first ones and the last, as far as there are
+    so many); `rank` 0 learns them whole."""
+
+    def __init__(
+        self,
+        target: Decoder,
+        *,
+        layers: int | Sequence[int] = 3,
+        vocabulary: int | Sequence[int] | Tensor = 0,
+        rank: int = 0,
+    ) -> None:
+        super().__init__()
+        network, depth = target.network, target.config.layers
+        if isinstance(layers, int):
+            layers = (*range(min(layers, depth) - 1), depth - 1) if layers > 0 else ()
+        if not layers or any(not -depth <= one < depth for one in layers):
+            raise InvalidOption(f"layers are {tuple(layers)}; give some of 0 to {depth - 1}, or -1 for the last")
+        if rank < 0:
+            raise InvalidOption(f"rank is {rank}; it must be 0 (whole layers) or more")
+        self.words = Words(network, vocabulary)
+        self.config = {"layers": [one % depth for one in layers], "vocabulary": self.words.count, "rank": rank}
+        if self.words.vocabulary is None:
+            self.config["vocabulary"] = 0
+        self.blocks = nn.ModuleList()
+        for index, one in enumerate(self.config["layers"]):
+            block = Block(target.config, index=index)
+            block.copy(network.layers[one])
+            if rank:
+                correct(block, rank)
+            self.blocks.append(block)
+        self.norm = Norm(target.config.width, target.config.norm_eps)
+        with torch.no_grad():
+            self.norm.weight.copy_(network.norm)
+        self._angles = Angles(target.config)
+        self._network: Network | None = None
+
+    def states(self, batch: Batch) -> Tensor:
+        """[B, T, D] behind every token, normed."""
+        x = self.words.embed(batch.tokens).float()
+        count = batch.tokens.shape[1]
+        cos, sin = self._angles(batch.positions, count, torch.float32)
+        near = torch.ones(count, count, dtype=torch.bool, device=x.device).tril()
+        sight = AttentionMask(cos, sin, near[None])
+        for block in self.blocks:
+            x = block(x, sight)
+        normed: Tensor = self.norm(x)
+        return normed
+
+    def guesses(self, batch: Batch) -> Iterable[Guess]:
+        yield Guess(self.words.logits(self.states(batch)[batch.asked()]), 1, vocabulary=self.words.vocabulary)
+
+    def drafts(self, target: Decoder) -> Decoder:
+        """A decoder in the target's precision, with a cache of its own."""
+        if self._network is None:
+            self._network = self._assembled(target.network)
+            if target.network.graphs is not None:
+                target.network.graphs.of(self._network)
+        return Decoder(self._network)
+
+    def shared(self, config: Mapping[str, Any]) -> dict[str, str]:
+        """Each block begins as that of the same layer of the target did."""
+        had, names = config["layers"], super().shared({**config, "layers": self.config["layers"]})
+        for at, layer in enumerate(self.config["layers"]):
+            for rest in self.blocks[at].state_dict():
+                name = names.pop(f"blocks.{at}.{rest}")
+                if layer in had:
+                    names[name] = f"blocks.{had.index(layer)}.{rest}"
+        return names
+
+    def train(self, mode: bool = True) -> Self:
+        """What was laid out to draft with is of no use once weights move."""
+        self._network = None
+        return super().train(mode)
+
+    @torch.no_grad()
+    def _assembled(self, network: Network) -> Network:
+        def laid(matrix: Matrix) -> Linear:
+            bias = None if matrix.bias is None else matrix.bias.to(network.dtype)
+            return leanest(Dense(matrix.weight.to(network.device, network.dtype), bias))
+
+        def plain(norm: Norm) -> Tensor:
+            return norm.weight.detach().to(network.device, network.dtype)
+
+        def whole(block: nn.Module) -> Layer:
+            assert isinstance(block, Block) and block.attention_norm is not None
+            attention, mlp, qk_norm = block.attention, block.mlp, block.attention.qk_norm
+            return Layer(
+                attention_norm=plain(block.attention_norm),
+                qkv=laid(attention.qkv),
+                out=laid(attention.out),
+                mlp_norm=plain(block.mlp_norm),
+                up_gate=laid(mlp.up_gate),
+                down=laid(mlp.down),
+                qk_norm=None if qk_norm is None else qk_norm.detach().to(network.device, network.dtype),
+            )
+
+        layers = [whole(block) for block in self.blocks]
+        kept = self.words.vocabulary
+        head = network.head if kept is None else Reduced(network.head.weight[kept], kept, network.config.vocabulary)
+        config = replace(network.config, layers=len(layers))
+        return Network(config, network.embedding, layers, plain(self.norm), head)
+
+
+class Reduced:
+    """An output layer over some tokens; the others can't be drawn."""
+
+    bias = None
+
+    def __init__(self, weight: Tensor, kept: Tensor, vocabulary: int) -> None:
+        self._rows = leanest(Dense(weight.contiguous()))
+        self._kept, self._vocabulary = kept.to(weight.device), vocabulary
+        self.weight_bytes = self._rows.weight_bytes
+
+    @property
+    def weight(self) -> Tensor:
+        """[V, D], with nothing in the rows that are left out."""
+        rows = self._rows.weight
+        return rows.new_zeros(self._vocabulary, rows.shape[1]).index_copy_(0, self._kept, rows)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        logits = self._rows(x)
+        return logits.new_full((len(x), self._vocabulary), -math.inf).index_copy_(1, self._kept, logits)

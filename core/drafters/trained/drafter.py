@@ -1,0 +1,188 @@
+"""Drafters that were trained on their target: how a pupil's guesses become drafts.
+
+The pupil (heads, a feature-level decoder, a block drafter) is read like a small target of its own beside the big one
+(`outrider.core.drafters.trained.head_runner`). Chains, sampled trees and dynamic trees are then those of any draft
+model. Knows tokens, laws and shapes; nothing of how a pupil computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.core.distribution import Sampling
+from outrider.core.draft import Draft, Verdict
+from outrider.core.drafters.draft_model.model import DraftModel, DynamicTree, SampledTree, TopKTree
+from outrider.core.drafters.length_policies import Policy, Risk
+from outrider.core.drafters.trained.head_runner import HeadRunner
+from outrider.core.drafters.tree_shapes import chain, depths, rerank, sequoia
+from outrider.core.errors import InvalidOption, unknown
+from outrider.core.protocol import Prefill, Prompts, Scores
+from outrider.core.rng import CounterRNG
+from outrider.core.tree import Tree
+
+GROWTHS = ("chain", "tree", "dynamic", "sampled")
+_TYPICAL = (0.5, 0.13, 0.07, 0.04, 0.03, 0.02, 0.015, 0.01)  # acceptance by place among siblings, until it is measured
+
+
+class FixedChain(DraftModel):
+    """A chain of likeliest tokens, as fixed guesses; the policy sees the law of each."""
+
+    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+        longest = min(self.policy.longest, int(room.max()))
+        wanted = torch.minimum(self.policy.start(), self._start(room, dice))
+        draft = Draft.empty(len(room), dice.device)
+        tokens, belief, live = draft.tokens, draft.tokens.double(), draft.live
+        going = wanted > 0
+        for depth in range(longest):
+            scores = self.score(draft, depth - 1 if depth else None)
+            law = scores.laws(torch.full_like(wanted, depth)[:, None])
+            if self._tap:
+                self.policy.see(scores.hidden[self._tap][:, -1])  # type: ignore[attr-defined]
+            going = going & (wanted > depth) & self.policy.more(law.column(0), depth)
+            if dice.device.type == "cpu" and not bool(going.any()):
+                break
+            ids, probs = law.column(0).top(1)
+            tokens, belief = torch.cat([tokens, ids], 1), torch.cat([belief, probs.double()], 1)
+            live = torch.cat([live, going[:, None]], 1)
+            draft = Draft.guess(tokens, Tree.chain(depth + 1, dice.device), live, belief.cumprod(1))
+        self._drafted = draft.live.sum(1)
+        return draft
+
+
+class ParallelTree(TopKTree):
+    """A tree of the likeliest tokens of laws that are all known at once: node after node the Cartesian product of
+    Medusa (arXiv 2401.10774), or with `nodes` those of the shape that are likeliest together."""
+
+    def __init__(
+        self, model: Any, *, shape: Sequence[int], sampling: Sampling | None, nodes: int | None = None
+    ) -> None:
+        super().__init__(model, shape=shape, sampling=sampling)
+        self.nodes = nodes
+
+    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+        left = self._start(room, dice)
+        levels = self.levels(room, dice)
+        if not levels:
+            return Draft.empty(len(room), dice.device)
+        follower: Any = self.model
+        self.bytes_read += follower.weight_bytes
+        tree = Tree.of(self.parents[: levels[-1][1]], dice.device)
+        ids, probs = follower.upcoming().top(tree.width)  # [B, K, W]
+        place = (tree.depths * tree.width + tree.ranks).expand(len(room), -1)
+        tokens, single = ids.flatten(1).gather(1, place), probs.flatten(1).gather(1, place)
+        fits = (tree.depths < left[:, None]) & (tokens >= 0)
+        live = (fits[:, None] | ~tree.ancestors).all(-1)
+        logs = single.double().clamp(min=1e-30).log()
+        value = (tree.ancestors.double() @ logs[..., None])[..., 0]
+        if self.nodes is None or self.nodes >= tree.size:
+            return Draft.guess(tokens.clamp(min=0), tree, live, value.exp())
+        parents = tree.parents.expand(len(room), -1)
+        kept, shape = rerank(torch.where(live, value, -torch.inf), parents, self.nodes)
+        best = Tree(shape, tree.depth, tree.width)
+        return Draft.guess(tokens.gather(1, kept).clamp(min=0), best, live.gather(1, kept), value.gather(1, kept).exp())
+
+
+class Learned:
+    """A trained drafter. `grow` says what it makes of its guesses: a "chain" (drawn, or at temperature 0 the likeliest
+    tokens) as long as a policy says; a static "tree" of the likeliest tokens of a `shape`, or of the best shape of so
+    many `nodes`; a "dynamic" tree of the `nodes` that are likeliest together, growing from the `width` best of each of
+    `depth` levels as long as some are at least `least` likely; or a "sampled" tree of draws. Left out, it is what the
+    pupil's paper does. The policy "confident" ends a chain where the pupil itself sees a `risk` of rejection."""
+
+    def __init__(
+        self,
+        pupil: Any,
+        *,
+        grow: str | None = None,
+        length: int = 5,
+        policy: Policy | str = "fixed",
+        nodes: int = 16,
+        width: int = 4,
+        depth: int = 5,
+        least: float = 0.0,
+        shape: Sequence[int] | None = None,
+        replacement: bool = False,
+        sampling: Sampling | None = None,
+        risk: float = 0.6,
+    ) -> None:
+        self.pupil = pupil
+        self.grow = pupil.grow if grow is None else grow
+        if self.grow not in GROWTHS:
+            raise unknown("way to grow drafts", self.grow, GROWTHS)
+        if min(length, nodes, width, depth) < 1:
+            raise InvalidOption(f"length={length}, nodes={nodes}, width={width}, depth={depth}: each must be 1 or more")
+        most = pupil.depth or max(length, depth)
+        if policy == "confident":
+            if not hasattr(pupil, "confident"):
+                raise InvalidOption(f"a {type(pupil).__name__} has no confidence of its own; take policy='confidence'")
+            policy = Risk(min(length, most), pupil.confident, risk, tap="states")
+        self.model: Any = getattr(pupil, "reader", HeadRunner)(pupil)
+        self.vocabulary: int | None = self.model.vocabulary
+        self.needs: frozenset[str] = frozenset(getattr(pupil, "reads", pupil.needs))
+        soft = sampling or Sampling()  # fixed guesses go by the pupil's own law, whatever the target's temperature is
+        self._fixed: Any
+        self._drawn: Any = None
+        if grower := getattr(pupil, "grower", None):  # has a way of its own
+            self._fixed = grower(self.model, nodes=nodes, depth=min(depth, most), sampling=soft)
+        elif self.grow == "chain":
+            longest = min(length, most)
+            if policy == "fixed" and not pupil.once:  # is a tree of one node a level, which may grow in one call
+                self._fixed = DynamicTree(self.model, nodes=longest, width=1, depth=longest, sampling=soft)
+            else:
+                self._fixed = FixedChain(self.model, length=longest, policy=policy, sampling=soft)
+            self._drawn = DraftModel(self.model, length=min(length, most), policy=policy, sampling=sampling)
+        elif self.grow == "dynamic" and not pupil.once:
+            deepest = min(depth, most)
+            self._fixed = DynamicTree(self.model, nodes=nodes, width=width, depth=deepest, least=least, sampling=soft)
+        elif self.grow == "dynamic":
+            wide = best_shape(6 * nodes, min(depth, most))
+            self._fixed = ParallelTree(self.model, shape=wide, sampling=soft, nodes=nodes)
+        else:
+            shape = best_shape(nodes, min(depth, most)) if shape is None else shallow(shape, most)
+            tree = ParallelTree if pupil.once else TopKTree
+            self._fixed = tree(self.model, shape=shape, sampling=soft)
+            if self.grow == "sampled":
+                self._drawn = SampledTree(self.model, shape=shape, replacement=replacement, sampling=sampling)
+        self._inner = self._fixed
+
+    @property
+    def bytes_read(self) -> int:
+        return int(self._fixed.bytes_read) + (0 if self._drawn is None else int(self._drawn.bytes_read))
+
+    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
+        self._inner = self._fixed if self._drawn is None or sampling.greedy else self._drawn
+        self.model.listen(prefill.hidden)
+        self.model.whole = prefill.itself
+        self._inner.begin(prefill, prompts, sampling)
+
+    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+        draft: Draft = self._inner.propose(room, dice)
+        if self.grow != "dynamic" and (carry := getattr(self.model, "carry", None)):  # nodes stand as they were read
+            return replace(draft, carry=carry())
+        return draft
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+        self.model.listen(scores.hidden)
+        self._inner.observe(draft, scores, verdict, dice)
+
+    def end(self) -> None:
+        self._inner.end()
+
+
+@lru_cache
+def best_shape(nodes: int, depth: int, acceptance: tuple[float, ...] = _TYPICAL) -> tuple[int, ...]:
+    """The tree of so many nodes that is best for an acceptance by place among siblings (Sequoia, arXiv 2402.12374)."""
+    return sequoia(acceptance, nodes, depth).shape(nodes, depth) or chain(1)
+
+
+def shallow(shape: Sequence[int], depth: int) -> tuple[int, ...]:
+    """A shape without the nodes below a depth."""
+    kept = [node for node, level in enumerate(depths(shape)) if level < depth]
+    place = {node: index for index, node in enumerate(kept)} | {-1: -1}
+    return tuple(place[shape[node]] for node in kept)

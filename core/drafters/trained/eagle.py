@@ -1,0 +1,306 @@
+"""Drafters that foresee the target's hidden states: one small decoder goes on where the target's states end, token
+after token, and reads its own states where the target's are not there yet.
+
+EAGLE's line: the state behind a token together with the next token gives the state behind that one. All share the
+target's embedding and output rows, and `unrolled`, which trains them on their own states as they will draft (EAGLE-3's
+training-time test; HASS, arXiv 2408.15766).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from outrider.core.distribution import Sampling
+from outrider.core.drafters.length_policies import Policy
+from outrider.core.drafters.trained.drafter import Learned
+from outrider.core.drafters.trained.head_runner import ready
+from outrider.core.drafters.trained.heads import PrefixCache, before, causal, kept
+from outrider.core.drafters.trained.lora import adapted
+from outrider.core.engine.native.draft_tree import Levels
+from outrider.core.engine.network import Config
+from outrider.core.engine.trainable.block import Angles, AttentionMask, Block, Matrix, Norm, Rounds
+from outrider.core.engine.trainable.shared_embedding import Words, weight_bytes
+from outrider.core.errors import InvalidOption, unknown
+from outrider.core.kernels.native import Tiled
+from outrider.core.training.draft_head import Batch, DraftHead, Guess, agreement, guessed
+from outrider.core.training.losses import Loss
+
+
+def unrolled(
+    angles: Angles, batch: Batch, x: Tensor, advance: Callable[[Tensor, Tensor, AttentionMask], Tensor]
+) -> Iterator[Tensor]:
+    """The states [N, S] of the positions that are asked about in round 1, 2, ... without end: in the first, what is fed
+    [B, T, F] comes from the target, in each later one from the round before, one token further back."""
+    first = causal(angles, batch, x)
+    place = batch.positions[0]
+    behind = (place > 0) & (place <= place[:, None])
+    kept_: Rounds = {}
+    number = 0
+    while True:
+        if number:
+            behind = behind & (place <= place[:, None] - number)
+        sight = replace(first, mask=first.mask if not number else behind[None], rounds=kept_)
+        states = advance(x, batch.tokens, sight)
+        yield states[batch.answer & (batch.positions >= number)]
+        x, number = before(states), number + 1
+
+
+class EagleHead(DraftHead):
+    """EAGLE (arXiv 2401.15077): a decoder layer reads the target's last state and the embedding of the token chosen
+    there, put together by one matrix, and foresees the next last state, which the target's own output layer reads. It
+    is trained to regress that state (smooth L1) besides saying the same, with noise on what it reads. Ours begins as a
+    copy of the target's last layer; more `rounds` than one train it on its own states too. Its tree is static; grown
+    dynamically it is EAGLE-2 (arXiv 2406.16858)."""
+
+    once, cached, grow, taps, depth = False, 1, "tree", ("last",), None
+    needs = frozenset({"last"})
+
+    def __init__(
+        self,
+        target: Any,
+        *,
+        rounds: int = 1,
+        regress: float = 1.0,
+        noise: float = 0.1,
+        normed: bool = True,
+        hidden: int = 0,
+        form: Mapping[str, Any] | None = None,
+        vocabulary: PrefixCache = 0,
+        fade: float = 0.8,
+    ) -> None:
+        super().__init__()
+        network = target.network
+        self.words = Words(network, vocabulary)
+        self.form = shaped(network.config, hidden, form)
+        self.rounds, self.regress, self.noise, self.fade = rounds, regress, noise, fade
+        self.config = {
+            "rounds": rounds,
+            "regress": regress,
+            "noise": noise,
+            "normed": normed,
+            "hidden": hidden,
+            "form": dict(form or {}),
+            "vocabulary": kept(self.words),
+            "fade": fade,
+        }
+        width = self.form.width
+        self.fuse = Matrix(2 * width, width, bias=True)
+        self.block = Block(self.form, normed=normed)
+        self.block.copy(network.layers[-1])
+        self.angles = Angles(self.form)
+        with torch.no_grad():  # at first the target's state, and a little of the token
+            self.fuse.weight[:, width:] = torch.eye(width)
+            for last in (self.block.attention.out, self.block.mlp.down):
+                last.weight.zero_()  # a target's last layer says hundreds, this state is normed
+
+    def advance(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
+        """[B, Q, D] and [B, Q] -> the states foreseen [B, Q, D]."""
+        embedded = self.words.embed(tokens).to(features.dtype)
+        states: Tensor = self.block(self.fuse(torch.cat([embedded, features], -1)), sight)
+        return states
+
+    def _rounds(self, batch: Batch) -> Iterator[Tensor]:
+        x = before(batch.taps["last"].to(self.fuse.weight.dtype))
+        if self.training and self.noise:
+            x = x + (torch.rand_like(x) * 2 - 1) * self.noise
+        return unrolled(self.angles, batch, x, self.advance)
+
+    def guesses(self, batch: Batch) -> Iterable[Guess]:
+        return said(self, self._rounds(batch), self.rounds)
+
+    def loss(self, batch: Batch, loss: Loss) -> Tensor:
+        states = [one for one, _ in zip(self._rounds(batch), range(self.rounds), strict=False)]
+        wrong = F.smooth_l1_loss(states[0], batch.taps["last"][batch.answer].to(states[0].dtype))
+        return guessed(said(self, iter(states), self.rounds), batch, loss) + self.regress * wrong
+
+    def hits(self, batch: Batch, depth: int = 8) -> Tensor:
+        return agreement(list(said(self, self._rounds(batch), depth)), batch, depth)
+
+    def open(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
+        return self.advance(features, tokens, sight)
+
+    def step(self, states: Tensor, tokens: Tensor, sight: AttentionMask, level: int) -> Tensor:
+        return self.advance(states, tokens, sight)
+
+    def logits(self, states: Tensor) -> Tensor:
+        return self.words.logits(states)
+
+    @property
+    def pass_bytes(self) -> int:
+        return weight_bytes(self)
+
+    def drafts(self, target: Any) -> Any:
+        return ready(self, target)
+
+
+class Eagle3Head(DraftHead):
+    """EAGLE-3 (arXiv 2503.01840): reads states tapped low, in the middle and high in the target, put together by one
+    matrix; its layer attends to them side by side with the embeddings; it learns only to say what the target says,
+    unrolled over `rounds` of its own states, and guesses among a reduced vocabulary. `steady` norms every tap, and
+    feeds states back normed, as EAGLE-3.1 does (arXiv 2605.09992). Ours begins as a copy of the target's last layer (or
+    is that layer, corrected to a rank of `lora`), and refers to the target's output rows unless it has its `own`."""
+
+    once, cached, grow, depth = False, 1, "dynamic", None
+
+    def __init__(
+        self,
+        target: Any,
+        *,
+        taps: Sequence[str] = (),
+        rounds: int = 4,
+        steady: bool = True,
+        hidden: int = 0,
+        form: Mapping[str, Any] | None = None,
+        normed_residual: bool = False,
+        own: bool = False,
+        lora: int = 0,
+        vocabulary: PrefixCache = 0,
+        fade: float = 0.8,
+    ) -> None:
+        super().__init__()
+        network = target.network
+        self.taps = tuple(taps) or spread(network.config.layers)
+        for tap in self.taps:
+            if tap not in target.taps:
+                raise unknown("hidden tap", tap, target.taps)
+        if rounds < 1:
+            raise InvalidOption(f"rounds is {rounds}; it must be 1 or more")
+        self.needs = frozenset(self.taps)
+        self.words = Words(network, vocabulary, own=own)
+        self.form = replace(shaped(network.config, hidden, form), qk_norm=False)
+        self.rounds, self.steady, self.fade, self.normed_residual = rounds, steady, fade, normed_residual
+        self.config = {
+            "taps": list(self.taps),
+            "rounds": rounds,
+            "steady": steady,
+            "hidden": hidden,
+            "form": dict(form or {}),
+            "normed_residual": normed_residual,
+            "own": own,
+            "lora": lora,
+            "vocabulary": kept(self.words),
+            "fade": fade,
+        }
+        width, eps, last = self.form.width, self.form.norm_eps, network.layers[-1]
+        self.tap_norms = nn.ModuleList(Norm(width, eps) for _ in self.taps if steady)
+        self.fuse = Matrix(len(self.taps) * width, width)
+        self.embedded = Norm(width, eps)
+        self.entered = Norm(width, eps)
+        self.block = Block(self.form, into=2 * width, normed=False)
+        self.norm = Norm(width, eps)
+        self.block.copy(last)
+        adapted(self.block, lora, known=width, changed=bool(hidden or form))
+        self.angles = Angles(self.form)
+        with torch.no_grad():
+            self.fuse.weight.mul_(0.1)
+            self.fuse.weight[:, -width:] += torch.eye(width)  # at first mostly the highest tap
+            self.entered.weight.copy_(last.attention_norm)
+            self.norm.weight.copy_(network.norm)
+
+    def enter(self, features: Tensor) -> Tensor:
+        """Taps side by side [..., F] -> [..., D]."""
+        if self.steady:
+            parts = features.chunk(len(self.taps), -1)
+            features = torch.cat([norm(x) for norm, x in zip(self.tap_norms, parts, strict=True)], -1)
+        result: Tensor = self.fuse(features)
+        return result
+
+    def advance(self, x: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
+        """[B, Q, D] and [B, Q] -> states [B, Q, D]; normed if steady."""
+        entered = self.entered(x)
+        read = torch.cat([self.embedded(self.words.embed(tokens)), entered], -1)
+        states: Tensor = self.block(entered if self.normed_residual else x, sight, read)
+        return self.norm(states) if self.steady else states
+
+    def _rounds(self, batch: Batch) -> Iterator[Tensor]:
+        x = torch.cat([before(batch.taps[tap]) for tap in self.taps], -1)
+        x = self.enter(x.to(self.fuse.weight.dtype))
+        return unrolled(self.angles, batch, x, self.advance)
+
+    def guesses(self, batch: Batch) -> Iterable[Guess]:
+        return said(self, self._rounds(batch), self.rounds)
+
+    def hits(self, batch: Batch, depth: int = 8) -> Tensor:
+        return agreement(list(said(self, self._rounds(batch), depth)), batch, depth)
+
+    def open(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
+        return self.advance(self.enter(features), tokens, sight)
+
+    def step(self, states: Tensor, tokens: Tensor, sight: AttentionMask, level: int) -> Tensor:
+        return self.advance(states, tokens, sight)
+
+    def logits(self, states: Tensor) -> Tensor:
+        return self.words.logits(states if self.steady else self.norm(states))
+
+    def levels(self) -> Levels | None:
+        """Its trees, each in one call, where there is code for them."""
+        passes, words, fuse = self.block.passes, self.words, self.fuse.fast
+        said = words.fast if words.own is None else words.own.fast
+        if passes is None or not isinstance(said, Tiled) or not isinstance(fuse, Tiled):
+            return None
+        if not self.steady or self.normed_residual:
+            return None
+        norms = [one.weight.detach() for one in (self.embedded, self.entered, self.norm)]
+        taps = [one.detach() for one in self.tap_norms.parameters()]
+        return Levels(passes, words.embedding, norms, taps, fuse, said, words.vocabulary)
+
+    @property
+    def pass_bytes(self) -> int:
+        return weight_bytes(self)
+
+    def drafts(self, target: Any) -> Any:
+        return ready(self, target)
+
+
+def shaped(config: Config, hidden: int, form: Mapping[str, Any] | None) -> Config:
+    """The target's form, with another width of the MLP, or with other fields of it (of weights made elsewhere)."""
+    fields = {**(form or {}), **({"hidden": hidden} if hidden else {})}
+    if fields.get("rope_scaling"):
+        kind, numbers = fields["rope_scaling"]
+        fields["rope_scaling"] = (kind, dict(numbers))
+    return replace(config, **fields)
+
+
+def said(pupil: Any, states: Iterator[Tensor], rounds: int) -> Iterator[Guess]:
+    """What a pupil says in each round of `unrolled`."""
+    for number, one in zip(range(rounds), states, strict=False):
+        yield Guess(pupil.logits(one), number + 1, pupil.fade**number, pupil.words.vocabulary)
+
+
+def eagle2(
+    pupil: Any,
+    *,
+    grow: str = "dynamic",
+    length: int = 5,
+    policy: Policy | str = "fixed",
+    nodes: int = 16,
+    width: int = 4,
+    depth: int = 5,
+    least: float = 0.0,
+    sampling: Sampling | None = None,
+) -> Learned:
+    """EAGLE's drafter grown as in EAGLE-2 (arXiv 2406.16858): each level goes on from the `width` nodes that are most
+    probable as a path, and of all candidates the `nodes` most probable are kept, none less likely than `least`."""
+    return Learned(
+        pupil,
+        grow=grow,
+        length=length,
+        policy=policy,
+        nodes=nodes,
+        width=width,
+        depth=depth,
+        least=least,
+        sampling=sampling,
+    )
+
+
+def spread(layers: int) -> tuple[str, ...]:
+    """Taps low, in the middle and high, as EAGLE-3 places them; of shallow targets what there is."""
+    chosen = (1, layers // 2 - 1, layers - 4) if layers >= 8 else (0, layers // 2, layers - 1)
+    return tuple(f"layer.{index}" for index in sorted({max(one, 0) for one in chosen}))

@@ -1,0 +1,213 @@
+"""Early exits with something trained behind them: the target's first layers read each token, and a small part of our
+own says from there what the last layers would.
+
+The layers are the target's own, over its own cache; nothing of them is copied. Knows states and tokens, and the
+target's views; nothing of laws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from outrider.core.distribution import Sampling
+from outrider.core.draft import Draft, Verdict
+from outrider.core.drafters.trained.head_runner import HeadRunner, carried, ready, reduced
+from outrider.core.drafters.trained.heads import PrefixCache, kept
+from outrider.core.engine.self_draft_views import furthest
+from outrider.core.engine.trainable.block import Angles, Attention, AttentionMask, Mlp, Norm
+from outrider.core.engine.trainable.shared_embedding import Words, weight_bytes
+from outrider.core.errors import Incompatible, InvalidOption
+from outrider.core.protocol import Prefill, Prompts, Scores
+from outrider.core.training.draft_head import Batch, DraftHead, Guess
+
+_PIECE = 512  # prompt tokens a pass
+
+
+class Early(HeadRunner):
+    """Reads tokens with the target's first layers, whose states the pupil reads: a token's own, not that of the token
+    before."""
+
+    @torch.no_grad()
+    def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
+        if self.whole is None:
+            raise Incompatible(
+                "this drafter leaves the target's layers early, and this target can't be seen without some of them; "
+                "take a model of Llama's or Qwen's family, or another drafter"
+            )
+        self._lawmaker = reduced(sampling, prompts, self.vocabulary, self.device, self.pupil.words.vocabulary)
+        view: Any = self.whole.view(exit=self.pupil.exit)
+        view.mute = True
+        view.begin(prompts, sampling)
+        self.view = view
+        layers = getattr(getattr(view, "network", None), "layers", ())
+        self.weight_bytes = self.pupil.pass_bytes + sum(layer.weight_bytes for layer in layers)
+        self.cache.begin(prompts)
+        if self.pupil.cached:
+            features, longest = self._features(), max(map(len, prompts))
+            for start in range(0, longest - 1, _PIECE):
+                stop = min(start + _PIECE, longest - 1)
+                ids, places = self.cache.chunk(start, stop)
+                self.pupil.open(features[:, start:stop], ids, self._sight(places, longest))
+        self.cache.prefilled(prompts)
+        width = self.pupil.words.width
+        self._pending = torch.zeros(len(prompts), 1, width, dtype=self.dtype, device=self.device)
+        self._states = self._pending[:, :0]
+        return Prefill()
+
+    def _left(self, draft: Draft, since: int | None) -> Tensor:
+        """What leaves the layers for the root, or for the nodes from there on."""
+        scores: Scores = self.view.score(draft, since)
+        return scores.hidden[self.pupil.tap].to(self.dtype)
+
+    def _open(self) -> None:
+        root = (self.cache.rows.waiting - 1)[:, None, None].expand(-1, 1, self._pending.shape[2])
+        left = self._left(Draft.empty(len(root), self.device), None)
+        self._pending = self._pending.scatter(1, root, left)
+        super()._open()
+
+    def _extend(self, draft: Draft, since: int, level: int) -> None:
+        left = self._left(draft, since)
+        ids, places = self.cache.plan(draft, since)
+        grown = self._still("open", self.pupil.open, (left, ids), self._sight(places, furthest(self.cache, draft)))
+        self._states = torch.cat([self._states, grown], 1)
+        self.cache.scored = draft.size
+
+    @torch.no_grad()
+    def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
+        """The states of what was accepted are known from the target's pass; that of the new root is read next."""
+        before = self.cache.rows
+        self.cache.scored = min(self.cache.scored, 0)
+        self._lawmaker.commit(self.cache.keep(draft, verdict, count))
+        self.view.keep(draft, verdict, count)
+        rows = F.pad(verdict.path + 1, (0, 1)).clamp(min=0)
+        if self.pupil.cached:
+            heard = self._features()
+            root = (before.waiting - 1)[:, None, None].expand(-1, 1, heard.shape[2])
+            pending = self._pending.scatter(1, root, heard[:, :1])
+            fresh = heard.gather(1, rows[..., None].expand(-1, -1, heard.shape[2]))
+        else:  # nothing is remembered of single tokens
+            pending, fresh = self._pending, self._pending.new_zeros(*rows.shape, self._pending.shape[2])
+        self._pending = carried(before, self.cache.rows, torch.cat([pending, fresh], 1))
+
+    def carry(self) -> object:
+        """What the target need not compute again."""
+        made = getattr(self.view, "carry", None)
+        return None if made is None or not self._states.numel() else made()
+
+    def end(self) -> None:
+        super().end()
+        if hasattr(self, "view"):
+            self.view.end()
+
+
+class ExitHead(DraftHead):
+    """LayerSkip's drafting (arXiv 2404.16710): the first `exit` layers and the output layer draft, and verification
+    goes on from the states that they left instead of reading the tokens anew. The paper trains the whole target to
+    bear early exits; ours leaves it as it is and trains the exit: a small residual MLP before the output rows."""
+
+    once, cached, grow, depth, reader = False, 0, "chain", None, Early
+    reads = frozenset[str]()  # while it drafts, the layers themselves are there
+
+    def __init__(self, target: Any, *, exit: int = 0, hidden: int = 256, vocabulary: PrefixCache = 0) -> None:
+        super().__init__()
+        network = target.network
+        self.exit = _exit(exit, network.config.layers, 0.35)
+        self.tap = f"layer.{self.exit - 1}"
+        self.taps: tuple[str, ...] = (self.tap,)
+        self.needs = frozenset(self.taps)
+        self.words = Words(network, vocabulary)
+        self.form = replace(network.config, hidden=hidden)
+        self.config = {"exit": self.exit, "hidden": hidden, "vocabulary": kept(self.words)}
+        self.inner, self.norm = (Norm(self.form.width, self.form.norm_eps) for _ in range(2))
+        self.mlp = Mlp(self.form)
+        with torch.no_grad():
+            self.mlp.down.weight.zero_()
+            self.norm.weight.copy_(network.norm)
+
+    def advance(self, x: Tensor) -> Tensor:
+        result: Tensor = self.norm(x + self.mlp(self.inner(x)))
+        return result
+
+    def guesses(self, batch: Batch) -> Iterable[Guess]:
+        x = batch.taps[self.tap][batch.asked()].to(self.norm.weight.dtype)
+        yield Guess(self.words.logits(self.advance(x)), 1, vocabulary=self.words.vocabulary)
+
+    def open(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
+        return self.advance(features)
+
+    def logits(self, states: Tensor) -> Tensor:
+        return self.words.logits(states)
+
+    @property
+    def pass_bytes(self) -> int:
+        return weight_bytes(self)
+
+    def drafts(self, target: Any) -> Any:
+        return ready(self, target)
+
+
+class KangarooHead(DraftHead):
+    """Kangaroo (arXiv 2404.18911): behind a very early exit an adapter of one attention and two norms, trained to say
+    what the whole target says; drafting ends where it is unsure (policy "confidence", the paper's bound being 0.6). The
+    paper asks behind the token drawn, ours ahead of the draw. Its attention begins as that of the target's last
+    layer. The paper leaves after 2 of 32 layers; ours, for small targets, after a sixth of them unless told."""
+
+    once, cached, grow, depth, reader = False, 1, "chain", None, Early
+
+    def __init__(self, target: Any, *, exit: int = 0, vocabulary: PrefixCache = 0) -> None:
+        super().__init__()
+        network = target.network
+        self.exit = _exit(exit, network.config.layers, 1 / 6)
+        self.tap = f"layer.{self.exit - 1}"
+        self.taps: tuple[str, ...] = (self.tap,)
+        self.needs = frozenset(self.taps)
+        self.words = Words(network, vocabulary)
+        self.form = network.config
+        self.config = {"exit": self.exit, "vocabulary": kept(self.words)}
+        self.entered, self.norm = (Norm(self.form.width, self.form.norm_eps) for _ in range(2))
+        self.attention = Attention(self.form)
+        self.angles = Angles(self.form)
+        last = network.layers[-1]
+        with torch.no_grad():
+            self.attention.qkv.weight.copy_(last.qkv.weight)
+            self.attention.out.weight.copy_(last.out.weight)
+            self.entered.weight.copy_(last.attention_norm)
+            self.norm.weight.copy_(network.norm)
+
+    def advance(self, x: Tensor, sight: AttentionMask) -> Tensor:
+        result: Tensor = self.norm(x + self.attention(self.entered(x), sight))
+        return result
+
+    def guesses(self, batch: Batch) -> Iterable[Guess]:
+        x = batch.taps[self.tap].to(self.norm.weight.dtype)
+        place = batch.positions[0]
+        cos, sin = self.angles(batch.positions, len(place), x.dtype)
+        states = self.advance(x, AttentionMask(cos, sin, (place <= place[:, None])[None]))
+        yield Guess(self.words.logits(states[batch.asked()]), 1, vocabulary=self.words.vocabulary)
+
+    def open(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
+        return self.advance(features, sight)
+
+    def logits(self, states: Tensor) -> Tensor:
+        return self.words.logits(states)
+
+    @property
+    def pass_bytes(self) -> int:
+        return weight_bytes(self)
+
+    def drafts(self, target: Any) -> Any:
+        return ready(self, target)
+
+
+def _exit(exit: int, layers: int, share: float) -> int:
+    """How many layers are run; 0: that share of them."""
+    chosen = exit or max(round(layers * share), 1)
+    if not 1 <= chosen <= layers:
+        raise InvalidOption(f"exit is {exit}; the target has layers 1 to {layers} to leave after")
+    return chosen

@@ -1,0 +1,240 @@
+"""The target drafts for itself in the very pass that verifies: learned inputs stand for the tokens not known yet, and
+what the target says behind them are the next guesses.
+
+PaSS: Parallel Speculative Sampling (arXiv 2311.13581). Nothing of the target changes; a few embeddings are all that is
+learned. Knows trees, laws and the target's own layers, nothing of what a token means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from outrider.core.device import upload
+from outrider.core.distribution import Distribution, Sampling, to_law
+from outrider.core.draft import Draft, Verdict
+from outrider.core.drafters.trained.block_diffusion import Anchored
+from outrider.core.drafters.trained.drafter import shallow
+from outrider.core.drafters.trained.heads import PrefixCache
+from outrider.core.drafters.tree_shapes import chain, validate
+from outrider.core.engine.network import Network, Places
+from outrider.core.engine.trainable.block import AttentionMask, Block
+from outrider.core.errors import Incompatible, InvalidOption
+from outrider.core.protocol import Prefill, Prompts, Scores
+from outrider.core.rng import CounterRNG, Purpose
+from outrider.core.training.draft_head import Batch
+from outrider.core.tree import Tree
+
+Context = list[tuple[Tensor, Tensor]]  # keys and values [B, K, T, d] of each layer
+
+
+class LookaheadEmbeddings(Anchored):
+    """PaSS's look-ahead embeddings: number l stands l places behind the last token known, and the frozen target says
+    behind it what comes another place on. Trained behind `anchors` drawn in each row: the row is read once, without a
+    gradient, and the embeddings look at it and at those before them. In the paper they are inserted at one random place
+    of a text and learn its tokens; ours learn the target's laws, those of a reduced vocabulary if one is given (while
+    drafting the target speaks with all its words), and begin near the mean of its embeddings."""
+
+    first, needs = 2, frozenset[str]()
+
+    def __init__(
+        self, target: Any, *, embeddings: int = 4, anchors: int = 24, vocabulary: PrefixCache = 0, fade: float = 0.8
+    ) -> None:
+        super().__init__()
+        network: Network = target.network
+        self._begin(network, vocabulary, fade, embeddings=embeddings, anchors=anchors)
+        self.depth, self.anchors = embeddings, anchors
+        rows = network.embedding.float()
+        self.embeddings = nn.Parameter(rows.mean(0) + 0.1 * rows.std() * torch.randn(embeddings, rows.shape[1]))
+        self._network, self._layers = [network], list[Block]()  # in lists: no part of this module
+        self._known: tuple[Batch, Context] | None = None
+
+    def _standing(self) -> list[Block]:
+        """The target's own layers, as blocks that a gradient passes through."""
+        if not self._layers:
+            self._layers += frozen(self._network[0])
+        return self._layers
+
+    def _read(self, batch: Batch) -> Context:
+        """What the target's layers make of a batch; remembered while the same is asked about."""
+        if self._known is not None and self._known[0] is batch:
+            return self._known[1]
+        (rows, count), device = batch.tokens.shape, batch.tokens.device
+        place, dtype = batch.positions[0], self._dtype(device)
+        shape = (len(self._standing()), rows, 2 * self.form.kv_heads, count, self.form.head_dim)
+        store = torch.zeros(shape, dtype=dtype, device=device)
+        sight = AttentionMask(
+            *self.angles(batch.positions, count, dtype),
+            (place <= place[:, None])[None],
+            store,
+            Places(batch.positions, count, None, 0),
+        )
+        with torch.no_grad():
+            x = self.words.embed(batch.tokens).to(self.embeddings.dtype)
+            for one in self._standing():
+                x = one(x, sight)
+        kv = self.form.kv_heads
+        self._known = batch, [(one[:, :kv], one[:, kv:]) for one in store.unbind()]
+        return self._known[1]
+
+    def _dtype(self, device: torch.device) -> torch.dtype:
+        """In which keys and values are kept."""
+        kind = device.type
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self._network[0].dtype
+
+    def places(self, batch: Batch, roots: Tensor) -> Tensor:
+        context, dtype = self._read(batch), self._dtype(roots.device)
+        (rows, count), length, wide = roots.shape, batch.tokens.shape[1], self.depth
+        stands = (roots[..., None] + 1 + torch.arange(wide, device=roots.device)).flatten(1)
+        order = torch.arange(count * wide, device=roots.device)
+        own = (order // wide == order[:, None] // wide) & (order <= order[:, None])
+        back = (batch.positions <= roots[..., None]).repeat_interleave(wide, 1)  # [B, A K, T]
+        mask = torch.cat([back, own.expand(rows, -1, -1)], 2)
+        x = self.embeddings.repeat(count, 1).expand(rows, -1, -1)
+        sight = AttentionMask(*self.angles(stands, length + wide + 1, dtype), mask, context=context)
+        for one in self._standing():
+            x = one(x, sight)
+        network = self._network[0]
+        states = F.rms_norm(x.to(network.dtype), (x.shape[2],), network.norm, network.config.norm_eps)
+        return states.view(rows, count, wide, -1)
+
+    @property
+    def pass_bytes(self) -> int:
+        """None but the target's own."""
+        return 0
+
+
+def frozen(network: Network) -> list[Block]:
+    """A network's layers as blocks to send a gradient through; weights that are kept as numbers are shared."""
+    found = []
+    for index, layer in enumerate(network.layers):
+        with torch.device("meta"):
+            block = Block(network.config, index=index)
+        attention, mlp = block.attention, block.mlp
+        assert block.attention_norm is not None
+        for part, name, weight in (
+            (block.attention_norm, "weight", layer.attention_norm),
+            (block.mlp_norm, "weight", layer.mlp_norm),
+            (attention, "qk_norm", layer.qk_norm),
+            *(
+                (mine, name, getattr(theirs, name))
+                for mine, theirs in (
+                    (attention.qkv, layer.qkv),
+                    (attention.out, layer.out),
+                    (mlp.up_gate, layer.up_gate),
+                    (mlp.down, layer.down),
+                )
+                for name in ("weight", "bias")
+            ),
+        ):
+            if weight is not None:
+                setattr(part, name, nn.Parameter(weight, requires_grad=False))
+        found.append(block.eval())
+    return found
+
+
+@lru_cache(maxsize=256)
+def grown(shape: tuple[int, ...], ahead: int) -> tuple[int, ...]:
+    """A tree of guesses, and behind the root and each of its nodes a chain of `ahead` look-ahead places."""
+    parents = [*shape]
+    for above in range(-1, len(shape)):
+        for _ in range(ahead):
+            parents.append(above)
+            above = len(parents) - 1
+    return tuple(parents)
+
+
+class PaSS:
+    """Look-ahead embeddings at work. A chain of as many guesses as there are embeddings (or `length`), drawn from what
+    the target said behind them, at temperature 0 the likeliest; or, with a `shape`, a tree of the likeliest at each
+    place. The paper's passes draft and verify in turn (`apart`). Ours do both at once: a pass of N guesses and L
+    embeddings also reads L probes behind the root and behind each guess, wherever the accepted path may end, (N + 1) L
+    of them. Probes are read, and never tried."""
+
+    needs: frozenset[str] = frozenset()
+    bytes_read = 0
+    alone = True  # what it guesses is read off its own draft
+
+    def __init__(
+        self, pupil: Any, *, length: int | None = None, shape: Sequence[int] | None = None, apart: bool = False
+    ) -> None:
+        self.embeddings: Tensor = pupil.embeddings.detach()
+        self.known: int = pupil.words.known
+        self.vocabulary: int | None = self.known
+        most = len(self.embeddings)
+        if length is not None and length < 1:
+            raise InvalidOption(f"length is {length}; it must be 1 or more")
+        self.drawn = shape is None
+        parents = chain(min(length or most, most)) if shape is None else shallow(validate(shape), most)
+        if not parents:
+            raise InvalidOption("the tree's shape has no nodes; give parents such as (-1, -1, 0), or drafter=None")
+        self.parents, self.apart = tuple(parents), apart
+        self.depth = Tree.of(self.parents).depth
+
+    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
+        if not getattr(prefill.itself, "embeds", False):
+            raise Incompatible(
+                "PaSS gives the target learned inputs to read, and this target takes none; take a model that runs on "
+                "our own decoder (Llama's or Qwen's family), or another drafter"
+            )
+        self._draws = self.drawn and not sampling.greedy
+        self._law: Distribution | None = None  # [B, L, S] behind the look-ahead places where the last path ended
+        self._ahead = 0  # look-ahead places behind each node of this step's draft
+
+    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+        most, law, device = int(room.max()), self._law, dice.device
+        shape = () if law is None or most < 1 else shallow(self.parents, min(law.probs.shape[1], most))
+        looks = not (self.apart and shape)
+        self._guesses, self._ahead = len(shape), max(min(self.depth, most - 1), 0) if looks else 0
+        tree = Tree.of(grown(shape, self._ahead), device)
+        if not tree.size:
+            return Draft.empty(len(room), device)
+        place = torch.arange(tree.size, device=device) - len(shape)
+        probe = place >= 0
+        fits = tree.depths + probe < upload(room, device)[:, None]  # what is said behind a probe needs room as well
+        tokens = torch.where(probe, place % max(self._ahead, 1) + self.known, 0).repeat(len(room), 1)
+        draft = Draft.guess(tokens, tree, fits)
+        if law is not None and shape:
+            draft = self._draw(draft, law, dice) if self._draws else self._choose(draft, law, Tree.of(shape, device))
+        return replace(draft, probe=probe.expand(len(room), -1), embeddings=self.embeddings)
+
+    def _draw(self, draft: Draft, law: Distribution, dice: CounterRNG) -> Draft:
+        """The chain's tokens, each drawn from its own law."""
+        dice.reserve(self._guesses)
+        tokens, source = draft.tokens.clone(), torch.full_like(draft.tokens, -1)
+        for node in range(self._guesses):
+            tokens[:, node] = dice.pick(law.column(node), node, Purpose.DRAW, draft.live[:, node])
+            source[:, node] = node
+        return replace(draft, tokens=tokens, laws=law, source=source, mixed=True)
+
+    def _choose(self, draft: Draft, law: Distribution, tree: Tree) -> Draft:
+        """The tree's tokens: the likeliest of each place, as many as are siblings there."""
+        ids, probs = law.top(tree.width)  # [B, L, W]
+        at = (tree.depths * tree.width + tree.ranks).expand(draft.rows, -1)
+        found, single = ids.flatten(1).gather(1, at), probs.flatten(1).gather(1, at).double()
+        value = (tree.ancestors.double() @ single.clamp(min=1e-30).log()[..., None])[..., 0].exp()
+        rest = draft.size - tree.size
+        live = ((draft.live & F.pad(found >= 0, (0, rest), value=True))[:, None] | ~draft.tree.ancestors).all(-1)
+        tokens = torch.cat([found.clamp(min=0), draft.tokens[:, tree.size :]], 1)
+        return replace(draft, tokens=tokens, live=live, belief=F.pad(value, (0, rest)))
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+        """What the target said behind the look-ahead places where the accepted path ended."""
+        self._law = None
+        if not self._ahead:
+            return
+        last = verdict.path.gather(1, (verdict.accepted - 1).clamp(min=0)[:, None])[:, 0]
+        ended = torch.where(verdict.accepted > 0, last + 1, 0)  # 0 is the root
+        rows = 1 + self._guesses + ended[:, None] * self._ahead
+        rows = rows + torch.arange(self._ahead, device=rows.device)
+        # fixed guesses go by the target's own law, whatever the temperature is
+        self._law = scores.laws(rows) if self._draws else to_law(scores.logits(rows), Sampling())
+
+    def end(self) -> None:
+        self._law = None

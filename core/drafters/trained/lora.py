@@ -1,0 +1,72 @@
+"""Layers of the target as they are, with learned corrections of low rank (LoRA, arXiv 2106.09685): the corrections are
+all that is learned and shipped.
+
+Knows matrices and blocks of them, nothing of what they are for.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from outrider.core.engine.linear import Dense, size
+from outrider.core.engine.quantization.quantize import leanest
+from outrider.core.engine.trainable.block import Block, Matrix
+from outrider.core.errors import InvalidOption
+
+
+class Corrected(Matrix):
+    """A matrix of the target's, referred to, and a low-rank correction that is learned."""
+
+    base: Tensor
+
+    def __init__(self, matrix: Matrix, rank: int) -> None:
+        nn.Module.__init__(self)
+        rows, columns = matrix.weight.shape
+        self.register_buffer("base", matrix.weight.detach().clone(), persistent=False)
+        self.register_buffer("bias", None if matrix.bias is None else matrix.bias.detach().clone(), persistent=False)
+        self.down = nn.Parameter(torch.randn(rank, columns) / math.sqrt(columns))
+        self.up = nn.Parameter(torch.zeros(rows, rank))
+        self.fast = None
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        return self.base + self.up @ self.down
+
+    @property
+    def weight_bytes(self) -> int:
+        return size(self.base, self.bias) if self.fast is None else self.fast.weight_bytes
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fast is not None:
+            return super().forward(x)
+        return F.linear(x, self.base, self.bias) + F.linear(F.linear(x, self.down), self.up)
+
+    def settle(self) -> None:
+        """One matrix, laid out for this machine, for drafting."""
+        self.fast = leanest(Dense(self.weight.detach(), None if self.bias is None else self.bias.detach()))
+        self.base = self.base.new_empty(0)
+
+
+def correct(block: Block, rank: int) -> None:
+    """Leave a block's matrices as they are, and learn corrections of them."""
+    for part, name in ((block.attention, "qkv"), (block.attention, "out"), (block.mlp, "up_gate"), (block.mlp, "down")):
+        setattr(part, name, Corrected(getattr(part, name), rank))
+
+
+def adapted(block: Block, lora: int, *, known: int, changed: bool = False) -> None:
+    """`correct` a block that began as a copy of one of the target's layers, if `lora` is not 0. What it reads besides
+    the `known` last columns, of which the target knows nothing, begins at nothing. `changed`: is it of another form?"""
+    if not lora:
+        return
+    if lora < 0:
+        raise InvalidOption(f"lora is {lora}; it must be 0 (whole layers) or more")
+    if changed:
+        raise InvalidOption(f"lora={lora} corrects the target's own layers, so they can't have another form as well")
+    with torch.no_grad():
+        inputs = block.attention.qkv.weight
+        inputs[:, : inputs.shape[1] - known].zero_()
+    correct(block, lora)

@@ -1,0 +1,1 @@
+"""The key/value cache: ragged rows, tree scratch, 8-bit storage, retrieval of chunks."""

@@ -1,0 +1,1 @@
+"""Passes, draft trees and training blocks that run in the compiled CPU kernels."""

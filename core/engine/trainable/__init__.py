@@ -1,0 +1,1 @@
+"""Decoder parts as trainable torch modules."""

@@ -1,0 +1,1 @@
+"""Compiled CPU kernels (C++ in csrc) and the functions that call them."""

@@ -1,0 +1,405 @@
+"""Products and whole passes in machine code of our own (native.cpp) with weights of 16, 8 and 4 bits, on a CPU that
+multiplies 16-bit numbers (AVX-512 BF16) or widens them on the way (AVX2); in 32 bits, products of a few tokens.
+
+The code is compiled once, by the C++ compiler at hand, into the user's cache folder; without a compiler or such a CPU,
+everything goes through torch as before (`OUTRIDER_NATIVE=0` asks for that, `avx2` for no more than AVX2). Here a
+token's numbers do not depend on how many tokens share the pass, so that drafting changes no bit of what comes out, in
+16, 8 and 4 bits too. Knows layouts and addresses, nothing of what the weights are for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import mmap
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from outrider.core.assets.store import cache_folder
+
+if TYPE_CHECKING:
+    from outrider.core.engine.network import Config, Layer, Places
+
+GROUP = 32  # inputs of a tile, and of what shares a scale in 4 bits
+_OUTPUTS = 16  # of a tile
+_ROOM, _ALIGNED = 1 << 25, 64  # bytes of large pages taken at a time; where weights begin
+
+
+class _Matrix(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("tiles", "scales", "bias")),
+        *((name, c_int32) for name in ("out", "in_", "bits", "unused")),
+    )
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "qk_norm")),
+        *((name, _Matrix) for name in ("qkv", "out", "up_gate", "down")),
+        *((name, c_int32) for name in ("attends", "thinks")),
+    )
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("width", "heads", "kv", "dim", "hidden", "into")),
+        ("eps", c_float),
+    )
+
+
+class _Pass(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "store")),
+        *((name, c_int64) for name in ("layer_stride", "row_stride", "head_stride", "slot_stride")),
+        *((name, c_void_p) for name in ("cosine", "sine", "positions", "slots", "mask", "work", "read", "taps")),
+        *((name, c_int64) for name in ("position_stride", "mask_stride", "start")),
+        *((name, c_int32) for name in ("rows", "count", "columns", "reach", "first", "last", "threads", "small")),
+    )
+
+
+def _processor() -> str:
+    """What the compiler's choice of instructions depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith("flags")), "")
+
+
+def _asked() -> str:
+    return os.environ.get("OUTRIDER_NATIVE", "1")
+
+
+def _compiler() -> str | None:
+    return os.environ.get("CXX") or next(filter(None, map(shutil.which, ("g++", "c++"))), None)
+
+
+def halves() -> bool:
+    """Does this processor multiply 16-bit numbers?"""
+    return "avx512_bf16" in _processor().split()
+
+
+def hindrance() -> tuple[str, str] | None:
+    """Why the code can't be used here, and what would help (perhaps nothing); None: it can, if it compiles."""
+    if _asked() == "0":
+        return "switched off by OUTRIDER_NATIVE=0", ""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return "written for Linux on x86-64", ""
+    if not {"avx2", "fma"} <= set(_processor().split()):
+        return "this processor has no AVX2", ""
+    if _compiler() is None:
+        return "no C++ compiler", "install g++, with the system's package manager"
+    return None
+
+
+def _compiled(name: str) -> Path | None:
+    """The library's file, compiled now if it isn't there; None: it can't be."""
+    compiler = _compiler()
+    if compiler is None:
+        return None
+    source = Path(__file__).parent / "csrc" / f"{name}.cpp"
+    text = b"".join(one.read_bytes() for one in (source, *sorted(source.parent.glob("*.h"))))
+    kind = "x86-64-v3" if _asked() == "avx2" else "native"
+    digest = hashlib.sha256(text + f"{kind} {_processor()} {compiler}".encode()).hexdigest()[:16]
+    found = cache_folder() / "native" / f"{name}-{digest}.so"
+    if found.exists():
+        return found
+    try:
+        found.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=found.parent) as scratch:
+            # OpenMP is not linked: it is found in torch's copy, so that both share one team of threads
+            parts = [f"{scratch}/native.o", f"{scratch}/native.so"]
+            flags = ["-O3", f"-march={kind}", "-fPIC", "-fopenmp", "-w", "-c", str(source), "-o", parts[0]]
+            for arguments in (flags, ["-shared", parts[0], "-o", parts[1]]):
+                subprocess.run([compiler, *arguments], check=True, capture_output=True, timeout=120)
+            os.replace(parts[1], found)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found
+
+
+def opened(name: str) -> ctypes.CDLL | None:
+    """What a file of this folder says, as code; None where it can't be had."""
+    path = None if hindrance() else _compiled(name)
+    try:
+        return None if path is None else ctypes.CDLL(str(path))
+    except OSError:
+        return None
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The code, ready to be called; None where it can't be had."""
+    found = opened("native")
+    if found is None:
+        return None
+    found.outrider_work.restype = found.outrider_product_work.restype = c_int64
+    found.outrider_work.argtypes = [c_void_p, c_int32, c_int64, c_int32]
+    found.outrider_product_work.argtypes = [c_void_p, c_int32, c_int32]
+    found.outrider_run.argtypes = [c_void_p, c_void_p, c_void_p]
+    found.outrider_run.restype = found.outrider_product.restype = found.outrider_few.restype = None
+    found.outrider_normed.restype = None
+    found.outrider_normed.argtypes = [c_void_p, c_void_p, c_int32, c_int32, c_float, c_void_p]
+    found.outrider_few.argtypes = [*([c_void_p] * 4), *([c_int32] * 4)]
+    found.outrider_largest.argtypes = [c_void_p, c_int64, c_int64, *([c_int32] * 4), c_void_p, c_void_p, c_int32]
+    found.outrider_divergence.argtypes = [*([c_void_p] * 4), *([c_int32] * 3)]
+    found.outrider_largest.restype = found.outrider_divergence.restype = None
+    found.outrider_grow.argtypes, found.outrider_grow.restype = [c_void_p] * 4, c_int32
+    found.outrider_draw.argtypes, found.outrider_draw.restype = [c_void_p] * 4, None
+    found.outrider_walk.argtypes, found.outrider_walk.restype = [c_void_p], None
+    found.outrider_spread.argtypes, found.outrider_spread.restype = [c_void_p] * 2, None
+    found.outrider_couple.argtypes, found.outrider_couple.restype = [*[c_void_p] * 9, *[c_int64] * 6], None
+    found.outrider_product.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p]
+    return found if found.outrider_ready(1) else None
+
+
+def edition() -> str:
+    """Which code multiplies on this CPU, in a few letters: what was timed with another says little of it."""
+    code = library()
+    return "torch" if code is None else Path(code._name).stem.rpartition("-")[2][:6]
+
+
+_local = threading.local()
+
+
+def work(size: int) -> int:
+    """The address of scratch space for this thread; good until more is asked for."""
+    space: Tensor | None = getattr(_local, "space", None)
+    if space is None or len(space) < size:
+        space = _local.space = torch.empty(size * 5 // 4, dtype=torch.uint8)
+    return space.data_ptr()
+
+
+def _spacious(weights: Tensor) -> Tensor:
+    """The same in large pages, side by side with those made before, where the system has any: a pass reads all weights,
+    and on the way to each page its place has to be found."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return weights.contiguous()
+    size = weights.numel() * weights.element_size()
+    room: Tensor | None = getattr(_local, "room", None)
+    if room is None or len(room) < size:
+        pages = mmap.mmap(-1, max(size, _ROOM), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        room = torch.frombuffer(pages, dtype=torch.uint8)
+    _local.room = room[-(-size // _ALIGNED) * _ALIGNED :]
+    return room[:size].view(weights.dtype).view(weights.shape).copy_(weights)
+
+
+def tiles(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
+    """Can weights of this shape be laid out in tiles here?"""
+    if dtype != torch.bfloat16 or device.type != "cpu" or shape[0] % _OUTPUTS or shape[1] % GROUP:
+        return False
+    return library() is not None
+
+
+def streams(dtype: torch.dtype, device: torch.device) -> bool:
+    """Can weights in 32 bits be read as they are, for a few tokens?"""
+    return dtype == torch.float32 and device.type == "cpu" and library() is not None
+
+
+def few(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [N, in] -> [N, out], all in 32 bits, for so few N that the reading of the weights is what takes time."""
+    code, x = library(), x.contiguous()
+    assert code is not None
+    count, (outputs, inputs) = x.shape[0], weight.shape
+    out = torch.empty(count, outputs)
+    addresses = weight.data_ptr(), at(bias), x.data_ptr(), out.data_ptr()
+    code.outrider_few(*addresses, count, outputs, inputs, torch.get_num_threads())
+    return out
+
+
+def largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of rows [A, B, size] in 32 bits, each row without gaps, best first, of equals the earlier;
+    and their places."""
+    code = library()
+    assert code is not None
+    outer, inner, size = x.shape
+    values, places = torch.empty(outer, inner, count), torch.empty(outer, inner, count, dtype=torch.long)
+    where = values.data_ptr(), places.data_ptr(), torch.get_num_threads()
+    if outer and inner and count:
+        code.outrider_largest(x.data_ptr(), x.stride(0), x.stride(1), outer, inner, size, count, *where)
+    return values, places
+
+
+def divergence(z: Tensor, log_p: Tensor) -> tuple[Tensor, Tensor]:
+    """Of 16-bit logits [N, V], V in sixteens, and logarithms in 32 bits: sum p (log p - log softmax(z)), and its
+    gradient softmax(z) - p in 16 bits."""
+    code, z, log_p = library(), z.contiguous(), log_p.contiguous()
+    assert code is not None
+    each, back = torch.empty(len(z)), torch.empty_like(z)
+    where = z.data_ptr(), log_p.data_ptr(), each.data_ptr(), back.data_ptr()
+    code.outrider_divergence(*where, *z.shape, torch.get_num_threads())
+    return each, back
+
+
+class Tiled:
+    """Weights in tiles; `forms` are the numbers themselves in 16 bits, or those of 8 or 4 bits with their scales."""
+
+    def __init__(self, numbers: Tensor, scales: Tensor | None, offsets: Tensor | None, bias: Tensor | None) -> None:
+        self.bits = 16 if scales is None else 8 if offsets is None else 4
+        self.bias, self.shape = bias, numbers.shape
+        rows, columns = self.shape
+        tiled = numbers.view(rows // _OUTPUTS, _OUTPUTS, columns // GROUP, GROUP // 2, 2).permute(0, 2, 3, 1, 4)
+        if offsets is not None and scales is not None:
+            pairs = tiled.reshape(*tiled.shape[:2], GROUP // 4, 2, GROUP)  # two rows of numbers share their bytes
+            nibbles = (pairs[:, :, :, 0] | pairs[:, :, :, 1] << 4).to(torch.uint8).flatten(2)
+            both = torch.stack([scales, offsets]).bfloat16().view(2, rows // _OUTPUTS, _OUTPUTS, columns // GROUP)
+            tiled = torch.cat([nibbles, both.permute(1, 3, 0, 2).flatten(2).view(torch.uint8)], 2)
+        self._tiles = _spacious(tiled)
+        self._scales = scales.float().contiguous() if self.bits == 8 and scales is not None else None
+        self._bias = None if bias is None else bias.float().contiguous()
+        self.point()
+        kept = [part for part in (self._tiles, self._scales, self._bias) if part is not None]
+        self.weight_bytes = sum(part.numel() * part.element_size() for part in kept)
+
+    def point(self) -> None:
+        """Tell the code where the weights are; once more after they were moved."""
+        addresses = (at(part) for part in (self._tiles, self._scales, self._bias))
+        self.matrix = _Matrix(*addresses, *self.shape, self.bits, 0)
+        self._address = ctypes.addressof(self.matrix)
+
+    @property
+    def weight(self) -> Tensor:
+        rows, columns = self.shape
+        blocks, depth = rows // _OUTPUTS, columns // GROUP
+        numbers = self._tiles.view(blocks, depth, -1)
+        scale = offset = None
+        if self.bits == 4:
+            both = numbers[:, :, 256:].contiguous().view(torch.bfloat16).view(blocks, depth, 2, 1, _OUTPUTS, 1)
+            scale, offset = both[:, :, 0], both[:, :, 1]
+            packed = numbers[:, :, :256].view(blocks, depth, GROUP // 4, 1, GROUP)
+            numbers = torch.cat([packed & 15, packed >> 4], 3).bfloat16() - 8
+        elif self._scales is not None:
+            scale = self._scales.view(blocks, 1, 1, _OUTPUTS, 1)
+        whole = numbers.reshape(blocks, depth, GROUP // 2, _OUTPUTS, 2).float()
+        if scale is not None:
+            whole = whole * scale + (0 if offset is None else offset.float())
+        return whole.permute(0, 3, 1, 2, 4).reshape(rows, columns).bfloat16()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.product(x, torch.bfloat16)
+
+    def product(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """x [N, in] -> [N, out], in 16 or in 32 bits."""
+        x = x.to(torch.bfloat16).contiguous()
+        out = torch.empty(len(x), self.shape[0], dtype=dtype)
+        code, threads = library(), torch.get_num_threads()
+        assert code is not None
+        if len(x):
+            space = work(code.outrider_product_work(self._address, len(x), threads))
+            wide = dtype == torch.float32
+            code.outrider_product(self._address, x.data_ptr(), out.data_ptr(), len(x), wide, threads, space)
+        return out
+
+
+class Passes:
+    """All layers of a network in one call."""
+
+    def __init__(self, config: Config, layers: Sequence[Layer]) -> None:
+        into = {layer.qkv.matrix.in_ for layer in layers}  # type: ignore[attr-defined]
+        sizes = config.width, config.heads, config.kv_heads, config.head_dim, config.hidden, max(into)
+        self._shape = _Shape(*sizes, config.norm_eps)
+        self._layers, self.layers = (_Layer * len(layers))(), len(layers)
+        self._kept: list[object] = [layers]
+        for into, layer in zip(self._layers, layers, strict=True):
+            into.attends, into.thinks = layer.attends, layer.thinks
+            for name in ("attention_norm", "mlp_norm", "qk_norm"):
+                weight = getattr(layer, name)
+                self._kept.append(weight := None if weight is None else weight.float().contiguous())
+                setattr(into, name, at(weight))
+            for name in ("qkv", "out", "up_gate", "down"):
+                setattr(into, name, getattr(layer, name).matrix)
+        self._angles = torch.zeros(2, 0)
+
+    def reach(self, cosine: Tensor, sine: Tensor) -> None:
+        """Angles [positions, d / 2] in 32 bits."""
+        self._angles = torch.stack([cosine, sine])
+
+    def run(
+        self,
+        x: Tensor,
+        store: Tensor,
+        places: Places,
+        first: int,
+        last: int,
+        read: Tensor | None = None,
+        taps: Mapping[int, Tensor] | None = None,
+    ) -> None:
+        """States x [N, D] in 32 bits, changed in place; keys and values are written to the store. Attention reads
+        `read` [N, into], if given, instead of the normed states; behind some layers these are noted in `taps`."""
+        code = library()
+        assert code is not None
+        given, _kept = self.given(x, store, places, first, last, read)
+        if taps:
+            noted = (c_void_p * last)(*(at(taps.get(index)) for index in range(last)))
+            given.taps = ctypes.addressof(noted)
+        code.outrider_run(*self.addresses, ctypes.addressof(given))
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Of the shape and of the layers."""
+        return ctypes.addressof(self._shape), ctypes.addressof(self._layers)
+
+    def work(self, tokens: int, columns: int) -> int:
+        """The bytes of scratch space that a run of so many tokens needs."""
+        code = library()
+        assert code is not None
+        size: int = code.outrider_work(ctypes.addressof(self._shape), tokens, columns, torch.get_num_threads())
+        return size
+
+    def given(
+        self, x: Tensor, store: Tensor, places: Places, first: int, last: int, read: Tensor | None = None
+    ) -> tuple[_Pass, object]:
+        """What a run is told, and what has to be kept until it is over."""
+        code, threads = library(), torch.get_num_threads()
+        assert code is not None
+        positions = places.positions.contiguous()
+        mask = None if places.mask is None else places.mask.contiguous()
+        slots = None if places.slots is None else places.slots.contiguous()
+        angles = self._angles  # which another thread may exchange for longer ones meanwhile
+        rows, count, reach = store.shape[1], positions.shape[1], angles.shape[1]
+        space = work(self.work(len(x), places.columns))
+        strides = [store.stride(axis) * store.element_size() for axis in range(4)]
+        told = _Pass(
+            *(x.data_ptr(), store.data_ptr(), *strides),
+            *(at(angles[0]), at(angles[1]), at(positions), at(slots), at(mask), space, at(read), None),
+            *(count if len(positions) > 1 else 0, 0 if mask is None or len(mask) == 1 else count * places.columns),
+            *(places.start or 0, rows, count, places.columns, reach, first, last, threads, store.dtype == torch.int8),
+        )
+        return told, (positions, mask, slots, angles)
+
+    def normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        """RMSNorm of states x [N, D] in 32 bits, in 16 bits."""
+        code, out = library(), torch.empty(x.shape, dtype=torch.bfloat16)
+        assert code is not None
+        where = x.data_ptr(), weight.data_ptr()
+        code.outrider_normed(*where, *x.shape, self._shape.eps, out.data_ptr())
+        return out
+
+
+def passes(config: Config, layers: Sequence[Layer], dtype: torch.dtype) -> Passes | None:
+    """Whole passes, where the network's numbers fit; else None."""
+    products = [one for layer in layers for one in (layer.qkv, layer.out, layer.up_gate, layer.down)]
+    if dtype != torch.bfloat16 or config.head_dim % 32 or not all(isinstance(one, Tiled) for one in products):
+        return None
+    return Passes(config, layers) if products else None
+
+
+def at(part: Tensor | None) -> int | None:
+    """Its address."""
+    return None if part is None else part.data_ptr()

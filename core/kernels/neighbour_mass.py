@@ -1,0 +1,84 @@
+"""The mass that codes have in a law together with those that look like them: their neighbours, or their group.
+
+For a few laws on a CPU it is worked out by code of ours: to torch it means reading, summing up and comparing as many
+numbers as there are neighbours of all codes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import torch
+from torch import Tensor
+
+from outrider.core.kernels import native
+
+_TOGETHER = 8  # laws
+_MOST = 512  # of them, beyond which torch is given all
+
+
+def pooled(p: Tensor, near: Tensor, bound: Tensor) -> Tensor:
+    """[B, V] the mass of the most neighbours [V, k], nearest first, that together stay within the bound [B, V]."""
+    code = _code(p)
+    if code is None:
+        total = p[:, near].cumsum(-1)  # [B, V, k]
+        return torch.where(total <= bound[..., None], total, 0).amax(-1)
+    ids = near.to(torch.int32).contiguous()
+    parts = zip(torch.split(p, _TOGETHER), torch.split(bound, _TOGETHER), strict=True)
+    return torch.cat([_eight(code, some, ids, its) for some, its in parts])
+
+
+def grouped(p: Tensor, q: Tensor, alike: Tensor, span: int, gap: float) -> tuple[Tensor, Tensor]:
+    """What each code's group has in p, and in q, all [B, V]: of the `span` codes ranked next above and below it in p
+    those whose probability is within `gap` of its own and which it is alike [V, V]."""
+    size, code = p.shape[1], _code(p)
+    span = min(span, size - 1)
+    if code is not None and q.dtype == p.dtype:
+        given, found = (
+            [one.contiguous() for one in (p, q, alike)],
+            [torch.empty_like(one).contiguous() for one in (p, q)],
+        )
+        code.outrider_grouped(
+            *(one.data_ptr() for one in (*given, *found)), len(p), size, span, gap, torch.get_num_threads()
+        )
+        return found[0], found[1]
+    ranked, order = p.sort(dim=-1, descending=True, stable=True)
+    drawn, pairs, line = q.gather(1, order), alike.flatten(), order * size
+    mass, guessed = ranked.clone(), drawn.clone()
+    for step in range(1, span + 1):  # the code so many ranks below, and the one above
+        close = (ranked[:, :-step] - ranked[:, step:]) < gap
+        close &= pairs[line[:, :-step] + order[:, step:]]
+        mass[:, :-step] += ranked[:, step:] * close
+        mass[:, step:] += ranked[:, :-step] * close
+        guessed[:, :-step] += drawn[:, step:] * close
+        guessed[:, step:] += drawn[:, :-step] * close
+    return torch.empty_like(p).scatter_(1, order, mass), torch.empty_like(q).scatter_(1, order, guessed)
+
+
+def _code(p: Tensor) -> ctypes.CDLL | None:
+    """The code of ours, where it is for these laws."""
+    return _library() if p.device.type == "cpu" and p.dtype == torch.float32 and len(p) <= _MOST else None
+
+
+def _eight(code: ctypes.CDLL, p: Tensor, near: Tensor, bound: Tensor) -> Tensor:
+    beside = (0, _TOGETHER - len(p))
+    ours, its = (torch.nn.functional.pad(one.T, beside).contiguous() for one in (p, bound))
+    found = torch.empty_like(ours)
+    code.outrider_pooled(*(one.data_ptr() for one in (ours, its, near, found)), *near.shape)
+    return found[:, : len(p)].T.contiguous()
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    found = native.opened("pooling")
+    if found is not None:
+        found.outrider_pooled.argtypes = [*[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 2]
+        found.outrider_grouped.argtypes = [
+            *[ctypes.c_void_p] * 5,
+            *[ctypes.c_int64] * 3,
+            ctypes.c_float,
+            ctypes.c_int32,
+        ]
+        found.outrider_pooled.restype = found.outrider_grouped.restype = None
+    return found

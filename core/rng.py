@@ -1,0 +1,222 @@
+"""Random numbers as a function, not a state: every uniform is a hash of (row seed, step, purpose, node).
+
+Nothing here depends on batch mates, on the global generator or on how many numbers were drawn before, so a row
+gives the same tokens alone and in company. Knows laws and token ids, nothing of drafts or rules. The mixer is
+SplitMix64's finaliser (Steele et al., "Fast splittable pseudorandom number generators", 2014); the noise of `race`
+is the exponential race (the Gumbel-max trick without its second logarithm).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.core.device import constant, upload
+from outrider.core.distribution import Distribution
+from outrider.core.kernels.topk import argmax
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+_MANY = 64  # rows; from here on their seeds are mixed side by side
+
+
+class Purpose(IntEnum):
+    """What a number is drawn for; two purposes never share one."""
+
+    DRAW = 0  # a drafter draws a token
+    ACCEPT = 1  # a rule tries a node
+    NEXT = 2  # the token that follows the accepted path
+    MATCH = 3  # the target's own draw behind a node
+    REDRAW = 4  # a drafter renews its guesses after a step
+    RETAIN = 5  # ... or tries to retain the old ones
+
+
+def mix(value: int) -> int:
+    """SplitMix64's finaliser on a Python integer."""
+    z = (value + _GOLDEN) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+def signed(value: int) -> int:
+    """The same 64 bits as a tensor can hold them."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _mix(z: Tensor) -> Tensor:
+    """The same on an int64 tensor, whose products wrap around as wanted; shifts are made logical by hand."""
+    z = z + signed(_GOLDEN)
+    z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * signed(0xBF58476D1CE4E5B9)
+    z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * signed(0x94D049BB133111EB)
+    return z ^ ((z >> 31) & 0x1FFFFFFFF)
+
+
+def hash_tokens(context: Tensor, tokens: Tensor) -> Tensor:
+    """The hash of a sequence one token longer: int64, shapes broadcast."""
+    return _mix(context ^ _mix(tokens))
+
+
+def uniform_of(bits: Tensor) -> Tensor:
+    """A hash as a uniform in (0, 1), float64."""
+    return ((bits & 0xFFFFFFFF).double() + 0.5) * 2.0**-32
+
+
+def _uniforms(bases: np.ndarray, width: int) -> np.ndarray:
+    """[B] bases -> [B, width] uniforms: the same again, by numpy."""
+    uniforms: np.ndarray = ((_final(bases[:, None] + _counter(width)) & np.uint64(0xFFFFFFFF)) + 0.5) * 2.0**-32
+    return uniforms
+
+
+def _final(z: np.ndarray) -> np.ndarray:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: np.ndarray = z ^ (z >> np.uint64(31))
+    return mixed
+
+
+_PURPOSES = np.array([mix(purpose) for purpose in Purpose], dtype=np.uint64)
+
+
+@lru_cache
+def _counter(width: int) -> np.ndarray:
+    """The steps from a base, the mixer's own first one included."""
+    return (np.arange(width, dtype=np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+
+
+def _mix32(h: Tensor, key: Tensor) -> Tensor:
+    """A keyed 32-bit finaliser, in place: cheap enough to run over a whole vocabulary."""
+    h ^= key
+    h ^= (h >> 16) & 0xFFFF
+    h *= 0x7FEB352D
+    h ^= (h >> 15) & 0x1FFFF
+    h *= -0x7B935975  # 0x846CA68B as a signed 32-bit number
+    h ^= (h >> 16) & 0xFFFF
+    return h
+
+
+class CounterRNG:
+    """The random numbers of one batch: one seed a row, and one step counter for all or one each."""
+
+    rolls = True  # are its decisions its numbers'? They may then be looked at by numpy
+
+    def __init__(self, seeds: Sequence[int], device: torch.device | str = "cpu") -> None:
+        self.seeds = [seed & _MASK for seed in seeds]
+        self.device = torch.device(device)
+        self.step: int | Sequence[int] = 0
+        self._width = 64
+        self._tables: dict[Purpose, Tensor] = {}
+
+    @classmethod
+    def of(cls, seed: int | Sequence[int], rows: int, device: torch.device | str = "cpu") -> CounterRNG:
+        """Seed 7 gives row 0 the stream it has alone; a list gives each row the stream its own seed has alone."""
+        if isinstance(seed, int):
+            return cls([mix(mix(seed) + row) for row in range(rows)], device)
+        return cls([mix(mix(one)) for one in seed], device)
+
+    def at(self, step: int | Sequence[int], going: Sequence[bool] = ()) -> None:
+        """Start a step: the numbers of the last one are gone for good. `going`: rows that are not finished."""
+        self.step = step
+        self._tables.clear()
+
+    def reserve(self, nodes: int) -> None:
+        """Make sure that nodes 0..nodes-1 have numbers; what they are does not depend on this."""
+        if nodes > self._width:
+            self._width = 1 << (nodes - 1).bit_length()
+            self._tables.clear()
+
+    def fork(self, label: int) -> CounterRNG:
+        """Independent dice for a loop inside a loop, at the same step."""
+        child = CounterRNG([mix(seed ^ mix(label + 1)) for seed in self.seeds], self.device)
+        child.step = self.step
+        return child
+
+    def uniform(self, purpose: Purpose, node: Tensor | int) -> Tensor:
+        """Uniforms in (0, 1) with 32 random bits, float64; node [B, ...] or one for all rows -> [B, ...]."""
+        table = self.table(purpose)
+        if isinstance(node, int):
+            return table[:, node]
+        return table.gather(1, node.flatten(1) if node.dim() > 1 else node[:, None]).view_as(node)
+
+    def table(self, purpose: Purpose) -> Tensor:
+        """[B, width or more] the uniforms of all nodes."""
+        if purpose not in self._tables:
+            self._tables |= self._few() if len(self.seeds) < _MANY else {purpose: self._table(purpose)}
+        return self._tables[purpose]
+
+    def _few(self) -> dict[Purpose, Tensor]:
+        """Those of all purposes at once, made on the host, where so few numbers take less time than calls do."""
+        steps = [self.step] * len(self.seeds) if isinstance(self.step, int) else self.step
+        rows = np.array([mix(seed + step) for seed, step in zip(self.seeds, steps, strict=True)], dtype=np.uint64)
+        bases = _final(np.bitwise_xor.outer(_PURPOSES, rows) + np.uint64(_GOLDEN))
+        made = _uniforms(bases.flatten(), self._width).reshape(len(Purpose), len(rows), -1)
+        return dict(zip(Purpose, upload(torch.from_numpy(made), self.device), strict=True))
+
+    def _table(self, purpose: Purpose) -> Tensor:
+        step = self.step if isinstance(self.step, int) else upload(self.step, self.device)
+        bases = _mix(_mix(self._side_by_side() + step) ^ signed(mix(purpose)))
+        counter = torch.arange(self._width, device=self.device) * signed(_GOLDEN)
+        return uniform_of(_mix(bases[:, None] + counter))
+
+    def _side_by_side(self) -> Tensor:
+        return upload([signed(seed) for seed in self.seeds], self.device)
+
+    def row(self, row: int) -> CounterRNG:
+        """One row's own, as it has them alone."""
+        alone = CounterRNG(self.seeds[row : row + 1], self.device)
+        alone.step = self.step if isinstance(self.step, int) else self.step[row]
+        return alone
+
+    # `where` names the rows whose answer will be used. Dice that roll need not care; dice that enumerate do.
+
+    def accept(
+        self, chance: Tensor, node: Tensor | int, purpose: Purpose = Purpose.ACCEPT, where: Tensor | None = None
+    ) -> Tensor:
+        """Try nodes: True with the given chance [B, ...]."""
+        return self.uniform(purpose, node) < chance
+
+    def descend(self, chance: Tensor, tried: Tensor, first: int = 0) -> Tensor:
+        """Try the nodes [B, N] of a chain as far as they pass, those alone that may be tried: which passed. `first`:
+        the first of them."""
+        uniform = self.table(Purpose.ACCEPT)[:, first : first + chance.shape[1]]
+        return (tried & (uniform < chance)).cumprod(1).bool()
+
+    def strictly(self, chance: Tensor, node: Tensor) -> Tensor:
+        """Would the number that `accept` used have passed this chance too? Only for the record of relaxed rules."""
+        return self.uniform(Purpose.ACCEPT, node) < chance
+
+    def pick(self, law: Distribution, node: Tensor | int, purpose: Purpose, where: Tensor | None = None) -> Tensor:
+        """One token from each law [B, ..., S], by inverting its cumulative sum -> [B, ...]."""
+        if law.width == 1:
+            return law.sole()
+        total = law.probs.cumsum(-1, dtype=torch.float64)
+        mark = self.uniform(purpose, node)[..., None] * total[..., -1:]
+        place = torch.searchsorted(total, mark.contiguous(), right=True).clamp_(max=law.width - 1)
+        return law.name(place[..., 0])
+
+    def race(self, law: Distribution, position: Tensor, where: Tensor | None = None) -> Tensor:
+        """The token that wins the exponential race at its absolute position: a draw from the law that is the same
+        wherever, whenever and with whatever draft that position is reached. position [B, ...] -> [B, ...]."""
+        if law.width == 1:
+            return law.sole()
+        return law.name(argmax(law.probs / self.noise(law, position)))
+
+    def noise(self, law: Distribution, position: Tensor) -> Tensor:
+        """Exponential noise by (row seed, position, token), shaped like law.probs."""
+        if len(self.seeds) < _MANY:
+            seeds = constant(tuple(signed(mix(seed ^ 0x5EED)) for seed in self.seeds), self.device)
+        else:
+            seeds = _mix(self._side_by_side() ^ 0x5EED)
+        key = _mix(seeds.view(-1, *[1] * (position.dim() - 1)) ^ _mix(position))
+        low, high = key.to(torch.int32), (key >> 32).to(torch.int32)
+        ids = torch.arange(law.width, device=self.device) if law.tokens is None else law.tokens
+        h = (ids.to(torch.int32) * -0x61C88647).expand(law.probs.shape).clone()
+        h = _mix32(_mix32(h, low[..., None]), high[..., None])
+        bits = (h >> 1) & 0x7FFFFFFF  # the arithmetic shift's sign bit is cut off again
+        uniform = ((bits.to(law.probs.dtype) + 0.5) * 2.0**-31).clamp_(max=1 - 2.0**-24)
+        return uniform.neg_().log1p_().neg_()

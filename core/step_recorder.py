@@ -1,0 +1,134 @@
+"""A step written down: draft and verdict brought to the host in one transfer, and what else was asked for.
+
+Knows drafts, verdicts and scores; nothing of the loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.core.device import fetch
+from outrider.core.draft import Draft, Verdict
+from outrider.core.protocol import Scores
+from outrider.core.trace import Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """How much of each step is written down."""
+
+    nodes: bool = True  # the draft, node by node
+    alternatives: int = 0  # the target's likeliest tokens behind each committed one
+    logprobs: bool = False  # of each committed token, under the model's own softmax
+    entropy: bool = False  # of the law that each committed token follows, in nats
+
+
+class Seen:
+    """A draft and its verdict on the host, fetched at once."""
+
+    def __init__(self, draft: Draft, verdict: Verdict, nodes: bool) -> None:
+        rows = draft.rows
+        wanted = [draft.tokens, verdict.path, verdict.token[:, None], verdict.resampled[:, None]]
+        self._note = draft.note
+        self._priced, self._relaxed, self._nodes = (
+            verdict.price is not None,
+            verdict.relaxed is not None,
+            nodes,
+        )
+        wanted += [] if verdict.price is None else [verdict.price]
+        wanted += [] if verdict.relaxed is None else [verdict.relaxed]
+        if nodes:
+            parents, fixed = draft.tree.parents.expand(rows, -1), draft.fixed.expand(rows, -1)
+            wanted += [parents, draft.tried, fixed, verdict.tried, verdict.chance, verdict.p, verdict.q]
+        parts = iter(fetch(*wanted))
+        self._tokens, self._path, last, resampled = next(parts), next(parts), next(parts), next(parts)
+        self._resampled = resampled[:, 0].tolist()
+        self._emitted = [
+            [*(tokens[node] for node in path if node >= 0), token]
+            for tokens, path, (token,) in zip(self._tokens.tolist(), self._path.tolist(), last.tolist(), strict=True)
+        ]
+        self._price = next(parts) if self._priced else None
+        self._bent = next(parts) if self._relaxed else None
+        self._rest = list(parts)
+
+    def emitted(self, row: int) -> list[int]:
+        """What the verdict would have the row emit, before any cut."""
+        tokens: list[int] = self._emitted[row]
+        return tokens
+
+    def step(self, row: int, kept: int) -> dict[str, object]:
+        accepted = len(self._emitted[row]) - 1
+        sources: list[Source] = ["drafted"] * accepted
+        if self._bent is not None:
+            sources = ["relaxed" if bent else "drafted" for bent in self._bent[row, :accepted].tolist()]
+        sources.append("resampled" if self._resampled[row] else "bonus")
+        found: dict[str, object] = {
+            "emitted": tuple(self.emitted(row)[:kept]),
+            "sources": tuple(sources[:kept]),
+        }
+        if self._note is not None:
+            found["note"] = self._note[row]
+        if self._price is not None:
+            found["price"] = tuple(self._price[row, :kept].tolist())
+        if self._nodes:
+            found |= self._tree(row, kept)
+        return found
+
+    def _tree(self, row: int, kept: int) -> dict[str, object]:
+        parents, there, fixed, tried, chance, p, q = (part[row] for part in self._rest)
+        tokens, path = self._tokens[row], self._path[row]
+        nodes = np.flatnonzero(there)
+        place = np.full(len(there) + 1, -1)  # the last entry answers for the root, -1
+        place[nodes] = np.arange(len(nodes))
+        accepted = path[path >= 0][:kept]
+        return {
+            "drafted": tuple(tokens[nodes].tolist()),
+            "parents": tuple(place[parents[nodes]].tolist()),
+            "fixed": tuple(fixed[nodes].tolist()),
+            "tried": tuple(tried[nodes].tolist()),
+            "chance": tuple(chance[nodes].tolist()),
+            "p": tuple(p[nodes].tolist()),
+            "q": tuple(q[nodes].tolist()),
+            "path": tuple(place[accepted].tolist()),
+        }
+
+
+class Extras:
+    """What is recorded only when asked for: alternatives, log-probabilities and entropy behind each committed token."""
+
+    def __init__(self, scores: Scores, verdict: Verdict, record: Record) -> None:
+        self._parts: list[np.ndarray] = []
+        self._record = record
+        if not record.alternatives and not record.logprobs and not record.entropy:
+            return
+        rows = torch.nn.functional.pad(verdict.path + 1, (1, 0))  # the row each emitted token was drawn behind
+        tokens = verdict.emitted(scores.draft).clamp(min=0)
+        wanted: list[Tensor] = []
+        if record.alternatives or record.entropy:
+            laws = scores.laws(rows)
+            wanted += laws.top(record.alternatives) if record.alternatives else ()
+            wanted += [laws.entropy()] if record.entropy else []
+        if record.logprobs:
+            logits = scores.logits(rows)
+            logits = logits if logits.dtype == torch.float64 else logits.float()
+            wanted.append(torch.log_softmax(logits, -1).gather(2, tokens[..., None])[..., 0])
+        self._parts = fetch(*wanted)
+
+    def step(self, row: int, kept: int) -> dict[str, object]:
+        found: dict[str, object] = {}
+        parts = iter([part[row, :kept] for part in self._parts])
+        if self._record.alternatives:
+            ids, probs = next(parts).tolist(), next(parts).tolist()
+            found["alternatives"] = tuple(
+                tuple((token, prob) for token, prob in zip(one, two, strict=True) if token >= 0)
+                for one, two in zip(ids, probs, strict=True)
+            )
+        if self._record.entropy:
+            found["entropy"] = tuple(next(parts).tolist())
+        if self._record.logprobs:
+            found["logprobs"] = tuple(next(parts).tolist())
+        return found

@@ -1,0 +1,86 @@
+"""Rules and drafters that are wrong in the ways people get them wrong. Each claims to be lossless; none is.
+
+They are here so that tests, and readers, can see that the conformance suite tells them from the real ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from outrider.core.distribution import Sampling, to_law
+from outrider.core.draft import Draft, Verdict
+from outrider.core.drafters.draft_model.model import DraftModel
+from outrider.core.drafters.parallel_decoding.jacobi import Jacobi
+from outrider.core.protocol import Scores, Target
+from outrider.core.rng import CounterRNG, Purpose
+from outrider.core.rules.rejection import rejection, strict
+
+
+class ResampleFromP:
+    """After a rejection the token is drawn from p, not from what is left of it."""
+
+    lossless = True
+
+    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
+        verdict = rejection(draft, scores, dice)
+        again = dice.pick(scores.law(verdict.accepted), 0, Purpose.MATCH, verdict.resampled)
+        return replace(verdict, token=torch.where(verdict.resampled, again, verdict.token))
+
+
+class BonusFromTheRowBefore:
+    """An off-by-one: the bonus token is drawn from the law of the token before it."""
+
+    lossless = True
+
+    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
+        verdict = rejection(draft, scores, dice)
+        before = dice.pick(scores.law((verdict.accepted - 1).clamp(min=0)), 0, Purpose.MATCH)
+        return replace(verdict, token=torch.where(verdict.resampled, verdict.token, before))
+
+
+class RatioFlipped:
+    """Accepts with min(1, q/p)."""
+
+    lossless = True
+
+    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
+        return rejection(draft, scores, dice, lambda law, left, q, depth: strict(q, left))
+
+
+class Misreport(DraftModel):
+    """Draws from one law and reports another: q as it was before top-k, or at another temperature."""
+
+    def __init__(self, model: Target, drawn: Sampling, reported: Sampling, *, length: int = 2) -> None:
+        super().__init__(model, length=length, sampling=drawn)
+        self.reported = reported
+
+    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+        draft = super().propose(room, dice)
+        laws = to_law(self.model.score(draft).logits()[:, :-1], self.reported)
+        return replace(draft, laws=laws if draft.size else None, fresh=None)
+
+
+class Hindsight(DraftModel):
+    """Looks at what was drawn, and leaves out what it no longer likes."""
+
+    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+        draft = super().propose(room, dice)
+        if not draft.size or draft.laws is None:
+            return draft
+        liked = draft.laws.at(draft.tokens[..., None])[..., 0] > 0.4
+        return replace(draft, live=draft.live & liked.cumprod(1).bool(), fresh=None)
+
+
+class Survivors(Jacobi):
+    """Claims that guesses kept from an earlier step were drawn in this one, so that they are verified as a block."""
+
+    def __init__(self, *, window: int = 2) -> None:
+        super().__init__(window=window, renew="couple")
+
+    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+        draft = super().propose(room, dice)
+        whole = (~draft.fixed | ~draft.live).all(1)
+        return draft if draft.laws is None else replace(draft, fresh=whole)

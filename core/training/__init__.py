@@ -1,0 +1,1 @@
+"""Training of draft heads and models: datasets, losses, the trainer, checkpoints."""

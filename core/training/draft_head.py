@@ -1,0 +1,173 @@
+"""Whatever drafts after training, and what it is trained on: the words that recipes, heads and the trainer share.
+
+A pupil reads a batch that its teacher (the target) has read, and guesses tokens ahead; what counts is how far its
+guesses are from the teacher's laws. Several pupils learn from one pass of the teacher. Knows token ids and laws,
+nothing of text, images or speech; outrider.core.training.trainer runs the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.core.errors import Incompatible
+from outrider.core.training.losses import Loss
+
+
+@dataclass(eq=False)
+class Batch:
+    """Rows of tokens that the teacher has read, padded on the right.
+
+    A position t is where token t stands. The teacher's law "behind t" is that of token t + 1.
+    """
+
+    tokens: Tensor  # [B, T]; 0 behind a row's end
+    live: Tensor  # [B, T] bool: does a token stand here?
+    answer: Tensor  # [B, T] bool: does the NEXT token (t + 1) count for the loss?
+    taps: Mapping[str, Tensor]  # [B, T, D] the teacher's states, under the decoder's names of taps
+    teach: Callable[[Tensor, Tensor | None], Tensor]  # states of the tap "last" [N, D], ids kept [R] -> logits [N, V|R]
+    _laws: dict[int, tuple[Tensor | None, Tensor]] = field(default_factory=dict, repr=False)
+
+    @property
+    def positions(self) -> Tensor:
+        """[1, T], for rotary angles."""
+        return torch.arange(self.tokens.shape[1], device=self.tokens.device)[None]
+
+    def asked(self, offset: int = 1) -> Tensor:
+        """[B, T] bool: the positions t at which a guess about token t + offset counts. Compute logits there alone."""
+        return ahead(self.answer, offset - 1, fill=False)
+
+    def labels(self, offset: int = 1) -> Tensor:
+        """[B, T] the tokens t + offset; 0 beyond the end."""
+        return ahead(self.tokens, offset, fill=0)
+
+    def laws(self, where: Tensor, vocabulary: Tensor | None = None) -> Tensor:
+        """The logarithm of the teacher's law behind positions [B, T] bool, all of them in `answer` -> [N, V]; over the
+        ids `vocabulary` [R] if given, as if there were no others -> [N, R]. Computed once for all pupils that share a
+        vocabulary (the same tensor), without a gradient."""
+        key = 0 if vocabulary is None else vocabulary.data_ptr()
+        if key not in self._laws:
+            with torch.no_grad():
+                logits = self.teach(self.taps["last"][self.answer], vocabulary)
+                self._laws[key] = vocabulary, logits.float().log_softmax(-1)
+        found = self._laws[key][1]
+        if where is self.answer:
+            return found
+        row = (self.answer.flatten().cumsum(0) - 1).view_as(self.answer)
+        return found.index_select(0, row[where])
+
+    def taught(self, offset: int = 1, vocabulary: Tensor | None = None) -> Tensor:
+        """The logarithm of the teacher's law of tokens t + offset, for the positions in asked(offset) -> [N, V|R]."""
+        if offset == 1:
+            return self.laws(self.answer, vocabulary)
+        counts = torch.zeros_like(self.answer)
+        counts[:, offset - 1 :] = self.answer[:, offset - 1 :]
+        return self.laws(counts, vocabulary)
+
+
+def ahead(values: Tensor, count: int, fill: float) -> Tensor:
+    """Each row of [B, T] moved to the left by `count`."""
+    if not count:
+        return values
+    return torch.nn.functional.pad(values[:, count:], (0, min(count, values.shape[1])), value=fill)
+
+
+@dataclass(eq=False)
+class Guess:
+    """What a pupil says about the tokens t + offset, for the positions t in batch.asked(offset), row by row.
+
+    `logits` is [N, V] or, with `vocabulary` (ids kept), [N, R]; or [B, T, V|R], of which the asked positions are taken.
+    The pupil's guesses in the order of their offsets are the draft it would make behind one position; a pupil that
+    guesses by itself, token after token, makes one guess, and a draft is the same guess at the next positions.
+    """
+
+    logits: Tensor
+    offset: int
+    weight: float = 1.0
+    vocabulary: Tensor | None = None
+
+
+class DraftHead(nn.Module):
+    """Anything that is trained to draft.
+
+    A pupil is made as Kind(target, **config): `config` is what JSON can hold, and of the target's weights it refers to
+    rows as buffers that are not persistent (`register_buffer(..., persistent=False)`): what its state_dict holds is
+    what ships, in 16 bits. Parameters are float32, and the trainer autocasts to bfloat16. `model` is the name of what
+    a trained drafter needs in its row of outrider.core.methods; `drafts` is what it is given there.
+    """
+
+    needs: frozenset[str] = frozenset()  # taps it reads; "last" is always there
+    config: Mapping[str, Any]  # the keyword arguments that make it again, besides the teacher
+
+    def guesses(self, batch: Batch) -> Iterable[Guess]:
+        """What it guesses, with a gradient; training-time test (unrolled drafting) is one guess a round."""
+        raise TypeError(f"{type(self).__name__} has neither guesses nor a loss of its own")
+
+    def loss(self, batch: Batch, loss: Loss) -> Tensor:
+        """A number to minimise: the mean of the loss over what was asked, summed over guesses by their weights.
+        Overridden for what isn't of this form: CTC, acceptance heads, features."""
+        return guessed(self.guesses(batch), batch, loss)
+
+    def forward(self, batch: Batch, loss: Loss) -> Tensor:
+        """`loss`, under the name by which several devices can share it."""
+        return self.loss(batch, loss)
+
+    def hits(self, batch: Batch, depth: int = 8) -> Tensor:
+        """[B, T, K] bool: would guess number k of a draft made behind position t agree with what came? For greedy
+        answers, this times the walk is how far drafts get. The default reads `guesses`."""
+        return agreement(list(self.guesses(batch)), batch, depth)
+
+    def drafts(self, target: Any) -> Any:
+        """What the drafter takes as its `model`: by default the pupil itself."""
+        return self
+
+    def shared(self, config: Mapping[str, Any]) -> dict[str, str]:
+        """Its tensors, each with its name in a pupil of another configuration, whose weights it can begin from."""
+        for name, value in config.items():  # rows of other words would be taken for theirs
+            if isinstance(value, list) and value != self.config.get(name):
+                raise Incompatible(f"what it is to begin from has other {name}; begin from nothing")
+        return {name: name for name in self.state_dict()}
+
+
+def guessed(guesses: Iterable[Guess], batch: Batch, loss: Loss) -> Tensor:
+    """The weighted sum over guesses of the mean loss over their asked positions."""
+    total = torch.zeros((), device=batch.tokens.device)
+    for guess in guesses:
+        asked = batch.asked(guess.offset)
+        token = _local(batch.labels(guess.offset)[asked], guess.vocabulary)
+        each = loss(_rows(guess, asked), batch.taught(guess.offset, guess.vocabulary), token)
+        total = total + guess.weight * each.sum() / max(len(each), 1)
+    return total
+
+
+def agreement(guesses: list[Guess], batch: Batch, depth: int) -> Tensor:
+    """`DraftHead.hits` of guesses."""
+    found = []
+    for guess in sorted(guesses, key=lambda one: one.offset):
+        asked = batch.asked(guess.offset)
+        said = _rows(guess, asked).argmax(-1)
+        said = said if guess.vocabulary is None else guess.vocabulary[said]
+        right = torch.zeros_like(batch.answer)
+        right[asked] = said == batch.labels(guess.offset)[asked]
+        found.append(right)
+    if len(found) == 1:
+        found = [ahead(found[0], place, fill=False) for place in range(depth)]
+    return torch.stack(found, -1)
+
+
+def _rows(guess: Guess, asked: Tensor) -> Tensor:
+    return guess.logits if guess.logits.dim() == 2 else guess.logits[asked]
+
+
+def _local(tokens: Tensor, vocabulary: Tensor | None) -> Tensor:
+    """Ids [N] -> places in a vocabulary; -1 where it lacks them."""
+    if vocabulary is None:
+        return tokens
+    size = int(vocabulary.max()) + 1
+    place = torch.full((size + 1,), -1, device=tokens.device)
+    place[vocabulary] = torch.arange(len(vocabulary), device=tokens.device)
+    return place[tokens.clamp(max=size)]

@@ -1,0 +1,1 @@
+"""Benchmarks and quality metrics of images."""

@@ -1,0 +1,1 @@
+"""Published image-token models of transformers and others, behind one interface."""

@@ -1,0 +1,1 @@
+"""Training of the image tokenizer, the token model and its draft heads."""

@@ -1,0 +1,1 @@
+"""Published speech and audio models of transformers, behind one interface."""

@@ -1,0 +1,1 @@
+"""Training of the codec, the voice and its draft heads, and the data they learn from."""

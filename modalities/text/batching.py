@@ -1,0 +1,156 @@
+"""Requests side by side: each enters when there is room, leaves when it is finished, and reads as it would alone.
+
+Texts, stops and traces around outrider.core.batching; knows nothing of how rows stand beside one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from outrider.core.batching import ContinuousBatch
+from outrider.core.decode import Drafter
+from outrider.core.errors import InvalidOption
+from outrider.core.protocol import BatchedTarget
+from outrider.core.step_recorder import Record
+from outrider.core.trace import Finish, Step
+from outrider.text.detokenizer import Reader
+from outrider.text.options import Options
+from outrider.text.stream import About, Piece, Result
+
+if TYPE_CHECKING:
+    from outrider.text.model import TextModel
+
+
+@dataclass(eq=False)
+class Request:
+    """One prompt under way: what there is of its answer by now."""
+
+    number: int
+    prompt: list[int] = field(repr=False)
+    seed: int = 0
+    text: str = ""
+    finish: Finish | None = None
+    cancelled: bool = False
+    steps: list[Step] = field(default_factory=list, repr=False)
+    reader: Reader = field(default=cast(Reader, None), repr=False)
+    batch: Together = field(default=cast(Any, None), repr=False)
+
+    @property
+    def done(self) -> bool:
+        """Will nothing more come?"""
+        return self.cancelled or self.finish is not None
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for step in self.steps for token in step.emitted]
+
+    def cancel(self) -> None:
+        """Give it up."""
+        self.batch.cancel(self)
+
+    @property
+    def result(self) -> Result:
+        """As `generate` returns it, as far as it has come."""
+        trace = self.batch.about.trace(self.steps, self.batch.options, self.seed, {"request": self.number})
+        logprobs = [one for step in self.steps for one in step.logprobs] if self.batch.options.logprobs else None
+        return Result(self.text, self.tokens, trace, logprobs, self.finish, self.prompt)
+
+
+class Together:
+    """A batch that requests are added to at any time. Iterating decodes until nobody waits, a piece of text at a time;
+    what is finished is the caller's to keep. Closing it gives up what is left."""
+
+    def __init__(self, model: TextModel, options: Options, *, rows: int, memory: int | None) -> None:
+        if options.drafter is not None and not isinstance(options.drafter, str):
+            raise InvalidOption("a batch makes a drafter for each request; give a drafter's name, or None")
+        self.model, self.options = model, options
+        first, method, costs = model.drafter(options, rows)
+        rule, name = model.rule(options)
+        self.about = About(model, method, costs, name, rule.lossless)
+        spare = [first]
+
+        def make() -> Drafter:
+            made = spare.pop() if spare else model.drafter(options, rows)[0]
+            assert made is not None
+            return made
+
+        self._under_way: dict[int, Request] = {}
+        self._core = ContinuousBatch(
+            cast(BatchedTarget, model.target()),
+            None if first is None else make,
+            rule,
+            sampling=options.sampling(model.end),
+            rows=rows,
+            memory=memory,
+            stop=self._stop if options.stops else None,
+            record=Record(nodes=False, logprobs=options.logprobs, alternatives=options.alternatives),
+        )
+
+    def add(self, prompt: Any, limit: int | None = None, *, seed: int | None = None) -> Request:
+        """A prompt as `generate` takes one; `limit` of new tokens and `seed` where they differ from the batch's."""
+        ids = self.model.encode(prompt, raw=self.options.raw)
+        wanted = self.options.max_new_tokens if limit is None else limit
+        drawn = self.options.drawn_seed() if seed is None else seed
+        number = self._core.add(ids, self.model.room(ids, wanted, "the prompt"), seed=drawn)
+        reader = Reader(self.model.tokens.decode, self.options.stops)
+        request = self._under_way[number] = Request(number, ids, drawn, reader=reader, batch=self)
+        return request
+
+    def cancel(self, request: Request) -> None:
+        if not request.done:
+            request.cancelled = True
+            del self._under_way[request.number]
+            self._core.cancel(request.number)
+
+    def _stop(self, number: int, tokens: Sequence[int]) -> int | None:
+        reader = self._under_way[number].reader
+        reader.feed(tokens[len(reader.ids) :])
+        return reader.cut
+
+    @property
+    def idle(self) -> bool:
+        return self._core.idle
+
+    @property
+    def active(self) -> int:
+        """Requests under way, in the cache; others wait."""
+        return self._core.active
+
+    @property
+    def cache_bytes(self) -> int:
+        return self._core.cache_bytes
+
+    def __iter__(self) -> Iterator[Piece]:
+        while not self.idle:
+            yield from self.round()
+
+    def round(self) -> list[Piece]:
+        """One pass for everybody under way."""
+        found = []
+        for step in self._core.round():
+            request = self._under_way.get(step.row)
+            if request is None:  # given up by whoever read the pieces before
+                continue
+            request.steps.append(replace(step, row=0))
+            if not self.options.stops:
+                request.reader.feed(step.emitted)
+            text = request.reader.take(last=step.finish is not None)
+            request.text, request.finish = request.text + text, step.finish
+            if step.finish is not None:
+                del self._under_way[step.row]
+            found.append(Piece(text, step.row, step, step.finish))
+        return found
+
+    def close(self) -> None:
+        """Give up whatever is left."""
+        for request in list(self._under_way.values()):
+            self.cancel(request)
+        self._core.close()
+
+    def __enter__(self) -> Together:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,1 @@
+"""Text benchmarks: methods, batches, devices, other engines."""

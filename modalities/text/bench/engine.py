@@ -1,0 +1,250 @@
+"""What the engine room brings, measured: requests side by side with and without drafting, prompts of thousands of
+tokens over caches of two precisions, layers streamed under a budget; and requests for outrider.core.testing.soak.
+
+Every figure is the middle one of rounds taken in turn (outrider.text.bench.interleave). Knows text models; nothing of
+how they compute.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, cast
+
+from outrider.core.bench.runner import Item
+from outrider.core.decode import Drafter, Rule
+from outrider.core.distribution import Sampling
+from outrider.core.engine.network import Config, random_network
+from outrider.core.engine.offload import streamed
+from outrider.core.engine.transformer import Decoder
+from outrider.core.errors import Incompatible
+from outrider.core.methods import make_drafter, make_rule
+from outrider.core.protocol import BatchedTarget
+from outrider.core.testing.soak import SoakRequest, wishes
+from outrider.text.bench.interleave import Round, Row, bound, now, turns
+from outrider.text.bench.run import lengthened
+from outrider.text.loading import load
+from outrider.text.model import TextModel
+from outrider.text.options import Options
+
+
+def crowd(
+    lm: TextModel,
+    items: Sequence[Item],
+    *,
+    drafters: Sequence[str],
+    sizes: Sequence[int],
+    tokens: int = 64,
+    repeat: int = 3,
+) -> Iterator[Row]:
+    """Twice as many requests as rows, through a continuous batch of each size, plainly and with each drafter."""
+    prompts = [str(item.content) for item in items]
+    for rows in sizes:
+        asked = [prompts[number % len(prompts)] for number in range(2 * rows)]
+
+        def one(drafter: str | None, rows: int = rows, asked: list[str] = asked) -> Round:
+            with lm.batch(rows=rows, drafter=drafter, max_new_tokens=tokens) as batch:
+                start = time.perf_counter()
+                requests = [batch.add(prompt) for prompt in asked]
+                most = 0
+                while not batch.idle:
+                    batch.round()
+                    most = max(most, batch.cache_bytes)
+                seconds = time.perf_counter() - start
+            calls = sum(len(request.steps) for request in requests)
+            outputs = [request.tokens for request in requests]
+            return Round(seconds, sum(map(len, outputs)), calls, outputs, {"cache_bytes": most})
+
+        for row in turns(
+            {name: bound(one, None if name == "plain" else name) for name in ("plain", *drafters)}, repeat
+        ):
+            yield {"rows": rows, **row}
+
+
+def pays_until(rows: Sequence[Row]) -> dict[str, int | None]:
+    """For each drafter the smallest batch in which it did not pay; None: it always did."""
+    found: dict[str, int | None] = {}
+    for row in rows:
+        if row["drafter"] != "plain":
+            known = found.setdefault(row["drafter"], None)
+            if known is None and row["speedup"] < 1:
+                found[row["drafter"]] = row["rows"]
+    return found
+
+
+def long(
+    lm: TextModel,
+    items: Sequence[Item],
+    *,
+    drafters: Sequence[str],
+    contexts: Sequence[int],
+    tokens: int = 64,
+    repeat: int = 3,
+) -> Iterator[Row]:
+    """Each prompt behind so much of a long text, plainly and with each drafter, over a cache of the weights' precision
+    and over one of 8 bits. Times are those behind the first token, the prompt's reading apart; an output is the same if
+    it is plain decoding's over the same cache, and `as_exact` is how much of it was decoded before it first differed
+    from plain decoding's over the exact cache."""
+    network = decoder(lm).network
+    whole = lm.target
+
+    def one(bits: int | None, drafter: str | None, prompts: list[str]) -> Round:
+        made: list[Decoder] = []
+
+        def target() -> Decoder:
+            made.append(Decoder(network, cache_bits=bits))
+            return made[-1]
+
+        outputs, count, calls, reading, seconds, held, copied = [], 0, 0, 0.0, 0.0, 0, 0
+        lm.target = target
+        try:
+            for prompt in prompts:
+                drafts = None if drafter is None else lm.drafter(Options(drafter=drafter))[0]
+                start = now(network.device)
+                stream = lm.stream(prompt, drafter=drafts, max_new_tokens=tokens)
+                next(stream)
+                first = now(network.device)
+                for _ in stream:
+                    held = max(held, made[-1].cache.bytes)
+                seconds, reading = seconds + now(network.device) - first, reading + first - start
+                result = stream.results[0]
+                calls += len(result.trace.steps) - 1
+                outputs.append(result.tokens)
+                count += len(result.tokens) - len(result.trace.steps[0].emitted)
+                copied = max(copied, getattr(drafts, "cache_bytes", 0))
+        finally:
+            lm.target = whole
+        more = {"read_seconds": reading / len(prompts), "cache_bytes": held, "copied_bytes": copied}
+        return Round(seconds, max(count, 1), max(calls, 1), outputs, more)
+
+    for context in contexts:
+        prompts = [str(item.content) for item in lengthened(lm, items, context)]
+        cases: dict[str, Callable[[], Round]] = {}
+        beside: dict[str, str] = {}
+        for bits in (None, 8):
+            kind = lm.dtype if bits is None else "int8"
+            for name in ("plain", *drafters):
+                given = None if name == "plain" else name
+                cases[f"{kind}/{name}"] = partial(one, bits, given, prompts)
+                beside[f"{kind}/{name}"] = f"{kind}/plain"
+        for row in turns(cases, repeat, beside):
+            kind, _, name = row["drafter"].partition("/")
+            yield {"context": context, "cache": kind, **row, "drafter": name}
+
+
+def offloaded(
+    lm: TextModel,
+    items: Sequence[Item],
+    *,
+    drafters: Sequence[str],
+    budgets: Sequence[float],
+    options: dict[str, dict[str, Any]] | None = None,
+    tokens: int = 48,
+    repeat: int = 3,
+) -> Iterator[Row]:
+    """Plainly and with each drafter while so much of the layers stays in memory, and the rest is read in every pass."""
+    whole, target = lm.target, decoder(lm)
+    for budget in budgets:
+        network, shelf = streamed(target.network, budget)
+
+        def under(network: Any = network) -> Decoder:
+            return Decoder(network)
+
+        def one(drafter: str | None, under: Any = under, shelf: Any = shelf) -> Round:
+            given = (options or {}).get(drafter or "", {})
+            made = lm.equipped(drafter, given) if drafter else {}
+            lm.target = under
+            try:
+                read, waited, passes, start = shelf.read, shelf.waited, shelf.passes, time.perf_counter()
+                found = [
+                    lm.generate(str(item.content), drafter=drafter, drafter_options=made, max_new_tokens=tokens)
+                    for item in items
+                ]
+                seconds = time.perf_counter() - start
+            finally:
+                lm.target = whole
+            outputs = [result.tokens for result in found]
+            count = sum(map(len, outputs))
+            more = {
+                "held_bytes": shelf.held,
+                "read_bytes_per_token": (shelf.read - read) / count,
+                "waited": (shelf.waited - waited) / seconds,
+                "passes": shelf.passes - passes,
+            }
+            return Round(seconds, count, sum(len(result.trace.steps) for result in found), outputs, more)
+
+        try:
+            names = {name: bound(one, None if name == "plain" else name) for name in ("plain", *drafters)}
+            for row in turns(names, repeat):
+                yield {"budget": budget, **row}
+        finally:
+            shelf.close()
+
+
+Soaking = tuple[
+    Callable[[], BatchedTarget],
+    Callable[[], Drafter] | None,
+    Rule,
+    Iterator[SoakRequest],
+    Sampling,
+    Callable[[int, Sequence[int]], int | None],
+]
+
+
+def soaked(
+    model: str,
+    drafter: str,
+    *,
+    dtype: str = "bfloat16",
+    device: str = "cpu",
+    cache: str | None = None,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> Soaking:
+    """What outrider.core.testing.soak takes, for a model by its name, or for a small random one."""
+    make: Callable[[], Drafter] | None
+    if model == "random":
+        config = Config(vocabulary=61, width=32, layers=2, heads=2, kv_heads=2, head_dim=32, hidden=48)
+        network, kept = random_network(config, 1, device=device), None if cache is None else 8
+
+        def target() -> BatchedTarget:
+            return Decoder(network, cache_bits=kept)
+
+        end: tuple[int, ...] = (3,)
+
+        def guesses() -> Drafter:
+            return _drafts(make_drafter(drafter, **({"model": target()} if drafter == "draft-model" else {})))
+
+        make = None if drafter == "plain" else guesses
+        vocabulary = config.vocabulary
+    else:
+        lm = load(model, dtype=dtype, device=device, cache=cache)
+        whole, end, vocabulary = lm.target, lm.end, decoder(lm).vocabulary
+
+        def target() -> BatchedTarget:
+            return cast(BatchedTarget, whole())
+
+        asked = Options(drafter=drafter)
+        make = None if drafter == "plain" else lambda: _drafts(lm.drafter(asked)[0])
+
+    def stop(number: int, tokens: Sequence[int]) -> int | None:
+        """A pattern that comes up now and then, and is cut off: some token behind an even one."""
+        pairs = enumerate(pairwise(tokens))
+        return next((place for place, (one, two) in pairs if one % 2 == 0 and two % 61 == 7), None)
+
+    sampling = Sampling(temperature=temperature, end=end)
+    return target, make, make_rule("exact"), wishes(vocabulary, seed), sampling, stop
+
+
+def _drafts(drafter: Drafter | None) -> Drafter:
+    assert drafter is not None
+    return drafter
+
+
+def decoder(lm: TextModel) -> Decoder:
+    target = lm.target()
+    if not isinstance(target, Decoder):
+        raise Incompatible("this is for what runs on our own decoder: models of Llama's and Qwen's families")
+    return target

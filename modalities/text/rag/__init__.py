@@ -1,0 +1,1 @@
+"""Retrieval-augmented generation: RaLMSpec and Speculative RAG."""

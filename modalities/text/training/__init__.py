@@ -1,0 +1,1 @@
+"""Training of text draft heads."""

@@ -1,0 +1,143 @@
+"""Outrider inside transformers: `model.generate(..., custom_generate=outrider.text.custom_generate)`.
+
+What generate() has worked out (end tokens, lengths, sampling, criteria) is kept to; what cannot be is refused by name
+and not passed over. Knows nothing of tokenizers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.core.decode import Drafter, Rule, Stop, decode
+from outrider.core.distribution import Sampling
+from outrider.core.errors import Incompatible
+from outrider.core.methods import make_drafter, make_rule
+from outrider.core.step_recorder import Record
+from outrider.text.from_transformers import target_of
+
+# what transformers makes of options that we apply ourselves
+_OURS = {
+    "TemperatureLogitsWarper",
+    "TopKLogitsWarper",
+    "TopPLogitsWarper",
+    "MinPLogitsWarper",
+    "RepetitionPenaltyLogitsProcessor",
+}
+_LENGTHS = {"MaxLengthCriteria", "EosTokenCriteria"}
+
+
+def custom_generate(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Any = (),
+    stopping_criteria: Any = (),
+    generation_config: Any = None,
+    drafter: str | Drafter | None = "prompt-lookup",
+    rule: str | Rule = "exact",
+    seed: int | None = None,
+    drafter_options: Mapping[str, Any] | None = None,
+    rule_options: Mapping[str, Any] | None = None,
+    stream_to: Any = None,
+    streamer: Any = None,
+    **others: Any,
+) -> Any:
+    """Speculative decoding in place of transformers' own loop; `drafter`, `rule`, `seed` and their options are given to
+    generate() too. Without a seed, one is drawn from torch's global generator, as transformers would draw from it.
+    Give a streamer as `stream_to`: transformers 5 keeps `streamer` from functions of others.
+
+    >>> out = model.generate(ids, max_new_tokens=12, do_sample=False, custom_generate=custom_generate)
+    >>> bool((out == model.generate(ids, max_new_tokens=12, do_sample=False)).all())
+    True
+    """
+    _check(logits_processor, generation_config)
+    mask = others.get("attention_mask")
+    prompts = [
+        ids[keep.bool()].tolist() for ids, keep in zip(input_ids, input_ids >= 0 if mask is None else mask, strict=True)
+    ]
+    make, _ = target_of(model)
+    seed = int(torch.randint(2**62, ())) if seed is None else seed
+    steps = decode(
+        make(),
+        make_drafter(drafter, **(drafter_options or {})) if drafter is None or isinstance(drafter, str) else drafter,
+        make_rule(rule, **(rule_options or {})) if isinstance(rule, str) else rule,
+        prompts,
+        sampling=_sampling(generation_config),
+        limit=generation_config.max_length - input_ids.shape[1],
+        stop=_stop(prompts, stopping_criteria, input_ids.device),
+        seed=seed,
+        record=Record(nodes=False),
+    )
+    emitted: list[list[int]] = [[] for _ in prompts]
+    if stream_to is not None:
+        stream_to.put(input_ids.cpu())  # as generate() does with `streamer`
+    streamer = streamer if stream_to is None else stream_to
+    for step in steps:
+        emitted[step.row] += step.emitted
+        if streamer is not None:
+            streamer.put(torch.tensor(step.emitted))
+    if streamer is not None:
+        streamer.end()
+    return _answer(input_ids, emitted, generation_config)
+
+
+def _check(processors: Any, config: Any) -> None:
+    strange = [type(one).__name__ for one in processors if type(one).__name__ not in _OURS]
+    strange += [f"num_beams={config.num_beams}"] if (config.num_beams or 1) > 1 else []
+    wanted = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+    strange += [name for name in wanted if getattr(config, name, None)]
+    if strange:
+        raise Incompatible(
+            f"outrider's custom_generate does not do {', '.join(strange)}; leave it out, or leave out custom_generate"
+        )
+
+
+def _sampling(config: Any) -> Sampling:
+    end = config.eos_token_id
+    ends = (end,) if isinstance(end, int) else tuple(end or ())
+    penalty = config.repetition_penalty or 1.0
+    if not config.do_sample:
+        return Sampling(temperature=0.0, repetition_penalty=penalty, end=ends)
+    return Sampling(
+        temperature=1.0 if config.temperature is None else config.temperature,
+        top_k=config.top_k or 0,
+        top_p=1.0 if config.top_p is None else config.top_p,
+        min_p=config.min_p or 0.0,
+        repetition_penalty=penalty,
+        end=ends,
+    )
+
+
+def _stop(prompts: list[list[int]], criteria: Any, device: torch.device) -> Stop | None:
+    """Criteria of others are asked after every token, as transformers asks them."""
+    asked = [one for one in criteria if type(one).__name__ not in _LENGTHS]
+    if not asked:
+        return None
+    seen = [0] * len(prompts)
+
+    def stop(row: int, tokens: Sequence[int]) -> int | None:
+        for count in range(seen[row] + 1, len(tokens) + 1):
+            ids = torch.tensor([[*prompts[row], *tokens[:count]]], device=device)
+            if any(bool(torch.as_tensor(one(ids, None)).any()) for one in asked):
+                return count
+        seen[row] = len(tokens)
+        return None
+
+    return stop
+
+
+def _answer(input_ids: Tensor, emitted: list[list[int]], config: Any) -> Any:
+    """What generate() gives back: prompts and what was added, padded on the right."""
+    end = config.eos_token_id if isinstance(config.eos_token_id, int) else next(iter(config.eos_token_id or [0]))
+    pad = end if config.pad_token_id is None else config.pad_token_id
+    longest = max(map(len, emitted))
+    rows = [[*row, *[pad] * (longest - len(row))] for row in emitted]
+    sequences = torch.cat([input_ids, torch.tensor(rows, device=input_ids.device).view(len(rows), longest)], 1)
+    if not config.return_dict_in_generate:
+        return sequences
+    from transformers.generation import GenerateDecoderOnlyOutput
+
+    return GenerateDecoderOnlyOutput(sequences=sequences)

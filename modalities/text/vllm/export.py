@@ -1,0 +1,152 @@
+"""Trained drafters written in the forms that vLLM loads: EAGLE-3 in the speculators format, Medusa's heads under
+its own names, and the draft model as a folder of transformers.
+
+Rounded to 16 bits. What a drafter refers to in its target is written out where vLLM wants it in the file. Knows nothing
+of how vLLM is started.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.core.assets.store import read_json
+from outrider.core.drafters.trained.distilled import SmallModel
+from outrider.core.drafters.trained.eagle import Eagle3Head
+from outrider.core.drafters.trained.heads import MedusaHeads
+from outrider.core.drafters.trained.import_checkpoints import layer_tensors, write_speculators
+from outrider.core.engine.transformer import Decoder
+from outrider.core.errors import Incompatible, InvalidOption
+from outrider.text import recipes
+from outrider.text.loading import find, load
+from outrider.text.model import TextModel
+
+NOTE = "outrider.json"  # beside what was written: what it is, for whom
+_LENGTH = 4
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+
+
+def export(model: str, drafter: str, folder: Path, *, weights: Path | None = None, length: int = _LENGTH) -> Path:
+    """The trained weights there are for a drafter of this model (or those in a file), as a folder for vLLM, which then
+    drafts so many tokens."""
+    if drafter not in WRITERS:
+        raise refused(drafter)
+    if length < 1:
+        raise InvalidOption(f"length is {length}; it must be 1 drafted token or more")
+    path = recipes.find(find(model)[1], drafter) if weights is None else weights
+    if path is None:
+        raise recipes.missing(model, drafter)
+    lm = load(model)
+    target = lm.target()
+    if not isinstance(target, Decoder):
+        raise Incompatible(f"drafters are trained for targets on our own decoder, and {model} is none")
+    pupil = recipes.load(path, drafter, target).float()
+    if isinstance(pupil, MedusaHeads):
+        length = pupil.depth  # vLLM asks all heads
+    folder.mkdir(parents=True, exist_ok=True)
+    WRITERS[drafter](pupil, lm, folder, length)
+    note = {"drafter": drafter, "target": lm.name, "length": length, "weights": path.name}
+    (folder / NOTE).write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
+    return folder
+
+
+def refused(drafter: str) -> Incompatible:
+    """What to say of a drafter that vLLM can't run."""
+    return Incompatible(
+        f"vLLM can't run the drafter '{drafter}'; of trained ones it runs {', '.join(WRITERS)}, and without training "
+        "prompt-lookup and suffix"
+    )
+
+
+def _eagle3(pupil: Any, lm: TextModel, folder: Path, length: int) -> None:
+    _kind(pupil, Eagle3Head)
+    write_speculators(pupil, folder, str(lm.folder), length=length)
+
+
+def _medusa(pupil: Any, lm: TextModel, folder: Path, length: int) -> None:
+    """One output layer for all heads, unless each has its own: the target's whole one, since vLLM (0.32) refuses the
+    map of a reduced vocabulary that its own code reads, and a token that we would not have guessed is verified like
+    any other."""
+    _kind(pupil, MedusaHeads)
+    words, layers, width = pupil.words, pupil.config["layers"], pupil.form.width
+    if pupil.outputs and words.vocabulary is not None:
+        raise Incompatible("vLLM's Medusa has no reduced vocabulary for heads with output rows of their own")
+    found: dict[str, Tensor] = {}
+    for k in range(pupil.depth):
+        steps = [(pupil.first.weight[k * width : (k + 1) * width], pupil.first.bias[k * width : (k + 1) * width])]
+        steps += [(one.weight, one.bias) for one in pupil.more[k]]
+        for place, (weight, bias) in enumerate(steps):
+            found |= {f"blocks.{k}.layers.{place}.weight": weight, f"blocks.{k}.layers.{place}.bias": bias}
+        if pupil.outputs:
+            found[f"lm_heads.{k}.weight"] = pupil.outputs[k].weight
+    if not pupil.outputs:
+        found["lm_heads.0.weight"] = lm.target().network.head.weight  # type: ignore[attr-defined]
+    _save(found, folder)
+    config = {
+        "model_type": "medusa",
+        "architectures": ["MedusaModel"],
+        "hidden_size": width,
+        "num_heads": pupil.depth,
+        "num_hidden_layers": layers,
+        "vocab_size": words.known,
+        "truncated_vocab_size": words.known,
+        "original_lm_head": not pupil.outputs,
+        "medusa_fc_bias": True,
+        "torch_dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+
+
+def _draft_model(pupil: Any, lm: TextModel, folder: Path, length: int) -> None:
+    """Its output layer is the target's whole one: transformers knows no reduced vocabulary, and a token that we would
+    not have guessed is verified like any other."""
+    _kind(pupil, SmallModel)
+    if lm.folder is None:
+        raise Incompatible(f"{lm.name} was not loaded from a folder, so there is no config to write beside the weights")
+    network, form = lm.target().network, lm.target().config  # type: ignore[attr-defined]
+    found = {"model.embed_tokens.weight": network.embedding, "model.norm.weight": pupil.norm.weight}
+    for index, block in enumerate(pupil.blocks):
+        at = f"model.layers.{index}"
+        found |= {
+            f"{at}.input_layernorm.weight": block.attention_norm.weight,
+            f"{at}.post_attention_layernorm.weight": block.mlp_norm.weight,
+            **layer_tensors(block, at, form),
+        }
+    described = read_json(lm.folder / "config.json")
+    if not described.get("tie_word_embeddings", False):
+        found["lm_head.weight"] = network.head.weight
+    _save(found, folder)
+    described |= {"num_hidden_layers": len(pupil.blocks)}
+    (folder / "config.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+    for name in _TOKENIZER:
+        if (lm.folder / name).is_file():
+            shutil.copyfile(lm.folder / name, folder / name)
+
+
+def _kind(pupil: nn.Module, wanted: type) -> None:
+    if not isinstance(pupil, wanted):
+        raise Incompatible(f"the file holds a {type(pupil).__name__}, not a {wanted.__name__}")
+
+
+def _save(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    with torch.no_grad():
+        kept = {
+            name: (one.detach().cpu().bfloat16() if one.is_floating_point() else one.cpu()).clone().contiguous()
+            for name, one in tensors.items()
+        }
+    save_file(kept, str(folder / "model.safetensors"), {"format": "pt"})
+
+
+WRITERS: Mapping[str, Callable[[Any, TextModel, Path, int], None]] = {
+    "draft-model": _draft_model,
+    "eagle3": _eagle3,
+    "medusa": _medusa,
+}

@@ -1,0 +1,53 @@
+"""`outrider datastore`: from text files to guesses of the drafter 'rest'."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from outrider.app.cli import cli
+from outrider.core.errors import OutriderError
+
+TINY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "text" / "tiny.py")))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(TINY.write(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+def outrider(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(cli, [str(one) for one in arguments], catch_exceptions=False)
+
+
+def test_a_datastore_is_built_shown_and_drafted_from(folder: str, tmp_path: Path) -> None:
+    corpus, store = tmp_path / "corpus", tmp_path / "my.store"
+    corpus.mkdir()
+    (corpus / "one.txt").write_text(TINY.TEXT, encoding="utf-8")
+    (corpus / "two.md").write_text("# the dog sat on the mat", encoding="utf-8")
+    (corpus / "no.bin").write_bytes(b"\xff")
+    told = outrider("datastore", "build", corpus, "-o", store, "--model", folder)
+    assert told.exit_code == 0 and "of 2 files" in told.stdout
+    shown = json.loads(outrider("datastore", "show", store, "--json").stdout)
+    assert shown["tokens"] > 20 and shown["bytes"] == store.stat().st_size
+    assert "tokens" in outrider("datastore", "show", store).stdout
+    said = ["text", "the cat sat on", "--raw", "--max-new-tokens", "16", "--model", folder, "--dtype", "float32"]
+    drafted = outrider(*said, "--drafter", "rest", "--drafter-option", f"store={store}")
+    assert drafted.exit_code == 0 and drafted.stdout == outrider(*said, "--drafter", "plain").stdout
+
+
+def test_what_is_wrong_is_said(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(OutriderError, match="no files"):
+        outrider("datastore", "build", tmp_path / "empty", "-o", tmp_path / "a.store", "--model", folder)
+    with pytest.raises(OutriderError, match="is no folder"):
+        outrider("datastore", "build", tmp_path / "x.txt", "-o", tmp_path / "no" / "a.store", "--model", folder)
+    (tmp_path / "x.store").write_bytes(b"0123456789")
+    with pytest.raises(OutriderError, match="no datastore"):
+        outrider("datastore", "show", tmp_path / "x.store")

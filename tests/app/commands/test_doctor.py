@@ -1,0 +1,110 @@
+"""The doctor's judgement over given facts, and the whole of it on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.app.commands import doctor
+from outrider.app.commands.doctor import PACKAGES, Package, judge, judge_cache, judge_gpu, judge_unused, size
+
+NEEDED = Package("numpy", ("numpy",), "everything")
+OPTIONAL = Package("gradio", ("gradio",), "the app", needed=False, extra="app")
+
+
+def torch(cuda: str | None, *devices: str) -> dict[str, Any]:
+    return {"version": "2.13.0", "cuda": cuda, "devices": dict.fromkeys(("cpu", *devices))}
+
+
+def test_a_package_that_imports_works() -> None:
+    finding = judge(NEEDED, "2.4.6", None)
+    assert (finding.state, finding.found, finding.fix) == ("works", "2.4.6", "")
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "error", "state", "fix"),
+    [
+        (NEEDED, None, None, "absent", "pip install numpy"),
+        (OPTIONAL, None, None, "absent", 'pip install "outrider[app]"'),
+        (NEEDED, "2.4.6", "ImportError: bad", "broken", "pip install --force-reinstall --no-deps numpy"),
+        (doctor.TORCHAUDIO, "2.11.0", "OSError: libcudart", "broken", "outrider doctor --mend"),
+        (NEEDED, "2.4.6", "OSError: torchaudio/lib/_torchaudio.so", "broken", "outrider doctor --mend"),
+    ],
+)
+def test_what_does_not_work_comes_with_its_fix(
+    package: Package, version: str | None, error: str | None, state: str, fix: str
+) -> None:
+    finding = judge(package, version, error)
+    assert finding.state == state
+    assert finding.fix.endswith(fix)
+    assert error is None or error in finding.found
+
+
+def test_a_broken_package_that_nobody_needs_should_go() -> None:
+    assert judge_unused("torchvision", "0.28.0", None).state == "works"
+    finding = judge_unused("torchvision", "0.28.0", "OSError: libcudart")
+    assert (finding.state, finding.needed) == ("broken", False)
+    assert finding.fix.endswith("pip uninstall torchvision")
+
+
+def test_a_gpu_is_judged_by_whether_torch_can_use_it() -> None:
+    assert judge_gpu([], torch(None)) is None
+    assert judge_gpu(["NVIDIA H200"], {}) is None
+    usable = judge_gpu(["NVIDIA H200"], torch("13.0", "cuda:0"))
+    without = judge_gpu(["NVIDIA H200"], torch(None))
+    old_driver = judge_gpu(["NVIDIA H200"], torch("13.0"))
+    assert usable
+    assert without
+    assert old_driver
+    assert usable.state == "works"
+    assert "build without CUDA" in without.fix
+    assert "driver" in old_driver.fix
+
+
+def test_the_cache_is_where_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "weights"))
+    assert doctor.cache_folder() == tmp_path / "weights"
+    assert judge_cache(tmp_path / "weights").state == "works"
+    assert not (tmp_path / "weights").exists()
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "a.safetensors").write_bytes(bytes(2500))
+    assert "2 KB held" in judge_cache(tmp_path / "weights").found
+
+
+def test_a_cache_that_cannot_be_written_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.os, "access", lambda *_: False)
+    finding = judge_cache(tmp_path)
+    assert (finding.state, finding.needed) == ("broken", True)
+    assert "OUTRIDER_CACHE" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(0, "0 B"), (999, "999 B"), (25_000_000_000, "25 GB"), (3 * 10**15, "3000 TB")]
+)
+def test_sizes_read_well(count: int, words: str) -> None:
+    assert size(count) == words
+
+
+@pytest.mark.slow
+def test_everything_needed_works_here_and_the_report_is_json() -> None:
+    report = doctor.examine(mending=True)
+    assert report.ok, [finding for finding in report.findings if finding.state != "works"]
+    assert json.loads(json.dumps(report.to_dict()))["machine"]["cores"] >= 1
+    assert {package.name for package in PACKAGES} <= {finding.name for finding in report.findings}
+    assert report.mended == [], "set-up has mended it already"
+
+
+def test_native_code_is_no_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    from outrider.core.kernels import native
+
+    monkeypatch.setattr(native, "hindrance", lambda: ("no C++ compiler", "install g++"))
+    found = doctor.judge_native()
+    assert (found.state, found.needed, found.fix) == ("absent", False, "install g++")
+    monkeypatch.setattr(native, "hindrance", lambda: None)
+    monkeypatch.setattr(native, "library", lambda: None)
+    assert doctor.judge_native().state == "broken"
+    monkeypatch.setattr(native, "library", lambda: object())
+    assert doctor.judge_native().state == "works"

@@ -1,0 +1,107 @@
+"""`outrider image` as a person meets it."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+from outrider import image
+from outrider.app.cli import cli
+
+TINY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "image" / "conftest.py")))
+
+
+@pytest.fixture(autouse=True)
+def model(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The command on a model of random weights."""
+    import torch
+
+    from outrider.image.model import ImageModel
+    from outrider.image.tokenizer import Layout, Tokenizer
+
+    torch.manual_seed(0)
+    codec = Tokenizer(Layout(levels=(4, 3, 3), channels=(8, 16, 16))).eval()
+    tokens = TINY.made()
+    made = ImageModel(tokens.network(), tokens.names, codec, name="tiny")
+    monkeypatch.setattr(image, "load", lambda name, **options: made)
+    return made
+
+
+def told(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["image", *arguments], catch_exceptions=False)
+
+
+def test_a_picture_is_written(tmp_path: Path) -> None:
+    file, trace = tmp_path / "heart.png", tmp_path / "heart.json"
+    options = ("--drafter", "jacobi", "--rule", "exact", "-o", str(file), "--trace", str(trace), "--scale", "2")
+    done = told("red heart", *options)
+    assert done.exit_code == 0, done.output
+    assert "256 codes in" in done.stdout and "a call" in done.stdout
+    with Image.open(file) as picture:
+        assert picture.size == (128, 128)
+    assert json.loads(trace.read_text())["method"] == "jacobi"
+
+
+@pytest.mark.slow
+def test_plain_decoding_beside_it(tmp_path: Path) -> None:
+    done = told(
+        "cat", "--rule", "gumbel-match", "--drafter-option", "window=4", "--compare", "-o", str(tmp_path / "a.png")
+    )
+    assert done.exit_code == 0, done.output
+    assert "256 of 256 codes" in done.output and "plain decoding  256 calls" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [((" ",), "empty"), (("cat", "--guidance", "-1"), "guidance"), (("cat", "--style", "x"), "unknown style")],
+)
+def test_what_is_wrong_is_said(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    from outrider.core.errors import InvalidOption
+
+    with pytest.raises(InvalidOption, match=said):
+        told(*arguments, "-o", str(tmp_path / "none.png"))
+    assert not (tmp_path / "none.png").exists()
+
+
+@pytest.mark.slow
+def test_a_table_of_drafters_and_rules(tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    options = ["--drafters", "jacobi", "--rules", "exact,annealed", "--pictures", "1", "--guidance", "1"]
+    options += ["--drafter-option", "window=4", "--rule-option", "weight=3", "--json", str(file)]
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("cat\n\nred heart\n")
+    done = CliRunner().invoke(cli, ["bench", "image", "--prompts", str(prompts), *options], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    told = json.loads(file.read_text())
+    assert [row["rule"] for row in told["rows"]] == ["exact", "exact", "annealed"]
+    assert told["rows"][0]["tokens_per_call"] == 1 and told["settings"]["pictures"] == 1
+    assert "1.00" in done.output and "annealed" in done.output.replace("\n", "")
+
+
+@pytest.mark.slow
+def test_listed_values_are_rows(tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    options = ["--drafters", "jacobi", "--rules", "annealed", "--pictures", "1", "--guidance", "1"]
+    options += ["--rule-option", "annealed.weight=1.5,4", "--json", str(file)]
+    done = CliRunner().invoke(cli, ["bench", "image", *options], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert [row["options"] for row in json.loads(file.read_text())["rows"][1:]] == [{"weight": 1.5}, {"weight": 4}]
+
+
+@pytest.mark.slow
+def test_a_contact_sheet(tmp_path: Path) -> None:
+    file, prompts = tmp_path / "sheet.png", tmp_path / "prompts.txt"
+    prompts.write_text("cat\nred heart\n")
+    options = ["--prompts", str(prompts), "--guidance", "1", "--size", "16", "-o", str(file)]
+    done = CliRunner().invoke(cli, ["sheet", *options], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert len(done.stdout.splitlines()) == 6 and "jacobi lantern:" in done.stdout
+    with Image.open(file) as picture:
+        assert picture.width == 3 * (8 * 16 + 24)

@@ -1,0 +1,128 @@
+"""Published models in the commands: `outrider image --model` and `outrider speech --model` on folders."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+from outrider.app.cli import cli
+from outrider.speech import Sound
+
+pytestmark = pytest.mark.slow
+TINY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "tiny_classes.py")))
+
+
+def told(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, [*arguments], catch_exceptions=True)
+
+
+def test_a_picture_of_a_model_that_is_named(tmp_path: Path) -> None:
+    for name, layers in (("big", 2), ("small", 1)):
+        for part in TINY.janus(layers - 2, layers):
+            part.save_pretrained(tmp_path / name)
+    file = tmp_path / "drawn.png"
+    named = ("--model", str(tmp_path / "big"), "--draft", str(tmp_path / "small"), "--drafter", "draft-model")
+    done = told("image", "a red heart", *named, "--compare", "--rule", "gumbel-match", "-o", str(file))
+    assert done.exit_code == 0, done.output
+    assert "64 codes in" in done.output and "64 of 64 codes" in done.output
+    with Image.open(file) as picture:
+        assert picture.size == (32, 32)
+    table = tmp_path / "table.json"
+    done = told(
+        "bench", "image", *named[:4], "--drafters", "jacobi,draft-model", "--pictures", "1", "--json", str(table)
+    )
+    assert done.exit_code == 0, done.output
+    plain, *others = json.loads(table.read_text())["rows"]
+    assert plain["tokens_per_call"] == 1 and all(one["tokens_per_call"] > 1 for one in others) and len(others) == 2
+
+
+def test_sound_of_a_model_that_is_named(tmp_path: Path) -> None:
+    from transformers import EncodecFeatureExtractor, MusicgenProcessor, T5Tokenizer
+
+    for name, layers in (("big", 2), ("small", 1)):
+        TINY.musicgen(layers - 2, layers).save_pretrained(tmp_path / name)
+    pieces = [(name, 0.0) for name in ("<pad>", "</s>", "<unk>")]
+    pieces += [(name, -1.0) for name in ("\u2581", "\u2581a", "\u2581slow", "\u2581waltz")]
+    MusicgenProcessor(EncodecFeatureExtractor(), T5Tokenizer(vocab=pieces, extra_ids=0)).save_pretrained(
+        tmp_path / "big"
+    )
+    file = tmp_path / "waltz.wav"
+    named = ("--model", str(tmp_path / "big"), "--draft", str(tmp_path / "small"), "--drafter", "draft-model")
+    done = told(
+        "speech", "a slow waltz", *named, "--limit", "6", "--compare", "--rule", "gumbel-match", "-o", str(file)
+    )
+    assert done.exit_code == 0, done.output
+    assert "36 tokens in" in done.output and "the same tokens" in done.output
+    assert Sound.load(file).seconds > 0
+
+
+def test_llasa_wants_a_codec(tmp_path: Path) -> None:
+    model = TINY.llasa()
+    model.save_pretrained(tmp_path / "llasa")
+    model.tokenizer.save_pretrained(tmp_path / "llasa")
+    done = told("speech", "good morning", "--model", str(tmp_path / "llasa"), "-o", str(tmp_path / "a.wav"))
+    assert done.exit_code == 1 and "give codec=" in str(done.exception)
+
+
+def test_what_a_model_heard(tmp_path: Path) -> None:
+    import numpy as np
+    from transformers import WhisperFeatureExtractor, WhisperProcessor, WhisperTokenizer
+
+    TINY.whisper().save_pretrained(tmp_path / "whisper")
+    words = WhisperTokenizer(vocab={chr(ord("a") + at): at for at in range(26)}, merges=[])
+    reads = WhisperFeatureExtractor(feature_size=8, chunk_length=1, hop_length=400, n_fft=400)
+    WhisperProcessor(reads, words).save_pretrained(tmp_path / "whisper")
+    Sound(np.zeros(8000, dtype=np.float32), 16000).save(tmp_path / "heard.wav")
+    trace = tmp_path / "trace.json"
+    named = ("--model", str(tmp_path / "whisper"), "--model-option", "before=[3,5,6]", "--limit", "8")
+    drafted = ("--drafter", "suffix", "--temperature", "0", "--trace", str(trace), "--compare")
+    done = told("speech", str(tmp_path / "heard.wav"), *named, *drafted)
+    assert done.exit_code == 0, done.output
+    assert "8 tokens in" in done.output and "the same tokens" in done.output
+    assert json.loads(trace.read_text())["method"] == "suffix"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("image", "cat", "--draft", "a/b"), "which --model names"),
+        (("image", "cat", "--model", "a/b", "--weights", "."), "published one is a folder"),
+        (("speech", "cat", "--model", "a/b", "--speed", "2"), "is our own voice's"),
+    ],
+)
+def test_what_does_not_go_together(arguments: tuple[str, ...], said: str) -> None:
+    done = told(*arguments)
+    assert done.exit_code == 2 and said in " ".join(done.output.replace("│", " ").split())
+
+
+def test_the_page_shows_the_model_that_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("gradio")
+    from outrider.app.page.backend import Named, checked
+    from outrider.app.page.image_backend import Pictures
+    from outrider.core.errors import InvalidOption
+
+    for part in TINY.janus():
+        part.save_pretrained(tmp_path / "janus")
+    subject = Pictures(named=Named(model=str(tmp_path / "janus")))
+    assert "draft-model" not in subject.drafters() and "jacobi" in subject.drafters()
+    subject.load()
+    assert "8x8 codes" in subject.about
+    asked = {"prompt": "a red heart", "drafter": "jacobi", "rule": "exact", "temperature": 1.0, "seed": 0}
+    live = subject.begin(checked(subject, asked))
+    for _ in live:
+        pass
+    assert "<" in live.seen()
+    recording = live.recording()
+    assert (recording.rows, recording.columns) == (8, 8) and len(recording.trace.tokens()) == 64
+    near = subject.like(recording.trace.tokens()[0], 3)
+    assert len(near) == 4 and all(data.startswith("data:image/png") for _, data in near)
+    with pytest.raises(InvalidOption, match="there is no folder"):
+        Pictures(named=Named(model=str(tmp_path / "nowhere"))).load()
+    done = told("demo", "--speech-option", "codec=a/b")
+    assert done.exit_code == 2 and "--speech-model, which is missing" in " ".join(done.output.replace("│", " ").split())

@@ -1,0 +1,168 @@
+"""`outrider text` and `outrider assets` as a person or a script meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider.app.cli import cli
+from outrider.core.assets.store import ASSETS
+from outrider.core.trace import Trace
+
+TINY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "text" / "tiny.py")))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(TINY.write(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def outrider(*arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    """The installed command, in its own process."""
+    command = Path(sysconfig.get_path("scripts")) / "outrider"
+    return subprocess.run([command, *arguments], capture_output=True, text=True, check=False, input=given)
+
+
+def ask(*arguments: str, model: str) -> str:
+    told = CliRunner().invoke(cli, ["text", *arguments, "--model", model, "--dtype", "float32"], catch_exceptions=False)
+    assert told.exit_code == 0, told.output
+    return told.stdout
+
+
+RAW = ("--raw", "--max-new-tokens", "16")
+PROMPT = "the cat sat on the mat and the dog sat on"
+
+
+def test_the_text_goes_to_stdout_and_files_hold_text_and_trace(folder: str, tmp_path: Path) -> None:
+    text, trace = tmp_path / "out.txt", tmp_path / "trace.json"
+    options = ("--drafter", "prompt-lookup", "--drafter-option", "length=3", "--seed", "4", "--rule", "token")
+    shown = ask(PROMPT, *RAW, *options, "-o", str(text), "--trace", str(trace), model=folder)
+    assert shown == text.read_text(encoding="utf-8")
+    found = Trace.from_json(trace.read_text(encoding="utf-8"))
+    assert (found.method, found.rule, found.seed) == ("prompt-lookup", "token", 4)
+    assert found.options["drafter.length"] == 3
+    assert len(found.tokens()) == 16
+    assert shown == ask(PROMPT, *RAW, "--drafter", "plain", model=folder)
+
+
+def test_options_of_rules_and_sampling(folder: str) -> None:
+    drawn = ("--temperature", "1", "--top-k", "5", "--top-p", "0.9", "--min-p", "0.01", "--seed", "3")
+    relaxed = ("--rule", "threshold", "--rule-option", "threshold=0.5", "--drafter", "jacobi")
+    assert ask(PROMPT, *RAW, *drawn, *relaxed, model=folder) == ask(PROMPT, *RAW, *drawn, *relaxed, model=folder)
+    whole = ask(PROMPT, *RAW, model=folder)
+    assert ask(PROMPT, *RAW, "--stop", whole[4:7], model=folder) == whole[: whole.index(whole[4:7])] + "\n"
+
+
+def test_compare_says_whether_they_agree_and_what_was_gained(folder: str) -> None:
+    told = CliRunner().invoke(
+        cli, ["text", PROMPT, *RAW, "--compare", "--drafter", "prompt-lookup", "--model", folder, "--dtype", "float32"]
+    )
+    assert told.exit_code == 0
+    assert "prompt-lookup: the same tokens as plain decoding" in told.stderr
+    assert "tokens a call" in told.stderr
+    assert "x plain, median of 3 runs in turn" in told.stderr
+    drawn = ["--compare", "--temperature", "1", "--drafter", "jacobi", "--model", folder, "--dtype", "float32"]
+    other = CliRunner().invoke(cli, ["text", PROMPT, *RAW, *drawn])
+    assert "--rule gumbel-match gives the same tokens" in other.stderr or "the same tokens" in other.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--drafter", "medussa"], "outrider: unknown drafter 'medussa'. Did you mean 'medusa'?|unknown drafter"),
+        (["--model", "no-such-model"], "outrider: there is no model 'no-such-model'"),
+        pytest.param(["--temperature", "-1"], "outrider: temperature is -1", marks=pytest.mark.slow),
+        pytest.param(["--dtype", "float9"], "outrider: unknown dtype 'float9'", marks=pytest.mark.slow),
+        pytest.param(
+            ["--drafter", "prompt-lookup", "--drafter-option", "size=3"],
+            "outrider: unknown option of the drafter",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_1(arguments: list[str], said: str, folder: str) -> None:
+    model = [] if "--model" in arguments else ["--model", folder]
+    told = outrider("text", "x", *model, *arguments)
+    assert told.returncode == 1
+    assert any(one in told.stderr for one in said.split("|"))
+    assert told.stderr.count("\n") == 1
+    assert told.stdout == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [["text"], ["text", "x", "--max-new-tokens", "0"], ["text", "x", "--rule-option", "k"], ["assets", "x"]],
+)
+def test_a_wrong_command_line_is_exit_code_2(arguments: list[str]) -> None:
+    told = outrider(*arguments)
+    assert told.returncode == 2
+    assert "Traceback" not in told.stderr
+
+
+@pytest.mark.slow
+def test_a_prompt_may_come_from_stdin(folder: str) -> None:
+    told = outrider("text", "-", "--model", folder, "--dtype", "float32", *RAW, given=PROMPT)
+    assert told.returncode == 0
+    assert told.stdout == ask(PROMPT, *RAW, model=folder)
+    assert outrider("text", "-", "--model", folder, given="").stderr.startswith("outrider: the prompt is empty")
+
+
+def test_assets_are_listed_for_people_and_scripts(cache: Path) -> None:
+    people = CliRunner().invoke(cli, ["assets"])
+    assert people.stdout == CliRunner().invoke(cli, ["assets", "list"]).stdout
+    assert all(word in people.stdout for word in [*ASSETS, "Apache-2.0", "sha256", "not fetched"])
+    told = CliRunner().invoke(cli, ["assets", "--json"])
+    assert told.stdout == CliRunner().invoke(cli, ["assets", "list", "--json"]).stdout
+    rows = json.loads(told.stdout)
+    assert [row["name"] for row in rows] == list(ASSETS)
+    assert not any(row["here"] for row in rows)
+    assert rows[0]["sources"][1]["files"] == {
+        source.name: source.sha256 for source in ASSETS["smollm2-135m"].sources[1].files
+    }
+
+
+def test_fetching_what_is_not_known_lists_what_is() -> None:
+    told = outrider("assets", "fetch", "smollm")
+    assert told.returncode == 1
+    assert (
+        told.stderr
+        == f"outrider: unknown asset 'smollm'. Did you mean 'smollm2-135m'? Known: {', '.join(sorted(ASSETS))}\n"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_breaking_off_ends_the_text_and_not_the_command(folder: str) -> None:
+    import signal
+    import time
+
+    command = [str(Path(sysconfig.get_path("scripts")) / "outrider"), "text", PROMPT, "--model", folder]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [*command, "--raw", "--max-new-tokens", "460"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.read(5)
+        child.send_signal(signal.SIGINT)
+        time.sleep(0)
+        rest, errors = child.communicate(timeout=60)
+    assert child.returncode == 0
+    assert rest.endswith(b"\n")
+    assert errors == b""

@@ -1,0 +1,54 @@
+"""`outrider train` as a person meets it."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from outrider.app.cli import cli
+
+TINY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "text" / "tiny.py")))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def told(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["train", *arguments], catch_exceptions=False)
+
+
+def test_recipes_are_listed() -> None:
+    listed = told("--list")
+    assert listed.exit_code == 0
+    names = [line.split()[0] for line in listed.stdout.splitlines()]
+    assert {"draft-model", "medusa", "hydra", "eagle3"} <= set(names)
+    nothing = told()
+    assert nothing.exit_code == 2 and "draft-model" in nothing.output
+
+
+@pytest.mark.slow
+def test_a_draft_model_from_nothing_and_on(tmp_path: Path, cache: Path) -> None:
+    """The tiny model writes prompts and answers, and is learned from; the same command then goes on."""
+    folder = str(TINY.write(tmp_path / "models" / "tiny"))
+    out = tmp_path / "out"
+    options = ("draft-model", "--model", folder, "--minutes", "0.05", "--tokens", "512", "--out", str(out), "--quiet")
+    first = told(*options)
+    assert first.exit_code == 0, first.output
+    assert "tokens a target call" in first.stdout and (cache / "training" / "tiny" / "answers.jsonl").is_file()
+    assert {"draft-model.safetensors", "draft-model.json", "curve.json", "checkpoint"} <= {
+        p.name for p in out.iterdir()
+    }
+    progress = json.loads((out / "checkpoint" / "state.json").read_text())
+    assert progress["steps"] > 0
+    again = told(*[one.replace("0.05", "0.1") for one in options])
+    assert again.exit_code == 0, again.output
+    after = json.loads((out / "checkpoint" / "state.json").read_text())
+    assert after["steps"] > progress["steps"] and after["history"][: len(progress["history"])] == progress["history"]

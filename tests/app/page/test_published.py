@@ -1,0 +1,88 @@
+"""Published models on the page, for programs: a picture and a sound by the models that the page was opened with."""
+
+from __future__ import annotations
+
+import gc
+import json
+import runpy
+import warnings
+from base64 import b64decode
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("gradio")
+
+from outrider.app.page import recordings
+from outrider.app.page.backend import Named, checked
+from outrider.app.page.speech_backend import Speech, unpacked
+from outrider.core.errors import InvalidOption
+
+# Gradio's client leaves event loops open behind it; what they hold is collected at the end.
+pytestmark = [pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.slow]
+BROWSER = Path(__file__).parents[2] / "browser"
+PUBLISHED, OPENED = (SimpleNamespace(**runpy.run_path(str(BROWSER / f"{name}.py"))) for name in ("published", "opened"))
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from gradio_client import Client
+
+    with OPENED.opened("published.py", tmp_path_factory.mktemp("page")) as address:
+        found = Client(address, verbose=False)
+        yield found
+        found.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("panel", "prompt", "options", "tokens"),
+    [("image", "a red heart", None, 64), ("speech", "a slow waltz", {"limit": 6}, 36)],
+)
+def test_a_program_gets_what_the_named_model_makes(
+    client: Any, panel: str, prompt: str, options: dict[str, Any] | None, tokens: int
+) -> None:
+    found = {}
+    for drafter in ("plain", "suffix", "draft-model"):
+        told = client.predict(prompt, drafter, "gumbel-match", 1.0, 3, options, api_name=f"/{panel}")
+        found[drafter] = recordings.read(json.dumps(told["recording"]))
+        assert found[drafter].trace.method == drafter and told["summary"]["tokens"] == tokens
+    plain, *others = found.values()
+    assert all(one.trace.tokens() == plain.trace.tokens() for one in others)
+    assert "model" in str(plain.trace.options["model"])
+    if panel == "image":
+        assert all(one.picture == plain.picture for one in others) and b64decode(plain.picture).startswith(b"\x89PNG")
+    else:
+        sound = unpacked(plain.sound)
+        assert all(one.sound == plain.sound for one in others)
+        assert len(sound.samples) == 6 * 4 and len(plain.starts) == tokens  # this codec makes four samples of a frame
+        assert plain.starts[0] == 0 and plain.starts[-1] < sound.seconds
+
+
+def test_a_sound_that_is_broken_off_is_silent(tmp_path: Path) -> None:
+    named = PUBLISHED.write(tmp_path)["speech"]
+    subject = Speech(named=Named(model=named["model"]))
+    assert "draft-model" not in subject.drafters() and "suffix" in subject.drafters()
+    assert subject.about == named["model"]
+    live = subject.begin(checked(subject, {"prompt": "a slow waltz", "limit": 6}))
+    step = next(live)
+    assert "round 1" in live.seen() and "outrider.speech model" in subject.about
+    live.close()
+    recording = live.recording()
+    assert recording.sound == "" and recording.trace.tokens() == list(step.emitted)
+    with pytest.raises(StopIteration):
+        next(live)
+    with pytest.raises(InvalidOption, match="limit is 0"):
+        checked(subject, {"prompt": "a slow waltz", "limit": 0})
+
+
+def test_a_model_that_hears_has_no_place_on_the_page(tmp_path: Path) -> None:
+    tiny = SimpleNamespace(**runpy.run_path(str(BROWSER.parent / "tiny_classes.py")))
+    tiny.whisper().save_pretrained(tmp_path / "whisper")
+    with pytest.raises(InvalidOption, match="hears rather than speaks"):
+        Speech(named=Named(model=str(tmp_path / "whisper"), options={"before": [3]})).load()

@@ -1,0 +1,124 @@
+"""The cure of torchaudio on a stand-in that has its trap: compiled libraries that can't be loaded here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.app.commands.probe import probe
+from outrider.app.setup.repair_torchaudio import mend
+
+TRAP = """
+import pathlib
+for library in (pathlib.Path(__file__).parent / "lib").glob("*.so"):
+    if library.read_text() == "needs CUDA":
+        raise OSError(f"Could not load this library: {library}")
+"""
+LIBRARIES = ("_torchaudio.abi3.so", "libtorchaudio.abi3.so")
+RECORD = (
+    "torchaudio/__init__.py,,\ntorchaudio/lib/_torchaudio.abi3.so,sha256=x,1\ntorchaudio/lib/libtorchaudio.abi3.so,,\n"
+)
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A torchaudio beside a torch that it doesn't fit, first on the path of child processes."""
+    folder = tmp_path / "torchaudio"
+    (folder / "lib").mkdir(parents=True)
+    (folder / "__init__.py").write_text(TRAP, encoding="utf-8")
+    for name in LIBRARIES:
+        (folder / "lib" / name).write_text("needs CUDA", encoding="utf-8")
+    (tmp_path / "torchaudio-2.11.0.dist-info").mkdir()
+    (tmp_path / "torchaudio-2.11.0.dist-info" / "RECORD").write_text(RECORD, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return folder
+
+
+def files(package: Path) -> list[str]:
+    return sorted(file.name for file in (package / "lib").iterdir())
+
+
+def record(package: Path) -> str:
+    return (package.parent / "torchaudio-2.11.0.dist-info" / "RECORD").read_text(encoding="utf-8")
+
+
+def error() -> str | None:
+    return probe("torchaudio").error
+
+
+def never() -> str | None:
+    raise AssertionError("there was nothing to try")
+
+
+def test_libraries_that_need_cuda_are_put_aside_once(package: Path) -> None:
+    assert "Could not load this library" in (error() or "")
+    done = mend(package, cuda=False, error=error)
+    assert done is not None
+    assert "renamed" in done
+    assert error() is None
+    assert files(package) == [f"{name}.disabled" for name in LIBRARIES]
+    assert record(package) == RECORD.replace(".so,", ".so.disabled,")
+    assert mend(package, cuda=False, error=never) is None
+
+
+def test_with_cuda_they_come_back(package: Path) -> None:
+    mend(package, cuda=False, error=error)
+    (package / "__init__.py").write_text("", encoding="utf-8")  # torch has what they need now
+    assert "enabled again" in (mend(package, cuda=True, error=error) or "")
+    assert files(package) == list(LIBRARIES)
+    assert record(package) == RECORD
+
+
+def test_with_another_cuda_they_stay_aside(package: Path) -> None:
+    mend(package, cuda=False, error=error)
+    assert mend(package, cuda=True, error=error) is None
+    assert files(package) == [f"{name}.disabled" for name in LIBRARIES]
+    assert error() is None
+
+
+@pytest.mark.parametrize("cuda", [True, False])
+def test_what_works_is_left_alone(package: Path, cuda: bool) -> None:
+    (package / "__init__.py").write_text("", encoding="utf-8")
+    assert mend(package, cuda=cuda, error=error) is None
+    assert files(package) == list(LIBRARIES)
+
+
+def test_what_does_not_help_is_undone(package: Path) -> None:
+    (package / "__init__.py").write_text("import no_such_module", encoding="utf-8")
+    assert mend(package, cuda=False, error=error) is None
+    assert files(package) == list(LIBRARIES)
+    assert record(package) == RECORD
+
+
+def test_libraries_of_a_new_install_are_tried_afresh(package: Path) -> None:
+    mend(package, cuda=False, error=error)
+    for name in LIBRARIES:
+        (package / "lib" / name).write_text("fits", encoding="utf-8")
+    assert mend(package, cuda=True, error=error) is None
+    assert set(LIBRARIES) <= set(files(package))
+    assert (package / "lib" / LIBRARIES[0]).read_text(encoding="utf-8") == "fits"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("", None),
+        ("raise OSError('libcudart.so.13: cannot open')", "OSError: libcudart.so.13: cannot open"),
+        ("import sys; sys.exit(3)", "stops at import (exit code 3)"),
+        ("import os; os.abort()", "crashes at import (signal 6)"),
+        ("print('a word of its own')", None),
+    ],
+)
+def test_a_probe_survives_whatever_the_import_does(
+    code: str, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fragile.py").write_text(code, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert probe("fragile").error == said
+
+
+@pytest.mark.slow
+def test_torch_is_asked_what_it_can_do() -> None:
+    facts = probe("torch").facts
+    assert facts["devices"]["cpu"]["dtypes"][:2] == ["float64", "float32"]

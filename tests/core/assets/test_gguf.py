@@ -1,0 +1,231 @@
+"""A GGUF file made on the spot, converted: the same weights, config and tokenizer as what it was made of."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import struct
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from outrider.core.assets import store
+from outrider.core.assets.gguf import GgufError
+from outrider.core.assets.store import Checkpoint, converted
+from outrider.core.engine import checkpoints
+
+TINY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "text" / "tiny.py")))
+NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def paired(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows as llama.cpp wants them: as its own script permutes them."""
+    return weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+
+
+def write(path: Path, *, kind: str = "llama", tokenizer: str = "gpt2", pre: str = "gpt-2", **extra: Any) -> Path:
+    config, made = TINY.CONFIG, json.loads(TINY.tokenizer().to_str())
+    writer = gguf.GGUFWriter(path, kind)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    vocabulary = sorted(made["model"]["vocab"], key=made["model"]["vocab"].get)
+    writer.add_tokenizer_model(tokenizer)
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(vocabulary)
+    writer.add_token_types([3 if token in TINY.SPECIAL else 1 for token in vocabulary])
+    writer.add_token_merges([" ".join(pair) for pair in made["model"]["merges"]])
+    writer.add_eos_token_id(2)
+    writer.add_bos_token_id(1)
+    writer.add_chat_template(TINY.TEMPLATE)
+    for name, value in extra.items():
+        writer.add_string(name.replace("__", "."), value)
+    for name, tensor in TINY.tensors().items():
+        writer.add_tensor(*_theirs(name, tensor, kind))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _theirs(name: str, tensor: torch.Tensor, kind: str) -> tuple[str, np.ndarray]:
+    whole = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+    if name in whole:
+        return whole[name], tensor.numpy()
+    _, _, layer, *rest = name.split(".")
+    part = NAMES[".".join(rest[:-1])]
+    if kind == "llama" and part in ("attn_q", "attn_k"):
+        tensor = paired(tensor, 4 if part == "attn_q" else 2)
+    return f"blk.{layer}.{part}.weight", tensor.contiguous().numpy()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_weights_and_config_come_out_as_they_went_in(tmp_path: Path) -> None:
+    folder = converted(write(tmp_path / "m.gguf"))
+    found, wanted = Checkpoint(folder), TINY.tensors()
+    assert set(found) == set(wanted)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    ours = checkpoints.configure(store.read_json(folder / "config.json"))
+    assert ours == checkpoints.configure(TINY.CONFIG)
+
+
+def test_a_big_model_is_written_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from outrider.core.assets import gguf as ours
+
+    monkeypatch.setattr(ours, "_SHARD", 20_000)
+    folder = converted(write(tmp_path / "m.gguf"))
+    assert len(list(folder.glob("model-*.safetensors"))) > 3
+    found, wanted = Checkpoint(folder), TINY.tensors()
+    assert set(found) == set(wanted)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_quantised_blocks_are_dequantised_and_halves_rounded_once(tmp_path: Path) -> None:
+    from gguf.quants import dequantize, quantize
+
+    path = tmp_path / "m.gguf"
+    kind = gguf.GGMLQuantizationType.Q4_1
+    wanted = {}
+    original = gguf.GGUFWriter.add_tensor
+
+    def add(self: gguf.GGUFWriter, name: str, tensor: np.ndarray, **_: Any) -> None:
+        if not name.endswith("ffn_gate.weight"):
+            return original(self, name, tensor)
+        packed = quantize(tensor, kind)
+        wanted[name] = torch.from_numpy(dequantize(packed, kind))
+        return original(self, name, packed, raw_dtype=kind)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf.GGUFWriter, "add_tensor", add)
+        write(path)
+    for dtype in ("float32", "bfloat16"):
+        found = Checkpoint(converted(path, dtype))
+        for name, tensor in wanted.items():
+            ours = found[f"model.layers.{name.split('.')[1]}.mlp.gate_proj.weight"]
+            assert torch.equal(ours, tensor.to(getattr(torch, dtype)))
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "qwen2", "llama-bpe"])
+def test_the_tokenizer_says_what_the_original_says(pre: str, tmp_path: Path) -> None:
+    folder = converted(write(tmp_path / "m.gguf", pre=pre))
+    ours, original = Tokenizer.from_file(str(folder / "tokenizer.json")), TINY.tokenizer()
+    text = "the cat sat, on 1234 mats: don't! é 😀<|im_end|> \n x"
+    ids = ours.encode(text, add_special_tokens=False).ids
+    assert ours.decode(ids, skip_special_tokens=False) == text
+    if pre == "gpt-2":
+        assert ids == original.encode(text, add_special_tokens=False).ids
+    cut = [piece for piece, _ in ours.pre_tokenizer.pre_tokenize_str("12345")]
+    assert cut == {"gpt-2": ["12345"], "llama-bpe": ["123", "45"]}.get(pre, list("12345"))
+    settings = store.read_json(folder / "tokenizer_config.json")
+    assert settings["chat_template"] == TINY.TEMPLATE
+    assert settings["eos_token"] == "<|im_end|>"
+    assert store.read_json(folder / "generation_config.json")["eos_token_id"] == 2
+
+
+def test_it_is_converted_once_until_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from outrider.core.assets import gguf as ours
+
+    path = write(tmp_path / "m.gguf")
+    first = converted(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(ours, "convert", lambda *_, **__: pytest.fail("converted again"))
+        assert converted(path) == first
+    os.utime(path, (1, 1))
+    assert converted(path) != first
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"kind": "mamba"}, "architecture 'mamba'; read here are llama, qwen2, qwen3"),
+        ({"tokenizer": "llama"}, "tokenizer is of kind 'llama'"),
+        ({"pre": "no-such"}, "'gpt2', 'no-such'"),
+        ({"llama__rope__scaling__type": "yarn"}, "scales its rotary positions"),
+    ],
+)
+def test_what_is_not_read_is_named_and_leaves_nothing(
+    changed: dict[str, str], said: str, tmp_path: Path, cache: Path
+) -> None:
+    with pytest.raises(GgufError, match=said):
+        converted(write(tmp_path / "m.gguf", **changed))
+    assert not [path for path in (cache / "converted").rglob("*") if path.is_file()]
+
+
+def test_a_file_that_is_cut_short_or_no_gguf_is_one_error(tmp_path: Path, cache: Path) -> None:
+    whole = write(tmp_path / "m.gguf").read_bytes()
+    for size in (0, 3, 20, 1000, len(whole) // 2, len(whole) - 100):
+        (tmp_path / "cut.gguf").write_bytes(whole[:size])
+        with pytest.raises(GgufError, match="not a whole GGUF file"):
+            converted(tmp_path / "cut.gguf")
+    (tmp_path / "cut.gguf").write_bytes(b"<html>" * 1000)
+    with pytest.raises(GgufError, match="not a whole GGUF file"):
+        converted(tmp_path / "cut.gguf")
+    with pytest.raises(store.AssetError, match="no file"):
+        converted(tmp_path / "gone.gguf")
+
+
+def value(kind: int, content: bytes) -> bytes:
+    return struct.pack("<Q", 1) + b"a" + struct.pack("<I", kind) + content
+
+
+@pytest.mark.parametrize(
+    ("tensors", "values", "rest"),
+    [
+        (0, 1 << 63, b""),
+        (1 << 63, 0, b""),
+        (0, 1, struct.pack("<Q", (1 << 64) - 1)),  # a name without an end
+        (0, 1, value(8, struct.pack("<Q", 1 << 63))),  # a text
+        (0, 1, value(9, struct.pack("<IQ", 4, 1 << 63))),  # a list of numbers
+        (0, 1, value(9, struct.pack("<IQ", 8, 1 << 40))),  # of texts
+        (0, 1, value(9, struct.pack("<IQ", 9, 1) * 5000)),  # of lists of lists
+        (0, 1, value(9, struct.pack("<IQ", 0, 1 << 21) + bytes(1 << 21))),  # of many numbers that are there
+        (0, 1, value(77, b"")),
+        (1, 0, struct.pack("<Q", 1) + b"a" + struct.pack("<I", 1 << 31)),  # dimensions
+    ],
+)
+@pytest.mark.timeout(20)
+def test_what_a_header_says_of_its_size_is_not_believed(tensors: int, values: int, rest: bytes, tmp_path: Path) -> None:
+    for order in "<>":
+        path = tmp_path / f"m{ord(order)}.gguf"
+        path.write_bytes(b"GGUF" + struct.pack(order + "IQQ", 3, tensors, values) + rest)
+        with pytest.raises(GgufError, match="not a whole GGUF file"):
+            converted(path)
+
+
+def test_tensors_that_lie_over_one_another_are_not_written_many_times(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf.GGUFWriter, "ggml_pad", staticmethod(lambda size, align: 0))  # every one at the beginning
+        whole = write(path).read_bytes()
+    sizes = [tensor.nbytes for tensor in TINY.tensors().values()]
+    path.write_bytes(whole[: len(whole) - sum(sizes) + max(sizes) + 64])
+    with pytest.raises(GgufError, match="over one another"):
+        converted(path)

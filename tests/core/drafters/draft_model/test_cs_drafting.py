@@ -1,0 +1,81 @@
+"""Cascades: the draft model's own draws with fewer of its passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from outrider.core.decode import Drafter, decode
+from outrider.core.distribution import Sampling
+from outrider.core.draft import Draft
+from outrider.core.drafters.draft_model.cs_drafting import CSDrafting
+from outrider.core.drafters.draft_model.model import DraftModel
+from outrider.core.errors import Incompatible, InvalidOption
+from outrider.core.protocol import Scores, TableTarget
+from outrider.core.rules.exact import Exact
+from outrider.core.testing.conformance import Case, enumerate_output, target_law, total_variation
+
+PROMPTS = [[1, 2, 3, 1, 2, 3, 1], [0, 4], [2]]
+
+
+class Counting(TableTarget):
+    """Counts its passes."""
+
+    passes = 0
+
+    def score(self, draft: Draft, since: int | None = None) -> Scores:
+        self.passes += 1
+        return super().score(draft, since)
+
+
+def run(drafter: Drafter, sampling: Sampling, prompts: Sequence[Sequence[int]] = PROMPTS) -> list[tuple[int, ...]]:
+    steps = decode(TableTarget(5, seed=3), drafter, Exact(), prompts, sampling=sampling, limit=40, seed=9)
+    return [step.drafted + step.emitted for step in steps]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0), Sampling(top_p=0.7), Sampling(top_k=2)])
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_vertical_cascade_draws_what_the_model_alone_draws(sampling: Sampling, others: int) -> None:
+    """Token for token and seed for seed, whatever the stages below guess."""
+    alone, first = Counting(5, seed=3, blur=0.3), Counting(5, seed=3, blur=0.3)
+    below = [TableTarget(5, seed=3, blur=0.35) for _ in range(others)]
+    cascade = CSDrafting(first, others=below, lengths=(4, *[0] * (others + 1)), inner=3)
+    assert run(cascade, sampling) == run(DraftModel(alone, length=4), sampling)
+    if others or sampling.greedy:
+        assert first.passes < alone.passes
+
+
+def test_later_positions_are_left_to_cheaper_stages() -> None:
+    model, other = Counting(5, seed=3, blur=0.3), TableTarget(5, seed=3, blur=0.5)
+    drafter = CSDrafting(model, others=[other], lengths=(2, 2, 2), inner=2)
+    steps = list(decode(TableTarget(5, seed=3), drafter, Exact(), PROMPTS, limit=30, seed=1))
+    full = [step for step in steps if len(step.drafted) == 6]
+    assert full and all(step.fixed == (False,) * 4 + (True,) * 2 for step in full)
+
+
+@pytest.mark.parametrize("lengths", [(1, 1, 1), (0, 2, 0), (2, 0, 1)])
+def test_every_cascade_keeps_the_law(lengths: tuple[int, ...]) -> None:
+    def cascade() -> Drafter:
+        models = [TableTarget(3, seed=1, sharpness=0.7, blur=blur) for blur in (0.4, 0.6)]
+        return CSDrafting(models[0], others=models[1:], lengths=lengths, inner=2, levels=2)
+
+    prompts = [(0, 1), (2, 1, 0, 1)]
+    case = Case(
+        target=lambda: TableTarget(3, seed=1, sharpness=0.7),
+        drafter=cascade,
+        rule=Exact(),
+        prompts=prompts,
+        limits=(3, 2),
+    )
+    for row, law in enumerate(enumerate_output(case)):
+        wanted = target_law(TableTarget(3, seed=1, sharpness=0.7), prompts[row], Sampling(), case.limits[row])
+        assert total_variation(law, wanted) < 1e-12
+
+
+def test_what_makes_no_cascade_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="2 lengths"):
+        CSDrafting(TableTarget(5), lengths=(1, 2, 3))
+    with pytest.raises(Incompatible, match="vocabularies of"):
+        CSDrafting(TableTarget(5), others=[TableTarget(6)])

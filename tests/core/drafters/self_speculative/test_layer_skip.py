@@ -1,0 +1,136 @@
+"""The target's own layers as its drafter: what is chosen, by what, for whom; search, saving and loading."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.core.decode import decode
+from outrider.core.distribution import Sampling
+from outrider.core.drafters.self_speculative.layer_search import Found, search
+from outrider.core.drafters.self_speculative.layer_skip import SelfDrafter, draft_on_the_fly, draft_verify, few, swift
+from outrider.core.engine.network import Layer
+from outrider.core.engine.transformer import Config, Decoder
+from outrider.core.errors import Incompatible, InvalidOption
+from outrider.core.protocol import Prefill, TableTarget
+from outrider.core.rules.exact import Exact
+
+SHAPE = Config(vocabulary=31, width=32, layers=6, heads=4, kv_heads=2, head_dim=8, hidden=64)
+GREEDY = Sampling(temperature=0)
+PROMPTS = [[3, 9, 4, 17, 9], [8], [20, 21, 22, 1, 2, 3, 4]]
+BOTH = ("attention", "mlp")
+IDLE = ("attention.1", "mlp.2", "attention.3", "mlp.3")
+
+
+def target() -> Decoder:
+    """A decoder of which some sublayers do next to nothing."""
+    network = Decoder.random(SHAPE, seed=4).network
+
+    def quiet(layer: Layer, index: int) -> Layer:
+        if f"attention.{index}" in IDLE:
+            layer = replace(layer, out=scaled(layer.out))
+        return replace(layer, down=scaled(layer.down)) if f"mlp.{index}" in IDLE else layer
+
+    def scaled(linear: Any) -> Any:
+        return type(linear)(linear.weight * 1e-3, None)
+
+    layers = [quiet(layer, index) for index, layer in enumerate(network.layers)]
+    return Decoder(network.replaced(lambda linear: linear, layers))
+
+
+def run(drafter: SelfDrafter | None, prompts: list[list[int]] = PROMPTS, limit: int = 40) -> list[list[int]]:
+    out: list[list[int]] = [[] for _ in prompts]
+    for step in decode(target(), drafter, Exact(), prompts, sampling=GREEDY, limit=limit):
+        out[step.row] += step.emitted
+    return out
+
+
+def test_what_changes_least_on_the_prompt_is_left_out() -> None:
+    drafter = draft_on_the_fly(share=0.5, least=0.999, parts=BOTH)
+    assert run(drafter) == run(None)
+    model = target()
+    sets = drafter.chooser.begin(model, drafter._model, PROMPTS) if model.begin(PROMPTS, GREEDY) else []
+    assert sets and all(one == frozenset(IDLE) for one in sets)
+
+
+def test_each_row_has_its_own_set_whoever_its_mates_are() -> None:
+    together = draft_on_the_fly(share=0.4, parts=BOTH)
+    model = target()
+    model.begin(PROMPTS, GREEDY)
+    sets = together.chooser.begin(model, None, PROMPTS)  # type: ignore[arg-type]
+    for prompt, found in zip(PROMPTS, sets, strict=True):
+        model.begin([prompt], GREEDY)
+        assert together.chooser.begin(model, None, [prompt]) == [found]  # type: ignore[arg-type]
+    assert len(set(sets)) > 1
+
+
+@pytest.mark.slow
+def test_swift_finds_a_better_set_on_the_way_and_alone_the_same() -> None:
+    drafter = swift(share=0.5, window=16, trials=30, bayes=4)
+    assert run(drafter, limit=60) == run(None, limit=60)
+    quests = drafter.chooser.quests  # type: ignore[attr-defined]
+    for quest in quests:
+        matches = [match for _, match in quest.tried]
+        assert quest.match == max(matches) > matches[0]
+    alone = swift(share=0.5, window=16, trials=30, bayes=4)
+    run(alone, [PROMPTS[1]], limit=60)
+    assert alone.chooser.quests[0].best == quests[1].best  # type: ignore[attr-defined]
+
+
+def test_swift_judges_nothing_by_less_than_its_window() -> None:
+    drafter = swift(share=0.5, window=16, bayes=0)
+    assert run(drafter, limit=15) == run(None, limit=15)
+    assert not any(quest.tried for quest in drafter.chooser.quests)  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_the_search_finds_what_is_idle_and_again(tmp_path: Path) -> None:
+    found = list(search(target(), PROMPTS, tokens=24, trials=60, seed=1))
+    assert len(found) == 60
+    assert [one.speedup for one in found] == sorted(one.speedup for one in found)
+    best = found[-1]
+    assert best.speedup > found[0].speedup and 0 < best.cost < 1 and best.skip
+    assert list(search(target(), PROMPTS, tokens=24, trials=60, seed=1))[-1] == best
+    best.save(tmp_path / "skip.json")
+    assert Found.load(tmp_path / "skip.json") == best
+    assert run(draft_verify(tmp_path / "skip.json", bound=0.1)) == run(None)
+    for text in ("[]", '{"skip": 3}', "nonsense"):
+        (tmp_path / "bad.json").write_text(text)
+        with pytest.raises(InvalidOption, match="no skipped sublayers"):
+            draft_verify(str(tmp_path / "bad.json"))
+
+
+def test_the_search_begins_with_what_changes_least() -> None:
+    found = list(search(target(), PROMPTS, tokens=24, trials=6, seed=1))
+    assert found[-1].acceptance > 0.9 and set(found[-1].skip) == set(IDLE), found[-1]
+
+
+def test_idle_sublayers_cost_no_acceptance() -> None:
+    drafter = draft_verify(IDLE, length=5, bound=0.0)
+    steps = list(decode(target(), drafter, Exact(), [PROMPTS[0]], sampling=GREEDY, limit=40))
+    assert len(steps) <= 9
+    assert steps[0].cost < 6, "five passes of the view, each cheaper than the whole"
+
+
+def test_what_is_no_sublayer_or_no_such_target_is_refused() -> None:
+    class Foreign(TableTarget):
+        def begin(self, prompts, sampling, needs=frozenset()):  # type: ignore[no-untyped-def]
+            super().begin(prompts, sampling, needs)
+            return Prefill()
+
+    with pytest.raises(Incompatible, match="'swift' drafts with the target's own layers"):
+        list(decode(Foreign(5), swift(bayes=0), Exact(), [[1]], limit=3))
+    with pytest.raises(InvalidOption, match=r"no sublayer 'mlp\.9'"):
+        list(decode(TableTarget(5), draft_verify("mlp.9"), Exact(), [[1]], limit=3))
+    with pytest.raises(InvalidOption, match="share=1"):
+        swift(share=1)
+    with pytest.raises(InvalidOption, match="attention and mlp"):
+        draft_on_the_fly(parts=("heads",))
+
+
+@pytest.mark.parametrize(("share", "count", "wanted"), [(0.01, 10, 1), (0.5, 10, 5), (0.99, 4, 3)])
+def test_a_share_is_one_at_least_and_never_all(share: float, count: int, wanted: int) -> None:
+    assert few(share, ["x"] * count) == wanted

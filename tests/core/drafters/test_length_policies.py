@@ -1,0 +1,97 @@
+"""Policies: when they stop, what they learn, and that they look at nothing but what was known before the draw."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider.core.cost.theory import best_length
+from outrider.core.decode import decode
+from outrider.core.distribution import Distribution, Sampling
+from outrider.core.drafters.draft_model.variants import on_the_fly_window, specdec_pp
+from outrider.core.drafters.length_policies import AcceptanceHead, Best, DraftExit, Risk, Window, facts
+from outrider.core.engine.transformer import Config, Decoder
+from outrider.core.errors import InvalidOption
+from outrider.core.protocol import TableTarget
+from outrider.core.rules.exact import Exact
+
+CPU = torch.device("cpu")
+SHAPE = Config(vocabulary=31, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, hidden=64)
+
+
+def law(*probs: float) -> Distribution:
+    return Distribution(torch.tensor([probs], dtype=torch.float64), None, len(probs))
+
+
+def test_the_risk_of_a_rejection_adds_up() -> None:
+    policy = Risk(10, lambda read: read[:, 0], 0.5, None)
+    policy.begin(1, CPU)
+    policy.start()
+    assert [bool(policy.more(law(0.8, 0.2), depth)) for depth in range(5)] == [True, True, True, False, False]
+    policy.start()  # a new step, a new risk
+    assert bool(policy.more(law(0.8, 0.2), 0)) and not bool(policy.more(law(0.5, 0.5), 1))
+
+
+def test_a_head_reads_states_or_facts() -> None:
+    wide = {
+        "0.weight": torch.eye(3),
+        "0.bias": torch.zeros(3),
+        "out.weight": torch.ones(1, 3),
+        "out.bias": torch.zeros(1),
+    }
+    head = AcceptanceHead(wide)
+    x = torch.tensor([[1.0, -2.0, 0.5]])
+    wanted = (x + torch.nn.functional.silu(x)).sum(1).sigmoid()
+    torch.testing.assert_close(head(x), wanted)
+    with pytest.raises(InvalidOption, match=r"out\.bias"):
+        AcceptanceHead({"out.weight": torch.ones(1, 3)})
+    read = facts(law(0.5, 0.25, 0.25), 3)
+    torch.testing.assert_close(read[0, [0, 1, 3]], torch.tensor([0.5, 0.25, 3.0], dtype=torch.float64))
+
+
+def test_specdec_reads_the_draft_models_own_state() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def head(states: torch.Tensor) -> torch.Tensor:
+        seen.append(tuple(states.shape))
+        return torch.full((len(states),), 0.9)
+
+    target, model = Decoder.random(SHAPE, seed=1), Decoder.random(SHAPE, seed=1)
+    steps = list(decode(target, specdec_pp(model, head, threshold=0.35, length=9), Exact(), [[1, 2], [5]], limit=30))
+    assert set(seen) == {(2, SHAPE.width)}
+    assert max(len(step.drafted) for step in steps) == 4, "0.9^4 = 0.66 is the last above 0.65"
+
+
+def test_an_exit_comes_earlier_while_too_little_is_accepted() -> None:
+    policy = DraftExit(8, bound=0.5, wanted=0.8, step=0.1)
+    policy.begin(2, CPU)
+    for _ in range(20):
+        policy.learn(torch.tensor([4, 4]), torch.tensor([0, 4]))
+    sure = Distribution(torch.tensor([[0.5, 0.5], [0.5, 0.5]]), None, 2)
+    assert policy.more(sure, 0).tolist() == [False, True]
+
+
+def test_the_best_window_follows_acceptance() -> None:
+    policy = Best(5, cost=0.1, most=12)
+    policy.begin(2, CPU)
+    assert policy.start().tolist() == [best_length(0.8, 0.1, longest=12)[0]] * 2
+    for _ in range(60):
+        policy.learn(torch.tensor([6, 6]), torch.tensor([6, 1]))
+    high, low = policy.start().tolist()
+    assert high == 12 and low == best_length(0.5, 0.1, longest=12)[0] < 5
+
+
+def test_windows_grow_and_shrink_row_by_row() -> None:
+    policy = Window(4, most=8)
+    policy.begin(3, CPU)
+    policy.learn(torch.tensor([4, 4, 0]), torch.tensor([4, 2, 0]))
+    assert policy.start().tolist() == [6, 3, 4]
+    for by in ("best", "steps"):
+        small = TableTarget(5, seed=3, blur=0.1)
+        drafter = on_the_fly_window(small, by=by, length=2, most=9)
+        steps = list(
+            decode(TableTarget(5, seed=3), drafter, Exact(), [[1]], sampling=Sampling(temperature=0), limit=60)
+        )
+        assert len({len(step.drafted) for step in steps}) > 2
+    with pytest.raises(InvalidOption, match="best, steps"):
+        on_the_fly_window(TableTarget(5), by="guess")

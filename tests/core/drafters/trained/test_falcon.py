@@ -1,0 +1,107 @@
+"""Falcon: several places a pass, passes behind one another, and glances at what was wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.core.distribution import Sampling
+from outrider.core.draft import Draft
+from outrider.core.drafters.trained.drafter import Learned
+from outrider.core.drafters.trained.falcon import FalconHead
+from outrider.core.engine.trainable.block import AttentionMask
+from outrider.core.engine.transformer import Config, Decoder
+from outrider.core.errors import InvalidOption
+from outrider.core.training.dataset import DecoderTeacher, Lesson, read
+from outrider.core.training.draft_head import Batch
+from outrider.core.training.losses import resolve
+from outrider.core.tree import Tree
+
+SHAPE = Config(vocabulary=31, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, hidden=48)
+TOKENS = [3, 14, 15, 9, 2, 6, 5, 3]
+
+
+def head(model: Decoder, **config: Any) -> FalconHead:
+    torch.manual_seed(1)
+    found: FalconHead = FalconHead(model, **{"block": 2, **config}).to(model.network.dtype)
+    return found
+
+
+def lesson(model: Decoder) -> Batch:
+    return read(DecoderTeacher(model), [Lesson(tuple(TOKENS[:2]), tuple(TOKENS[2:] * 3))], frozenset({"last"}))
+
+
+def test_the_next_pass_goes_on_behind_what_was_drafted() -> None:
+    """Against the same worked out at one go, with no cache and no levels."""
+    model = Decoder.random(SHAPE, seed=5, dtype=torch.float64)
+    learner = head(model).eval()
+    follower = Learned(learner.drafts(model)).model
+    prefill = model.begin([TOKENS], Sampling(), learner.needs)
+    follower.listen(prefill.hidden)
+    follower.begin([TOKENS], Sampling())
+    said = [follower.score(Draft.empty(1)).logits()[0]]
+    drafted = [7, 11, 4]
+    for node in range(3):
+        ids = torch.tensor([drafted[: node + 1]])
+        said.append(follower.score(Draft.guess(ids, Tree.chain(node + 1), ids >= 0), node).logits()[0])
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        """[1, T, D] -> the places [2, D] behind its last."""
+        length = x.shape[1]
+        places = torch.arange(length)[None]
+        cos, sin = learner.angles(places, length, x.dtype)
+        context = learner._listen(x, AttentionMask(cos, sin, None))
+        asked = x[:, -1:] + learner.place
+        return learner._foreseen(asked, AttentionMask(cos[:, -1:], sin[:, -1:], None, context=[context]))[0]
+
+    with torch.no_grad():
+        x = learner._entered(prefill.hidden["last"], torch.tensor([TOKENS[1:]]))  # the first has no state before it
+        first = block(x)
+        drawn = learner._entered(first[None], torch.tensor([drafted[:2]]))  # of each the state that it was said from
+        second = block(torch.cat([x, drawn], 1))
+        wanted = learner.logits(torch.cat([first, second]))
+    torch.testing.assert_close(torch.cat(said), wanted, atol=1e-6, rtol=1e-6)
+
+
+def test_places_of_a_block_look_at_one_another() -> None:
+    model = Decoder.random(SHAPE, seed=5, dtype=torch.float64)
+    learner, batch = head(model, block=3).eval(), lesson(model)
+    with torch.no_grad():
+        before = learner.places(batch, torch.tensor([[4, 6]]))
+        learner.place[2] += 1
+        after = learner.places(batch, torch.tensor([[4, 6]]))
+    assert (before != after).any(-1).all()
+
+
+def test_what_is_shown_is_some_of_what_was_wrong() -> None:
+    model = Decoder.random(SHAPE, seed=5, dtype=torch.float64)
+    batch, roots = lesson(model), torch.arange(2, 16)[None]
+    with torch.no_grad():
+        plain = head(model, block=3, noise=0).eval().places(batch, roots)
+        same = head(model, block=3, noise=0, glance=0).train().places(batch, roots)
+        glanced = head(model, block=3, noise=0, glance=1).train().places(batch, roots)
+    torch.testing.assert_close(same, plain)
+    said = head(model).words.logits(plain).argmax(-1)
+    labels = torch.stack([batch.labels(k + 1).gather(1, roots) for k in range(3)], -1)
+    wrong = (said != labels).any(-1)
+    assert wrong.any()
+    changed = (glanced != plain).flatten(2).any(-1)
+    assert torch.equal(changed, wrong), "a block that was right is shown nothing"
+
+
+def test_it_learns_to_foresee_states() -> None:
+    model = Decoder.random(SHAPE, seed=5)
+    learner, batch = head(model), lesson(model)
+    torch.autograd.backward(learner.loss(batch, resolve("kl")))
+    assert all(one.grad is not None and bool(one.grad.any()) for one in learner.parameters())
+    far = head(model, regress=50.0)
+    torch.manual_seed(0)
+    near_loss = head(model, regress=0.0, noise=0, glance=0).loss(batch, resolve("kl"))
+    torch.manual_seed(0)
+    assert far.loss(batch, resolve("kl")) > near_loss
+    with pytest.raises(InvalidOption, match="glance is 2"):
+        head(model, glance=2)
+    with pytest.raises(InvalidOption, match="1 or more"):
+        head(model, block=0)

@@ -1,0 +1,325 @@
+"""Drafters of others: small checkpoints of exactly the published layouts, against the published formulas written out
+plainly; and what we write is read back as it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from outrider.core.assets.store import AssetError
+from outrider.core.decode import decode
+from outrider.core.distribution import Sampling
+from outrider.core.draft import Draft
+from outrider.core.drafters.trained.drafter import Learned
+from outrider.core.drafters.trained.eagle import Eagle3Head
+from outrider.core.drafters.trained.head_runner import HeadRunner
+from outrider.core.drafters.trained.import_checkpoints import read_foreign, write_speculators
+from outrider.core.engine.transformer import Config, Decoder
+from outrider.core.errors import Incompatible
+from outrider.core.rules.exact import Exact
+from outrider.core.tree import Tree
+
+SHAPE = Config(vocabulary=40, width=16, layers=9, heads=4, kv_heads=2, head_dim=4, hidden=24, tied=False)
+KEPT = (3, 4, 5, 9, 11, 17, 23, 30, 38)
+TEXT = [7, 1, 30, 12, 5, 9, 22]
+LAYER = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 20,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5000.0,
+    "model_type": "llama",
+}
+
+
+def target() -> Decoder:
+    return Decoder.random(SHAPE, seed=2, gain=1.5)
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape) / shape[-1] ** 0.5 if len(shape) > 1 else 1 + 0.1 * torch.randn(*shape)
+
+
+def layer(at: str, into: int) -> dict[str, Tensor]:
+    return {
+        f"{at}.self_attn.q_proj.weight": drawn(16, into),
+        f"{at}.self_attn.k_proj.weight": drawn(8, into),
+        f"{at}.self_attn.v_proj.weight": drawn(8, into),
+        f"{at}.self_attn.o_proj.weight": drawn(16, 16),
+        f"{at}.mlp.gate_proj.weight": drawn(20, 16),
+        f"{at}.mlp.up_proj.weight": drawn(20, 16),
+        f"{at}.mlp.down_proj.weight": drawn(16, 20),
+        f"{at}.post_attention_layernorm.weight": drawn(16),
+    }
+
+
+def rms(x: Tensor, weight: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * weight
+
+
+def ran(tensors: dict[str, Tensor], at: str, residual: Tensor, read: Tensor) -> Tensor:
+    """One Llama layer over [T, ...], two query heads of 8 and one head of keys, causal, positions from 0."""
+    count = len(read)
+    angles = torch.arange(count)[:, None] / 5000.0 ** (torch.arange(0, 8, 2) / 8)
+    cos, sin = torch.cat([angles.cos()] * 2, 1), torch.cat([angles.sin()] * 2, 1)
+
+    def turned(x: Tensor) -> Tensor:
+        return x * cos + torch.cat([-x[:, 4:], x[:, :4]], 1) * sin
+
+    q, k, v = (read @ tensors[f"{at}.self_attn.{one}_proj.weight"].T for one in "qkv")
+    mask = torch.full((count, count), -torch.inf).triu(1)
+    heads = [torch.softmax(turned(part) @ turned(k).T / 8**0.5 + mask, -1) @ v for part in (q[:, :8], q[:, 8:])]
+    x = residual + torch.cat(heads, 1) @ tensors[f"{at}.self_attn.o_proj.weight"].T
+    y = rms(x, tensors[f"{at}.post_attention_layernorm.weight"])
+    up = y @ tensors[f"{at}.mlp.up_proj.weight"].T
+    inner = F.silu(y @ tensors[f"{at}.mlp.gate_proj.weight"].T) * up
+    return x + inner @ tensors[f"{at}.mlp.down_proj.weight"].T
+
+
+def kept_in(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> Path:
+    save_file({name: one.contiguous() for name, one in tensors.items()}, str(folder / "model.safetensors"))
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def states(model: Decoder, taps: tuple[str, ...]) -> Tensor:
+    """Behind each of the tokens, side by side [T, F]."""
+    hidden = model.begin([[*TEXT, 0]], Sampling(), frozenset(taps)).hidden
+    return torch.cat([hidden[tap][0] for tap in taps], -1)
+
+
+def said(pupil: Any, model: Decoder, chain: int) -> Tensor:
+    """[1 + chain, R] our logits behind the text but its last tokens, which are drafted."""
+    prompt, rest = TEXT[: len(TEXT) - chain], TEXT[len(TEXT) - chain :]
+    follower = HeadRunner(pupil.drafts(model))
+    follower.listen(model.begin([prompt], Sampling(), pupil.needs).hidden)
+    follower.begin([prompt], Sampling())
+    found = [follower.score(Draft.empty(1)).logits()[0]]
+    for node in range(chain):
+        ids = torch.tensor([rest[: node + 1]])
+        found.append(follower.score(Draft.guess(ids, Tree.chain(node + 1), ids >= 0), node).logits()[0])
+    return torch.cat(found)
+
+
+def eagle3(at: str) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    ids = torch.tensor(KEPT)
+    return {
+        "fc.weight": drawn(16, 48),
+        "norm.weight": drawn(16),
+        "lm_head.weight": drawn(9, 16) * 3,
+        "d2t": ids - torch.arange(9),
+        "t2d": torch.zeros(40, dtype=torch.bool).index_fill_(0, ids, True),
+        f"{at}.hidden_norm.weight": drawn(16),
+        f"{at}.input_layernorm.weight": drawn(16),
+        **layer(at, 32),
+    }
+
+
+def expected3(tensors: dict[str, Tensor], at: str, model: Decoder, chain: int, normed: bool = False) -> Tensor:
+    """EAGLE-3 as published: features of the tokens before the root, then its own states, one token at a time."""
+    embedding, tokens = model.network.embedding, torch.tensor(TEXT[1:])
+    taps = states(model, ("layer.1", "layer.3", "layer.5"))
+    known = len(TEXT) - 1 - chain
+    x = taps[:known] @ tensors["fc.weight"].T
+    logits = []
+    for step in range(chain + 1):
+        entered = rms(x, tensors[f"{at}.hidden_norm.weight"])
+        read = torch.cat([rms(embedding[tokens[: len(x)]], tensors[f"{at}.input_layernorm.weight"]), entered], 1)
+        out = ran(tensors, at, entered if normed else x, read)
+        logits.append(rms(out[-1:], tensors["norm.weight"]) @ tensors["lm_head.weight"].T)
+        if step < chain:
+            x = torch.cat([x, out[-1:]])
+    return torch.cat(logits)
+
+
+@pytest.mark.parametrize("kind", ["published", "speculators", "normed residual"])
+def test_eagle3(kind: str, tmp_path: Path) -> None:
+    at = "midlayer" if kind == "published" else "layers.0"
+    tensors = eagle3(at)
+    config: dict[str, Any] = {**LAYER, "draft_vocab_size": 9}
+    if kind != "published":
+        normed = kind == "normed residual"
+        config = {
+            "speculators_model_type": "eagle3",
+            "transformer_layer_config": LAYER,
+            "draft_vocab_size": 9,
+            "norm_before_residual": normed,
+            "eagle_aux_hidden_state_layer_ids": [2, 4, 6],
+        }
+    model = target()
+    pupil = read_foreign(kept_in(tmp_path, tensors, config), model)
+    assert isinstance(pupil, Eagle3Head)
+    assert pupil.words.vocabulary is not None and pupil.words.vocabulary.tolist() == list(KEPT)
+    wanted = expected3(tensors, at, model, 3, kind == "normed residual")
+    torch.testing.assert_close(said(pupil, model, 3), wanted, atol=2e-4, rtol=1e-4)
+    plain, fast = (
+        [
+            token
+            for step in decode(model, one, Exact(), [TEXT], sampling=Sampling(temperature=0), limit=12)
+            for token in step.emitted
+        ]
+        for one in (None, Learned(pupil.drafts(model), nodes=8))
+    )
+    assert plain == fast
+
+
+@pytest.mark.parametrize("ours", [False, True], ids=["published", "speculators"])
+def test_eagle(ours: bool, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    at, fuse = ("transformer", "fusion_fc") if ours else ("layers.0", "fc")
+    model = target()
+    tensors = {f"{fuse}.weight": drawn(16, 32), f"{fuse}.bias": torch.randn(16) * 0.1, **layer(at, 16)}
+    if not ours:
+        tensors["embed_tokens.weight"] = model.network.embedding.clone()
+    pupil = read_foreign(
+        kept_in(tmp_path, tensors, {"speculators_model_type": "eagle"} | LAYER if ours else LAYER), model
+    )
+    x, tokens = states(model, ("last",))[: len(TEXT) - 3], torch.tensor(TEXT[1:])
+    logits = []
+    for _ in range(3):
+        both = torch.cat([model.network.embedding[tokens[: len(x)]], x], 1)
+        read = both @ tensors[f"{fuse}.weight"].T + tensors[f"{fuse}.bias"]
+        out = ran(tensors, at, read, read)[-1:]
+        logits.append(out @ model.network.head.weight.T)
+        x = torch.cat([x, out])
+    torch.testing.assert_close(said(pupil, model, 2), torch.cat(logits), atol=2e-4, rtol=1e-4)
+
+
+def test_medusa(tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    tensors: dict[str, Tensor] = {}
+    for k in range(3):
+        for j in range(2):
+            tensors |= {f"{k}.{j}.linear.weight": drawn(16, 16), f"{k}.{j}.linear.bias": torch.randn(16) * 0.1}
+        tensors[f"{k}.2.weight"] = drawn(40, 16)
+    config = {"medusa_num_heads": 3, "medusa_num_layers": 2, "base_model_name_or_path": "small"}
+    model = target()
+    pupil = read_foreign(kept_in(tmp_path, tensors, config), model)
+    state = states(model, ("last",))[len(TEXT) - 4]
+    wanted = []
+    for k in range(3):
+        x = state
+        for j in range(2):
+            x = x + F.silu(tensors[f"{k}.{j}.linear.weight"] @ x + tensors[f"{k}.{j}.linear.bias"])
+        wanted.append(tensors[f"{k}.2.weight"] @ x)
+    torch.testing.assert_close(said(pupil, model, 2), torch.stack(wanted), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("steady", [False, True])
+@pytest.mark.parametrize("vocabulary", [0, (30, 3, 9, 4)], ids=["all words", "few words"])
+def test_ours_in_the_speculators_format_come_back(steady: bool, vocabulary: Any, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    model = target()
+    pupil = Eagle3Head(model, steady=steady, hidden=12, vocabulary=vocabulary)
+    with torch.no_grad():
+        for weight in pupil.parameters():  # what 16 bits hold
+            weight.copy_((weight + torch.randn_like(weight) * 0.1).bfloat16())
+    write_speculators(pupil, tmp_path, "somebody/small")
+    again = read_foreign(tmp_path, model)
+    assert isinstance(again, Eagle3Head) and again.taps == pupil.taps
+    before, after = said(pupil, model, 2), said(again, model, 2)
+    if vocabulary:
+        assert again.words.vocabulary is not None and again.words.vocabulary.tolist() == sorted(vocabulary)
+        before = before[:, torch.tensor(vocabulary).argsort()]
+    torch.testing.assert_close(after, before, atol=0.05, rtol=0.05)  # the output rows were rounded to 16 bits
+    described = json.loads((tmp_path / "config.json").read_text())
+    assert described["speculators_config"]["verifier"]["name_or_path"] == "somebody/small"
+    assert described["eagle_aux_hidden_state_layer_ids"] == [2, 4, 6]
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    model, tensors = target(), eagle3("midlayer")
+    config: dict[str, Any] = {**LAYER, "draft_vocab_size": 9}
+    with pytest.raises(Incompatible, match="has no tensor"):
+        read_foreign(kept_in(tmp_path, {k: v for k, v in tensors.items() if k != "norm.weight"}, config), model)
+    with pytest.raises(Incompatible, match="no place"):
+        read_foreign(kept_in(tmp_path, tensors | {"extra.weight": torch.ones(2)}, config), model)
+    with pytest.raises(Incompatible, match="another shape"):
+        read_foreign(kept_in(tmp_path, tensors | {"fc.weight": torch.ones(16, 32)}, config), model)
+    with pytest.raises(Incompatible, match="embedding"):
+        read_foreign(kept_in(tmp_path, tensors | {"embed_tokens.weight": torch.ones(40, 16)}, config), model)
+    with pytest.raises(Incompatible, match="norms all taps"):
+        read_foreign(kept_in(tmp_path, tensors, config | {"norm_before_fc": True}), model)
+    with pytest.raises(Incompatible, match="kind"):
+        read_foreign(kept_in(tmp_path, {"a": torch.ones(1)}, {"model_type": "resnet"}), model)
+    with pytest.raises(Incompatible, match="normed last state"):
+        write_speculators(Eagle3Head(model, taps=("layer.1", "last")), tmp_path, "x")
+
+
+def medusa_tensors() -> dict[str, Tensor]:
+    torch.manual_seed(4)
+    tensors: dict[str, Tensor] = {}
+    for k in range(5):
+        tensors |= {f"{k}.0.linear.weight": drawn(16, 16), f"{k}.0.linear.bias": torch.zeros(16)}
+        tensors[f"{k}.1.weight"] = drawn(40, 16)
+    return tensors
+
+
+def medusa_in(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], file: str) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.save(tensors, folder / file)
+    return folder
+
+
+def test_medusa_in_all_its_layouts(tmp_path: Path) -> None:
+    """A pickle whose config names two of its five heads, as the first to be published; a prefix; vLLM's names."""
+    model, tensors = target(), medusa_tensors()
+    config = {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "small"}
+    first = read_foreign(medusa_in(tmp_path / "a", tensors, config, "medusa_lm_head.pt"), model)
+    assert first.depth == 5 and first.config["own"]
+    below = {f"medusa_head.{name}": one for name, one in tensors.items()}
+    theirs = {}
+    for k in range(5):
+        theirs |= {f"blocks.{k}.layers.0.weight": tensors[f"{k}.0.linear.weight"]}
+        theirs |= {f"lm_heads.{k}.weight": tensors[f"{k}.1.weight"]}
+    served = {"model_type": "medusa", "num_heads": 5, "num_hidden_layers": 1, "vocab_size": 40, "hidden_size": 16}
+    for place, (named, about) in enumerate([(below, config), (theirs, served)]):
+        other = read_foreign(medusa_in(tmp_path / str(place), named, about, "pytorch_model.bin"), model)
+        for name, one in first.state_dict().items():
+            torch.testing.assert_close(other.state_dict()[name], one, atol=0, rtol=0)
+    with pytest.raises(Incompatible, match="no Medusa heads"):
+        read_foreign(medusa_in(tmp_path / "none", {"x.y": torch.ones(2)}, served, "pytorch_model.bin"), model)
+
+
+def test_eagle3_as_published_in_a_pickle(tmp_path: Path) -> None:
+    model = target()
+    torch.manual_seed(1)
+    pupil = Eagle3Head(model, steady=False, hidden=12, vocabulary=(30, 3, 9, 4))
+    write_speculators(pupil, tmp_path / "ours", "small")
+    from safetensors.torch import load_file
+
+    tensors = load_file(tmp_path / "ours" / "model.safetensors")
+    published = {name.replace("layers.0.", "midlayer."): one for name, one in tensors.items()}
+    described = json.loads((tmp_path / "ours" / "config.json").read_text())
+    config = described["transformer_layer_config"] | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": 4,
+    }
+    published["t2d"] = published["t2d"].bool()
+    folder = tmp_path / "published"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.save(published, folder / "pytorch_model.bin")
+    torch.save({"steps": torch.ones(1)}, folder / "optimizer.pt")  # is none of the drafter's
+    again, before = read_foreign(folder, model), read_foreign(tmp_path / "ours", model)
+    for name, one in before.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[name], one, atol=0, rtol=0)
+
+
+def test_a_pickle_that_holds_more_than_weights_is_refused(tmp_path: Path) -> None:
+    tensors: dict[str, Any] = {**medusa_tensors(), "path": Path("/")}
+    with pytest.raises(AssetError, match="more than weights"):
+        read_foreign(medusa_in(tmp_path / "x", tensors, {"medusa_num_heads": 5}, "medusa_lm_head.pt"), target())

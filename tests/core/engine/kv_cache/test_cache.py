@@ -1,0 +1,181 @@
+"""Rung 5 of the ladder: whatever was accepted, kept, cut or rewound, scores equal those of a fresh pass."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.core.distribution import Sampling
+from outrider.core.draft import Draft
+from outrider.core.engine.network import Config
+from outrider.core.engine.transformer import Decoder
+from outrider.core.errors import InvalidOption
+from outrider.core.protocol import Scores
+from outrider.core.testing.cache_audit import emitted, paths, random_draft, random_verdict, reference
+from outrider.core.tree import Tree
+
+SHAPE = Config(
+    vocabulary=31, width=24, layers=2, heads=4, kv_heads=2, head_dim=6, hidden=40, qk_norm=True, attention_bias=True
+)
+CLOSE = {torch.float64: 1e-10, torch.float32: 1e-4}  # logits spread over +-15
+
+
+def expected(model: Decoder, texts: Sequence[Sequence[int]], draft: Draft, parents: list[list[int]]) -> Tensor:
+    """[B, N + 1, V]"""
+    found = torch.zeros(len(texts), draft.size + 1, model.vocabulary, dtype=model.network.dtype)
+    for row, text in enumerate(texts):
+        for path in sorted([[], *paths(parents[row])], key=len):
+            if not path or path[-1] not in parents[row]:  # a leaf's pass answers for all above it
+                tokens = [int(draft.tokens[row, node]) for node in path]
+                behind = reference(model.network, [*text, *tokens])[-len(path) - 1 :]
+                found[row, [0, *(node + 1 for node in path)]] = behind
+    return found
+
+
+def grown(draft: Draft, size: int) -> Draft:
+    parents = draft.tree.parents[:, :size]
+    tree = draft.tree if size == draft.size else Tree(parents)
+    return Draft.guess(draft.tokens[:, :size], tree, draft.live[:, :size])
+
+
+def in_pieces(rng: random.Random, model: Decoder, draft: Draft) -> list[Scores]:
+    """Score a draft as it grows; the last nodes may never be scored."""
+    size = rng.randint(0, draft.size)
+    found = [model.score(grown(draft, size))]
+    while size < draft.size and rng.random() < 0.8:
+        more = rng.randint(size + 1, draft.size)
+        found.append(model.score(grown(draft, more), size))
+        size = more
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("seed", range(25))
+def test_audit(seed: int, dtype: torch.dtype) -> None:
+    rng = random.Random(seed)
+    rows = rng.choice([1, 1, 2, 3])
+    model = Decoder.random(SHAPE, seed, dtype=dtype)
+    even = rng.random() < 0.3
+    texts = [[rng.randrange(31) for _ in range(4 if even else rng.randint(1, 9))] for _ in range(rows)]
+    model.begin(texts, Sampling())
+    marks: list[tuple[object, list[list[int]]]] = []
+    for _ in range(8):
+        draft, parents = random_draft(rng, rows, 31, 7)
+        act = rng.random()
+        if act < 0.15:
+            marks.append((model.mark(), copy.deepcopy(texts)))
+        elif act < 0.3 and marks:
+            mark, texts = marks.pop()
+            model.rewind(mark)
+        wanted = expected(model, texts, draft, parents)
+        whole = [] if rng.random() < 0.15 else in_pieces(rng, model, draft) if rng.random() < 0.5 else None
+        for scores in [model.score(draft)] if whole is None else whole:
+            last = scores.draft.size + 1
+            assert scores.lengths.tolist() == [len(text) for text in texts]
+            torch.testing.assert_close(scores.logits(), wanted[:, scores.first : last], atol=CLOSE[dtype], rtol=0)
+        verdict, count = random_verdict(rng, draft, parents, 31)
+        model.keep(draft, verdict, count)
+        texts = [[*text, *emitted(draft, verdict, row, int(count[row]))] for row, text in enumerate(texts)]
+    model.end()
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_rows_asked_for_one_by_one(lazy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if lazy:
+        monkeypatch.setattr("outrider.core.engine.self_draft_views._DENSE", 0)
+    model = Decoder.random(SHAPE, dtype=torch.float64)
+    model.begin([[1, 2], [3, 4, 5]], Sampling())
+    draft = Draft.guess(torch.tensor([[7, 8, 9]] * 2), Tree.of((-1, -1, 0)), torch.ones(2, 3, dtype=torch.bool))
+    scores = model.score(draft)
+    asked = scores.logits(torch.tensor([[0, 3], [2, 1]]))
+    torch.testing.assert_close(asked[0], scores.logits()[0, [0, 3]])
+    torch.testing.assert_close(asked[1], scores.logits()[1, [2, 1]])
+
+
+def test_a_row_in_company_scores_as_alone() -> None:
+    model = Decoder.random(SHAPE, dtype=torch.float64)
+    prompts = [[1], [2, 3, 4, 5, 6, 7], [8, 9, 10]]
+    draft = Draft.guess(torch.tensor([[7, 8, 9]] * 3), Tree.of((-1, -1, 0)), torch.ones(3, 3, dtype=torch.bool))
+    model.begin(prompts, Sampling())
+    together = model.score(draft).logits()
+    for row, prompt in enumerate(prompts):
+        model.begin([prompt], Sampling())
+        one = Draft.guess(draft.tokens[:1], draft.tree, draft.live[:1])
+        torch.testing.assert_close(model.score(one).logits()[0], together[row], atol=1e-12, rtol=0)
+
+
+def test_impossible_tokens_are_harmless() -> None:
+    model = Decoder.random(SHAPE, dtype=torch.float64)
+    model.begin([[1, 2]], Sampling())
+    draft = Draft.guess(torch.tensor([[-5, 31, 2**40]]), Tree.of((-1, -1, -1)), torch.ones(1, 3, dtype=torch.bool))
+    logits = model.score(draft).logits()
+    assert logits.isfinite().all()
+    torch.testing.assert_close(logits[:, 0], model.score(Draft.empty(1)).logits()[:, 0], atol=1e-12, rtol=0)
+
+
+def test_finished_rows_take_no_room() -> None:
+    model = Decoder.random(SHAPE, dtype=torch.float64)
+    model.begin([[1, 2], [3]], Sampling())
+    rng = random.Random(0)
+    texts = [[1, 2], [3]]
+    for _ in range(60):
+        draft, parents = random_draft(rng, 2, 31, 5)
+        model.score(draft)
+        verdict, count = random_verdict(rng, draft, parents, 31)
+        count[0] = 0
+        model.keep(draft, verdict, count)
+        texts[1] += emitted(draft, verdict, 1, int(count[1]))
+    assert model.cache.rows.committed.tolist() == [2, len(texts[1])]
+    logits = model.score(Draft.empty(2)).logits()
+    for row, text in enumerate(texts):
+        torch.testing.assert_close(logits[row, 0], reference(model.network, text)[-1], atol=1e-10, rtol=0)
+
+
+def test_positions_are_the_drafts_to_choose() -> None:
+    model = Decoder.random(SHAPE, dtype=torch.float64)
+    model.begin([[1, 2, 3]], Sampling())
+    live = torch.ones(1, 1, dtype=torch.bool)
+    far = Draft(torch.tensor([[4]]), Tree.chain(1), live, positions=torch.tensor([[300]]))
+    near = Draft.guess(torch.tensor([[4]]), Tree.chain(1), live)
+    assert not torch.allclose(model.score(far).logits()[:, 1], model.score(near).logits()[:, 1])
+
+
+def test_hidden_states_are_those_asked_for() -> None:
+    model = Decoder.random(SHAPE, dtype=torch.float64)
+    needs = frozenset({"embedding", "layer.0", "layer.1", "last"})
+    prefill = model.begin([[1, 2, 3, 4], [5, 6]], Sampling(), needs)
+    draft = Draft.guess(torch.tensor([[7, 8], [9, 10]]), Tree.chain(2), torch.ones(2, 2, dtype=torch.bool))
+    scores = model.score(draft)
+    assert {*prefill.hidden} == {*scores.hidden} == needs
+    assert all(states.shape == (2, 3, 24) for states in prefill.hidden.values())
+    assert all(states.shape == (2, 3, 24) for states in scores.hidden.values())
+    torch.testing.assert_close(model.network.logits(scores.hidden["last"]), scores.logits())
+    torch.testing.assert_close(scores.hidden["embedding"][0, 1:], model.network.embedding[[7, 8]])
+    torch.testing.assert_close(prefill.hidden["embedding"][0], model.network.embedding[[1, 2, 3]])
+    after = model.network.logits(prefill.hidden["last"])[0]
+    wanted = reference(model.network, [1, 2, 3])
+    torch.testing.assert_close(after, wanted, atol=1e-10, rtol=0)
+
+
+def test_long_prompts_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.core.engine.transformer.PIECE", 4)
+    model = Decoder.random(SHAPE, dtype=torch.float64)
+    texts = [[i % 31 for i in range(19)], [3, 4], [i % 7 for i in range(11)]]
+    prefill = model.begin(texts, Sampling(), frozenset({"last"}))
+    assert prefill.hidden["last"].shape == (3, 18, 24)
+    logits = model.score(Draft.empty(3)).logits()
+    for row, text in enumerate(texts):
+        torch.testing.assert_close(logits[row, 0], reference(model.network, text)[-1], atol=1e-10, rtol=0)
+
+
+def test_what_cannot_be_done_is_said() -> None:
+    model = Decoder.random(SHAPE)
+    with pytest.raises(InvalidOption, match=r"Known: embedding, last, layer\.0"):
+        model.begin([[1]], Sampling(), frozenset({"layer.9"}))
+    with pytest.raises(InvalidOption, match=r"context is 2048"):
+        model.begin([[1] * 2049], Sampling())

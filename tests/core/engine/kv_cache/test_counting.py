@@ -1,0 +1,88 @@
+"""What a cache keeps of a step is the same whether rows are counted on the host or all at once."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from outrider.core.draft import Draft, Verdict
+from outrider.core.engine.kv_cache import cache
+from outrider.core.engine.kv_cache.cache import Rows, advance, near, standing
+from outrider.core.tree import Tree
+
+
+def _case(seed: int) -> tuple[Rows, int, Draft, Verdict, torch.Tensor]:
+    """Rows with tokens waiting, a chain drafted behind them of which some was scored, and what of it is kept."""
+    dice = random.Random(seed)
+    batch, wait, size = dice.randint(1, 4), dice.randint(1, 3), dice.randint(0, 4)
+    waiting = [wait, *(dice.randint(1, wait) for _ in range(batch - 1))]
+    entries = [dice.randint(0, 9) for _ in range(batch)]
+    accepted = [dice.randint(0, size) for _ in range(batch)]
+    count = [dice.randint(0, one + 1) for one in accepted]
+    pending = torch.tensor([[dice.randrange(50) for _ in range(wait)] for _ in range(batch)])
+    even = len({*waiting}) == len({*entries}) == 1
+    rows = Rows(torch.tensor(entries), pending, torch.tensor(waiting), tuple(entries), even)
+    tokens = torch.randint(50, (batch, size), generator=torch.Generator().manual_seed(seed))
+    draft = Draft.guess(tokens, Tree.chain(size), torch.ones_like(tokens, dtype=torch.bool))
+    path = torch.tensor([[node if node < one else -1 for node in range(size)] for one in accepted]).view(batch, size)
+    none = torch.zeros(batch, size)
+    verdict = Verdict(
+        path=path.long(),
+        accepted=torch.tensor(accepted),
+        token=torch.full((batch,), 49),
+        resampled=torch.zeros(batch, dtype=torch.bool),
+        tried=none.bool(),
+        chance=none,
+        p=none,
+        q=none,
+    )
+    return rows, dice.randint(-1, size), draft, verdict, torch.tensor(count)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_counted_or_all_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, scored, draft, verdict, count = _case(seed)
+    few, tokens, kept = advance(rows, scored, draft, verdict, count, True)
+    monkeypatch.setattr(cache, "_FEW", 0)
+    many, all_tokens, all_kept = advance(rows, scored, draft, verdict, count, True)
+    assert (few.host, few.even) == (many.host, many.even)
+    assert torch.equal(few.entries, many.entries) and torch.equal(few.waiting, many.waiting)
+    for row, waits in enumerate(few.waiting.tolist()):
+        assert few.pending[row, :waits].tolist() == many.pending[row, :waits].tolist()
+    assert torch.equal(tokens, all_tokens) and torch.equal(kept, all_kept)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_remembered_of_a_shape_is_what_ragged_rows_are_told(seed: int) -> None:
+    rows, _, draft, _, _ = _case(seed)
+    alone = Rows(rows.entries[:1], rows.pending[:1], rows.waiting[:1], rows.host[:1], True)
+    ragged = replace(alone, even=False)
+    one = Draft.guess(draft.tokens[:1], draft.tree, draft.live[:1])
+    assert torch.equal(standing(alone, one), standing(ragged, one))
+    assert torch.equal(near(alone, one).expand(1, -1, -1), near(ragged, one).expand(1, -1, -1))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_entries_are_moved_to_the_same_slots(seed: int) -> None:
+    rows, _, _, _, _ = _case(seed)
+    dice, batch = random.Random(seed), len(rows.host)
+    size, depth = 6, 4
+    path = torch.tensor([sorted(dice.sample(range(size), depth)) for _ in range(batch)])
+    kept = torch.arange(depth) < torch.tensor([[dice.randint(0, depth)] for _ in range(batch)])
+    stores = []
+    for move in ("_move", "_move_some"):
+        one = cache.Cache((2, 2, 4), torch.float32, torch.device("cpu"))
+        slots = max(rows.host) + rows.pending.shape[1] + size + depth
+        one.store = torch.arange(2 * batch * 2 * slots * 4, dtype=torch.float32).view(2, batch, 2, slots, 4).clone()
+        getattr(one, move)(rows, path, kept)
+        stores.append(one.store)
+    assert torch.equal(*stores)
+
+
+def test_what_stands_before_a_draft_is_seen_and_a_gap_is_not() -> None:
+    sight = torch.tensor([[[True, False], [True, True]]])
+    found = cache._behind(3, 2, sight)
+    assert found.tolist() == [[[True] * 3 + [False] * 2 + row for row in sight[0].tolist()]]

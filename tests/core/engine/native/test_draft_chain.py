@@ -1,0 +1,125 @@
+"""Chains that a decoder draws by itself in one call: the tokens and laws that a pass after another would give, and a
+cache that goes on from there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.core.decode import decode
+from outrider.core.distribution import Sampling
+from outrider.core.draft import Draft, Verdict
+from outrider.core.drafters.draft_model.model import DraftModel
+from outrider.core.engine.conditioned import Informed
+from outrider.core.engine.network import Config
+from outrider.core.engine.transformer import Decoder
+from outrider.core.kernels import native
+from outrider.core.methods import make_rule
+from outrider.core.trace import Trace
+from outrider.core.tree import Tree
+
+SHAPE = Config(vocabulary=96, width=64, layers=3, heads=2, kv_heads=1, head_dim=32, hidden=96, qk_norm=True)
+ODD = replace(SHAPE, vocabulary=91)  # no whole number of tiles
+PROMPT = [3, 17, 5, 88]
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no compiler, or no AVX2")
+
+
+def opened(shape: Config, sampling: Sampling, told: Tensor | None = None) -> Decoder:
+    network = Decoder.random(shape, 3, dtype=torch.bfloat16, gain=3.0).network
+    model = Decoder(network) if told is None else Informed(network)
+    if isinstance(model, Informed) and told is not None:
+        model.tell(told)
+    model.begin([PROMPT], sampling)
+    return model
+
+
+@pytest.mark.parametrize("informed", [False, True])
+@pytest.mark.parametrize("shape", [SHAPE, ODD], ids=["tiles", "odd"])
+def test_laws_are_those_of_the_tokens_before_them(shape: Config, informed: bool) -> None:
+    told = torch.randn(1, 6, shape.width, generator=torch.Generator().manual_seed(2)) if informed else None
+    sampling, numbers = Sampling(temperature=0.7), np.array([0.1, 0.9, 0.35, 0.6, 0.999])
+    model = opened(shape, sampling, told)
+    found = model.unroll(numbers)
+    assert found is not None
+    tokens, laws = found
+    chain = Draft.guess(tokens, Tree.chain(5, tokens.device), torch.ones_like(tokens, dtype=torch.bool))
+    again = opened(shape, sampling, told).score(chain).laws()
+    torch.testing.assert_close(laws.probs, again.probs[:, :5], atol=0.02, rtol=0.05)
+    running = laws.probs.double().cumsum(-1)[0]
+    wanted = [
+        int(torch.searchsorted(row, number * row[-1], right=True)) for row, number in zip(running, numbers, strict=True)
+    ]
+    assert tokens[0].tolist() == wanted and len(set(wanted)) > 1
+    assert (told is None) or not torch.allclose(again.probs, opened(shape, sampling).score(chain).laws().probs)
+
+
+def test_what_is_kept_of_a_chain_is_read_no_more() -> None:
+    sampling, kept = Sampling(), torch.tensor([4])
+    model = opened(SHAPE, sampling)
+    found = model.unroll(np.array([0.1, 0.2, 0.4, 0.6, 0.8]))
+    assert found is not None
+    tokens, _ = found
+    draft = Draft.guess(tokens, Tree.chain(5, tokens.device), torch.ones_like(tokens, dtype=torch.bool))
+    taken = torch.zeros(1, 5)
+    verdict = Verdict(
+        path=torch.tensor([[0, 1, 2, -1, -1]]), accepted=torch.tensor([3]), token=torch.tensor([9]),
+        resampled=torch.tensor([True]), tried=taken.bool(), chance=taken, p=taken, q=taken,
+    )  # fmt: skip
+    model.keep(draft, verdict, kept)
+    fresh = Decoder(model.network)
+    fresh.begin([[*PROMPT, *tokens[0, :3].tolist(), 9]], sampling)
+    numbers = np.array([0.3, 0.5])  # of a chain whose last token was kept unread, two tokens wait
+    ours, theirs = (one.unroll(numbers) for one in (model, fresh))
+    assert ours is not None and theirs is not None and torch.equal(ours[0], theirs[0])
+    torch.testing.assert_close(ours[1].probs, theirs[1].probs, atol=0.02, rtol=0.05)
+    model.keep(
+        Draft.guess(ours[0], Tree.chain(2, tokens.device), torch.ones(1, 2, dtype=torch.bool)),
+        replace(verdict, path=torch.tensor([[0, 1]]), accepted=torch.tensor([2]), token=torch.tensor([4])),
+        torch.tensor([3]),
+    )
+    assert model.cache.rows.pending.tolist() == [[int(ours[0][0, 1]), 4]]
+    fresh.begin([[*PROMPT, *tokens[0, :3].tolist(), 9, *ours[0][0].tolist(), 4]], sampling)
+    ours, theirs = (one.unroll(numbers) for one in (model, fresh))
+    assert ours is not None and theirs is not None and torch.equal(ours[0], theirs[0])
+    torch.testing.assert_close(ours[1].probs, theirs[1].probs, atol=0.02, rtol=0.05)
+
+
+def test_greedy_chains_are_the_likeliest_tokens() -> None:
+    model = opened(SHAPE, Sampling(temperature=0))
+    found = model.unroll(np.zeros(4))
+    assert found is not None
+    tokens, laws = found
+    chain = Draft.guess(tokens, Tree.chain(4, tokens.device), torch.ones_like(tokens, dtype=torch.bool))
+    assert opened(SHAPE, Sampling()).score(chain).logits()[0, :4].argmax(-1).tolist() == tokens[0].tolist()
+    assert laws.width == 1 and torch.equal(laws.sole(), tokens)
+
+
+def test_laws_of_other_kinds_take_a_pass_after_another() -> None:
+    for sampling in (Sampling(top_k=5), Sampling(top_p=0.9), Sampling(min_p=0.1), Sampling(repetition_penalty=1.2)):
+        assert opened(SHAPE, sampling).unroll(np.array([0.5])) is None
+    float32 = Decoder.random(SHAPE, 3)
+    float32.begin([PROMPT], Sampling())
+    assert float32.unroll(np.array([0.5])) is None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_model_says_what_it_says_pass_by_pass(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, sampling = Decoder.random(SHAPE, 3, dtype=torch.bfloat16), Sampling(temperature=temperature)
+
+    def said() -> Trace:
+        small = Decoder.random(replace(SHAPE, layers=1), 3, dtype=torch.bfloat16)
+        steps = decode(
+            target, DraftModel(small, length=4), make_rule("token"), [PROMPT], sampling=sampling, limit=40, seed=5
+        )
+        return Trace(tuple(steps))
+
+    at_once = said()
+    monkeypatch.setattr(Decoder, "unroll", lambda *given: None)
+    one_by_one = said()
+    assert at_once.tokens() == one_by_one.tokens()
+    assert at_once.summary().tokens_per_call == one_by_one.summary().tokens_per_call > 1

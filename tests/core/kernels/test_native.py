@@ -1,0 +1,348 @@
+"""Machine code of our own: it computes what the weights say, the same for a token whoever shares its pass, and whole
+passes agree with torch's; where it can't be had, everything runs without it."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import random
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.core.decode import decode
+from outrider.core.distribution import Sampling
+from outrider.core.draft import Draft, Verdict
+from outrider.core.drafters.draft_model.model import DynamicTree
+from outrider.core.drafters.lookup.trie import Trie
+from outrider.core.drafters.trained.eagle import Eagle3Head, EagleHead
+from outrider.core.drafters.trained.head_runner import HeadRunner, ready
+from outrider.core.engine.linear import Dense, Packed, Widened, fastest
+from outrider.core.engine.network import Config, Network, random_network
+from outrider.core.engine.quantization.quantize import Int4, Int8, quantised
+from outrider.core.engine.transformer import Decoder
+from outrider.core.kernels import native
+from outrider.core.methods import make_drafter, make_rule
+from outrider.core.tree import Tree
+
+SHAPE = Config(
+    vocabulary=96, width=64, layers=3, heads=6, kv_heads=2, head_dim=32, hidden=96, attention_bias=True, qk_norm=True
+)
+WIDE = Config(
+    vocabulary=96, width=96, layers=2, heads=2, kv_heads=2, head_dim=64, hidden=160, mlp_bias=True, out_bias=True
+)
+KINDS = (None, Int8, Int4)
+
+needs_code = pytest.mark.skipif(native.library() is None, reason="no compiler, or no AVX2")
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+@pytest.fixture(params=["tiles", "vectors", "avx2"])
+def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """With the tile unit, as on a processor that has none, and as on one that doesn't multiply 16-bit numbers."""
+    if request.param == "avx2":
+        monkeypatch.setenv("OUTRIDER_NATIVE", "avx2")
+        native.library.cache_clear()
+    code = native.library()
+    assert code is not None
+    if code.outrider_ready(request.param == "tiles") != 1 + (request.param == "tiles"):
+        pytest.skip("this processor has no tile unit")
+    yield request.param
+    code.outrider_ready(1)
+    native.library.cache_clear()
+
+
+def tiled(kind: type[Int8] | type[Int4] | None, weight: Tensor, bias: Tensor | None = None) -> native.Tiled:
+    return native.Tiled(weight, None, None, bias) if kind is None else kind(weight, bias).tiled()
+
+
+@pytest.mark.slow
+@needs_code
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_are_what_the_weights_say(ways: str, kind: type[Int8] | type[Int4] | None) -> None:
+    weight, bias = noise(80, 128), noise(80, seed=1)
+    made = tiled(kind, weight, bias)
+    plain = weight if kind is None else kind(weight).weight
+    torch.testing.assert_close(made.weight, plain, atol=0.02, rtol=0.01)
+    if kind is None:
+        assert torch.equal(made.weight, weight)
+    for rows in (1, 2, 7, 11, 12, 16, 17, 40, 64, 100, 300):
+        x = noise(rows, 128, seed=rows)
+        found = made.product(x, torch.float32)
+        wanted = x.double() @ plain.double().T + bias.double()
+        assert (found - wanted).abs().max() < {None: 1e-4, Int8: 0.15, Int4: 0.3}[kind]  # `plain` is itself rounded
+        assert torch.equal(made(x), found.bfloat16())
+        alone = torch.cat([made.product(x[row : row + 1], torch.float32) for row in range(rows)])
+        assert torch.equal(found, alone), "a row's numbers depend on how many rows there are"
+
+
+@needs_code
+def test_a_few_tokens_in_32_bits_are_what_the_weights_say() -> None:
+    weight, bias = noise(83, 100).float(), noise(83, seed=1).float()
+    laid = fastest(Dense(weight, bias))
+    for rows in (1, 3, 4, 7, 12, 13, 40):
+        x = noise(rows, 100, seed=rows).float()
+        found = laid(x)
+        assert (found - (x.double() @ weight.double().T + bias.double())).abs().max() < 1e-4
+        alone = torch.cat([laid(x[row : row + 1]) for row in range(rows)])
+        assert torch.equal(found, alone) or rows > 12, "a row's numbers depend on how many rows there are"
+    assert laid(noise(0, 100).float()).shape == (0, 83)
+
+
+@needs_code
+def test_threads_share_the_work_and_change_nothing(ways: str) -> None:
+    made, x = tiled(Int4, noise(7 * 16, 96)), noise(5, 96, seed=2)
+    alone = made(x)
+    before = torch.get_num_threads()
+    try:
+        for threads in (2, 3, 9):
+            torch.set_num_threads(threads)
+            assert torch.equal(made(x), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+def laid_out(network: Network, bits: int | None) -> Network:
+    return network.replaced(fastest) if bits is None else quantised(network, bits)
+
+
+def dense(network: Network) -> Network:
+    """The same weights in 32 bits, through torch."""
+    layers = network.replaced(lambda one: Dense(one.weight.float(), None if one.bias is None else one.bias.float()))
+    return Network(network.config, network.embedding.float(), layers.layers, network.norm.float(), layers.head)
+
+
+@needs_code
+@pytest.mark.parametrize("shape", [SHAPE, WIDE])
+@pytest.mark.parametrize("kind", [EagleHead, Eagle3Head])
+def test_blocks_that_draft_agree_with_torch(ways: str, kind: type[EagleHead | Eagle3Head], shape: Config) -> None:
+    """What EAGLE's layer foresees, of rows of different lengths, behind prompts and on the levels of a tree."""
+    target = Decoder(random_network(shape, 3, dtype=torch.bfloat16))
+    torch.manual_seed(0)
+    learned = kind(Decoder(random_network(shape, 3)))
+    prompts = [[(7 * place + row) % shape.vocabulary for place in range(length)] for row, length in ((0, 21), (1, 38))]
+    found = []
+    for native_too in (True, False):
+        head = HeadRunner(ready(learned, target))
+        assert head.pupil.block.passes is not None
+        if not native_too:
+            head.pupil.block.passes = None
+        head.listen(target.begin(prompts, Sampling(), learned.needs).hidden)
+        head.begin(prompts, Sampling())
+        laws = [head.score(Draft.empty(2)).logits()]
+        for size, since in ((3, 0), (5, 3)):
+            tree = Tree.of((-1, -1, -1, 0, 2)[:size])
+            tokens = torch.tensor([[5, 9, 11, 2, 3], [8, 1, 4, 4, 6]])[:, :size]
+            laws.append(head.score(Draft.guess(tokens, tree, tokens >= 0), since).logits())
+        found.append(torch.cat(laws, 1).float())
+    assert (found[0] - found[1]).abs().mean() < 0.02 * found[1].abs().mean()
+
+
+@needs_code
+@pytest.mark.parametrize("least", [0.0, 0.02])
+@pytest.mark.parametrize("vocabulary", [0, 64])
+def test_trees_in_one_call_agree_with_scores(ways: str, vocabulary: int, least: float) -> None:
+    """The likeliest tokens behind the nodes of each level, and the probabilities of their paths; with one token that
+    waits and with several."""
+    target = Decoder(laid_out(random_network(SHAPE, 3, dtype=torch.bfloat16), None))
+    torch.manual_seed(0)
+    head = HeadRunner(ready(Eagle3Head(Decoder(random_network(SHAPE, 3)), vocabulary=vocabulary), target))
+    prompt = [7 * place % SHAPE.vocabulary for place in range(21)]
+    prefill = target.begin([prompt], Sampling(), head.pupil.needs)
+    head.listen(prefill.hidden)
+    drafter = DynamicTree(head, nodes=400, width=3, depth=4, least=least)
+    drafter.begin(prefill, [prompt], Sampling(temperature=0))
+    for _ in range(3):
+        assert head.quick
+        quick = drafter._grown(9)
+        slow = Trie()
+        slow.weights = [math.exp(one) for one in drafter._scored(slow, 4)]
+        head.rewind(head.mark())
+        sizes = [quick.depths.count(level) for level in (1, 2, 3, 4)]
+        assert sizes == [3, 9, 9, 9] if not least else 3 <= len(quick) < 30
+        found = [{path(trie, node): trie.weights[node] for node in range(len(trie))} for trie in (quick, slow)]
+        both = found[0].keys() & found[1].keys()
+        assert len(both) > 0.6 * max(map(len, found))  # of near equals either may come first
+        off = [abs(math.log(found[0][one] / found[1][one])) for one in both]
+        assert sum(off) < 0.06 * len(off) and max(off) < 0.25  # logarithms, of 16 bits
+        draft = Draft.guess(torch.tensor([[7, 9]]), Tree.chain(2), torch.ones(1, 2, dtype=torch.bool))
+        head.listen(target.score(draft).hidden)  # two are accepted, and three wait
+        nothing, none = torch.zeros(1, 2), torch.zeros(1, 2, dtype=torch.bool)
+        taken = torch.tensor([[0, 1]]), torch.tensor([2]), torch.tensor([5]), torch.tensor([False])
+        verdict = Verdict(*taken, none, nothing, nothing, nothing)
+        for model in (head, target):
+            model.keep(draft, verdict, torch.tensor([3]))
+
+
+def path(trie: Trie, node: int) -> tuple[int, ...]:
+    return (*path(trie, trie.parents[node]), trie.tokens[node]) if node >= 0 else ()
+
+
+@needs_code
+@pytest.mark.parametrize("bits", [None, 8, 4])
+@pytest.mark.parametrize("shape", [SHAPE, WIDE], ids=["normed", "wide"])
+def test_whole_passes_agree_with_torch(ways: str, shape: Config, bits: int | None) -> None:
+    network = laid_out(random_network(shape, dtype=torch.bfloat16), bits)
+    ours, theirs = Decoder(network), Decoder(dense(network))
+    draft = Draft.guess(torch.arange(10).view(2, 5), Tree.of((-1, -1, 0, 2, 1)), torch.ones(2, 5).bool())
+    taps = frozenset(("embedding", "layer.0", f"layer.{shape.layers - 1}", "last"))
+    said, hidden = [], []
+    for model in (ours, theirs):
+        start = model.begin([[1, 2, 3, 4], list(range(40))], Sampling(), taps)
+        scores = model.score(draft)
+        said.append(scores.logits().double())
+        hidden.append({tap: (start.hidden[tap].double(), scores.hidden[tap].double()) for tap in sorted(taps)})
+    assert ours.network._passes is not None and theirs.network._passes is None
+    assert (said[0] - said[1]).abs().mean() < 0.03 * said[1].abs().mean()
+    for tap, (prefilled, scored) in hidden[1].items():
+        for found, wanted in zip(hidden[0][tap], (prefilled, scored), strict=True):
+            keep = wanted.abs().sum(-1) > 0  # padding of shorter prompts says nothing
+            assert (found - wanted)[keep].abs().mean() < 0.03 * wanted[keep].abs().mean()
+
+
+@needs_code
+@pytest.mark.parametrize("bits", [None, 8, 4])
+def test_a_token_is_computed_the_same_wherever_it_stands(ways: str, bits: int | None) -> None:
+    """In a chain, in a tree among others, in a batch, or one by one: bit for bit."""
+    network = laid_out(random_network(SHAPE, dtype=torch.bfloat16), bits)
+
+    def after(prompts: list[list[int]], drafts: list[Draft], row: int) -> Tensor:
+        model = Decoder(network)
+        model.begin(prompts, Sampling())
+        return torch.cat([model.score(draft).logits()[row] for draft in drafts])
+
+    def guess(rows: list[list[int]], parents: tuple[int, ...]) -> Draft:
+        return Draft.guess(
+            torch.tensor(rows, dtype=torch.long), Tree.of(parents), torch.ones(len(rows), len(parents)).bool()
+        )
+
+    prompt, path = list(range(20)), [5, 6, 7]
+    chain = after([prompt], [guess([path], (-1, 0, 1))], 0)
+    tree = after([prompt], [guess([[9, 5, 8, 6, 1, 2, 7]], (-1, -1, 0, 1, 1, 3, 3))], 0)
+    assert torch.equal(tree[[0, 2, 4, 7]], chain)
+    batch = after([[3, 1], prompt], [guess([[9, 5, 8, 6, 1, 2, 7]] * 2, (-1, -1, 0, 1, 1, 3, 3))], 1)
+    assert torch.equal(batch[[0, 2, 4, 7]], chain)
+    longer = Decoder(network)
+    longer.begin([prompt], Sampling())
+    one_by_one = [
+        longer.score(guess([path[:count]], tuple(range(-1, count - 1)))).logits()[0, -1] for count in range(4)
+    ]
+    assert torch.equal(torch.stack(one_by_one), chain)
+
+
+@pytest.mark.slow
+@needs_code
+@pytest.mark.parametrize("bits", [None, 8, 4])
+def test_drafting_changes_no_token_in_few_bits(bits: int | None) -> None:
+    """Greedy output of chains and trees, alone and in a batch, is plain decoding's, without a tolerance for ties."""
+    network = laid_out(random_network(SHAPE, dtype=torch.bfloat16, gain=1.0), bits)
+    draw = random.Random(3)
+    prompts = [[draw.randrange(96) for _ in range(draw.randint(2, 30))] for _ in range(6)]
+
+    def run(name: str | None, asked: list[list[int]], **options: object) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in asked]
+        drafter = make_drafter(name, **options)
+        for step in decode(Decoder(network), drafter, make_rule(), asked, sampling=Sampling(temperature=0), limit=40):
+            found[step.row] += step.emitted
+        return found
+
+    plain = [run(None, [prompt])[0] for prompt in prompts]
+    small = Decoder(laid_out(random_network(SHAPE, seed=0, dtype=torch.bfloat16, gain=1.0), 4))
+    assert run(None, prompts) == plain
+    assert run("prompt-lookup", prompts, length=5) == plain
+    assert run("top-k-tree", prompts, model=small, shape=(-1, -1, 0, 0, 1, 2)) == plain
+    assert [run("dynamic-tree", [prompt], model=small, nodes=8, width=3, depth=3)[0] for prompt in prompts] == plain
+
+
+def test_without_it_everything_runs_through_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "library", lambda: None)
+    laid = fastest(Dense(noise(48, 96)))
+    assert isinstance(laid, Packed | Widened)
+    assert laid.weight.dtype == torch.bfloat16 and laid(noise(2, 96)).dtype == torch.bfloat16
+    network = laid_out(random_network(SHAPE, dtype=torch.bfloat16), 4)
+    assert network._passes is None
+    model = Decoder(network)
+    model.begin([[1, 2, 3]], Sampling())
+    assert model.score(Draft.empty(1)).logits().isfinite().all()
+
+
+def test_no_compiler_or_a_broken_one_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    broken = tmp_path / "c++"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    assert native._compiled("native") is None
+    assert not list((tmp_path / "native").glob("*"))
+    monkeypatch.setenv("CXX", str(tmp_path / "missing"))
+    assert native._compiled("native") is None
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert native._compiled("native") is None
+
+
+def test_what_hinders_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_processor", lambda: "flags : sse avx2 fma")
+    monkeypatch.setattr(native.sys, "platform", "linux")
+    monkeypatch.setattr(native.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(native, "_compiler", lambda: "g++")
+    assert native.hindrance() is None
+    monkeypatch.setattr(native, "_compiler", lambda: None)
+    assert native.hindrance() == ("no C++ compiler", "install g++, with the system's package manager")
+    monkeypatch.setattr(native, "_processor", lambda: "flags : sse avx")
+    assert "AVX2" in (native.hindrance() or ("",))[0]
+    monkeypatch.setattr(native.sys, "platform", "darwin")
+    assert "Linux" in (native.hindrance() or ("",))[0]
+    monkeypatch.setenv("OUTRIDER_NATIVE", "0")
+    assert "OUTRIDER_NATIVE=0" in (native.hindrance() or ("",))[0]
+
+
+@pytest.mark.slow
+def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if native.library() is None:
+        pytest.skip("no compiler here")
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    made = native._compiled("native")
+    assert made is not None and made.exists()
+
+    def forbidden(*args: object, **options: object) -> None:
+        raise AssertionError("compiled a second time")
+
+    monkeypatch.setattr(subprocess, "run", forbidden)
+    assert native._compiled("native") == made
+
+
+@needs_code
+def test_what_was_timed_belongs_to_the_code_that_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    try:
+        for way in ("1", "avx2", "0"):
+            monkeypatch.setenv("OUTRIDER_NATIVE", way)
+            native.library.cache_clear()
+            found.append(native.edition())
+    finally:
+        native.library.cache_clear()
+    assert len(set(found)) == 3 and found.index("torch") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="large pages are asked for on Linux")
+def test_weights_lie_side_by_side_in_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_local", threading.local())  # nothing was laid before
+    weights = [torch.randn(96, 64).bfloat16() for _ in range(3)]
+    laid = [native.Tiled(one, None, None, None) for one in weights]
+    for one, tiled in zip(weights, laid, strict=True):
+        assert torch.equal(tiled.weight, one)
+    starts = [one._tiles.data_ptr() for one in laid]
+    assert all(start % 64 == 0 for start in starts)
+    assert starts[2] - starts[1] == laid[1].weight_bytes
+    large = native.Tiled(torch.zeros(16 << 10, 1 << 11).bfloat16(), None, None, None)  # more than is taken at a time
+    assert large.weight.shape == large.shape

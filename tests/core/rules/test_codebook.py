@@ -1,0 +1,117 @@
+"""Rules for codes that look alike: what each accepts, worked out by hand and by a plain loop over its paper's words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider.core.distribution import Distribution
+from outrider.core.errors import InvalidOption
+from outrider.core.kernels import neighbour_mass
+from outrider.core.rules.codebook import Annealed, Grouped, Lantern, LanternPlus
+
+P = torch.tensor([[0.4, 0.3, 0.2, 0.1, 0.0]], dtype=torch.float64)
+Q = torch.tensor([[0.1, 0.2, 0.3, 0.2, 0.2]], dtype=torch.float64)
+LAW = Distribution(P, None, 5)
+TOP = torch.zeros(1, 1, dtype=torch.long)  # the depth below the root
+NEAR = torch.tensor([[1, 2, 3, 4], [0, 2, 3, 4], [3, 4, 1, 0], [2, 4, 1, 0], [3, 2, 1, 0]])
+
+
+def ratio(mass: list[float]) -> torch.Tensor:
+    return (torch.tensor(mass, dtype=torch.float64) / Q[0]).clamp(max=1)
+
+
+def test_neighbours_count_up_to_delta() -> None:
+    chance = Lantern(neighbours=NEAR, k=2, delta=0.25).accept(LAW, P, Q, TOP)[0]
+    # code 2 takes 3 (.1) and 4 (0); 3 takes 2 (.2) and 4 (0); 0's and 1's nearest are too heavy; 4 isn't in the law
+    torch.testing.assert_close(chance, ratio([0.4, 0.3, 0.3, 0.3, 0.0]))
+    wide = Lantern(neighbours=NEAR, k=4, delta=1.0).accept(LAW, P, Q, TOP)[0]
+    torch.testing.assert_close(wide, torch.tensor([1, 1, 1, 1, 0], dtype=torch.float64))
+    torch.testing.assert_close(Lantern(neighbours=NEAR, delta=0.0).accept(LAW, P, Q, TOP)[0], (P / Q)[0].clamp(max=1))
+
+
+def test_neighbours_count_up_to_a_multiple_of_the_guess() -> None:
+    chance = LanternPlus(neighbours=NEAR, k=2, ratio=1.0).accept(LAW, P, Q, TOP)[0]
+    # 0 takes 1 (.3 <= .4); 1's nearest is too heavy; 2 takes 3 and 4; 3's nearest is too heavy
+    torch.testing.assert_close(chance, ratio([0.7, 0.3, 0.3, 0.1, 0.0]))
+
+
+@pytest.mark.parametrize("laws", [1, 7, 8, 19])
+def test_mass_of_neighbours_is_that_of_a_plain_loop(laws: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(laws)
+    p = torch.rand(laws, 40, generator=draw).softmax(1)
+    near = torch.stack([torch.randperm(40, generator=draw)[:11] for _ in range(40)])
+    bound = torch.rand(laws, 40, generator=draw) / 3
+    wanted = torch.zeros_like(p)
+    for law in range(laws):
+        for code in range(40):
+            total = 0.0
+            for other in near[code].tolist():
+                total += float(p[law, other])
+                if total > float(bound[law, code]):
+                    break
+                wanted[law, code] = total
+    torch.testing.assert_close(neighbour_mass.pooled(p, near, bound), wanted)
+    monkeypatch.setattr(neighbour_mass, "_library", lambda: None)
+    torch.testing.assert_close(neighbour_mass.pooled(p, near, bound), wanted)
+
+
+def test_groups_are_the_same_worked_out_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(0)
+    p, q = torch.rand(2, 19, 40, generator=draw).mul(8).softmax(-1)
+    p[:, 5] = p[:, 30] = p[:, 7]  # as likely: the smaller id comes first
+    alike = torch.rand(40, 40, generator=draw) < 0.4
+    alike |= alike.T.clone()
+    ours = neighbour_mass.grouped(p, q, alike, 6, 0.02)
+    monkeypatch.setattr(neighbour_mass, "_library", lambda: None)
+    for one, other in zip(ours, neighbour_mass.grouped(p, q, alike, 6, 0.02), strict=True):
+        torch.testing.assert_close(one, other)
+    assert (ours[0] > 1.01 * p).any() and (ours[0] == p).any()
+
+
+def test_without_a_table_ids_are_a_scale() -> None:
+    chance = Lantern(k=1, delta=0.35).accept(LAW, P, Q, TOP)[0]
+    torch.testing.assert_close(chance, ratio([0.7, 0.3, 0.5, 0.3, 0.0]))  # the smaller of two equally near comes first
+
+
+def test_groups_are_codes_as_likely_that_look_alike() -> None:
+    codes = torch.tensor([[0.0], [0.1], [5.0], [0.2], [5.1]])
+    rule = Grouped(codes=codes, span=2, gap=0.25, reach=1.0)
+    mass, drawn = [], []
+    order = P[0].argsort(descending=True, stable=True).tolist()
+    for code in range(5):
+        rank = order.index(code)
+        group = [
+            other
+            for other in order[max(rank - 2, 0) : rank + 3]
+            if abs(P[0, other] - P[0, code]) < 0.25 and abs(codes[other] - codes[code]) < 1.0
+        ]
+        mass.append(float(P[0, group].sum()))
+        drawn.append(float(Q[0, group].sum()))
+    wanted = (torch.tensor(mass) / torch.tensor(drawn)).clamp(max=1).double() * (P[0] > 0)
+    torch.testing.assert_close(rule.accept(LAW, P, Q, TOP)[0], wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_annealing_is_strict_in_the_end_and_never_stricter() -> None:
+    rule = Annealed(weight=3.0)
+    strict = (P / Q)[0].clamp(max=1)
+    last = rule.accept(LAW, P, Q, TOP + 40)[0]
+    torch.testing.assert_close(last, strict, atol=1e-9, rtol=0)
+    for depth in range(4):
+        assert (rule.accept(LAW, P, Q, TOP + depth)[0] >= strict).all()
+    assert rule.accept(LAW, P, Q, TOP)[0, 3] == 1 and rule.accept(LAW, P, Q, TOP)[0, 4] == 0
+
+
+def test_options_out_of_range() -> None:
+    for make in (
+        lambda: Lantern(delta=-0.1),
+        lambda: LanternPlus(ratio=-1),
+        lambda: Grouped(span=-1),
+        lambda: Annealed(weight=0.5),
+    ):
+        with pytest.raises(InvalidOption, match="exact"):
+            make()
+    with pytest.raises(InvalidOption, match=r"expected \[5, 2 or more\]"):
+        Lantern(neighbours=NEAR[:3], k=2).accept(LAW, P, Q, TOP)
+    with pytest.raises(InvalidOption, match="the target has 5"):
+        Grouped(codes=torch.eye(3)).accept(LAW, P, Q, TOP)

@@ -1,0 +1,56 @@
+"""Rules for tokens with near-twins: what each costs, against what its paper's procedure would emit."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from outrider.core.distribution import Distribution
+from outrider.core.errors import InvalidOption
+from outrider.core.rules.neighbours import AdditiveBeta, CoarseGroups, Tolerance, TopKMembership
+
+P = torch.tensor([[0.4, 0.3, 0.2, 0.1, 0.0]], dtype=torch.float64)
+TOP = torch.zeros(1, 1, dtype=torch.long)  # the depth below the root
+Q = torch.tensor([[0.1, 0.2, 0.3, 0.2, 0.2]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("tau", [1, 2, 3])
+@pytest.mark.parametrize("guess", [0, 2])
+def test_tolerance_emits_what_tau_draws_would(tau: int, guess: int) -> None:
+    p = P[0]
+    drawn = torch.zeros_like(p)  # every outcome of tau draws: the guess if it is among them, else the first
+    for draws in itertools.product(range(5), repeat=tau):
+        drawn[guess if guess in draws else draws[0]] += p[list(draws)].prod()
+    q = torch.zeros_like(P)
+    q[0, guess] = 1
+    chance = Tolerance(tau=tau).accept(Distribution(P, None, 5), P, q, TOP)[0]
+    rest = (p - q[0] * chance).clamp(min=0)
+    emitted = q[0] * chance + (1 - (q[0] * chance).sum()) * rest / rest.sum()
+    torch.testing.assert_close(emitted, drawn, rtol=0, atol=1e-12)
+    price = 1 - p[guess] - (1 - p[guess]) ** tau
+    assert abs((emitted - p).clamp(min=0).sum() - price) < 1e-12
+
+
+def test_nothing_excluded_is_accepted() -> None:
+    for rule in (Tolerance(), AdditiveBeta(beta=0.4), TopKMembership(k=5), CoarseGroups(embeddings=torch.ones(5, 2))):
+        chance = rule.accept(Distribution(P, None, 5), P, Q, TOP)[0]
+        assert chance[4] == 0 and chance[:4].min() > 0
+
+
+def test_groups_of_twins_are_judged_together() -> None:
+    embeddings = torch.tensor([[1.0, 0], [1, 0.01], [0, 1], [0.01, 1], [-1, -1]])
+    chance = CoarseGroups(embeddings=embeddings, similarity=0.9).accept(Distribution(P, None, 5), P, Q, TOP)[0]
+    torch.testing.assert_close(chance, torch.tensor([1, 1, 0.6, 0.6, 0], dtype=torch.float64))
+    alone = CoarseGroups(embeddings=embeddings, similarity=1.1)
+    assert alone.lossless
+    torch.testing.assert_close(alone.accept(Distribution(P, None, 5), P, Q, TOP), (P / Q).clamp(max=1))
+
+
+def test_options_out_of_range() -> None:
+    for make in (lambda: Tolerance(tau=0), lambda: AdditiveBeta(beta=-0.1), lambda: TopKMembership(k=-1)):
+        with pytest.raises(InvalidOption, match="exact"):
+            make()
+    with pytest.raises(InvalidOption, match="embeddings of 3"):
+        CoarseGroups(embeddings=torch.eye(3)).accept(Distribution(P, None, 5), P, Q, TOP)

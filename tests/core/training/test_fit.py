@@ -1,0 +1,131 @@
+"""Learning from data alone: that it gets better, and what a pace may be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from outrider.core.engine.trainable.block import Matrix
+from outrider.core.errors import InvalidOption
+from outrider.core.training import optim
+from outrider.core.training.fit import Fit, Pace, Request, State
+
+pytest.importorskip("accelerate")
+
+pytestmark = pytest.mark.slow
+
+
+class Line(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Sequential(nn.Linear(3, 8), nn.SiLU(), nn.Linear(8, 1))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        off: Tensor = self.inner(x) - y
+        return off.square().mean()
+
+
+class Sums:
+    """y is the sum of x."""
+
+    def batch(self, number: int, share: float) -> tuple[Tensor, ...]:
+        x = torch.randn(16, 3, generator=torch.Generator().manual_seed(number))
+        return x, x.sum(1, keepdim=True)
+
+    def judge(self, model: nn.Module) -> dict[str, float]:
+        return {"lost": float(model(*self.batch(10_000, 1.0)))}
+
+
+class Blocks(Line):
+    """The same with matrices of blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(Matrix(3, 8), nn.SiLU(), Matrix(8, 8), nn.SiLU(), nn.Linear(8, 1))
+
+
+def learned(folder: Path, model: nn.Module | None = None, steps: int = 60, **pace_: Any) -> list[float]:
+    """What is lost on what was never seen, at the judgements."""
+
+    def keep(model: nn.Module, facts: Mapping[str, Any]) -> None:
+        pass
+
+    pace = Pace(minutes=1e6, steps=steps, rate=3e-2, average=0.5, judgements=3, precision="no", **pace_)
+    return [row["lost"] for row in Fit(model or Line(), Sums(), pace, folder, keep, quiet=True).run().history]
+
+
+def test_what_is_judged_gets_better(tmp_path: Path) -> None:
+    found = learned(tmp_path)
+    assert found[-1] < 0.05 < 1 < found[0]
+
+
+def test_muon_teaches_the_matrices_of_blocks_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    first = learned(tmp_path, Blocks(), matrices=0.1)
+    assert first[-1] < 1.5 < 2.5 < first[0]
+    further = learned(tmp_path, Blocks(), steps=160, matrices=0.1)
+    assert further[: len(first)] == first and further[-1] < 0.1
+
+
+def test_muon_takes_the_same_step_in_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = []
+    for halves in (True, False):
+        monkeypatch.setattr(optim, "halves", lambda fast=halves: fast)
+        torch.manual_seed(0)
+        model = nn.Sequential(Matrix(24, 8), Matrix(8, 16), nn.Linear(16, 16))
+        before = [one.weight.detach().clone() for one in model[:2]]
+        _, muon = optim.optimisers(model, 0.1, 0.0, (0.9, 0.95), 0.1)
+        model(torch.randn(64, 24)).square().sum().backward()
+        muon.step()
+        moved.append([one.weight.detach() - old for one, old in zip(model[:2], before, strict=True)])
+    for found, wanted in zip(*moved, strict=True):
+        assert (found - wanted).norm() < 0.1 * wanted.norm() > 0
+
+
+def test_a_pace_out_of_bounds_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="average is 1"):
+        Pace(average=1.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"recipes": ()}, "no recipe to train"),
+        ({"batch": 0}, "a batch of 0 teaches nothing"),
+        ({"recipes": ("a", "b"), "out": Path("x")}, "leave out= away"),
+        ({"recipes": ("a", "b"), "start": Path("x")}, "train them one by one"),
+    ],
+)
+def test_what_can_t_be_asked_of_a_run_is_said(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidOption, match=said):
+        Request(**{"recipes": ("a",), **given})
+
+
+def test_a_run_may_begin_anew_and_goes_on_for_nobody_else(tmp_path: Path) -> None:
+    learned(tmp_path)
+    wanted = Request(recipes=("a",), out=tmp_path, fresh=True, steps=7, seed=3, command="outrider train a")
+    assert (tmp_path / "checkpoint").is_dir() and wanted.begin(Path("elsewhere")) == tmp_path
+    assert not (tmp_path / "checkpoint").exists()
+    assert Request(recipes=("a",)).begin(tmp_path / "usual") == tmp_path / "usual"
+    pace = wanted.pace(0.1, 0.01)
+    assert (pace.steps, pace.rate, pace.judgements, pace.seed) == (7, 0.1, 8, 3)
+    assert wanted.facts("a", "sums") == {"recipe": "a", "command": "outrider train a", "data": "sums", "seed": 3}
+
+
+def test_a_checkpoint_of_another_or_a_damaged_one_is_one_line(tmp_path: Path) -> None:
+    learned(tmp_path)
+    made = optim.accelerator(True, "no")
+    with pytest.raises(optim.TrainingError, match="is of fit, not of somebody"):
+        optim.restore(made, tmp_path, "somebody", State)
+    made.prepare(nn.Linear(2, 2))
+    with pytest.raises(optim.TrainingError, match="does not fit fit"):
+        optim.restore(made, tmp_path, "fit", State)
+    (tmp_path / "checkpoint" / "state.json").write_text('{"who": "fit", "steps": "many"}')
+    with pytest.raises(optim.TrainingError, match="is damaged"):
+        optim.restore(made, tmp_path, "fit", State)
+    assert optim.restore(made, tmp_path / "nowhere", "fit", State) is None

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider.core.errors import OutriderError
+from outrider.core.kernels import native
+from outrider.core.training.losses import LOSSES, acceptance, adaptive, cross_entropy, jsd, kl, resolve, reverse_kl, tv
+
+
+@pytest.fixture
+def laws() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A pupil's logits, a teacher's log-law, and tokens, in float64."""
+    generator = torch.Generator().manual_seed(0)
+    pupil = torch.randn(6, 9, generator=generator, dtype=torch.float64)
+    teacher = (2 * torch.randn(6, 9, generator=generator, dtype=torch.float64)).log_softmax(-1)
+    return pupil, teacher, torch.tensor([0, 3, -1, 8, 2, 2])
+
+
+def test_each_loss_is_its_definition(laws: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
+    pupil, teacher, token = laws
+    p, q = teacher.exp(), pupil.softmax(-1)
+    close = {"atol": 1e-5, "rtol": 1e-5, "check_dtype": False}
+    torch.testing.assert_close(kl(pupil, teacher, token), (p * (p / q).log()).sum(-1), **close)
+    torch.testing.assert_close(reverse_kl(pupil, teacher, token), (q * (q / p).log()).sum(-1), **close)
+    middle = 0.3 * p + 0.7 * q
+    wanted = 0.3 * (p * (p / middle).log()).sum(-1) + 0.7 * (q * (q / middle).log()).sum(-1)
+    torch.testing.assert_close(jsd(pupil, teacher, token, blend=0.3), wanted, **close)
+    torch.testing.assert_close(tv(pupil, teacher, token), (p - q).abs().sum(-1) / 2, **close)
+    overlap = torch.minimum(p, q).sum(-1)
+    torch.testing.assert_close(acceptance(pupil, teacher, token), -overlap.log(), **close)
+    torch.testing.assert_close(1 - tv(pupil, teacher, token), overlap, **close)
+    share = torch.exp(-3 * overlap)
+    wanted = share * (p * (p / q).log()).sum(-1) + (1 - share) * (1 - overlap)
+    torch.testing.assert_close(adaptive(pupil, teacher, token), wanted, **close)
+    wanted = torch.where(token < 0, 0, -q.log().gather(1, token.clamp(min=0)[:, None])[:, 0])
+    torch.testing.assert_close(cross_entropy(pupil, teacher, token), wanted, **close)
+
+
+def test_a_temperature_softens_both_laws(laws: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
+    pupil, teacher, token = laws
+    p, q = (teacher / 2).softmax(-1), (pupil / 2).softmax(-1)
+    found = kl(pupil, teacher, token, temperature=2.0)
+    torch.testing.assert_close(found, 4 * (p * (p / q).log()).sum(-1), atol=1e-5, rtol=1e-5, check_dtype=False)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_are_those_of_finite_differences(
+    name: str, laws: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+) -> None:
+    pupil, teacher, token = laws
+    pupil = pupil.float().requires_grad_()
+    loss = resolve(name)
+    (found,) = torch.autograd.grad(loss(pupil, teacher.float(), token).sum(), pupil)
+    if name == "adaptive":  # its weights count as constants
+        p, q = teacher.exp(), pupil.detach().double().softmax(-1)
+        share = torch.exp(-3 * torch.minimum(p, q).sum(-1))
+        whole = pupil.detach().clone().requires_grad_()
+        parts = share.float() * kl(whole, teacher.float(), token) + (1 - share).float() * tv(
+            whole, teacher.float(), token
+        )
+        (wanted,) = torch.autograd.grad(parts.sum(), whole)
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+        return
+    step = 1e-2
+    for row, column in ((0, 0), (1, 4), (4, 2), (5, 8)):
+        moved = torch.zeros_like(pupil)
+        moved[row, column] = step
+        with torch.no_grad():
+            up, down = (loss(pupil + sign * moved, teacher.float(), token).sum() for sign in (1, -1))
+        assert float(found[row, column]) == pytest.approx(float((up - down) / (2 * step)), abs=2e-3)
+
+
+@pytest.mark.parametrize("name", [one for one in LOSSES if one != "cross-entropy"])
+def test_a_pupil_that_says_what_its_teacher_says_has_nothing_to_lose(name: str) -> None:
+    logits = torch.randn(4, 7, generator=torch.Generator().manual_seed(1))
+    same = LOSSES[name](logits, logits.log_softmax(-1), torch.zeros(4, dtype=torch.long))
+    torch.testing.assert_close(same, torch.zeros(4), atol=1e-6, rtol=0)
+
+
+def test_sums_of_losses_are_written_out(laws: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
+    found = resolve("kl + 0.1 cross-entropy")(*laws)
+    torch.testing.assert_close(found, kl(*laws) + 0.1 * cross_entropy(*laws))
+    torch.testing.assert_close(resolve("2 tv")(*laws), 2 * tv(*laws))
+    with pytest.raises(OutriderError, match="kl"):
+        resolve("lk")
+    with pytest.raises(OutriderError, match="weight"):
+        resolve("much kl")
+    with pytest.raises(OutriderError, match="temperature"):
+        kl(*laws, temperature=0)
+
+
+@pytest.mark.parametrize("code", [True, False])
+def test_16_bit_logits_lose_what_32_bits_do(code: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not code:
+        monkeypatch.setattr(native, "library", lambda: None)
+    generator = torch.Generator().manual_seed(1)
+    logits = (6 * torch.randn(5, 4096, generator=generator)).bfloat16()
+    teacher = (5 * torch.randn(5, 4096, generator=generator)).log_softmax(-1)
+    teacher[3] = (40 * torch.randn(4096, generator=generator)).log_softmax(-1)
+    token = torch.zeros(5, dtype=torch.long)
+    wide = logits.double().requires_grad_()
+    narrow = logits.clone().requires_grad_()
+    each, wanted = kl(narrow, teacher, token), (teacher.double().exp() * (teacher - wide.log_softmax(-1))).sum(-1)
+    torch.testing.assert_close(each.double(), wanted, atol=1e-4, rtol=1e-5)
+    (each * torch.arange(1, 6)).sum().backward()
+    (wanted * torch.arange(1, 6)).sum().backward()
+    assert narrow.grad is not None and wide.grad is not None
+    torch.testing.assert_close(narrow.grad.double(), wide.grad, atol=1e-5, rtol=1e-2)

@@ -1,0 +1,226 @@
+"""From pictures to weights: what is held out stays so, both recipes learn, a run goes on where it was broken off."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.core.assets.store import ASSETS
+from outrider.core.training.fit import Fit, Pace
+from outrider.core.training.recipes import Shelf
+from outrider.image import recipes
+from outrider.image.model import load
+from outrider.image.prompt_encoder import COMMON, PromptEncoder
+from outrider.image.token_model import TokenModel
+from outrider.image.tokenizer import Tokenizer
+from outrider.image.training.data import HELD_NAME, HELD_PAIR, LEARNED, DataError, Drawn, Pictures, on_white, split
+from outrider.image.training.objectives import CodecObjective, CodecTask, ImitationObjective, ImitationTask, TokensTask
+from outrider.image.training.run import TrainingRequest, _words, train
+
+
+def drawn(name: str, colour: tuple[int, int, int], side: int, place: int = 16) -> Drawn:
+    pixels = np.full((64, 64, 3), 255, np.uint8)
+    pixels[place : place + side, place : place + side] = colour
+    return Drawn(name, (f"{name.split()[0]} thing",), pixels)
+
+
+COLOURS = {"red": (220, 20, 30), "green": (20, 180, 60), "blue": (30, 40, 220), "black": (20, 20, 20)}
+
+
+@pytest.fixture(scope="module")
+def pictures() -> Pictures:
+    """Squares of four colours and some sizes, in two styles."""
+    sets = {
+        style: [
+            drawn(f"{colour} square {side}", value, side, 12 + offset)
+            for colour, value in COLOURS.items()
+            for side in range(8, 40, 3)
+        ]
+        for style, offset in (("noto", 0), ("fluent", 8))
+    }
+    return split(sets)
+
+
+def test_names_are_held_out_in_every_style(pictures: Pictures) -> None:
+    uses: dict[str, set[int]] = {}
+    for name, use in zip(pictures.names, pictures.split.tolist(), strict=True):
+        uses.setdefault(name, set()).add(use)
+    held = {name for name, found in uses.items() if HELD_NAME in found}
+    assert held and all(uses[name] == {HELD_NAME} for name in held)
+    assert any(HELD_PAIR in found and LEARNED in found for found in uses.values())
+    common = split({"noto": [drawn(name, (1, 2, 3), 8) for name in COMMON]})
+    assert (common.split == LEARNED).all()  # what people ask for is learned, where there is one style
+
+
+def test_a_prepared_file_reads_back(pictures: Pictures, tmp_path: Path) -> None:
+    file = tmp_path / "pictures.npz"
+    pictures.save(file)
+    again = Pictures.load(file)
+    assert again.names == pictures.names and again.keywords == pictures.keywords
+    assert np.array_equal(again.pixels, pictures.pixels) and np.array_equal(again.split, pictures.split)
+    assert "88 pictures (noto 44, fluent 44)" in again.describe()
+    (tmp_path / "broken.npz").write_bytes(file.read_bytes()[:2000])
+    with pytest.raises(DataError, match="no prepared set"):
+        Pictures.load(tmp_path / "broken.npz")
+
+
+def test_transparent_parts_are_white() -> None:
+    import io
+
+    from PIL import Image
+
+    made = Image.new("RGBA", (72, 72), (0, 0, 0, 0))
+    made.paste((255, 0, 0, 255), (20, 20, 52, 52))
+    out = io.BytesIO()
+    made.save(out, "PNG")
+    pixels = on_white(out.getvalue())
+    assert pixels.shape == (64, 64, 3)
+    assert (pixels[0, 0] == 255).all() and pixels[32, 32].tolist() == [255, 0, 0]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pictures: Pictures) -> Path:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    monkeypatch.setattr(Shelf, "shipped", lambda _: tmp_path / "none")
+    pictures.save(tmp_path / "pictures" / "emoji-64.npz")
+    return tmp_path
+
+
+SMALL = {"levels": (4, 3, 3), "channels": (8, 16, 16)}
+TINY = {"width": 32, "layers": 2, "heads": 2, "hidden": 48, "plan": 8}
+
+
+@pytest.mark.slow
+def test_from_pictures_to_a_model_that_draws(cache: Path) -> None:
+    said: list[str] = []
+    wanted = {"steps": 40, "minutes": 5.0, "batch": 8, "quiet": True}
+    train(TrainingRequest(recipes=("image-tokenizer",), options=SMALL, **wanted), said.append)  # type: ignore[arg-type]
+    with pytest.raises(recipes.NoWeights, match="image-plan"):
+        train(TrainingRequest(recipes=("image-tokens",), options=TINY, **wanted), said.append)  # type: ignore[arg-type]
+    train(TrainingRequest(recipes=("image-plan",), options={"channels": 8}, **wanted), said.append)  # type: ignore[arg-type]
+    foreseen = json.loads((recipes.home("image-plan") / "curve.json").read_text())
+    assert foreseen[-1]["NLL, learned"] < foreseen[0]["NLL, learned"] - 0.5
+    train(TrainingRequest(recipes=("image-tokens",), options=TINY, **wanted), said.append)  # type: ignore[arg-type]
+    codec = recipes.home("image-tokenizer")
+    curve = json.loads((codec / "curve.json").read_text())
+    assert curve[-1]["PSNR"] > curve[0]["PSNR"] + 3
+    tokens = json.loads((recipes.home("image-tokens") / "curve.json").read_text())
+    assert tokens[-1]["NLL"] < tokens[0]["NLL"] - 0.5
+    assert {"NLL, held-out names", "NLL, held-out pairs", "NLL, learned", "perplexity of ink"} <= set(tokens[-1])
+    for name, file in (("image-tokenizer", "diffusion_pytorch_model"), ("image-tokens", "tokens")):
+        start, again = recipes.home(name) / f"{file}.safetensors", cache / "again" / name
+        options = SMALL if name == "image-tokenizer" else TINY
+        more = TrainingRequest(recipes=(name,), options=options, start=start, out=again, **{**wanted, "steps": 1})  # type: ignore[arg-type]
+        train(more, said.append)
+        first, last = (json.loads((at / "curve.json").read_text()) for at in (again, start.parent))
+        what = "PSNR" if name == "image-tokenizer" else "NLL"
+        assert first[0][what] == pytest.approx(last[-1][what], abs=0.1), "it begins where the other ended"
+    assert any("tensors begin as" in line for line in said)
+    im = load("emoji")
+    assert im.styles == ("noto", "fluent") and "square" in im.names.words
+    assert im.generate("red square", style="noto", seed=1).image.size == (64, 64)
+    about = json.loads((recipes.home("image-tokens") / "tokens.json").read_text())
+    assert about["provenance"]["recipe"] == "image-tokens" and about["bytes"] < 200_000
+    plain = im.generate("red square", drafter=None, rule="gumbel-match", seed=2)
+    parts = (("image-draft", TINY), ("image-medusa", None), ("image-spatial", None), ("image-eagle", None))
+    for name, options in parts:
+        train(TrainingRequest(recipes=(name,), options=options, **{**wanted, "steps": 4}), said.append)  # type: ignore[arg-type]
+    drawn = load("emoji")
+    for drafter in ("draft-model", "medusa", "spatial", "eagle", "eagle2"):
+        found = drawn.generate("red square", drafter=drafter, rule="gumbel-match", seed=2)
+        assert found.tokens == plain.tokens and found.trace.method == drafter
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ASSETS["inception"].here, reason="the judge's eyes are not here")
+def test_the_judge_is_made_at_once_and_opens_again(
+    codec: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipes, "tokenizer", lambda: codec)
+    monkeypatch.setattr("outrider.image.evaluation.inception_lpips.cache_folder", lambda: tmp_path)
+    sets = {
+        style: [drawn("red heart", (240, 20, 30), 20 + n), drawn("pizza", (30, 90, 20 * n), 40, 4)]
+        for n, style in enumerate(("noto", "fluent"))
+    }
+    split(sets).save(tmp_path / "pictures.npz")
+    said: list[str] = []
+    train(TrainingRequest(recipes=("image-classifier",), data=tmp_path / "pictures.npz", out=tmp_path), said.append)
+    judge = recipes.classifier(tmp_path)
+    assert judge.names == ("red heart", "pizza") and judge.config["features"] == 2048
+    about = json.loads((tmp_path / "classifier.json").read_text())["provenance"][recipes.RIGHT]
+    assert about["common names, real pictures"]["top-5"] == 1.0 and any("top-1" in line for line in said)
+    assert len(list((tmp_path / "features").glob("*.npy"))) == 2
+
+
+@pytest.mark.slow
+def test_a_broken_off_run_goes_on_as_if_it_had_not_been(pictures: Pictures, tmp_path: Path) -> None:
+    def run(out: Path, steps: int) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model = CodecObjective(Tokenizer(recipes_layout()))
+        course = CodecTask(pictures, 4, 0, torch.device("cpu"))
+        pace = Pace(minutes=1e6, steps=steps, precision="no", warmup=0.0, floor=1.0, judgements=1)
+        fit = Fit(model, course, pace, out, lambda model, told: None, name="codec", quiet=True)
+        fit.run()
+        return dict(model.state_dict())
+
+    whole = run(tmp_path / "whole", 6)
+    run(tmp_path / "parts", 3)
+    state = json.loads((tmp_path / "parts" / "checkpoint" / "state.json").read_text())
+    assert state["steps"] == 3
+    parts = run(tmp_path / "parts", 6)
+    state = json.loads((tmp_path / "parts" / "checkpoint" / "state.json").read_text())
+    assert state["steps"] == 6 and len(state["history"]) == 3
+    assert whole.keys() == parts.keys()
+    close = [torch.allclose(whole[name], parts[name], atol=1e-6) for name in whole]
+    assert all(close)
+
+
+def recipes_layout() -> object:
+    from outrider.image.tokenizer import Layout
+
+    return Layout(**SMALL)  # type: ignore[arg-type]
+
+
+def test_a_batch_is_its_number_s(pictures: Pictures, codec: Tokenizer) -> None:
+    names = PromptEncoder(36, pictures.styles, _words(pictures))
+    course = TokensTask(pictures, codec, names, 8, 0, torch.device("cpu"))
+    ids, codes = course.batch(3, 0.0)
+    again = TokensTask(pictures, codec, names, 8, 0, torch.device("cpu")).batch(3, 0.7)
+    assert torch.equal(ids, again[0]) and torch.equal(codes, again[1])
+    assert not torch.equal(codes, course.batch(4, 0.0)[1])
+    assert ids.shape == (8, names.length + 256) and codes.shape == (8, 256)
+    assert (ids[:, names.length] == codec.white).all() and int(codes.max()) < 36
+    assert (ids[:, : names.length] >= 36).all() and int(ids.max()) < names.size
+    held = {name for name, use in zip(pictures.names, pictures.split, strict=True) if use == HELD_NAME}
+    seen = {pictures.names[place] for number in range(40) for place in course.draws.places(number)}
+    assert not seen & held
+
+
+@pytest.mark.slow
+def test_a_small_model_learns_what_the_large_one_says(pictures: Pictures, codec: Tokenizer, tokens: TokenModel) -> None:
+    torch.manual_seed(0)
+    course = TokensTask(pictures, codec, tokens.names, 4, 0, torch.device("cpu"))
+    imitation = ImitationTask(course, tokens.network(), 2.0)
+    other = {**tokens.config, "layers": 1, "drop": 0.0}
+    model = ImitationObjective(TokenModel(**other), tokens)  # type: ignore[arg-type]
+    own, again = imitation.batch(1, 0.0), imitation.batch(3, 0.0)
+    assert torch.equal(own[0], again[0]) and not torch.equal(own[2], again[2])  # the same pictures, other strengths
+    assert own[0].shape == own[1].shape == (4, tokens.names.length + 256)
+    assert (own[1][:, : tokens.names.length] == tokens.names.nothing).all()
+    assert float(own[2].min()) >= 1 and float(own[2].max()) <= 3
+    exact = ImitationObjective(tokens, tokens)
+    assert float(exact(*own)) == pytest.approx(0, abs=1e-5)
+    optimiser = torch.optim.AdamW(model.parameters(), 1e-2)
+    with torch.no_grad():
+        before = imitation.judge(model.eval())
+    for number in range(16):
+        optimiser.zero_grad()
+        model.train()(*imitation.batch(number, 0.0)).backward()
+        optimiser.step()
+    with torch.no_grad():
+        after = imitation.judge(model.eval())
+    assert after["refused"] < before["refused"] - 0.02 and after["KL"] < before["KL"]

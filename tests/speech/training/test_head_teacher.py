@@ -1,0 +1,136 @@
+"""The voice as a teacher: what its pupils read is what they meet when they draft, and what they learn changes nothing
+of what is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.core.decode import decode
+from outrider.core.distribution import Sampling
+from outrider.core.draft import Draft
+from outrider.core.drafters.trained.eagle import Eagle3Head
+from outrider.core.drafters.trained.heads import HydraHeads
+from outrider.core.errors import InvalidOption
+from outrider.core.methods import make_drafter, make_rule
+from outrider.core.training.dataset import read
+from outrider.core.training.draft_head import DraftHead
+from outrider.core.training.losses import resolve
+from outrider.core.tree import Tree
+from outrider.speech.conditioned_heads import ConditionedHeads
+from outrider.speech.model import SpeechModel
+from outrider.speech.training.data import Utterance
+from outrider.speech.training.head_teacher import VoiceTeacher
+from outrider.speech.voice import AHEAD, Speaker, Voice
+
+NOTHING = np.zeros((80, 0), np.uint8)
+PUPILS = {"medusa": ConditionedHeads, "hydra": HydraHeads, "eagle3": Eagle3Head}
+
+
+def utterances() -> list[Utterance]:
+    draw = np.random.default_rng(0)
+    found = []
+    for number in range(6):
+        lengths = np.array([2, 8, 4, 6, 2]) + 2 * number
+        said = np.array([0, *draw.integers(1, 60, 3), 0])
+        codes = draw.integers(0, 25, lengths.sum() // 2)
+        found.append(Utterance(f"number {number}", "numbers", said, lengths, 1.0, NOTHING, codes))
+    return found
+
+
+def test_pupils_read_what_they_will_meet(small_voice: Callable[..., Voice]) -> None:
+    voice = small_voice()
+    said = utterances()
+    teacher = VoiceTeacher(voice, said, torch.device("cpu"))
+    needs = frozenset({"last", "ahead", "layer.0", "layer.1", "embedding"})
+    batch = read(teacher, [teacher.lessons[4], teacher.lessons[1]], needs)
+    for row, one in enumerate((said[4], said[1])):
+        script = voice.script([one.phonemes.tolist()], shares=[one.shares.tolist()])
+        speaker = Speaker(teacher.network, script)
+        tokens = torch.from_numpy(one.codes)[None]
+        speaker.begin([[voice.end]], Sampling(), needs)
+        draft = Draft.guess(tokens, Tree.chain(tokens.shape[1]), torch.ones_like(tokens, dtype=torch.bool))
+        scores = speaker.score(draft)
+        count = tokens.shape[1] + 1
+        for tap in needs:
+            torch.testing.assert_close(batch.taps[tap][row, :count], scores.hidden[tap][0], rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(
+            teacher.logits(batch.taps["last"][row, :count], None), scores.logits()[0], rtol=1e-3, atol=2e-2
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(PUPILS))
+def test_pupils_learn_and_change_nothing(name: str, small_voice: Callable[..., Voice]) -> None:
+    teacher = VoiceTeacher(small_voice(), utterances(), torch.device("cpu"))
+    torch.manual_seed(0)
+    pupil: DraftHead = PUPILS[name](teacher.target)
+    batch = read(teacher, teacher.lessons, frozenset(pupil.needs))
+    loss, steps = resolve("kl"), torch.optim.Adam([one for one in pupil.parameters() if one.requires_grad], 3e-3)
+    before = float(pupil.loss(batch, loss).detach())
+    for _ in range(25):
+        steps.zero_grad()
+        pupil.loss(batch, loss).backward()  # type: ignore[no-untyped-call]
+        steps.step()
+    assert float(pupil.loss(batch, loss).detach()) < 0.8 * before
+    voice = teacher.voice
+    script = voice.script([[0, 4, 9, 30, 0], [0, 8, 0]])
+    found, calls = [], []
+    target = Speaker(teacher.network, script)
+    for drafter in (None, make_drafter(name, pupil=pupil.eval().drafts(target))):
+        steps_ = list(
+            decode(
+                Speaker(voice.network(torch.float32), script),
+                drafter,
+                make_rule("gumbel-match"),
+                [[voice.end]] * 2,
+                sampling=Sampling(temperature=0.7, end=(voice.end,)),
+                limit=30,
+                seed=5,
+            )
+        )
+        found.append([[token for step in steps_ if step.row == row for token in step.emitted] for row in range(2)])
+        calls.append(len(steps_))
+    assert found[0] == found[1] and calls[1] <= calls[0]
+
+
+def test_heads_are_told_of_their_own_place(small_voice: Callable[..., Voice]) -> None:
+    teacher = VoiceTeacher(small_voice(), utterances(), torch.device("cpu"))
+    heads = ConditionedHeads(teacher.target, heads=3)
+    torch.nn.init.normal_(heads.about.weight)
+    torch.nn.init.normal_(heads.first.weight)
+    batch = read(teacher, teacher.lessons[:1], heads.needs)
+    state = torch.cat([batch.taps[tap][0, :1] for tap in heads.taps], -1)
+    said = heads.logits(heads.ahead(state, None))  # type: ignore[arg-type]
+    for k, guess in enumerate(heads.guesses(batch)):
+        torch.testing.assert_close(said[0, k], guess.logits[0], rtol=1e-4, atol=1e-4)
+    other = state.clone()
+    other[:, 32 + 32 : 32 + 64] += 1  # what the second head is told
+    changed = (heads.logits(heads.ahead(other, None)) != said).any(-1)[0]  # type: ignore[arg-type]
+    assert changed.tolist() == [False, True, False]
+    with pytest.raises(InvalidOption, match=f"{AHEAD} tokens ahead"):
+        ConditionedHeads(teacher.target, heads=AHEAD + 1)
+
+
+def test_several_trainings_serve_a_drafter(small_voice: Callable[..., Voice], speaker: SpeechModel) -> None:
+    """More heads are asked for by the name of their recipe; they say what plain decoding says."""
+
+    def taught(name: str, target: Speaker) -> DraftHead:
+        return ConditionedHeads(target, heads=6 if name == "medusa-6" else 4).to(torch.float64)
+
+    voice = small_voice()
+    model = SpeechModel(voice, speaker.codec, speaker.vocoder, name="small", taught=taught, dtype=torch.float64)
+    options = {"drafter": "medusa", "rule": "gumbel-match", "seed": 2}
+    plain = model.generate("Yes.", rule="gumbel-match", seed=2)
+    deepest = {}
+    for name in ("medusa", "medusa-6"):
+        given = {"taught": name, "grow": "chain", "length": 6}
+        found = model.generate("Yes.", drafter_options=given, **options)  # type: ignore[call-overload]
+        assert found.tokens == plain.tokens
+        deepest[name] = max(len(step.drafted) for step in found.trace.steps)
+    assert deepest == {"medusa": 4, "medusa-6": 6}
+    with pytest.raises(InvalidOption, match="training of medusa"):
+        model.generate("Yes.", drafter_options={"taught": "hydra"}, **options)  # type: ignore[call-overload]

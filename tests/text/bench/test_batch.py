@@ -1,0 +1,39 @@
+"""A batch beside one after another: the same rows, and figures that hang together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider.app.cli import cli
+from outrider.core.bench.runner import Item
+from outrider.core.errors import InvalidOption
+from outrider.text import TextModel
+from outrider.text.bench.batch import compare, middle
+
+
+def test_rows_come_out_as_they_do_alone(lm: TextModel) -> None:
+    items = [Item("1", "chat", "one two three four five"), Item("2", "chat", "the cat")]
+    rounds = list(compare(lm, items, tokens=5, repeat=3))
+    assert len(rounds) == 3
+    found = middle(rounds)
+    assert found.same == found.rows == 2
+    assert sorted(one.ratio for one in rounds)[1] == found.ratio == found.together / found.alone
+    assert 2 <= found.tokens <= 10
+
+
+def test_one_prompt_is_no_batch(lm: TextModel) -> None:
+    with pytest.raises(InvalidOption, match="2 prompts"):
+        list(compare(lm, [Item("1", "chat", "one")]))
+
+
+def test_the_command_prints_a_table_or_json(folder: Path) -> None:
+    wanted = ["bench", "batch", "--model", str(folder), "--limit", "2", "--repeat", "1", "--max-new-tokens", "3"]
+    told = CliRunner().invoke(cli, [*wanted, "--dtypes", "float32"])
+    assert told.exit_code == 0, told.output
+    assert "2 of 2" in told.stdout
+    rows = json.loads(CliRunner().invoke(cli, [*wanted, "--dtypes", "int8", "--json", "-"]).stdout)["rows"]
+    assert [(row["dtype"], row["drafter"], row["rows"]) for row in rows] == [("int8", "plain", 2)]

@@ -1,0 +1,169 @@
+"""Peers: workers that answer, fail, die or keep silent; venvs that can't be made; models in the forms they read. What
+runs here is a stand-in for the worker script; the engines themselves are not installed by tests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.core.assets.store import ASSETS
+from outrider.core.bench.runner import Item
+from outrider.text.bench import peer_worker, peers
+from outrider.text.bench.peers import PEERS, Model, Peer, PeerError, Worker, find_model, python_of, started
+
+STAND_IN = """
+import json, sys, time
+options = json.loads(sys.argv[2])
+if options["folder"].endswith("broken"):
+    sys.exit("ValueError: no such architecture")
+print(json.dumps({"precision": "4-bit"}), flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["ids"] == [13]:
+        sys.exit("MemoryError: too much")
+    if asked["ids"] == [14]:
+        time.sleep(60)
+    if asked["ids"] == [15]:
+        print(json.dumps({"error": "RuntimeError:  two\\n lines"}), flush=True)
+        continue
+    print(json.dumps({"tokens": [*asked["ids"], asked["limit"]], "seconds": 0.5, "memory": 7}), flush=True)
+"""
+OPTIONS: dict[str, Any] = {"threads": 1, "folder": "x"}
+
+
+@pytest.fixture(autouse=True)
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(STAND_IN)
+    monkeypatch.setattr(peers, "WORKER", script)
+    monkeypatch.setattr(peers, "_SETTLE", 0.0)
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+
+
+def worker(tmp_path: Path) -> Worker:
+    made = Worker(Path(sys.executable), "any", OPTIONS, tmp_path / "log.txt")
+    assert made.answer(60)["precision"] == "4-bit"
+    return made
+
+
+def test_a_worker_answers_one_prompt_at_a_time_and_ends(tmp_path: Path) -> None:
+    one = worker(tmp_path)
+    assert one.ask([1, 2], 9) == {"tokens": [1, 2, 9], "seconds": 0.5, "memory": 7}
+    assert one.ask([3], 9)["tokens"] == [3, 9]
+    one.close()
+    assert one._process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        (13, "it stopped: MemoryError: too much"),
+        (15, "RuntimeError: two lines"),
+        pytest.param(14, "no answer", marks=pytest.mark.slow),
+    ],
+)
+def test_a_worker_that_fails_says_why(prompt: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "_ANSWERING", 60.0 if prompt != 14 else 0.2)
+    one = worker(tmp_path)
+    try:
+        with pytest.raises(PeerError, match=words):
+            one.ask([prompt], 1)
+    finally:
+        one.close()
+    assert one._process.returncode is not None
+    with pytest.raises(PeerError):
+        one.ask([1], 1)
+
+
+@pytest.fixture
+def ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers that need no venv."""
+    table = {"good": Peer("good"), "other": Peer("other", reads="gguf"), "absent": Peer("absent", ("absent==1",))}
+    monkeypatch.setattr(peers, "PEERS", table)
+    monkeypatch.setattr(Peer, "version", "1")
+
+
+@pytest.mark.usefixtures("ours")
+def test_peers_are_contenders_and_those_that_cant_be_had_are_skipped_with_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(command: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 1, "", "x\nERROR: No matching distribution found for absent==1\n\n")
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    said: list[str] = []
+    names = ("good", "other", "absent")
+    model = Model(tmp_path, None, (2,), 64)
+    with started(model, lambda item: item.content, limit=9, threads=1, names=names, say=said.append) as found:
+        assert [one.name for one in found.contenders] == ["good plain", "good prompt-lookup"]
+        assert all(one.optional and one.engine == "good" for one in found.contenders)
+        outcome = found.contenders[1].run(Item("a", "t", [4]))
+        assert (outcome.tokens, outcome.seconds, outcome.memory) == ((4, 9), 0.5, 7)
+        with pytest.raises(PeerError, match="MemoryError"):
+            found.contenders[0].run(Item("a", "t", [13]))
+    assert found.skipped["absent"] == "not installable here: ERROR: No matching distribution found for absent==1"
+    assert found.skipped["other plain"] == "it reads GGUF files, and none is here"
+    assert found.settings["good prompt-lookup"]["length"] == 5
+    assert "length" not in found.settings["good plain"]
+    assert any("making a venv" in line for line in said)
+
+
+@pytest.mark.usefixtures("ours")
+def test_a_peer_that_can_not_load_the_model_is_skipped() -> None:
+    model = Model(Path("broken"), None, (2,), 64)
+    with started(model, lambda item: item.content, limit=9, threads=1, names=("good",)) as found:
+        assert not found.contenders
+    assert found.skipped["good plain"] == "it stopped: ValueError: no such architecture"
+
+
+def test_a_venv_is_made_once_and_again_if_other_packages_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[str]] = []
+
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        calls.append(command)
+        if "venv" in command:
+            (Path(command[-1]) / "bin").mkdir(parents=True)
+            (Path(command[-1]) / "bin" / "python").touch()
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    said: list[str] = []
+    peer = Peer("x", ("x==1", "y==2"), ("z",))
+    python = python_of(peer, said.append)
+    assert python == peer.venv / "bin" / "python"
+    assert [call[-1] for call in calls] == [str(peer.venv), "y==2", "z"]
+    assert python_of(peer, said.append) == python
+    assert len(calls) == 3
+    python_of(Peer("x", ("x==2",)), said.append)
+    assert len(calls) == 5
+    assert python_of(PEERS["transformers"], said.append) == Path(sys.executable)
+
+
+def test_models_in_the_forms_that_peers_read(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    assert find_model(str(file), tmp_path, [2], 64) == Model(tmp_path, file, (2,), 64)
+    assert find_model(str(tmp_path), tmp_path, [2], 64).gguf is None
+    asset = ASSETS["smollm2-135m"]
+    asset.folder.mkdir(parents=True)
+    (asset.folder / "a.gguf").touch()
+    assert find_model("smollm2-135m", tmp_path, [2], 64).gguf == asset.folder / "a.gguf"
+
+
+@pytest.mark.slow
+def test_the_worker_script_keeps_what_libraries_print_away_from_its_answers(tmp_path: Path) -> None:
+    script = Path(peer_worker.__file__)
+    done = subprocess.run(
+        [sys.executable, "-P", "-u", str(script), "transformers", json.dumps({"threads": 1, "folder": str(tmp_path)})],
+        capture_output=True,
+        text=True,
+        check=False,
+        input="",
+    )
+    answer = json.loads(done.stdout)
+    assert list(answer) == ["error"]
+    assert "Traceback" in done.stderr

@@ -1,0 +1,233 @@
+"""Benchmarking text: prompts in, the oracle for near-ties, what loops, the report; on a tiny random model."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.core.assets.store import ASSETS
+from outrider.core.bench.runner import Bench, Contender, Item, Outcome
+from outrider.core.engine.transformer import Config, Decoder
+from outrider.core.errors import InvalidOption
+from outrider.core.protocol import TableTarget
+from outrider.text import TextModel
+from outrider.text.bench.run import (
+    Judge,
+    PromptsError,
+    Settings,
+    compare,
+    contenders,
+    costs,
+    distinct,
+    gaps,
+    load_prompts,
+    loops,
+    report,
+    write,
+)
+
+SMALL = Config(vocabulary=61, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, hidden=64)
+
+
+def lines(path: Path, *found: Any) -> Path:
+    path.write_text("".join((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in found))
+    return path
+
+
+def test_our_own_prompts_cover_every_task() -> None:
+    items = load_prompts()
+    tasks = Counter(item.task for item in items)
+    assert set(tasks) == {"chat", "code", "summary", "translation", "maths", "extraction", "editing"}
+    assert min(tasks.values()) >= 6
+    assert len({item.id for item in items}) == len(items)
+    assert len({item.content for item in items}) == len(items)
+    assert all(150 <= len(item.content.split("\n\n", 1)[1].split()) <= 300 for item in items if item.task == "summary")
+
+
+def test_a_limit_takes_from_every_task_in_turn() -> None:
+    items = load_prompts(limit=9)
+    assert len({item.task for item in items[:7]}) == 7
+    assert [item.id for item in items[:7]] == [f"{item.task}-1" for item in items[:7]]
+    assert [item.id for item in items[7:]] == ["chat-2", "code-2"]
+
+
+def test_prompts_of_others(tmp_path: Path) -> None:
+    path = lines(
+        tmp_path / "p.jsonl",
+        {"question_id": 81, "category": "writing", "turns": ["First.", "Second."]},
+        "",
+        {"prompt": "Only this.", "task": "chat"},
+        {"id": 81, "prompt": "Another."},
+    )
+    items = load_prompts(path)
+    assert [item.content for item in items] == ["First.", "Only this.", "Another."]
+    assert [item.task for item in items] == ["writing", "chat", "all"]
+    assert len({item.id for item in items}) == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "line 1 is not JSON"),
+        ("[1]", "line 1 is a list"),
+        ({"turns": []}, "no text in prompt or turns"),
+        ({"turns": [3]}, "no text in prompt or turns"),
+        ({"prompt": "  "}, "no text in prompt or turns"),
+        ("", "holds no prompts"),
+    ],
+)
+def test_a_file_that_is_none_says_where(line: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(PromptsError, match=words):
+        load_prompts(lines(tmp_path / "p.jsonl", line))
+
+
+def test_a_missing_or_binary_file_says_so(tmp_path: Path) -> None:
+    with pytest.raises(PromptsError, match="No such file"):
+        load_prompts(tmp_path / "none.jsonl")
+    (tmp_path / "b.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(PromptsError, match="UTF-8"):
+        load_prompts(tmp_path / "b.jsonl")
+    with pytest.raises(InvalidOption, match="limit is 0"):
+        load_prompts(limit=0)
+
+
+def test_looping_by_hand() -> None:
+    assert distinct([1, 2, 3]) == 1.0, "too short to say"
+    assert distinct([1, 2, 3, 4, 1, 2, 3, 4]) == 4 / 5
+    assert distinct([1] * 8) == 1 / 5
+    assert not loops([1, 2, 3, 4, 1, 2, 3, 4])
+    assert loops([1, 2, 3, 4] * 3)
+    assert not loops([])
+
+
+@pytest.mark.parametrize("kind", ["decoder", "table"])
+def test_the_oracle_finds_nothing_in_plain_output_and_a_planted_token_at_its_place(kind: str) -> None:
+    from outrider.core.decode import decode
+    from outrider.core.distribution import Sampling
+    from outrider.core.methods import make_rule
+
+    target = Decoder.random(SMALL, seed=1, dtype=torch.float64) if kind == "decoder" else TableTarget(61, seed=2)
+    greedy = Sampling(temperature=0)
+    steps = decode(target, None, make_rule("exact"), [[5, 7, 9]], sampling=greedy, limit=40)
+    tokens = [token for one in steps for token in one.emitted]
+    assert max(gaps(target, [5, 7, 9], tokens)) < 1e-9
+    wrong = [*tokens]
+    wrong[17] = (wrong[17] + 1) % 61
+    found = gaps(target, [5, 7, 9], wrong)
+    assert max(found[:17]) < 1e-9
+    assert found[17] > 0.05
+    assert gaps(target, [5, 7, 9], []) == []
+
+
+def test_the_oracle_looks_at_long_outputs_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = TableTarget(61, seed=2)
+    whole = gaps(target, [1], list(range(40)))
+    monkeypatch.setattr("outrider.text.bench.run._LOGITS", 7 * 61)
+    assert gaps(target, [1], list(range(40))) == pytest.approx(whole)
+
+
+def test_how_outputs_compare() -> None:
+    def said(tokens: list[int], gap: float = 0.2) -> str:
+        return compare([1, 2, 3, 0], tokens, worst=lambda _: gap, near=0.5, end={0})
+
+    assert said([1, 2, 3, 0], 9.0) == "same"
+    assert said([1, 2, 4, 0]) == "near"
+    assert said([1, 2, 4, 0], 0.6) == "wrong"
+    assert said([1, 2, 3]) == "wrong", "it breaks off"
+    assert said([1, 2, 3, 0, 5]) == "wrong", "it goes on behind its end"
+    assert said([1, 4, 0, 5]) == "wrong"
+
+
+def measured(lm: TextModel, settings: Settings, extra: list[Contender] | None = None) -> tuple[Bench, dict[str, Any]]:
+    items = [Item("a", "one", "the cat sat on the mat"), Item("b", "two", "a quick brown fox")]
+    bench = Bench([*contenders(lm, settings), *(extra or [])], items, settings.repeat)
+    list(bench.go())
+    return bench, report(bench, lm, settings, cost=costs(lm, items), about={"note": 1}, skipped={"peer": "no"})
+
+
+def test_the_report_is_what_the_design_says(
+    lm: TextModel, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path_factory.mktemp("cache")))  # where auto keeps what it measures
+    settings = Settings(drafters=("prompt-lookup", "jacobi", "auto"), max_new_tokens=12, repeat=2)
+    _, found = measured(lm, settings)
+    assert {"schema", "machine", "versions", "settings", "rows"} <= found.keys()
+    assert [one["drafter"] for one in found["rows"]] == ["plain", "prompt-lookup", "jacobi", "auto"]
+    wanted = {"drafter", "rule", "lossless", "tokens_per_call", "acceptance_rate", "tokens_per_second"}
+    wanted |= {"speedup", "speedup_low", "speedup_high", "identical", "quality"}
+    for one in found["rows"]:
+        assert wanted <= one.keys()
+        assert one["lossless"] is True
+        assert one["identical"] == 1.0
+        assert one["wrong"] == 0.0
+        assert one["quality"]["worst_gap"] < 1e-3
+        assert set(one["tasks"]) == {"one", "two"}
+        assert one["speedup_low"] <= one["speedup"] <= one["speedup_high"]
+    assert found["rows"][0]["tokens_per_call"] == 1.0
+    assert found["settings"]["prompts"] == 2
+    assert found["settings"]["note"] == 1
+    assert found["skipped"] == {"peer": "no"}
+    write(found, tmp_path / "found.json")
+    assert json.loads((tmp_path / "found.json").read_text()) == found
+    assert [path.name for path in tmp_path.iterdir()] == ["found.json"]
+    with pytest.raises(InvalidOption, match="can't be written"):
+        write(found, tmp_path / "no" / "found.json")
+
+
+def test_a_planted_wrong_token_is_called_wrong(lm: TextModel) -> None:
+    settings = Settings(drafters=("prompt-lookup",), max_new_tokens=12)
+
+    def run(item: Item) -> Outcome:
+        out = lm.generate(item.content, drafter=None, max_new_tokens=12)
+        tokens = [*out.tokens]
+        tokens[4] = next(one for one in range(9, 40) if one != tokens[4] and one not in lm.end)
+        return Outcome(tuple(tokens), 1.0, out.trace.steps)
+
+    _, found = measured(lm, settings, [Contender("faulty", run)])
+    faulty = found["rows"][-1]
+    assert (faulty["identical"], faulty["near_ties"], faulty["wrong"]) == (0.0, 0.0, 1.0)
+    assert faulty["quality"]["worst_gap"] > 1e-3
+    _, found = measured(lm, settings, [Contender("relaxed", run, lossless=False)])
+    assert (found["rows"][-1]["identical"], found["rows"][-1]["wrong"]) == (0.0, 0.0), "a relaxed rule may differ"
+
+
+@pytest.mark.slow
+def test_drawn_tokens_are_compared_only_where_the_rule_says_they_are_the_same(lm: TextModel) -> None:
+    hot = Settings(drafters=("prompt-lookup",), temperature=1.0, max_new_tokens=8)
+    _, found = measured(lm, hot)
+    assert [one["identical"] for one in found["rows"]] == [None, None]
+    assert "worst_gap" not in found["rows"][0]["quality"]
+    _, found = measured(lm, Settings(drafters=("prompt-lookup",), temperature=1.0, rule="gumbel-match"))
+    assert found["rows"][1]["identical"] == 1.0
+
+
+def test_unknown_names_list_the_known_ones(lm: TextModel) -> None:
+    with pytest.raises(InvalidOption, match=r"unknown drafter 'promt-lookup'.*Did you mean 'prompt-lookup'"):
+        contenders(lm, Settings(drafters=("promt-lookup",)))
+    with pytest.raises(InvalidOption, match="unknown rule 'exat'"):
+        contenders(lm, Settings(rule="exat"))
+    with pytest.raises(InvalidOption, match="no drafters"):
+        contenders(lm, Settings(drafters=()))
+    assert [one.name for one in contenders(lm, Settings(drafters=("plain", "jacobi", "jacobi")))] == ["plain", "jacobi"]
+
+
+def test_the_bound_of_a_near_tie_follows_the_precision(lm: TextModel) -> None:
+    assert lm.dtype == "float32"
+    assert Judge(lm, Settings()).near == 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ASSETS["smollm2-135m"].here, reason="the model is not here")
+def test_the_real_model_on_two_prompts(smollm2: TextModel) -> None:
+    settings = Settings(drafters=("prompt-lookup",), max_new_tokens=24)
+    items = load_prompts(limit=2)
+    bench = Bench(contenders(smollm2, settings), items)
+    list(bench.go())
+    plain, lookup = report(bench, smollm2, settings, cost=costs(smollm2, items))["rows"]
+    assert lookup["identical"] == 1.0
+    assert lookup["tokens_per_call"] >= plain["tokens_per_call"] == 1.0

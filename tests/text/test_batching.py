@@ -1,0 +1,69 @@
+"""lm.batch(): requests that enter and leave come out as generate() has them alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.core.errors import InvalidOption
+from outrider.text import TextModel
+
+PROMPTS = ["the cat sat", "a quick brown fox", "seven wizards play", "rain", "the dog sat on the log while the rain"]
+
+
+@pytest.mark.parametrize("drafter", [None, "prompt-lookup", "auto"])
+def test_requests_come_out_as_they_do_alone(lm: TextModel, drafter: str | None) -> None:
+    options = {"costs": "1:10 2:11 8:14"} if drafter == "auto" else {}
+    with lm.batch(rows=2, drafter=drafter, stop=["o"], logprobs=True, drafter_options=options) as batch:
+        asked = [batch.add(one, 5 + place) for place, one in enumerate(PROMPTS)]
+        pieces = dict.fromkeys(range(len(PROMPTS)), "")
+        for piece in batch:
+            assert batch.active <= 2
+            pieces[piece.row] += piece.text
+    for place, (prompt, request) in enumerate(zip(PROMPTS, asked, strict=True)):
+        alone = lm.generate(
+            prompt, drafter=drafter, stop=["o"], max_new_tokens=5 + place, logprobs=True, drafter_options=options
+        )
+        found = request.result
+        assert (found.text, found.tokens, found.finish) == (alone.text, alone.tokens, alone.finish)
+        assert found.text == pieces[request.number] == request.text
+        assert found.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+        assert found.trace.summary().tokens == len(found.tokens)
+    assert batch.idle and batch.cache_bytes == 0
+
+
+def test_a_seed_of_its_own_gives_what_it_gives_alone(lm: TextModel) -> None:
+    batch = lm.batch(rows=3, drafter="prompt-lookup", temperature=0.9, max_new_tokens=12)
+    asked = [batch.add("the cat sat", seed=seed) for seed in (1, 2, 3, 4)]
+    for _ in batch:
+        pass
+    texts = [one.text for one in asked]
+    assert len(set(texts)) > 1
+    again = lm.batch(rows=1, drafter="prompt-lookup", temperature=0.9, max_new_tokens=12)
+    alone = again.add("the cat sat", seed=3)
+    for _ in again:
+        pass
+    assert alone.text == texts[2]
+
+
+def test_cancelling_ends_one_and_no_other(lm: TextModel) -> None:
+    batch = lm.batch(rows=2, drafter=None)
+    asked = [batch.add(one, 8) for one in PROMPTS[:3]]
+    batch.round()
+    asked[0].cancel()
+    asked[0].cancel()
+    for piece in batch:
+        assert piece.row != 0
+    assert asked[0].cancelled and asked[0].done and asked[0].finish is None and len(asked[0].tokens) == 1
+    assert asked[1].text == lm.generate(PROMPTS[1], drafter=None, max_new_tokens=8).text
+    assert all(one.finish is not None for one in asked[1:])
+
+
+def test_what_cannot_be_is_said(lm: TextModel) -> None:
+    from outrider.core.drafters.lookup.prompt_lookup import PromptLookup
+
+    with pytest.raises(InvalidOption, match="drafter's name"):
+        lm.batch(drafter=PromptLookup())
+    with pytest.raises(InvalidOption, match="no room"):
+        lm.batch(drafter=None).add([5] * 600)
+    with pytest.raises(InvalidOption, match="option"):
+        lm.batch(droughter=None)  # type: ignore[call-arg]

@@ -1,0 +1,168 @@
+"""What drafters are given of a text model: documents, datastores, bigrams; every one of them by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from outrider.core.drafters.lookup.retrieval import Datastore, DatastoreError
+from outrider.core.errors import InvalidOption
+from outrider.core.methods import DRAFTERS
+from outrider.text import TextModel, datastore, resolve_drafter
+
+PROMPT = "the cat sat on the mat and the dog sat on the"
+FREE = (
+    "jacobi",
+    "prompt-lookup",
+    "input-guided",
+    "anpd",
+    "n-grammys",
+    "lookahead",
+    "suffix",
+    "token-recycling",
+    "sparse-cache",
+    "ensemble",
+)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def plain(lm: TextModel) -> list[int]:
+    return lm.generate(PROMPT, drafter=None, raw=True, max_new_tokens=48).tokens
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_every_training_free_drafter_runs_by_its_name(lm: TextModel, plain: list[int], name: str) -> None:
+    out = lm.generate(PROMPT, drafter=name, raw=True, max_new_tokens=48)
+    assert out.tokens == plain and out.trace.method == name
+    assert any(step.drafted for step in out.trace.steps)
+
+
+def test_drafters_without_training_are_all_there() -> None:
+    assert {*FREE, "rest"} <= {*DRAFTERS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FREE)
+def test_a_ragged_batch_gives_what_each_prompt_gives_alone(lm: TextModel, name: str) -> None:
+    prompts = [PROMPT, "a quick brown fox", f"{PROMPT} log while the rain fell on the plain"]
+    batch = lm.generate(prompts, drafter=name, raw=True, max_new_tokens=40)
+    for prompt, out in zip(prompts, batch, strict=True):
+        assert out.tokens == lm.generate(prompt, drafter=None, raw=True, max_new_tokens=40).tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FREE)
+def test_long_runs_are_plain_decodings(lm: TextModel, name: str) -> None:
+    plain, out = (lm.generate(PROMPT, drafter=one, raw=True, max_new_tokens=300) for one in (None, name))
+    assert out.tokens == plain.tokens
+    assert len(out.trace.steps) < 300 or name == "input-guided"  # the prompt doesn't come up again
+
+
+def test_rest_takes_a_store_by_its_path(lm: TextModel, plain: list[int], tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(lm.tokens.decode(plain), encoding="utf-8")
+    store = datastore.build(lm.tokens, [corpus], progress=False)
+    path = tmp_path / "a.store"
+    store.save(path)
+    for given in (str(path), path, store, [lm.tokens.decode(plain)]):
+        out = lm.generate(PROMPT, drafter="rest", raw=True, max_new_tokens=48, drafter_options={"store": given})
+        assert out.tokens == plain and any(step.drafted for step in out.trace.steps)
+
+
+def test_rest_says_how_to_get_a_store(lm: TextModel) -> None:
+    with pytest.raises(InvalidOption, match="outrider datastore build"):
+        lm.generate(PROMPT, drafter="rest")
+
+
+def test_a_store_of_another_tokenizer_is_refused(lm: TextModel, tmp_path: Path) -> None:
+    path = tmp_path / "a.store"
+    Datastore.build([[1, 2, 3]], {"tokenizer": "another"}).save(path)
+    with pytest.raises(DatastoreError, match="another tokenizer"):
+        lm.generate(PROMPT, drafter="rest", drafter_options={"store": path})
+    Datastore.build([[1, 2, 100_000]], {"tokenizer": lm.tokens.fingerprint}).save(path)
+    with pytest.raises(DatastoreError, match="another model's tokenizer"):
+        lm.generate(PROMPT, drafter="rest", drafter_options={"store": path})
+
+
+def test_long_files_are_tokenised_in_pieces_without_loss(lm: TextModel, tmp_path: Path, capsys: Any) -> None:
+    whole = "".join(f"line {number} of many\n" for number in range(8000)) + "x" * 70_000
+    path = tmp_path / "long.txt"
+    path.write_text(whole, encoding="utf-8")
+    store = datastore.build(lm.tokens, [path])
+    assert lm.tokens.decode(store.tokens[:-1].tolist()) == whole
+    assert "Tokenising" in capsys.readouterr().err
+
+
+def test_files_that_are_no_text_are_refused(lm: TextModel, tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DatastoreError, match="UTF-8"):
+        datastore.build(lm.tokens, [path], progress=False)
+    path.write_text("")
+    with pytest.raises(DatastoreError, match="no text"):
+        datastore.build(lm.tokens, [path], progress=False)
+    with pytest.raises(DatastoreError, match="can't be read"):
+        datastore.build(lm.tokens, [tmp_path / "none"], progress=False)
+
+
+def test_documents_may_be_given_as_text(lm: TextModel, plain: list[int]) -> None:
+    said = lm.tokens.decode(plain)
+    for name, options in (
+        ("input-guided", {"source": said}),
+        ("prompt-lookup", {"references": said}),
+        ("prompt-lookup", {"references": ["nothing", said]}),
+    ):
+        out = lm.generate(PROMPT, drafter=name, raw=True, max_new_tokens=48, drafter_options=options)
+        assert out.tokens == plain and len(out.trace.steps) < 24
+
+
+def test_bigrams_are_worked_out_once(lm: TextModel, cache: Path) -> None:
+    first = resolve_drafter.bigrams(lm)
+    (path,) = (cache / "bigrams").iterdir()
+    marked = first.clone()
+    marked[0] = torch.arange(first.shape[1])
+    save_file({"successors": marked.int()}, path)
+    assert torch.equal(resolve_drafter.bigrams(lm), marked), "the file is read"
+    for damaged in (torch.full_like(first, 10**6), torch.zeros(3, 3), first - 1000):
+        save_file({"successors": damaged.int()}, path)
+        assert torch.equal(resolve_drafter.bigrams(lm), first)
+    save_file({"else": marked}, path)
+    assert torch.equal(resolve_drafter.bigrams(lm), first)
+    path.write_bytes(b"junk")
+    assert torch.equal(resolve_drafter.bigrams(lm), first)
+
+
+def test_nobody_waits_long_for_bigrams_unless_asked_for(
+    lm: TextModel, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolve_drafter, "_SOON", 0)
+    for drafter in ("token-recycling", "ensemble"):
+        lm.generate("a cat", drafter=drafter, max_new_tokens=2)
+    assert not (cache / "bigrams").exists()
+    lm.generate("a cat", drafter="token-recycling", drafter_options={"start": "bigrams"}, max_new_tokens=2)
+    assert (cache / "bigrams").exists()
+
+
+def test_recycling_starts_with_bigrams_unless_told_not_to(lm: TextModel, cache: Path) -> None:
+    lm.generate(PROMPT, drafter="token-recycling", max_new_tokens=4, drafter_options={"start": None})
+    assert not (cache / "bigrams").exists()
+    out = lm.generate("x", drafter="token-recycling", raw=True, max_new_tokens=4)
+    assert (cache / "bigrams").exists() and out.trace.steps[0].drafted
+
+
+def test_members_of_an_ensemble_are_given_theirs(lm: TextModel, plain: list[int]) -> None:
+    options = {"drafters": ["n-grammys", "rest"], "options": {"rest": {"store": [lm.tokens.decode(plain)]}}}
+    out = lm.generate(PROMPT, drafter="ensemble", raw=True, max_new_tokens=48, drafter_options=options)
+    assert out.tokens == plain and len(out.trace.steps) < 40
+    with pytest.raises(InvalidOption, match="dictionary"):
+        lm.generate(PROMPT, drafter="ensemble", drafter_options={"options": 3})
