@@ -198,7 +198,7 @@ def _open_page(
 
     with Console(stderr=True).status("Opening the page ..."), soon():
         from outrider.app.page.app import serve
-        from outrider.app.page.backend import Named
+        from outrider.app.page.backends.interface import Named
 
         published: dict[Any, Named] = {panel: Named(**given) for panel, given in shown.items()}
         page, address = serve(

@@ -214,7 +214,7 @@ def test_checkpoints_of_a_training(tmp_path: Path) -> None:
 
 
 def test_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    good = runpy.run_path(str(HERE / "core" / "test_gguf.py"))["write"](tmp_path / "m.gguf").read_bytes()
+    good = runpy.run_path(str(HERE / "core" / "assets" / "test_gguf.py"))["write"](tmp_path / "m.gguf").read_bytes()
     path = tmp_path / "bent.gguf"
 
     def once(dice: random.Random) -> None:

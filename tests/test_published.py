@@ -47,7 +47,7 @@ from outrider.text.multimodal import MultimodalModel
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 TINY = SimpleNamespace(**runpy.run_path(str(HERE / "tiny_classes.py")))
-LLAMAGEN = SimpleNamespace(**runpy.run_path(str(HERE / "image" / "test_llamagen.py")))
+LLAMAGEN = SimpleNamespace(**runpy.run_path(str(HERE / "image" / "hub" / "test_llamagen.py")))
 FEWER = {"specexec": {"nodes": 16, "batch": 4, "width": 4, "passes": 4}}
 
 

@@ -15,20 +15,20 @@ from typing import Any
 import gradio as gr
 
 from outrider.app.page import theme, validate
-from outrider.app.page.backend import Backend, Named, checked
+from outrider.app.page.backends.image import Pictures
+from outrider.app.page.backends.interface import Backend, Named, checked
+from outrider.app.page.backends.speech import Speech
+from outrider.app.page.backends.text import Text
+from outrider.app.page.backends.vllm import Served
 from outrider.app.page.compare_tab import CompareTab
 from outrider.app.page.controls import UNMARKED, visitor
 from outrider.app.page.fast_start import put_together
-from outrider.app.page.image_backend import Pictures
 from outrider.app.page.modality_tab import Panel
 from outrider.app.page.recordings import Modality, Recording
 from outrider.app.page.run_queue import LANE, RunQueue, laned
 from outrider.app.page.runner import fault
-from outrider.app.page.speech_backend import Speech
-from outrider.app.page.text_backend import Text
 from outrider.app.page.theory_tab import build_theory
 from outrider.app.page.traces_tab import TracesTab
-from outrider.app.page.vllm_backend import Served
 from outrider.core.errors import InvalidOption, OutriderError
 
 PANELS = ("text", "image", "speech", "lab", "theory", "traces")

@@ -14,7 +14,7 @@ from typing import Any
 import gradio as gr
 
 from outrider.app.page import validate
-from outrider.app.page.backend import Asked, Backend, checked, together
+from outrider.app.page.backends.interface import Asked, Backend, checked, together
 from outrider.app.page.controls import UNMARKED, Update, quiet, visitor
 from outrider.app.page.run_queue import LANE, RunQueue, stepped
 from outrider.app.page.runner import fault, remark, running, waiting

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import gradio as gr
 
-from outrider.app.page.backend import Choice, Knob
+from outrider.app.page.backends.interface import Choice, Knob
 
 M = TypeVar("M", Knob, Choice)
 Update = Any

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 import gradio as gr
 
 from outrider.app.page import controls, validate
-from outrider.app.page.backend import (
+from outrider.app.page.backends.interface import (
     Asked,
     Backend,
     Knob,

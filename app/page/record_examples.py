@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outrider.app.page.backend import Backend, checked
+from outrider.app.page.backends.interface import Backend, checked
 from outrider.app.page.recordings import Recording
 from outrider.app.page.runner import follow
 from outrider.core.bench.runner import PLAIN

@@ -63,7 +63,7 @@ def _heard(sound: str) -> tuple[list[float], str, float]:
         return [], "", 0.0
     import wave
 
-    from outrider.app.page.speech_backend import envelope, mel_picture, unpacked
+    from outrider.app.page.backends.speech import envelope, mel_picture, unpacked
 
     try:
         found = unpacked(sound)

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 
-from outrider.app.page.backend import Asked, Backend
+from outrider.app.page.backends.interface import Asked, Backend
 from outrider.app.page.recordings import Recording
 from outrider.app.viz.svg import Drawing, safe
 from outrider.core.errors import OutriderError

@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
     import torch
 
     from outrider.app.page.app import serve
-    from outrider.app.page.backend import Named
+    from outrider.app.page.backends.interface import Named
 
     torch.set_num_threads(1)
     ours = SimpleNamespace(**runpy.run_path(str(HERE / "small.py"))).subjects(folder)

@@ -36,9 +36,9 @@ class _Unhurried:
 def subjects(folder: Path) -> dict[str, Any]:
     import torch
 
-    from outrider.app.page.image_backend import Pictures
-    from outrider.app.page.speech_backend import Speech
-    from outrider.app.page.text_backend import Text
+    from outrider.app.page.backends.image import Pictures
+    from outrider.app.page.backends.speech import Speech
+    from outrider.app.page.backends.text import Text
     from outrider.image.model import ImageModel
     from outrider.image.tokenizer import Layout, Tokenizer
     from outrider.text import load

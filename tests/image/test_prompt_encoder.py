@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider.app.cli import cli
-from outrider.app.page.image_backend import Pictures
+from outrider.app.page.backends.image import Pictures
 from outrider.core.errors import InvalidOption
 from outrider.image.loading import load
 from outrider.image.prompt_encoder import COMMON, HELD_OUT, LENGTH, PromptEncoder, commonest, words

@@ -171,7 +171,7 @@ class PublishedModel:
 
 
 FAMILY: Family[Published] = Family(
-    package="outrider.image",
+    package="outrider.image.hub",
     what="picture models",
     classes={
         "janus": ("janus", "JanusForConditionalGeneration"),

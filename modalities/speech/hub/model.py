@@ -255,7 +255,7 @@ def rules() -> list[str]:
 
 
 FAMILY: Family[Published] = Family(
-    package="outrider.speech",
+    package="outrider.speech.hub",
     what="speech models",
     classes={
         "csm": ("csm", "CsmForConditionalGeneration"),

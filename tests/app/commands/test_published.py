@@ -103,8 +103,8 @@ def test_what_does_not_go_together(arguments: tuple[str, ...], said: str) -> Non
 
 def test_the_page_shows_the_model_that_is_named(tmp_path: Path) -> None:
     pytest.importorskip("gradio")
-    from outrider.app.page.backend import Named, checked
-    from outrider.app.page.image_backend import Pictures
+    from outrider.app.page.backends.image import Pictures
+    from outrider.app.page.backends.interface import Named, checked
     from outrider.core.errors import InvalidOption
 
     for part in TINY.janus():

@@ -18,7 +18,7 @@ import pytest
 gradio = pytest.importorskip("gradio")
 
 from outrider.app.page import recordings, render, validate  # noqa: E402
-from outrider.app.page.backend import Backend, checked, drafting, knobs, rules_for, together, wording  # noqa: E402
+from outrider.app.page.backends.interface import Backend, checked, drafting, knobs, rules_for, together, wording  # noqa: E402
 from outrider.app.page.compare_tab import contenders, surprise  # noqa: E402
 from outrider.app.page.modality_tab import Panel  # noqa: E402
 from outrider.app.page.recordings import Recording  # noqa: E402

@@ -17,8 +17,8 @@ import pytest
 pytest.importorskip("gradio")
 
 from outrider.app.page import recordings
-from outrider.app.page.backend import Named, checked
-from outrider.app.page.speech_backend import Speech, unpacked
+from outrider.app.page.backends.interface import Named, checked
+from outrider.app.page.backends.speech import Speech, unpacked
 from outrider.core.errors import InvalidOption
 
 # Gradio's client leaves event loops open behind it; what they hold is collected at the end.

@@ -18,9 +18,9 @@ from typer.testing import CliRunner  # noqa: E402
 from outrider.app.cli import cli  # noqa: E402
 from outrider.app.page import recordings, render  # noqa: E402
 from outrider.app.page.app import build, endpoint, subjects  # noqa: E402
-from outrider.app.page.backend import checked, drafting, offered, summary  # noqa: E402
+from outrider.app.page.backends.interface import checked, drafting, offered, summary  # noqa: E402
+from outrider.app.page.backends.vllm import Served  # noqa: E402
 from outrider.app.page.runner import follow  # noqa: E402
-from outrider.app.page.vllm_backend import Served  # noqa: E402
 from outrider.core.bench.runner import PLAIN  # noqa: E402
 from outrider.core.errors import InvalidOption  # noqa: E402
 from outrider.core.methods import DRAFTERS  # noqa: E402

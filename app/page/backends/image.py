@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from outrider.app.page.backend import Asked, Choice, Held, Knob, Named
+from outrider.app.page.backends.interface import Asked, Choice, Held, Knob, Named
 from outrider.app.page.recordings import Modality, Recording
 from outrider.app.viz import image_grid
 from outrider.core.methods import DRAFTERS

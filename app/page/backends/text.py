@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from outrider.app.page import validate
-from outrider.app.page.backend import Asked, Choice, Held, Knob
+from outrider.app.page.backends.interface import Asked, Choice, Held, Knob
 from outrider.app.page.recordings import Modality, Recording, tokens_in
 from outrider.app.viz import trace_html
 from outrider.core.methods import DRAFTERS

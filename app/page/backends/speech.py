@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from outrider.app.page.backend import Asked, Choice, Held, Knob, Named
+from outrider.app.page.backends.interface import Asked, Choice, Held, Knob, Named
 from outrider.app.page.recordings import Modality, Recording
 from outrider.app.viz import image_grid, waveform
 from outrider.core.errors import InvalidOption
@@ -232,7 +232,7 @@ def mel_picture(sound: Sound) -> str:
     """Its mel frames as a picture's address; nothing where it is too short."""
     from PIL import Image
 
-    from outrider.app.page.image_backend import address
+    from outrider.app.page.backends.image import address
     from outrider.speech.mel import WINDOW, mel_frames
 
     if len(sound.samples) < 2 * WINDOW:

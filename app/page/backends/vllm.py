@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 
-from outrider.app.page.backend import Asked, Choice, Knob
+from outrider.app.page.backends.interface import Asked, Choice, Knob
+from outrider.app.page.backends.text import Text
 from outrider.app.page.recordings import Modality, Recording, tokens_in
-from outrider.app.page.text_backend import Text
 from outrider.app.viz import trace_html
 from outrider.core.bench.runner import PLAIN
 from outrider.core.trace import Step, Trace
