@@ -16,11 +16,11 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from outrider.core.decode import Drafter, Plain, Rule, Run, Stop, check_prompt
+from outrider.core.decode import Run, Stop, check_prompt
 from outrider.core.distribution import Sampling
 from outrider.core.drafters.combined.per_row import joined
 from outrider.core.errors import Incompatible, InvalidOption
-from outrider.core.protocol import PIECE, BatchedTarget, Prefill
+from outrider.core.protocol import PIECE, BatchedTarget, Drafter, Plain, Prefill, Rule
 from outrider.core.rng import CounterRNG, mix
 from outrider.core.step_recorder import Record
 from outrider.core.trace import Step

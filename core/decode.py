@@ -10,84 +10,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from outrider.core.device import SideTransfer, upload
 from outrider.core.distribution import Sampling
-from outrider.core.draft import Draft, Verdict
+from outrider.core.draft import Draft
 from outrider.core.errors import Incompatible, InvalidOption
-from outrider.core.protocol import Prefill, Prompts, Scores, Target
+from outrider.core.protocol import Drafter, Plain, Prompts, Rule, Scores, Target
 from outrider.core.rng import CounterRNG
 from outrider.core.step_recorder import Extras, Record, Seen
 from outrider.core.trace import Finish, Step, Times
 
 Stop = Callable[[int, Sequence[int]], int | None]  # (row, all tokens the row has emitted) -> how many of them stay
-
-
-class Drafter(Protocol):
-    """Guesses ahead. `room` [B], on the host, is how many tokens a row may still draft; -1: the row is finished.
-
-    A drafter that overlaps with the target's pass also has `ahead(draft)`, run in a thread of its own while the target
-    scores, and finished before the rule decides; it shares nothing with the target.
-    """
-
-    vocabulary: int | None  # None: any
-    needs: frozenset[str]  # hidden taps of the target it reads
-
-    @property
-    def bytes_read(self) -> int: ...  # of weights, so far; 0 for a drafter without any
-    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None: ...
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft: ...
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None: ...
-    def end(self) -> None: ...
-
-
-class Rule(Protocol):
-    """Decides which path of the draft is accepted, and which token follows it."""
-
-    @property
-    def lossless(self) -> bool: ...
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict: ...
-
-
-class Plain:
-    """Drafts nothing: decoding one token a pass, the baseline on the same code path."""
-
-    vocabulary: int | None = None
-    needs: frozenset[str] = frozenset()
-    bytes_read = 0
-
-    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
-        """Nothing to prepare."""
-
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
-        return Draft.empty(len(room), dice.device)
-
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
-        """Nothing to learn."""
-
-    def end(self) -> None:
-        """Nothing to free."""
-
-    # ---- rows that come and go (outrider.core.drafters.combined.per_row.Joined)
-
-    def joins(self) -> bool:
-        return True
-
-    def open(self, sampling: Sampling) -> None:
-        """Nothing to prepare."""
-
-    def arrange(self, order: Sequence[int], width: int) -> None:
-        """Nobody has anything."""
-
-    def enter(self, row: int, prefill: Prefill, prompt: Sequence[int]) -> None:
-        """Nothing to read."""
-
-    def leave(self, row: int) -> None:
-        """Nothing to forget."""
 
 
 def decode(

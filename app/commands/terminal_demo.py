@@ -23,7 +23,8 @@ from outrider.core.engine.network import Config, Network
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import unknown
 from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
-from outrider.core.protocol import TableTarget, Target
+from outrider.core.protocol import Target
+from outrider.core.testing.table_target import TableTarget
 from outrider.core.trace import Step, Summary, Trace, machine, versions
 
 VOCABULARY = 100

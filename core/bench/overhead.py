@@ -14,11 +14,11 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from outrider.core.decode import Drafter, decode
+from outrider.core.decode import decode
 from outrider.core.distribution import LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.draft_model.model import DraftModel, SampledTree, TopKTree
-from outrider.core.protocol import Prefill, Prompts, Scores, committed
+from outrider.core.protocol import Drafter, Prefill, Prompts, Scores, committed
 from outrider.core.rules.exact import Exact
 from outrider.core.step_recorder import Record
 

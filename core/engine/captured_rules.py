@@ -25,8 +25,8 @@ from outrider.core.rules.exact import Block, Exact, SampleMatch, Token
 from outrider.core.tree import Tree
 
 if TYPE_CHECKING:
-    from outrider.core.decode import Rule
     from outrider.core.engine.cuda_graphs import GraphPool
+    from outrider.core.protocol import Rule
 
 _READS = {  # what numbers each rule draws
     Exact: (Purpose.NEXT, Purpose.ACCEPT),

@@ -23,8 +23,8 @@ from torch import Tensor
 from outrider.core.engine.network import Network, Places
 
 if TYPE_CHECKING:
-    from outrider.core.decode import Rule
     from outrider.core.engine.kv_cache.cache import Cache
+    from outrider.core.protocol import Rule
 
 _MOST = 96  # recorded shapes; the one unused for longest is let go
 _LOGITS = 1 << 23  # up to so many are computed within the pass

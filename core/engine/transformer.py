@@ -30,7 +30,7 @@ from outrider.core.errors import InvalidOption, unknown
 from outrider.core.protocol import PIECE, Prefill, Prompts, Scores
 
 if TYPE_CHECKING:
-    from outrider.core.decode import Rule
+    from outrider.core.protocol import Rule
 
 __all__ = ["Config", "Decoder"]
 

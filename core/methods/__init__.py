@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
-from outrider.core.decode import Drafter, Rule
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.methods import draft_model, rules, trained, untrained
 from outrider.core.methods.row import Method
+from outrider.core.protocol import Drafter, Rule
 
 __all__ = ["DRAFTERS", "OF_TEXT", "RULES", "Method", "make_drafter", "make_rule"]
 

@@ -18,14 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core.decode import Drafter, Rule, decode
+from outrider.core.decode import decode
 from outrider.core.distribution import Distribution, Sampling
 from outrider.core.draft import Draft
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.methods import Method
-from outrider.core.protocol import TableTarget, Target
+from outrider.core.protocol import Drafter, Rule, Target
 from outrider.core.rng import CounterRNG, Purpose
 from outrider.core.step_recorder import Record
+from outrider.core.testing.table_target import TableTarget
 from outrider.core.tree import Tree
 
 # one drafter for each kind of draft: drawn chains and trees, fixed ones, windows, and mixtures

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from outrider.core.batching import ContinuousBatch
-from outrider.core.decode import Drafter, Rule, Stop, decode
+from outrider.core.decode import Stop, decode
 from outrider.core.distribution import Sampling
 from outrider.core.errors import OutriderError
 from outrider.core.memory import resident_memory
-from outrider.core.protocol import BatchedTarget, Target
+from outrider.core.protocol import BatchedTarget, Drafter, Rule, Target
 from outrider.core.step_recorder import Record
 
 _SAMPLES = 40  # of memory

@@ -16,11 +16,11 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from outrider.core.decode import Drafter, Rule
 from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.network import Network
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption, unknown
+from outrider.core.protocol import Drafter, Rule
 from outrider.core.training.draft_head import DraftHead
 from outrider.core.validation import several
 from outrider.image import recipes

@@ -10,10 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from outrider.core.decode import Drafter, Rule
 from outrider.core.errors import unknown
 from outrider.core.methods import DRAFTERS, OF_TEXT, RULES, make_drafter, make_rule
-from outrider.core.protocol import Target
+from outrider.core.protocol import Drafter, Rule, Target
 from outrider.image import recipes
 from outrider.image.options import Options
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from outrider.core.decode import Drafter, Rule, decode
+from outrider.core.decode import decode
 from outrider.core.memory import peak_memory
-from outrider.core.protocol import Target
+from outrider.core.protocol import Drafter, Rule, Target
 from outrider.core.step_recorder import Record
 from outrider.core.trace import Finish, Step, Trace, machine, versions
 from outrider.image.grid import Grid

@@ -14,9 +14,9 @@ from typing import Any, Unpack, overload
 import torch
 from torch import Tensor
 
-from outrider.core.decode import Drafter, Rule
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
+from outrider.core.protocol import Drafter, Rule
 from outrider.core.training.draft_head import DraftHead
 from outrider.core.training.recipes import NoWeights
 from outrider.core.validation import several

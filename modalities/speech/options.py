@@ -9,9 +9,9 @@ from typing import Any, TypedDict
 
 import torch
 
-from outrider.core.decode import Drafter, Rule
 from outrider.core.distribution import Sampling
 from outrider.core.errors import InvalidOption
+from outrider.core.protocol import Drafter, Rule
 from outrider.core.validation import METHODS, NUMBER, SWITCH, WHOLE, Fact, Kind, check, drawn, noted, options_of
 
 

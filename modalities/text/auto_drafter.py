@@ -20,14 +20,14 @@ from torch import Tensor
 
 from outrider.core.assets.store import cache_folder, written
 from outrider.core.cost.break_even import GLANCE, LOOK, Costs, Pace, Promise, Rest
-from outrider.core.decode import Drafter, decode
+from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.combined.ensemble import MEMBERS, Ensemble, Guesses, hosted
 from outrider.core.drafters.lookup.trie import Trie
 from outrider.core.errors import InvalidOption, OutriderError, unknown
 from outrider.core.methods import make_rule
-from outrider.core.protocol import Prefill, Prompts, Scores, Target
+from outrider.core.protocol import Drafter, Prefill, Prompts, Scores, Target
 from outrider.core.rng import CounterRNG
 from outrider.core.step_recorder import Record
 from outrider.core.tree import Tree

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from outrider.core.batching import ContinuousBatch
-from outrider.core.decode import Drafter
 from outrider.core.errors import InvalidOption
-from outrider.core.protocol import BatchedTarget
+from outrider.core.protocol import BatchedTarget, Drafter
 from outrider.core.step_recorder import Record
 from outrider.core.trace import Finish, Step
 from outrider.text.detokenizer import Reader

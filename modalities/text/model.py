@@ -14,13 +14,12 @@ from typing import Any, Unpack, overload
 
 import torch
 
-from outrider.core.decode import Drafter, Rule
 from outrider.core.engine.adapters.hf import TransformersTarget
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.kernels import native
 from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
-from outrider.core.protocol import Target
+from outrider.core.protocol import Drafter, Rule, Target
 from outrider.core.training.draft_head import DraftHead
 from outrider.text import auto_drafter, recipes
 from outrider.text.batching import Together

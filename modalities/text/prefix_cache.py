@@ -12,12 +12,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from outrider.core.decode import Rule
 from outrider.core.distribution import LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine import transformer
 from outrider.core.engine.adapters import hf
-from outrider.core.protocol import Prefill, Prompts, Scores
+from outrider.core.protocol import Prefill, Prompts, Rule, Scores
 from outrider.core.tree import Tree
 
 _PIECE = 512  # tokens read a pass

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core.decode import Drafter, Rule, Stop, decode
+from outrider.core.decode import Stop, decode
 from outrider.core.distribution import Sampling
 from outrider.core.errors import Incompatible
 from outrider.core.methods import make_drafter, make_rule
+from outrider.core.protocol import Drafter, Rule
 from outrider.core.step_recorder import Record
 from outrider.text.from_transformers import target_of
 

@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from outrider.core.batching import ContinuousBatch
-from outrider.core.decode import Drafter
 from outrider.core.distribution import Sampling
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import Incompatible, InvalidOption, OutriderError
 from outrider.core.methods import DRAFTERS, make_rule
-from outrider.core.protocol import TableTarget
+from outrider.core.protocol import Drafter
 from outrider.core.testing.conformance import KINDS, equip, untaught
 from outrider.core.testing.soak import SoakReport, alone, soak, wishes
+from outrider.core.testing.table_target import TableTarget
 
 CONFIG = Config(vocabulary=61, width=16, layers=2, heads=2, kv_heads=1, head_dim=8, hidden=24)
 SAMPLINGS = {

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.core.decode import Drafter, decode
+from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.methods import DRAFTERS, Method, make_rule
-from outrider.core.protocol import TableTarget
+from outrider.core.protocol import Drafter
 from outrider.core.testing.conformance import equip
+from outrider.core.testing.table_target import TableTarget
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 5, 6, 5]]
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outrider.core.decode import Drafter, commit, decode
+from outrider.core.decode import commit, decode
 from outrider.core.distribution import Distribution, Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.draft_model.model import DraftModel, DynamicTree, SampledTree, TopKTree
@@ -23,10 +23,11 @@ from outrider.core.drafters.lookup.prompt_lookup import PromptLookup
 from outrider.core.drafters.parallel_decoding.jacobi import Jacobi
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
-from outrider.core.protocol import Prefill, Prompts, Scores, TableTarget
+from outrider.core.protocol import Drafter, Prefill, Prompts, Scores
 from outrider.core.rng import CounterRNG
 from outrider.core.rules.exact import Exact, GumbelMatch
 from outrider.core.step_recorder import Record
+from outrider.core.testing.table_target import TableTarget
 from outrider.core.trace import Step, Summary
 from outrider.core.tree import Tree
 

@@ -13,7 +13,7 @@ from outrider.core.distribution import Distribution, Sampling
 from outrider.core.draft import Draft, beside, choose
 from outrider.core.drafters.combined.per_row import PerRow
 from outrider.core.methods import make_drafter, make_rule
-from outrider.core.protocol import TableTarget
+from outrider.core.testing.table_target import TableTarget
 from outrider.core.trace import Trace
 from outrider.core.tree import Tree
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core.decode import Rule, decode
+from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.parallel_decoding.jacobi import SPATIAL
@@ -20,7 +20,7 @@ from outrider.core.engine.adapters.frames import FrameTarget, Store
 from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.errors import InvalidOption
 from outrider.core.methods import DRAFTERS, Method
-from outrider.core.protocol import Scores, TableTarget
+from outrider.core.protocol import Rule, Scores
 from outrider.core.rng import CounterRNG
 from outrider.core.rules.exact import Exact, GumbelMatch, Token
 from outrider.core.testing.conformance import (
@@ -31,6 +31,7 @@ from outrider.core.testing.conformance import (
     target_law,
     total_variation,
 )
+from outrider.core.testing.table_target import TableTarget
 from outrider.core.vocab_mask import Slots, flat, frames
 
 CODES = 3

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.core.decode import Drafter, Rule, decode
+from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.methods import DRAFTERS, Method
+from outrider.core.protocol import Drafter, Rule
 from outrider.core.rules.exact import Exact, GumbelMatch
 from outrider.core.testing.conformance import KINDS, untaught
 from outrider.core.trace import Step

@@ -13,8 +13,8 @@ from outrider.core.distribution import Sampling
 from outrider.core.drafters.draft_model.model import TopKTree
 from outrider.core.errors import TraceError
 from outrider.core.methods import make_rule
-from outrider.core.protocol import TableTarget
 from outrider.core.step_recorder import Record
+from outrider.core.testing.table_target import TableTarget
 from outrider.core.trace import Step, Summary, Times, Trace, machine, versions
 
 

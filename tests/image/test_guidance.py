@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.core.decode import Rule, decode
+from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.errors import InvalidOption
 from outrider.core.methods import DRAFTERS, Method
-from outrider.core.protocol import TableTarget
+from outrider.core.protocol import Rule
 from outrider.core.rules.exact import Exact, GumbelMatch, Token
 from outrider.core.testing.conformance import KINDS, Case, enumerate_output, equip, target_law, total_variation
+from outrider.core.testing.table_target import TableTarget
 from outrider.core.tree import Tree
 from outrider.image.layout_planner import decoder
 from outrider.image.model import ImageModel

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core.decode import Plain, decode
+from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.methods import RULES
+from outrider.core.protocol import Plain
 from outrider.core.rng import CounterRNG
 from outrider.core.trace import Step
 from outrider.core.tree import Tree

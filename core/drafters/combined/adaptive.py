@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 
 from outrider.core.cost.break_even import Cost
-from outrider.core.decode import Drafter, Plain
 from outrider.core.device import fetch, upload
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict, choose
 from outrider.core.errors import Incompatible, InvalidOption, unknown
-from outrider.core.protocol import Prefill, Prompts, Scores
+from outrider.core.protocol import Drafter, Plain, Prefill, Prompts, Scores
 from outrider.core.rng import CounterRNG
 
 PLAIN = "plain"

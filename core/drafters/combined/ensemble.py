@@ -14,14 +14,13 @@ from typing import Any, TypeGuard
 
 from torch import Tensor
 
-from outrider.core.decode import Drafter
 from outrider.core.device import fetch
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.combined.per_row import Joined, joins
 from outrider.core.drafters.lookup.trie import Grower, Trie, planted
 from outrider.core.errors import Incompatible, InvalidOption
-from outrider.core.protocol import Prefill, Prompts, Scores
+from outrider.core.protocol import Drafter, Prefill, Prompts, Scores
 from outrider.core.rng import CounterRNG
 
 MEMBERS = ("suffix", "token-recycling")

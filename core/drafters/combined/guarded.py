@@ -15,13 +15,12 @@ from typing import Any
 from torch import Tensor
 
 from outrider.core.cost.break_even import Cost, Rest
-from outrider.core.decode import Drafter
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.combined.adaptive import Guesses, by_name, free, priced, reads_nothing
 from outrider.core.drafters.combined.per_row import Joined, PerRow, joins
 from outrider.core.errors import Incompatible
-from outrider.core.protocol import Prefill, Prompts, Scores
+from outrider.core.protocol import Drafter, Prefill, Prompts, Scores
 from outrider.core.rng import CounterRNG
 
 _TRUSTED = 0.3  # with less known of its worth than this share, a drafter whose row is alone is tried

@@ -11,10 +11,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from outrider.core.decode import Drafter
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict, beside
-from outrider.core.protocol import Prefill, Prompts, Scores
+from outrider.core.protocol import Drafter, Prefill, Prompts, Scores
 from outrider.core.rng import CounterRNG
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from outrider.core.decode import Drafter
 from outrider.core.device import upload
 from outrider.core.distribution import Sampling, to_law
 from outrider.core.draft import Draft, Verdict
@@ -20,7 +19,7 @@ from outrider.core.drafters.draft_model.vocab_bridge import Bridge, Reading, Ren
 from outrider.core.drafters.length_policies import Policy, make_policy
 from outrider.core.drafters.lookup.prompt_lookup import guesses
 from outrider.core.errors import unknown
-from outrider.core.protocol import Prefill, Prompts, Scores, Target
+from outrider.core.protocol import Drafter, Prefill, Prompts, Scores, Target
 from outrider.core.rng import CounterRNG
 from outrider.core.tree import Tree
 

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.assets.hub_models import Family
-from outrider.core.decode import Drafter, Rule
 from outrider.core.errors import InvalidOption
-from outrider.core.protocol import Target
+from outrider.core.protocol import Drafter, Rule, Target
 from outrider.core.validation import several
 from outrider.image.grid import Grid, neighbours
 from outrider.image.options import Given, Options

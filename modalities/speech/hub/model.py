@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import torch
 
 from outrider.core.assets.hub_models import Family
-from outrider.core.decode import Drafter, Rule, Stop, decode
+from outrider.core.decode import Stop, decode
 from outrider.core.distribution import Sampling
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.methods import DRAFTERS, OF_TEXT, RULES, make_drafter, make_rule
-from outrider.core.protocol import Target
+from outrider.core.protocol import Drafter, Rule, Target
 from outrider.core.trace import Step, Trace, machine, versions
 from outrider.core.validation import METHODS, NUMBER, WHOLE, Kind, check, options_of
 from outrider.speech.audio import Sound

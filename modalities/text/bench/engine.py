@@ -14,14 +14,13 @@ from itertools import pairwise
 from typing import Any, cast
 
 from outrider.core.bench.runner import Item
-from outrider.core.decode import Drafter, Rule
 from outrider.core.distribution import Sampling
 from outrider.core.engine.network import Config, random_network
 from outrider.core.engine.offload import streamed
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible
 from outrider.core.methods import make_drafter, make_rule
-from outrider.core.protocol import BatchedTarget
+from outrider.core.protocol import BatchedTarget, Drafter, Rule
 from outrider.core.testing.soak import SoakRequest, wishes
 from outrider.text.bench.interleave import Round, Row, bound, now, turns
 from outrider.text.bench.run import lengthened

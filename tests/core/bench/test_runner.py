@@ -31,7 +31,7 @@ from outrider.core.distribution import Sampling
 from outrider.core.errors import InvalidOption, OutriderError
 from outrider.core.memory import lifetime_peak, peak_memory, resident_memory
 from outrider.core.methods import make_drafter, make_rule
-from outrider.core.protocol import TableTarget
+from outrider.core.testing.table_target import TableTarget
 from outrider.core.trace import Step, Times
 
 ITEMS = [Item("a", "one", [1, 2, 3]), Item("b", "two", [2, 1]), Item("c", "two", [3, 3, 1])]

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core.decode import Drafter, decode
+from outrider.core.decode import decode
 from outrider.core.distribution import LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
-from outrider.core.protocol import Prefill, Prompts, Scores
+from outrider.core.protocol import Drafter, Prefill, Prompts, Scores
 from outrider.core.rules.exact import Exact
 from outrider.core.trace import Step
 

@@ -12,8 +12,8 @@ from outrider.core.drafters.draft_model.variants import on_the_fly_window, specd
 from outrider.core.drafters.length_policies import AcceptanceHead, Best, DraftExit, Risk, Window, facts
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import InvalidOption
-from outrider.core.protocol import TableTarget
 from outrider.core.rules.exact import Exact
+from outrider.core.testing.table_target import TableTarget
 
 CPU = torch.device("cpu")
 SHAPE = Config(vocabulary=31, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, hidden=64)

@@ -13,8 +13,8 @@ from outrider.core.draft import Draft
 from outrider.core.engine.network import Config
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible
-from outrider.core.protocol import TableTarget
 from outrider.core.testing.cache_audit import emitted, random_draft, random_verdict, reference
+from outrider.core.testing.table_target import TableTarget
 
 SHAPE = Config(vocabulary=31, width=32, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=64)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core.decode import Drafter, Rule, decode
+from outrider.core.decode import decode
 from outrider.core.distribution import Distribution, Sampling
 from outrider.core.draft import Draft, Verdict, choose
 from outrider.core.drafters.draft_model.model import DraftModel, SampledTree, TopKTree
@@ -19,7 +19,7 @@ from outrider.core.drafters.length_policies import Confidence
 from outrider.core.drafters.lookup.prompt_lookup import PromptLookup
 from outrider.core.drafters.parallel_decoding.jacobi import Jacobi
 from outrider.core.methods import DRAFTERS, RULES, Method
-from outrider.core.protocol import Prefill, Prompts, Scores, TableTarget
+from outrider.core.protocol import Drafter, Prefill, Prompts, Rule, Scores
 from outrider.core.rng import CounterRNG, Purpose
 from outrider.core.rules.exact import Block, Exact, SampleMatch, Token, block
 from outrider.core.rules.relaxed import Lenience, Trust, Typical
@@ -34,6 +34,7 @@ from outrider.core.testing.conformance import (
     target_law,
     total_variation,
 )
+from outrider.core.testing.table_target import TableTarget
 from outrider.core.tree import Tree
 
 PROMPTS = ((0, 1), (2, 1, 0, 1))

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from outrider.core.decode import Drafter, Rule
 from outrider.core.distribution import Sampling
 from outrider.core.drafters.draft_model.model import DraftModel
 from outrider.core.methods import DRAFTERS, RULES, Method
-from outrider.core.protocol import TableTarget
+from outrider.core.protocol import Drafter, Rule
 from outrider.core.rules.exact import Exact, Token
 from outrider.core.testing.broken_rules import BonusFromTheRowBefore, Misreport, RatioFlipped, ResampleFromP
 from outrider.core.testing.conformance import KINDS, Case, equip, sample_output, surprise, target_law
+from outrider.core.testing.table_target import TableTarget
 
 pytestmark = pytest.mark.slow
 DRAWS = 20_000

@@ -14,7 +14,7 @@ from outrider.core.assets.store import ASSETS
 from outrider.core.bench.runner import Bench, Contender, Item, Outcome
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import InvalidOption
-from outrider.core.protocol import TableTarget
+from outrider.core.testing.table_target import TableTarget
 from outrider.text import TextModel
 from outrider.text.bench.run import (
     Judge,

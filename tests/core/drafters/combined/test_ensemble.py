@@ -14,8 +14,9 @@ from outrider.core.drafters.draft_model.model import DraftModel
 from outrider.core.drafters.parallel_decoding.jacobi import Jacobi
 from outrider.core.drafters.parallel_decoding.lookahead import Lookahead
 from outrider.core.errors import Incompatible, InvalidOption
-from outrider.core.protocol import Prefill, TableTarget
+from outrider.core.protocol import Prefill
 from outrider.core.rng import CounterRNG
+from outrider.core.testing.table_target import TableTarget
 from outrider.core.tree import Tree
 
 GREEDY = Sampling(temperature=0)

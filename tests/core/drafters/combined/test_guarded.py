@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outrider.core.batching import ContinuousBatch
 from outrider.core.cost.break_even import Costs
-from outrider.core.decode import Drafter, decode
+from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.combined.guarded import Guarded, guarded
@@ -17,10 +17,11 @@ from outrider.core.drafters.draft_model.model import DraftModel
 from outrider.core.drafters.lookup.prompt_lookup import PromptLookup, guesses
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.methods import make_drafter
-from outrider.core.protocol import Prefill, Prompts, Scores, TableTarget
+from outrider.core.protocol import Drafter, Prefill, Prompts, Scores
 from outrider.core.rng import CounterRNG
 from outrider.core.rules.exact import Exact
 from outrider.core.testing.conformance import Case, enumerate_output, target_law, total_variation
+from outrider.core.testing.table_target import TableTarget
 from outrider.core.trace import Step, Trace
 
 SHAPE = Config(vocabulary=31, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, hidden=64)

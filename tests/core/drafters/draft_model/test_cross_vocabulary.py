@@ -14,9 +14,10 @@ from outrider.core.drafters.draft_model.sequoia import Calibration, Sequoia, mea
 from outrider.core.drafters.draft_model.vocab_bridge import Renamed
 from outrider.core.drafters.tree_shapes import sequoia
 from outrider.core.errors import InvalidOption
-from outrider.core.protocol import Prefill, TableTarget
+from outrider.core.protocol import Prefill
 from outrider.core.rng import CounterRNG
 from outrider.core.rules.exact import Exact
+from outrider.core.testing.table_target import TableTarget
 
 GREEDY = Sampling(temperature=0)
 

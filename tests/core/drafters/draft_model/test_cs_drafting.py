@@ -6,15 +6,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from outrider.core.decode import Drafter, decode
+from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.drafters.draft_model.cs_drafting import CSDrafting
 from outrider.core.drafters.draft_model.model import DraftModel
 from outrider.core.errors import Incompatible, InvalidOption
-from outrider.core.protocol import Scores, TableTarget
+from outrider.core.protocol import Drafter, Scores
 from outrider.core.rules.exact import Exact
 from outrider.core.testing.conformance import Case, enumerate_output, target_law, total_variation
+from outrider.core.testing.table_target import TableTarget
 
 PROMPTS = [[1, 2, 3, 1, 2, 3, 1], [0, 4], [2]]
 

@@ -15,7 +15,8 @@ from outrider.core.draft import Draft
 from outrider.core.drafters.draft_model.overlapped import Overlapped, pearl
 from outrider.core.errors import InvalidOption
 from outrider.core.methods import make_rule
-from outrider.core.protocol import Scores, TableTarget
+from outrider.core.protocol import Scores
+from outrider.core.testing.table_target import TableTarget
 from outrider.core.trace import Step
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 5, 6, 5]]

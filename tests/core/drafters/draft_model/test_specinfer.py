@@ -8,16 +8,17 @@ import math
 import pytest
 import torch
 
-from outrider.core.decode import Drafter, Rule, decode
+from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.drafters.draft_model.specexec import SpecExec
 from outrider.core.drafters.draft_model.specinfer import SpecInfer
 from outrider.core.errors import Incompatible
-from outrider.core.protocol import Prefill, TableTarget
+from outrider.core.protocol import Drafter, Prefill, Rule
 from outrider.core.rng import CounterRNG
 from outrider.core.rules.exact import Exact, SampleMatch, Token
 from outrider.core.testing.conformance import Case, enumerate_output, target_law, total_variation
+from outrider.core.testing.table_target import TableTarget
 from outrider.core.tree import Tree
 
 

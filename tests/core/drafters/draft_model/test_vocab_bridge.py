@@ -12,9 +12,9 @@ from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, told
 from outrider.core.drafters.draft_model.vocab_bridge import Renamed, Translated
 from outrider.core.methods import make_drafter
-from outrider.core.protocol import TableTarget
 from outrider.core.rules.exact import Exact
 from outrider.core.testing.conformance import Case, enumerate_output, target_law, total_variation
+from outrider.core.testing.table_target import TableTarget
 from outrider.core.tree import Tree
 
 SOME = Renamed({0: 1, 2: 0}, unknown=2)  # the target's token 1 has no name there

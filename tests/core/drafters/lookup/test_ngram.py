@@ -15,7 +15,7 @@ from outrider.core.draft import Draft
 from outrider.core.drafters.lookup.ngram import ANPD, Counts, NGrammys, bigram_table
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import Incompatible, InvalidOption
-from outrider.core.protocol import TableTarget
+from outrider.core.testing.table_target import TableTarget
 
 CONFIG = Config(vocabulary=61, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, hidden=64)
 

@@ -6,9 +6,9 @@ import pytest
 
 from outrider.core.decode import decode
 from outrider.core.drafters.parallel_decoding.jacobi import RENEWALS, Jacobi
-from outrider.core.protocol import TableTarget
 from outrider.core.rules import small_batch
 from outrider.core.rules.exact import Exact
+from outrider.core.testing.table_target import TableTarget
 
 
 @pytest.mark.slow

@@ -15,8 +15,9 @@ from outrider.core.drafters.self_speculative.layer_skip import SelfDrafter, draf
 from outrider.core.engine.network import Layer
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import Incompatible, InvalidOption
-from outrider.core.protocol import Prefill, TableTarget
+from outrider.core.protocol import Prefill
 from outrider.core.rules.exact import Exact
+from outrider.core.testing.table_target import TableTarget
 
 SHAPE = Config(vocabulary=31, width=32, layers=6, heads=4, kv_heads=2, head_dim=8, hidden=64)
 GREEDY = Sampling(temperature=0)

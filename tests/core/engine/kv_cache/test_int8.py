@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outrider.core.batching import ContinuousBatch
-from outrider.core.decode import Drafter, decode
+from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.drafters.draft_model.model import DraftModel
@@ -22,6 +22,7 @@ from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption
 from outrider.core.kernels import native
 from outrider.core.methods import make_drafter, make_rule
+from outrider.core.protocol import Drafter
 from outrider.core.testing.cache_audit import emitted, paths, random_draft, random_verdict
 from outrider.core.tree import Tree
 
