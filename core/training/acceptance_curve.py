@@ -64,7 +64,7 @@ def _read(file: Path) -> list[Places]:
                 if row.get("steps", 1)  # before the first step nothing was learned
                 if name != "specdec-plus-plus"
             ]
-        if found.get("pupil") in _JUDGES:
+        if found.get("architecture") in _JUDGES:
             return []
         about = found["provenance"]
         name = file.stem.rpartition(".")[2]  # weights that ship are named TARGET.DRAFTER

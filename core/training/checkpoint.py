@@ -51,7 +51,7 @@ def save(
     digest = hashlib.sha256(partial.read_bytes()).hexdigest()
     about = {
         "schema": SCHEMA,
-        "pupil": type(pupil).__name__,
+        "architecture": type(pupil).__name__,
         "config": dict(pupil.config),
         "provenance": {**provenance, "machine": machine(), "versions": versions()},
         "bytes": partial.stat().st_size,
@@ -108,8 +108,8 @@ def _made(path: Path, kind: Callable[..., DraftHead], target: Any, config: Mappi
 def begin(pupil: DraftHead, path: Path, say: Callable[[str], None]) -> None:
     """Fill what is about to learn with what a file holds of it; the rest begins as it was made."""
     facts = about(path)
-    if facts.get("pupil") != type(pupil).__name__:
-        raise Incompatible(f"{path.name} holds a {facts.get('pupil')}; what is to learn is a {type(pupil).__name__}")
+    if facts.get("architecture") != type(pupil).__name__:
+        raise Incompatible(f"{path.name} holds a {facts.get('architecture')}; what is to learn is a {type(pupil).__name__}")
     tensors, own = Checkpoint(path), pupil.state_dict()
     names = pupil.shared(facts["config"])
     fitting = [(own[name], theirs) for name, theirs in names.items() if _fits(tensors, theirs, own[name])]
@@ -126,7 +126,7 @@ def vocabulary(path: Path) -> Tensor | None:
 def load(path: Path, kinds: Mapping[str, Callable[..., DraftHead]], target: Any) -> DraftHead:
     """A pupil of its file: made of its configuration and its target's weights, then filled."""
     facts = about(path)
-    kind = str(facts.get("pupil"))
+    kind = str(facts.get("architecture"))
     if kind not in kinds:
         raise unknown("kind of trained weights", kind, kinds)
     pupil = _made(path, kinds[kind], target, facts["config"])

@@ -104,9 +104,9 @@ RECIPES = table(
 )
 KINDS: Mapping[str, Callable[..., DraftHead]] = {
     "Codec": Codec,
-    "Listener": PhonemeRecogniser,
+    "PhonemeRecogniser": PhonemeRecogniser,
     "Voice": Voice,
-    "ToldHeads": ConditionedHeads,
+    "ConditionedHeads": ConditionedHeads,
     "HydraHeads": HydraHeads,
     "Eagle3Head": Eagle3Head,
 }

@@ -164,7 +164,7 @@ def _watch(pupil: DraftHead, drafter: str, pupils: Mapping[str, DraftHead], name
 
 def _whose(file: Path, pupils: Mapping[str, DraftHead]) -> DraftHead:
     """The pupil that a file of weights is of."""
-    kind = about(file).get("pupil")
+    kind = about(file).get("architecture")
     for pupil in pupils.values():
         if type(pupil).__name__ == kind:
             return pupil

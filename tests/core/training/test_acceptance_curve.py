@@ -18,7 +18,7 @@ POOR = Curve(calls=20, tokens=25, tried=(20, 5, 0, 0), right=(5, 0, 0, 0))
 
 def beside(path: Path, curve: Curve, pupil: str = "MedusaHeads") -> Path:
     provenance = {"validation": {"rows": 3, **curve.to_dict()}, "done": {"minutes": 7.5}}
-    path.write_text(json.dumps({"schema": 1, "pupil": pupil, "config": {}, "provenance": provenance}))
+    path.write_text(json.dumps({"schema": 1, "architecture": pupil, "config": {}, "provenance": provenance}))
     return path
 
 
@@ -59,7 +59,7 @@ def test_one_table_and_one_picture(tmp_path: Path) -> None:
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "other.json").write_text('{"pupil": "MedusaHeads"}')
+    (tmp_path / "other.json").write_text('{"architecture": "MedusaHeads"}')
     with pytest.raises(OutriderError, match="neither"):
         gathered([tmp_path / "other.json"])
     with pytest.raises(OutriderError, match="no curves"):

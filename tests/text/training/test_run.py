@@ -201,7 +201,7 @@ def test_of_several_runs_the_best_weights_are_found(cache: Path) -> None:
         (home / run).mkdir(parents=True)
         for name in run.split("-"):
             (home / run / f"{name}.safetensors").write_bytes(b"")
-            found = {"schema": 1, "pupil": "", "config": {}, "provenance": {"validation": {"tokens_per_call": worth}}}
+            found = {"schema": 1, "architecture": "", "config": {}, "provenance": {"validation": {"tokens_per_call": worth}}}
             (home / run / f"{name}.json").write_text(json.dumps(found))
     (home / "broken").mkdir()
     (home / "broken" / "medusa.safetensors").write_bytes(b"")  # nothing is said about it
