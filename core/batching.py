@@ -80,13 +80,13 @@ class ContinuousBatch:
             )
         sampling = sampling or Sampling()
         self._stop = stop
-        dice = CounterRNG([], target.device)
+        rng = CounterRNG([], target.device)
         self._run = Run(
             target,
             self._drafter,
             rule,
             sampling,
-            dice,
+            rng,
             stop=None if stop is None else self._stops,
             record=record or Record(nodes=False),
         )
@@ -236,7 +236,7 @@ class ContinuousBatch:
             self._slots[slot] = row
             row.reading = self.target.enter(partial(self._slots.index, row), row.prompt)
             self._run.limits[slot], self._run.emitted[slot] = row.limit, []
-            self._run.dice.seeds[slot] = mix(mix(row.seed))
+            self._run.rng.seeds[slot] = mix(mix(row.seed))
 
     def _arrange(self, order: list[int], width: int) -> None:
         """Row i is what row order[i] was; -1: a hole. Nobody may be in the middle of a prompt's piece."""
@@ -249,7 +249,7 @@ class ContinuousBatch:
         run.limits = [run.limits[row] if row >= 0 else 1 for row in order]
         run.emitted = [run.emitted[row] if row >= 0 else [] for row in order]
         run.open = [row >= 0 and run.open[row] for row in order]
-        run.dice.seeds = [run.dice.seeds[row] if row >= 0 else 0 for row in order]
+        run.rng.seeds = [run.rng.seeds[row] if row >= 0 else 0 for row in order]
 
     def _close_up(self, *, at_once: bool = False) -> None:
         """Holes are closed lazily: where nobody waits, and they are half of the rows or more."""

@@ -45,8 +45,8 @@ def decode(
     chosen: Drafter = Plain() if drafter is None else drafter
     limits = [limit] * len(prompts) if isinstance(limit, int) else list(limit)
     _check(target, chosen, prompts, limits, seed)
-    dice = seed if isinstance(seed, CounterRNG) else CounterRNG.of(seed, len(prompts), target.device)
-    run = Run(target, chosen, rule, sampling or Sampling(), dice, stop=stop, record=record or Record())
+    rng = seed if isinstance(seed, CounterRNG) else CounterRNG.of(seed, len(prompts), target.device)
+    run = Run(target, chosen, rule, sampling or Sampling(), rng, stop=stop, record=record or Record())
     return run.steps(prompts, limits)
 
 
@@ -162,14 +162,14 @@ class Run:
         drafter: Drafter,
         rule: Rule,
         sampling: Sampling,
-        dice: CounterRNG,
+        rng: CounterRNG,
         *,
         stop: Stop | None,
         record: Record,
     ) -> None:
         judge = getattr(target, "judge", None)  # a target that records its passes may record verdicts too
         self.target, self.drafter, self.rule = target, drafter, rule if judge is None else judge(rule)
-        self.sampling, self.stop, self.dice, self.record = sampling, stop, dice, record
+        self.sampling, self.stop, self.rng, self.record = sampling, stop, rng, record
         self.limits: list[int] = []
         self.emitted: list[list[int]] = []
         self.open: list[bool] = []
@@ -211,18 +211,18 @@ class Run:
 
     def round(self, index: int | Sequence[int]) -> list[Step]:
         """One round of every open row; `index` is the round's number, or each row's own."""
-        dice, drafter, target, watch = self.dice, self.drafter, self.target, self._watch
+        rng, drafter, target, watch = self.rng, self.drafter, self.target, self._watch
         watch.start()
-        dice.at(index, self.open)
+        rng.at(index, self.open)
         read = drafter.bytes_read
         watch.lap("rest")
-        draft = drafter.propose(self._room(), dice)
+        draft = drafter.propose(self._room(), rng)
         watch.lap("draft")
-        dice.reserve(draft.size + 1)
+        rng.reserve(draft.size + 1)
         ahead = getattr(drafter, "ahead", None)
         scores = target.score(draft) if ahead is None else self._beside(ahead, draft)
         watch.lap("score")
-        verdict = self.rule(draft, scores, dice)
+        verdict = self.rule(draft, scores, rng)
         seen = Seen(draft, verdict, self.record.nodes)
         watch.lap("rule")
         verdict = replace(verdict, host=[seen.emitted(row) for row in range(len(self.open))])
@@ -232,7 +232,7 @@ class Run:
         watch.lap("rest")
         target.keep(draft, verdict, count)
         watch.lap("score")
-        drafter.observe(draft, scores, verdict, dice)
+        drafter.observe(draft, scores, verdict, rng)
         watch.lap("draft")
         cost = 1 + (drafter.bytes_read - read) / max(target.weight_bytes, 1)
         alive = sum(self.open)

@@ -1,7 +1,7 @@
 """Traffic between host and device, so that neither waits for the other more often than it must.
 
 On CUDA a tensor made from Python numbers is copied with a wait for the stream; these copies are not. Knows nothing of
-drafts or laws.
+drafts or distributions.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Logits become laws here and nowhere else: penalties, temperature, top-k, top-p, min-p, in that order.
+"""Logits become distributions here and nowhere else: penalties, temperature, top-k, top-p, min-p, in that order.
 
-A law may be dense (the whole vocabulary) or name its support: temperature 0 leaves one token, top-k leaves k, so
-greedy decoding runs through the same code with laws one entry wide. Knows nothing of drafts, targets or rules.
-"""
+A distribution may be dense (the whole vocabulary) or name its support: temperature 0 leaves one token, top-k leaves k,
+so greedy decoding runs through the same code with distributions one entry wide. Knows nothing of drafts, targets or
+rules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FIRST_LOOK = 256  # how many of the most likely tokens top-p examines before it
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn, and which ids end a row. The defaults change nothing about the model's own law."""
+    """How tokens are drawn, and which ids end a row. The defaults change nothing about the model's own distribution."""
 
     temperature: float = 1.0
     top_k: int = 0  # 0: off
@@ -33,7 +33,7 @@ class Sampling:
     repetition_penalty: float = 1.0  # over prompt and output, as in CTRL (arXiv 1909.05858)
     presence_penalty: float = 0.0  # over the output alone
     frequency_penalty: float = 0.0
-    entropy_aware: bool = False  # hotter where a law is sure, colder where it is not: see `warmth`
+    entropy_aware: bool = False  # hotter where a distribution is sure, colder where it is not: see `warmth`
     end: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -51,24 +51,24 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Is every law a single token?"""
+        """Is every distribution a single token?"""
         return self.temperature < _NEARLY_GREEDY or self.top_k == 1
 
     @property
     def plain(self) -> bool:
-        """Is a law the softmax of its logits at some temperature, and no more?"""
+        """Is a distribution the softmax of its logits at some temperature, and no more?"""
         cut = (self.top_k > 0 and not self.greedy) or self.top_p < 1 or self.min_p > 0
         return not (cut or self.entropy_aware or self.remembers)
 
     @property
     def remembers(self) -> bool:
-        """Does the law depend on which tokens came before, beyond what the model itself makes of them?"""
+        """Does the distribution depend on which tokens came before, beyond what the model itself makes of them?"""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """A batch of probability laws over token ids. Each sums to 1, or to 0 where nothing can be drawn."""
+    """A batch of probability distributions over token ids. Each sums to 1, or to 0 where nothing can be drawn."""
 
     probs: Tensor  # [..., S]
     tokens: Tensor | None  # [..., S] ids of the support, each id once; None: S is the vocabulary, in order
@@ -80,7 +80,7 @@ class Distribution:
 
     @classmethod
     def point(cls, tokens: Tensor, vocabulary: int, dtype: torch.dtype = torch.float32) -> Distribution:
-        """All mass on one token each: tokens [...] -> a law one entry wide."""
+        """All mass on one token each: tokens [...] -> a distribution one entry wide."""
         return cls(torch.ones_like(tokens, dtype=dtype)[..., None], tokens[..., None], vocabulary)
 
     def name(self, place: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class Distribution:
         return place if self.tokens is None else self.tokens.gather(-1, place[..., None])[..., 0]
 
     def sole(self) -> Tensor:
-        """The tokens [...] of laws one entry wide."""
+        """The tokens [...] of distributions one entry wide."""
         return torch.zeros_like(self.probs[..., 0], dtype=torch.long) if self.tokens is None else self.tokens[..., 0]
 
     def at(self, tokens: Tensor) -> Tensor:
@@ -101,13 +101,13 @@ class Distribution:
         return ((self.tokens[..., None, :] == tokens[..., None]) * self.probs[..., None, :]).sum(-1)
 
     def on(self, support: Distribution) -> Tensor:
-        """This law's probabilities on another law's support -> like support.probs."""
+        """This distribution's probabilities on another distribution's support -> like support.probs."""
         if support.tokens is not None:
             return self.at(support.tokens)
         return self.dense().probs.expand_as(support.probs)
 
     def dense(self) -> Distribution:
-        """The same law over the whole vocabulary, in order."""
+        """The same distribution over the whole vocabulary, in order."""
         if self.tokens is None:
             return self
         probs = self.probs.new_zeros(*self.probs.shape[:-1], self.vocabulary)
@@ -129,7 +129,7 @@ class Distribution:
         return self.rows(index[:, None]).column(0)
 
     def at_rows(self, index: Tensor, tokens: Tensor) -> Tensor:
-        """Probabilities that rows [B, K] of a law [B, R, S] give to tokens [B, K, M] -> [B, K, M]."""
+        """Probabilities that rows [B, K] of a distribution [B, R, S] give to tokens [B, K, M] -> [B, K, M]."""
         if self.tokens is not None:
             return self.rows(index).at(tokens)
         batch, rows = self.probs.shape[:2]
@@ -156,7 +156,7 @@ class Distribution:
         return Distribution(self.probs.index_select(1, places), tokens, self.vocabulary)
 
     def without(self, tokens: Tensor, where: Tensor) -> Distribution:
-        """Strike one token [...] out of each law, where told to, and share its mass among the rest."""
+        """Strike one token [...] out of each distribution, where told to, and share its mass among the rest."""
         if self.tokens is None:
             safe = tokens.clamp(0, self.vocabulary - 1)[..., None]
             kept = self.probs.gather(-1, safe) * ~where[..., None]
@@ -198,7 +198,7 @@ def residual(p: Distribution, q: Tensor, f: Tensor | None = None) -> Distributio
 
 
 class LogitsPipeline:
-    """Makes laws for one batch: the sampling options, and the token counts that penalties need."""
+    """Makes distributions for one batch: the sampling options, and the token counts that penalties need."""
 
     def __init__(
         self, sampling: Sampling, prompts: Sequence[Sequence[int]], vocabulary: int, device: torch.device
@@ -249,8 +249,9 @@ class LogitsPipeline:
         counts = torch.zeros(*tokens.shape[:-1], self.vocabulary, device=tokens.device)
         return counts.scatter_add_(-1, tokens.clamp(min=0), (tokens >= 0).float())
 
-    def law(self, logits: Tensor, path: Tensor | None = None) -> Distribution:
-        """Logits [B, ..., V] and, for penalties, the uncommitted tokens before each row [B, ..., D] -> laws."""
+    def distribution(self, logits: Tensor, path: Tensor | None = None) -> Distribution:
+        """Logits [B, ..., V] and, for penalties, the uncommitted tokens before each row [B, ..., D] ->
+        distributions."""
         if self._emitted is not None:
             logits = self._penalise(logits, path)
         return to_law(logits, self.sampling)
@@ -269,7 +270,8 @@ class LogitsPipeline:
 
 
 def to_law(logits: Tensor, sampling: Sampling) -> Distribution:
-    """Logits [..., V] -> laws after temperature, top-k, top-p and min-p; float64 stays, all else becomes float32."""
+    """Logits [..., V] -> distributions after temperature, top-k, top-p and min-p; float64 stays, all else becomes
+    float32."""
     vocabulary = logits.shape[-1]
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if sampling.greedy:
@@ -290,8 +292,8 @@ def to_law(logits: Tensor, sampling: Sampling) -> Distribution:
 
 
 def warmth(logits: Tensor) -> Tensor:
-    """A temperature for each law, by its own entropy H in nats: 2.5 exp(-H / 3) + 0.6 (entropy-aware sampling of
-    image tokens, arXiv 2510.09012): flat backgrounds get hotter, detail gets colder. [..., V] -> [..., 1]"""
+    """A temperature for each distribution, by its own entropy H in nats: 2.5 exp(-H / 3) + 0.6 (entropy-aware sampling
+    of image tokens, arXiv 2510.09012): flat backgrounds get hotter, detail gets colder. [..., V] -> [..., 1]"""
     logs = logits.log_softmax(-1)
     entropy = -torch.where(logs > -torch.inf, logs.exp() * logs, 0).sum(-1, keepdim=True)
     return 2.5 * torch.exp(-entropy / 3) + 0.6

@@ -1,7 +1,7 @@
-"""A draft: a tree of guessed tokens a row, with the law of each guess that was drawn; and the verdict on one.
+"""A draft: a tree of guessed tokens a row, with the distribution of each guess that was drawn; and the verdict on one.
 
 A chain is a tree, a window of parallel guesses is a chain, no draft at all is a tree of no nodes. Knows shapes,
-token ids and laws, nothing of who drafted or who judges.
+token ids and distributions, nothing of who drafted or who judges.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from outrider.core.tree import Tree
 
 @dataclass(frozen=True)
 class Draft:
-    """Guessed tokens on a tree. A node was *drawn* from a law, or it is a *fixed* guess that nobody drew."""
+    """Guessed tokens on a tree. A node was *drawn* from a distribution, or it is a *fixed* guess that nobody drew."""
 
     tokens: Tensor  # [B, N]
     tree: Tree
     live: Tensor  # [B, N] bool: a row may use fewer nodes than others; below a dead node all are dead
-    laws: Distribution | None = None  # [B, R, S] the laws that nodes were drawn from; siblings share theirs
-    source: Tensor | None = None  # [B, N] which of them, or -1: a fixed guess. Required with laws
+    distributions: Distribution | None = (
+        None  # [B, R, S] the distributions that nodes were drawn from; siblings share theirs
+    )
+    source: Tensor | None = None  # [B, N] which of them, or -1: a fixed guess. Required with distributions
     replacement: bool = False  # were siblings drawn with replacement (each may repeat) or without
     fresh: Tensor | None = None  # [B] bool: this row is by construction a chain drawn whole in this very step,
     #                              whatever came out of the draws (what block verification needs)
@@ -73,12 +75,12 @@ class Draft:
         return cls(tokens, tree, live, belief=belief, mixed=False)
 
     @classmethod
-    def drawn(cls, tokens: Tensor, laws: Distribution, live: Tensor, *, fresh: bool = True) -> Draft:
-        """A chain, token i drawn from laws' row i; `fresh` unless some were kept from an earlier step."""
+    def drawn(cls, tokens: Tensor, distributions: Distribution, live: Tensor, *, fresh: bool = True) -> Draft:
+        """A chain, token i drawn from distributions' row i; `fresh` unless some were kept from an earlier step."""
         rows, length = tokens.shape
         source = torch.arange(length, device=tokens.device).expand(rows, -1)
         whole = torch.full((rows,), fresh, device=tokens.device)
-        return cls(tokens, Tree.chain(length, tokens.device), live, laws, source, fresh=whole, mixed=False)
+        return cls(tokens, Tree.chain(length, tokens.device), live, distributions, source, fresh=whole, mixed=False)
 
     def path_tokens(self) -> Tensor:
         """[B, N + 1, D] the uncommitted tokens before what follows the root (row 0) and each node; -1 fills up."""
@@ -107,13 +109,13 @@ def choose(drafts: list[Draft], which: Tensor) -> Draft:
     parents = torch.where(live, parents, torch.arange(-1, size - 1, device=which.device))
     tree = Tree(parents, size, max(max((draft.tree.width for draft in drafts), default=1), 1) + 1)
     chosen = Draft(pick([draft.tokens for draft in drafts], 0), tree, live, note=note)
-    if any(draft.replacement != drafts[0].replacement and draft.laws is not None for draft in drafts):
+    if any(draft.replacement != drafts[0].replacement and draft.distributions is not None for draft in drafts):
         raise ValueError("drafts drawn with and without replacement cannot share a batch")
-    known = [draft for draft in drafts if draft.laws is not None]
+    known = [draft for draft in drafts if draft.distributions is not None]
     if not known:
         return replace(chosen, mixed=False)
-    laws = [draft.laws.dense().probs for draft in known if draft.laws is not None]
-    starts = np.cumsum([0, *[part.shape[1] for part in laws]])
+    distributions = [draft.distributions.dense().probs for draft in known if draft.distributions is not None]
+    starts = np.cumsum([0, *[part.shape[1] for part in distributions]])
     offsets = iter(starts.tolist())
     sources = []
     for draft in drafts:
@@ -125,7 +127,9 @@ def choose(drafts: list[Draft], which: Tensor) -> Draft:
     fresh = torch.stack([no if draft.fresh is None else draft.fresh for draft in drafts])[which, rows]
     return replace(
         chosen,
-        laws=Distribution(torch.cat(laws, 1), None, known[0].laws.vocabulary if known[0].laws else 0),
+        distributions=Distribution(
+            torch.cat(distributions, 1), None, known[0].distributions.vocabulary if known[0].distributions else 0
+        ),
         source=pick(sources, -1),
         replacement=known[0].replacement,
         fresh=fresh,
@@ -148,7 +152,7 @@ def beside(drafts: Sequence[Draft]) -> Draft:
         parents = joined([draft.tree.parents for draft in drafts], -1)
         parents = torch.where(live, parents, torch.arange(-1, size - 1, device=device))
         tree = Tree(parents, size, max(draft.tree.width for draft in drafts) + 1)
-    drawn = [draft for draft in drafts if draft.laws is not None]
+    drawn = [draft for draft in drafts if draft.distributions is not None]
     if any(draft.replacement != drawn[0].replacement for draft in drawn):
         raise ValueError("drafts drawn with and without replacement cannot share a batch")
     whole = Draft(joined([draft.tokens for draft in drafts]), tree, live, mixed=any(draft.mixed for draft in drafts))
@@ -172,7 +176,7 @@ def beside(drafts: Sequence[Draft]) -> Draft:
         fresh = torch.cat([not_fresh if draft.fresh is None else draft.fresh for draft in drafts])
     return replace(
         whole,
-        laws=_laws_beside(drafts),
+        distributions=_laws_beside(drafts),
         source=joined([torch.full_like(one.tokens, -1) if one.source is None else one.source for one in drafts], -1),
         replacement=drawn[0].replacement,
         fresh=fresh,
@@ -181,18 +185,18 @@ def beside(drafts: Sequence[Draft]) -> Draft:
 
 
 def _laws_beside(drafts: Sequence[Draft]) -> Distribution:
-    """Laws [1, R, S] of each row, as one [B, R, S]; dense where their supports differ in size."""
-    found = [draft.laws for draft in drafts if draft.laws is not None]
-    if len({(law.width, law.tokens is None) for law in found}) > 1:
-        found = [law.dense() for law in found]
-    most, first, known = max(law.probs.shape[1] for law in found), found[0], iter(found)
+    """Distributions [1, R, S] of each row, as one [B, R, S]; dense where their supports differ in size."""
+    found = [draft.distributions for draft in drafts if draft.distributions is not None]
+    if len({(distribution.width, distribution.tokens is None) for distribution in found}) > 1:
+        found = [distribution.dense() for distribution in found]
+    most, first, known = max(distribution.probs.shape[1] for distribution in found), found[0], iter(found)
     probs, tokens = [], []
     for draft in drafts:
-        law = first if draft.laws is None else next(known)
-        padding = (0, 0, 0, most - law.probs.shape[1])
-        probs.append(torch.nn.functional.pad(law.probs, padding))
-        if law.tokens is not None:
-            tokens.append(torch.nn.functional.pad(law.tokens, padding))
+        distribution = first if draft.distributions is None else next(known)
+        padding = (0, 0, 0, most - distribution.probs.shape[1])
+        probs.append(torch.nn.functional.pad(distribution.probs, padding))
+        if distribution.tokens is not None:
+            tokens.append(torch.nn.functional.pad(distribution.tokens, padding))
     return Distribution(torch.cat(probs), torch.cat(tokens) if tokens else None, first.vocabulary)
 
 
@@ -208,7 +212,9 @@ class Verdict:
     chance: Tensor  # [B, N] of acceptance, where tried
     p: Tensor  # [B, N] the target's probability of the guess, where tried
     q: Tensor  # [B, N] the drafter's, likewise; 1 for a fixed guess
-    price: Tensor | None = None  # [B, D + 1] total variation of each emitted token's law from p; None: all 0
+    total_variation: Tensor | None = (
+        None  # [B, D + 1] total variation of each emitted token's distribution from p; None: all 0
+    )
     relaxed: Tensor | None = None  # [B, D] which accepted nodes a strict rule would have turned down; None: none
     host: list[list[int]] | None = None  # the emitted tokens as lists: the loop fills them in with its one transfer
 
@@ -230,7 +236,7 @@ class Verdict:
             chance=self.chance[one, :size],
             p=self.p[one, :size],
             q=self.q[one, :size],
-            price=None if self.price is None else self.price[one, : depth + 1],
+            total_variation=None if self.total_variation is None else self.total_variation[one, : depth + 1],
             relaxed=None if self.relaxed is None else self.relaxed[one, :depth],
             host=None if self.host is None else self.host[one],
         )

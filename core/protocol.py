@@ -31,7 +31,7 @@ class Prefill:
 
 
 class Scores:
-    """The target's laws after the root (row 0) and after each draft node (row i + 1), made when asked for.
+    """The target's distributions after the root (row 0) and after each draft node (row i + 1), made when asked for.
 
     `logits` is [B, R, V], or a function from rows [B, K] to [B, K, V] for targets that would rather not compute them
     all (where rows come and go, called with a slice of members as well: of those alone). `first` is the row that logits
@@ -41,7 +41,7 @@ class Scores:
     def __init__(
         self,
         draft: Draft,
-        lawmaker: LogitsPipeline,
+        pipeline: LogitsPipeline,
         lengths: Tensor,
         logits: Tensor | Callable[..., Tensor],
         hidden: Mapping[str, Tensor] | None = None,
@@ -52,21 +52,21 @@ class Scores:
         self.hidden = hidden or {}  # tap -> [B, R, D]
         self.first = first
         self._logits = logits
-        self._lawmaker = lawmaker
+        self._pipeline = pipeline
         self._every_law: Distribution | None = None
 
     @property
     def sampling(self) -> Sampling:
-        return self._lawmaker.sampling
+        return self._pipeline.sampling
 
     @property
     def vocabulary(self) -> int:
-        return self._lawmaker.vocabulary
+        return self._pipeline.vocabulary
 
     @property
     def whole(self) -> Tensor | None:
-        """All logits [B, N + 1, V], where they have been computed and laws are made of them as usual."""
-        usual = type(self._lawmaker) is LogitsPipeline and not self.first
+        """All logits [B, N + 1, V], where they have been computed and distributions are made of them as usual."""
+        usual = type(self._pipeline) is LogitsPipeline and not self.first
         return self._logits if usual and isinstance(self._logits, Tensor) else None
 
     def logits(self, rows: Tensor | None = None) -> Tensor:
@@ -100,20 +100,20 @@ class Scores:
 
         return Scores(
             draft,
-            self._lawmaker.row(row),
+            self._pipeline.row(row),
             self.lengths[one],
             logits[one, :stop] if isinstance(logits, Tensor) else some,
             {tap: states[one, :stop] for tap, states in self.hidden.items()},
             self.first,
         )
 
-    def law(self, row: Tensor) -> Distribution:
-        """The law after one row for each batch member: [B] -> [B, S]."""
-        return self.laws(row[:, None]).column(0)
+    def distribution(self, row: Tensor) -> Distribution:
+        """The distribution after one row for each batch member: [B] -> [B, S]."""
+        return self.distributions(row[:, None]).column(0)
 
-    def laws(self, rows: Tensor | None = None) -> Distribution:
-        """The laws after rows [B, K] -> [B, K, S]; after every row from `first` on if none are named. Where they
-        hang on nothing else they are kept, once all have been asked for."""
+    def distributions(self, rows: Tensor | None = None) -> Distribution:
+        """The distributions after rows [B, K] -> [B, K, S]; after every row from `first` on if none are named. Where
+        they hang on nothing else they are kept, once all have been asked for."""
         if self._every_law is not None:
             return self._every_law if rows is None else self._every_law.rows(rows - self.first)
         path = None
@@ -123,10 +123,10 @@ class Scores:
             path = paths.gather(1, wanted[..., None].expand(-1, -1, paths.shape[2]))
             if self.draft.embeddings is not None:
                 path = torch.where(path < self.vocabulary, path, -1)  # what has no id is no token that was emitted
-        laws = self._lawmaker.law(self.logits(rows), path)
+        distributions = self._pipeline.distribution(self.logits(rows), path)
         if rows is None and not self.sampling.remembers:
-            self._every_law = laws
-        return laws
+            self._every_law = distributions
+        return distributions
 
     def position(self, row: Tensor) -> Tensor:
         """Where in its sequence the token after each row [B, ...] stands, the prompt's first token being 0."""
@@ -227,8 +227,8 @@ class Drafter(Protocol):
     @property
     def bytes_read(self) -> int: ...  # of weights, so far; 0 for a drafter without any
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None: ...
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft: ...
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None: ...
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft: ...
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None: ...
     def end(self) -> None: ...
 
 
@@ -237,7 +237,7 @@ class Rule(Protocol):
 
     @property
     def lossless(self) -> bool: ...
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict: ...
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict: ...
 
 
 class Plain:
@@ -250,10 +250,10 @@ class Plain:
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         """Nothing to prepare."""
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
-        return Draft.empty(len(room), dice.device)
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
+        return Draft.empty(len(room), rng.device)
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         """Nothing to learn."""
 
     def end(self) -> None:

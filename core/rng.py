@@ -1,10 +1,9 @@
 """Random numbers as a function, not a state: every uniform is a hash of (row seed, step, purpose, node).
 
 Nothing here depends on batch mates, on the global generator or on how many numbers were drawn before, so a row
-gives the same tokens alone and in company. Knows laws and token ids, nothing of drafts or rules. The mixer is
-SplitMix64's finaliser (Steele et al., "Fast splittable pseudorandom number generators", 2014); the noise of `race`
-is the exponential race (the Gumbel-max trick without its second logarithm).
-"""
+gives the same tokens alone and in company. Knows distributions and token ids, nothing of drafts or rules. The mixer is
+SplitMix64's finaliser (Steele et al., "Fast splittable pseudorandom number generators", 2014); the noise of
+`gumbel_argmax` is the exponential race (the Gumbel-max trick without its second logarithm)."""
 
 from __future__ import annotations
 
@@ -131,7 +130,7 @@ class CounterRNG:
             self._tables.clear()
 
     def fork(self, label: int) -> CounterRNG:
-        """Independent dice for a loop inside a loop, at the same step."""
+        """Independent random generator for a loop inside a loop, at the same step."""
         child = CounterRNG([mix(seed ^ mix(label + 1)) for seed in self.seeds], self.device)
         child.step = self.step
         return child
@@ -172,7 +171,8 @@ class CounterRNG:
         alone.step = self.step if isinstance(self.step, int) else self.step[row]
         return alone
 
-    # `where` names the rows whose answer will be used. Dice that roll need not care; dice that enumerate do.
+    # `where` names the rows whose answer will be used. Dice that roll need not care; random generator that enumerate
+    # do.
 
     def accept(
         self, chance: Tensor, node: Tensor | int, purpose: Purpose = Purpose.ACCEPT, where: Tensor | None = None
@@ -190,33 +190,37 @@ class CounterRNG:
         """Would the number that `accept` used have passed this chance too? Only for the record of relaxed rules."""
         return self.uniform(Purpose.ACCEPT, node) < chance
 
-    def pick(self, law: Distribution, node: Tensor | int, purpose: Purpose, where: Tensor | None = None) -> Tensor:
-        """One token from each law [B, ..., S], by inverting its cumulative sum -> [B, ...]."""
-        if law.width == 1:
-            return law.sole()
-        total = law.probs.cumsum(-1, dtype=torch.float64)
+    def sample(
+        self, distribution: Distribution, node: Tensor | int, purpose: Purpose, where: Tensor | None = None
+    ) -> Tensor:
+        """One token from each distribution [B, ..., S], by inverting its cumulative sum -> [B, ...]."""
+        if distribution.width == 1:
+            return distribution.sole()
+        total = distribution.probs.cumsum(-1, dtype=torch.float64)
         mark = self.uniform(purpose, node)[..., None] * total[..., -1:]
-        place = torch.searchsorted(total, mark.contiguous(), right=True).clamp_(max=law.width - 1)
-        return law.name(place[..., 0])
+        place = torch.searchsorted(total, mark.contiguous(), right=True).clamp_(max=distribution.width - 1)
+        return distribution.name(place[..., 0])
 
-    def race(self, law: Distribution, position: Tensor, where: Tensor | None = None) -> Tensor:
-        """The token that wins the exponential race at its absolute position: a draw from the law that is the same
-        wherever, whenever and with whatever draft that position is reached. position [B, ...] -> [B, ...]."""
-        if law.width == 1:
-            return law.sole()
-        return law.name(argmax(law.probs / self.noise(law, position)))
+    def gumbel_argmax(self, distribution: Distribution, position: Tensor, where: Tensor | None = None) -> Tensor:
+        """The token that wins the exponential race at its absolute position: a draw from the distribution that is the
+        same wherever, whenever and with whatever draft that position is reached. position [B, ...] -> [B, ...]."""
+        if distribution.width == 1:
+            return distribution.sole()
+        return distribution.name(argmax(distribution.probs / self.noise(distribution, position)))
 
-    def noise(self, law: Distribution, position: Tensor) -> Tensor:
-        """Exponential noise by (row seed, position, token), shaped like law.probs."""
+    def noise(self, distribution: Distribution, position: Tensor) -> Tensor:
+        """Exponential noise by (row seed, position, token), shaped like distribution.probs."""
         if len(self.seeds) < _MANY:
             seeds = constant(tuple(signed(mix(seed ^ 0x5EED)) for seed in self.seeds), self.device)
         else:
             seeds = _mix(self._side_by_side() ^ 0x5EED)
         key = _mix(seeds.view(-1, *[1] * (position.dim() - 1)) ^ _mix(position))
         low, high = key.to(torch.int32), (key >> 32).to(torch.int32)
-        ids = torch.arange(law.width, device=self.device) if law.tokens is None else law.tokens
-        h = (ids.to(torch.int32) * -0x61C88647).expand(law.probs.shape).clone()
+        ids = (
+            torch.arange(distribution.width, device=self.device) if distribution.tokens is None else distribution.tokens
+        )
+        h = (ids.to(torch.int32) * -0x61C88647).expand(distribution.probs.shape).clone()
         h = _mix32(_mix32(h, low[..., None]), high[..., None])
         bits = (h >> 1) & 0x7FFFFFFF  # the arithmetic shift's sign bit is cut off again
-        uniform = ((bits.to(law.probs.dtype) + 0.5) * 2.0**-31).clamp_(max=1 - 2.0**-24)
+        uniform = ((bits.to(distribution.probs.dtype) + 0.5) * 2.0**-31).clamp_(max=1 - 2.0**-24)
         return uniform.neg_().log1p_().neg_()

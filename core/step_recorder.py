@@ -24,7 +24,7 @@ class Record:
     nodes: bool = True  # the draft, node by node
     alternatives: int = 0  # the target's likeliest tokens behind each committed one
     logprobs: bool = False  # of each committed token, under the model's own softmax
-    entropy: bool = False  # of the law that each committed token follows, in nats
+    entropy: bool = False  # of the distribution that each committed token follows, in nats
 
 
 class Seen:
@@ -35,11 +35,11 @@ class Seen:
         wanted = [draft.tokens, verdict.path, verdict.token[:, None], verdict.resampled[:, None]]
         self._note = draft.note
         self._priced, self._relaxed, self._nodes = (
-            verdict.price is not None,
+            verdict.total_variation is not None,
             verdict.relaxed is not None,
             nodes,
         )
-        wanted += [] if verdict.price is None else [verdict.price]
+        wanted += [] if verdict.total_variation is None else [verdict.total_variation]
         wanted += [] if verdict.relaxed is None else [verdict.relaxed]
         if nodes:
             parents, fixed = draft.tree.parents.expand(rows, -1), draft.fixed.expand(rows, -1)
@@ -73,7 +73,7 @@ class Seen:
         if self._note is not None:
             found["note"] = self._note[row]
         if self._price is not None:
-            found["price"] = tuple(self._price[row, :kept].tolist())
+            found["total_variation"] = tuple(self._price[row, :kept].tolist())
         if self._nodes:
             found |= self._tree(row, kept)
         return found
@@ -109,9 +109,9 @@ class Extras:
         tokens = verdict.emitted(scores.draft).clamp(min=0)
         wanted: list[Tensor] = []
         if record.alternatives or record.entropy:
-            laws = scores.laws(rows)
-            wanted += laws.top(record.alternatives) if record.alternatives else ()
-            wanted += [laws.entropy()] if record.entropy else []
+            distributions = scores.distributions(rows)
+            wanted += distributions.top(record.alternatives) if record.alternatives else ()
+            wanted += [distributions.entropy()] if record.entropy else []
         if record.logprobs:
             logits = scores.logits(rows)
             logits = logits if logits.dtype == torch.float64 else logits.float()

@@ -57,10 +57,10 @@ class Step:
     path: tuple[int, ...] = ()  # accepted nodes among those above, from the root down
     emitted: tuple[int, ...] = ()  # committed tokens
     sources: tuple[Source, ...] = ()  # of each committed token, one of SOURCES
-    price: tuple[float, ...] = ()  # of each committed token: total variation from the target's law
+    total_variation: tuple[float, ...] = ()  # of each committed token: total variation from the target's distribution
     alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()  # if asked for: the target's likeliest at each token
     logprobs: tuple[float, ...] = ()  # if asked for: of each committed token under the model's own softmax
-    entropy: tuple[float, ...] = ()  # if asked for: of the law that each committed token follows, in nats
+    entropy: tuple[float, ...] = ()  # if asked for: of the distribution that each committed token follows, in nats
     finish: Finish | None = None
     note: str = ""  # what the drafter had to say: who drafted, or why nobody did
     times: Times = Times()
@@ -146,7 +146,7 @@ class Summary:
     conditional: tuple[float, ...]  # the same among steps that accepted every position before i
     sources: dict[str, int]
     times: Times
-    price: float  # summed total variation; 0 for a lossless rule
+    total_variation: float  # summed total variation; 0 for a lossless rule
     seconds: float
 
     @property
@@ -178,7 +178,7 @@ class Summary:
             conditional=tuple(hit / all_ if all_ else 0.0 for hit, all_ in zip(reached, before, strict=True)),
             sources={name: sum(step.sources.count(name) for step in steps) for name in SOURCES},
             times=times,
-            price=sum(sum(step.price) for step in steps),
+            total_variation=sum(sum(step.total_variation) for step in steps),
             seconds=times.total,
         )
 
@@ -226,7 +226,8 @@ def _check(step: Step) -> None:
         and all(0 <= node < nodes for node in step.path)
         and len(step.sources) == len(step.emitted)
         and all(
-            len(part) in (0, len(step.emitted)) for part in (step.price, step.logprobs, step.alternatives, step.entropy)
+            len(part) in (0, len(step.emitted))
+            for part in (step.total_variation, step.logprobs, step.alternatives, step.entropy)
         )
         and step.row >= 0
         and step.index >= 0

@@ -91,8 +91,8 @@ def bars(title: str, found: Mapping[str, float], unit: str = "", base: float | N
     return svg.bars(title, [(name, one, one, one) for name, one in found.items()], SERIES[0], unit=unit, base=base)
 
 
-def laws(found: Mapping[str, Sequence[float]], words: Sequence[str], *, stacked: bool = False) -> svg.Drawing:
-    """Laws over a few words, side by side or on top of one another."""
+def distributions(found: Mapping[str, Sequence[float]], words: Sequence[str], *, stacked: bool = False) -> svg.Drawing:
+    """Distributions over a few words, side by side or on top of one another."""
     top = max(map(sum, zip(*found.values(), strict=True))) if stacked else max(map(max, found.values()))
     plot = svg.Plot(" and ".join(found), "the next word", (-0.5, len(words) - 0.5), top, "probability")
     width = 0.6 if stacked else 0.8 / len(found)

@@ -57,42 +57,42 @@ PARTS = (  # of words: half a surrogate pair, a zero, right to left, marks of ch
 ODD = ([], {}, [[]], None, 3, [None], [{}], b"x", [b"x"], [3], [-1], [1 << 40], [1.5], [True])  # no prompts
 
 
-def damaged(dice: random.Random, good: bytes) -> bytes:
+def damaged(rng: random.Random, good: bytes) -> bytes:
     """A few bytes changed, a number made huge, something cut out or off."""
     found = bytearray(good)
-    kinds = (0, 1, 2, 3, 4) if dice.random() < 0.3 else (0, 1, 3)
-    for _ in range(dice.randint(1, 3)):
-        at, kind = dice.randrange(max(len(found), 1)), dice.choice(kinds)
+    kinds = (0, 1, 2, 3, 4) if rng.random() < 0.3 else (0, 1, 3)
+    for _ in range(rng.randint(1, 3)):
+        at, kind = rng.randrange(max(len(found), 1)), rng.choice(kinds)
         if not found:
             break
         if kind == 0:
-            found[at] = dice.randrange(256)
+            found[at] = rng.randrange(256)
         elif kind == 1:
-            found[at] ^= 1 << dice.randrange(8)
+            found[at] ^= 1 << rng.randrange(8)
         elif kind == 2:
-            del found[at : at + dice.randint(1, 40)]
+            del found[at : at + rng.randint(1, 40)]
         elif kind == 3:
-            found[at : at + 8] = struct.pack("<Q", dice.choice(COUNTS))
+            found[at : at + 8] = struct.pack("<Q", rng.choice(COUNTS))
         else:
             del found[at:]
     return bytes(found)
 
 
-def bent(dice: random.Random, good: Any) -> Any:
+def bent(rng: random.Random, good: Any) -> Any:
     """JSON with one value, however deep, that is of another kind."""
     found = json.loads(json.dumps(good))
     place = found
     while True:
-        key = dice.choice(list(place)) if isinstance(place, dict) else dice.randrange(len(place))
-        if isinstance(place[key], dict | list) and place[key] and dice.random() < 0.7:
+        key = rng.choice(list(place)) if isinstance(place, dict) else rng.randrange(len(place))
+        if isinstance(place[key], dict | list) and place[key] and rng.random() < 0.7:
             place = place[key]
             continue
-        place[key] = dice.choice(WRONG)
+        place[key] = rng.choice(WRONG)
         return found
 
 
-def words(dice: random.Random) -> str:
-    return "".join(dice.choice(PARTS) for _ in range(dice.randint(0, 12)))
+def words(rng: random.Random) -> str:
+    return "".join(rng.choice(PARTS) for _ in range(rng.randint(0, 12)))
 
 
 def survives(cases: int, once: Callable[[random.Random], object], *, refused: float = 0.0) -> None:
@@ -119,12 +119,12 @@ def test_safetensors(tmp_path: Path) -> None:
     (size,) = struct.unpack("<Q", good[:8])
     header = json.loads(good[8 : 8 + size])
 
-    def once(dice: random.Random) -> None:
-        if dice.random() < 0.5:
-            told = json.dumps(bent(dice, header)).encode()
+    def once(rng: random.Random) -> None:
+        if rng.random() < 0.5:
+            told = json.dumps(bent(rng, header)).encode()
             path.write_bytes(struct.pack("<Q", len(told)) + told + good[8 + size :])
         else:
-            path.write_bytes(damaged(dice, good))
+            path.write_bytes(damaged(rng, good))
         for tensor in Checkpoint(path).values():
             tensor.float().sum()
 
@@ -136,8 +136,8 @@ def test_datastores(tmp_path: Path) -> None:
     Datastore.build([[1, 2, 3], [2, 3, 4], [5] * 20], {"tokenizer": "x"}).save(path)
     good = path.read_bytes()
 
-    def once(dice: random.Random) -> None:
-        path.write_bytes(damaged(dice, good))
+    def once(rng: random.Random) -> None:
+        path.write_bytes(damaged(rng, good))
         Datastore.load(path, 100).find([1, 2, 3], 8, 1)
 
     survives(600, once, refused=0.5)
@@ -151,8 +151,8 @@ def test_sets_of_pictures(tmp_path: Path) -> None:
     ).save(path)
     good = path.read_bytes()
 
-    def once(dice: random.Random) -> None:
-        path.write_bytes(rezipped(dice, good) if dice.random() < 0.7 else damaged(dice, good))
+    def once(rng: random.Random) -> None:
+        path.write_bytes(rezipped(rng, good) if rng.random() < 0.7 else damaged(rng, good))
         assert len(Pictures.load(path)) == 2
 
     survives(400, once, refused=0.5)
@@ -164,28 +164,28 @@ def test_sets_of_speech(tmp_path: Path) -> None:
     save_speech(path, [one, one])
     good = path.read_bytes()
 
-    def once(dice: random.Random) -> None:
-        path.write_bytes(rezipped(dice, good) if dice.random() < 0.7 else damaged(dice, good))
+    def once(rng: random.Random) -> None:
+        path.write_bytes(rezipped(rng, good) if rng.random() < 0.7 else damaged(rng, good))
         load_speech(path)
 
     survives(400, once, refused=0.3)
 
 
-def rezipped(dice: random.Random, good: bytes) -> bytes:
+def rezipped(rng: random.Random, good: bytes) -> bytes:
     """An archive of arrays, one of which is damaged behind a checksum that is right, or is of another shape or kind."""
     made = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(good)) as old, zipfile.ZipFile(made, "w") as new:
-        chosen = dice.choice(old.namelist())
+        chosen = rng.choice(old.namelist())
         for name in old.namelist():
             data = old.read(name)
             if name == chosen:
-                kind = dice.randrange(4)
+                kind = rng.randrange(4)
                 if kind == 0:
-                    data = damaged(dice, data[:128]) + data[128:]
+                    data = damaged(rng, data[:128]) + data[128:]
                 elif kind == 1:
-                    data = damaged(dice, data)
+                    data = damaged(rng, data)
                 elif kind == 2:
-                    data = data.replace(b"(", b"(%d, " % dice.choice(COUNTS), 1)[: len(data)]
+                    data = data.replace(b"(", b"(%d, " % rng.choice(COUNTS), 1)[: len(data)]
                 else:
                     continue
             new.writestr(name, data)
@@ -201,10 +201,10 @@ def test_checkpoints_of_a_training(tmp_path: Path) -> None:
     files = {path: path.read_bytes() for path in sorted((tmp_path / "checkpoint").iterdir())}
     state = json.loads((tmp_path / "checkpoint" / "state.json").read_text(encoding="utf-8"))
 
-    def once(dice: random.Random) -> None:
-        path = dice.choice(list(files))
-        told = json.dumps(bent(dice, state)).encode()
-        path.write_bytes(told if path.suffix == ".json" and dice.random() < 0.7 else damaged(dice, files[path]))
+    def once(rng: random.Random) -> None:
+        path = rng.choice(list(files))
+        told = json.dumps(bent(rng, state)).encode()
+        path.write_bytes(told if path.suffix == ".json" and rng.random() < 0.7 else damaged(rng, files[path]))
         try:
             assert isinstance(restore(made, tmp_path, "a", Progress), Progress)
         finally:
@@ -217,9 +217,9 @@ def test_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = runpy.run_path(str(HERE / "core" / "assets" / "test_gguf.py"))["write"](tmp_path / "m.gguf").read_bytes()
     path = tmp_path / "bent.gguf"
 
-    def once(dice: random.Random) -> None:
-        monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / f"cache{dice.random()}"))
-        path.write_bytes(damaged(dice, good[:6000]) + good[6000:] if dice.random() < 0.8 else damaged(dice, good))
+    def once(rng: random.Random) -> None:
+        monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / f"cache{rng.random()}"))
+        path.write_bytes(damaged(rng, good[:6000]) + good[6000:] if rng.random() < 0.8 else damaged(rng, good))
         converted(path)
 
     survives(60, once, refused=0.3)
@@ -233,9 +233,9 @@ def test_trained_weights(tmp_path: Path) -> None:
     good = json.loads(source.with_suffix(".json").read_text(encoding="utf-8"))
     good = {**good, "config": {**good["config"], "words": good["config"]["words"][:3]}, "provenance": {}}
 
-    def once(dice: random.Random) -> None:
-        told = json.dumps(bent(dice, good)).encode()
-        path.with_suffix(".json").write_bytes(told if dice.random() < 0.7 else damaged(dice, told))
+    def once(rng: random.Random) -> None:
+        told = json.dumps(bent(rng, good)).encode()
+        path.with_suffix(".json").write_bytes(told if rng.random() < 0.7 else damaged(rng, told))
         load_trained(path, recipes.KINDS, None)
 
     survives(15, once, refused=0.8)
@@ -247,11 +247,11 @@ def test_models(file: str, tmp_path: Path) -> None:
     folder = TINY["write"](tmp_path / "tiny")
     told = (folder / file).read_text(encoding="utf-8")
 
-    def once(dice: random.Random) -> None:
-        if dice.random() < 0.75:
-            (folder / file).write_text(json.dumps(bent(dice, json.loads(told))), encoding="utf-8")
+    def once(rng: random.Random) -> None:
+        if rng.random() < 0.75:
+            (folder / file).write_text(json.dumps(bent(rng, json.loads(told))), encoding="utf-8")
         else:
-            (folder / file).write_bytes(damaged(dice, told.encode()))
+            (folder / file).write_bytes(damaged(rng, told.encode()))
         text.load(folder, dtype="float32").generate("ab", max_new_tokens=2, drafter=None)
 
     survives(30, once)
@@ -261,8 +261,8 @@ def test_files_of_prompts(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     good = b'{"prompt": "a", "id": 1, "task": "x"}\n{"turns": ["b"], "question_id": 3, "category": "y"}\n'
 
-    def once(dice: random.Random) -> None:
-        path.write_bytes(damaged(dice, good))
+    def once(rng: random.Random) -> None:
+        path.write_bytes(damaged(rng, good))
         load_prompts(path)
 
     survives(400, once, refused=0.3)
@@ -300,32 +300,32 @@ OF_PICTURES = {
 OF_SPEECH = {**COMMON, "rule": ("exact", "tolerance"), "speed": (0.7, 1.5), "rule_options": ({"x": 1},)}
 
 
-def asked(dice: random.Random, good: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def asked(rng: random.Random, good: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """A prompt, or a batch, or neither; and options, most of them as they should be."""
-    said = words(dice)
-    prompt = dice.choice(ODD if dice.random() < 0.1 else (said, f"cat {said}", f"{said} cat", [f"{said} cat", "cat"]))
-    options = {name: dice.choice((*values, dice.choice(WRONG))) for name, values in good.items() if dice.random() < 0.2}
-    return prompt, options | ({said: 1} if dice.random() < 0.05 else {})
+    said = words(rng)
+    prompt = rng.choice(ODD if rng.random() < 0.1 else (said, f"cat {said}", f"{said} cat", [f"{said} cat", "cat"]))
+    options = {name: rng.choice((*values, rng.choice(WRONG))) for name, values in good.items() if rng.random() < 0.2}
+    return prompt, options | ({said: 1} if rng.random() < 0.05 else {})
 
 
 def test_prompts(tmp_path: Path) -> None:
     lm = text.load(TINY["write"](tmp_path / "tiny"), dtype="float32")
 
-    def once(dice: random.Random) -> None:
-        said, kind = words(dice), dice.randrange(5)
+    def once(rng: random.Random) -> None:
+        said, kind = words(rng), rng.randrange(5)
         if kind == 0:
-            lm.generate(said, max_new_tokens=2, drafter="prompt-lookup", raw=dice.random() < 0.5)
+            lm.generate(said, max_new_tokens=2, drafter="prompt-lookup", raw=rng.random() < 0.5)
         elif kind == 1:
-            role, content = dice.choice(("user", "evil", said, 3, None)), dice.choice((said, None, 3, [said]))
+            role, content = rng.choice(("user", "evil", said, 3, None)), rng.choice((said, None, 3, [said]))
             lm.generate([{"role": role, "content": content}], max_new_tokens=2)  # type: ignore[list-item]
         elif kind == 2:
             lm.generate([said, f"{said}x"], max_new_tokens=2)
         elif kind == 3:
-            prompt, options = asked(dice, OF_TEXT)
+            prompt, options = asked(rng, OF_TEXT)
             with closing(lm.stream(prompt, **{"max_new_tokens": 2, **options})) as stream:
                 next(stream, None)
         else:
-            lm.generate(dice.choice(ODD), max_new_tokens=2)
+            lm.generate(rng.choice(ODD), max_new_tokens=2)
 
     survives(300, once, refused=0.1)
 
@@ -336,8 +336,8 @@ def test_pictures() -> None:
     codec = Tokenizer(Layout((4, 3, 3), (8, 16, 16))).eval()
     im = ImageModel(tokens.network(), tokens.names, codec, name="tiny", draft=lambda: draft)
 
-    def once(dice: random.Random) -> None:
-        prompt, options = asked(dice, OF_PICTURES)
+    def once(rng: random.Random) -> None:
+        prompt, options = asked(rng, OF_PICTURES)
         with closing(im.stream(prompt, **options)) as stream:
             next(stream)
 
@@ -347,8 +347,8 @@ def test_pictures() -> None:
 def test_speech() -> None:
     speaker = runpy.run_path(str(HERE / "speech" / "conftest.py"))["small_speaker"]()
 
-    def once(dice: random.Random) -> None:
-        text, options = asked(dice, OF_SPEECH)
+    def once(rng: random.Random) -> None:
+        text, options = asked(rng, OF_SPEECH)
         with closing(speaker.stream(text, **options)) as stream:
             next(stream)
 
@@ -358,10 +358,10 @@ def test_speech() -> None:
 def test_what_is_to_be_drawn_and_said() -> None:
     names = PromptEncoder(36, ("noto", "fluent"), ("cat", "red", "heart"))
 
-    def once(dice: random.Random) -> None:
-        said = words(dice)
-        if dice.random() < 0.5:
-            names.read(said, dice.choice(("noto", None, said, "")))
+    def once(rng: random.Random) -> None:
+        said = words(rng)
+        if rng.random() < 0.5:
+            names.read(said, rng.choice(("noto", None, said, "")))
         else:
             for part in pieces(said):
                 ids(phonemes(part))

@@ -1,12 +1,11 @@
 """Every drafter on every published class, for pictures, sound and text behind a picture or a sound: greedy output is
-plain decoding's, so is what is drawn with the same noise, and the law of the output, every branch of chance walked, is
-the target's.
+plain decoding's, so is what is drawn with the same noise, and the distribution of the output, every branch of chance
+walked, is the target's.
 
 The classes are the real ones, tiny, of random weights (tests/tiny_classes.py); that plain decoding is their own
-`generate` stands in each modality's tests. Laws are walked in 64 bits on three or four codes and a token more than
-drafts are deep, so that a draft is taken whole, in part and not at all; LlamaGen, which is our own transformer in 32
-bits, as far as those go.
-"""
+`generate` stands in each modality's tests. Distributions are walked in 64 bits on three or four codes and a token more
+than drafts are deep, so that a draft is taken whole, in part and not at all; LlamaGen, which is our own transformer in
+32 bits, as far as those go."""
 
 from __future__ import annotations
 
@@ -185,7 +184,7 @@ def test_drafters_that_see_their_target_cheaper_are_refused(drafter: str) -> Non
         made("llava")(drafter=drafter, **GREEDY)
 
 
-# ---- laws
+# ---- distributions
 
 TRIALS = {  # where the table's own have thousands of branches
     "sampled-tree": {"shape": (-1, -1, 0)},
@@ -237,7 +236,7 @@ def few_llamagen(prompt: str, captioned: bool = False) -> Parts:
 
 
 def few_sound(make: Callable[..., Any], prompt: Any, first: Sequence[int] = (), **options: Any) -> Parts:
-    """`first`: what the stage before said; the law is the next one's."""
+    """`first`: what the stage before said; the distribution is the next one's."""
 
     def of(seed: int) -> tuple[Callable[[int], Target], Any]:
         model = make(seed, layers=1).double()
@@ -289,12 +288,12 @@ FEW: Mapping[str, tuple[Callable[[], Parts], int]] = {  # and how many tokens
 
 @cache
 def few(name: str) -> tuple[Case, Callable[[], Target], SequenceDistribution]:
-    """All but the drafter, a model that drafts, and the law."""
+    """All but the drafter, a model that drafts, and the distribution."""
     make, limit = FEW[name]
     big, small, root, end = make()
     sampling = Sampling(end=tuple(end))
-    law = target_law(Rows(big), root, sampling, limit)
-    assert len(law) > 8 and max(law.values()) < 0.7
+    distribution = target_law(Rows(big), root, sampling, limit)
+    assert len(distribution) > 8 and max(distribution.values()) < 0.7
     case = Case(
         target=partial(Rows, big),
         drafter=lambda: None,
@@ -303,15 +302,17 @@ def few(name: str) -> tuple[Case, Callable[[], Target], SequenceDistribution]:
         sampling=sampling,
         limits=[limit],
     )
-    return case, partial(Rows, small), law
+    return case, partial(Rows, small), distribution
 
 
 @pytest.mark.parametrize(("name", "drafter"), table(FEW, lambda name: of_sound()))
 def test_whoever_drafts_the_law_stays(name: str, drafter: str, measured: Any) -> None:
-    case, small, law = few(name)
+    case, small, distribution = few(name)
     method = DRAFTERS[drafter]
     options = TRIALS.get(drafter, method.trials[0])
     (found,) = enumerate_output(replace(case, drafter=partial(equip, method, options, small)))
-    off = total_variation(found, law)
-    measured("published classes: total variation of what is drafted from the target's law", name=name, value=off)
+    off = total_variation(found, distribution)
+    measured(
+        "published classes: total variation of what is drafted from the target's distribution", name=name, value=off
+    )
     assert off < (1e-5 if name.startswith("llamagen") else 1e-12)

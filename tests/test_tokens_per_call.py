@@ -50,7 +50,7 @@ def model(modality: str) -> Any:
     if modality == "speech":  # nobody listens: what makes sound of it needn't be fetched
         voice, codec = recipes.voice(), recipes.codec()
         small = functools.partial(recipes.voice, "speech-draft")
-        return SpeechModel(voice, codec, Vocoder(16), name="heart", draft=small, taught=recipes.pupil)
+        return SpeechModel(voice, codec, Vocoder(16), name="heart", draft=small, taught=recipes.draft_head)
     return text.load("smollm2-135m", dtype="float32") if modality == "text" else image.load("emoji")
 
 

@@ -39,7 +39,7 @@ def tokenizer(extra: dict[str, str], words: tuple[str, ...] = WORDS, bare: bool 
 
 
 def sharpened(model: Any, by: float = 1.0) -> Any:
-    """Weights far enough from 0 for laws that are neither flat nor certain."""
+    """Weights far enough from 0 for distributions that are neither flat nor certain."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -133,13 +133,13 @@ def _table(rows: list[Row]) -> Any:
         "passes a code",
         "accepted",
         "relaxed",
-        "price",
+        "total_variation",
         "nats a code",
         *measures,
     ):
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
-        relaxed = ("", "") if row.lossless else (f"{row.relaxed:.0%}", f"{row.price:.4f}")
+        relaxed = ("", "") if row.lossless else (f"{row.relaxed:.0%}", f"{row.total_variation:.4f}")
         table.add_row(
             row.name,
             f"{row.speedup:.2f} ({row.speedup_low:.2f}-{row.speedup_high:.2f})",

@@ -194,7 +194,7 @@ def _table(title: str, columns: list[str]) -> Any:
 
 
 def _speeds(rows: list[Mapping[str, Any]]) -> Any:
-    """The language model alone; beside acceptance, how open its laws are."""
+    """The language model alone; beside acceptance, how open its distributions are."""
     from outrider.app.bench.tables import COLUMNS
 
     shown = {name: COLUMNS[name][0] for name in ("tok/s", "speedup (95 %)", "tok/call", "accepted", "same output")}

@@ -29,8 +29,8 @@ READING = {
     "free tokens": "how many tokens a pass checks for the price of one, in a dense model: where drafts stop being free",
 }
 SPENDING = {
-    "drafting": "handling the drafts on the drafter's side: its laws, drawing or ranking tokens, the tree",
-    "loop": "rule and the rest together: laws of the target where needed, verdict, commit, trace",
+    "drafting": "handling the drafts on the drafter's side: its distributions, drawing or ranking tokens, the tree",
+    "loop": "rule and the rest together: distributions of the target where needed, verdict, commit, trace",
     "untraced": "the same when no nodes are recorded",
     "accepted": "guesses accepted a step, of 16: the more are accepted, the more there is to judge",
 }

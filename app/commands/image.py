@@ -124,9 +124,11 @@ def asked_for(prompts: str) -> tuple[str, ...]:
 def _told(result: Result) -> str:
     found = result.trace.summary()
     words = f"{found.tokens} codes in {found.target_calls} calls of the target, {found.tokens_per_call:.2f} a call"
-    if found.price:
+    if found.total_variation:
         relaxed = found.sources.get("relaxed", 0)
-        words += f"; {relaxed} accepted only because the rule is relaxed, for {found.price:.2f} of total variation"
+        words += (
+            f"; {relaxed} accepted only because the rule is relaxed, for {found.total_variation:.2f} of total variation"
+        )
     return words
 
 

@@ -138,9 +138,11 @@ def _told(result: Result) -> str:
     )
     if result.first is not None:
         words += f", first heard after {result.first:.2f} s"
-    if found.price:
+    if found.total_variation:
         relaxed = found.sources.get("relaxed", 0)
-        words += f"; {relaxed} accepted only because the rule is relaxed, for {found.price:.2f} of total variation"
+        words += (
+            f"; {relaxed} accepted only because the rule is relaxed, for {found.total_variation:.2f} of total variation"
+        )
     if result.finish != "end":
         words += "; it came to its limit before its end"
     return words

@@ -135,7 +135,7 @@ def scenes(options: Options) -> list[Scene]:
     found = [
         Scene(
             "table",
-            f"A table: {VOCABULARY} tokens, every law a hash of what came before",
+            f"A table: {VOCABULARY} tokens, every distribution a hash of what came before",
             "the same table, blurred",
             TableTarget(VOCABULARY, options.seed, sharpness=2.0),
             blurred,
@@ -228,7 +228,7 @@ def play(console: Console, number: int, scene: Scene, pause: float) -> None:
     show_tree(console, scene, fast)
     terminal.report(console, {"plain": Summary.of(plain), method.name: Summary.of(fast)})
     if not make_rule(options.rule).lossless:
-        console.print(terminal.price(fast))
+        console.print(terminal.total_variation(fast))
     say_same(console, scene)
 
 
@@ -261,7 +261,9 @@ def say_same(console: Console, scene: Scene) -> None:
     verdict = "Identical to plain decoding: " if good else "Not identical to plain decoding: "
     console.print(Text.assemble((verdict, "bold green" if good else "bold red"), said, "."))
     if options.rule != "gumbel-match" and options.temperature > 0 and make_rule(options.rule).lossless:
-        console.print(f"[dim]Above, {options.rule} drew otherwise than plain decoding, from exactly the same law.[/]")
+        console.print(
+            f"[dim]Above, {options.rule} drew otherwise than plain decoding, from exactly the same distribution.[/]"
+        )
 
 
 def relax(console: Console, number: int, scene: Scene, pause: float) -> None:
@@ -276,4 +278,4 @@ def relax(console: Console, number: int, scene: Scene, pause: float) -> None:
     loose = list(scene.steps(scene.drafter, rule, heat, reference, rows=_ROWS, **settings))
     console.print(f"\n[bold]{_ROWS} such runs in one batch[/]")
     console.print(terminal.comparison({"exact": Summary.of(strict), rule: Summary.of(loose)}))
-    console.print(terminal.price(loose))
+    console.print(terminal.total_variation(loose))

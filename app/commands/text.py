@@ -135,7 +135,7 @@ def _difference(before: Result, after: Result) -> str:
     if not after.trace.lossless:
         why = "a relaxed rule may change the text"
     elif before.trace.options.get("temperature"):
-        why = "drawn from the same law, but by other random numbers; --rule gumbel-match gives the same tokens"
+        why = "drawn from the same distribution, but by other random numbers; --rule gumbel-match gives the same tokens"
     else:
         why = "likely a near-tie in rounded arithmetic; --dtype float32 rounds less"
     return f"other tokens than plain decoding from number {place + 1} on ({why})"

@@ -165,7 +165,7 @@ def _cells(one: Mapping[str, Any], runs: Sequence[Run], cost: PassCost | None) -
         "" if one["tokens_per_call"] is None else f"{one['tokens_per_call']:.2f}",
         f"{one['acceptance_rate']:.0%}" if total.drafted else "-",
         "" if one["identical"] is None else f"{one['identical']:.0%}",
-        f"{total.price / max(total.tokens, 1):.4f}" if not one["lossless"] else "0",
+        f"{total.total_variation / max(total.tokens, 1):.4f}" if not one["lossless"] else "0",
         surprise(runs),
         "" if not ahead else f"{ahead:.1f}",
         length,

@@ -99,7 +99,7 @@ def step(recording: Recording, place: int) -> Drawing:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    heads = ("", "token", "p", "q", "chance", "price")
+    heads = ("", "token", "p", "q", "chance", "total_variation")
     head = "".join(f'<th scope="col">{name}</th>' for name in heads)
     body = "".join("<tr>" + "".join(f"<td>{safe(cell)}</td>" for cell in row) + "</tr>" for row in rows[:64])
     inner = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
@@ -175,4 +175,4 @@ def verdict(recording: Recording) -> str:
         return said + "; the outputs differ, as the rule is relaxed."
     if recording.trace.options.get("temperature") == 0:
         return said + "; the outputs part where two tokens were about equally likely (rounding)."
-    return said + "; both are drawn from the same law (the rule gumbel-match would give the very same tokens)."
+    return said + "; both are drawn from the same distribution (the rule gumbel-match would give the very same tokens)."

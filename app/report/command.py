@@ -148,17 +148,17 @@ def recipe_of(modality: str, drafter: str) -> str:
     if modality == "text":
         from outrider.text.recipes import RECIPES
 
-        alike = [one.name for one in RECIPES.values() if one.kind is method.pupil]
+        alike = [one.name for one in RECIPES.values() if one.kind is method.draft_head]
         return drafter if drafter in RECIPES else alike[0] if alike else ""
     if "model" in method.needs:
         return f"{modality}-draft"
-    if method.pupil is None:
+    if method.draft_head is None:
         return ""
     if modality == "speech":
         return f"speech-{drafter}"
     from outrider.image.recipes import RECIPES as OF_IMAGE
 
-    return next((one.name for one in OF_IMAGE.values() if one.kind is method.pupil), "")
+    return next((one.name for one in OF_IMAGE.values() if one.kind is method.draft_head), "")
 
 
 def _possible(modality: str, words: Sequence[str]) -> list[str]:

@@ -252,7 +252,7 @@ MARKS = (
         _rung("codec", "word_error"),
         most=0.04,
     ),
-    Mark("speech", "judged", "nats of the voice's own law", _plain("target_entropy"), 1.5),
+    Mark("speech", "judged", "nats of the voice's own distribution", _plain("target_entropy"), 1.5),
 )
 
 

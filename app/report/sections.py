@@ -118,7 +118,7 @@ TEXT = (
     Section(
         "sampled",
         "Without training, temperature 0.7",
-        "The same, drawn; all of these keep the law of the output.",
+        "The same, drawn; all of these keep the distribution of the output.",
         (f"text --drafters {_FREE} {_OPTIONS} --max-new-tokens 96 --limit 48 --temperature 0.7 --calibrate sequoia",),
         _BUILD,
     ),
@@ -136,7 +136,7 @@ TEXT = (
     Section(
         "rules",
         "Relaxed rules for text, temperature 0.7",
-        "These change the output's law; what they cost is in each trace (`relaxed price`).",
+        "These change the output's distribution; what they cost is in each trace (`relaxed price`).",
         tuple(
             f"text --drafters {drafter} --rule {rule} --max-new-tokens 96 --limit 48 --temperature 0.7"
             for drafter, rule in (("draft-model", "top-beta"), ("bild", "bild"), ("draft-model", "verify-every"))
@@ -232,8 +232,8 @@ IMAGE = (
     Section(
         "relaxed",
         "Relaxed rules, temperature 1",
-        "Calls spared against what each rule takes from the law: the price is the total variation of a code on "
-        "average; nats a code are what the target itself thinks of the pictures.",
+        "Calls spared against what each rule takes from the distribution: the price is the total variation of a code "
+        "on average; nats a code are what the target itself thinks of the pictures.",
         (
             f"image --drafters jacobi --rules exact,{_RELAXED},lantern-plus-plus,grouped {_LATE} {_DRAWN} "
             "--plot {folder}/relaxed.png",
@@ -287,8 +287,8 @@ SPEECH = (
         METHODS,
         "Every method, at temperature 0 and 1",
         "Every drafter there are weights for, under the rule that changes nothing, on held-out sentences of all kinds; "
-        "times are the language model's. Nats/tok say how open the voice's own laws are; work is what model, codec and "
-        "vocoder take, in seconds for a second of sound.",
+        "times are the language model's. Nats/tok say how open the voice's own distributions are; work is what model, "
+        "codec and vocoder take, in seconds for a second of sound.",
         _both(f"speech --drafters {_SPOKEN} --limit 14 --dtype bfloat16"),
         needs=_VOICE,
         quick=True,
@@ -317,7 +317,7 @@ SPEECH = (
     Section(
         "curve",
         "Tolerance from strict to lax",
-        "Tokens of a call against words wrong, as more draws from the target's law let a guess pass.",
+        "Tokens of a call against words wrong, as more draws from the target's distribution let a guess pass.",
         (
             f"speech {_HEARD} --rules tolerance --rule-option tolerance.tau=3,8,30,100 --limit 60 {_SAID} "
             "--judge --rated 30 --plot {folder}/curve.png",

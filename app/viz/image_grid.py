@@ -17,7 +17,8 @@ _RAMP = ((0, 32, 77), (65, 77, 107), (124, 123, 120), (188, 175, 111), (255, 234
 
 def cells(steps: Sequence[Step], what: str, rows: int, columns: int) -> list[list[float | None]]:
     """One number for each code of a picture in raster order: the `round` that committed it, the `chance` with which it
-    was accepted, the `entropy` of the law it was drawn from, or `relaxed`, 1 where only the rule's leave let it in."""
+    was accepted, the `entropy` of the distribution it was drawn from, or `relaxed`, 1 where only the rule's leave let
+    it in."""
     found: list[float | None] = []
     for step in steps:
         for level in range(len(step.emitted)):

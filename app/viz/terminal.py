@@ -135,14 +135,14 @@ def time_split(times: Times) -> Text:
     return Text("Time: " + ", ".join(shares))
 
 
-def price(steps: Iterable[Step]) -> Text:
-    """What a relaxed rule cost: total variation of each token's law from the target's."""
-    paid = [one for step in steps for one in (step.price or [0.0] * len(step.emitted))]
+def total_variation(steps: Iterable[Step]) -> Text:
+    """What a relaxed rule cost: total variation of each token's distribution from the target's."""
+    paid = [one for step in steps for one in (step.total_variation or [0.0] * len(step.emitted))]
     mean, most = sum(paid) / max(len(paid), 1), max(paid, default=0.0)
     return Text.assemble(
         ("Price: ", "bold yellow"),
         f"{mean:.3f} a token on average, {most:.3f} at most, {sum(paid):.2f} in all ",
-        ("(total variation between the law of what came out and the target's own law)", "dim"),
+        ("(total variation between the distribution of what came out and the target's own distribution)", "dim"),
     )
 
 

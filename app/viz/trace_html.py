@@ -37,7 +37,7 @@ def facts(trace: Trace) -> dict[str, str]:
         "tokens a second": f"{found.tokens_per_second:.1f}",
     }
     if not trace.lossless:
-        said["price"] = f"{found.price:.2f} in all"
+        said["total_variation"] = f"{found.total_variation:.2f} in all"
     return said
 
 
@@ -52,11 +52,15 @@ def conditions(trace: Trace) -> str:
 
 
 def badge(lossless: bool) -> Drawing:
-    """Whether the law of what comes out is the target's own."""
+    """Whether the distribution of what comes out is the target's own."""
     if lossless:
-        look, words, why = "#009E73", "lossless", "what comes out has exactly the target's own law"
+        look, words, why = "#009E73", "lossless", "what comes out has exactly the target's own distribution"
     else:
-        look, words, why = "#E69F00", "relaxed", "what comes out is near the target's law; every step notes its price"
+        look, words, why = (
+            "#E69F00",
+            "relaxed",
+            "what comes out is near the target's distribution; every step notes its price",
+        )
     mark = "✓" if lossless else "~"
     return Drawing(
         f'<span class="or-badge" title="{safe(why)}" style="border:1.5px solid {look};background:{look}{_TINT};'
@@ -159,8 +163,8 @@ def explained(step: Step, kind: Kind, token: int, node: int | None, level: int |
     if level is not None and level < len(step.alternatives):
         likely = ", ".join(f"“{visible(name(one))}” {share:.1%}" for one, share in step.alternatives[level])
         said.append(f"the target's likeliest: {likely}")
-    if level is not None and level < len(step.price) and step.price[level]:
-        said.append(f"price {step.price[level]:.4f}")
+    if level is not None and level < len(step.total_variation) and step.total_variation[level]:
+        said.append(f"price {step.total_variation[level]:.4f}")
     return " · ".join([*said, f"call {step.index + 1}"])
 
 
@@ -269,10 +273,12 @@ def step_table(step: Step, name: Name = numbered) -> list[list[str]]:
     """Every tried node and committed token of a step with its numbers: kind, token, p, q, chance, price."""
     rows = []
     for kind, token, node, level in placed(step):
-        price = f"{step.price[level]:.4f}" if level is not None and level < len(step.price) else ""
+        total_variation = (
+            f"{step.total_variation[level]:.4f}" if level is not None and level < len(step.total_variation) else ""
+        )
         numbers = ["", "", ""]
         if node is not None and step.p:
             q = "fixed" if step.fixed[node] else f"{step.q[node]:.4f}"
             numbers = [f"{step.p[node]:.4f}", q, f"{step.chance[node]:.4f}"]
-        rows.append([kind, visible(name(token)), *numbers, price])
+        rows.append([kind, visible(name(token)), *numbers, total_variation])
     return rows

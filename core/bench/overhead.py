@@ -1,7 +1,7 @@
 """What the loop itself costs: everything but the model calls, on a vocabulary of real size.
 
 The target's logits come from a small bank made beforehand, so that scoring takes next to no time; what is left in the
-trace's time split is the handling of drafts, laws, rule, commit and trace. Knows nothing of real models.
+trace's time split is the handling of drafts, distributions, rule, commit and trace. Knows nothing of real models.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Bank:
         self._bank = logits  # [positions, V], used over and over
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
-        self._lawmaker = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
+        self._pipeline = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
         self._lengths = torch.tensor([len(prompt) for prompt in prompts])
         return Prefill()
 
@@ -45,11 +45,11 @@ class Bank:
         offsets = torch.nn.functional.pad(draft.offsets, (1, 0))[:, first:]
         rows = (self._lengths[:, None] + offsets) % len(self._bank)
         logits = self._bank.index_select(0, rows.flatten()).view(*rows.shape, self.vocabulary)
-        return Scores(draft, self._lawmaker, self._lengths, logits, first=first)
+        return Scores(draft, self._pipeline, self._lengths, logits, first=first)
 
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
         self._lengths = self._lengths + count
-        self._lawmaker.commit(committed(draft, verdict, count))
+        self._pipeline.commit(committed(draft, verdict, count))
 
     def mark(self) -> object:
         return self._lengths
@@ -78,7 +78,7 @@ class Overhead:
 def measure_loop(vocabulary: int = 49_152, steps: int = 200) -> list[Overhead]:
     """One row, 16-node drafts, each way of sampling; traced and untraced runs take turns."""
     ranks = torch.rand(64, vocabulary, generator=torch.Generator().manual_seed(0)).argsort(-1)
-    logits = -1.6 * torch.log1p(ranks.float())  # Zipf's law: a perplexity of about 8
+    logits = -1.6 * torch.log1p(ranks.float())  # Zipf's distribution: a perplexity of about 8
     flatter = 0.8 * logits
     drafters: dict[str, Callable[[], Drafter]] = {
         "fixed tree": lambda: TopKTree(Bank(flatter), shape=TREE),

@@ -157,9 +157,9 @@ def sweep(
 
 def bootstrap(groups: Sequence[Sequence[float]], *, draws: int = _DRAWS, seed: int = 0) -> tuple[float, float]:
     """The 95 % interval of the median of medians: groups are drawn again, and so is what is inside each."""
-    dice = np.random.default_rng(seed)
-    inner = np.stack([np.median(dice.choice(np.asarray(group), (draws, len(group))), 1) for group in groups])
-    picked = dice.integers(len(groups), size=(len(groups), draws))
+    rng = np.random.default_rng(seed)
+    inner = np.stack([np.median(rng.choice(np.asarray(group), (draws, len(group))), 1) for group in groups])
+    picked = rng.integers(len(groups), size=(len(groups), draws))
     medians = np.median(np.take_along_axis(inner, picked, 0), 0)
     low, high = np.quantile(medians, (0.025, 0.975))
     return float(low), float(high)

@@ -37,9 +37,9 @@ def pass_cost(target: Target, prompt: Sequence[int], widths: Sequence[int] = WID
                 live = torch.ones_like(tokens, dtype=torch.bool)
                 draft = Draft.guess(tokens, Tree.chain(width - 1, target.device), live)
                 start = time.perf_counter()
-                law = target.score(draft).laws()
-                assert law.tokens is not None
-                law.tokens.cpu()  # waits for the device
+                distribution = target.score(draft).distributions()
+                assert distribution.tokens is not None
+                distribution.tokens.cpu()  # waits for the device
                 if number:  # the first round warms up
                     taken[width].append(time.perf_counter() - start)
     finally:

@@ -281,10 +281,10 @@ def measure(device: str | torch.device = "cpu", dtype: torch.dtype = torch.float
     size, width = _SIZES.get(device.type, _SMALLER)
     if device.type == "cuda":
         size = min(size, torch.cuda.mem_get_info(device)[0] // 4)
-    dice = torch.Generator(device).manual_seed(0)
+    rng = torch.Generator(device).manual_seed(0)
 
     def random(*shape: int) -> Tensor:
-        return torch.rand(shape, generator=dice, device=device, dtype=dtype)
+        return torch.rand(shape, generator=rng, device=device, dtype=dtype)
 
     tiny, repeats = random(8, 8), 64
     launch = _fastest(lambda: [tiny @ tiny for _ in range(repeats)], device, seconds / 4) / repeats

@@ -1,1 +1,2 @@
-"""Drafters: whatever guesses ahead, one file a family. They know token ids and laws, never what a token means."""
+"""Drafters: whatever guesses ahead, one file a family. They know token ids and distributions, never what a token
+means."""

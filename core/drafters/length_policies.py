@@ -1,7 +1,7 @@
-"""How long to draft. A policy is asked before each draw, from the law the token would be drawn from, and is never
-shown the token: at temperature > 0 anything else would bias the output.
+"""How long to draft. A policy is asked before each draw, from the distribution the token would be drawn from, and is
+never shown the token: at temperature > 0 anything else would bias the output.
 
-Knows laws and how many guesses were accepted; nothing of who drafts.
+Knows distributions and how many guesses were accepted; nothing of who drafts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class Policy(Protocol):
 
     def begin(self, rows: int, device: torch.device) -> None: ...
     def start(self) -> Tensor: ...  # [B] how many tokens each row wants at most in this step
-    def more(self, law: Distribution, depth: int) -> Tensor: ...  # law [B, S] about to be drawn from -> [B] bool
+    def more(
+        self, distribution: Distribution, depth: int
+    ) -> Tensor: ...  # distribution [B, S] about to be drawn from -> [B] bool
     def learn(self, drafted: Tensor, accepted: Tensor) -> None: ...  # [B], [B]
 
 
@@ -51,8 +53,8 @@ class Fixed:
     def start(self) -> Tensor:
         return self._wanted
 
-    def more(self, law: Distribution, depth: int) -> Tensor:
-        return torch.ones(len(law.probs), dtype=torch.bool, device=law.probs.device)
+    def more(self, distribution: Distribution, depth: int) -> Tensor:
+        return torch.ones(len(distribution.probs), dtype=torch.bool, device=distribution.probs.device)
 
     def learn(self, drafted: Tensor, accepted: Tensor) -> None:
         """A fixed length learns nothing."""
@@ -61,13 +63,13 @@ class Fixed:
 @dataclass
 class Confidence(Fixed):
     """Stop where the drafter's likeliest token falls below a bound (as Draft&Verify, arXiv 2309.08168, and Kangaroo,
-    arXiv 2404.18911, do; there the token already drawn is looked at, here the law before the draw)."""
+    arXiv 2404.18911, do; there the token already drawn is looked at, here the distribution before the draw)."""
 
     length: int = 8
     bound: float = 0.4
 
-    def more(self, law: Distribution, depth: int) -> Tensor:
-        return law.probs.amax(-1) >= self.bound
+    def more(self, distribution: Distribution, depth: int) -> Tensor:
+        return distribution.probs.amax(-1) >= self.bound
 
 
 @dataclass
@@ -88,8 +90,8 @@ class DraftExit(Fixed):
         self._bound = torch.full((rows,), self.bound, dtype=torch.float64, device=device)
         self._rate = torch.full_like(self._bound, self.wanted)
 
-    def more(self, law: Distribution, depth: int) -> Tensor:
-        return law.probs.amax(-1) >= self._bound
+    def more(self, distribution: Distribution, depth: int) -> Tensor:
+        return distribution.probs.amax(-1) >= self._bound
 
     def learn(self, drafted: Tensor, accepted: Tensor) -> None:
         some = drafted > 0
@@ -179,7 +181,7 @@ class Risk(Fixed):
     """SpecDec++'s stopping (arXiv 2405.19715): draft until the risk that something in the draft will be rejected, as a
     head predicts it, passes a threshold. The paper asks behind the token drawn, ours ahead of the draw, so that what is
     drawn decides nothing about whether it is drawn. `tap` names the state of the draft model that the head reads; None:
-    it reads the law, as [its highest probability, the gap to the next, its entropy, the depth]."""
+    it reads the distribution, as [its highest probability, the gap to the next, its entropy, the depth]."""
 
     head: Callable[[Tensor], Tensor] = field(default=lambda facts: facts[:, 0])
     length: int = 16
@@ -199,17 +201,18 @@ class Risk(Fixed):
         """The draft model's states [B, D] behind which the next token is to be drawn."""
         self._states = states
 
-    def more(self, law: Distribution, depth: int) -> Tensor:
-        read = self._states if self.tap else facts(law, depth)
+    def more(self, distribution: Distribution, depth: int) -> Tensor:
+        read = self._states if self.tap else facts(distribution, depth)
         self._sure = self._sure * self.head(read).double()
         return 1 - self._sure <= self.threshold
 
 
-def facts(law: Distribution, depth: int) -> Tensor:
-    """[B, 4] what can be read off a law: its highest probability, the gap to the next, its entropy, and the depth."""
-    best = law.top(2)[1]
+def facts(distribution: Distribution, depth: int) -> Tensor:
+    """[B, 4] what can be read off a distribution: its highest probability, the gap to the next, its entropy, and the
+    depth."""
+    best = distribution.top(2)[1]
     return torch.stack(
-        [best[:, 0], best[:, 0] - best[:, 1], law.entropy(), torch.full_like(best[:, 0], float(depth))], 1
+        [best[:, 0], best[:, 0] - best[:, 1], distribution.entropy(), torch.full_like(best[:, 0], float(depth))], 1
     )
 
 

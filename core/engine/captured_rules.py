@@ -1,10 +1,10 @@
 """Exact rules as one launch each, recorded like a network's passes (outrider.core.engine.cuda_graphs) for every shape
 of draft that comes up.
 
-A rule is a pure function of draft, scores and dice: what it reads goes into buffers that stay, and its uniforms are
-made before. Static shapes, chains above all, are recorded as they are; a tree that was grown is taken for one as deep
-and as wide as the next power of two. What a rule can't be recorded with (penalties, which remember; other rules; dice
-that don't roll) goes through it as it is. Knows drafts and laws; nothing of networks.
+A rule is a pure function of draft, scores and random generator: what it reads goes into buffers that stay, and its
+uniforms are made before. Static shapes, chains above all, are recorded as they are; a tree that was grown is taken for
+one as deep and as wide as the next power of two. What a rule can't be recorded with (penalties, which remember; other
+rules; generators that do not draw) goes through it as it is. Knows drafts and distributions; nothing of networks.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class CapturedRule:
     def lossless(self) -> bool:
         return self.rule.lossless
 
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
         purposes = _READS.get(type(self.rule))
         logits = scores.whole
         fits = logits is not None and not scores.sampling.remembers and draft.rows
-        if purposes is None or type(dice) is not CounterRNG or not fits:
-            return self.rule(draft, scores, dice)
+        if purposes is None or type(rng) is not CounterRNG or not fits:
+            return self.rule(draft, scores, rng)
         assert logits is not None
         tree, own = draft.tree, draft.tree.static
         bounds = (
@@ -71,21 +71,26 @@ class CapturedRule:
         )
         if own:
             _ = tree.ancestors, tree.children, tree.paths  # worked out once, not in every recording
-        certain = scores.sampling.greedy and isinstance(self.rule, Exact | SampleMatch)  # neither laws nor numbers
-        laws, every = None if certain else draft.laws, torch.arange(draft.size + 1, device=logits.device)
+        certain = scores.sampling.greedy and isinstance(
+            self.rule, Exact | SampleMatch
+        )  # neither distributions nor numbers
+        distributions, every = (
+            None if certain else draft.distributions,
+            torch.arange(draft.size + 1, device=logits.device),
+        )
         inputs = [
             logits,
             draft.tokens,
             draft.live,
             draft.probe,
             None if own else tree.parents,
-            None if laws is None else laws.probs,
-            None if laws is None else laws.tokens,
-            None if laws is None else draft.source,
-            None if laws is None else draft.fresh,
-            *(() if certain else (dice.uniform(one, every.expand(draft.rows, -1)) for one in purposes)),
+            None if distributions is None else distributions.probs,
+            None if distributions is None else distributions.tokens,
+            None if distributions is None else draft.source,
+            None if distributions is None else draft.fresh,
+            *(() if certain else (rng.uniform(one, every.expand(draft.rows, -1)) for one in purposes)),
         ]
-        form = replace(draft, tokens=draft.tokens[:0], live=draft.live[:0], laws=None, note=None, belief=None)
+        form = replace(draft, tokens=draft.tokens[:0], live=draft.live[:0], distributions=None, note=None, belief=None)
         form = replace(
             form,
             probe=None,
@@ -108,12 +113,21 @@ class CapturedRule:
         logits, tokens, live, probe, parents, probs, support, source, fresh, *drawn = inputs
         assert logits is not None and tokens is not None and live is not None
         tree = form.tree if parents is None else Tree(parents, *bounds)
-        laws = None if probs is None else Distribution(probs, support, logits.shape[-1])
-        draft = replace(form, tokens=tokens, live=live, probe=probe, tree=tree, laws=laws, source=source, fresh=fresh)
-        lawmaker = LogitsPipeline(sampling, [], logits.shape[-1], logits.device)
+        distributions = None if probs is None else Distribution(probs, support, logits.shape[-1])
+        draft = replace(
+            form,
+            tokens=tokens,
+            live=live,
+            probe=probe,
+            tree=tree,
+            distributions=distributions,
+            source=source,
+            fresh=fresh,
+        )
+        pipeline = LogitsPipeline(sampling, [], logits.shape[-1], logits.device)
         nothing = torch.zeros(len(tokens), dtype=torch.long, device=tokens.device)
         tables = {one: table for one, table in zip(purposes, drawn, strict=False) if table is not None}
-        found = self.rule(draft, Scores(draft, lawmaker, nothing, logits), _Drawn(tables, len(tokens), tokens.device))
+        found = self.rule(draft, Scores(draft, pipeline, nothing, logits), _Drawn(tables, len(tokens), tokens.device))
         return tuple(getattr(found, part) for part in _PARTS)
 
 

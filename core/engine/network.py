@@ -344,8 +344,8 @@ def random_network(
     device: torch.device | str = "cpu",
     gain: float = 4.0,
 ) -> Network:
-    """Seeded random weights, the same in every precision. Logits have a spread of `gain`, so that laws are neither
-    flat nor certain, and what was read early still moves them."""
+    """Seeded random weights, the same in every precision. Logits have a spread of `gain`, so that distributions are
+    neither flat nor certain, and what was read early still moves them."""
     generator = torch.Generator().manual_seed(seed)
     cfg = config
 

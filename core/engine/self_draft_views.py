@@ -107,7 +107,7 @@ class View:
                 f"a view of a model that is decoding {rows} rows was given {len(prompts)} prompts; "
                 "it drafts for that very model, on the same prompts, and begins after it"
             )
-        self._lawmaker = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
+        self._pipeline = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
         self._between, self._drafts = None, 0
         self._forget()
         return Prefill()
@@ -172,12 +172,12 @@ class View:
         if self.mute:  # somebody else says something from the states that leave here
             tap = f"layer.{len(self.network.layers) - 1}"
             hidden = {tap: behind(left.to(self.network.dtype), rows, draft, first, since)}
-            return Scores(draft, self._lawmaker, rows.committed, left[:, :0], hidden, first)
+            return Scores(draft, self._pipeline, rows.committed, left[:, :0], hidden, first)
         if logits is not None:
             said = behind(logits, rows, draft, first, since)
-            return Scores(draft, self._lawmaker, rows.committed, said, {}, first)
+            return Scores(draft, self._pipeline, rows.committed, said, {}, first)
         states = behind(states, rows, draft, first, since)
-        return scores(self.network, states, draft, self._lawmaker, rows.committed, {}, first)
+        return scores(self.network, states, draft, self._pipeline, rows.committed, {}, first)
 
     @torch.no_grad()
     def recall(self, texts: Prompts, count: int) -> Tensor:
@@ -198,15 +198,15 @@ class View:
 
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
         """The rows are the model's to move; only what penalties remember is noted."""
-        self._lawmaker.commit(committed(draft, verdict, count))
+        self._pipeline.commit(committed(draft, verdict, count))
         self._forget()
 
     def mark(self) -> object:
-        return copy.copy(self._lawmaker)
+        return copy.copy(self._pipeline)
 
     def rewind(self, mark: object) -> None:
         assert isinstance(mark, LogitsPipeline)
-        self._lawmaker = copy.copy(mark)
+        self._pipeline = copy.copy(mark)
         self._forget()
 
     def end(self) -> None:
@@ -267,18 +267,18 @@ def scores(
     network: Network,
     states: Tensor,
     draft: Draft,
-    lawmaker: LogitsPipeline,
+    pipeline: LogitsPipeline,
     lengths: Tensor,
     hidden: Mapping[str, Tensor],
     first: int,
 ) -> Scores:
     """Scores from normed states [B, R, D]: all logits at once while they are few, else those of the rows asked for."""
     if states.shape[0] * states.shape[1] * network.config.vocabulary <= _DENSE:
-        return Scores(draft, lawmaker, lengths, network.logits(states), hidden, first)
+        return Scores(draft, pipeline, lengths, network.logits(states), hidden, first)
 
     @torch.no_grad()
     def some(rows: Tensor, only: slice = slice(None)) -> Tensor:
         index = (rows - first)[..., None].expand(-1, -1, states.shape[2])
         return network.logits(states[only].gather(1, index))
 
-    return Scores(draft, lawmaker, lengths, some, hidden, first)
+    return Scores(draft, pipeline, lengths, some, hidden, first)

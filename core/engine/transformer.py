@@ -1,9 +1,8 @@
 """A small decoder of our own as a target: prompts are read in pieces, drafts in one pass over their whole tree.
 
-Knows drafts and laws through the protocol; where things stand is the cache's affair, what is computed the network's.
-`Decoder.random` makes one out of a seed, for tests and for measuring; weights of others come through
-outrider.core.engine.checkpoints.
-"""
+Knows drafts and distributions through the protocol; where things stand is the cache's affair, what is computed the
+network's. `Decoder.random` makes one out of a seed, for tests and for measuring; weights of others come through
+outrider.core.engine.checkpoints."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ class Mark:
     """A place to rewind to."""
 
     rows: Rows
-    lawmaker: LogitsPipeline
+    pipeline: LogitsPipeline
 
 
 class Decoder:
@@ -94,7 +93,7 @@ class Decoder:
         self._tapped(needs)
         longest = max(map(len, prompts))
         self._fits(longest)
-        self._lawmaker = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
+        self._pipeline = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
         self.cache.begin(prompts)
         self.network.reach(longest)
         lengths = [len(prompt) - 1 for prompt in prompts]
@@ -147,12 +146,12 @@ class Decoder:
     def open(self, sampling: Sampling, needs: frozenset[str] = frozenset()) -> None:
         """Begin with no rows."""
         self._tapped(needs)
-        self._lawmaker = LogitsPipeline(sampling, [], self.vocabulary, self.device)
+        self._pipeline = LogitsPipeline(sampling, [], self.vocabulary, self.device)
         self.cache.open()
 
     def arrange(self, order: Sequence[int], width: int) -> None:
         """Row i is from now on what row order[i] was, or an empty one; see outrider.core.protocol.BatchedTarget."""
-        self._lawmaker.arrange(order)
+        self._pipeline.arrange(order)
         self.cache.arrange(order, width)
 
     @torch.no_grad()
@@ -160,7 +159,7 @@ class Decoder:
         """Read a prompt into a row, in the pieces that it would be read in alone."""
         self._fits(len(prompt))
         self.network.reach(len(prompt))
-        self._lawmaker.enter(row(), prompt)
+        self._pipeline.enter(row(), prompt)
         found: dict[str, list[Tensor]] = {tap: [] for tap in self._taps}
         length = len(prompt) - 1
         for start in range(0, length, PIECE):
@@ -203,29 +202,30 @@ class Decoder:
         hidden = {tap: behind(part, cache.rows, draft, first, since) for tap, part in hidden.items()}
         if logits is not None:
             logits = behind(logits, cache.rows, draft, first, since)
-            return Scores(draft, self._lawmaker, cache.rows.committed, logits, hidden, first)
+            return Scores(draft, self._pipeline, cache.rows.committed, logits, hidden, first)
         states = behind(states, cache.rows, draft, first, since)
-        return scores(network, states, draft, self._lawmaker, cache.rows.committed, hidden, first)
+        return scores(network, states, draft, self._pipeline, cache.rows.committed, hidden, first)
 
     @torch.no_grad()
     def unroll(self, numbers: np.ndarray) -> tuple[Tensor, Distribution] | None:
-        """Behind the root of a lone row: tokens [1, N], each drawn by one of the numbers [N] from the law behind those
-        before it; and the laws. All but the last have been scored then. None: that takes a pass after another."""
-        rows, chains, sampling = self.cache.rows, self.network.chains, self._lawmaker.sampling
-        usual = type(self._lawmaker) is LogitsPipeline and sampling.plain and type(self).score is Decoder.score
+        """Behind the root of a lone row: tokens [1, N], each drawn by one of the numbers [N] from the distribution
+        behind those before it; and the distributions. All but the last have been scored then. None: that takes a pass
+        after another."""
+        rows, chains, sampling = self.cache.rows, self.network.chains, self._pipeline.sampling
+        usual = type(self._pipeline) is LogitsPipeline and sampling.plain and type(self).score is Decoder.score
         if chains is None or not usual or self._taps or len(rows.host) > 1:
             return None
         wait, steps = rows.pending.shape[1], len(numbers)
         self.cache.reserve(wait + steps)
         self.network.reach(rows.host[0] + wait + steps)
         by, told = None if sampling.greedy else numbers, self.network.told_to(0)
-        tokens, laws = chains.draw(
+        tokens, distributions = chains.draw(
             rows.pending[0], rows.host[0], self.cache.store, steps, told, by, sampling.temperature
         )
         self.cache.scored, self.cache.writer = steps - 1, self
-        if laws is None:
+        if distributions is None:
             return tokens[None], Distribution.point(tokens[None], self.vocabulary)
-        return tokens[None], Distribution(laws[None], None, self.vocabulary)
+        return tokens[None], Distribution(distributions[None], None, self.vocabulary)
 
     def _embed(self, ids: Tensor, draft: Draft) -> Tensor:
         """Ids [B, Q], the last of which are the draft's, -> [B Q, D]; a draft may bring what some of them stand for."""
@@ -281,15 +281,15 @@ class Decoder:
 
     @torch.no_grad()
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
-        self._lawmaker.commit(self.cache.keep(draft, verdict, count))
+        self._pipeline.commit(self.cache.keep(draft, verdict, count))
 
     def mark(self) -> object:
-        return Mark(self.cache.mark(), copy.copy(self._lawmaker))
+        return Mark(self.cache.mark(), copy.copy(self._pipeline))
 
     def rewind(self, mark: object) -> None:
         assert isinstance(mark, Mark)
         self.cache.rewind(mark.rows)
-        self._lawmaker = copy.copy(mark.lawmaker)
+        self._pipeline = copy.copy(mark.pipeline)
 
     def end(self) -> None:
         self.cache.end()

@@ -1,8 +1,7 @@
-"""The mass that codes have in a law together with those that look like them: their neighbours, or their group.
+"""The mass that codes have in a distribution together with those that look like them: their neighbours, or their group.
 
-For a few laws on a CPU it is worked out by code of ours: to torch it means reading, summing up and comparing as many
-numbers as there are neighbours of all codes.
-"""
+For a few distributions on a CPU it is worked out by code of ours: to torch it means reading, summing up and comparing
+as many numbers as there are neighbours of all codes."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from outrider.core.kernels import native
 
-_TOGETHER = 8  # laws
+_TOGETHER = 8  # distributions
 _MOST = 512  # of them, beyond which torch is given all
 
 
@@ -57,7 +56,7 @@ def grouped(p: Tensor, q: Tensor, alike: Tensor, span: int, gap: float) -> tuple
 
 
 def _code(p: Tensor) -> ctypes.CDLL | None:
-    """The code of ours, where it is for these laws."""
+    """The code of ours, where it is for these distributions."""
     return _library() if p.device.type == "cpu" and p.dtype == torch.float32 and len(p) <= _MOST else None
 
 

@@ -17,7 +17,7 @@ from outrider.core.drafters.draft_model.vocab_bridge import Renamed
 from outrider.core.drafters.length_policies import AcceptanceHead
 from outrider.core.methods.row import Method
 
-_HEAD = AcceptanceHead(  # reads a law's facts: made up, for the tests
+_HEAD = AcceptanceHead(  # reads a distribution's facts: made up, for the tests
     {"out.weight": torch.tensor([[2.5, 1.0, -0.3, -0.2]]), "out.bias": torch.tensor([0.4])}
 )
 

@@ -25,12 +25,12 @@ class Method:
     lossless: bool | None = None  # None for drafters, which cannot change what comes out
     anchor: Mapping[str, Any] | None = None  # the options at which a relaxed rule is exact
     trials: tuple[Mapping[str, Any], ...] = ({},)  # small settings that between them reach every branch, for the tests
-    pupil: Callable[..., Any] | None = None  # what is trained, where a drafter needs that
-    small: Mapping[str, Any] = field(default_factory=dict)  # a pupil's small settings, for the tests
+    draft_head: Callable[..., Any] | None = None  # what is trained, where a drafter needs that
+    small: Mapping[str, Any] = field(default_factory=dict)  # a draft head's small settings, for the tests
 
     @property
     def module(self) -> str:
-        return str((self.pupil or self.make).__module__)
+        return str((self.draft_head or self.make).__module__)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -1,1 +1,2 @@
-"""Acceptance rules: pure functions of draft, scores and dice, one file a family. `walk` is the way down a tree."""
+"""Acceptance rules: pure functions of draft, scores and random generator, one file a family. `walk` is the way down a
+tree."""

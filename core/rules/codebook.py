@@ -2,9 +2,8 @@
 
 All walk as the rules in `relaxed.py` do: end tokens strictly, every level priced, nothing that the target excludes, and
 each with an anchor at which it is exact. Where a guess was refused they draw from what their own acceptance left of the
-law, which is the best that any acceptance allows (COOL-SD, proposition 1). Which codes look alike is told by whoever
-makes the rule; where nobody does, ids are taken for steps of a scale.
-"""
+distribution, which is the best that any acceptance allows (COOL-SD, proposition 1). Which codes look alike is told by
+whoever makes the rule; where nobody does, ids are taken for steps of a scale."""
 
 from __future__ import annotations
 
@@ -52,9 +51,9 @@ class _Near:
 class Lantern:
     """LANTERN ("Accelerating Visual Autoregressive Models with Relaxed Speculative Decoding", arXiv 2410.03355): a
     guess x counts with its own mass and that of its nearest neighbours, of which it takes as many, up to `k`, as have
-    together at most `delta` of the law: chance min(1, (p(x) + s) / q(x)). delta bounds neither this rule's price nor
-    the paper's; the price is computed. The paper's code, after a refusal, strikes out the whole neighbourhood instead
-    of what was accepted. delta = 0 is exact."""
+    together at most `delta` of the distribution: chance min(1, (p(x) + s) / q(x)). delta bounds neither this rule's
+    price nor the paper's; the price is computed. The paper's code, after a refusal, strikes out the whole neighbourhood
+    instead of what was accepted. delta = 0 is exact."""
 
     neighbours: Tensor | None = None  # [V, K] the nearest codes of each, nearest first
     k: int = 100
@@ -72,21 +71,21 @@ class Lantern:
     def lossless(self) -> bool:
         return self.delta == 0
 
-    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, distribution: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         if self.lossless:
             return strict(left, q)
         near = self._near(left.shape[1], self.k, left.device)
-        return strict(left + pooled(left, near, torch.full_like(left, self.delta)), q) * (law.probs > 0)
+        return strict(left + pooled(left, near, torch.full_like(left, self.delta)), q) * (distribution.probs > 0)
 
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
-        return rejection(draft, scores, dice, self.accept)
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
+        return rejection(draft, scores, rng, self.accept)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LanternPlus:
     """LANTERN++ ("Enhancing Relaxed Speculative Decoding with Static Tree Drafting for Visual Auto-regressive Models",
     arXiv 2502.06352): neighbours may add at most `ratio` times the guess's own mass, so that the bound goes with how
-    flat the law is. Its static trees are drafters' affair. ratio = 0 is exact."""
+    flat the distribution is. Its static trees are drafters' affair. ratio = 0 is exact."""
 
     neighbours: Tensor | None = None
     k: int = 100
@@ -104,23 +103,23 @@ class LanternPlus:
     def lossless(self) -> bool:
         return self.ratio == 0
 
-    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, distribution: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         if self.lossless:
             return strict(left, q)
         near = self._near(left.shape[1], self.k, left.device)
-        return strict(left + pooled(left, near, self.ratio * left), q) * (law.probs > 0)
+        return strict(left + pooled(left, near, self.ratio * left), q) * (distribution.probs > 0)
 
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
-        return rejection(draft, scores, dice, self.accept)
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
+        return rejection(draft, scores, rng, self.accept)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Grouped:
     """GSD ("Grouped Speculative Decoding for Autoregressive Image Generation", arXiv 2508.07747): a guess is judged
-    with its group, accepted with min(1, p(group) / q(group)). A group is found anew in every law: of the `span` codes
-    ranked next above and below the guess those whose probability is within `gap` of its own and which look like it, no
-    further than `reach` apart. Ours refuses in favour of what the acceptance left of the law, token by token; a fixed
-    guess's q is a point, as in the paper. span = 0 is exact."""
+    with its group, accepted with min(1, p(group) / q(group)). A group is found anew in every distribution: of the
+    `span` codes ranked next above and below the guess those whose probability is within `gap` of its own and which look
+    like it, no further than `reach` apart. Ours refuses in favour of what the acceptance left of the distribution,
+    token by token; a fixed guess's q is a point, as in the paper. span = 0 is exact."""
 
     codes: Tensor | None = None  # [V, D] where each code stands
     span: int = 7
@@ -138,14 +137,14 @@ class Grouped:
     def lossless(self) -> bool:
         return self.span == 0
 
-    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, distribution: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         if self.lossless:
             return strict(left, q)
         size = left.shape[1]
         if self.codes is not None and len(self.codes) != size:
             raise InvalidOption(f"codes says where {len(self.codes)} codes stand, and the target has {size}")
         mass, guessed = grouped(left, q, self._alike(size, left.device), self.span, self.gap)
-        return strict(mass, guessed) * (law.probs > 0)
+        return strict(mass, guessed) * (distribution.probs > 0)
 
     def _alike(self, size: int, device: torch.device) -> Tensor:
         """[V, V] which codes look alike."""
@@ -155,15 +154,16 @@ class Grouped:
             self._kept[size, device] = torch.cdist(codes, codes) < self.reach
         return self._kept[size, device]
 
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
-        return rejection(draft, scores, dice, self.accept)
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
+        return rejection(draft, scores, rng, self.accept)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Annealed:
     """COOL-SD (arXiv 2601.09212): accept with min(1, w p/q), w falling with depth, since what is accepted early on
-    weighs less on the law of the whole. The paper's w is proportional to exp(-nu depth); ours falls from `weight` to 1
-    as 1 + (weight - 1) exp(-nu depth), so that it is never stricter than the strict rule. weight = 1 is exact."""
+    weighs less on the distribution of the whole. The paper's w is proportional to exp(-nu depth); ours falls from
+    `weight` to 1 as 1 + (weight - 1) exp(-nu depth), so that it is never stricter than the strict rule. weight = 1 is
+    exact."""
 
     weight: float = 2.0
     nu: float = 0.7
@@ -178,8 +178,8 @@ class Annealed:
     def lossless(self) -> bool:
         return self.weight == 1
 
-    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, distribution: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         return strict(left * (1 + (self.weight - 1) * torch.exp(-self.nu * depth)), q)
 
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
-        return rejection(draft, scores, dice, self.accept)
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
+        return rejection(draft, scores, rng, self.accept)

@@ -1,8 +1,7 @@
-"""The exact rules: whatever was drafted, the output has the target's law.
+"""The exact rules: whatever was drafted, the output has the target's distribution.
 
-Pure functions of draft, scores and dice. `exact` chooses what is best for the draft at hand; the others can be asked
-for by name. Greedy decoding falls out of laws one entry wide.
-"""
+Pure functions of draft, scores and random generator. `exact` chooses what is best for the draft at hand; the others can
+be asked for by name. Greedy decoding falls out of distributions one entry wide."""
 
 from __future__ import annotations
 
@@ -28,13 +27,13 @@ class Token:
 
     Speculative sampling (arXiv 2211.17192, 2302.01318); with several siblings SpecInfer's multi-step rule (arXiv
     2305.09781) if they were drawn with replacement, recursive rejection (arXiv 2402.14160) if without. One walk
-    serves them all because `q` is always the law a node was really drawn from.
+    serves them all because `q` is always the distribution a node was really drawn from.
     """
 
     lossless = True
 
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
-        return rejection(draft, scores, dice)
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
+        return rejection(draft, scores, rng)
 
 
 @dataclass(frozen=True)
@@ -47,21 +46,25 @@ class SampleMatch:
 
     lossless = True
 
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
-        return matching(draft, scores, lambda law, row, where: dice.pick(law, row, Purpose.MATCH, where))
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
+        return matching(
+            draft, scores, lambda distribution, row, where: rng.sample(distribution, row, Purpose.MATCH, where)
+        )
 
 
 @dataclass(frozen=True)
 class GumbelMatch:
     """Like `sample-match`, with noise that belongs to the position in the sequence: emit argmax(log p + g).
 
-    Plain and speculative output are then the same tokens at any temperature and seed, not only the same law.
+    Plain and speculative output are then the same tokens at any temperature and seed, not only the same distribution.
     """
 
     lossless = True
 
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
-        return matching(draft, scores, lambda law, row, where: dice.race(law, scores.position(row), where))
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
+        return matching(
+            draft, scores, lambda distribution, row, where: rng.gumbel_argmax(distribution, scores.position(row), where)
+        )
 
 
 @dataclass(frozen=True)
@@ -74,45 +77,47 @@ class Block:
 
     lossless = True
 
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
         if draft.size and (draft.fresh is None or not draft.tree.is_chain):
             raise Incompatible(
                 "the rule 'block' needs a chain drawn whole in the same step, which this drafter does not make; "
                 "take rule='exact', which uses block verification where it is sound"
             )
-        return block(draft, scores, dice)
+        return block(draft, scores, rng)
 
 
 @dataclass(frozen=True)
 class Exact:
     """The lossless default: block verification for rows that are a chain drawn whole in this step, rejection for
-    other drawn nodes, one draw a level where all guesses are fixed. For greedy laws all of these accept the same
-    tokens, so that the cheapest serves."""
+    other drawn nodes, one draw a level where all guesses are fixed. For greedy distributions all of these accept the
+    same tokens, so that the cheapest serves."""
 
     lossless = True
 
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
-        if draft.laws is None or scores.sampling.greedy:
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
+        if draft.distributions is None or scores.sampling.greedy:
             # by the numbers that rejection uses where nothing was drafted: a row may have batch mates for whom it was
-            return matching(draft, scores, lambda law, row, where: dice.pick(law, row, Purpose.NEXT, where))
+            return matching(
+                draft, scores, lambda distribution, row, where: rng.sample(distribution, row, Purpose.NEXT, where)
+            )
         if draft.fresh is None:
-            return rejection(draft, scores, dice)
+            return rejection(draft, scores, rng)
         if not draft.mixed:
-            return block(draft, scores, dice)
-        return _merge(draft.fresh, block(draft, scores, dice), rejection(draft, scores, dice))
+            return block(draft, scores, rng)
+        return _merge(draft.fresh, block(draft, scores, rng), rejection(draft, scores, rng))
 
 
-def block(draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
+def block(draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
     """Block verification of every row; rows that are no fresh chain get nonsense, and are the caller's to replace."""
-    if not draft.size or draft.laws is None or draft.source is None:
-        return rejection(draft, scores, dice)
-    laws = scores.laws()  # [B, N + 1, S]
-    if not draft.mixed and small_batch.fits(dice, laws, draft.laws):
-        return _block_few(draft, laws, draft.laws, dice)
+    if not draft.size or draft.distributions is None or draft.source is None:
+        return rejection(draft, scores, rng)
+    distributions = scores.distributions()  # [B, N + 1, S]
+    if not draft.mixed and small_batch.fits(rng, distributions, draft.distributions):
+        return _block_few(draft, distributions, draft.distributions, rng)
     rows, size = draft.tokens.shape
-    here = laws.first(size)
-    guesses = draft.laws.rows(draft.source.clamp(min=0)) if draft.mixed else draft.laws
-    p, q = (law.at(draft.tokens[..., None])[..., 0] for law in (here, guesses))  # [B, N]
+    here = distributions.first(size)
+    guesses = draft.distributions.rows(draft.source.clamp(min=0)) if draft.mixed else draft.distributions
+    p, q = (distribution.at(draft.tokens[..., None])[..., 0] for distribution in (here, guesses))  # [B, N]
     ratio = p / q.clamp(min=torch.finfo(q.dtype).tiny)
     live = draft.tried
     joint = [torch.ones_like(p[:, 0])]  # P_i = min(1, P_{i-1} p_i / q_i)
@@ -127,21 +132,23 @@ def block(draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
     # reach 1 and nothing over: p equals q behind this node, so what follows is always accepted and so is this
     chance = torch.where(~last & (reach >= 1) & (after <= 0), 1.0, chance) * live
     nodes = torch.arange(size, device=p.device).expand(rows, -1)
-    passed = live & dice.accept(chance, nodes)
+    passed = live & rng.accept(chance, nodes)
     accepted = (passed * (nodes + 1)).amax(1)  # the last that passed, whatever came before it
     ended = accepted == live.sum(1)
-    bonus = laws.row(accepted)
-    guess = Distribution(guesses.on(here), here.tokens, laws.vocabulary).row(accepted.clamp(max=size - 1)).probs
+    bonus = distributions.row(accepted)
+    guess = (
+        Distribution(guesses.on(here), here.tokens, distributions.vocabulary).row(accepted.clamp(max=size - 1)).probs
+    )
     share = weight.gather(1, accepted[:, None])
     rest = (share * bonus.probs - guess * ~ended[:, None]).clamp(min=0)
     total = rest.sum(-1, keepdim=True)
-    law = Distribution(
-        torch.where(ended[:, None] | (total <= 0), bonus.probs, rest / total), bonus.tokens, laws.vocabulary
+    distribution = Distribution(
+        torch.where(ended[:, None] | (total <= 0), bonus.probs, rest / total), bonus.tokens, distributions.vocabulary
     )
     return Verdict(
         path=torch.where(nodes < accepted[:, None], nodes, -1),
         accepted=accepted,
-        token=dice.pick(law, accepted, Purpose.NEXT),
+        token=rng.sample(distribution, accepted, Purpose.NEXT),
         resampled=~ended,
         tried=live,
         chance=chance.double(),
@@ -150,33 +157,36 @@ def block(draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
     )
 
 
-def _block_few(draft: Draft, laws: Distribution, guesses: Distribution, dice: CounterRNG) -> Verdict:
+def _block_few(draft: Draft, distributions: Distribution, guesses: Distribution, rng: CounterRNG) -> Verdict:
     """The same for a few rows, on the host."""
     tokens, live, nodes = small_batch.table(draft.tokens), small_batch.table(draft.tried), np.arange(draft.size)
     rows, size = tokens.shape
     every = nodes[None].repeat(rows, 0)
-    p, q = small_batch.at(laws, every, tokens), small_batch.at(guesses, every, tokens)
+    p, q = small_batch.at(distributions, every, tokens), small_batch.at(guesses, every, tokens)
     ratio = p / np.maximum(q, np.finfo(q.dtype).tiny)
     weight = np.ones((rows, size + 1), p.dtype)  # P_i = min(1, P_{i-1} p_i / q_i)
     for level in range(size):
         weight[:, level + 1] = np.minimum(weight[:, level] * ratio[:, level], 1)
-    over = weight[:, 1:-1, None] * small_batch.table(laws.probs)[:, 1:size] - small_batch.table(guesses.probs)[:, 1:]
+    over = (
+        weight[:, 1:-1, None] * small_batch.table(distributions.probs)[:, 1:size]
+        - small_batch.table(guesses.probs)[:, 1:]
+    )
     after = np.zeros_like(p)
     np.maximum(over, 0, out=over).sum(-1, out=after[:, :-1])
     reach, last = weight[:, 1:], live.copy()
     last[:, :-1] &= ~live[:, 1:]
     chance = np.where(last, reach, after / np.maximum(after + 1 - reach, np.finfo(p.dtype).tiny))
     chance = np.where(~last & (reach >= 1) & (after <= 0), 1, chance) * live
-    passed = live & (small_batch.table(dice.table(Purpose.ACCEPT))[:, :size] < chance)
+    passed = live & (small_batch.table(rng.table(Purpose.ACCEPT))[:, :size] < chance)
     accepted = (passed * (nodes + 1)).max(1)
     ended = accepted == live.sum(1)
     follows = []
     for row, level in enumerate(accepted.tolist()):
-        law, without = small_batch.table(laws.probs[row, level]), None
-        number = float(dice.table(Purpose.NEXT)[row, level])
+        distribution, without = small_batch.table(distributions.probs[row, level]), None
+        number = float(rng.table(Purpose.NEXT)[row, level])
         if not ended[row]:
-            law, without = weight[row, level] * law, small_batch.table(guesses.probs[row, level])
-        follows.append(small_batch.drawn(law, number, without=without))
+            distribution, without = weight[row, level] * distribution, small_batch.table(guesses.probs[row, level])
+        follows.append(small_batch.drawn(distribution, number, without=without))
     return Verdict(
         path=torch.from_numpy(np.where(nodes < accepted[:, None], nodes, -1)),
         accepted=torch.from_numpy(accepted),

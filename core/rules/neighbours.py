@@ -22,11 +22,11 @@ from outrider.core.rules.rejection import rejection, strict
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """Accept a guess that is among `tau` draws from the target's law: chance 1 - (1 - p)^tau, in the manner of VADUSA
-    ("Fast and High-Quality Auto-Regressive Speech Synthesis via Speculative Decoding", arXiv 2410.21951), whose own
-    rule isn't published in detail. The first draw is the exact test, so that a guess that was drawn is accepted with
-    1 - (1 - min(1, p/q)) (1 - p)^(tau - 1). The draws are integrated out, and each sibling meets fresh ones from what
-    its elder siblings left. A lone fixed guess costs the law 1 - p - (1 - p)^tau. tau = 1 is exact."""
+    """Accept a guess that is among `tau` draws from the target's distribution: chance 1 - (1 - p)^tau, in the manner of
+    VADUSA ("Fast and High-Quality Auto-Regressive Speech Synthesis via Speculative Decoding", arXiv 2410.21951), whose
+    own rule isn't published in detail. The first draw is the exact test, so that a guess that was drawn is accepted
+    with 1 - (1 - min(1, p/q)) (1 - p)^(tau - 1). The draws are integrated out, and each sibling meets fresh ones from
+    what its elder siblings left. A lone fixed guess costs the distribution 1 - p - (1 - p)^tau. tau = 1 is exact."""
 
     tau: int = 3
 
@@ -38,19 +38,19 @@ class Tolerance:
     def lossless(self) -> bool:
         return self.tau == 1
 
-    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, distribution: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         missed = (1 - left) ** (self.tau - 1)  # by all draws but the first
         return torch.addcmul(1 - missed, strict(left, q), missed)
 
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
-        return rejection(draft, scores, dice, self.accept)
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
+        return rejection(draft, scores, rng, self.accept)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdditiveBeta:
     """Accept with chance min(1, p/q + beta), as speech speculative decoding does (SSD, arXiv 2505.15380). The paper's
     rule accepts even what the target excludes (p = 0); ours doesn't. Where a guess was refused ours draws from what
-    its own acceptance left of the law, the paper from norm((p - q)+). beta = 0 is exact."""
+    its own acceptance left of the distribution, the paper from norm((p - q)+). beta = 0 is exact."""
 
     beta: float = 0.2
 
@@ -62,11 +62,11 @@ class AdditiveBeta:
     def lossless(self) -> bool:
         return self.beta == 0
 
-    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        return torch.where(law.probs > 0, (strict(left, q) + self.beta).clamp(max=1), 0)
+    def accept(self, distribution: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        return torch.where(distribution.probs > 0, (strict(left, q) + self.beta).clamp(max=1), 0)
 
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
-        return rejection(draft, scores, dice, self.accept)
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
+        return rejection(draft, scores, rng, self.accept)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +84,13 @@ class TopKMembership:
     def lossless(self) -> bool:
         return self.k == 0
 
-    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, distribution: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         inside = torch.zeros_like(q)
-        likeliest = law.probs.topk(min(self.k, law.width)).indices
-        return inside.scatter(1, likeliest, 1.0) * (law.probs > 0)
+        likeliest = distribution.probs.topk(min(self.k, distribution.width)).indices
+        return inside.scatter(1, likeliest, 1.0) * (distribution.probs > 0)
 
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
-        return rejection(draft, scores, dice, self.accept)
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
+        return rejection(draft, scores, rng, self.accept)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -99,8 +99,8 @@ class CoarseGroups:
     and all whose embeddings are within cosine `similarity` of it; a token shares its mass evenly among the groups that
     hold it, and a guess is accepted with the mean over them of min(1, p(group) / q(group)). Ours averages over the
     group that the paper draws, accepts nothing the target excludes, and refuses in favour of what the acceptance left
-    of the law, token by token. similarity above 1 leaves every token alone, which is exact. Without embeddings, ids
-    are taken for steps of a scale, half a turn long."""
+    of the distribution, token by token. similarity above 1 leaves every token alone, which is exact. Without
+    embeddings, ids are taken for steps of a scale, half a turn long."""
 
     embeddings: Tensor | None = None  # [V, D] the target's own
     similarity: float = 0.4
@@ -116,14 +116,14 @@ class CoarseGroups:
     def lossless(self) -> bool:
         return self.similarity > 1
 
-    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, distribution: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         size = q.shape[1]
         if self.embeddings is not None and len(self.embeddings) != size:
             raise InvalidOption(f"there are embeddings of {len(self.embeddings)} tokens, and the target has {size}")
         if self.lossless:
             return strict(left, q)
         share = self._shared(size, q.device).to(q)
-        return (strict(left @ share, q @ share) @ share.T) * (law.probs > 0)
+        return (strict(left @ share, q @ share) @ share.T) * (distribution.probs > 0)
 
     def _shared(self, size: int, device: torch.device) -> Tensor:
         """[V, G] of each token's mass to each group."""
@@ -136,5 +136,5 @@ class CoarseGroups:
             self._share[key] = near / near.sum(1, keepdim=True)
         return self._share[key]
 
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
-        return rejection(draft, scores, dice, self.accept)
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
+        return rejection(draft, scores, rng, self.accept)

@@ -1,9 +1,9 @@
-"""Rejection down a tree: siblings are tried one after another against what is left of the target's law.
+"""Rejection down a tree: siblings are tried one after another against what is left of the target's distribution.
 
 For chains it is speculative sampling (arXiv 2211.17192, 2302.01318), for trees the multi-round scheme of SpecInfer
 (arXiv 2305.09781) where siblings were drawn with replacement, and of recursive rejection (arXiv 2402.14160) where
-without: q is always the law a node was really drawn from. A relaxed rule is the same walk with its own acceptance.
-"""
+without: q is always the distribution a node was really drawn from. A relaxed rule is the same walk with its own
+acceptance."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from outrider.core.rng import CounterRNG, Purpose
 from outrider.core.rules import small_batch
 from outrider.core.rules.walk import Record, live_children, nobody, to_verdict, undrafted
 
-# The chance of accepting each token of the vocabulary, were it the guess: from the target's own law here, what earlier
-# siblings left of it [B, V], the law the guess was drawn from [B, V] (0 where there is no guess), and depths [B|1, 1].
+# The chance of accepting each token of the vocabulary, were it the guess: from the target's own distribution here, what
+# earlier siblings left of it [B, V], the distribution the guess was drawn from [B, V] (0 where there is no guess), and
+# depths [B|1, 1].
 Acceptance = Callable[[Distribution, Tensor, Tensor, Tensor], Tensor]
 Bend = Callable[[Distribution, Tensor, Tensor], Tensor]
 
@@ -36,8 +37,8 @@ def strict(p: Tensor, q: Tensor) -> Tensor:
 
 
 def spread(support: Distribution, tokens: Tensor, drawn: Distribution | None, fixed: Tensor | None) -> Tensor:
-    """What guesses [...] were drawn from, on another law's support [..., S]; all of it on the token where one is fixed,
-    and where no law is given all are."""
+    """What guesses [...] were drawn from, on another distribution's support [..., S]; all of it on the token where one
+    is fixed, and where no distribution is given all are."""
     if drawn is not None and fixed is None:
         return drawn.on(support)
     ids = torch.arange(support.width, device=tokens.device) if support.tokens is None else support.tokens
@@ -46,13 +47,20 @@ def spread(support: Distribution, tokens: Tensor, drawn: Distribution | None, fi
 
 
 class _Level:
-    """The siblings below one node a row, tried in order against what is left of the target's law."""
+    """The siblings below one node a row, tried in order against what is left of the target's distribution."""
 
     def __init__(
-        self, draft: Draft, law: Distribution, kids: Tensor, active: Tensor, dice: CounterRNG, bend: Bend | None
+        self, draft: Draft, distribution: Distribution, kids: Tensor, active: Tensor, rng: CounterRNG, bend: Bend | None
     ) -> None:
-        self.draft, self.law, self.kids, self.active, self.dice, self.bend = draft, law, kids, active, dice, bend
-        self.left = law
+        self.draft, self.distribution, self.kids, self.active, self.rng, self.bend = (
+            draft,
+            distribution,
+            kids,
+            active,
+            rng,
+            bend,
+        )
+        self.left = distribution
         self.hit = torch.full_like(active, -1, dtype=torch.long)
         self.refused = torch.zeros_like(active)
         self.favoured = torch.zeros_like(active)  # accepted, and a strict rule would not have
@@ -60,23 +68,27 @@ class _Level:
         self._price = torch.zeros_like(active, dtype=torch.float64)
         if kids.shape[1]:
             self._look()
-            self._emission = torch.zeros_like(law.probs) if bend else law.probs  # of accepted siblings, averaged
-            self._weight = torch.ones_like(law.probs[:, :1])  # over what they could have been; and of none accepted
+            self._emission = (
+                torch.zeros_like(distribution.probs) if bend else distribution.probs
+            )  # of accepted siblings, averaged
+            self._weight = torch.ones_like(
+                distribution.probs[:, :1]
+            )  # over what they could have been; and of none accepted
             for place in range(kids.shape[1]):
                 self._attempt(place)
                 if bend is None and nobody(active & (self.hit < 0)):
                     break
             if bend is not None:
                 emitted = self._emission + self._weight * self.left.probs
-                self._price = (law.probs - emitted).clamp(min=0).sum(1).double() * active
+                self._price = (distribution.probs - emitted).clamp(min=0).sum(1).double() * active
 
     def _look(self) -> None:
         """The siblings' tokens, and q of each given the siblings before it, all [B, W]."""
         draft, node = self.draft, self.kids.clamp(min=0)
         self.there = (self.kids >= 0) & self.active[:, None]
         self.tokens = draft.tokens.gather(1, node)
-        self.q = torch.ones_like(self.tokens, dtype=self.law.probs.dtype)
-        if draft.laws is None or draft.source is None:
+        self.q = torch.ones_like(self.tokens, dtype=self.distribution.probs.dtype)
+        if draft.distributions is None or draft.source is None:
             return
         self.source = draft.source.gather(1, node)
         self.given: Distribution | None = (
@@ -86,22 +98,26 @@ class _Level:
         if width > 1 and not draft.replacement:
             alike = (self.source[:, :, None] == self.source[:, None, :]) & self.there[:, None, :]
             struck = torch.tril(alike, -1)  # [B, W, W] sibling i may not be what sibling j is
-            self.given = draft.laws.rows(rows)
-            for place in range(width - 1):  # as it was drawn: 1 - q would lose what a sure law leaves to others
+            self.given = draft.distributions.rows(rows)
+            for place in range(
+                width - 1
+            ):  # as it was drawn: 1 - q would lose what a sure distribution leaves to others
                 earlier = self.tokens[:, place : place + 1].expand(-1, width)
                 self.given = self.given.without(earlier, struck[:, :, place])
             drawn = self.given.at(self.tokens[..., None])[..., 0]
         else:
-            drawn = draft.laws.at_rows(rows, self.tokens[..., None])[..., 0]
+            drawn = draft.distributions.at_rows(rows, self.tokens[..., None])[..., 0]
         self.q = torch.where(self.source < 0, 1.0, drawn) if draft.mixed else drawn
 
     def _spread(self, place: int) -> Tensor:
-        """The law a sibling was drawn from, on the support of what is left of the target's -> [B, S]; 0 where there
-        is no sibling."""
+        """The distribution a sibling was drawn from, on the support of what is left of the target's -> [B, S]; 0 where
+        there is no sibling."""
         drawn = fixed = None
-        if self.draft.laws is not None:
+        if self.draft.distributions is not None:
             source = self.source[:, place]
-            drawn = self.draft.laws.row(source.clamp(min=0)) if self.given is None else self.given.column(place)
+            drawn = (
+                self.draft.distributions.row(source.clamp(min=0)) if self.given is None else self.given.column(place)
+            )
             fixed = source < 0 if self.draft.mixed else None
         return spread(self.left, self.tokens[:, place], drawn, fixed) * self.there[:, place : place + 1]
 
@@ -113,24 +129,25 @@ class _Level:
         drawn = chances = None
         if self.bend is not None:
             drawn = self._spread(place)
-            chances = self.bend(self.law, self.left.probs, drawn)
-            chance = Distribution(chances, None, self.law.vocabulary).at(token)[:, 0]
+            chances = self.bend(self.distribution, self.left.probs, drawn)
+            chance = Distribution(chances, None, self.distribution.vocabulary).at(token)[:, 0]
         tried = there & (self.hit < 0)
         node = kid.clamp(min=0)
-        passed = tried & self.dice.accept(chance, node, where=tried)
+        passed = tried & self.rng.accept(chance, node, where=tried)
         self.tries.append((tried, chance, p))
         self.hit = torch.where(passed, kid, self.hit)
         self.refused = self.refused | (tried & ~passed)
         if drawn is not None and chances is not None:
-            self.favoured = self.favoured | (passed & ~self.dice.strictly(usual, node))
+            self.favoured = self.favoured | (passed & ~self.rng.strictly(usual, node))
             self._emission = self._emission + self._weight * drawn * chances
             self._weight = self._weight * (1 - (drawn * chances).sum(1, keepdim=True))
         elif nobody(tried & ~passed):
             return
         self.left = residual(self.left, self._spread(place) if drawn is None else drawn, chances)
 
-    def price(self) -> Tensor:
-        """[B] total variation of what this level emits from the target's law, guesses averaged over their laws."""
+    def total_variation(self) -> Tensor:
+        """[B] total variation of what this level emits from the target's distribution, guesses averaged over their
+        distributions."""
         return self._price
 
     def record(self, record: Record) -> None:
@@ -143,7 +160,7 @@ class _Level:
 def rejection(
     draft: Draft,
     scores: Scores,
-    dice: CounterRNG,
+    rng: CounterRNG,
     acceptance: Acceptance | None = None,
     children: Tensor | None = None,
 ) -> Verdict:
@@ -152,9 +169,11 @@ def rejection(
     rows, device, depth = draft.rows, draft.tokens.device, draft.tree.depth
     if not draft.size:
         root = torch.zeros(rows, dtype=torch.long, device=device)
-        return undrafted(draft, dice.pick(scores.laws().column(0), root, Purpose.NEXT), priced=acceptance is not None)
+        return undrafted(
+            draft, rng.sample(scores.distributions().column(0), root, Purpose.NEXT), priced=acceptance is not None
+        )
     if draft.tree.is_chain and draft.size * scores.vocabulary <= _AT_ONCE:
-        return _along(draft, scores, dice, acceptance)
+        return _along(draft, scores, rng, acceptance)
     table = draft.tree.children if children is None else children
     node = torch.full((rows,), -1, dtype=torch.long, device=device)
     active = torch.ones(rows, dtype=torch.bool, device=device)
@@ -164,18 +183,18 @@ def rejection(
     relaxed: list[Tensor] = []
     record = Record(draft)
     for level in range(depth + 1):
-        law = scores.law(node + 1)
+        distribution = scores.distribution(node + 1)
         deep = constant((level,), device)[:, None]
         bend = None if acceptance is None else _bend(acceptance, deep, scores.sampling.end)
         kids = live_children(draft, table, node) if level < depth else node[:, None][:, :0]
-        here = _Level(draft, law if bend is None else law.dense(), kids, active, dice, bend)
+        here = _Level(draft, distribution if bend is None else distribution.dense(), kids, active, rng, bend)
         here.record(record)
         ended = active & (here.hit < 0)
         if not nobody(ended):
-            token = torch.where(ended, dice.pick(here.left, node + 1, Purpose.NEXT, ended), token)
+            token = torch.where(ended, rng.sample(here.left, node + 1, Purpose.NEXT, ended), token)
             resampled = torch.where(ended, here.refused, resampled)
         if acceptance is not None:
-            prices.append(here.price())
+            prices.append(here.total_variation())
             relaxed.append(here.favoured)
         active, node = active & ~ended, torch.where(ended, node, here.hit)
         if level < depth:
@@ -187,67 +206,70 @@ def rejection(
     return to_verdict(draft, path, token, resampled, record, prices, relaxed)
 
 
-def _along(draft: Draft, scores: Scores, dice: CounterRNG, acceptance: Acceptance | None) -> Verdict:
+def _along(draft: Draft, scores: Scores, rng: CounterRNG, acceptance: Acceptance | None) -> Verdict:
     """The same along a chain: what a level takes is made for many levels at once."""
-    laws = scores.laws() if acceptance is None else scores.laws().dense()  # [B, N + 1, S]
-    if small_batch.walks(dice, laws, *([] if draft.laws is None else [draft.laws])):
+    distributions = scores.distributions() if acceptance is None else scores.distributions().dense()  # [B, N + 1, S]
+    if small_batch.walks(rng, distributions, *([] if draft.distributions is None else [draft.distributions])):
         bend = None if acceptance is None else partial(_bent, acceptance)
-        ends = constant(tuple(scores.sampling.end), laws.probs.device)
-        return small_batch.walk(draft, laws, dice, bend, ends, _STRETCH)
-    size, here, ids = draft.size, laws.first(draft.size), draft.tokens[..., None]
-    law, fixed = _origins(draft)
+        ends = constant(tuple(scores.sampling.end), distributions.probs.device)
+        return small_batch.walk(draft, distributions, rng, bend, ends, _STRETCH)
+    size, here, ids = draft.size, distributions.first(draft.size), draft.tokens[..., None]
+    distribution, fixed = _origins(draft)
     p = here.at(ids)[..., 0]
-    q = torch.ones_like(p) if law is None else law.at(ids)[..., 0]
+    q = torch.ones_like(p) if distribution is None else distribution.at(ids)[..., 0]
     q = q if fixed is None else torch.where(fixed, 1.0, q)
     usual = strict(p, q)
-    drawn = bent = price = relaxed = None
+    drawn = bent = total_variation = relaxed = None
     if acceptance is None:
-        hit, chance = dice.descend(usual, draft.tried), usual
+        hit, chance = rng.descend(usual, draft.tried), usual
     else:
-        drawn = spread(here, draft.tokens, law, fixed)
-        hit, bent = _descent(draft, here, drawn, dice, acceptance, scores.sampling.end)
-        chance = Distribution(bent, None, laws.vocabulary).at(ids[:, : hit.shape[1]])[..., 0]
+        drawn = spread(here, draft.tokens, distribution, fixed)
+        hit, bent = _descent(draft, here, drawn, rng, acceptance, scores.sampling.end)
+        chance = Distribution(bent, None, distributions.vocabulary).at(ids[:, : hit.shape[1]])[..., 0]
     seen = hit.shape[1]
     tried = draft.tried[:, :seen] & torch.nn.functional.pad(hit[:, :-1], (1, 0), value=True)
     accepted, refused = hit.sum(1), (tried & ~hit).any(1)
-    after, last = laws.row(accepted), accepted.clamp(max=seen - 1)
+    after, last = distributions.row(accepted), accepted.clamp(max=seen - 1)
     if drawn is None or bent is None:
         at = last[:, None]
-        one, sure = (None if law is None else law.row(last)), (None if fixed is None else fixed.gather(1, at)[:, 0])
+        one, sure = (
+            (None if distribution is None else distribution.row(last)),
+            (None if fixed is None else fixed.gather(1, at)[:, 0]),
+        )
         left = residual(after, spread(after, draft.tokens.gather(1, at)[:, 0], one, sure)).probs
     else:
         emitted = drawn[:, :seen] * bent
         rest = residual(here.first(seen), emitted)
         left = rest.row(last).probs
         emitted += (1 - emitted.sum(-1, keepdim=True)) * rest.probs
-        price = _wider((here.probs[:, :seen] - emitted).clamp(min=0).sum(-1).double() * tried, size + 1)
-        relaxed = hit & ~dice.strictly(usual[:, :seen], torch.arange(seen, device=p.device).expand_as(hit))
+        total_variation = _wider((here.probs[:, :seen] - emitted).clamp(min=0).sum(-1).double() * tried, size + 1)
+        relaxed = hit & ~rng.strictly(usual[:, :seen], torch.arange(seen, device=p.device).expand_as(hit))
     nodes = torch.arange(size, device=p.device)
-    follows = Distribution(torch.where(refused[:, None], left, after.probs), after.tokens, laws.vocabulary)
+    follows = Distribution(torch.where(refused[:, None], left, after.probs), after.tokens, distributions.vocabulary)
     return Verdict(
         path=torch.where(nodes < accepted[:, None], nodes, -1),
         accepted=accepted,
-        token=dice.pick(follows, accepted, Purpose.NEXT),
+        token=rng.sample(follows, accepted, Purpose.NEXT),
         resampled=refused,
         tried=_wider(tried, size),
         chance=_wider(chance * tried, size),
         p=_wider(p[:, :seen] * tried, size),
         q=_wider(q[:, :seen] * tried, size),
-        price=price,
+        total_variation=total_variation,
         relaxed=None if relaxed is None else _wider(relaxed, size),
     )
 
 
 def _origins(draft: Draft) -> tuple[Distribution | None, Tensor | None]:
-    """The laws a chain's guesses were drawn from [B, N, S], and which of them [B, N] were not drawn; None where that is
-    all or none of them."""
-    if draft.laws is None or draft.source is None:
+    """The distributions a chain's guesses were drawn from [B, N, S], and which of them [B, N] were not drawn; None
+    where that is all or none of them."""
+    if draft.distributions is None or draft.source is None:
         return None, None
-    return draft.laws.rows(draft.source.clamp(min=0)), draft.source < 0 if draft.mixed else None
+    return draft.distributions.rows(draft.source.clamp(min=0)), draft.source < 0 if draft.mixed else None
 
 
 def _descent(
-    draft: Draft, here: Distribution, drawn: Tensor, dice: CounterRNG, acceptance: Acceptance, end: Sequence[int]
+    draft: Draft, here: Distribution, drawn: Tensor, rng: CounterRNG, acceptance: Acceptance, end: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """Down a chain, some levels at a time, as far as any row gets: which nodes passed [B, L], and with what chance each
     token of the vocabulary would have [B, L, V]."""
@@ -257,7 +279,7 @@ def _descent(
         p, q = here.probs[:, levels], drawn[:, levels]
         chance = _strictly(end, _bent(acceptance, p, q, levels), p, q)
         its = Distribution(chance, None, here.vocabulary).at(draft.tokens[:, levels, None])[..., 0]
-        hit = dice.descend(its, draft.tried[:, levels] & active[:, None], first)
+        hit = rng.descend(its, draft.tried[:, levels] & active[:, None], first)
         parts.append((hit, chance))
         active = hit[:, -1]
         if nobody(active):
@@ -269,8 +291,8 @@ def _descent(
 def _bent(acceptance: Acceptance, p: Tensor, q: Tensor, levels: slice) -> Tensor:
     """A relaxed rule's chances of accepting each token of the vocabulary at some levels of a chain, all [B, L, V]."""
     depth = constant(tuple(range(levels.start, levels.stop)) * len(q), q.device)[:, None]
-    laws = Distribution(p.flatten(0, 1), None, p.shape[-1])
-    return acceptance(laws, laws.probs, q.flatten(0, 1), depth).clamp(0, 1).view_as(q)
+    distributions = Distribution(p.flatten(0, 1), None, p.shape[-1])
+    return acceptance(distributions, distributions.probs, q.flatten(0, 1), depth).clamp(0, 1).view_as(q)
 
 
 def _strictly(end: Sequence[int], chance: Tensor, p: Tensor, q: Tensor) -> Tensor:
@@ -288,4 +310,4 @@ def _wider(table: Tensor, size: int) -> Tensor:
 
 def _bend(acceptance: Acceptance, depth: Tensor, end: Sequence[int]) -> Bend:
     """A relaxed rule's acceptance at depths [B|1, 1], with end tokens exempt from it."""
-    return lambda law, left, q: _strictly(end, acceptance(law, left, q, depth).clamp(0, 1), left, q)
+    return lambda distribution, left, q: _strictly(end, acceptance(distribution, left, q, depth).clamp(0, 1), left, q)

@@ -2,7 +2,7 @@
 
 Each is an acceptance function f over the vocabulary for the walk in `rejection.py`: the guess is accepted with chance
 f, a rejection draws from norm((p - q f)+), end tokens are tried strictly, and every level records the total variation
-between what it emits and the target's law. Each has a setting, its anchor, at which it is exact.
+between what it emits and the target's distribution. Each has a setting, its anchor, at which it is exact.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Threshold:
     def lossless(self) -> bool:
         return self.threshold >= 1
 
-    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, distribution: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         return ((left >= self.threshold * q) & (left > 0)).to(q.dtype)
 
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
-        return rejection(draft, scores, dice, self.accept)
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
+        return rejection(draft, scores, rng, self.accept)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +58,11 @@ class Lenience:
     def lossless(self) -> bool:
         return self.lenience == 1
 
-    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, distribution: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         return strict(left, self.lenience * q)
 
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
-        return rejection(draft, scores, dice, self.accept)
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
+        return rejection(draft, scores, rng, self.accept)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +80,11 @@ class Trust:
     def lossless(self) -> bool:
         return self.depth == 0
 
-    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, distribution: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         return torch.where(depth < self.depth, 1, strict(left, q))
 
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
-        return rejection(draft, scores, dice, self.accept)
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
+        return rejection(draft, scores, rng, self.accept)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,19 +102,19 @@ class VerifyEvery:
     def lossless(self) -> bool:
         return self.every == 1
 
-    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, distribution: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         return torch.where((depth + 1) % self.every == 0, strict(left, q), 1)
 
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
-        return rejection(draft, scores, dice, self.accept)
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
+        return rejection(draft, scores, rng, self.accept)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TopBeta:
     """SpecDec's rule (Xia et al., "Speculative decoding: exploiting speculative execution for accelerating seq2seq
     generation", arXiv 2203.16487): accept what is among the target's `beta` likeliest tokens and at most `gap` below
-    the likeliest in log-probability. The paper looks past a greedy choice; ours looks at the law that is sampled, so
-    that temperature 0 leaves it nothing to relax. beta = 0 refuses every guess, which is exact."""
+    the likeliest in log-probability. The paper looks past a greedy choice; ours looks at the distribution that is
+    sampled, so that temperature 0 leaves it nothing to relax. beta = 0 refuses every guess, which is exact."""
 
     beta: int = 3
     gap: float = 1.0
@@ -127,23 +127,25 @@ class TopBeta:
     def lossless(self) -> bool:
         return self.beta == 0
 
-    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+    def accept(self, distribution: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         if self.beta == 0:
             return torch.zeros_like(q)
-        best = law.probs.topk(min(self.beta, law.width)).values
+        best = distribution.probs.topk(min(self.beta, distribution.width)).values
         near = best[:, :1] * math.exp(-self.gap)
-        return ((law.probs >= best[:, -1:]) & (law.probs >= near) & (law.probs > 0)).to(q.dtype)
+        return ((distribution.probs >= best[:, -1:]) & (distribution.probs >= near) & (distribution.probs > 0)).to(
+            q.dtype
+        )
 
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
-        return rejection(draft, scores, dice, self.accept)
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
+        return rejection(draft, scores, rng, self.accept)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distance:
     """BiLD's rollback as a rule (Kim et al., "Speculative decoding with big little decoder", arXiv 2302.07863): a guess
-    stays while the cross-entropy between it and the target's law, -log p, is at most `distance`; at the first beyond
-    it the target takes over. The paper does so with its greedy choice, ours with a draw from what is left of its law.
-    distance = 0 lets only certainties pass, which is exact."""
+    stays while the cross-entropy between it and the target's distribution, -log p, is at most `distance`; at the first
+    beyond it the target takes over. The paper does so with its greedy choice, ours with a draw from what is left of its
+    distribution. distance = 0 lets only certainties pass, which is exact."""
 
     distance: float = 3.0
 
@@ -155,11 +157,11 @@ class Distance:
     def lossless(self) -> bool:
         return self.distance == 0
 
-    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        return ((law.probs >= math.exp(-self.distance)) & (law.probs > 0)).to(q.dtype)
+    def accept(self, distribution: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        return ((distribution.probs >= math.exp(-self.distance)) & (distribution.probs > 0)).to(q.dtype)
 
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
-        return rejection(draft, scores, dice, self.accept)
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
+        return rejection(draft, scores, rng, self.accept)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,9 +169,9 @@ class Typical:
     """Medusa's typical acceptance (arXiv 2401.10774): accept where p >= min(epsilon, delta exp(-entropy of p)).
 
     Among fixed siblings the one with the longest accepted continuation is tried first, as Medusa takes the longest
-    candidate. Ours differs where a guess was refused: the residual that costs the law least, instead of p itself
-    (they are the same for fixed guesses). With epsilon = 1 and delta = inf only certainties pass, which is exact.
-    """
+    candidate. Ours differs where a guess was refused: the residual that costs the distribution least, instead of p
+    itself (they are the same for fixed guesses). With epsilon = 1 and delta = inf only certainties pass, which is
+    exact."""
 
     epsilon: float = 0.09
     delta: float = 0.3
@@ -184,25 +186,25 @@ class Typical:
     def lossless(self) -> bool:
         return self.epsilon == 1 and math.isinf(self.delta)
 
-    def bound(self, law: Distribution) -> Tensor:
+    def bound(self, distribution: Distribution) -> Tensor:
         """[..., 1] the least probability that counts as typical."""
-        return (self.delta * torch.exp(-law.entropy())).clamp(max=self.epsilon)[..., None]
+        return (self.delta * torch.exp(-distribution.entropy())).clamp(max=self.epsilon)[..., None]
 
-    def accept(self, law: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        return (law.probs >= self.bound(law)).to(q.dtype)
+    def accept(self, distribution: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        return (distribution.probs >= self.bound(distribution)).to(q.dtype)
 
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
         children = None
-        if draft.laws is None and not draft.tree.is_chain:
+        if draft.distributions is None and not draft.tree.is_chain:
             children = draft.tree.children_by(self._longest_first(draft, scores))
-        return rejection(draft, scores, dice, self.accept, children)
+        return rejection(draft, scores, rng, self.accept, children)
 
     def _longest_first(self, draft: Draft, scores: Scores) -> Tensor:
         """[B, N] places among siblings, those with the longest typical path through them first."""
         tree = draft.tree
         parents = tree.parents.expand(draft.rows, -1)
-        law = scores.laws(parents + 1)  # the law each node would be emitted from
-        typical = (law.at(draft.tokens[..., None])[..., 0] >= self.bound(law)[..., 0]) & draft.tried
+        distribution = scores.distributions(parents + 1)  # the distribution each node would be emitted from
+        typical = (distribution.at(draft.tokens[..., None])[..., 0] >= self.bound(distribution)[..., 0]) & draft.tried
         rooted = (typical[:, None, :] | ~tree.ancestors).all(-1)  # all the way down to this node
         reach = torch.where(rooted, tree.depths + 1, 0)  # [B, N]
         below = (tree.ancestors.transpose(1, 2) * reach[:, None, :]).amax(-1)  # the deepest of each node's subtree

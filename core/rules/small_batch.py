@@ -1,10 +1,9 @@
-"""A few rows on the host: where a law is some thousand numbers and a batch has a row or two, calling as many operations
-as are made for hundreds of rows takes longer than what they do. Laws are looked at in place, by numpy or by code of
-ours (engine/walks.h).
+"""A few rows on the host: where a distribution is some thousand numbers and a batch has a row or two, calling as many
+operations as are made for hundreds of rows takes longer than what they do. Distributions are looked at in place, by
+numpy or by code of ours (engine/walks.h).
 
-The same walks are written for whole batches beside each caller; tests hold the two to one another. Knows laws, dice
-and drafts, nothing of rules.
-"""
+The same walks are written for whole batches beside each caller; tests hold the two to one another. Knows distributions,
+random generator and drafts, nothing of rules."""
 
 from __future__ import annotations
 
@@ -24,32 +23,40 @@ from outrider.core.rng import CounterRNG, Purpose
 _FEW = 8  # rows
 
 
-def fits(dice: CounterRNG, *laws: Distribution) -> bool:
-    """Are these laws to be looked at one by one?"""
-    return dice.rolls and all(
-        law.tokens is None and law.probs.device.type == "cpu" and len(law.probs) <= _FEW for law in laws
+def fits(rng: CounterRNG, *distributions: Distribution) -> bool:
+    """Are these distributions to be looked at one by one?"""
+    return rng.rolls and all(
+        distribution.tokens is None and distribution.probs.device.type == "cpu" and len(distribution.probs) <= _FEW
+        for distribution in distributions
     )
 
 
-def walks(dice: CounterRNG, *laws: Distribution) -> bool:
+def walks(rng: CounterRNG, *distributions: Distribution) -> bool:
     """And can that be done by code of ours?"""
-    return fits(dice, *laws) and all(law.probs.dtype == torch.float32 for law in laws) and native.library() is not None
+    return (
+        fits(rng, *distributions)
+        and all(distribution.probs.dtype == torch.float32 for distribution in distributions)
+        and native.library() is not None
+    )
 
 
-def at(law: Distribution, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Probabilities that rows [B, K] of a law [B, R, V] give to tokens [B, K]; ids outside the vocabulary have none."""
-    inside = (tokens >= 0) & (tokens < law.vocabulary)
-    found: np.ndarray = law.probs.numpy()[np.arange(len(rows))[:, None], rows, tokens.clip(0, law.vocabulary - 1)]
+def at(distribution: Distribution, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Probabilities that rows [B, K] of a distribution [B, R, V] give to tokens [B, K]; ids outside the vocabulary have
+    none."""
+    inside = (tokens >= 0) & (tokens < distribution.vocabulary)
+    found: np.ndarray = distribution.probs.numpy()[
+        np.arange(len(rows))[:, None], rows, tokens.clip(0, distribution.vocabulary - 1)
+    ]
     return found * inside
 
 
-def drawn(law: np.ndarray, uniform: float, *, without: np.ndarray | None = None) -> int:
-    """One token, by inverting the cumulative sum of a law [V], or of what another leaves of it: (p - q)+."""
-    left = law if without is None else np.maximum(law - without, 0)
+def drawn(distribution: np.ndarray, uniform: float, *, without: np.ndarray | None = None) -> int:
+    """One token, by inverting the cumulative sum of a distribution [V], or of what another leaves of it: (p - q)+."""
+    left = distribution if without is None else np.maximum(distribution - without, 0)
     total = left.cumsum(dtype=np.float64)
     if without is not None and total[-1] <= 0:  # by rounding alone
-        total = law.cumsum(dtype=np.float64)
-    return min(int(total.searchsorted(uniform * total[-1], side="right")), len(law) - 1)
+        total = distribution.cumsum(dtype=np.float64)
+    return min(int(total.searchsorted(uniform * total[-1], side="right")), len(distribution) - 1)
 
 
 def table(tensor: Tensor) -> np.ndarray:
@@ -60,23 +67,23 @@ def table(tensor: Tensor) -> np.ndarray:
 
 class _Walk(ctypes.Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("laws", "guesses", "tokens", "source", "able", "bent", "ends")),
+        *((name, c_void_p) for name in ("distributions", "guesses", "tokens", "source", "able", "bent", "ends")),
         *((name, c_void_p) for name in ("accept", "next", "open", "refused", "accepted", "token", "tried", "relaxed")),
-        *((name, c_void_p) for name in ("chance", "p", "q", "price")),
+        *((name, c_void_p) for name in ("chance", "p", "q", "total_variation")),
         *((name, c_int64) for name in ("rows", "size", "words", "origins", "numbers", "ending", "first", "last")),
     )
 
 
 def walk(
     draft: Draft,
-    laws: Distribution,
-    dice: CounterRNG,
+    distributions: Distribution,
+    rng: CounterRNG,
     bend: Callable[[Tensor, Tensor, slice], Tensor] | None,
     ends: Tensor,
     stretch: int,
 ) -> Verdict:
-    """Down chains by laws [B, N + 1, V]: strictly, or with the chances that `bend` makes of p and q [B, L, V] for a
-    `stretch` of levels at a time, `ends` exempted."""
+    """Down chains by distributions [B, N + 1, V]: strictly, or with the chances that `bend` makes of p and q [B, L, V]
+    for a `stretch` of levels at a time, `ends` exempted."""
     code = native.library()
     assert code is not None
     rows, size = draft.tokens.shape
@@ -84,17 +91,27 @@ def walk(
     accepted, token = torch.zeros(2, rows, dtype=torch.long).unbind()
     tried, relaxed = torch.zeros(2, rows, size, dtype=torch.bool).unbind()
     chance, p, q = torch.zeros(3, rows, size).unbind()
-    price = torch.zeros(rows, size + 1, dtype=torch.float64)
+    total_variation = torch.zeros(rows, size + 1, dtype=torch.float64)
     drawn = source = None
-    if draft.laws is not None and draft.source is not None:
-        drawn, source = draft.laws.probs.contiguous(), draft.source.contiguous()
-    accept, then = dice.table(Purpose.ACCEPT).contiguous(), dice.table(Purpose.NEXT).contiguous()
+    if draft.distributions is not None and draft.source is not None:
+        drawn, source = draft.distributions.probs.contiguous(), draft.source.contiguous()
+    accept, then = rng.table(Purpose.ACCEPT).contiguous(), rng.table(Purpose.NEXT).contiguous()
     given = [
-        *(laws.probs.contiguous(), drawn, draft.tokens.contiguous(), source, draft.tried.contiguous(), None, ends),
-        *(accept, then, goes_on, refused, accepted, token, tried, relaxed, chance, p, q, price),
+        *(
+            distributions.probs.contiguous(),
+            drawn,
+            draft.tokens.contiguous(),
+            source,
+            draft.tried.contiguous(),
+            None,
+            ends,
+        ),
+        *(accept, then, goes_on, refused, accepted, token, tried, relaxed, chance, p, q, total_variation),
     ]
     origins = 0 if drawn is None else drawn.shape[1]
-    told = _Walk(*map(native.at, given), rows, size, laws.vocabulary, origins, accept.shape[1], len(ends), 0, size)
+    told = _Walk(
+        *map(native.at, given), rows, size, distributions.vocabulary, origins, accept.shape[1], len(ends), 0, size
+    )
     address = ctypes.addressof(told)
     if bend is None:
         code.outrider_walk(address)
@@ -102,9 +119,9 @@ def walk(
         for first in range(0, size, stretch):
             told.first, told.last = first, min(first + stretch, size)
             levels = slice(first, told.last)
-            guess = torch.empty(rows, told.last - first, laws.vocabulary)
+            guess = torch.empty(rows, told.last - first, distributions.vocabulary)
             code.outrider_spread(address, guess.data_ptr())
-            bent = bend(laws.probs[:, levels], guess, levels).to(guess.dtype).contiguous()
+            bent = bend(distributions.probs[:, levels], guess, levels).to(guess.dtype).contiguous()
             told.bent = bent.data_ptr()
             code.outrider_walk(address)
             if not goes_on.any():
@@ -119,20 +136,20 @@ def walk(
         chance=chance,
         p=p,
         q=q,
-        price=None if bend is None else price,
+        total_variation=None if bend is None else total_variation,
         relaxed=None if bend is None else relaxed,
     )
 
 
-def coupled(draft: Draft, laws: Distribution, after: Tensor, known: Tensor, dice: CounterRNG) -> Tensor:
-    """A window's guesses [B, W] by their new laws: the old draw at `after` [B, W] stays as often as any coupling
-    allows."""
+def coupled(draft: Draft, distributions: Distribution, after: Tensor, known: Tensor, rng: CounterRNG) -> Tensor:
+    """A window's guesses [B, W] by their new distributions: the old draw at `after` [B, W] stays as often as any
+    coupling allows."""
     code = native.library()
-    assert code is not None and draft.laws is not None
+    assert code is not None and draft.distributions is not None
     found = torch.empty_like(after, memory_format=torch.contiguous_format)
-    before, retain, redraw = draft.laws.probs, dice.table(Purpose.RETAIN), dice.table(Purpose.REDRAW)
-    tables = laws.probs, before, draft.tokens, draft.fixed, after, known, retain, redraw
+    before, retain, redraw = draft.distributions.probs, rng.table(Purpose.RETAIN), rng.table(Purpose.REDRAW)
+    tables = distributions.probs, before, draft.tokens, draft.fixed, after, known, retain, redraw
     given = [one.contiguous() for one in tables]
-    sizes = *after.shape, draft.size, before.shape[1], laws.vocabulary, retain.shape[1]
+    sizes = *after.shape, draft.size, before.shape[1], distributions.vocabulary, retain.shape[1]
     code.outrider_couple(*(one.data_ptr() for one in given), found.data_ptr(), *sizes)
     return found

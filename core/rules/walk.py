@@ -56,12 +56,15 @@ def nobody(active: Tensor) -> bool:
 
 
 def matching(draft: Draft, scores: Scores, draw: Callable[[Distribution, Tensor, Tensor], Tensor]) -> Verdict:
-    """Draw the target's token behind each node reached, draw(law [B, S], row [B], where [B]) -> [B], and follow the
-    child that is that token. Exact whatever the draft, since every emitted token is the target's own draw."""
+    """Draw the target's token behind each node reached, draw(distribution [B, S], row [B], where [B]) -> [B], and
+    follow the child that is that token. Exact whatever the draft, since every emitted token is the target's own
+    draw."""
     rows, device = draft.rows, draft.tokens.device
     active = torch.ones(rows, dtype=torch.bool, device=device)
     if not draft.size:
-        return undrafted(draft, draw(scores.laws().column(0), torch.zeros_like(active, dtype=torch.long), active))
+        return undrafted(
+            draft, draw(scores.distributions().column(0), torch.zeros_like(active, dtype=torch.long), active)
+        )
     if scores.sampling.greedy and draft.size <= _AT_ONCE:
         return _matching_at_once(draft, scores)
     node = torch.full((rows,), -1, dtype=torch.long, device=device)
@@ -69,14 +72,14 @@ def matching(draft: Draft, scores: Scores, draw: Callable[[Distribution, Tensor,
     path: list[Tensor] = []
     record = Record(draft)
     for level in range(draft.tree.depth + 1):
-        law = scores.law(node + 1)
-        token = torch.where(active, draw(law, node + 1, active), token)
+        distribution = scores.distribution(node + 1)
+        token = torch.where(active, draw(distribution, node + 1, active), token)
         if level == draft.tree.depth:
             break
         kids = live_children(draft, draft.tree.children, node)
         ids = draft.tokens.gather(1, kids.clamp(min=0))
         there = (kids >= 0) & active[:, None]
-        p = law.at(ids)
+        p = distribution.at(ids)
         record.add(kids, there, p, p, torch.ones_like(p))
         hit, place = (there & (ids == token[:, None])).max(1)
         resampled = torch.where(active, there.any(1) & ~hit, resampled)
@@ -89,7 +92,7 @@ def matching(draft: Draft, scores: Scores, draw: Callable[[Distribution, Tensor,
 
 
 def undrafted(draft: Draft, token: Tensor, *, priced: bool = False) -> Verdict:
-    """Nothing was drafted: the target's own draw is all there is, and costs the law nothing."""
+    """Nothing was drafted: the target's own draw is all there is, and costs the distribution nothing."""
     none, nowhere = draft.live.float(), torch.zeros_like(token)
     return Verdict(
         path=draft.tokens,
@@ -100,14 +103,15 @@ def undrafted(draft: Draft, token: Tensor, *, priced: bool = False) -> Verdict:
         chance=none,
         p=none,
         q=none,
-        price=nowhere[:, None].double() if priced else None,
+        total_variation=nowhere[:, None].double() if priced else None,
         relaxed=draft.live if priced else None,
     )
 
 
 def _matching_at_once(draft: Draft, scores: Scores) -> Verdict:
-    """The same where every law is a single token: all rows' tokens are known at once, so no level waits for another."""
-    tree, own = draft.tree, scores.laws().sole()
+    """The same where every distribution is a single token: all rows' tokens are known at once, so no level waits for
+    another."""
+    tree, own = draft.tree, scores.distributions().sole()
     if own.device.type == "cpu" and draft.rows <= _FEW:
         return _matching_one_by_one(draft, own)
     parents = tree.parents.expand(draft.rows, -1)
@@ -172,7 +176,7 @@ def to_verdict(
     token: Tensor,
     resampled: Tensor,
     record: Record,
-    price: list[Tensor] | None = None,
+    total_variation: list[Tensor] | None = None,
     relaxed: list[Tensor] | None = None,
 ) -> Verdict:
     """Level by level lists, filled up to the draft's depth."""
@@ -192,6 +196,8 @@ def to_verdict(
         chance=chance,
         p=p,
         q=q,
-        price=None if price is None else table(price, depth + 1, torch.zeros_like(price[0])),
+        total_variation=None
+        if total_variation is None
+        else table(total_variation, depth + 1, torch.zeros_like(total_variation[0])),
         relaxed=None if relaxed is None else table(relaxed, depth, torch.zeros_like(resampled)),
     )

@@ -24,20 +24,20 @@ class ResampleFromP:
 
     lossless = True
 
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
-        verdict = rejection(draft, scores, dice)
-        again = dice.pick(scores.law(verdict.accepted), 0, Purpose.MATCH, verdict.resampled)
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
+        verdict = rejection(draft, scores, rng)
+        again = rng.sample(scores.distribution(verdict.accepted), 0, Purpose.MATCH, verdict.resampled)
         return replace(verdict, token=torch.where(verdict.resampled, again, verdict.token))
 
 
 class BonusFromTheRowBefore:
-    """An off-by-one: the bonus token is drawn from the law of the token before it."""
+    """An off-by-one: the bonus token is drawn from the distribution of the token before it."""
 
     lossless = True
 
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
-        verdict = rejection(draft, scores, dice)
-        before = dice.pick(scores.law((verdict.accepted - 1).clamp(min=0)), 0, Purpose.MATCH)
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
+        verdict = rejection(draft, scores, rng)
+        before = rng.sample(scores.distribution((verdict.accepted - 1).clamp(min=0)), 0, Purpose.MATCH)
         return replace(verdict, token=torch.where(verdict.resampled, verdict.token, before))
 
 
@@ -46,31 +46,31 @@ class RatioFlipped:
 
     lossless = True
 
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
-        return rejection(draft, scores, dice, lambda law, left, q, depth: strict(q, left))
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
+        return rejection(draft, scores, rng, lambda distribution, left, q, depth: strict(q, left))
 
 
 class Misreport(DraftModel):
-    """Draws from one law and reports another: q as it was before top-k, or at another temperature."""
+    """Draws from one distribution and reports another: q as it was before top-k, or at another temperature."""
 
     def __init__(self, model: Target, drawn: Sampling, reported: Sampling, *, length: int = 2) -> None:
         super().__init__(model, length=length, sampling=drawn)
         self.reported = reported
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
-        draft = super().propose(room, dice)
-        laws = to_law(self.model.score(draft).logits()[:, :-1], self.reported)
-        return replace(draft, laws=laws if draft.size else None, fresh=None)
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
+        draft = super().propose(room, rng)
+        distributions = to_law(self.model.score(draft).logits()[:, :-1], self.reported)
+        return replace(draft, distributions=distributions if draft.size else None, fresh=None)
 
 
 class Hindsight(DraftModel):
     """Looks at what was drawn, and leaves out what it no longer likes."""
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
-        draft = super().propose(room, dice)
-        if not draft.size or draft.laws is None:
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
+        draft = super().propose(room, rng)
+        if not draft.size or draft.distributions is None:
             return draft
-        liked = draft.laws.at(draft.tokens[..., None])[..., 0] > 0.4
+        liked = draft.distributions.at(draft.tokens[..., None])[..., 0] > 0.4
         return replace(draft, live=draft.live & liked.cumprod(1).bool(), fresh=None)
 
 
@@ -80,7 +80,7 @@ class Survivors(Jacobi):
     def __init__(self, *, window: int = 2) -> None:
         super().__init__(window=window, renew="couple")
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
-        draft = super().propose(room, dice)
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
+        draft = super().propose(room, rng)
         whole = (~draft.fixed | ~draft.live).all(1)
-        return draft if draft.laws is None else replace(draft, fresh=whole)
+        return draft if draft.distributions is None else replace(draft, fresh=whole)

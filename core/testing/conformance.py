@@ -1,9 +1,9 @@
 """What every drafter and rule must stand up to, as functions anyone can call on a method of their own.
 
-Laws by enumeration: `Enumerator` takes the place of the dice and, run by run, walks down every branch that chance
-could take, one branch a row of the batch, so that the loop, the drafter and the rule are the real ones and the law of
-the output comes out exactly. Laws by sampling: a chi-square of many rows against the enumerated law.
-"""
+Distributions by enumeration: `Enumerator` takes the place of the random generator and, run by run, walks down every
+branch that chance could take, one branch a row of the batch, so that the loop, the drafter and the rule are the real
+ones and the distribution of the output comes out exactly. Distributions by sampling: a chi-square of many rows against
+the enumerated distribution."""
 
 from __future__ import annotations
 
@@ -106,30 +106,32 @@ class Enumerator(CounterRNG):
         return torch.stack(passed, 1)
 
     def strictly(self, chance: Tensor, node: Tensor) -> Tensor:
-        return chance >= 1  # how often a strict rule would have agreed is no part of the law
+        return chance >= 1  # how often a strict rule would have agreed is no part of the distribution
 
-    def pick(self, law: Distribution, node: Tensor | int, purpose: Purpose, where: Tensor | None = None) -> Tensor:
-        total = law.probs.double().sum(-1, keepdim=True)
-        return law.name(self._decide_all(law.probs.double() / total.clamp(min=1e-300), where))
+    def sample(
+        self, distribution: Distribution, node: Tensor | int, purpose: Purpose, where: Tensor | None = None
+    ) -> Tensor:
+        total = distribution.probs.double().sum(-1, keepdim=True)
+        return distribution.name(self._decide_all(distribution.probs.double() / total.clamp(min=1e-300), where))
 
-    def race(self, law: Distribution, position: Tensor, where: Tensor | None = None) -> Tensor:
-        return self.pick(law, 0, Purpose.MATCH, where)
+    def gumbel_argmax(self, distribution: Distribution, position: Tensor, where: Tensor | None = None) -> Tensor:
+        return self.sample(distribution, 0, Purpose.MATCH, where)
 
 
 def equip(method: Method, options: Mapping[str, Any], model: Callable[[], Target]) -> Drafter:
-    """A drafter of the method table with these options, given a draft model if it needs one, or a pupil with random
-    weights."""
+    """A drafter of the method table with these options, given a draft model if it needs one, or a draft head with
+    random weights."""
     needs: dict[str, Any] = {"model": model()} if "model" in method.needs else {}
-    if "pupil" in method.needs:
-        needs["pupil"] = untaught(method, model())
+    if "draft_head" in method.needs:
+        needs["draft_head"] = untaught(method, model())
     drafter: Drafter = method.make(**needs, **options)
     return drafter
 
 
 def untaught(method: Method, target: Any, seed: int = 0, **config: Any) -> Any:
-    """A pupil of the method table with random weights, ready to draft: for a decoder, or for a table, whose states it
-    reads, with the words of a small decoder."""
-    assert method.pupil is not None
+    """A draft head of the method table with random weights, ready to draft: for a decoder, or for a table, whose states
+    it reads, with the words of a small decoder."""
+    assert method.draft_head is not None
     if isinstance(target, TableTarget):
         small = Config(
             vocabulary=target.vocabulary, width=target.width, layers=2, heads=2, kv_heads=1, head_dim=4, hidden=12
@@ -137,11 +139,11 @@ def untaught(method: Method, target: Any, seed: int = 0, **config: Any) -> Any:
         target = Decoder.random(small, seed, dtype=target.dtype, device=target.device, gain=1.0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        pupil = method.pupil(target, **{**method.small, **config})
+        draft_head = method.draft_head(target, **{**method.small, **config})
         with torch.no_grad():  # what begins at 0 shall matter too
-            for weight in pupil.parameters():
+            for weight in draft_head.parameters():
                 weight.add_(torch.randn(weight.shape) * 0.3)
-    return pupil.drafts(target)
+    return draft_head.drafts(target)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +157,7 @@ class Case:
     sampling: Sampling = Sampling()
     limits: Sequence[int] = (3,)
 
-    def run(self, rows: Sequence[int], dice: CounterRNG | Sequence[int]) -> list[Outcome]:
+    def run(self, rows: Sequence[int], rng: CounterRNG | Sequence[int]) -> list[Outcome]:
         """Decode the given prompts (by number, repeats welcome) side by side -> each row's output."""
         emitted: list[list[int]] = [[] for _ in rows]
         steps = decode(
@@ -165,7 +167,7 @@ class Case:
             [self.prompts[row] for row in rows],
             sampling=self.sampling,
             limit=[self.limits[row % len(self.limits)] for row in rows],
-            seed=dice,
+            seed=rng,
             record=Record(nodes=False),
         )
         for step in steps:
@@ -174,15 +176,16 @@ class Case:
 
 
 def enumerate_output(
-    case: Case, dice: Callable[[Sequence[Tape]], Enumerator] = Enumerator, *, together: bool = True
+    case: Case, rng: Callable[[Sequence[Tape]], Enumerator] = Enumerator, *, together: bool = True
 ) -> list[SequenceDistribution]:
-    """The exact law of each prompt's output, by walking down every branch of chance: side by side, or one run after
-    another, for what decides in other steps (not by other laws) where the rows of a batch draft differently."""
-    laws: list[SequenceDistribution] = [defaultdict(float) for _ in case.prompts]
+    """The exact distribution of each prompt's output, by walking down every branch of chance: side by side, or one run
+    after another, for what decides in other steps (not by other distributions) where the rows of a batch draft
+    differently."""
+    distributions: list[SequenceDistribution] = [defaultdict(float) for _ in case.prompts]
     waiting: list[tuple[int, Tape]] = [(row, ()) for row in range(len(case.prompts))]
     while waiting:
         now, waiting = (waiting, []) if together else (waiting[-1:], waiting[:-1])
-        enumerator = dice([tape for _, tape in now])
+        enumerator = rng([tape for _, tape in now])
         outputs = case.run([row for row, _ in now], enumerator)
         for (row, _), output, weight, branches in zip(
             now, outputs, enumerator.weight, enumerator.branches, strict=True
@@ -190,41 +193,41 @@ def enumerate_output(
             if branches:
                 waiting += [(row, tape) for tape in branches]
             else:
-                laws[row][output] += float(weight)
-    return [dict(law) for law in laws]
+                distributions[row][output] += float(weight)
+    return [dict(distribution) for distribution in distributions]
 
 
 def target_law(target: Target, prompt: Sequence[int], sampling: Sampling, length: int) -> SequenceDistribution:
-    """The law of a target's own output, multiplied out token by token, with no loop, no rule and no chance."""
-    law: SequenceDistribution = {(): 1.0}
+    """The distribution of a target's own output, multiplied out token by token, with no loop, no rule and no chance."""
+    distribution: SequenceDistribution = {(): 1.0}
     done: SequenceDistribution = {}
     for place in range(length):
-        prefixes = torch.tensor(list(law), dtype=torch.long).view(len(law), place)
-        target.begin([prompt] * len(law), sampling, frozenset())
+        prefixes = torch.tensor(list(distribution), dtype=torch.long).view(len(distribution), place)
+        target.begin([prompt] * len(distribution), sampling, frozenset())
         given = Draft.guess(prefixes, Tree.chain(place), torch.ones_like(prefixes, dtype=torch.bool))
-        rows = target.score(given).law(torch.full((len(law),), place)).dense().probs.double().numpy()
+        rows = target.score(given).distribution(torch.full((len(distribution),), place)).dense().probs.double().numpy()
         grown: SequenceDistribution = {}
-        for (prefix, weight), row in zip(law.items(), rows, strict=True):
+        for (prefix, weight), row in zip(distribution.items(), rows, strict=True):
             for token in np.flatnonzero(row > 0).tolist():
                 (done if token in sampling.end else grown)[(*prefix, token)] = weight * float(row[token])
-        law = grown
-        if not law:
+        distribution = grown
+        if not distribution:
             break
-    return done | law
+    return done | distribution
 
 
 def total_variation(one: Mapping[Outcome, float], other: Mapping[Outcome, float]) -> float:
-    """Half the summed difference: 0 for the same law, 1 for laws with nothing in common."""
+    """Half the summed difference: 0 for the same distribution, 1 for distributions with nothing in common."""
     return sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in {*one, *other}) / 2
 
 
-def surprise(counts: Mapping[Outcome, int], law: Mapping[Outcome, float]) -> float:
-    """How many standard deviations the chi-square of sampled outputs lies above what the law makes it: about 0 for the
-    right law, in the tens for a wrong one, infinite where something came out that cannot."""
+def surprise(counts: Mapping[Outcome, int], distribution: Mapping[Outcome, float]) -> float:
+    """How many standard deviations the chi-square of sampled outputs lies above what the distribution makes it: about 0
+    for the right distribution, in the tens for a wrong one, infinite where something came out that cannot."""
     total = sum(counts.values())
-    if any(law.get(key, 0.0) <= 0 for key in counts):
+    if any(distribution.get(key, 0.0) <= 0 for key in counts):
         return math.inf
-    expected = sorted(((law[key] * total, counts.get(key, 0)) for key in law), reverse=True)
+    expected = sorted(((distribution[key] * total, counts.get(key, 0)) for key in distribution), reverse=True)
     while len(expected) > 2 and expected[-1][0] < 5:  # too rare to count alone
         (mean, seen), (mean2, seen2) = expected.pop(), expected.pop()
         expected.append((mean + mean2, seen + seen2))

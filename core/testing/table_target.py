@@ -35,7 +35,8 @@ def _contexts(start: Tensor, tokens: Tensor) -> Tensor:
 
 
 class TableTarget:
-    """A target whose logits are a hash of everything before: a law for every prefix, no weights, no cache to get wrong.
+    """A target whose logits are a hash of everything before: a distribution for every prefix, no weights, no cache to
+    get wrong.
 
     `blur` mixes in a second hash: a blurred copy of a target is a drafter that is right some of the time. Hidden states
     at any tap are hashes of the same contexts, `width` numbers each.
@@ -65,7 +66,7 @@ class TableTarget:
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
         self._taps = needs
-        self._lawmaker = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
+        self._pipeline = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
         self._lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         self._context = torch.zeros(len(prompts), dtype=torch.long, device=self.device)
         read = self._roll(_padded(prompts, self.device))[:, :-1]
@@ -78,10 +79,10 @@ class TableTarget:
         return found[:, 1:]
 
     def score(self, draft: Draft, since: int | None = None) -> Scores:
-        return self._scores(draft, since, self._lawmaker, self.blur, self._taps)
+        return self._scores(draft, since, self._pipeline, self.blur, self._taps)
 
     def _scores(
-        self, draft: Draft, since: int | None, lawmaker: LogitsPipeline, blur: float, taps: Collection[str]
+        self, draft: Draft, since: int | None, pipeline: LogitsPipeline, blur: float, taps: Collection[str]
     ) -> Scores:
         contexts = self._context[:, None]  # [B, 1 + nodes]
         parents = draft.tree.parents.expand(draft.rows, -1) + 1
@@ -90,7 +91,7 @@ class TableTarget:
             contexts = torch.cat([contexts, hash_tokens(before, draft.tokens[:, node : node + 1])], 1)
         first = 0 if since is None else since + 1
         contexts = contexts[:, first:]
-        return Scores(draft, lawmaker, self._lengths, self.logits(contexts, blur), self.hidden(contexts, taps), first)
+        return Scores(draft, pipeline, self._lengths, self.logits(contexts, blur), self.hidden(contexts, taps), first)
 
     def hidden(self, contexts: Tensor, taps: Collection[str]) -> dict[str, Tensor]:
         """[B, K] -> noise [B, K, width] for each tap."""
@@ -113,15 +114,15 @@ class TableTarget:
         tokens = committed(draft, verdict, count)
         self._roll(tokens)
         self._lengths = self._lengths + count
-        self._lawmaker.commit(tokens)
+        self._pipeline.commit(tokens)
 
     def mark(self) -> object:
-        return self._context, self._lengths, copy.copy(self._lawmaker)
+        return self._context, self._lengths, copy.copy(self._pipeline)
 
     def rewind(self, mark: object) -> None:
         assert isinstance(mark, tuple)
-        self._context, self._lengths, lawmaker = mark
-        self._lawmaker = copy.copy(lawmaker)
+        self._context, self._lengths, pipeline = mark
+        self._pipeline = copy.copy(pipeline)
 
     def end(self) -> None:
         self._context = self._lengths = torch.zeros(0, dtype=torch.long)
@@ -169,11 +170,11 @@ class TableView:
         self.vocabulary, self.device = table.vocabulary, table.device
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
-        self._lawmaker = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
+        self._pipeline = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
         return Prefill()
 
     def score(self, draft: Draft, since: int | None = None) -> Scores:
-        return self.table._scores(draft, since, self._lawmaker, self.blur, self.taps)
+        return self.table._scores(draft, since, self._pipeline, self.blur, self.taps)
 
     def recall(self, texts: Prompts, count: int) -> Tensor:
         nothing = torch.zeros(len(texts), dtype=torch.long, device=self.device)
@@ -186,14 +187,14 @@ class TableView:
         return torch.where(there[..., None], self.table.logits(before, self.blur), 0)
 
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
-        self._lawmaker.commit(committed(draft, verdict, count))
+        self._pipeline.commit(committed(draft, verdict, count))
 
     def mark(self) -> object:
-        return copy.copy(self._lawmaker)
+        return copy.copy(self._pipeline)
 
     def rewind(self, mark: object) -> None:
         assert isinstance(mark, LogitsPipeline)
-        self._lawmaker = copy.copy(mark)
+        self._pipeline = copy.copy(mark)
 
     def end(self) -> None:
         """Nothing of its own."""

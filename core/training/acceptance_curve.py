@@ -14,7 +14,7 @@ from typing import Any
 
 from outrider.core.errors import InvalidOption, OutriderError
 
-_JUDGES = frozenset({"AcceptanceChance"})  # pupils that draft nothing
+_JUDGES = frozenset({"AcceptanceChance"})  # draft heads that draft nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ def _read(file: Path) -> list[Places]:
             return [
                 Places.of(name, curve, row.get("minutes"))
                 for row in found
-                for name, curve in row["pupils"].items()
+                for name, curve in row["draft_heads"].items()
                 if row.get("steps", 1)  # before the first step nothing was learned
                 if name != "specdec-plus-plus"
             ]

@@ -1,7 +1,7 @@
 """Trained weights as files: safetensors, and beside them what they are and where they come from, as JSON.
 
-Numbers have 16 bits, or those of large matrices 8 and a scale for each row. Rows that a pupil only refers to in its
-target are not in the file. Knows nothing of which pupils there are: whoever loads gives their classes by name.
+Numbers have 16 bits, or those of large matrices 8 and a scale for each row. Rows that a draft head only refers to in
+its target are not in the file. Knows nothing of which draft heads there are: whoever loads gives their classes by name.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class DraftHeadError(OutriderError):
 
 
 def save(
-    pupil: DraftHead, path: Path, provenance: Mapping[str, Any], bits: int = 8, *, finer: tuple[str, ...] = ()
+    draft_head: DraftHead, path: Path, provenance: Mapping[str, Any], bits: int = 8, *, finer: tuple[str, ...] = ()
 ) -> None:
     """Write weights and their JSON, each whole or not at all. `bits`: of large matrices; those of parts that are
     `finer` keep 16."""
     from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {}
-    for name, tensor in pupil.state_dict().items():
+    for name, tensor in draft_head.state_dict().items():
         kept = tensor.detach().cpu()
         large = kept.is_floating_point() and kept.ndim > 1 and kept.numel() >= _LARGE
         if bits == 8 and large and not name.startswith(finer):
@@ -51,8 +51,8 @@ def save(
     digest = hashlib.sha256(partial.read_bytes()).hexdigest()
     about = {
         "schema": SCHEMA,
-        "architecture": type(pupil).__name__,
-        "config": dict(pupil.config),
+        "architecture": type(draft_head).__name__,
+        "config": dict(draft_head.config),
         "provenance": {**provenance, "machine": machine(), "versions": versions()},
         "bytes": partial.stat().st_size,
         "sha256": digest,
@@ -105,33 +105,35 @@ def _made(path: Path, kind: Callable[..., DraftHead], target: Any, config: Mappi
         raise DraftHeadError(f"{path.with_suffix('.json')} describes no {kind.__name__}: {why}") from None
 
 
-def begin(pupil: DraftHead, path: Path, say: Callable[[str], None]) -> None:
+def begin(draft_head: DraftHead, path: Path, say: Callable[[str], None]) -> None:
     """Fill what is about to learn with what a file holds of it; the rest begins as it was made."""
     facts = about(path)
-    if facts.get("architecture") != type(pupil).__name__:
-        raise Incompatible(f"{path.name} holds a {facts.get('architecture')}; what is to learn is a {type(pupil).__name__}")
-    tensors, own = Checkpoint(path), pupil.state_dict()
-    names = pupil.shared(facts["config"])
+    if facts.get("architecture") != type(draft_head).__name__:
+        raise Incompatible(
+            f"{path.name} holds a {facts.get('architecture')}; what is to learn is a {type(draft_head).__name__}"
+        )
+    tensors, own = Checkpoint(path), draft_head.state_dict()
+    names = draft_head.shared(facts["config"])
     fitting = [(own[name], theirs) for name, theirs in names.items() if _fits(tensors, theirs, own[name])]
     _fill(fitting, tensors)
     say(f"{len(fitting)} of {len(own)} tensors begin as {path} has them")
 
 
 def vocabulary(path: Path) -> Tensor | None:
-    """The tokens that the pupil of a file can guess; None: all of them."""
+    """The tokens that the draft head of a file can guess; None: all of them."""
     tensors = Checkpoint(path)
     return next((tensors[name] for name in tensors if name.endswith("words.vocabulary")), None)
 
 
 def load(path: Path, kinds: Mapping[str, Callable[..., DraftHead]], target: Any) -> DraftHead:
-    """A pupil of its file: made of its configuration and its target's weights, then filled."""
+    """A draft head of its file: made of its configuration and its target's weights, then filled."""
     facts = about(path)
     kind = str(facts.get("architecture"))
     if kind not in kinds:
         raise unknown("kind of trained weights", kind, kinds)
-    pupil = _made(path, kinds[kind], target, facts["config"])
+    draft_head = _made(path, kinds[kind], target, facts["config"])
     tensors = Checkpoint(path)
-    own = pupil.state_dict()
+    own = draft_head.state_dict()
     wrong = [name for name, meant in own.items() if not _fits(tensors, name, meant)]
     left = [name for name in tensors if name.removesuffix(_SCALE) not in own]
     if wrong or left:
@@ -140,7 +142,7 @@ def load(path: Path, kinds: Mapping[str, Callable[..., DraftHead]], target: Any)
             f"{len(left)} have no place, '{(wrong + left)[0]}' first"
         )
     _fill([(tensor, name) for name, tensor in own.items()], tensors)
-    return pupil.eval()
+    return draft_head.eval()
 
 
 @torch.no_grad()

@@ -1,9 +1,8 @@
 """What is learned from, a row at a time: rows made into batches of about the same length, and read by the teacher.
 
-Ordinary text, the teacher's own answers (sequence-level and supervised distillation), a pupil's own drafts (on-policy
-distillation, arXiv 2306.13649, 2310.08461) and the places where drafts were rejected while serving (online
-distillation, arXiv 2310.07177) are all lessons; they differ in where they come from. Knows token ids alone.
-"""
+Ordinary text, the teacher's own answers (sequence-level and supervised distillation), a draft head's own drafts
+(on-policy distillation, arXiv 2306.13649, 2310.08461) and the places where drafts were rejected while serving (online
+distillation, arXiv 2310.07177) are all lessons; they differ in where they come from. Knows token ids alone."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Whatever drafts after training, and what it is trained on: the words that recipes, heads and the trainer share.
 
-A pupil reads a batch that its teacher (the target) has read, and guesses tokens ahead; what counts is how far its
-guesses are from the teacher's laws. Several pupils learn from one pass of the teacher. Knows token ids and laws,
-nothing of text, images or speech; outrider.core.training.trainer runs the loop.
-"""
+A draft head reads a batch that its teacher (the target) has read, and guesses tokens ahead; what counts is how far its
+guesses are from the teacher's distributions. Several draft heads learn from one pass of the teacher. Knows token ids
+and distributions, nothing of text, images or speech; outrider.core.training.trainer runs the loop."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from outrider.core.training.losses import Loss
 class Batch:
     """Rows of tokens that the teacher has read, padded on the right.
 
-    A position t is where token t stands. The teacher's law "behind t" is that of token t + 1.
+    A position t is where token t stands. The teacher's distribution "behind t" is that of token t + 1.
     """
 
     tokens: Tensor  # [B, T]; 0 behind a row's end
@@ -30,7 +29,7 @@ class Batch:
     answer: Tensor  # [B, T] bool: does the NEXT token (t + 1) count for the loss?
     taps: Mapping[str, Tensor]  # [B, T, D] the teacher's states, under the decoder's names of taps
     teach: Callable[[Tensor, Tensor | None], Tensor]  # states of the tap "last" [N, D], ids kept [R] -> logits [N, V|R]
-    _laws: dict[int, tuple[Tensor | None, Tensor]] = field(default_factory=dict, repr=False)
+    _distributions: dict[int, tuple[Tensor | None, Tensor]] = field(default_factory=dict, repr=False)
 
     @property
     def positions(self) -> Tensor:
@@ -45,28 +44,29 @@ class Batch:
         """[B, T] the tokens t + offset; 0 beyond the end."""
         return ahead(self.tokens, offset, fill=0)
 
-    def laws(self, where: Tensor, vocabulary: Tensor | None = None) -> Tensor:
-        """The logarithm of the teacher's law behind positions [B, T] bool, all of them in `answer` -> [N, V]; over the
-        ids `vocabulary` [R] if given, as if there were no others -> [N, R]. Computed once for all pupils that share a
-        vocabulary (the same tensor), without a gradient."""
+    def distributions(self, where: Tensor, vocabulary: Tensor | None = None) -> Tensor:
+        """The logarithm of the teacher's distribution behind positions [B, T] bool, all of them in `answer` -> [N, V];
+        over the ids `vocabulary` [R] if given, as if there were no others -> [N, R]. Computed once for all draft heads
+        that share a vocabulary (the same tensor), without a gradient."""
         key = 0 if vocabulary is None else vocabulary.data_ptr()
-        if key not in self._laws:
+        if key not in self._distributions:
             with torch.no_grad():
                 logits = self.teach(self.taps["last"][self.answer], vocabulary)
-                self._laws[key] = vocabulary, logits.float().log_softmax(-1)
-        found = self._laws[key][1]
+                self._distributions[key] = vocabulary, logits.float().log_softmax(-1)
+        found = self._distributions[key][1]
         if where is self.answer:
             return found
         row = (self.answer.flatten().cumsum(0) - 1).view_as(self.answer)
         return found.index_select(0, row[where])
 
     def taught(self, offset: int = 1, vocabulary: Tensor | None = None) -> Tensor:
-        """The logarithm of the teacher's law of tokens t + offset, for the positions in asked(offset) -> [N, V|R]."""
+        """The logarithm of the teacher's distribution of tokens t + offset, for the positions in asked(offset) -> [N,
+        V|R]."""
         if offset == 1:
-            return self.laws(self.answer, vocabulary)
+            return self.distributions(self.answer, vocabulary)
         counts = torch.zeros_like(self.answer)
         counts[:, offset - 1 :] = self.answer[:, offset - 1 :]
-        return self.laws(counts, vocabulary)
+        return self.distributions(counts, vocabulary)
 
 
 def ahead(values: Tensor, count: int, fill: float) -> Tensor:
@@ -78,12 +78,11 @@ def ahead(values: Tensor, count: int, fill: float) -> Tensor:
 
 @dataclass(eq=False)
 class Guess:
-    """What a pupil says about the tokens t + offset, for the positions t in batch.asked(offset), row by row.
+    """What a draft head says about the tokens t + offset, for the positions t in batch.asked(offset), row by row.
 
     `logits` is [N, V] or, with `vocabulary` (ids kept), [N, R]; or [B, T, V|R], of which the asked positions are taken.
-    The pupil's guesses in the order of their offsets are the draft it would make behind one position; a pupil that
-    guesses by itself, token after token, makes one guess, and a draft is the same guess at the next positions.
-    """
+    The draft head's guesses in the order of their offsets are the draft it would make behind one position; a draft head
+    that guesses by itself, token after token, makes one guess, and a draft is the same guess at the next positions."""
 
     logits: Tensor
     offset: int
@@ -94,11 +93,10 @@ class Guess:
 class DraftHead(nn.Module):
     """Anything that is trained to draft.
 
-    A pupil is made as Kind(target, **config): `config` is what JSON can hold, and of the target's weights it refers to
-    rows as buffers that are not persistent (`register_buffer(..., persistent=False)`): what its state_dict holds is
-    what ships, in 16 bits. Parameters are float32, and the trainer autocasts to bfloat16. `model` is the name of what
-    a trained drafter needs in its row of outrider.core.methods; `drafts` is what it is given there.
-    """
+    A draft head is made as Kind(target, **config): `config` is what JSON can hold, and of the target's weights it
+    refers to rows as buffers that are not persistent (`register_buffer(..., persistent=False)`): what its state_dict
+    holds is what ships, in 16 bits. Parameters are float32, and the trainer autocasts to bfloat16. `model` is the name
+    of what a trained drafter needs in its row of outrider.core.methods; `drafts` is what it is given there."""
 
     needs: frozenset[str] = frozenset()  # taps it reads; "last" is always there
     config: Mapping[str, Any]  # the keyword arguments that make it again, besides the teacher
@@ -122,11 +120,11 @@ class DraftHead(nn.Module):
         return agreement(list(self.guesses(batch)), batch, depth)
 
     def drafts(self, target: Any) -> Any:
-        """What the drafter takes as its `model`: by default the pupil itself."""
+        """What the drafter takes as its `model`: by default the draft head itself."""
         return self
 
     def shared(self, config: Mapping[str, Any]) -> dict[str, str]:
-        """Its tensors, each with its name in a pupil of another configuration, whose weights it can begin from."""
+        """Its tensors, each with its name in a draft head of another configuration, whose weights it can begin from."""
         for name, value in config.items():  # rows of other words would be taken for theirs
             if isinstance(value, list) and value != self.config.get(name):
                 raise Incompatible(f"what it is to begin from has other {name}; begin from nothing")

@@ -2,7 +2,7 @@
 
 A course makes its batches by number and says what a model loses on one, so that a run that was broken off goes on with
 the very next batch. AdamW with a cosine over the time that is given, an average of the weights that is judged and kept,
-checkpoints, a curve and its plot; on `accelerate`, like outrider.core.training.trainer, which is for pupils with a
+checkpoints, a curve and its plot; on `accelerate`, like outrider.core.training.trainer, which is for draft heads with a
 teacher.
 """
 

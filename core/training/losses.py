@@ -1,8 +1,7 @@
-"""How far a pupil's law is from its teacher's, a number a position: what training minimises.
+"""How far a draft head's distribution is from its teacher's, a number a position: what training minimises.
 
-Each takes the pupil's logits, the logarithm of the teacher's law over the same tokens, and the token that came next,
-and knows nothing of who the pupil is. `resolve` finds them by name.
-"""
+Each takes the draft head's logits, the logarithm of the teacher's distribution over the same tokens, and the token that
+came next, and knows nothing of who the draft head is. `resolve` finds them by name."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from torch.nn import functional as F
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.kernels import native
 
-Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # pupil [N, V], teacher [N, V], token [N] (-1: not in V) -> [N]
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # draft head [N, V], teacher [N, V], token [N] (-1: not in V) -> [N]
 
 _ROWS = 64  # at once
 
@@ -55,70 +54,71 @@ def _in_code(z: Tensor, log_p: Tensor) -> bool:
     return native.library() is not None
 
 
-def cross_entropy(pupil: Tensor, teacher: Tensor, token: Tensor) -> Tensor:
+def cross_entropy(draft_head: Tensor, teacher: Tensor, token: Tensor) -> Tensor:
     """Of the token that came next: on the teacher's own answers this is sequence-level distillation (Kim & Rush, arXiv
-    1606.07947). A token that the pupil's vocabulary lacks counts for nothing."""
-    return F.cross_entropy(pupil.float(), token, reduction="none", ignore_index=-1)
+    1606.07947). A token that the draft head's vocabulary lacks counts for nothing."""
+    return F.cross_entropy(draft_head.float(), token, reduction="none", ignore_index=-1)
 
 
-def kl(pupil: Tensor, teacher: Tensor, token: Tensor, temperature: float = 1.0) -> Tensor:
-    """KL(teacher || pupil) at a temperature, times its square so that gradients keep their size (Hinton et al., arXiv
-    1503.02531)."""
+def kl(draft_head: Tensor, teacher: Tensor, token: Tensor, temperature: float = 1.0) -> Tensor:
+    """KL(teacher || draft head) at a temperature, times its square so that gradients keep their size (Hinton et al.,
+    arXiv 1503.02531)."""
     log_p = _cooled(teacher, temperature)
-    cooled = pupil / temperature if temperature != 1 else pupil
+    cooled = draft_head / temperature if temperature != 1 else draft_head
     each: Tensor = _Divergence.apply(cooled, log_p)  # type: ignore[no-untyped-call]
     return each * temperature**2
 
 
-def reverse_kl(pupil: Tensor, teacher: Tensor, token: Tensor, temperature: float = 1.0) -> Tensor:
-    """KL(pupil || teacher): the pupil keeps to what the teacher finds likely (MiniLLM, arXiv 2306.08543)."""
-    _, log_p, log_q = _laws(pupil, teacher, temperature)
+def reverse_kl(draft_head: Tensor, teacher: Tensor, token: Tensor, temperature: float = 1.0) -> Tensor:
+    """KL(draft head || teacher): the draft head keeps to what the teacher finds likely (MiniLLM, arXiv 2306.08543)."""
+    _, log_p, log_q = _distributions(draft_head, teacher, temperature)
     return (log_q.exp() * (log_q - log_p)).sum(-1) * temperature**2
 
 
-def jsd(pupil: Tensor, teacher: Tensor, token: Tensor, blend: float = 0.5) -> Tensor:
+def jsd(draft_head: Tensor, teacher: Tensor, token: Tensor, blend: float = 0.5) -> Tensor:
     """The Jensen-Shannon divergence, `blend` of the teacher in the middle (generalised: arXiv 2306.13649)."""
     if not 0 < blend < 1:
         raise InvalidOption(f"blend is {blend}; it must be between 0 and 1 (at the ends it is a KL)")
-    p, log_p, log_q = _laws(pupil, teacher)
+    p, log_p, log_q = _distributions(draft_head, teacher)
     q = log_q.exp()
     middle = (blend * p + (1 - blend) * q).clamp(min=torch.finfo(p.dtype).tiny).log()
     return blend * (p * (log_p - middle)).sum(-1) + (1 - blend) * (q * (log_q - middle)).sum(-1)
 
 
-def tv(pupil: Tensor, teacher: Tensor, token: Tensor) -> Tensor:
+def tv(draft_head: Tensor, teacher: Tensor, token: Tensor) -> Tensor:
     """The total variation, which is the chance that a drafted token is rejected (DistillSpec, arXiv 2310.08461)."""
-    p, _, log_q = _laws(pupil, teacher)
+    p, _, log_q = _distributions(draft_head, teacher)
     return (p - log_q.exp()).abs().sum(-1) / 2
 
 
-def acceptance(pupil: Tensor, teacher: Tensor, token: Tensor) -> Tensor:
-    """-log of the chance that a token drawn by the pupil is accepted, sum_x min(p, q): steep where `tv` is flat."""
-    p, _, log_q = _laws(pupil, teacher)
+def acceptance(draft_head: Tensor, teacher: Tensor, token: Tensor) -> Tensor:
+    """-log of the chance that a token drawn by the draft head is accepted, sum_x min(p, q): steep where `tv` is
+    flat."""
+    p, _, log_q = _distributions(draft_head, teacher)
     return -torch.minimum(p, log_q.exp()).sum(-1).clamp(min=1e-6).log()
 
 
-def adaptive(pupil: Tensor, teacher: Tensor, token: Tensor, steep: float = 3.0) -> Tensor:
-    """KL where pupil and teacher are far apart, and the more total variation the closer they are: weights
-    exp(-steep a) and its complement by the acceptance a, as if constant. KL alone brings a poor pupil on, and total
-    variation is what finally counts."""
-    p, log_p, log_q = _laws(pupil, teacher)
+def adaptive(draft_head: Tensor, teacher: Tensor, token: Tensor, steep: float = 3.0) -> Tensor:
+    """KL where draft head and teacher are far apart, and the more total variation the closer they are: weights
+    exp(-steep a) and its complement by the acceptance a, as if constant. KL alone brings a poor draft head on, and
+    total variation is what finally counts."""
+    p, log_p, log_q = _distributions(draft_head, teacher)
     far = (p - log_q.exp()).abs().sum(-1) / 2
     share = torch.exp(-steep * (1 - far)).detach()
     return share * (p * (log_p - log_q)).sum(-1) + (1 - share) * far
 
 
 def _cooled(teacher: Tensor, temperature: float) -> Tensor:
-    """The logarithm of the teacher's law at a temperature."""
+    """The logarithm of the teacher's distribution at a temperature."""
     if not temperature > 0:
         raise InvalidOption(f"the temperature of a loss is {temperature}; it must be above 0")
     return teacher.float() if temperature == 1 else F.log_softmax(teacher.float() / temperature, -1)
 
 
-def _laws(pupil: Tensor, teacher: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    """The teacher's law, its logarithm, and the logarithm of the pupil's."""
+def _distributions(draft_head: Tensor, teacher: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    """The teacher's distribution, its logarithm, and the logarithm of the draft head's."""
     log_p = _cooled(teacher, temperature)
-    return log_p.exp(), log_p, F.log_softmax(pupil.float() / temperature, -1)
+    return log_p.exp(), log_p, F.log_softmax(draft_head.float() / temperature, -1)
 
 
 LOSSES: Mapping[str, Loss] = {
@@ -139,12 +139,12 @@ def resolve(name: str, **options: float) -> Loss:
         weighed = [(_weighed(part)) for part in parts]
         if options:
             raise InvalidOption("options go with a single loss; make a sum of several yourself")
-        return lambda pupil, teacher, token: sum(  # type: ignore[return-value]
-            weight * loss(pupil, teacher, token) for weight, loss in weighed
+        return lambda draft_head, teacher, token: sum(  # type: ignore[return-value]
+            weight * loss(draft_head, teacher, token) for weight, loss in weighed
         )
     weight, loss = _weighed(parts[0])
     chosen: Loss = partial(loss, **options) if options else loss
-    return chosen if weight == 1 else lambda pupil, teacher, token: weight * chosen(pupil, teacher, token)
+    return chosen if weight == 1 else lambda draft_head, teacher, token: weight * chosen(draft_head, teacher, token)
 
 
 def _weighed(part: str) -> tuple[float, Loss]:

@@ -1,4 +1,4 @@
-"""Simulated acceptance: how far a pupil's drafts would get on answers that are known, without running the loop.
+"""Simulated acceptance: how far a draft head's drafts would get on answers that are known, without running the loop.
 
 For greedy answers and chains this is exactly what the loop does: a draft made behind a position is followed while it
 agrees with what came, and the next one is made behind the first token after that. Knows booleans alone.
@@ -49,7 +49,8 @@ class Curve:
 
 
 def walk(hits: Tensor, answer: Tensor) -> Curve:
-    """hits [B, T, K] and answer [B, T] as Pupil.hits and Batch have them: go through each answer draft by draft."""
+    """hits [B, T, K] and answer [B, T] as Draft head.hits and Batch have them: go through each answer draft by
+    draft."""
     depth = hits.shape[2]
     runs = hits.long().cumprod(-1).sum(-1).tolist()  # [B, T] accepted in a row
     calls, tokens, tried, right = 0, 0, [0] * depth, [0] * depth

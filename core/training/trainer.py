@@ -1,8 +1,8 @@
-"""The trainer: several pupils learn from one pass of their teacher, for as many minutes as there are.
+"""The trainer: several draft heads learn from one pass of their teacher, for as many minutes as there are.
 
 Runs on `accelerate` (mixed precision, several GPUs); AdamW with a cosine over the time that is given; checkpoints, from
 which a killed run goes on; validation by simulated acceptance; the best weights, the curve and its plot are written as
-they come. Knows pupils, lessons and a teacher, and nothing of what tokens mean.
+they come. Knows draft heads, lessons and a teacher, and nothing of what tokens mean.
 """
 
 from __future__ import annotations
@@ -80,12 +80,13 @@ class Progress:
 
 
 class Trainer:
-    """Pupils by name, each with its own optimiser, and what they learn from. `facts` are noted with the weights."""
+    """Draft heads by name, each with its own optimiser, and what they learn from. `facts` are noted with the
+    weights."""
 
     def __init__(
         self,
         teacher: Teacher,
-        pupils: Mapping[str, DraftHead],
+        draft_heads: Mapping[str, DraftHead],
         source: Source,
         held: Sequence[Lesson],
         plan: Plan,
@@ -96,8 +97,8 @@ class Trainer:
         facts: Mapping[str, Any] | None = None,
         quiet: bool = False,
     ) -> None:
-        if not pupils:
-            raise InvalidOption("there is nobody to train; give at least one pupil")
+        if not draft_heads:
+            raise InvalidOption("there is nobody to train; give at least one draft head")
         self.teacher, self.source, self.held, self.plan, self.out = teacher, source, held, plan, out
         self.facts, self.quiet = dict(facts or {}), quiet
         cpu = teacher.device.type == "cpu"
@@ -107,18 +108,18 @@ class Trainer:
         self.main = bool(self.accelerator.is_main_process)
         self.progress = Progress()
         self.clock = Clock(plan.minutes, plan.steps, plan.warmup, plan.floor)
-        self.names = list(pupils)
-        self.loss = {name: (losses or {}).get(name, plan.loss) for name in pupils}
-        self.rate = {name: (rates or {}).get(name, plan.rate) for name in pupils}
+        self.names = list(draft_heads)
+        self.loss = {name: (losses or {}).get(name, plan.loss) for name in draft_heads}
+        self.rate = {name: (rates or {}).get(name, plan.rate) for name in draft_heads}
         self.losses = {name: resolve(one) for name, one in self.loss.items()}
-        self.needs = frozenset[str]().union(*(one.needs for one in pupils.values()))
-        self.pupils: dict[str, nn.Module] = {}
+        self.needs = frozenset[str]().union(*(one.needs for one in draft_heads.values()))
+        self.draft_heads: dict[str, nn.Module] = {}
         self._optimisers, self._schedules = [], []
-        for name, pupil in pupils.items():
-            (optimiser,) = optimisers(pupil, self.rate[name], plan.decay, (0.9, 0.95))
+        for name, draft_head in draft_heads.items():
+            (optimiser,) = optimisers(draft_head, self.rate[name], plan.decay, (0.9, 0.95))
             schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda _: self._height())
-            ready = self.accelerator.prepare(pupil, optimiser)
-            self.pupils[name] = ready[0]
+            ready = self.accelerator.prepare(draft_head, optimiser)
+            self.draft_heads[name] = ready[0]
             self._optimisers.append(ready[1])
             self._schedules.append(schedule)
         out.mkdir(parents=True, exist_ok=True)
@@ -190,14 +191,14 @@ class Trainer:
             progress.epoch, progress.place, progress.lessons, progress.begun = progress.epoch + 1, 0, None, None
 
     def _step(self, group: Sequence[Lesson], running: dict[str, float]) -> None:
-        """One batch: the teacher reads it once, and every pupil learns from it."""
+        """One batch: the teacher reads it once, and every draft head learns from it."""
         batch = read(self.teacher, group, self.needs)
         for name, optimiser, schedule in zip(self.names, self._optimisers, self._schedules, strict=True):
-            pupil = self.pupils[name]
-            pupil.train()
-            loss = pupil(batch, self.losses[name])
+            draft_head = self.draft_heads[name]
+            draft_head.train()
+            loss = draft_head(batch, self.losses[name])
             self.accelerator.backward(loss)
-            norm = self.accelerator.clip_grad_norm_(pupil.parameters(), self.plan.clip)
+            norm = self.accelerator.clip_grad_norm_(draft_head.parameters(), self.plan.clip)
             value = float(loss.detach())
             if math.isfinite(value) and math.isfinite(float(norm)):
                 optimiser.step()
@@ -212,22 +213,22 @@ class Trainer:
 
     @torch.no_grad()
     def judge(self) -> dict[str, Curve]:
-        """Simulated acceptance of every pupil on what was held out."""
+        """Simulated acceptance of every draft head on what was held out."""
         found: dict[str, Curve] = {}
         greedy = [one for one in self.held if one.temperature == 0 and one.counts is None]
         for group in batches(greedy, self.plan.tokens, 0, longest=self.plan.longest):
             batch = read(self.teacher, group, self.needs)
             for name in self.names:
-                pupil = self._plain(name).eval()
+                draft_head = self._plain(name).eval()
                 with self.accelerator.autocast():
-                    curve = walk(pupil.hits(batch, self.plan.depth), batch.answer)
+                    curve = walk(draft_head.hits(batch, self.plan.depth), batch.answer)
                 found[name] = found[name] + curve if name in found else curve
         return found
 
     def _plain(self, name: str) -> DraftHead:
-        pupil = self.accelerator.unwrap_model(self.pupils[name], keep_fp32_wrapper=True)
-        assert isinstance(pupil, DraftHead)
-        return pupil
+        draft_head = self.accelerator.unwrap_model(self.draft_heads[name], keep_fp32_wrapper=True)
+        assert isinstance(draft_head, DraftHead)
+        return draft_head
 
     def validate(self, running: Mapping[str, float]) -> None:
         """Judge, note it in the curve, and keep what is the best so far."""
@@ -236,9 +237,9 @@ class Trainer:
             return
         curves = self.judge()
         row: dict[str, Any] = {"minutes": round(progress.seconds / 60, 3), "steps": progress.steps}
-        row |= {"tokens": progress.tokens, "rate": self.plan.rate * self._height(), "pupils": {}}
+        row |= {"tokens": progress.tokens, "rate": self.plan.rate * self._height(), "draft_heads": {}}
         for name, curve in curves.items():
-            row["pupils"][name] = {"loss": running.get(name)} | curve.to_dict()
+            row["draft_heads"][name] = {"loss": running.get(name)} | curve.to_dict()
         progress.history.append(row)
         for name, curve in curves.items():
             if progress.steps and curve.tokens_per_call >= progress.best.get(name, 0.0):
@@ -296,9 +297,9 @@ def plot(history: Sequence[Mapping[str, Any]], path: Path) -> bool:
         return False
     figure = Figure(figsize=(13, 4), layout="constrained")
     loss, calls, places = figure.subplots(1, 3)
-    names = list(dict.fromkeys(name for row in history for name in row["pupils"]))
+    names = list(dict.fromkeys(name for row in history for name in row["draft_heads"]))
     for name in names:
-        rows = [(row["minutes"], row["pupils"][name]) for row in history if name in row["pupils"]]
+        rows = [(row["minutes"], row["draft_heads"][name]) for row in history if name in row["draft_heads"]]
         known = [(minutes, one["loss"]) for minutes, one in rows if one["loss"] is not None]
         loss.plot([one[0] for one in known], [one[1] for one in known], marker=".", label=name)
         calls.plot([one[0] for one in rows], [one[1]["tokens_per_call"] for one in rows], marker=".", label=name)

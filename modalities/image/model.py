@@ -40,7 +40,7 @@ _SIDE = 64  # pixels
 
 
 class ImageModel:
-    """A token model with its tokenizer; `draft` is asked for a smaller one and `pupil` for what a trained drafter
+    """A token model with its tokenizer; `draft` is asked for a smaller one and `draft_head` for what a trained drafter
     guesses with, when they are wanted. Several generations may run side by side."""
 
     def __init__(
@@ -51,7 +51,7 @@ class ImageModel:
         *,
         name: str,
         draft: Callable[[], Network] | None = None,
-        pupil: Callable[[str, Decoder], DraftHead] | None = None,
+        draft_head: Callable[[str, Decoder], DraftHead] | None = None,
         dtype: str = "float32",
     ) -> None:
         if names.codes != codec.layout.codes:
@@ -63,7 +63,7 @@ class ImageModel:
         side = _SIDE // codec.factor
         self.raster = Grid(side, side)
         self.white = self.root = codec.white  # a picture begins as if behind a white patch
-        self._draft, self._pupil = draft, pupil
+        self._draft, self._draft_head = draft, draft_head
         self._drafts: Network | None = None
         self._ready: dict[str, Any] = {}
 
@@ -132,10 +132,10 @@ class ImageModel:
     def _taught(self, drafter: str) -> Any:
         """What a trained drafter guesses with, laid out for this machine."""
         if drafter not in self._ready:
-            if self._pupil is None:
+            if self._draft_head is None:
                 raise recipes.missing(f"{recipes.PREFIX}{drafter}")
             target = decoder(self.network)
-            self._ready[drafter] = self._pupil(drafter, target).drafts(target)
+            self._ready[drafter] = self._draft_head(drafter, target).drafts(target)
         return self._ready[drafter]
 
     def rule(self, options: Options) -> tuple[Rule, str]:
@@ -198,7 +198,7 @@ def load(
         codec.to(device),
         name=name,
         draft=lambda: recipes.tokens("image-draft", small, model).network(precision, device),
-        pupil=lambda drafter, target: recipes.pupil(drafter, target, folder),
+        draft_head=lambda drafter, target: recipes.draft_head(drafter, target, folder),
         dtype=dtype,
     )
 

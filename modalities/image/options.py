@@ -44,8 +44,8 @@ class Options:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
-    entropy_aware: bool = False  # hotter where a law is sure, colder where it is not
-    entropy: bool = False  # of the law behind each code, into the trace
+    entropy_aware: bool = False  # hotter where a distribution is sure, colder where it is not
+    entropy: bool = False  # of the distribution behind each code, into the trace
     logprobs: bool = False  # of each code under the guided model's own softmax, too
     seed: int | torch.Generator = 0
     drafter_options: Mapping[str, Any] = field(default_factory=dict)

@@ -113,9 +113,9 @@ def tokenizer(folder: Path | None = None) -> Tokenizer:
     return Tokenizer.load(folder or tokenizer_folder())
 
 
-def pupil(drafter: str, target: Decoder, folder: Path | None = None) -> DraftHead:
+def draft_head(drafter: str, target: Decoder, folder: Path | None = None) -> DraftHead:
     """What a trained drafter guesses with: the weights of the recipe that makes its kind."""
-    kind = DRAFTERS[drafter].pupil
+    kind = DRAFTERS[drafter].draft_head
     for one in RECIPES.values():
         if one.kind is kind:
             return load_trained(weights(one.name, folder), KINDS, target)

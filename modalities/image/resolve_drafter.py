@@ -21,17 +21,17 @@ USUAL: Mapping[str, Mapping[str, Any]] = {"jacobi": {"window": 16, "renew": "cou
 
 
 def drafters(taught: bool = True) -> list[str]:
-    """The drafters that work on pictures: those that look at codes and laws, the smaller model's, and those whose heads
-    have a recipe. Those that read a text, and those that see their target cheaper, don't: guidance is two streams.
-    `taught`: with those that are trained for the model?"""
+    """The drafters that work on pictures: those that look at codes and distributions, the smaller model's, and those
+    whose heads have a recipe. Those that read a text, and those that see their target cheaper, don't: guidance is two
+    streams. `taught`: with those that are trained for the model?"""
     kinds = {one.kind for one in recipes.RECIPES.values() if one.kind is not None}
     return [
         name
         for name, method in DRAFTERS.items()
         if "image" in method.modalities
         and name not in OF_TEXT
-        and {"model", "pupil"} >= set(method.needs)
-        and (method.pupil is None or (taught and method.pupil in kinds))
+        and {"model", "draft_head"} >= set(method.needs)
+        and (method.draft_head is None or (taught and method.draft_head in kinds))
     ]
 
 
@@ -41,14 +41,14 @@ def rules() -> list[str]:
 
 
 def drafter_of(
-    options: Options, columns: int, model: Callable[[], Target], pupil: Callable[[str], Any] | None = None
+    options: Options, columns: int, model: Callable[[], Target], draft_head: Callable[[str], Any] | None = None
 ) -> tuple[Drafter | None, str]:
-    """The drafter asked for, and its name. `model` gives a smaller one when it is wanted, `pupil` what a trained
+    """The drafter asked for, and its name. `model` gives a smaller one when it is wanted, `draft_head` what a trained
     drafter guesses with."""
     wanted = options.drafter
     if wanted is None or not isinstance(wanted, str):
         return wanted, "plain" if wanted is None else type(wanted).__name__
-    known = drafters(pupil is not None)
+    known = drafters(draft_head is not None)
     if wanted not in known:
         raise unknown("drafter", wanted, known)
     method, given = DRAFTERS[wanted], {**USUAL.get(wanted, {}), **options.drafter_options}
@@ -56,8 +56,8 @@ def drafter_of(
         given.setdefault("columns", columns)
     if "model" in method.needs:
         given.setdefault("model", model())
-    if pupil is not None and "pupil" in method.needs and "pupil" not in given:
-        given["pupil"] = pupil(wanted)
+    if draft_head is not None and "draft_head" in method.needs and "draft_head" not in given:
+        given["draft_head"] = draft_head(wanted)
     return make_drafter(wanted, **given), wanted
 
 

@@ -50,7 +50,7 @@ class Quantiser:
 
 
 class Codec(DraftHead):
-    """Mel frames [B, 80, T] (T even) <-> codes [B, T / 2]. It is nobody's pupil: `target` is not looked at."""
+    """Mel frames [B, 80, T] (T even) <-> codes [B, T / 2]. It is nobody's draft head: `target` is not looked at."""
 
     mean: Tensor
     scale: Tensor

@@ -29,8 +29,9 @@ from outrider.speech.stream import Result, Stream
 from outrider.speech.vocoder import Vocoder
 from outrider.speech.voice import Script, Speaker, Voice
 
-# Laws of speech are wide, so that guesses do best where they are drawn, many side by side at first. The trees are the
-# best of 16 nodes by the acceptance of 24 sentences at temperature 0.6 (outrider.speech.evaluation.tree_search).
+# Distributions of speech are wide, so that guesses do best where they are drawn, many side by side at first. The trees
+# are the best of 16 nodes by the acceptance of 24 sentences at temperature 0.6
+# (outrider.speech.evaluation.tree_search).
 _WIDE = (-1, -1, -1, -1, -1, 0, 0, 0, 1, 1)
 
 # how drafters begin on speech, where nobody says otherwise
@@ -84,7 +85,7 @@ class SpeechModel:
         self._draft = draft
         self._small: Voice | None = None
         self._taught = taught
-        self._pupils: dict[str, Any] = {}
+        self._draft_heads: dict[str, Any] = {}
 
     def __repr__(self) -> str:
         return f"<outrider.speech model {self.name}, {self.dtype}, {self.codec.codes:,} codes>"
@@ -159,23 +160,23 @@ class SpeechModel:
             given.pop("shape", None)
         if "model" in DRAFTERS[wanted].needs:
             given.setdefault("model", self.draft_model(said, script))
-        if "pupil" in DRAFTERS[wanted].needs and "pupil" not in given:
+        if "draft_head" in DRAFTERS[wanted].needs and "draft_head" not in given:
             taught = given.pop("taught", wanted)
             serving = [name for name, drafter in recipes.taught().items() if drafter == wanted]
             if taught not in serving:
                 raise unknown(f"training of {wanted}", str(taught), serving)
-            given["pupil"] = self._pupil(taught, script)
+            given["draft_head"] = self._draft_head(taught, script)
         return make_drafter(wanted, **given)
 
-    def _pupil(self, drafter: str, script: Script) -> Any:
+    def _draft_head(self, drafter: str, script: Script) -> Any:
         """What a trained drafter guesses with, read once. `taught` among a drafter's options says which, where several
         recipes serve it ("medusa-6")."""
-        if drafter not in self._pupils:
+        if drafter not in self._draft_heads:
             if self._taught is None:
                 raise NoWeights(f"there are no weights of {drafter} for this voice; `outrider train` makes them")
             target = self.target(script)
-            self._pupils[drafter] = self._taught(drafter, target).drafts(target)
-        return self._pupils[drafter]
+            self._draft_heads[drafter] = self._taught(drafter, target).drafts(target)
+        return self._draft_heads[drafter]
 
     def rule(self, options: Options) -> tuple[Rule, str]:
         """The rule asked for, and its name."""
@@ -257,7 +258,7 @@ def load(
         recipes.vocoder(device),
         name=name,
         draft=lambda: recipes.voice("speech-draft", folder),
-        taught=lambda drafter, target: recipes.pupil(drafter, target, folder),
+        taught=lambda drafter, target: recipes.draft_head(drafter, target, folder),
         dtype=_DTYPES[dtype],
         device=device,
     )

@@ -141,7 +141,7 @@ def voice(name: str = "speech-voice", folder: Path | None = None) -> Voice:
     return found
 
 
-def pupil(name: str, target: Any, folder: Path | None = None) -> DraftHead:
+def draft_head(name: str, target: Any, folder: Path | None = None) -> DraftHead:
     """What a drafter guesses with: of the recipe of its own name, or another that serves it."""
     return load_trained(weights(PREFIX + name, folder), KINDS, target)
 

@@ -84,7 +84,7 @@ class Auto(Ensemble):
         super().leave(row)
         self._missed[row] = []
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         self._going = [left >= 0 for left in room.tolist()]
         rows = len(self._going)
         self._asleep = not self._rest.due(self.costs.glance(rows) if self._mixed else self.costs.look(rows), rows)
@@ -92,9 +92,9 @@ class Auto(Ensemble):
             self._pace.took(1.0, 1.0)
             if rows == 1 or not self._lazy:
                 self.forget()
-            return Draft.empty(rows, dice.device)
+            return Draft.empty(rows, rng.device)
         self._catch_up()
-        draft = self._tried(self._guesses(room, dice), dice)
+        draft = self._tried(self._guesses(room, rng), rng)
         if draft.size:
             self._rest.paid()
         else:
@@ -102,28 +102,28 @@ class Auto(Ensemble):
             self._rest.vain(self._price)
         return draft
 
-    def _guesses(self, room: Tensor, dice: CounterRNG) -> list[Trie]:
+    def _guesses(self, room: Tensor, rng: CounterRNG) -> list[Trie]:
         """Of those who are worth asking."""
         self._spared = self._mixed
         if not self._mixed:
-            return self._merged(self._ask([True] * len(self.drafters), room, dice))
-        parts, rows = self._ask(self._cheap, room, dice), len(self._going)
+            return self._merged(self._ask([True] * len(self.drafters), room, rng))
+        parts, rows = self._ask(self._cheap, room, rng), len(self._going)
         tries = self._merged(parts)
         _, tokens = self._best([trie.weights for trie in tries])
-        price = self.costs.look(rows) - self.costs.glance(rows)
-        if self._pace.worth(self._promise.above(tokens), price) <= 0:
+        total_variation = self.costs.look(rows) - self.costs.glance(rows)
+        if self._pace.worth(self._promise.above(tokens), total_variation) <= 0:
             self._promise.passed()
             return tries
         self._spared = False
-        more = self._ask([not cheap for cheap in self._cheap], room, dice)
+        more = self._ask([not cheap for cheap in self._cheap], room, rng)
         return self._merged(
             [own if cheap else other for cheap, own, other in zip(self._cheap, parts, more, strict=True)]
         )
 
-    def _ask(self, who: Sequence[bool], room: Tensor, dice: CounterRNG) -> list[list[Guesses]]:
+    def _ask(self, who: Sequence[bool], room: Tensor, rng: CounterRNG) -> list[list[Guesses]]:
         """The guesses of some drafters in each row; of the others, none."""
         nothing: list[Guesses] = [([], [], [], None)] * len(room)
-        return [self._asked(number, room, dice) if asked else nothing for number, asked in enumerate(who)]
+        return [self._asked(number, room, rng) if asked else nothing for number, asked in enumerate(who)]
 
     @property
     def _price(self) -> float:
@@ -162,13 +162,13 @@ class Auto(Ensemble):
             self._ratios[shape] = self.costs.ratio(*shape)
         return self._ratios[shape] - self.costs.look(shape[0]) + self._price
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         if self._asleep and self._lazy and len(self._going) > 1:
             for missed, emitted, going in zip(self._missed, verdict.rows(draft), self._going, strict=True):
                 if going:
                     missed += emitted
             return
-        super().observe(draft, scores, verdict, dice)
+        super().observe(draft, scores, verdict, rng)
         if draft.size and any(self._going):
             pairs = zip(verdict.rows(draft), self._going, strict=True)
             tokens = sum(len(emitted) for emitted, going in pairs if going) / sum(self._going)
@@ -250,21 +250,21 @@ class _Padded(Auto):
 
     wanted: int | None = None
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         self._going, self._asleep = [left >= 0 for left in room.tolist()], self.wanted is None
         rows = len(self._going)
         if self._asleep:
             if rows == 1:
                 self.forget()
-            return Draft.empty(rows, dice.device)
+            return Draft.empty(rows, rng.device)
         self._catch_up()
         who = self._cheap if self.wanted == GLANCE else [True] * len(self.drafters)
-        self._tried(self._merged(self._ask(who, room, dice)), dice)
+        self._tried(self._merged(self._ask(who, room, rng)), rng)
         count = max(self.wanted or 0, 0)
         if not count:
-            return Draft.empty(rows, dice.device)
-        tokens = torch.arange(count, device=dice.device).expand(rows, -1)
-        tree = Tree.of(tuple((node + 1) // 2 - 1 for node in range(count)), dice.device)
+            return Draft.empty(rows, rng.device)
+        tokens = torch.arange(count, device=rng.device).expand(rows, -1)
+        tree = Tree.of(tuple((node + 1) // 2 - 1 for node in range(count)), rng.device)
         return Draft.guess(tokens, tree, torch.ones_like(tokens, dtype=torch.bool))
 
 

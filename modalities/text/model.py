@@ -61,7 +61,7 @@ class TextModel:
         self.end = tuple(end)
         self._keep = keep
         self._kept: PrefixCache | None = None
-        self._pupils: dict[tuple[Path, str], DraftHead] = {}
+        self._draft_heads: dict[tuple[Path, str], DraftHead] = {}
         self._ready: dict[tuple[Path, str], DraftHead] = {}
         self.companions: dict[str, TextModel] = {}  # other models that draft for this one
         self.bridges: dict[TextModel, Bridge] = {}  # to those of them that have other tokens
@@ -206,7 +206,7 @@ class TextModel:
         """A drafter's options, and what it needs of this model besides."""
         given = prepared(self, drafter, met(self, drafter, options))
         needs = DRAFTERS[drafter].needs if drafter in DRAFTERS else ()
-        for need in ("model", "pupil", "head"):
+        for need in ("model", "draft_head", "head"):
             if need in needs:
                 given[need] = self._trained(drafter, need, given.get(need))
         return given
@@ -223,9 +223,9 @@ class TextModel:
             raise recipes.missing(self.name, drafter)
         if (path, drafter) in self._ready:
             return self._ready[path, drafter]
-        if (path, drafter) not in self._pupils:
-            self._pupils[path, drafter] = recipes.load(path, drafter, self.target())
-        found = self._pupils[path, drafter].drafts(self.target())
+        if (path, drafter) not in self._draft_heads:
+            self._draft_heads[path, drafter] = recipes.load(path, drafter, self.target())
+        found = self._draft_heads[path, drafter].drafts(self.target())
         if isinstance(found, DraftHead):  # laid out for this machine: it stays so, and keeps nothing of a generation
             self._ready[path, drafter] = found
         return found

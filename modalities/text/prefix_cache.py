@@ -53,7 +53,7 @@ class PrefixCache:
             for start in range(self.reused, len(prompt), _PIECE):
                 self._read(prompt[start : start + _PIECE])
             fresh = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
-            self.inner.rewind(replace(self._mark(), lawmaker=fresh))
+            self.inner.rewind(replace(self._mark(), pipeline=fresh))
             prefill = Prefill(itself=self.inner if isinstance(self.inner, transformer.Decoder) else None)
         self.tokens = list(prompt)
         self._note()

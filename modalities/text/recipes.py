@@ -1,4 +1,5 @@
-"""What is trained for text, by the drafter's name: how a pupil is made, what it minimises, and where its weights are.
+"""What is trained for text, by the drafter's name: how a draft head is made, what it minimises, and where its weights
+are.
 
 Weights that ship stand in the folder `weights` as TARGET.DRAFTER.safetensors; those that were trained here, in the
 cache folder. Whoever asks for such a drafter and gives no `model` gets them. Knows nothing of how training runs.
@@ -37,7 +38,7 @@ from outrider.core.training.recipes import NoWeights
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How one drafter's pupil is made and trained. `kind` is made as kind(target, vocabulary=..., **options)."""
+    """How one drafter's draft head is made and trained. `kind` is made as kind(target, vocabulary=..., **options)."""
 
     name: str  # the drafter's
     kind: Callable[..., DraftHead]
@@ -46,7 +47,7 @@ class Recipe:
     loss: str = "kl"
     rate: float = 1e-3
     reduced: bool = True  # does it guess over a reduced vocabulary?
-    watches: str | None = None  # the recipe whose pupil it learns about, trained before it or beside it
+    watches: str | None = None  # the recipe whose draft head it learns about, trained before it or beside it
 
     def make(self, target: Decoder, vocabulary: Tensor | None, **options: Any) -> DraftHead:
         given = dict(self.options) | options
@@ -189,10 +190,10 @@ def home(target: str) -> Path:
 
 def find(target: str, drafter: str) -> Path | None:
     """The weights of a drafter for a target: those that ship with us, else the best that were trained here, by what
-    their own validation says, whichever run they come from. Drafters that grow another tree with the same pupil share
-    them."""
+    their own validation says, whichever run they come from. Drafters that grow another tree with the same draft head
+    share them."""
     folder, name = Path(str(resources.files("outrider.text"))) / "weights", target.replace("/", "--")
-    kind = DRAFTERS[drafter].pupil if drafter in DRAFTERS else None
+    kind = DRAFTERS[drafter].draft_head if drafter in DRAFTERS else None
     alike = [one.name for one in RECIPES.values() if one.name != drafter and one.kind is kind]
     for wanted in (drafter, *alike):
         shipped = folder / f"{name}.{wanted}.safetensors"

@@ -215,7 +215,7 @@ def test_an_address_brings_the_settings_back(visit: Open) -> None:
     seen.page.wait_for_function("document.querySelector('#image-prompt textarea')?.value === 'cat'")
     assert "relaxed" in seen.until("#image-about", "lenience")
     said = seen.run("image")
-    assert "rule lenience" in said and "seed 7" in said and "price" in said
+    assert "rule lenience" in said and "seed 7" in said and "total_variation" in said
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1400, "dark"), (420, "light"), (420, "dark")])

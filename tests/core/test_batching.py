@@ -46,9 +46,9 @@ def maker(
     if name is None:
         return None
     method = DRAFTERS[name]
-    if "pupil" in method.needs:
-        pupil = untaught(method, target(dtype, config=config), vocabulary=0)
-        return lambda: method.make(pupil)
+    if "draft_head" in method.needs:
+        draft_head = untaught(method, target(dtype, config=config), vocabulary=0)
+        return lambda: method.make(draft_head)
     return lambda: equip(method, method.trials[0], lambda: target(dtype, damped=True, config=config))
 
 

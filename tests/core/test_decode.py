@@ -58,16 +58,18 @@ class Stubborn:
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None: ...
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         rows = len(room)
         tokens = torch.tensor([list(self.tokens)], dtype=torch.long).expand(rows, -1)
         live = torch.ones_like(tokens, dtype=torch.bool)
         if not self.is_drawn:
             return Draft.guess(tokens, self.tree, live)
-        laws = Distribution(torch.ones(rows, len(self.tokens), 1), tokens[..., None].clamp(0, V - 1), V)
-        return Draft(tokens, self.tree, live, laws, torch.arange(len(self.tokens)).expand(rows, -1), replacement=True)
+        distributions = Distribution(torch.ones(rows, len(self.tokens), 1), tokens[..., None].clamp(0, V - 1), V)
+        return Draft(
+            tokens, self.tree, live, distributions, torch.arange(len(self.tokens)).expand(rows, -1), replacement=True
+        )
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None: ...
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None: ...
 
     def end(self) -> None: ...
 
@@ -301,7 +303,7 @@ def test_the_summary_counts_committed_tokens_only() -> None:
     assert summary.target_calls == 10 and summary.tokens_per_call == 4
     assert summary.histogram == (0, 5, 0, 0, 0, 5) and sum(summary.sources.values()) == 40
     assert summary.by_position == (1, 1, 1, 1, 1)[: len(summary.by_position)]
-    assert summary.price == 0 and summary.equivalents_per_token == 10 / 40
+    assert summary.total_variation == 0 and summary.equivalents_per_token == 10 / 40
     assert summary.seconds == pytest.approx(summary.times.total)
 
 
@@ -318,10 +320,17 @@ def drafts(draw: st.DrawFn) -> Draft:
     live = (own[:, None, :] | ~tree.ancestors).all(-1) if size else own
     if not size or draw(st.booleans()):
         return Draft.guess(tokens, tree, live)
-    laws = torch.rand(rows, 2, V, generator=torch.Generator().manual_seed(draw(st.integers(0, 99)))) + 0.05
+    distributions = torch.rand(rows, 2, V, generator=torch.Generator().manual_seed(draw(st.integers(0, 99)))) + 0.05
     source = torch.tensor([[draw(st.integers(-1, 1)) for _ in range(size)] for _ in range(rows)])
     tokens = torch.where(source < 0, tokens, tokens.clamp(0, V - 1))
-    return Draft(tokens, tree, live, Distribution(laws / laws.sum(-1, keepdim=True), None, V), source, replacement=True)
+    return Draft(
+        tokens,
+        tree,
+        live,
+        Distribution(distributions / distributions.sum(-1, keepdim=True), None, V),
+        source,
+        replacement=True,
+    )
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -338,8 +347,8 @@ def test_any_verdict_is_a_path_from_the_root_and_one_token(draft: Draft, rule: s
         assert 0 <= int(verdict.token[row]) < V
         assert len(verdict.rows(draft)[row]) == len(path) + 1
     assert bool(((verdict.chance >= 0) & (verdict.chance <= 1)).all())
-    if verdict.price is not None:
-        assert bool(((verdict.price > -1e-9) & (verdict.price <= 1 + 1e-9)).all())
+    if verdict.total_variation is not None:
+        assert bool(((verdict.total_variation > -1e-9) & (verdict.total_variation <= 1 + 1e-9)).all())
 
 
 def test_every_method_says_what_it_is() -> None:

@@ -1,4 +1,4 @@
-"""Logits to laws, against plain restatements; the dice; policies."""
+"""Logits to distributions, against plain restatements; the random generator; policies."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def reference(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
         keep[order[sampling.top_k :]] = False
     heat = sampling.temperature
     if sampling.entropy_aware:
-        law = np.where(keep, np.exp(logits - logits.max()), 0)
-        heat *= 2.5 * np.exp(-stats.entropy(law / law.sum()) / 3) + 0.6
+        distribution = np.where(keep, np.exp(logits - logits.max()), 0)
+        heat *= 2.5 * np.exp(-stats.entropy(distribution / distribution.sum()) / 3) + 0.6
     p = np.exp((logits - logits.max()) / heat)
     p = np.where(keep, p, 0) / p[keep].sum()
     before = np.cumsum(p[order]) - p[order]
@@ -57,19 +57,19 @@ SAMPLINGS = [
 @pytest.mark.parametrize("vocabulary", [11, 3000])
 def test_laws_are_what_the_options_say(sampling: Sampling, vocabulary: int) -> None:
     logits = np.random.default_rng(0).normal(size=(4, vocabulary)) * 2
-    law = to_law(torch.from_numpy(logits), sampling)
-    dense = law.dense().probs.numpy()
+    distribution = to_law(torch.from_numpy(logits), sampling)
+    dense = distribution.dense().probs.numpy()
     for row in range(4):
         np.testing.assert_allclose(dense[row], reference(logits[row], sampling), atol=1e-12)
     tokens = torch.arange(vocabulary).expand(4, -1)
-    np.testing.assert_allclose(law.at(tokens).numpy(), dense, atol=1e-15)
-    assert law.at(torch.tensor([[-1, vocabulary]]).expand(4, -1)).sum() == 0
-    np.testing.assert_allclose(law.entropy().numpy(), [stats.entropy(row) for row in dense], atol=1e-9)
+    np.testing.assert_allclose(distribution.at(tokens).numpy(), dense, atol=1e-15)
+    assert distribution.at(torch.tensor([[-1, vocabulary]]).expand(4, -1)).sum() == 0
+    np.testing.assert_allclose(distribution.entropy().numpy(), [stats.entropy(row) for row in dense], atol=1e-9)
 
 
 def test_a_flat_law_has_its_nucleus_too() -> None:
-    law = to_law(torch.zeros(1, 5000), Sampling(top_p=0.5))
-    assert (law.dense().probs > 0).sum() == pytest.approx(2500, abs=2)
+    distribution = to_law(torch.zeros(1, 5000), Sampling(top_p=0.5))
+    assert (distribution.dense().probs > 0).sum() == pytest.approx(2500, abs=2)
 
 
 @pytest.mark.parametrize("count", [3, 8, 40])
@@ -85,7 +85,7 @@ def test_the_likeliest_tokens_come_best_first(count: int, sampling: Sampling) ->
 
 @given(st.integers(0, 10_000), st.booleans(), st.booleans())
 def test_what_is_left_after_a_rejection(seed: int, sparse_p: bool, sparse_q: bool) -> None:
-    """q f + (1 - sum q f) residual = p for the strict f, whatever the two laws are stored as."""
+    """q f + (1 - sum q f) residual = p for the strict f, whatever the two distributions are stored as."""
     random = np.random.default_rng(seed)
     p = to_law(torch.from_numpy(random.normal(size=(2, 9)) * 2), Sampling(top_k=4 if sparse_p else 0))
     q = to_law(torch.from_numpy(random.normal(size=(2, 9)) * 2), Sampling(top_k=5 if sparse_q else 0))
@@ -97,14 +97,16 @@ def test_what_is_left_after_a_rejection(seed: int, sparse_p: bool, sparse_q: boo
 
 
 def test_striking_out_and_rows() -> None:
-    law = Distribution(torch.tensor([[[0.5, 0.3, 0.2], [0.1, 0.9, 0.0]]]), None, 3)
-    struck = law.without(torch.tensor([[0, 1]]), torch.tensor([[True, False]]))
+    distribution = Distribution(torch.tensor([[[0.5, 0.3, 0.2], [0.1, 0.9, 0.0]]]), None, 3)
+    struck = distribution.without(torch.tensor([[0, 1]]), torch.tensor([[True, False]]))
     torch.testing.assert_close(struck.probs, torch.tensor([[[0.0, 0.6, 0.4], [0.1, 0.9, 0.0]]]))
     sure = Distribution.point(torch.tensor([2]), 3)
     assert sure.without(torch.tensor([2]), torch.tensor([True])).probs.sum() == 0
-    picked = law.rows(torch.tensor([[1, 0, 1]]))
-    torch.testing.assert_close(picked.probs[0, 0], law.probs[0, 1])
-    torch.testing.assert_close(law.at_rows(torch.tensor([[1]]), torch.tensor([[[0, 1]]])), torch.tensor([[[0.1, 0.9]]]))
+    picked = distribution.rows(torch.tensor([[1, 0, 1]]))
+    torch.testing.assert_close(picked.probs[0, 0], distribution.probs[0, 1])
+    torch.testing.assert_close(
+        distribution.at_rows(torch.tensor([[1]]), torch.tensor([[[0, 1]]])), torch.tensor([[[0.1, 0.9]]])
+    )
 
 
 def test_penalties_count_prompt_output_and_path() -> None:
@@ -112,7 +114,7 @@ def test_penalties_count_prompt_output_and_path() -> None:
     maker = LogitsPipeline(options, [[0]], 4, torch.device("cpu"))
     maker.commit(torch.tensor([[1, 1, -1]]))
     logits = torch.tensor([[[1.0, 1.0, -1.0, 1.0]]], dtype=torch.float64)
-    found = maker.law(logits, torch.tensor([[[2, -1]]]))
+    found = maker.distribution(logits, torch.tensor([[[2, -1]]]))
     # 0: in the prompt; 1: twice in the output; 2: on the path; 3: new
     wanted = torch.tensor([0.5, 0.5 - 0.5 - 0.5, -2.0 - 0.5 - 0.25, 1.0], dtype=torch.float64).softmax(0)
     torch.testing.assert_close(found.probs[0, 0], wanted)
@@ -124,16 +126,16 @@ def test_argmax_takes_the_first_of_equals_in_every_precision() -> None:
         assert argmax(values.to(dtype)).tolist() == [1, 0]
 
 
-# ---- dice
+# ---- random generator
 
 
 def test_uniforms_are_uniform_and_belong_to_their_row_step_purpose_and_node() -> None:
-    dice = CounterRNG.of(5, 3)
-    dice.reserve(4096)
+    rng = CounterRNG.of(5, 3)
+    rng.reserve(4096)
     seen: list[Tensor] = []
     for step in range(3):
-        dice.at(step)
-        seen += [dice.uniform(purpose, torch.arange(4096).expand(3, -1)) for purpose in Purpose]
+        rng.at(step)
+        seen += [rng.uniform(purpose, torch.arange(4096).expand(3, -1)) for purpose in Purpose]
     values = torch.stack(seen).flatten(0, 1).numpy()  # [streams, 4096]
     assert stats.kstest(values.flatten(), "uniform").pvalue > 1e-3
     assert min(stats.kstest(stream, "uniform").pvalue for stream in values) > 1e-5
@@ -153,12 +155,12 @@ def test_what_a_number_is_does_not_depend_on_how_many_were_asked_for() -> None:
 
 
 def test_a_row_has_its_numbers_in_any_company() -> None:
-    law = Distribution(torch.rand(200, 7, generator=torch.Generator().manual_seed(0)), None, 7)
+    distribution = Distribution(torch.rand(200, 7, generator=torch.Generator().manual_seed(0)), None, 7)
     many, alone = CounterRNG.of(range(200), 200), [CounterRNG.of([seed], 1) for seed in range(200)]
     positions = torch.arange(200)
-    raced = many.race(law, positions)
+    raced = many.gumbel_argmax(distribution, positions)
     assert raced.tolist() == [
-        one.race(Distribution(law.probs[row : row + 1], None, 7), positions[row : row + 1]).item()
+        one.gumbel_argmax(Distribution(distribution.probs[row : row + 1], None, 7), positions[row : row + 1]).item()
         for row, one in enumerate(alone)
     ]
     for steps in (3, list(range(200))):
@@ -169,15 +171,17 @@ def test_a_row_has_its_numbers_in_any_company() -> None:
         assert together.tolist() == [one.uniform(Purpose.ACCEPT, 5).item() for one in alone]
 
 
-@pytest.mark.parametrize("way", ["pick", "race"])
+@pytest.mark.parametrize("way", ["sample", "gumbel_argmax"])
 def test_draws_have_the_law_they_are_drawn_from(way: str) -> None:
     count = 60_000
     probs = torch.tensor([0.4, 0.0, 0.3, 0.2, 0.0999, 0.0001], dtype=torch.float64)
-    law = Distribution(probs.expand(1, count, 6), None, 6)
-    dice = CounterRNG.of(3, 1)
-    dice.reserve(count)
+    distribution = Distribution(probs.expand(1, count, 6), None, 6)
+    rng = CounterRNG.of(3, 1)
+    rng.reserve(count)
     places = torch.arange(count)[None]
-    drawn = dice.pick(law, places, Purpose.NEXT) if way == "pick" else dice.race(law, places)
+    drawn = (
+        rng.sample(distribution, places, Purpose.NEXT) if way == "sample" else rng.gumbel_argmax(distribution, places)
+    )
     counts = np.bincount(drawn[0], minlength=6)
     assert counts[1] == 0
     there = probs.numpy() > 0
@@ -188,8 +192,8 @@ def test_a_race_is_the_same_on_a_sparse_law() -> None:
     logits = torch.from_numpy(np.random.default_rng(2).normal(size=(1, 50, 3000)))
     sparse = to_law(logits, Sampling(top_k=40))
     positions = torch.arange(50)[None]
-    dice = CounterRNG.of(1, 1)
-    assert torch.equal(dice.race(sparse, positions), dice.race(sparse.dense(), positions))
+    rng = CounterRNG.of(1, 1)
+    assert torch.equal(rng.gumbel_argmax(sparse, positions), rng.gumbel_argmax(sparse.dense(), positions))
 
 
 # ---- policies
@@ -202,8 +206,8 @@ def test_lengths_follow_what_was_accepted() -> None:
     assert window.start().tolist() == [5, 2]
     window.learn(torch.tensor([5, 0]), torch.tensor([5, 0]))
     assert window.start().tolist() == [6, 2]
-    law = Distribution(torch.tensor([[0.5, 0.5], [0.9, 0.1]]), None, 2)
-    assert Confidence(4, bound=0.6).more(law, 0).tolist() == [False, True]
+    distribution = Distribution(torch.tensor([[0.5, 0.5], [0.9, 0.1]]), None, 2)
+    assert Confidence(4, bound=0.6).more(distribution, 0).tolist() == [False, True]
 
 
 # ---- trees

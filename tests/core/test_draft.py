@@ -28,8 +28,8 @@ def fixed(*tokens: int, parents: tuple[int, ...] | None = None, **more: Any) -> 
     return replace(made, **more)
 
 
-def drawn(law: Distribution) -> Draft:
-    return Draft.drawn(torch.tensor([[1, 4]]), law, torch.ones(1, 2, dtype=torch.bool))
+def drawn(distribution: Distribution) -> Draft:
+    return Draft.drawn(torch.tensor([[1, 4]]), distribution, torch.ones(1, 2, dtype=torch.bool))
 
 
 def same_row(whole: Draft, row: int, one: Draft) -> None:
@@ -41,18 +41,18 @@ def same_row(whole: Draft, row: int, one: Draft) -> None:
     assert whole.fixed[row, :size].tolist() == one.fixed[0].tolist()
     assert whole.tried[row, :size].tolist() == one.tried[0].tolist()
     assert whole.offsets.expand(whole.rows, -1)[row, :size].tolist() == one.offsets[0].tolist()
-    if one.laws is not None:
-        assert whole.laws is not None and whole.source is not None and one.source is not None
-        mine = whole.laws.dense().probs[row][whole.source[row, :size]]
-        assert torch.equal(mine, one.laws.dense().probs[0][one.source[0]])
+    if one.distributions is not None:
+        assert whole.distributions is not None and whole.source is not None and one.source is not None
+        mine = whole.distributions.dense().probs[row][whole.source[row, :size]]
+        assert torch.equal(mine, one.distributions.dense().probs[0][one.source[0]])
     if one.belief is not None:
         assert whole.belief is not None and torch.equal(whole.belief[row, :size].double(), one.belief[0].double())
 
 
-@pytest.mark.parametrize("law", [NARROW, WIDE], ids=["narrow", "wide"])
-def test_rows_beside_one_another(law: Distribution) -> None:
+@pytest.mark.parametrize("distribution", [NARROW, WIDE], ids=["narrow", "wide"])
+def test_rows_beside_one_another(distribution: Distribution) -> None:
     drafts = [
-        drawn(law),
+        drawn(distribution),
         fixed(3, 5, 6, belief=torch.tensor([[0.5, 0.25, 0.1]]), note=("who",)),
         drawn(NARROW),
         fixed(2, 2, 6, 1, parents=(-1, -1, 0, 1), probe=torch.tensor([[False, False, True, True]])),

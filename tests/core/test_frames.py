@@ -1,5 +1,5 @@
-"""Frames of several codebooks: the law of the tokens, enumerated, is the product of the books' laws along depth,
-whoever drafts; what mistakes a frame for one token is caught."""
+"""Frames of several codebooks: the distribution of the tokens, enumerated, is the product of the books' distributions
+along depth, whoever drafts; what mistakes a frame for one token is caught."""
 
 from __future__ import annotations
 
@@ -109,7 +109,8 @@ def target(books: int, independent: bool = False, blur: float = 0.0, guidance: f
 
 
 def by_hand(books: int, independent: bool, row: int, length: int) -> SequenceDistribution:
-    """The law of so many tokens of a row: frame by frame, book by book, with no tree, no cache and no frame held."""
+    """The distribution of so many tokens of a row: frame by frame, book by book, with no tree, no cache and no frame
+    held."""
     speak, found = say(independent), {}
     store = Store(len(CONDITIONS) + 1, books)
     table = Reading(store, seed=1)
@@ -137,7 +138,9 @@ def test_the_law_is_the_product_along_depth(books: int, independent: bool, lengt
     for row, root in enumerate(ROOTS):
         found = target_law(target(books, independent), root, Sampling(), length)
         off = total_variation(found, by_hand(books, independent, row, length))
-        measured("frames: total variation of the target's law from the product", name=f"{books} books", value=off)
+        measured(
+            "frames: total variation of the target's distribution from the product", name=f"{books} books", value=off
+        )
         assert off < 1e-12
     assert len(found) == CODES**length
 
@@ -197,12 +200,12 @@ def distance(
         prompts=ROOTS,
         limits=limits,
     )
-    laws = enumerate_output(case, together=together)
+    distributions = enumerate_output(case, together=together)
     wanted = [
         target_law(target(books, independent, guidance=guidance), root, Sampling(), limits[row])
         for row, root in enumerate(ROOTS)
     ]
-    return max(total_variation(one, other) for one, other in zip(laws, wanted, strict=True))
+    return max(total_variation(one, other) for one, other in zip(distributions, wanted, strict=True))
 
 
 @pytest.mark.parametrize(("method", "options", "books", "independent"), settings())
@@ -233,13 +236,13 @@ class WholeFrames:
     def __init__(self, books: int) -> None:
         self.books = books
 
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
         from outrider.core.rules.rejection import rejection, strict
 
-        def accept(law: Any, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        def accept(distribution: Any, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
             return torch.where(depth % self.books == 0, strict(left, q), 1)
 
-        return rejection(draft, scores, dice, accept)
+        return rejection(draft, scores, rng, accept)
 
 
 class Forgetful(FrameTarget):

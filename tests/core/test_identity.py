@@ -66,9 +66,9 @@ def target(dtype: torch.dtype) -> Decoder:
 def maker(method: Method, damp: float) -> Callable[[], Drafter]:
     """The draft model is the target with its norms damped: by 0.3 it is right half of the time."""
     options = USUAL.get(method.name, {})
-    if "pupil" in method.needs:
-        pupil = untaught(method, target(torch.float64), vocabulary=0)
-        return lambda: method.make(pupil, **options)
+    if "draft_head" in method.needs:
+        draft_head = untaught(method, target(torch.float64), vocabulary=0)
+        return lambda: method.make(draft_head, **options)
     if "model" not in method.needs:
         return lambda: method.make(**options)
     model = Decoder.random(replace(CONFIG, norm_eps=damp), seed=1)

@@ -40,7 +40,7 @@ def test_a_trace_reads_back_the_same() -> None:
     assert all(len(step.entropy) == len(step.emitted) and min(step.entropy) >= 0 for step in two.steps)
     assert two.rows == 2 and len(two.tokens(1)) == len(two.sources(1)) == 12
     assert two.row(1).steps == tuple(step for step in one.steps if step.row == 1)
-    assert two.summary() == one.summary() and two.summary().price > 0
+    assert two.summary() == one.summary() and two.summary().total_variation > 0
 
 
 HOSTILE: list[str] = [
@@ -83,21 +83,19 @@ def test_a_trace_too_large_to_be_one_is_not_read() -> None:
 @pytest.mark.slow
 def test_a_thousand_damaged_traces() -> None:
     """Each reads as a trace or raises TraceError; nothing else, whatever is broken."""
-    dice, good = random.Random(0), trace().to_json()
+    rng, good = random.Random(0), trace().to_json()
     wrong: list[Any] = [None, -1, 1e308, "x", [], {}, [[]], True, 2**70, "\u202e"]
     refused = 0
     for case in range(1000):
         if case % 2:
             text = list(good)
-            for _ in range(dice.randint(1, 5)):
-                text[dice.randrange(len(text))] = chr(
-                    dice.choice([0, 34, 44, 58, 91, 123, 0x202E, dice.randrange(256)])
-                )
+            for _ in range(rng.randint(1, 5)):
+                text[rng.randrange(len(text))] = chr(rng.choice([0, 34, 44, 58, 91, 123, 0x202E, rng.randrange(256)]))
             damaged = "".join(text)
         else:
             data = json.loads(good)
-            where = dice.choice([data, *data["steps"]])
-            where[dice.choice(list(where))] = dice.choice(wrong)
+            where = rng.choice([data, *data["steps"]])
+            where[rng.choice(list(where))] = rng.choice(wrong)
             damaged = json.dumps(data)
         try:
             Trace.from_json(damaged)
@@ -119,7 +117,7 @@ def test_metrics_by_hand() -> None:
             path=tuple(range(accepted)),
             emitted=tuple(range(accepted + 1)),
             sources=(*["drafted"] * accepted, "resampled" if accepted < 3 else "bonus"),  # type: ignore[arg-type]
-            price=(0.1,) * (accepted + 1),
+            total_variation=(0.1,) * (accepted + 1),
             times=Times(1, 2, 3, 4),
             cost=cost,
             **tree,
@@ -133,6 +131,6 @@ def test_metrics_by_hand() -> None:
     assert found.by_position == pytest.approx((2 / 3, 1 / 3, 1 / 3))
     assert found.conditional == pytest.approx((2 / 3, 1 / 2, 1))
     assert found.sources == {"drafted": 4, "relaxed": 0, "resampled": 2, "bonus": 1}
-    assert found.price == pytest.approx(0.7) and found.seconds == 30
+    assert found.total_variation == pytest.approx(0.7) and found.seconds == 30
     assert found.tokens_per_second == pytest.approx(7 / 30) and found.times == Times(3, 6, 9, 12)
     assert Summary.of([]).tokens_per_call == 0

@@ -19,14 +19,14 @@ from outrider.core.tree import Tree
 WORDS = 3  # so few that guesses are often right
 
 
-def _parents(dice: random.Random, rows: int, size: int) -> Tensor:
-    return torch.tensor([[dice.randint(-1, node - 1) for node in range(size)] for _ in range(rows)])
+def _parents(rng: random.Random, rows: int, size: int) -> Tensor:
+    return torch.tensor([[rng.randint(-1, node - 1) for node in range(size)] for _ in range(rows)])
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_ancestors(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    dice = random.Random(seed)
-    parents = _parents(dice, dice.randint(1, 4), dice.randint(1, 12))
+    rng = random.Random(seed)
+    parents = _parents(rng, rng.randint(1, 4), rng.randint(1, 12))
     few = Tree(parents)
     monkeypatch.setattr(tree, "_FEW", 0)
     many = Tree(parents)
@@ -43,22 +43,22 @@ def test_a_shape_that_comes_up_again_knows_its_depth_and_width(seed: int) -> Non
 
 @pytest.mark.parametrize("seed", range(60))
 def test_greedy_verdicts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    dice = random.Random(seed)
-    rows, size = dice.randint(1, 4), dice.randint(1, 8)
-    parents = _parents(dice, rows, size)
+    rng = random.Random(seed)
+    rows, size = rng.randint(1, 4), rng.randint(1, 8)
+    parents = _parents(rng, rows, size)
     tokens = torch.zeros(rows, size, dtype=torch.long)
     live = torch.ones(rows, size, dtype=torch.bool)
     for row in range(rows):
         for node, parent in enumerate(parents[row].tolist()):
             beside = {int(tokens[row, one]) for one in range(node) if parents[row, one] == parent and live[row, one]}
             free = [word for word in range(WORDS) if word not in beside]  # siblings differ
-            live[row, node] = bool(free) and (parent < 0 or bool(live[row, parent])) and dice.random() < 0.9
-            tokens[row, node] = dice.choice(free or [0])
+            live[row, node] = bool(free) and (parent < 0 or bool(live[row, parent])) and rng.random() < 0.9
+            tokens[row, node] = rng.choice(free or [0])
     logits = torch.randn(rows, size + 1, WORDS, generator=torch.Generator().manual_seed(seed))
     sampling = Sampling(temperature=0)
-    lawmaker = LogitsPipeline(sampling, [[0]] * rows, WORDS, torch.device("cpu"))
+    pipeline = LogitsPipeline(sampling, [[0]] * rows, WORDS, torch.device("cpu"))
     draft = Draft.guess(tokens, Tree(parents), live)
-    scores = Scores(draft, lawmaker, torch.ones(rows, dtype=torch.long), logits)
+    scores = Scores(draft, pipeline, torch.ones(rows, dtype=torch.long), logits)
     few = walk._matching_at_once(draft, scores)
     monkeypatch.setattr(walk, "_FEW", 0)
     many = walk._matching_at_once(draft, scores)

@@ -28,7 +28,7 @@ def made(seed: int = 0, layers: int = 2) -> TokenModel:
     size = {"width": 16, "layers": layers, "heads": 2, "hidden": 24, "plan": 8, "levels": (4, 3, 3)}
     model = TokenModel(codes=36, styles=STYLES, words=WORDS, **size)  # type: ignore[arg-type]
     with torch.no_grad():
-        model.head.mul_(40)  # laws that are neither flat nor certain
+        model.head.mul_(40)  # distributions that are neither flat nor certain
         assert model.teller is not None
         model.teller.out.weight.normal_(std=0.2)  # what is learned before it says anything
         model.teller.place.normal_(std=0.1)

@@ -1,5 +1,5 @@
-"""Guidance is exact: the law of the real loop's output is that of the guided target, whoever drafts; and the two
-streams of a real decoder are what they are alone."""
+"""Guidance is exact: the distribution of the real loop's output is that of the guided target, whoever drafts; and the
+two streams of a real decoder are what they are alone."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def test_the_law_is_the_guided_one(method: Method, options: Mapping[str, Any], r
         prompts=PROMPTS,
         limits=LIMITS,
     )
-    for row, law in enumerate(enumerate_output(case)):
+    for row, distribution in enumerate(enumerate_output(case)):
         wanted = target_law(many(), PROMPTS[row], Sampling(), LIMITS[row])
-        assert total_variation(law, wanted) < 1e-12
+        assert total_variation(distribution, wanted) < 1e-12
 
 
 def test_guidance_changes_the_law_and_one_is_none() -> None:
@@ -154,7 +154,7 @@ def test_rows_do_not_notice_each_other(im: ImageModel) -> None:
     assert together == [run([one], [seed])[0] for one, seed in (("red heart", 1), ("cat", 2), ("house", 3))]
 
 
-ALONE = [name for name in drafters() if "pupil" not in DRAFTERS[name].needs]
+ALONE = [name for name in drafters() if "draft_head" not in DRAFTERS[name].needs]
 
 
 @pytest.fixture(scope="module")

@@ -29,13 +29,13 @@ def test_levels_are_those_of_the_codebook_and_their_laws_multiply(codec: Tokeniz
     every = torch.arange(36)
     grids = every[:, None].expand(-1, 16)
     with torch.no_grad():
-        laws = torch.stack([(-one.surprise(asked[:1], grid[None])).exp()[0] for grid in grids])
-        assert laws.sum(0).allclose(torch.ones(16), atol=1e-5)  # over all codes, at every place
+        distributions = torch.stack([(-one.surprise(asked[:1], grid[None])).exp()[0] for grid in grids])
+        assert distributions.sum(0).allclose(torch.ones(16), atol=1e-5)  # over all codes, at every place
         said = one.says(one.features(asked))[0].flatten(1)
     first = said[:4].softmax(0)  # of the codebook's first dimension, which its codes count last
     values = codec.codebook[:, 0].unique()
     for level, value in enumerate(values):
-        assert laws[codec.codebook[:, 0] == value].sum(0).allclose(first[level], atol=1e-5)
+        assert distributions[codec.codebook[:, 0] == value].sum(0).allclose(first[level], atol=1e-5)
 
 
 def test_words_count_in_any_order_and_what_was_not_asked_for_says_nothing() -> None:

@@ -62,7 +62,7 @@ def test_relaxed_rules_say_what_they_cost(im: ImageModel, rule: str, options: di
     summary = found.trace.summary()
     assert not found.trace.lossless and summary.tokens == 256
     if rule != "grouped":
-        assert summary.price > 0 and summary.sources["relaxed"] > 0
+        assert summary.total_variation > 0 and summary.sources["relaxed"] > 0
 
 
 def test_neighbours_look_alike(im: ImageModel) -> None:

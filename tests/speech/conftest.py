@@ -17,7 +17,7 @@ SHAPE = {"codes": 25, "layers": 2, "heads": 2, "hidden": 48, "reading": 16}
 
 
 def _small_voice(width: int = 32, seed: int = 0) -> Voice:
-    """Laws neither flat nor certain."""
+    """Distributions neither flat nor certain."""
     torch.manual_seed(seed)
     voice = Voice(width=width, **SHAPE).eval().requires_grad_(False)
     voice.head.mul_(15)

@@ -29,7 +29,7 @@ class Ending(Plain):
     def __init__(self, end: int) -> None:
         self.end_token = end
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         tokens = torch.tensor([[self.end_token, 3, self.end_token]]).expand(len(room), -1)
         live = (room[:, None] >= torch.tensor([1, 1, 2])) & (room[:, None] > 0)
         return Draft.guess(tokens.contiguous(), Tree.of((-1, -1, 1)), live)

@@ -108,10 +108,10 @@ def test_bad_input_is_said(speaker: SpeechModel, text: str, options: dict[str, o
 
 def test_speech_has_ways_of_its_own_to_begin(speaker: SpeechModel) -> None:
     target = speaker.target(speaker.voice.script([[0, 3, 0]]))
-    pupil = ConditionedHeads(target, heads=4).drafts(target)
+    draft_head = ConditionedHeads(target, heads=4).drafts(target)
 
     def grown(rule: str, **options: object) -> tuple[str, int]:
-        wanted = Options(drafter="medusa", rule=rule, drafter_options={"pupil": pupil, **options})
+        wanted = Options(drafter="medusa", rule=rule, drafter_options={"draft_head": draft_head, **options})
         made = speaker.drafter(wanted, [[0, 3, 0]], speaker.voice.script([[0, 3, 0]]))
         assert isinstance(made, Learned)
         return made.grow, len(made._fixed.parents)

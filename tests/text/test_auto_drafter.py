@@ -146,9 +146,9 @@ class Counted(TokenRecycling):
         super().__init__()
         self.asked, self.watched, self.heard = 0, 0, list[list[int]]()
 
-    def propose(self, room: Any, dice: Any) -> Draft:
+    def propose(self, room: Any, rng: Any) -> Draft:
         self.asked += 1
-        return super().propose(room, dice)
+        return super().propose(room, rng)
 
     def observe(self, *given: Any) -> None:
         self.watched += 1
@@ -166,22 +166,26 @@ class Knowing(Counted):
         super().__init__()
         self.known, self.place = known, 0
 
-    def propose(self, room: Any, dice: Any) -> Draft:
+    def propose(self, room: Any, rng: Any) -> Draft:
         self.asked += 1
         tokens = torch.tensor([self.known[self.place : self.place + 4]], dtype=torch.long)
         belief = torch.full(tokens.shape, 0.9, dtype=torch.float64)
         return Draft.guess(tokens, Tree.chain(tokens.shape[1]), torch.ones_like(tokens, dtype=torch.bool), belief)
 
-    def observe(self, draft: Any, scores: Any, verdict: Any, dice: Any) -> None:
-        super().observe(draft, scores, verdict, dice)
+    def observe(self, draft: Any, scores: Any, verdict: Any, rng: Any) -> None:
+        super().observe(draft, scores, verdict, rng)
         self.place += len(verdict.rows(draft)[0])
 
 
-@pytest.mark.parametrize(("price", "asked"), [("-1:10.2 0:15", 8), ("-1:10.2 0:45", 0), ("0:15", 8), ("0:45", 0)])
-def test_who_asks_a_model_is_asked_where_that_brings_more_than_it_costs(lm: TextModel, price: str, asked: int) -> None:
+@pytest.mark.parametrize(
+    ("total_variation", "asked"), [("-1:10.2 0:15", 8), ("-1:10.2 0:45", 0), ("0:15", 8), ("0:45", 0)]
+)
+def test_who_asks_a_model_is_asked_where_that_brings_more_than_it_costs(
+    lm: TextModel, total_variation: str, asked: int
+) -> None:
     plain = lm.generate("the cat sat on the mat", drafter=None, **RAW).tokens
     knowing = Knowing(plain)
-    drafter = auto_drafter.Auto(Costs.parse(f"{price} 1:10 2:10.5 8:11 24:12"), drafters=("suffix", knowing))
+    drafter = auto_drafter.Auto(Costs.parse(f"{total_variation} 1:10 2:10.5 8:11 24:12"), drafters=("suffix", knowing))
     out = lm.generate("the cat sat on the mat", drafter=drafter, **RAW)
     assert out.tokens == plain
     assert knowing.watched == len(out.trace.steps), "it sees what becomes of the others' guesses"

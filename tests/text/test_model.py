@@ -136,8 +136,8 @@ def test_logprobs_and_alternatives(lm: TextModel) -> None:
 
     for place in (0, 5, 11):
         target.begin([out.prompt + out.tokens[:place]], Sampling(), frozenset())
-        law = target.score(Draft.empty(1)).laws().probs[0, 0]
-        assert out.logprobs[place] == pytest.approx(float(law[out.tokens[place]].log()), abs=1e-4)
+        distribution = target.score(Draft.empty(1)).distributions().probs[0, 0]
+        assert out.logprobs[place] == pytest.approx(float(distribution[out.tokens[place]].log()), abs=1e-4)
     assert all(len(three) == 3 for step in out.trace.steps for three in step.alternatives)
     assert lm.generate(PROMPTS[0], **RAW).logprobs is None
 

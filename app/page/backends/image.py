@@ -83,7 +83,7 @@ class Pictures:
         needs = DRAFTERS[drafter].needs
         if not needs or self._given:
             return not needs
-        kind = DRAFTERS[drafter].pupil
+        kind = DRAFTERS[drafter].draft_head
         wanted = [one.name for one in recipes.RECIPES.values() if one.kind is kind] if kind else ["image-draft"]
         return any(recipes.SHELF.has(name, self._folder) for name in wanted)
 

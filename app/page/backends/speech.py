@@ -84,7 +84,7 @@ class Speech:
         needs = DRAFTERS[drafter].needs
         if not needs or self._given:
             return not needs and drafter not in _GIVEN
-        named = recipes.PREFIX + drafter if "pupil" in needs else "speech-draft"
+        named = recipes.PREFIX + drafter if "draft_head" in needs else "speech-draft"
         return recipes.SHELF.has(named, self._folder) and drafter not in _GIVEN
 
     def rules(self) -> list[str]:

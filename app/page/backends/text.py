@@ -70,11 +70,11 @@ _GIVEN = frozenset({"rest", "input-guided", "cross-vocabulary"})  # they want a 
 def _ready(model: str | None, drafter: str) -> bool:
     """Has this model what the drafter needs?"""
     needs = set(DRAFTERS[drafter].needs)
-    if drafter in _GIVEN or needs - {"model", "pupil"}:
+    if drafter in _GIVEN or needs - {"model", "draft_head"}:
         return False
     if model is None:
         return not needs
-    if "pupil" in needs:
+    if "draft_head" in needs:
         return recipes.find(model, drafter) is not None
     return "model" not in needs or drafter == "n-grammys" or recipes.find(model, "draft-model") is not None
 

@@ -157,20 +157,20 @@ class Adaptive:
         don't pay."""
         self._crowd = max(rows, 1)
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         left = room.tolist()
         caps = [chooser.most(text) for chooser, text in zip(self._choosers, self._texts, strict=True)]
         left = [one if cap is None else min(one, cap) for one, cap in zip(left, caps, strict=True)]
         drafts: list[Draft | None] = [None] * len(self.drafters)
         for arm, drafter in enumerate(self.drafters):
             if self._free[arm]:
-                drafts[arm] = drafter.propose(torch.tensor(left), dice.fork(arm))
+                drafts[arm] = drafter.propose(torch.tensor(left), rng.fork(arm))
         self._trees = [None if draft is None else Guesses(draft) for draft in drafts]
         self._chosen = [self._choose(row) if one >= 0 else 0 for row, one in enumerate(left)]
         for arm, drafter in enumerate(self.drafters):
             if drafts[arm] is None:
                 own = [one if one < 0 or chosen == arm else 0 for one, chosen in zip(left, self._chosen, strict=True)]
-                draft, price = priced(drafter, torch.tensor(own), dice.fork(arm), self._target)
+                draft, price = priced(drafter, torch.tensor(own), rng.fork(arm), self._target)
                 drafts[arm] = draft
                 if self.names[arm] not in self._given and price is not None:
                     self._costs[arm] = price
@@ -180,7 +180,7 @@ class Adaptive:
         )
         if len(set(self._chosen)) == 1:
             return replace(made[self._chosen[0]], note=note)
-        return replace(choose(made, upload(self._chosen, dice.device)), note=note)
+        return replace(choose(made, upload(self._chosen, rng.device)), note=note)
 
     def _choose(self, row: int) -> int:
         """The first choice that has a guess, or can't know before it is asked."""
@@ -191,7 +191,7 @@ class Adaptive:
                 return arm
         return order[0]
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         now = self._clock() if self._clock else 0.0
         counts, depths = fetch(draft.live.sum(1, keepdim=True), deepest(draft)[:, None])
         for row, emitted in enumerate(verdict.rows(draft)):
@@ -208,7 +208,7 @@ class Adaptive:
         for arm, one in enumerate(self.drafters):
             if any(chosen != arm for chosen in self._chosen) and (aside := getattr(one, "aside", None)):
                 aside()
-            one.observe(draft, scores, verdict, dice.fork(arm))
+            one.observe(draft, scores, verdict, rng.fork(arm))
 
     def _cost(self, arm: int, nodes: int, depth: int) -> float:
         rows = self._crowd
@@ -225,10 +225,10 @@ def free(rows: int, tokens: int) -> float:
     return 1.0
 
 
-def priced(drafter: Drafter, room: Tensor, dice: CounterRNG, target: int) -> tuple[Draft, float | None]:
+def priced(drafter: Drafter, room: Tensor, rng: CounterRNG, target: int) -> tuple[Draft, float | None]:
     """A draft, and what each level of it cost in passes of a target with weights of so many bytes, if it read any."""
     before = drafter.bytes_read
-    draft = drafter.propose(room, dice)
+    draft = drafter.propose(room, rng)
     read = drafter.bytes_read - before
     return draft, read / draft.tree.depth / target if target and read and draft.tree.depth else None
 

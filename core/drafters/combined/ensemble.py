@@ -140,25 +140,23 @@ class Ensemble:
 
     # ----
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
-        return self._tried(
-            self._merged([self._asked(number, room, dice) for number in range(len(self.drafters))]), dice
-        )
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
+        return self._tried(self._merged([self._asked(number, room, rng) for number in range(len(self.drafters))]), rng)
 
-    def _asked(self, number: int, room: Tensor, dice: CounterRNG) -> list[Guesses]:
+    def _asked(self, number: int, room: Tensor, rng: CounterRNG) -> list[Guesses]:
         """One drafter's guesses in each row."""
         one = self.drafters[number]
         if hosted(one):
             return [_grown(trie) for trie in one.tries(room.tolist())]
-        return _host(one.propose(room, dice.fork(number)))
+        return _host(one.propose(room, rng.fork(number)))
 
     def _merged(self, parts: Sequence[Sequence[Guesses]]) -> list[Trie]:
         """All guesses of each row, given those of each drafter."""
         return [self._merge(row, [part[row] for part in parts]) for row in range(len(self._members))]
 
-    def _tried(self, tries: Sequence[Trie], dice: CounterRNG) -> Draft:
+    def _tried(self, tries: Sequence[Trie], rng: CounterRNG) -> Draft:
         counts = self.counts([trie.weights for trie in tries])
-        return planted([trie.best(count) for trie, count in zip(tries, counts, strict=True)], dice.device)
+        return planted([trie.best(count) for trie, count in zip(tries, counts, strict=True)], rng.device)
 
     def _merge(self, row: int, parts: list[Any]) -> Trie:
         """All guesses of a row in one trie; where drafters agree, only both can be wrong."""
@@ -186,12 +184,12 @@ class Ensemble:
             for member in members:
                 member.trie, member.steps = Trie(), []
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         for members, emitted in zip(self._members, verdict.rows(draft), strict=True):
             for member in members:
                 member.learn(emitted)
         for number, one in enumerate(self.drafters):
-            one.observe(draft, scores, verdict, dice.fork(number))
+            one.observe(draft, scores, verdict, rng.fork(number))
 
     def end(self) -> None:
         for one in self.drafters:
@@ -219,7 +217,7 @@ def _grown(trie: Trie) -> Guesses:
 
 def _host(draft: Draft) -> list[Guesses]:
     """Tokens, parents, which are live and beliefs of each row, as lists."""
-    if draft.laws is not None or draft.probe is not None:
+    if draft.distributions is not None or draft.probe is not None:
         raise Incompatible("an ensemble merges fixed guesses; a drafter whose guesses are drawn can't be part of one")
     parents = draft.tree.parents.expand(draft.rows, -1)
     wanted = [draft.tokens, parents, draft.live]

@@ -114,22 +114,22 @@ class Guarded:
         """How many times plain decoding's speed its drafts are worth."""
         return self._worth / self._weight if self._weight else 1.0
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         self._going = [left >= 0 for left in room.tolist()]
         self._steps += 1
         rows = len(self._going)
         self._off, self._watched = not self._tried(rows), None
         if self._off and not (rows == 1 and self._free):
             if not self._hears:  # so that it sees what is said
-                self._inner.propose(room.clamp(max=0), dice)
-            return self._plain(rows, dice)
+                self._inner.propose(room.clamp(max=0), rng)
+            return self._plain(rows, rng)
         self._catch_up()
-        draft, level = priced(self._inner, room, dice, self._target)
+        draft, level = priced(self._inner, room, rng, self._target)
         if self._given is None and level is not None:
             self._level = level
         if self._off:
             self._watched = Guesses(draft)
-            return self._plain(rows, dice)
+            return self._plain(rows, rng)
         return replace(draft, note=(self.name,) * rows)
 
     def _tried(self, rows: int) -> bool:
@@ -142,16 +142,16 @@ class Guarded:
             price = max(self._cost(rows, 1, 1) - 1 - _HALF, 0.0)
         return self._rest.due(price, rows)
 
-    def _plain(self, rows: int, dice: CounterRNG) -> Draft:
+    def _plain(self, rows: int, rng: CounterRNG) -> Draft:
         note = f"plain (off: {self.predicted:.2f}x predicted)" if self._weight else "plain (off: too many rows)"
-        return replace(Draft.empty(rows, dice.device), note=(note,) * rows)
+        return replace(Draft.empty(rows, rng.device), note=(note,) * rows)
 
     def _cost(self, rows: int, guesses: int, depth: int) -> float:
         """Of a step, in plain ones."""
         rows = max(rows, self._crowd)
         return self._verify(rows, guesses + 1) / self._verify(rows, 1) + self._level * depth
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         emitted, rows = verdict.rows(draft), len(self._going)
         if self._watched is not None:
             tokens = self._watched.right(0, emitted[0]) + 1  # at least; what comes behind these is not known
@@ -170,7 +170,7 @@ class Guarded:
             if rows > 1:
                 self._price = max(cost - each, 0.0)
                 self._rest.gained(each - cost)
-        self._inner.observe(draft, scores, verdict, dice)
+        self._inner.observe(draft, scores, verdict, rng)
 
     def _learn(self, worth: float) -> None:
         self._worth = self.memory * self._worth + (1 - self.memory) * worth

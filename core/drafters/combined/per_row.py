@@ -92,23 +92,23 @@ class PerRow:
             self._read += drafter.bytes_read
             drafter.end()
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         self._going = (room >= 0).tolist()
         crowd = sum(self._going)
         self._drafts = []
         for row, drafter in enumerate(self._rows):
             if drafter is None or not self._going[row]:
-                self._drafts.append(Draft.empty(1, dice.device))
+                self._drafts.append(Draft.empty(1, rng.device))
                 continue
             if (share := getattr(drafter, "share", None)) is not None:
                 share(crowd)
-            self._drafts.append(drafter.propose(room[row : row + 1], dice.row(row)))
+            self._drafts.append(drafter.propose(room[row : row + 1], rng.row(row)))
         return beside(self._drafts)
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         for row, (drafter, own) in enumerate(zip(self._rows, self._drafts, strict=True)):
             if drafter is not None and self._going[row]:
-                drafter.observe(own, scores.row(row, own), verdict.row(row, own), dice.row(row))
+                drafter.observe(own, scores.row(row, own), verdict.row(row, own), rng.row(row))
 
     def end(self) -> None:
         for row in range(len(self._rows)):

@@ -2,7 +2,7 @@
 Speculative Decoding Algorithms for Heterogeneous Vocabularies", arXiv 2502.05202).
 
 In two ways. `retokenise`: the model continues its own tokens of the text, and what it wrote is tokenised anew as fixed
-guesses. `shared`: the model draws from the tokens that both vocabularies have, its law restricted to them and
+guesses. `shared`: the model draws from the tokens that both vocabularies have, its distribution restricted to them and
 renormalised, which is q. Knows a bridge between two vocabularies, nothing of text.
 """
 
@@ -59,27 +59,27 @@ class Retokenised:
         self._reading.begin(prompts)
         self.policy.begin(len(prompts), self.model.device)
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         self._open = (room >= 0).tolist()
-        left = upload(room, dice.device)
+        left = upload(room, rng.device)
         wanted = torch.minimum(self.policy.start(), left)  # a token of one may be several of the other: cut below
         going = wanted > 0
-        tokens = torch.zeros(len(left), 0, dtype=torch.long, device=dice.device)
+        tokens = torch.zeros(len(left), 0, dtype=torch.long, device=rng.device)
         live = tokens.bool()
         for depth in range(self.policy.longest):
             going = going & (wanted > depth)
-            if dice.device.type == "cpu" and not bool(going.any()):
+            if rng.device.type == "cpu" and not bool(going.any()):
                 break
-            law = to_law(self._scores(tokens, live, depth).logits()[:, -1], Sampling())
-            going = going & self.policy.more(law, depth)
-            tokens = torch.cat([tokens, law.top(1)[0]], 1)
+            distribution = to_law(self._scores(tokens, live, depth).logits()[:, -1], Sampling())
+            going = going & self.policy.more(distribution, depth)
+            tokens = torch.cat([tokens, distribution.top(1)[0]], 1)
             live = torch.cat([live, going[:, None]], 1)
         counts, rows = live.sum(1).tolist(), tokens.tolist()
         found = [
             passage.back(row[:count])[: max(most, 0)] if count else []
             for passage, row, count, most in zip(self._reading.passages, rows, counts, left.tolist(), strict=True)
         ]
-        draft = guesses(found, dice.device)
+        draft = guesses(found, rng.device)
         self._drafted = draft.live.sum(1)
         return draft
 
@@ -88,7 +88,7 @@ class Retokenised:
         draft = Draft.guess(tokens, Tree.chain(depth, tokens.device), live)
         return self.model.score(draft, depth - 1 if depth else None)
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         rows = zip(verdict.rows(draft), self._open, strict=True)
         self._reading.add([tokens if going else [] for tokens, going in rows])
         self.policy.learn(self._drafted, verdict.accepted)

@@ -2,9 +2,8 @@
 n-grams of the text; and horizontal, where later positions, which matter less, are left to cheaper drafters.
 
 Every drawn guess is the draft model's own draw, found with fewer of its passes: the stage below guesses, the model
-draws, and goes on for free while the guess was what it drew. So q is the model's law, as without a cascade. The paper
-lets the stages accept leniently; ours are exact. Knows draft models and token ids.
-"""
+draws, and goes on for free while the guess was what it drew. So q is the model's distribution, as without a cascade.
+The paper lets the stages accept leniently; ours are exact. Knows draft models and token ids."""
 
 from __future__ import annotations
 
@@ -63,14 +62,14 @@ class _Stage:
         """What this model thinks likeliest behind the committed text and `ahead`."""
         return self.extend(ahead, wanted, None)[0]
 
-    def extend(self, ahead: Rows, wanted: Sequence[int], dice: CounterRNG | None) -> tuple[Rows, Distribution | None]:
-        """wanted[b] more tokens behind the committed text and `ahead`, with dice drawn, numbered by how far ahead they
-        are; and the laws [B, most wanted, S] that they were drawn from."""
+    def extend(self, ahead: Rows, wanted: Sequence[int], rng: CounterRNG | None) -> tuple[Rows, Distribution | None]:
+        """wanted[b] more tokens behind the committed text and `ahead`, with random generator drawn, numbered by how far
+        ahead they are; and the distributions [B, most wanted, S] that they were drawn from."""
         device, rows = self.model.device, len(wanted)
         committed = self.model.mark()
         self.model.keep(*told(ahead, device))
         found: Rows = [[] for _ in wanted]
-        laws = _Distributions(rows, max(wanted, default=0))
+        distributions = _Distributions(rows, max(wanted, default=0))
         while any(left := [count - len(one) for count, one in zip(wanted, found, strict=True)]):
             behind = [[*one, *two] for one, two in zip(ahead, found, strict=True)]
             offered = self.below.guess(behind, [min(self.inner, max(one - 1, 0)) for one in left])
@@ -80,14 +79,14 @@ class _Stage:
             news: Rows = [[] for _ in wanted]
             active = [one > 0 for one in left]
             for place in range(draft.size + 1):
-                law = scores.law(torch.full((rows,), place, device=device))
+                distribution = scores.distribution(torch.full((rows,), place, device=device))
                 going = upload(active, device)
-                if dice is None:
-                    tokens = law.top(1)[0][:, 0].tolist()
+                if rng is None:
+                    tokens = distribution.top(1)[0][:, 0].tolist()
                 else:
                     node = upload([len(one) + place for one in behind], device)
-                    tokens = dice.pick(law, node, Purpose.DRAW, going).tolist()
-                    laws.put(law, [len(one) + place for one in found], going)
+                    tokens = rng.sample(distribution, node, Purpose.DRAW, going).tolist()
+                    distributions.put(distribution, [len(one) + place for one in found], going)
                 for row, token in enumerate(tokens):
                     if active[row]:
                         news[row].append(token)
@@ -99,7 +98,7 @@ class _Stage:
             _, verdict, count = told(news, device)
             self.model.keep(draft, _onto(draft, verdict), count)
         self.model.rewind(committed)
-        return found, laws.law
+        return found, distributions.distribution
 
 
 def _onto(draft: Draft, verdict: Verdict) -> Verdict:
@@ -109,23 +108,23 @@ def _onto(draft: Draft, verdict: Verdict) -> Verdict:
 
 
 class _Distributions:
-    """The laws of tokens that are drawn row by row at different paces."""
+    """The distributions of tokens that are drawn row by row at different paces."""
 
     def __init__(self, rows: int, most: int) -> None:
         self.rows, self.most = rows, most
-        self.law: Distribution | None = None
+        self.distribution: Distribution | None = None
 
-    def put(self, law: Distribution, places: Sequence[int], where: Tensor) -> None:
-        law = law if law.width == 1 else law.dense()
-        if self.law is None:
-            shape = (self.rows, self.most + 1, law.width)  # the last one is for what is not wanted
-            ids = None if law.tokens is None else law.tokens.new_zeros(shape)
-            self.law = Distribution(law.probs.new_zeros(shape), ids, law.vocabulary)
-        rows = torch.arange(self.rows, device=law.probs.device)
+    def put(self, distribution: Distribution, places: Sequence[int], where: Tensor) -> None:
+        distribution = distribution if distribution.width == 1 else distribution.dense()
+        if self.distribution is None:
+            shape = (self.rows, self.most + 1, distribution.width)  # the last one is for what is not wanted
+            ids = None if distribution.tokens is None else distribution.tokens.new_zeros(shape)
+            self.distribution = Distribution(distribution.probs.new_zeros(shape), ids, distribution.vocabulary)
+        rows = torch.arange(self.rows, device=distribution.probs.device)
         place = torch.where(where, upload(places, where.device).clamp(max=self.most), self.most)
-        self.law.probs[rows, place] = law.probs
-        if self.law.tokens is not None and law.tokens is not None:
-            self.law.tokens[rows, place] = law.tokens
+        self.distribution.probs[rows, place] = distribution.probs
+        if self.distribution.tokens is not None and distribution.tokens is not None:
+            self.distribution.tokens[rows, place] = distribution.tokens
 
 
 class CSDrafting:
@@ -171,34 +170,34 @@ class CSDrafting:
             stage.model.begin(prompts, sampling, frozenset())
         self._statistics.begin(prompts)
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         left = room.tolist()
         self._open = [one >= 0 for one in left]
-        dice.reserve(sum(self.lengths))
+        rng.reserve(sum(self.lengths))
         ahead: Rows = [[] for _ in left]
-        laws: list[Distribution] = []
+        distributions: list[Distribution] = []
         for stage, length in zip(self.stages, self.lengths, strict=False):
             wanted = [max(min(length, one - len(before)), 0) for one, before in zip(left, ahead, strict=True)]
             if not any(wanted):
                 continue
-            found, law = stage.extend(ahead, wanted, dice)
+            found, distribution = stage.extend(ahead, wanted, rng)
             ahead = [[*before, *new] for before, new in zip(ahead, found, strict=True)]
-            assert law is not None
-            laws.append(law.select(torch.arange(max(wanted), device=dice.device)))
+            assert distribution is not None
+            distributions.append(distribution.select(torch.arange(max(wanted), device=rng.device)))
         drawn = max(map(len, ahead))
         room_left = [max(min(self.lengths[-1], one - len(before)), 0) for one, before in zip(left, ahead, strict=True)]
         rest = self._statistics.guess(ahead, room_left)
-        chain = guesses([[*before, *new] for before, new in zip(ahead, rest, strict=True)], dice.device)
-        if not laws:
+        chain = guesses([[*before, *new] for before, new in zip(ahead, rest, strict=True)], rng.device)
+        if not distributions:
             return chain
         if not self.lengths[-1]:
-            return Draft.drawn(chain.tokens, joined(laws), chain.live)
-        slots = torch.arange(chain.size, device=dice.device).expand(len(left), -1)
+            return Draft.drawn(chain.tokens, joined(distributions), chain.live)
+        slots = torch.arange(chain.size, device=rng.device).expand(len(left), -1)
         source = torch.where(slots < drawn, slots, -1)
-        return Draft(chain.tokens, Tree.chain(chain.size, dice.device), chain.live, joined(laws), source)
+        return Draft(chain.tokens, Tree.chain(chain.size, rng.device), chain.live, joined(distributions), source)
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
-        count = torch.where(upload(self._open, dice.device), verdict.accepted + 1, 0)
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
+        count = torch.where(upload(self._open, rng.device), verdict.accepted + 1, 0)
         for stage in self.stages:
             stage.model.keep(draft, verdict, count)
         for table, tokens, going in zip(self._statistics.tables, verdict.rows(draft), self._open, strict=True):

@@ -43,7 +43,7 @@ class _Model:
         self.bytes_read += self.model.weight_bytes
         return self.model.score(draft, since)
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         self.model.keep(draft, verdict, torch.where(self._open, verdict.accepted + 1, 0))
 
     def aside(self) -> None:
@@ -53,9 +53,9 @@ class _Model:
     def end(self) -> None:
         self.model.end()
 
-    def _start(self, room: Tensor, dice: CounterRNG) -> Tensor:
-        """Note which rows are finished -> room [B] where the dice are."""
-        room = upload(room, dice.device)
+    def _start(self, room: Tensor, rng: CounterRNG) -> Tensor:
+        """Note which rows are finished -> room [B] where the random generator are."""
+        room = upload(room, rng.device)
         self._open = room >= 0
         return room
 
@@ -80,45 +80,45 @@ class DraftModel(_Model):
         self.model.begin(prompts, self._own or sampling, frozenset({self._tap} if self._tap else ()))
         self.policy.begin(len(prompts), self.model.device)
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         longest = min(self.policy.longest, int(room.max()))
-        wanted = torch.minimum(self.policy.start(), self._start(room, dice))
-        draft = Draft.empty(len(room), dice.device)
-        dice.reserve(longest)
-        if (found := self._at_once(longest, dice)) is not None:
+        wanted = torch.minimum(self.policy.start(), self._start(room, rng))
+        draft = Draft.empty(len(room), rng.device)
+        rng.reserve(longest)
+        if (found := self._at_once(longest, rng)) is not None:
             return found
         tokens: list[Tensor] = []
-        laws: list[Distribution] = []
+        distributions: list[Distribution] = []
         live: list[Tensor] = []
         going = wanted > 0
         for depth in range(longest):
             scores = self.score(draft, depth - 1 if depth else None)
-            law = scores.laws(torch.full_like(wanted, depth)[:, None])  # [B, 1, S]
+            distribution = scores.distributions(torch.full_like(wanted, depth)[:, None])  # [B, 1, S]
             if self._tap:
                 self.policy.see(scores.hidden[self._tap][:, -1])  # type: ignore[attr-defined]
-            going = going & (wanted > depth) & self.policy.more(law.column(0), depth)
-            if dice.device.type == "cpu" and not bool(going.any()):
+            going = going & (wanted > depth) & self.policy.more(distribution.column(0), depth)
+            if rng.device.type == "cpu" and not bool(going.any()):
                 break
-            tokens.append(dice.pick(law.column(0), depth, Purpose.DRAW, going))
-            laws.append(law)
+            tokens.append(rng.sample(distribution.column(0), depth, Purpose.DRAW, going))
+            distributions.append(distribution)
             live.append(going)
-            draft = Draft.guess(torch.stack(tokens, 1), Tree.chain(depth + 1, dice.device), torch.stack(live, 1))
+            draft = Draft.guess(torch.stack(tokens, 1), Tree.chain(depth + 1, rng.device), torch.stack(live, 1))
         self._drafted = draft.live.sum(1)
-        return Draft.drawn(draft.tokens, joined(laws), draft.live) if laws else draft
+        return Draft.drawn(draft.tokens, joined(distributions), draft.live) if distributions else draft
 
-    def _at_once(self, length: int, dice: CounterRNG) -> Draft | None:
+    def _at_once(self, length: int, rng: CounterRNG) -> Draft | None:
         """A lone row's chain, where nobody has to be asked how far it goes and the model can draw it by itself."""
         unroll = getattr(self.model, "unroll", None)
-        alone = dice.rolls and dice.device.type == "cpu" and len(dice.seeds) == 1 and length > 0
+        alone = rng.rolls and rng.device.type == "cpu" and len(rng.seeds) == 1 and length > 0
         if unroll is None or not alone or type(self.policy) is not Fixed:
             return None
-        found = unroll(dice.table(Purpose.DRAW)[0, :length].numpy())
+        found = unroll(rng.table(Purpose.DRAW)[0, :length].numpy())
         if found is None:
             return None
         self.bytes_read += self.model.weight_bytes * length
-        tokens, laws = found
+        tokens, distributions = found
         self._drafted = torch.tensor([length])
-        return Draft.drawn(tokens, laws, torch.ones(1, length, dtype=torch.bool))
+        return Draft.drawn(tokens, distributions, torch.ones(1, length, dtype=torch.bool))
 
     # ---- rows that come and go (outrider.core.drafters.combined.per_row.Joined)
 
@@ -144,8 +144,8 @@ class DraftModel(_Model):
     def _model(self) -> BatchedTarget:
         return self.model  # type: ignore[return-value]
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
-        super().observe(draft, scores, verdict, dice)
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
+        super().observe(draft, scores, verdict, rng)
         self.policy.learn(self._drafted, verdict.accepted)
 
 
@@ -163,15 +163,15 @@ class _Tree(_Model):
         self.parents = tuple(place[parents[node]] for node in order)
         self.starts = [sum(level < depth for level in levels) for depth in range(min(levels), max(levels) + 2)]
 
-    def levels(self, room: Tensor, dice: CounterRNG) -> list[tuple[int, int]]:
+    def levels(self, room: Tensor, rng: CounterRNG) -> list[tuple[int, int]]:
         """(first node, node after the last) of each level that some row has room for."""
         deepest = min(len(self.starts) - 1, max(int(room.max()), 0))
         return [(self.starts[level], self.starts[level + 1]) for level in range(deepest)]
 
 
 class SampledTree(_Tree):
-    """A tree whose siblings are drawn from the model's law: without replacement (recursive rejection, arXiv 2402.14160;
-    Sequoia, arXiv 2402.12374), or with it, each independent of the others (SpecInfer, arXiv 2305.09781)."""
+    """A tree whose siblings are drawn from the model's distribution: without replacement (recursive rejection, arXiv
+    2402.14160; Sequoia, arXiv 2402.12374), or with it, each independent of the others (SpecInfer, arXiv 2305.09781)."""
 
     def __init__(
         self,
@@ -184,59 +184,65 @@ class SampledTree(_Tree):
         super().__init__(model, shape, sampling)
         self.replacement = replacement
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
-        left = self._start(room, dice)
-        dice.reserve(len(self.parents))
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
+        left = self._start(room, rng)
+        rng.reserve(len(self.parents))
         rows = len(room)
-        draft = Draft.empty(rows, dice.device)
-        tokens = torch.zeros(rows, len(self.parents), dtype=torch.long, device=dice.device)
+        draft = Draft.empty(rows, rng.device)
+        tokens = torch.zeros(rows, len(self.parents), dtype=torch.long, device=rng.device)
         live = torch.zeros_like(tokens, dtype=torch.bool)
-        laws: list[Distribution] = []
-        inner: list[int] = []  # the node each law follows
-        for level, (start, stop) in enumerate(self.levels(room, dice)):
+        distributions: list[Distribution] = []
+        inner: list[int] = []  # the node each distribution follows
+        for level, (start, stop) in enumerate(self.levels(room, rng)):
             scores = self.score(draft, self.starts[level - 1] if level else None)
             parents = sorted({self.parents[node] for node in range(start, stop)})
-            above = constant(tuple(parents), dice.device)
-            law = scores.laws((above + 1).expand(rows, -1))  # [B, P, S]
+            above = constant(tuple(parents), rng.device)
+            distribution = scores.distributions((above + 1).expand(rows, -1))  # [B, P, S]
             alive = (left > level)[:, None] & (live.index_select(1, above.clamp(min=0)) | (above < 0))
-            laws.append(law)
+            distributions.append(distribution)
             inner += parents
             families = [[node for node in range(start, stop) if self.parents[node] == parent] for parent in parents]
             for rank in range(max(map(len, families))):
                 having = [place for place, family in enumerate(families) if len(family) > rank]
                 if len(having) < len(families):  # the others have all their children
                     families = [families[place] for place in having]
-                    places = constant(tuple(having), dice.device)
-                    law, alive = law.select(places), alive.index_select(1, places)
-                nodes = constant(tuple(family[rank] for family in families), dice.device).expand(rows, -1)
-                alive = alive & (law.probs.sum(-1) > 0)
-                drawn = dice.pick(law, nodes, Purpose.DRAW, alive)
+                    places = constant(tuple(having), rng.device)
+                    distribution, alive = distribution.select(places), alive.index_select(1, places)
+                nodes = constant(tuple(family[rank] for family in families), rng.device).expand(rows, -1)
+                alive = alive & (distribution.probs.sum(-1) > 0)
+                drawn = rng.sample(distribution, nodes, Purpose.DRAW, alive)
                 tokens = tokens.scatter(1, nodes, drawn)
                 live = live.scatter(1, nodes, alive)
                 if not self.replacement:
-                    law = law.without(drawn, alive)
-            draft = Draft.guess(tokens[:, :stop], Tree.of(self.parents[:stop], dice.device), live[:, :stop])
-        if not laws:
+                    distribution = distribution.without(drawn, alive)
+            draft = Draft.guess(tokens[:, :stop], Tree.of(self.parents[:stop], rng.device), live[:, :stop])
+        if not distributions:
             return draft
-        source = constant(tuple(inner.index(parent) for parent in self.parents[: draft.size]), dice.device)
+        source = constant(tuple(inner.index(parent) for parent in self.parents[: draft.size]), rng.device)
         return replace(
-            draft, laws=joined(laws), source=source.expand(rows, -1), replacement=self.replacement, mixed=False
+            draft,
+            distributions=joined(distributions),
+            source=source.expand(rows, -1),
+            replacement=self.replacement,
+            mixed=False,
         )
 
 
-def joined(laws: Sequence[Distribution]) -> Distribution:
-    """Batches of laws [B, P, S], one after the other; dense where their supports differ in size."""
-    if len({(law.width, law.tokens is None) for law in laws}) > 1:
-        laws = [law.dense() for law in laws]
-    tokens = [law.tokens for law in laws if law.tokens is not None]
+def joined(distributions: Sequence[Distribution]) -> Distribution:
+    """Batches of distributions [B, P, S], one after the other; dense where their supports differ in size."""
+    if len({(distribution.width, distribution.tokens is None) for distribution in distributions}) > 1:
+        distributions = [distribution.dense() for distribution in distributions]
+    tokens = [distribution.tokens for distribution in distributions if distribution.tokens is not None]
     return Distribution(
-        torch.cat([law.probs for law in laws], 1), torch.cat(tokens, 1) if tokens else None, laws[0].vocabulary
+        torch.cat([distribution.probs for distribution in distributions], 1),
+        torch.cat(tokens, 1) if tokens else None,
+        distributions[0].vocabulary,
     )
 
 
 def softened(sampling: Sampling) -> Sampling:
     """For trees of fixed guesses, of which only the order matters: a model that decodes greedily names one token, so it
-    is asked for its law at temperature 1 instead."""
+    is asked for its distribution at temperature 1 instead."""
     if not sampling.greedy:
         return sampling
     return replace(sampling, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -252,17 +258,17 @@ class TopKTree(_Tree):
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         super().begin(prefill, prompts, softened(sampling))
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
-        left = self._start(room, dice)
-        draft = Draft.empty(len(room), dice.device)
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
+        left = self._start(room, rng)
+        draft = Draft.empty(len(room), rng.device)
         tokens, belief = draft.tokens, draft.tokens.double()
-        for level, (start, stop) in enumerate(self.levels(room, dice)):
+        for level, (start, stop) in enumerate(self.levels(room, rng)):
             before = self.starts[level - 1] if level else None
             scores = self.score(draft, before)
-            tree = Tree.of(self.parents[:stop], dice.device)
+            tree = Tree.of(self.parents[:stop], rng.device)
             parents = tree.parents[:, start:].expand(len(room), -1)
             ranks = tree.ranks[:, start:].expand(len(room), -1)
-            ids, probs = scores.laws(parents + 1).top(tree.width)
+            ids, probs = scores.distributions(parents + 1).top(tree.width)
             tokens = torch.cat([tokens, ids.gather(2, ranks[..., None])[..., 0]], 1)
             belief = torch.cat([belief, probs.gather(2, ranks[..., None])[..., 0].double()], 1)
             fits = (tree.depths < left[:, None]) & (tokens >= 0)
@@ -298,28 +304,28 @@ class DynamicTree(_Model):
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         super().begin(prefill, prompts, softened(sampling))
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
-        left = self._start(room, dice)
-        if len(room) == 1 and dice.device.type == "cpu":
-            return planted([self._grown(int(left))], dice.device)
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
+        left = self._start(room, rng)
+        if len(room) == 1 and rng.device.type == "cpu":
+            return planted([self._grown(int(left))], rng.device)
         committed = self.model.mark()
         rows, width = len(room), self.width
-        grown = Draft.empty(rows, dice.device)  # the nodes that are expanded, which are all the model reads
-        value = torch.zeros(rows, 1, dtype=torch.float64, device=dice.device)
-        origin = torch.full((rows, 1), -1, device=dice.device)  # the candidate each expanded node is
+        grown = Draft.empty(rows, rng.device)  # the nodes that are expanded, which are all the model reads
+        value = torch.zeros(rows, 1, dtype=torch.float64, device=rng.device)
+        origin = torch.full((rows, 1), -1, device=rng.device)  # the candidate each expanded node is
         tokens: list[Tensor] = []
         parents: list[Tensor] = []
         values: list[Tensor] = []
         for level in range(min(self.depth, max(int(room.max()), 0))):
             since = None if not level else grown.size - width
-            ids, probs = self.score(grown, since).laws().top(width)  # [B, expanded, width]
+            ids, probs = self.score(grown, since).distributions().top(width)  # [B, expanded, width]
             total = (value[..., None] + probs.double().log()).flatten(1)
             start = sum(part.shape[1] for part in tokens)
             tokens.append(ids.flatten(1))
             parents.append(origin[..., None].expand_as(ids).flatten(1))
             fits = (level < left[:, None]) & (total >= self._floor)
             values.append(torch.where(fits, total, -torch.inf))
-            if dice.device.type == "cpu" and not bool(fits.any()):
+            if rng.device.type == "cpu" and not bool(fits.any()):
                 break
             value, best = values[-1].topk(width)
             origin = start + best
@@ -364,7 +370,7 @@ class DynamicTree(_Model):
             read = torch.tensor([[found.tokens[node] for node in expanded]], dtype=torch.long)
             tree = Tree.of(tuple(place[found.parents[node]] for node in expanded))
             draft = Draft.guess(read, tree, torch.ones_like(read, dtype=torch.bool))
-            ids, probs = self.score(draft, start if start < len(expanded) else None).laws().top(self.width)
+            ids, probs = self.score(draft, start if start < len(expanded) else None).distributions().top(self.width)
             first, logarithms = len(found), probs[0].double().log().tolist()
             for above, words, chances in zip(latest, ids[0].tolist(), logarithms, strict=True):
                 for token, chance in zip(words, chances, strict=True):

@@ -5,7 +5,7 @@ Speculative Speculative Decoding (Kumar, Dao and May, arXiv 2603.03251), whose o
 accepted and which token follows. PEARL (arXiv 2408.11850) is the case of one outcome, all accepted and the drafter's
 own next token behind them, with its first guess verified alone after a failure while the rest is drafted. The loop runs
 `ahead` beside the target's pass, in a thread of its own on a CPU and on a stream of its own on a GPU. Knows a draft
-model's laws, nothing of the target.
+model's distributions, nothing of the target.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from outrider.core.protocol import Prefill, Prompts, Scores, Target
 from outrider.core.rng import CounterRNG, Purpose
 from outrider.core.tree import Tree
 
-_PREPARED = 0x5D  # the label of the dice that draw ahead
+_PREPARED = 0x5D  # the label of the random generator that draw ahead
 
 
 class Overlapped:
@@ -32,9 +32,10 @@ class Overlapped:
 
     Which outcomes: each number accepted, by the acceptance seen so far, with the `width` tokens the model thinks
     likeliest behind it, all of them weighed against each other (the paper allots a fixed, geometric number to each
-    length instead, and also bends what is drafted so that outcomes are easier to foresee; ours leaves the law alone).
-    `first` is how much is drafted where nothing was prepared. A prepared chain is drawn from the model's law behind an
-    outcome, with numbers of its own, and used only if that outcome comes true, so that it is as fresh as any.
+    length instead, and also bends what is drafted so that outcomes are easier to foresee; ours leaves the distribution
+    alone). `first` is how much is drafted where nothing was prepared. A prepared chain is drawn from the model's
+    distribution behind an outcome, with numbers of its own, and used only if that outcome comes true, so that it is as
+    fresh as any.
 
     `tries` and `hits` count the verdicts that something was prepared for, and those that were foreseen.
     """
@@ -71,7 +72,7 @@ class Overlapped:
         self.model.begin(prompts, self._own or sampling, frozenset())
         self._rate = torch.full((len(prompts), 1), 0.7, dtype=torch.float64, device=self.model.device)
         self._next: tuple[Tensor, Distribution] | None = (
-            None  # tokens [B, K] and laws [B, K, S] of the outcome that came true
+            None  # tokens [B, K] and distributions [B, K, S] of the outcome that came true
         )
         self._hit = torch.zeros(len(prompts), dtype=torch.bool, device=self.model.device)
         self._known = [False] * len(prompts)  # the same on the host
@@ -81,47 +82,51 @@ class Overlapped:
         self.bytes_read += self.model.weight_bytes
         return self.model.score(draft, since)
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
-        left = upload(room, dice.device)
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
+        left = upload(room, rng.device)
         self._open, self._going = left >= 0, (room > 0).tolist()
-        self._dice, self._prepared = dice.fork(_PREPARED), None
+        self._rng, self._prepared = rng.fork(_PREPARED), None
         rows = len(room)
         hits = [known and going for known, going in zip(self._known, self._going, strict=True)]
         if not any(self._going):
-            return Draft.empty(rows, dice.device)
+            return Draft.empty(rows, rng.device)
         if self._next is not None and hits == self._going:
-            tokens, laws = self._next
+            tokens, distributions = self._next
             lengths = torch.full_like(left, self.length)
         else:
-            tokens, laws = self._draw(left, dice)
+            tokens, distributions = self._draw(left, rng)
             lengths = torch.full_like(left, tokens.shape[1])
             if self._next is not None and any(hits):
-                tokens, laws, lengths = self._merge(tokens, laws, lengths)
+                tokens, distributions, lengths = self._merge(tokens, distributions, lengths)
         size = min(tokens.shape[1], int(room.max()))
-        live = torch.arange(size, device=dice.device) < torch.minimum(lengths, left)[:, None]
-        self._laws = Distribution(
-            laws.probs[:, :size], None if laws.tokens is None else laws.tokens[:, :size], laws.vocabulary
+        live = torch.arange(size, device=rng.device) < torch.minimum(lengths, left)[:, None]
+        self._distributions = Distribution(
+            distributions.probs[:, :size],
+            None if distributions.tokens is None else distributions.tokens[:, :size],
+            distributions.vocabulary,
         )
-        draft = Draft.drawn(tokens[:, :size], self._laws, live)
+        draft = Draft.drawn(tokens[:, :size], self._distributions, live)
         note = tuple("prepared" if hit else "" for hit in hits)
         return replace(draft, note=note) if any(hits) else draft
 
-    def _draw(self, left: Tensor, dice: CounterRNG) -> tuple[Tensor, Distribution]:
+    def _draw(self, left: Tensor, rng: CounterRNG) -> tuple[Tensor, Distribution]:
         """A chain for every row, as nothing was prepared for some of them."""
         longest = min(self.first, max(int(left.max()), 1)) if left.device.type == "cpu" else self.first
         needed = self._open & ~self._hit
-        dice.reserve(longest)
-        draft, tokens, laws = Draft.empty(len(left), dice.device), list[Tensor](), list[Distribution]()
+        rng.reserve(longest)
+        draft, tokens, distributions = Draft.empty(len(left), rng.device), list[Tensor](), list[Distribution]()
         for depth in range(longest):
             scores = self._score(draft, depth - 1 if depth else None)
-            law = scores.laws(torch.full_like(left, depth)[:, None])
-            tokens.append(dice.pick(law.column(0), depth, Purpose.DRAW, needed & (left > depth)))
-            laws.append(law)
-            live = torch.ones(len(left), depth + 1, dtype=torch.bool, device=dice.device)
-            draft = Draft.guess(torch.stack(tokens, 1), Tree.chain(depth + 1, dice.device), live)
-        return draft.tokens, joined(laws)
+            distribution = scores.distributions(torch.full_like(left, depth)[:, None])
+            tokens.append(rng.sample(distribution.column(0), depth, Purpose.DRAW, needed & (left > depth)))
+            distributions.append(distribution)
+            live = torch.ones(len(left), depth + 1, dtype=torch.bool, device=rng.device)
+            draft = Draft.guess(torch.stack(tokens, 1), Tree.chain(depth + 1, rng.device), live)
+        return draft.tokens, joined(distributions)
 
-    def _merge(self, tokens: Tensor, laws: Distribution, lengths: Tensor) -> tuple[Tensor, Distribution, Tensor]:
+    def _merge(
+        self, tokens: Tensor, distributions: Distribution, lengths: Tensor
+    ) -> tuple[Tensor, Distribution, Tensor]:
         """What was prepared, for the rows it was foreseen for."""
         assert self._next is not None
         ready, known = self._next
@@ -131,9 +136,9 @@ class Overlapped:
         def pad(part: Tensor) -> Tensor:
             return torch.nn.functional.pad(part, (0, 0) * (part.dim() - 2) + (0, size - part.shape[1]))
 
-        probs = torch.where(hit[..., None], pad(known.dense().probs), pad(laws.dense().probs))
+        probs = torch.where(hit[..., None], pad(known.dense().probs), pad(distributions.dense().probs))
         lengths = torch.where(self._hit, self.length, lengths)
-        return torch.where(hit, pad(ready), pad(tokens)), Distribution(probs, None, laws.vocabulary), lengths
+        return torch.where(hit, pad(ready), pad(tokens)), Distribution(probs, None, distributions.vocabulary), lengths
 
     def ahead(self, draft: Draft) -> None:
         """Prepare for what may come of this draft; meanwhile the target scores it."""
@@ -142,22 +147,22 @@ class Overlapped:
         chain = Draft.guess(draft.tokens, draft.tree, torch.ones_like(draft.live))
         at, guess = self._likely(draft, self._score(chain, None).logits())
         rows, (count, size) = draft.rows, (at.shape[1], draft.size)
-        dice, device = self._dice, draft.tokens.device
-        dice.reserve(count * self.length)
+        rng, device = self._rng, draft.tokens.device
+        rng.reserve(count * self.length)
         alive = self._open[:, None].expand(-1, count)
         tokens, parents, above = draft.tokens, draft.tree.parents.expand(rows, -1), at - 1
-        drawn, laws = list[Tensor](), list[Distribution]()
+        drawn, distributions = list[Tensor](), list[Distribution]()
         for level in range(self.length):
             tokens, parents = torch.cat([tokens, guess if not level else drawn[-1]], 1), torch.cat([parents, above], 1)
             first = size + level * count
             above = torch.arange(first, first + count, device=device).expand(rows, -1)
             tree = Tree(parents, size + level + 1, count + 1)
             grown = Draft.guess(tokens, tree, torch.ones_like(tokens, dtype=torch.bool))
-            law = self._score(grown, first).laws(above + 1)  # [B, O, S]
+            distribution = self._score(grown, first).distributions(above + 1)  # [B, O, S]
             place = torch.arange(count, device=device).expand(rows, -1) + level * count
-            drawn.append(dice.pick(law, place, Purpose.DRAW, alive))
-            laws.append(law)
-        self._prepared = at, guess, torch.stack(drawn, 2), joined(laws)
+            drawn.append(rng.sample(distribution, place, Purpose.DRAW, alive))
+            distributions.append(distribution)
+        self._prepared = at, guess, torch.stack(drawn, 2), joined(distributions)
 
     def _likely(self, draft: Draft, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The outcomes thought likeliest: how many are accepted and what follows, [B, O] each; logits [B, N + 1, V]."""
@@ -177,11 +182,11 @@ class Overlapped:
         best = value.topk(min(self.outcomes, value.shape[1])).indices
         return best // token.shape[2], token.flatten(1).gather(1, best)
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         self._next, self._hit = None, torch.zeros_like(self._hit)
         self._known = [False] * len(self._known)
         if self._prepared is not None:
-            at, guess, tokens, laws = self._prepared
+            at, guess, tokens, distributions = self._prepared
             matches = (at == verdict.accepted[:, None]) & (guess == verdict.token[:, None])
             self._hit, which = matches.any(1) & self._open, matches.to(torch.uint8).argmax(1)
             self._known = self._hit.tolist()
@@ -189,7 +194,7 @@ class Overlapped:
             self.hits += sum(hit and going for hit, going in zip(self._known, self._going, strict=True))
             index = torch.arange(self.length, device=tokens.device) * at.shape[1] + which[:, None]
             chosen = tokens.gather(1, which[:, None, None].expand(-1, 1, self.length))[:, 0]
-            self._next = chosen, laws.rows(index)
+            self._next = chosen, distributions.rows(index)
             drafted = draft.live.sum(1)
             seen = (verdict.accepted / drafted.clamp(min=1)).double()
             fresh = torch.where(drafted > 0, 0.9 * self._rate[:, 0] + 0.1 * seen, self._rate[:, 0])

@@ -106,13 +106,13 @@ class Sequoia:
         self._tree = kind(self.model, shape=self.shape, sampling=self._own)
         self._tree.begin(prefill, prompts, sampling)
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         assert self._tree is not None
-        return self._tree.propose(room, dice)
+        return self._tree.propose(room, rng)
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         assert self._tree is not None
-        self._tree.observe(draft, scores, verdict, dice)
+        self._tree.observe(draft, scores, verdict, rng)
 
     def aside(self) -> None:
         if self._tree is not None:

@@ -2,7 +2,7 @@
 
 Each pass of the draft model expands the likeliest nodes found so far, wherever in the tree they are; the search ends
 when no unexpanded node could have a child among the `nodes` best. For targets whose pass costs the same whatever its
-width, such as those streamed from slower memory. Knows a draft model's laws and nothing of the target.
+width, such as those streamed from slower memory. Knows a draft model's distributions and nothing of the target.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ class SpecExec:
     """A tree of the `nodes` guesses that the model thinks likeliest, their ancestors counted in; `batch` nodes are
     expanded a pass, in at most `passes` passes, each with its `width` likeliest successors.
 
-    The paper caches the target's laws at all nodes and walks them token by token until the walk leaves the tree. So
-    does ours: that walk is what one verdict is, so that all its tokens are one step, and nothing is left over that a
-    later step could use. Its own rule is `sample-match`, which `exact` comes down to for fixed guesses.
-    """
+    The paper caches the target's distributions at all nodes and walks them token by token until the walk leaves the
+    tree. So does ours: that walk is what one verdict is, so that all its tokens are one step, and nothing is left over
+    that a later step could use. Its own rule is `sample-match`, which `exact` comes down to for fixed guesses."""
 
     needs: frozenset[str] = frozenset()
 
@@ -52,8 +51,8 @@ class SpecExec:
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         self.model.begin(prompts, self._own or softened(sampling), frozenset())
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
-        rows, device = len(room), dice.device
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
+        rows, device = len(room), rng.device
         left = upload(room, device)
         self._open = left >= 0
         deepest = int(room.max())
@@ -67,12 +66,12 @@ class SpecExec:
                 break
             self.bytes_read += self.model.weight_bytes
             scores = self.model.score(search.grown, None if before < 0 else before)
-            ids, probs = scores.laws().top(self.width)
+            ids, probs = scores.distributions().top(self.width)
             search.add(ids, probs.double().log(), left)
         self.model.rewind(committed)  # what is accepted is read again, in one pass with the next root
         return search.draft(self.nodes, min(deepest, self.passes))
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         self.model.keep(draft, verdict, torch.where(self._open, verdict.accepted + 1, 0))
 
     def end(self) -> None:

@@ -1,9 +1,8 @@
 """Several drafters, or several samples of one, merged into a token tree (SpecInfer, arXiv 2305.09781).
 
 Every sample is a chain of draws. Where samples agree they share a node, so that what follows either follows both;
-siblings were drawn independently, each from its own drafter's law, which the multi-step rule with replacement tries one
-after the other. Knows draft models and laws, nothing of what they were trained on.
-"""
+siblings were drawn independently, each from its own drafter's distribution, which the multi-step rule with replacement
+tries one after the other. Knows draft models and distributions, nothing of what they were trained on."""
 
 from __future__ import annotations
 
@@ -55,42 +54,44 @@ class SpecInfer:
         for model in self.models:
             model.begin(prompts, self._own or sampling, frozenset())
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
-        rows, device = len(room), dice.device
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
+        rows, device = len(room), rng.device
         left = upload(room, device)
         self._open = left >= 0
         chains = self.samples * len(self.models)
         depth = min(self.depth, max(int(room.max()), 0))
-        dice.reserve(chains * depth)
+        rng.reserve(chains * depth)
         draft = Draft.empty(rows, device)
-        laws: list[Distribution] = []
+        distributions: list[Distribution] = []
         at = torch.full((rows, chains), -1, device=device)  # the node each sample stands on
         for level in range(depth):
-            here = self._laws(draft, at, None if not level else draft.size - chains)
+            here = self._distributions(draft, at, None if not level else draft.size - chains)
             nodes = torch.arange(level * chains, (level + 1) * chains, device=device).expand(rows, -1)
             alive = (left > level)[:, None].expand(-1, chains)
-            tokens = dice.pick(here, nodes, Purpose.DRAW, alive)
-            laws.append(here)
+            tokens = rng.sample(here, nodes, Purpose.DRAW, alive)
+            distributions.append(here)
             parents = torch.cat([draft.tree.parents.expand(rows, -1), at], 1)
             tree = Tree(parents, level + 1, chains)
             draft = Draft.guess(torch.cat([draft.tokens, tokens], 1), tree, torch.cat([draft.live, alive], 1))
             same = (at[:, :, None] == at[:, None, :]) & (tokens[:, :, None] == tokens[:, None, :])
             at = level * chains + same.to(torch.uint8).argmax(2)  # the first of those that agree
-        if not laws:
+        if not distributions:
             return draft
         source = torch.arange(draft.size, device=device).expand(rows, -1)
-        return Draft(draft.tokens, draft.tree, draft.live, joined(laws), source=source, replacement=True, mixed=False)
+        return Draft(
+            draft.tokens, draft.tree, draft.live, joined(distributions), source=source, replacement=True, mixed=False
+        )
 
-    def _laws(self, draft: Draft, at: Tensor, since: int | None) -> Distribution:
-        """The law that each sample goes on by [B, chains, S]; the first `samples` are the first model's."""
+    def _distributions(self, draft: Draft, at: Tensor, since: int | None) -> Distribution:
+        """The distribution that each sample goes on by [B, chains, S]; the first `samples` are the first model's."""
         found = []
         for number, model in enumerate(self.models):
             self.bytes_read += model.weight_bytes
             part = at[:, number * self.samples : (number + 1) * self.samples]
-            found.append(model.score(draft, since).laws(part + 1))
+            found.append(model.score(draft, since).distributions(part + 1))
         return joined(found)
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         count = torch.where(self._open, verdict.accepted + 1, 0)
         for model in self.models:
             model.keep(draft, verdict, count)

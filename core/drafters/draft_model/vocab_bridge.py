@@ -120,8 +120,8 @@ class Reading:
 
 
 class Translated:
-    """A target whose tokens are another's: the laws of a model, restricted to the tokens that both vocabularies have
-    and renormalised. What it can't say has no share in them."""
+    """A target whose tokens are another's: the distributions of a model, restricted to the tokens that both
+    vocabularies have and renormalised. What it can't say has no share in them."""
 
     rollback = True
 
@@ -142,34 +142,36 @@ class Translated:
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
         self._reading.begin(prompts, needs)
-        self._lawmaker = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
+        self._pipeline = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
         self._lengths = upload([len(prompt) for prompt in prompts], self.device)
         return Prefill()  # its states stand at other places than the target's tokens
 
     def score(self, draft: Draft, since: int | None = None) -> Scores:
-        scores = self.model.score(replace(draft, tokens=self._names[draft.tokens], laws=None, source=None), since)
+        scores = self.model.score(
+            replace(draft, tokens=self._names[draft.tokens], distributions=None, source=None), since
+        )
 
         def logits(rows: Tensor) -> Tensor:
             known = scores.logits(rows).index_select(2, self._theirs)
             every = known.new_full((*rows.shape, self.vocabulary), -torch.inf)
             return every.index_copy(2, self._ours, known)
 
-        return Scores(draft, self._lawmaker, self._lengths, logits, scores.hidden, scores.first)
+        return Scores(draft, self._pipeline, self._lengths, logits, scores.hidden, scores.first)
 
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
         rows = zip(verdict.rows(draft), count.tolist(), strict=True)
         self._reading.add([tokens[:kept] for tokens, kept in rows])
-        self._lawmaker.commit(committed(draft, verdict, count))
+        self._pipeline.commit(committed(draft, verdict, count))
         self._lengths = self._lengths + count
 
     def mark(self) -> object:
-        return self._reading.mark(), copy.copy(self._lawmaker), self._lengths
+        return self._reading.mark(), copy.copy(self._pipeline), self._lengths
 
     def rewind(self, mark: object) -> None:
         assert isinstance(mark, tuple)
-        read, lawmaker, self._lengths = mark
+        read, pipeline, self._lengths = mark
         self._reading.rewind(read)
-        self._lawmaker = copy.copy(lawmaker)
+        self._pipeline = copy.copy(pipeline)
 
     def end(self) -> None:
         self._reading.end()

@@ -107,7 +107,7 @@ class InputGuided(Grower):
     def tries(self, room: Sequence[int]) -> list[Trie]:
         return [row.guess(min(self.length, left), self.hedge) for row, left in zip(self._rows, room, strict=True)]
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         for row, tokens in zip(self._rows, verdict.rows(draft), strict=True):
             row.add(tokens)
 

@@ -74,11 +74,11 @@ class ANPD:
             table.add(list(prompt))
             self._tables.append(table)
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         left = [min(self.length, one) for one in room.tolist()]
-        return guesses([_chain(*pair) for pair in zip(self._tables, left, strict=True)], dice.device)
+        return guesses([_chain(*pair) for pair in zip(self._tables, left, strict=True)], rng.device)
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         for table, tokens in zip(self._tables, verdict.rows(draft), strict=True):
             table.add(tokens)
 
@@ -146,7 +146,7 @@ class NGrammys(Grower):
         trie.weights = [weight / self.drafts for weight in trie.weights]
         return trie
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         for text, tokens in zip(self._texts, verdict.rows(draft), strict=True):
             text.add(tokens)
 

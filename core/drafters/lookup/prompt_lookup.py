@@ -102,11 +102,11 @@ class PromptLookup(Apart):
 
     # ----
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         found = [
             self._find(text, min(self.length, left)) for text, left in zip(self._texts, room.tolist(), strict=True)
         ]
-        return guesses(found, dice.device)
+        return guesses(found, rng.device)
 
     def _find(self, text: _Text | None, most: int) -> list[int]:
         if most < 1 or text is None:
@@ -118,7 +118,7 @@ class PromptLookup(Apart):
                 best = size, tokens
         return best[1]
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         for text, tokens in zip(self._texts, verdict.rows(draft), strict=True):
             if text is not None:
                 text.add(tokens)

@@ -275,7 +275,7 @@ class REST(Grower):
         row.trie = trie.best(min(self.nodes, likely))
         return row.trie
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         for row, tokens in zip(self._rows, verdict.rows(draft), strict=True):
             row.add(tokens, self.longest)
 

@@ -241,7 +241,7 @@ class Suffix(Grower, Apart):
             for row, most in zip(self._rows, room, strict=True)
         ]
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         for row, tokens, open_ in zip(self._rows, verdict.rows(draft), self._open, strict=True):
             if open_ and row is not None:
                 row.add(tokens)

@@ -149,7 +149,7 @@ class TokenRecycling(Grower, Apart):
             trie.weights[node] = chance
         return trie
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         count = min(draft.size + 1, _ROWS)
         values, ids = largest(scores.leading(count), min(self.successors, scores.vocabulary))
         parts = (ids, values.float(), draft.tokens, draft.live, verdict.path)

@@ -89,8 +89,8 @@ class Grower(ABC):
         """Are these all it proposes? A kind of it may propose otherwise."""
         return type(self).propose is Grower.propose
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
-        return planted(self.tries(room.tolist()), dice.device)
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
+        return planted(self.tries(room.tolist()), rng.device)
 
 
 def planted(tries: Sequence[Trie], device: torch.device) -> Draft:

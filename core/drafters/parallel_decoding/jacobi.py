@@ -1,13 +1,13 @@
 """Jacobi decoding: a window of guesses for the next positions, renewed by every pass until they settle.
 
-Fillers start a position off; each pass gives the laws after all guesses, from which the window is renewed. `greedy`
-takes the likeliest tokens as fixed guesses (Santilli et al., "Accelerating transformer inference for translation via
-parallel decoding", arXiv 2305.10427); `redraw` draws them and verifies them by the laws they were drawn from
-(speculative Jacobi decoding, arXiv 2410.01699); `couple` keeps the old draw where a maximal coupling of old and new
-law allows it (arXiv 2510.24211), so that guesses survive; `gumbel` draws with noise that belongs to the position, the
-other coupling of that paper. All are exact. Ours runs whole batches, row by row ragged. Where tokens stand in rows of
-so many `columns`, a new position may begin as its neighbour on the `left` or `above` (also arXiv 2410.01699).
-"""
+Fillers start a position off; each pass gives the distributions after all guesses, from which the window is renewed.
+`greedy` takes the likeliest tokens as fixed guesses (Santilli et al., "Accelerating transformer inference for
+translation via parallel decoding", arXiv 2305.10427); `redraw` draws them and verifies them by the distributions they
+were drawn from (speculative Jacobi decoding, arXiv 2410.01699); `couple` keeps the old draw where a maximal coupling of
+old and new distribution allows it (arXiv 2510.24211), so that guesses survive; `gumbel` draws with noise that belongs
+to the position, the other coupling of that paper. All are exact. Ours runs whole batches, row by row ragged. Where
+tokens stand in rows of so many `columns`, a new position may begin as its neighbour on the `left` or `above` (also
+arXiv 2410.01699)."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Jacobi:
             both[:, place] = torch.where(known[:, slot], both[:, place], taken)
         return both[:, self.columns :]
 
-    def _fill(self, last: Tensor, vocabulary: Tensor | int, dice: CounterRNG) -> Tensor:
+    def _fill(self, last: Tensor, vocabulary: Tensor | int, rng: CounterRNG) -> Tensor:
         """Fillers [B, W]."""
         shape = (len(last), self.window)
         if self.filler == "copy":
@@ -90,49 +90,51 @@ class Jacobi:
         if self.filler == "pad":
             return torch.full(shape, self.pad, device=last.device)
         slots = torch.arange(self.window, device=last.device).expand(shape)
-        return (dice.uniform(Purpose.DRAW, slots) * vocabulary).long()
+        return (rng.uniform(Purpose.DRAW, slots) * vocabulary).long()
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
-        dice.reserve(self.window + 1)
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
+        rng.reserve(self.window + 1)
         size = max(min(self.window, int(room.max())), 0)
-        slots = torch.arange(size, device=dice.device)
-        live = slots < upload(room, dice.device)[:, None]
-        tree = Tree.chain(size, dice.device)
+        slots = torch.arange(size, device=rng.device)
+        live = slots < upload(room, rng.device)[:, None]
+        tree = Tree.chain(size, rng.device)
         if self._draft is None:
-            last = upload(self._last, dice.device)
-            none = torch.zeros(len(room), self.window, dtype=torch.long, device=dice.device)
+            last = upload(self._last, rng.device)
+            none = torch.zeros(len(room), self.window, dtype=torch.long, device=rng.device)
             ids = last[:, None] + 1  # no more is known yet of which ids there are
-            tokens = self._filled(none.bool(), none, last, ids, dice)
+            tokens = self._filled(none.bool(), none, last, ids, rng)
             return Draft.guess(tokens[:, :size], tree, live)
         source = None if self._draft.source is None else self._draft.source[:, :size]
         return replace(self._draft, tokens=self._draft.tokens[:, :size], tree=tree, live=live, source=source)
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         rows, device = draft.rows, draft.tokens.device
         slots = torch.arange(self.window, device=device).expand(rows, -1)
         after = verdict.accepted[:, None] + 1 + slots  # the row that foretells each slot of the next window
         known = after <= draft.size
-        laws = scores.laws(after.clamp(max=draft.size))  # [B, W, S]
+        distributions = scores.distributions(after.clamp(max=draft.size))  # [B, W, S]
         if self._spatial:
             self._move(verdict.rows(draft))
         if self.renew == "greedy":
-            best = self._filled(known, laws.name(argmax(laws.probs)), verdict.token, scores.vocabulary, dice)
+            best = self._filled(
+                known, distributions.name(argmax(distributions.probs)), verdict.token, scores.vocabulary, rng
+            )
             self._draft = Draft.guess(best, Tree.chain(self.window, device), known)
             return
         if self.renew == "gumbel":
-            tokens = dice.race(laws, scores.position(after.clamp(max=draft.size)), known)
-        elif self.renew == "couple" and draft.laws is not None and draft.size:
-            if small_batch.walks(dice, laws, draft.laws):
-                tokens = small_batch.coupled(draft, laws, after, known, dice)
+            tokens = rng.gumbel_argmax(distributions, scores.position(after.clamp(max=draft.size)), known)
+        elif self.renew == "couple" and draft.distributions is not None and draft.size:
+            if small_batch.walks(rng, distributions, draft.distributions):
+                tokens = small_batch.coupled(draft, distributions, after, known, rng)
             else:
-                tokens = self._couple(draft, laws, after, known, dice)
+                tokens = self._couple(draft, distributions, after, known, rng)
         else:
-            tokens = dice.pick(laws, slots, Purpose.REDRAW, known)
+            tokens = rng.sample(distributions, slots, Purpose.REDRAW, known)
         self._draft = Draft(
-            self._filled(known, tokens, verdict.token, scores.vocabulary, dice),
+            self._filled(known, tokens, verdict.token, scores.vocabulary, rng),
             Tree.chain(self.window, device),
             known,
-            laws=laws,
+            distributions=distributions,
             source=torch.where(known, slots, -1),
         )
 
@@ -142,33 +144,33 @@ class Jacobi:
             self._latest[row] = [*self._latest[row], *tokens][-self.columns :]
             self._count[row] += len(tokens)
 
-    def _filled(
-        self, known: Tensor, tokens: Tensor, last: Tensor, vocabulary: Tensor | int, dice: CounterRNG
-    ) -> Tensor:
+    def _filled(self, known: Tensor, tokens: Tensor, last: Tensor, vocabulary: Tensor | int, rng: CounterRNG) -> Tensor:
         """The window [B, W], tokens where they are known."""
         if self._spatial:
             return self._beside(known, tokens)
-        return torch.where(known, tokens, self._fill(last, vocabulary, dice))
+        return torch.where(known, tokens, self._fill(last, vocabulary, rng))
 
-    def _couple(self, draft: Draft, new: Distribution, after: Tensor, known: Tensor, dice: CounterRNG) -> Tensor:
+    def _couple(self, draft: Draft, new: Distribution, after: Tensor, known: Tensor, rng: CounterRNG) -> Tensor:
         """Retain each old draw x with chance min(1, new(x) / old(x)), else draw from norm((new - old)+): the token is
-        distributed by the new law, and equals the old one as often as any coupling allows."""
-        assert draft.laws is not None
+        distributed by the new distribution, and equals the old one as often as any coupling allows."""
+        assert draft.distributions is not None
         node = after.clamp(max=draft.size - 1)
         token = draft.tokens.gather(1, node)
         had = (after < draft.size) & ~draft.fixed.gather(1, node)
         ids = token[..., None]
-        before = draft.laws.at_rows(node, ids)[..., 0].clamp(min=torch.finfo(new.probs.dtype).tiny)
+        before = draft.distributions.at_rows(node, ids)[..., 0].clamp(min=torch.finfo(new.probs.dtype).tiny)
         chance = (new.at(ids)[..., 0] / before).clamp(max=1) * had
         slots = torch.arange(self.window, device=token.device).expand_as(token)
-        retained = had & dice.accept(chance, slots, Purpose.RETAIN, had)
+        retained = had & rng.accept(chance, slots, Purpose.RETAIN, had)
         anew = known & ~retained
         at = _some(anew)
-        law = new.rows(at)
-        left = residual(law, draft.laws.rows(node.gather(1, at)).on(law))
+        distribution = new.rows(at)
+        left = residual(distribution, draft.distributions.rows(node.gather(1, at)).on(distribution))
         mine = had.gather(1, at)[..., None]
-        law = Distribution(torch.where(mine, left.probs, law.probs), law.tokens, law.vocabulary)
-        drawn = dice.pick(law, at, Purpose.REDRAW, anew.gather(1, at))
+        distribution = Distribution(
+            torch.where(mine, left.probs, distribution.probs), distribution.tokens, distribution.vocabulary
+        )
+        drawn = rng.sample(distribution, at, Purpose.REDRAW, anew.gather(1, at))
         return torch.where(anew, token.scatter(1, at, drawn), token)
 
     def end(self) -> None:

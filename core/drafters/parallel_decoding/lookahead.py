@@ -100,7 +100,7 @@ class Lookahead:
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         self._rows = [_Row(prompt, self.window, self.ngram, self.pool, sum(prompt)) for prompt in prompts]
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         """The comb comes first, so that it stands at the same nodes whatever is tried; where the end is too near for
         it, there is none."""
         left = room.tolist()
@@ -113,17 +113,17 @@ class Lookahead:
             for candidate in row.candidates(self.guesses, most):
                 trie.add(candidate)
             tries.append(trie)
-        draft = planted(tries, dice.device)
-        comb = torch.arange(draft.size, device=dice.device) < self.window * (self.ngram - 1)
-        return replace(draft, probe=comb & upload(self._combed, dice.device)[:, None], belief=None)
+        draft = planted(tries, rng.device)
+        comb = torch.arange(draft.size, device=rng.device) < self.window * (self.ngram - 1)
+        return replace(draft, probe=comb & upload(self._combed, rng.device)[:, None], belief=None)
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         tips: list[list[int]] = [[] for _ in self._rows]
         if any(self._combed):
             last = self.window * (self.ngram - 2) + 1  # the row behind the first tip
             rows = torch.arange(last, last + self.window, device=draft.tokens.device).expand(draft.rows, -1)
-            laws = scores.laws(rows)
-            tips = fetch(laws.name(argmax(laws.probs)))[0].tolist()
+            distributions = scores.distributions(rows)
+            tips = fetch(distributions.name(argmax(distributions.probs)))[0].tolist()
         for row, said, combed, emitted in zip(self._rows, tips, self._combed, verdict.rows(draft), strict=True):
             row.move(said if combed else [], emitted)
 

@@ -2,7 +2,7 @@
 
 Which ones is where the three methods differ: Draft & Verify (arXiv 2309.08168) has a fixed set, found beforehand by
 Bayesian optimisation; SWIFT (arXiv 2410.06916) searches on the running text; Draft on the Fly (arXiv 2410.01028) takes
-the sublayers that change least, measured on the prompt. Knows names of sublayers, laws and token ids.
+the sublayers that change least, measured on the prompt. Knows names of sublayers, distributions and token ids.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Skipping:
         self._views: dict[frozenset[str], View] = {}
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
-        self._lawmaker = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
+        self._pipeline = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
         self._prompts = prompts
         self.skip([frozenset()] * len(prompts))
         return Prefill()
@@ -64,12 +64,12 @@ class Skipping:
         if len(every) > 1:
             rows = torch.arange(draft.rows, device=self.device)
             logits = torch.stack([one.logits() for one in every])[self._which, rows]
-        return Scores(draft, self._lawmaker, every[0].lengths, logits, first=every[0].first)
+        return Scores(draft, self._pipeline, every[0].lengths, logits, first=every[0].first)
 
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
         for view in self._views.values():
             view.keep(draft, verdict, count)
-        self._lawmaker.commit(committed(draft, verdict, count))
+        self._pipeline.commit(committed(draft, verdict, count))
 
     def mark(self) -> object:
         return [view.mark() for view in self._views.values()]
@@ -120,16 +120,16 @@ class SelfDrafter:
         self._inner.begin(prefill, prompts, sampling)
         self._model.skip(self.chooser.begin(whole, self._model, prompts))
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         assert self._inner is not None
         sets = self.chooser.again((room >= 0).tolist())
         if sets is not None:
             self._model.skip(sets)
-        return self._inner.propose(room, dice)
+        return self._inner.propose(room, rng)
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         assert self._inner is not None
-        self._inner.observe(draft, scores, verdict, dice)
+        self._inner.observe(draft, scores, verdict, rng)
         self.chooser.learn(verdict.rows(draft))
 
     def end(self) -> None:
@@ -175,8 +175,8 @@ def draft_verify(
 ) -> SelfDrafter:
     """A fixed set of skipped sublayers: their names, or what `search` found, as it is or as the file it was saved to.
     Drafting stops where the view is unsure, by a bound that follows the acceptance towards `wanted`. Where the paper
-    looks at the probability of the token already drawn, ours looks at the law before the draw. `length` is the most
-    that is drafted: by default what `search` found best, else the paper's 12."""
+    looks at the probability of the token already drawn, ours looks at the distribution before the draw. `length` is the
+    most that is drafted: by default what `search` found best, else the paper's 12."""
     if isinstance(skip, Path) or (isinstance(skip, str) and skip.endswith(".json")):
         skip = Found.load(Path(skip))
     if isinstance(skip, str):

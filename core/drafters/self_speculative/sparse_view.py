@@ -5,8 +5,8 @@ fast and very accurate drafter: MagicDec (Sadhukhan et al., arXiv 2408.11049) ke
 (StreamingLLM's sinks and window); TriForce (Sun et al., arXiv 2404.11912) adds the chunks of the cache that the query
 attends to most. At short ones it is the weights that are read, and QSpec (Zhao et al., arXiv 2410.11305) has the same
 model draft in fewer bits. Ours are views over the target's cache, renewed from the target's own entries at every step,
-so that no error of a draft outlives it. Knows laws and token ids; what a view leaves out is the engine's affair.
-"""
+so that no error of a draft outlives it. Knows distributions and token ids; what a view leaves out is the engine's
+affair."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ class SparseView:
         self._inner = DraftModel(prefill.itself.view(**self.view), length=self.length, policy=self.policy)
         self._inner.begin(prefill, prompts, sampling)
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         assert self._inner is not None
-        draft = self._inner.propose(room, dice)
+        draft = self._inner.propose(room, rng)
         self.cache_bytes = max(self.cache_bytes, getattr(self._inner.model, "cache_bytes", 0))
         return draft
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         assert self._inner is not None
-        self._inner.observe(draft, scores, verdict, dice)
+        self._inner.observe(draft, scores, verdict, rng)
 
     def end(self) -> None:
         if self._inner is not None:

@@ -57,9 +57,9 @@ class AcceptanceChance(DraftHead):
             logits = model.words.logits(states)
             ids = model.words.vocabulary
             if self.temperature:
-                law = (batch.laws(batch.answer) / self.temperature).softmax(-1)
-                law = law if ids is None else law.index_select(-1, ids)
-                true = torch.minimum(law, (logits.float() / self.temperature).softmax(-1)).sum(-1).clamp(0, 1)
+                distribution = (batch.distributions(batch.answer) / self.temperature).softmax(-1)
+                distribution = distribution if ids is None else distribution.index_select(-1, ids)
+                true = torch.minimum(distribution, (logits.float() / self.temperature).softmax(-1)).sum(-1).clamp(0, 1)
             else:
                 best = logits.argmax(-1)
                 true = ((best if ids is None else ids[best]) == batch.labels()[batch.asked()]).float()

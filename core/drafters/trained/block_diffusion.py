@@ -24,7 +24,7 @@ from outrider.core.training.losses import Loss
 
 
 class Anchored(ParallelHeads):
-    """Pupils that guess behind some of a row's places at a time: `anchors` drawn anew for each batch."""
+    """Draft heads that guess behind some of a row's places at a time: `anchors` drawn anew for each batch."""
 
     anchors: int
 
@@ -77,7 +77,7 @@ class Anchored(ParallelHeads):
         counts = batch.answer[row, inside] & (ahead == inside) & batch.answer.gather(1, roots)[..., None]
         said = self._corrected(self.places(batch, roots), batch.tokens[row, inside])[counts]
         order = (batch.answer.flatten().cumsum(0) - 1).view_as(batch.answer)[row, inside][counts]
-        taught = batch.laws(batch.answer, self.words.vocabulary).index_select(0, order)
+        taught = batch.distributions(batch.answer, self.words.vocabulary).index_select(0, order)
         token = self.words.local(batch.labels()[row, inside][counts])
         place = torch.arange(self.wide, device=roots.device).expand_as(counts)[counts]
         logits = self.words.logits(said)

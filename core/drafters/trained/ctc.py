@@ -45,16 +45,16 @@ class CollapsedTree(TopKTree):
         self.chains, self.length = max(nodes // depth, 1), depth
         super().__init__(model, shape=parallel(self.chains, depth), sampling=sampling)
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
-        left = self._start(room, dice)
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
+        left = self._start(room, rng)
         longest = max(min(self.length, int(room.max())), 0)
         if not longest:
-            return Draft.empty(len(room), dice.device)
+            return Draft.empty(len(room), rng.device)
         follower: Any = self.model
         self.bytes_read += follower.weight_bytes
-        tokens, belief = follower.pupil.chains(follower.said(), self.chains, longest)  # [B, M, L], [B, M]
+        tokens, belief = follower.draft_head.chains(follower.said(), self.chains, longest)  # [B, M, L], [B, M]
         rows = len(room)
-        tree = Tree.of(self.parents[: longest * self.chains], dice.device)
+        tree = Tree.of(self.parents[: longest * self.chains], rng.device)
         same = (tokens[:, :, None] == tokens[:, None]).all(-1).tril(-1).any(-1)  # [B, M] an earlier chain says it too
         fits = (tokens >= 0) & ~same[..., None] & (torch.arange(longest, device=tokens.device) < left[:, None, None])
         live = fits.cumprod(-1).bool().transpose(1, 2).reshape(rows, -1)

@@ -1,9 +1,8 @@
-"""Drafters that were trained on their target: how a pupil's guesses become drafts.
+"""Drafters that were trained on their target: how a draft head's guesses become drafts.
 
-The pupil (heads, a feature-level decoder, a block drafter) is read like a small target of its own beside the big one
-(`outrider.core.drafters.trained.head_runner`). Chains, sampled trees and dynamic trees are then those of any draft
-model. Knows tokens, laws and shapes; nothing of how a pupil computes.
-"""
+The draft head (heads, a feature-level decoder, a block drafter) is read like a small target of its own beside the big
+one (`outrider.core.drafters.trained.head_runner`). Chains, sampled trees and dynamic trees are then those of any draft
+model. Knows tokens, distributions and shapes; nothing of how a draft head computes."""
 
 from __future__ import annotations
 
@@ -31,33 +30,33 @@ _TYPICAL = (0.5, 0.13, 0.07, 0.04, 0.03, 0.02, 0.015, 0.01)  # acceptance by pla
 
 
 class FixedChain(DraftModel):
-    """A chain of likeliest tokens, as fixed guesses; the policy sees the law of each."""
+    """A chain of likeliest tokens, as fixed guesses; the policy sees the distribution of each."""
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         longest = min(self.policy.longest, int(room.max()))
-        wanted = torch.minimum(self.policy.start(), self._start(room, dice))
-        draft = Draft.empty(len(room), dice.device)
+        wanted = torch.minimum(self.policy.start(), self._start(room, rng))
+        draft = Draft.empty(len(room), rng.device)
         tokens, belief, live = draft.tokens, draft.tokens.double(), draft.live
         going = wanted > 0
         for depth in range(longest):
             scores = self.score(draft, depth - 1 if depth else None)
-            law = scores.laws(torch.full_like(wanted, depth)[:, None])
+            distribution = scores.distributions(torch.full_like(wanted, depth)[:, None])
             if self._tap:
                 self.policy.see(scores.hidden[self._tap][:, -1])  # type: ignore[attr-defined]
-            going = going & (wanted > depth) & self.policy.more(law.column(0), depth)
-            if dice.device.type == "cpu" and not bool(going.any()):
+            going = going & (wanted > depth) & self.policy.more(distribution.column(0), depth)
+            if rng.device.type == "cpu" and not bool(going.any()):
                 break
-            ids, probs = law.column(0).top(1)
+            ids, probs = distribution.column(0).top(1)
             tokens, belief = torch.cat([tokens, ids], 1), torch.cat([belief, probs.double()], 1)
             live = torch.cat([live, going[:, None]], 1)
-            draft = Draft.guess(tokens, Tree.chain(depth + 1, dice.device), live, belief.cumprod(1))
+            draft = Draft.guess(tokens, Tree.chain(depth + 1, rng.device), live, belief.cumprod(1))
         self._drafted = draft.live.sum(1)
         return draft
 
 
 class ParallelTree(TopKTree):
-    """A tree of the likeliest tokens of laws that are all known at once: node after node the Cartesian product of
-    Medusa (arXiv 2401.10774), or with `nodes` those of the shape that are likeliest together."""
+    """A tree of the likeliest tokens of distributions that are all known at once: node after node the Cartesian product
+    of Medusa (arXiv 2401.10774), or with `nodes` those of the shape that are likeliest together."""
 
     def __init__(
         self, model: Any, *, shape: Sequence[int], sampling: Sampling | None, nodes: int | None = None
@@ -65,14 +64,14 @@ class ParallelTree(TopKTree):
         super().__init__(model, shape=shape, sampling=sampling)
         self.nodes = nodes
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
-        left = self._start(room, dice)
-        levels = self.levels(room, dice)
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
+        left = self._start(room, rng)
+        levels = self.levels(room, rng)
         if not levels:
-            return Draft.empty(len(room), dice.device)
+            return Draft.empty(len(room), rng.device)
         follower: Any = self.model
         self.bytes_read += follower.weight_bytes
-        tree = Tree.of(self.parents[: levels[-1][1]], dice.device)
+        tree = Tree.of(self.parents[: levels[-1][1]], rng.device)
         ids, probs = follower.upcoming().top(tree.width)  # [B, K, W]
         place = (tree.depths * tree.width + tree.ranks).expand(len(room), -1)
         tokens, single = ids.flatten(1).gather(1, place), probs.flatten(1).gather(1, place)
@@ -93,11 +92,12 @@ class Learned:
     tokens) as long as a policy says; a static "tree" of the likeliest tokens of a `shape`, or of the best shape of so
     many `nodes`; a "dynamic" tree of the `nodes` that are likeliest together, growing from the `width` best of each of
     `depth` levels as long as some are at least `least` likely; or a "sampled" tree of draws. Left out, it is what the
-    pupil's paper does. The policy "confident" ends a chain where the pupil itself sees a `risk` of rejection."""
+    draft head's paper does. The policy "confident" ends a chain where the draft head itself sees a `risk` of
+    rejection."""
 
     def __init__(
         self,
-        pupil: Any,
+        draft_head: Any,
         *,
         grow: str | None = None,
         length: int = 5,
@@ -111,33 +111,37 @@ class Learned:
         sampling: Sampling | None = None,
         risk: float = 0.6,
     ) -> None:
-        self.pupil = pupil
-        self.grow = pupil.grow if grow is None else grow
+        self.draft_head = draft_head
+        self.grow = draft_head.grow if grow is None else grow
         if self.grow not in GROWTHS:
             raise unknown("way to grow drafts", self.grow, GROWTHS)
         if min(length, nodes, width, depth) < 1:
             raise InvalidOption(f"length={length}, nodes={nodes}, width={width}, depth={depth}: each must be 1 or more")
-        most = pupil.depth or max(length, depth)
+        most = draft_head.depth or max(length, depth)
         if policy == "confident":
-            if not hasattr(pupil, "confident"):
-                raise InvalidOption(f"a {type(pupil).__name__} has no confidence of its own; take policy='confidence'")
-            policy = Risk(min(length, most), pupil.confident, risk, tap="states")
-        self.model: Any = getattr(pupil, "reader", HeadRunner)(pupil)
+            if not hasattr(draft_head, "confident"):
+                raise InvalidOption(
+                    f"a {type(draft_head).__name__} has no confidence of its own; take policy='confidence'"
+                )
+            policy = Risk(min(length, most), draft_head.confident, risk, tap="states")
+        self.model: Any = getattr(draft_head, "reader", HeadRunner)(draft_head)
         self.vocabulary: int | None = self.model.vocabulary
-        self.needs: frozenset[str] = frozenset(getattr(pupil, "reads", pupil.needs))
-        soft = sampling or Sampling()  # fixed guesses go by the pupil's own law, whatever the target's temperature is
+        self.needs: frozenset[str] = frozenset(getattr(draft_head, "reads", draft_head.needs))
+        soft = (
+            sampling or Sampling()
+        )  # fixed guesses go by the draft head's own distribution, whatever the target's temperature is
         self._fixed: Any
         self._drawn: Any = None
-        if grower := getattr(pupil, "grower", None):  # has a way of its own
+        if grower := getattr(draft_head, "grower", None):  # has a way of its own
             self._fixed = grower(self.model, nodes=nodes, depth=min(depth, most), sampling=soft)
         elif self.grow == "chain":
             longest = min(length, most)
-            if policy == "fixed" and not pupil.once:  # is a tree of one node a level, which may grow in one call
+            if policy == "fixed" and not draft_head.once:  # is a tree of one node a level, which may grow in one call
                 self._fixed = DynamicTree(self.model, nodes=longest, width=1, depth=longest, sampling=soft)
             else:
                 self._fixed = FixedChain(self.model, length=longest, policy=policy, sampling=soft)
             self._drawn = DraftModel(self.model, length=min(length, most), policy=policy, sampling=sampling)
-        elif self.grow == "dynamic" and not pupil.once:
+        elif self.grow == "dynamic" and not draft_head.once:
             deepest = min(depth, most)
             self._fixed = DynamicTree(self.model, nodes=nodes, width=width, depth=deepest, least=least, sampling=soft)
         elif self.grow == "dynamic":
@@ -145,7 +149,7 @@ class Learned:
             self._fixed = ParallelTree(self.model, shape=wide, sampling=soft, nodes=nodes)
         else:
             shape = best_shape(nodes, min(depth, most)) if shape is None else shallow(shape, most)
-            tree = ParallelTree if pupil.once else TopKTree
+            tree = ParallelTree if draft_head.once else TopKTree
             self._fixed = tree(self.model, shape=shape, sampling=soft)
             if self.grow == "sampled":
                 self._drawn = SampledTree(self.model, shape=shape, replacement=replacement, sampling=sampling)
@@ -161,15 +165,15 @@ class Learned:
         self.model.whole = prefill.itself
         self._inner.begin(prefill, prompts, sampling)
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
-        draft: Draft = self._inner.propose(room, dice)
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
+        draft: Draft = self._inner.propose(room, rng)
         if self.grow != "dynamic" and (carry := getattr(self.model, "carry", None)):  # nodes stand as they were read
             return replace(draft, carry=carry())
         return draft
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         self.model.listen(scores.hidden)
-        self._inner.observe(draft, scores, verdict, dice)
+        self._inner.observe(draft, scores, verdict, rng)
 
     def end(self) -> None:
         self._inner.end()

@@ -267,14 +267,14 @@ def shaped(config: Config, hidden: int, form: Mapping[str, Any] | None) -> Confi
     return replace(config, **fields)
 
 
-def said(pupil: Any, states: Iterator[Tensor], rounds: int) -> Iterator[Guess]:
-    """What a pupil says in each round of `unrolled`."""
+def said(draft_head: Any, states: Iterator[Tensor], rounds: int) -> Iterator[Guess]:
+    """What a draft head says in each round of `unrolled`."""
     for number, one in zip(range(rounds), states, strict=False):
-        yield Guess(pupil.logits(one), number + 1, pupil.fade**number, pupil.words.vocabulary)
+        yield Guess(draft_head.logits(one), number + 1, draft_head.fade**number, draft_head.words.vocabulary)
 
 
 def eagle2(
-    pupil: Any,
+    draft_head: Any,
     *,
     grow: str = "dynamic",
     length: int = 5,
@@ -288,7 +288,7 @@ def eagle2(
     """EAGLE's drafter grown as in EAGLE-2 (arXiv 2406.16858): each level goes on from the `width` nodes that are most
     probable as a path, and of all candidates the `nodes` most probable are kept, none less likely than `least`."""
     return Learned(
-        pupil,
+        draft_head,
         grow=grow,
         length=length,
         policy=policy,

@@ -2,7 +2,7 @@
 own says from there what the last layers would.
 
 The layers are the target's own, over its own cache; nothing of them is copied. Knows states and tokens, and the
-target's views; nothing of laws.
+target's views; nothing of distributions.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _PIECE = 512  # prompt tokens a pass
 
 
 class Early(HeadRunner):
-    """Reads tokens with the target's first layers, whose states the pupil reads: a token's own, not that of the token
-    before."""
+    """Reads tokens with the target's first layers, whose states the draft head reads: a token's own, not that of the
+    token before."""
 
     @torch.no_grad()
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
@@ -40,22 +40,22 @@ class Early(HeadRunner):
                 "this drafter leaves the target's layers early, and this target can't be seen without some of them; "
                 "take a model of Llama's or Qwen's family, or another drafter"
             )
-        self._lawmaker = reduced(sampling, prompts, self.vocabulary, self.device, self.pupil.words.vocabulary)
-        view: Any = self.whole.view(exit=self.pupil.exit)
+        self._pipeline = reduced(sampling, prompts, self.vocabulary, self.device, self.draft_head.words.vocabulary)
+        view: Any = self.whole.view(exit=self.draft_head.exit)
         view.mute = True
         view.begin(prompts, sampling)
         self.view = view
         layers = getattr(getattr(view, "network", None), "layers", ())
-        self.weight_bytes = self.pupil.pass_bytes + sum(layer.weight_bytes for layer in layers)
+        self.weight_bytes = self.draft_head.pass_bytes + sum(layer.weight_bytes for layer in layers)
         self.cache.begin(prompts)
-        if self.pupil.cached:
+        if self.draft_head.cached:
             features, longest = self._features(), max(map(len, prompts))
             for start in range(0, longest - 1, _PIECE):
                 stop = min(start + _PIECE, longest - 1)
                 ids, places = self.cache.chunk(start, stop)
-                self.pupil.open(features[:, start:stop], ids, self._sight(places, longest))
+                self.draft_head.open(features[:, start:stop], ids, self._sight(places, longest))
         self.cache.prefilled(prompts)
-        width = self.pupil.words.width
+        width = self.draft_head.words.width
         self._pending = torch.zeros(len(prompts), 1, width, dtype=self.dtype, device=self.device)
         self._states = self._pending[:, :0]
         return Prefill()
@@ -63,7 +63,7 @@ class Early(HeadRunner):
     def _left(self, draft: Draft, since: int | None) -> Tensor:
         """What leaves the layers for the root, or for the nodes from there on."""
         scores: Scores = self.view.score(draft, since)
-        return scores.hidden[self.pupil.tap].to(self.dtype)
+        return scores.hidden[self.draft_head.tap].to(self.dtype)
 
     def _open(self) -> None:
         root = (self.cache.rows.waiting - 1)[:, None, None].expand(-1, 1, self._pending.shape[2])
@@ -74,7 +74,7 @@ class Early(HeadRunner):
     def _extend(self, draft: Draft, since: int, level: int) -> None:
         left = self._left(draft, since)
         ids, places = self.cache.plan(draft, since)
-        grown = self._still("open", self.pupil.open, (left, ids), self._sight(places, furthest(self.cache, draft)))
+        grown = self._still("open", self.draft_head.open, (left, ids), self._sight(places, furthest(self.cache, draft)))
         self._states = torch.cat([self._states, grown], 1)
         self.cache.scored = draft.size
 
@@ -83,10 +83,10 @@ class Early(HeadRunner):
         """The states of what was accepted are known from the target's pass; that of the new root is read next."""
         before = self.cache.rows
         self.cache.scored = min(self.cache.scored, 0)
-        self._lawmaker.commit(self.cache.keep(draft, verdict, count))
+        self._pipeline.commit(self.cache.keep(draft, verdict, count))
         self.view.keep(draft, verdict, count)
         rows = F.pad(verdict.path + 1, (0, 1)).clamp(min=0)
-        if self.pupil.cached:
+        if self.draft_head.cached:
             heard = self._features()
             root = (before.waiting - 1)[:, None, None].expand(-1, 1, heard.shape[2])
             pending = self._pending.scatter(1, root, heard[:, :1])

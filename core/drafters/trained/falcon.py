@@ -2,7 +2,7 @@
 pass goes on from what was drafted.
 
 Falcon (arXiv 2412.12639), between EAGLE, whose head makes a pass for each token, and DFlash, whose block is all there
-is. Knows states and tokens, nothing of laws.
+is. Knows states and tokens, nothing of distributions.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ def residual(layers: nn.Module, x: Tensor) -> Tensor:
 
 
 def kept(words: Words) -> int:
-    """How a reduced vocabulary is written in a pupil's config: how many ids the file lists."""
+    """How a reduced vocabulary is written in a draft head's config: how many ids the file lists."""
     return 0 if words.vocabulary is None else len(words.vocabulary)
 
 

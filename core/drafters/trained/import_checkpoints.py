@@ -50,11 +50,11 @@ def read_foreign(folder: Path, target: Any) -> DraftHead:
     tensors = foreign_tensors(folder)
     kind = described.get("speculators_model_type")
     if "medusa_num_heads" in described or described.get("model_type") == "medusa":
-        pupil, weights = _medusa(described, tensors, target)
+        draft_head, weights = _medusa(described, tensors, target)
     elif kind == "eagle3" or (kind is None and "midlayer.hidden_norm.weight" in tensors):
-        pupil, weights = _eagle3(described, tensors, target)
+        draft_head, weights = _eagle3(described, tensors, target)
     elif kind == "eagle" or (kind is None and "fc.weight" in tensors and "layers.0.mlp.up_proj.weight" in tensors):
-        pupil, weights = _eagle(described, tensors, target)
+        draft_head, weights = _eagle(described, tensors, target)
     else:
         raise Incompatible(
             f"{folder} holds a drafter of the kind '{kind or described.get('model_type')}'; those read are Medusa, "
@@ -64,7 +64,7 @@ def read_foreign(folder: Path, target: Any) -> DraftHead:
         theirs, ours = tensors["embed_tokens.weight"], target.network.embedding
         if theirs.shape != ours.shape or not torch.allclose(theirs.float(), ours.cpu().float(), atol=2e-2):
             raise Incompatible(f"{folder} brings an embedding that is not this target's; it was made for another model")
-    own = pupil.state_dict()
+    own = draft_head.state_dict()
     wrong = [name for name in own if name not in weights or weights[name].shape != own[name].shape]
     if wrong:
         raise Incompatible(
@@ -74,7 +74,7 @@ def read_foreign(folder: Path, target: Any) -> DraftHead:
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(weights[name])
-    return pupil.eval()
+    return draft_head.eval()
 
 
 class _Take:
@@ -168,13 +168,13 @@ def _eagle(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target: 
     fuse, layer = ("fusion_fc", "transformer") if ours else ("fc", "layers.0")
     take.left.discard("lm_head.weight")  # the target's own
     normed = f"{layer}.input_layernorm.weight" in tensors
-    pupil = EagleHead(target, normed=normed, form=form, regress=0.0, noise=0.0)
+    draft_head = EagleHead(target, normed=normed, form=form, regress=0.0, noise=0.0)
     weights = _layer(take, layer, form) | {"fuse.weight": take(f"{fuse}.weight")}
     if normed:
         weights["block.attention_norm.weight"] = take(f"{layer}.input_layernorm.weight")
     weights["fuse.bias"] = take(f"{fuse}.bias") if f"{fuse}.bias" in tensors else torch.zeros(target.config.width)
     take.done()
-    return pupil, weights
+    return draft_head, weights
 
 
 def _eagle3(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target: Any) -> Made:
@@ -197,7 +197,7 @@ def _eagle3(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target:
     steady = bool(described.get("fc_norm", False))
     if steady != bool(described.get("norm_output", False)):
         raise Incompatible("this drafter norms only one of its taps and its output; ours norms both (steady) or none")
-    pupil = Eagle3Head(
+    draft_head = Eagle3Head(
         target,
         taps=taps,
         steady=steady,
@@ -214,10 +214,10 @@ def _eagle3(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target:
         "words.own.weight": take("lm_head.weight"),
     }
     weights |= {f"tap_norms.{i}.weight": take(f"fc_norm.{i}.weight") for i in range(len(taps) * steady)}
-    if pupil.words.vocabulary is not None:
+    if draft_head.words.vocabulary is not None:
         weights["words.vocabulary"] = vocabulary
     take.done()
-    return pupil, weights
+    return draft_head, weights
 
 
 def _tap(index: int, depth: int) -> str:
@@ -227,18 +227,18 @@ def _tap(index: int, depth: int) -> str:
     return "embedding" if index == 0 else f"layer.{index - 1}"
 
 
-def write_speculators(pupil: Eagle3Head, folder: Path, verifier: str, *, length: int = 5) -> None:
+def write_speculators(draft_head: Eagle3Head, folder: Path, verifier: str, *, length: int = 5) -> None:
     """An EAGLE-3 drafter of ours as a folder of the speculators format, for the target named `verifier` (a hub id or a
     folder). Its output rows are written out, in the order of their ids, as the format wants them."""
     from safetensors.torch import save_file
 
-    if "last" in pupil.taps:
+    if "last" in draft_head.taps:
         raise Incompatible("the format counts layers, and has no number for the normed last state; train on layers")
-    form, words = pupil.form, pupil.words
+    form, words = draft_head.form, draft_head.words
     known = torch.arange(words.known) if words.vocabulary is None else words.vocabulary.cpu()
     order = known.argsort()
     ids = known[order]
-    state = {name: one.detach().cpu() for name, one in pupil.state_dict().items()}
+    state = {name: one.detach().cpu() for name, one in draft_head.state_dict().items()}
     with torch.no_grad():
         rows = words.own.weight if words.own is not None else words.outputs()
     at = "layers.0"
@@ -252,12 +252,12 @@ def write_speculators(pupil: Eagle3Head, folder: Path, verifier: str, *, length:
         f"{at}.input_layernorm.weight": state["embedded.weight"],
         f"{at}.post_attention_layernorm.weight": state["block.mlp_norm.weight"],
     }
-    found |= layer_tensors(pupil.block, at, form)
-    found |= {f"fc_norm.{i}.weight": state[f"tap_norms.{i}.weight"] for i in range(len(pupil.tap_norms))}
+    found |= layer_tensors(draft_head.block, at, form)
+    found |= {f"fc_norm.{i}.weight": state[f"tap_norms.{i}.weight"] for i in range(len(draft_head.tap_norms))}
     folder.mkdir(parents=True, exist_ok=True)
     kept = {name: (one.bfloat16() if one.is_floating_point() else one).contiguous() for name, one in found.items()}
     save_file(kept, str(folder / "model.safetensors"))
-    described = _described(pupil, form, verifier, len(ids), length)
+    described = _described(draft_head, form, verifier, len(ids), length)
     (folder / "config.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
 
 
@@ -284,7 +284,7 @@ def layer_tensors(block: Any, at: str, form: Config) -> dict[str, Tensor]:
     return found
 
 
-def _described(pupil: Eagle3Head, form: Config, verifier: str, rows: int, length: int) -> dict[str, Any]:
+def _described(draft_head: Eagle3Head, form: Config, verifier: str, rows: int, length: int) -> dict[str, Any]:
     layer: dict[str, Any] = {
         "model_type": "llama",
         "vocab_size": form.vocabulary,
@@ -315,9 +315,9 @@ def _described(pupil: Eagle3Head, form: Config, verifier: str, rows: int, length
         },
         "transformer_layer_config": layer,
         "draft_vocab_size": rows,
-        "norm_before_residual": pupil.normed_residual,
+        "norm_before_residual": draft_head.normed_residual,
         "target_hidden_size": None,
-        "eagle_aux_hidden_state_layer_ids": [0 if tap == "embedding" else int(tap[6:]) + 1 for tap in pupil.taps],
-        "fc_norm": pupil.steady,
-        "norm_output": pupil.steady,
+        "eagle_aux_hidden_state_layer_ids": [0 if tap == "embedding" else int(tap[6:]) + 1 for tap in draft_head.taps],
+        "fc_norm": draft_head.steady,
+        "norm_output": draft_head.steady,
     }

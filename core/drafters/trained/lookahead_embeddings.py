@@ -2,7 +2,7 @@
 what the target says behind them are the next guesses.
 
 PaSS: Parallel Speculative Sampling (arXiv 2311.13581). Nothing of the target changes; a few embeddings are all that is
-learned. Knows trees, laws and the target's own layers, nothing of what a token means.
+learned. Knows trees, distributions and the target's own layers, nothing of what a token means.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class LookaheadEmbeddings(Anchored):
     """PaSS's look-ahead embeddings: number l stands l places behind the last token known, and the frozen target says
     behind it what comes another place on. Trained behind `anchors` drawn in each row: the row is read once, without a
     gradient, and the embeddings look at it and at those before them. In the paper they are inserted at one random place
-    of a text and learn its tokens; ours learn the target's laws, those of a reduced vocabulary if one is given (while
-    drafting the target speaks with all its words), and begin near the mean of its embeddings."""
+    of a text and learn its tokens; ours learn the target's distributions, those of a reduced vocabulary if one is given
+    (while drafting the target speaks with all its words), and begin near the mean of its embeddings."""
 
     first, needs = 2, frozenset[str]()
 
@@ -162,10 +162,10 @@ class PaSS:
     alone = True  # what it guesses is read off its own draft
 
     def __init__(
-        self, pupil: Any, *, length: int | None = None, shape: Sequence[int] | None = None, apart: bool = False
+        self, draft_head: Any, *, length: int | None = None, shape: Sequence[int] | None = None, apart: bool = False
     ) -> None:
-        self.embeddings: Tensor = pupil.embeddings.detach()
-        self.known: int = pupil.words.known
+        self.embeddings: Tensor = draft_head.embeddings.detach()
+        self.known: int = draft_head.words.known
         self.vocabulary: int | None = self.known
         most = len(self.embeddings)
         if length is not None and length < 1:
@@ -184,12 +184,16 @@ class PaSS:
                 "our own decoder (Llama's or Qwen's family), or another drafter"
             )
         self._draws = self.drawn and not sampling.greedy
-        self._law: Distribution | None = None  # [B, L, S] behind the look-ahead places where the last path ended
+        self._distribution: Distribution | None = (
+            None  # [B, L, S] behind the look-ahead places where the last path ended
+        )
         self._ahead = 0  # look-ahead places behind each node of this step's draft
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
-        most, law, device = int(room.max()), self._law, dice.device
-        shape = () if law is None or most < 1 else shallow(self.parents, min(law.probs.shape[1], most))
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
+        most, distribution, device = int(room.max()), self._distribution, rng.device
+        shape = (
+            () if distribution is None or most < 1 else shallow(self.parents, min(distribution.probs.shape[1], most))
+        )
         looks = not (self.apart and shape)
         self._guesses, self._ahead = len(shape), max(min(self.depth, most - 1), 0) if looks else 0
         tree = Tree.of(grown(shape, self._ahead), device)
@@ -200,22 +204,26 @@ class PaSS:
         fits = tree.depths + probe < upload(room, device)[:, None]  # what is said behind a probe needs room as well
         tokens = torch.where(probe, place % max(self._ahead, 1) + self.known, 0).repeat(len(room), 1)
         draft = Draft.guess(tokens, tree, fits)
-        if law is not None and shape:
-            draft = self._draw(draft, law, dice) if self._draws else self._choose(draft, law, Tree.of(shape, device))
+        if distribution is not None and shape:
+            draft = (
+                self._draw(draft, distribution, rng)
+                if self._draws
+                else self._choose(draft, distribution, Tree.of(shape, device))
+            )
         return replace(draft, probe=probe.expand(len(room), -1), embeddings=self.embeddings)
 
-    def _draw(self, draft: Draft, law: Distribution, dice: CounterRNG) -> Draft:
-        """The chain's tokens, each drawn from its own law."""
-        dice.reserve(self._guesses)
+    def _draw(self, draft: Draft, distribution: Distribution, rng: CounterRNG) -> Draft:
+        """The chain's tokens, each drawn from its own distribution."""
+        rng.reserve(self._guesses)
         tokens, source = draft.tokens.clone(), torch.full_like(draft.tokens, -1)
         for node in range(self._guesses):
-            tokens[:, node] = dice.pick(law.column(node), node, Purpose.DRAW, draft.live[:, node])
+            tokens[:, node] = rng.sample(distribution.column(node), node, Purpose.DRAW, draft.live[:, node])
             source[:, node] = node
-        return replace(draft, tokens=tokens, laws=law, source=source, mixed=True)
+        return replace(draft, tokens=tokens, distributions=distribution, source=source, mixed=True)
 
-    def _choose(self, draft: Draft, law: Distribution, tree: Tree) -> Draft:
+    def _choose(self, draft: Draft, distribution: Distribution, tree: Tree) -> Draft:
         """The tree's tokens: the likeliest of each place, as many as are siblings there."""
-        ids, probs = law.top(tree.width)  # [B, L, W]
+        ids, probs = distribution.top(tree.width)  # [B, L, W]
         at = (tree.depths * tree.width + tree.ranks).expand(draft.rows, -1)
         found, single = ids.flatten(1).gather(1, at), probs.flatten(1).gather(1, at).double()
         value = (tree.ancestors.double() @ single.clamp(min=1e-30).log()[..., None])[..., 0].exp()
@@ -224,17 +232,17 @@ class PaSS:
         tokens = torch.cat([found.clamp(min=0), draft.tokens[:, tree.size :]], 1)
         return replace(draft, tokens=tokens, live=live, belief=F.pad(value, (0, rest)))
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         """What the target said behind the look-ahead places where the accepted path ended."""
-        self._law = None
+        self._distribution = None
         if not self._ahead:
             return
         last = verdict.path.gather(1, (verdict.accepted - 1).clamp(min=0)[:, None])[:, 0]
         ended = torch.where(verdict.accepted > 0, last + 1, 0)  # 0 is the root
         rows = 1 + self._guesses + ended[:, None] * self._ahead
         rows = rows + torch.arange(self._ahead, device=rows.device)
-        # fixed guesses go by the target's own law, whatever the temperature is
-        self._law = scores.laws(rows) if self._draws else to_law(scores.logits(rows), Sampling())
+        # fixed guesses go by the target's own distribution, whatever the temperature is
+        self._distribution = scores.distributions(rows) if self._draws else to_law(scores.logits(rows), Sampling())
 
     def end(self) -> None:
-        self._law = None
+        self._distribution = None

@@ -25,8 +25,8 @@ from outrider.core.training.draft_head import Batch, DraftHead, Guess
 
 
 class ParallelHeads(DraftHead):
-    """What pupils that guess at once have in common. `trunk` gives states [B, T, D], `every` turns those of some places
-    [N, D] into states of the next K, [N, K, D]; guess 1 is about the token `first` places on."""
+    """What draft heads that guess at once have in common. `trunk` gives states [B, T, D], `every` turns those of some
+    places [N, D] into states of the next K, [N, K, D]; guess 1 is about the token `first` places on."""
 
     once, cached, grow, first = True, 0, "tree", 2
     taps: tuple[str, ...] = ("last",)

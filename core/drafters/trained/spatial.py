@@ -4,7 +4,7 @@ below, from the target's state behind the token that stands above the place it g
 Hawk (speculative decoding of images with predictions along both axes, arXiv 2510.25739) and spatially speculative
 decoding (arXiv 2606.20543) guess rightwards and downwards with separate heads, keep what was foretold for the row below
 until the raster comes there, and put both into one pool of candidates. Ours keep the states instead, and one head reads
-both, so that every place has one law: chains, sampled and static trees are then those of any heads.
+both, so that every place has one distribution: chains, sampled and static trees are then those of any heads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Above(HeadRunner):
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
         found = super().begin(prompts, sampling, needs)
         features = self._features()  # [B, L - 1, D] behind every token but the last
-        nothing = features.new_zeros(len(prompts), self.pupil.columns, features.shape[2])
+        nothing = features.new_zeros(len(prompts), self.draft_head.columns, features.shape[2])
         self._latest, self._known = nothing, torch.zeros(len(prompts), dtype=torch.long, device=self.device)
         self._append(features, torch.tensor([len(one) - 1 for one in prompts], device=self.device))
         return found
@@ -41,7 +41,7 @@ class Above(HeadRunner):
     def _append(self, states: Tensor, count: Tensor) -> None:
         """The first `count` [B] of states [B, T, D] follow; where a row is not full yet, its first state stands for
         those before it."""
-        columns = self.pupil.columns
+        columns = self.draft_head.columns
         self._known = self._known + count
         place = torch.arange(columns, device=self.device)
         place = torch.maximum(place, columns - self._known.clamp(min=1)[:, None]) + count[:, None]
@@ -50,7 +50,7 @@ class Above(HeadRunner):
 
     def _open(self) -> None:
         super()._open()
-        self._states = self.pupil.beside(self._states[:, 0], self._latest)
+        self._states = self.draft_head.beside(self._states[:, 0], self._latest)
 
     @torch.no_grad()
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:

@@ -1,12 +1,11 @@
 """Frames of several codebooks as a target of tokens: a frame is K consecutive tokens in the order of depth.
 
 A model of frames reads whole frames and has a state behind each; from a state and the codes of the frame so far, the
-next book's law is said, by a small decoder along depth, or, where the books of a frame are independent given the past,
-by a head for each. A draft's tree of tokens becomes a tree of the frames that its paths complete, which the model reads
-in one pass; the frame under way is held here. As long as no row has completed a frame since, and no draft completes
-one, the state is known, so that books within a frame cost no pass of the model. Tokens are told apart by book (book k's
-codes are the ids from k V on), conditions by the ids behind all of them. Knows nothing of sound.
-"""
+next book's distribution is said, by a small decoder along depth, or, where the books of a frame are independent given
+the past, by a head for each. A draft's tree of tokens becomes a tree of the frames that its paths complete, which the
+model reads in one pass; the frame under way is held here. As long as no row has completed a frame since, and no draft
+completes one, the state is known, so that books within a frame cost no pass of the model. Tokens are told apart by book
+(book k's codes are the ids from k V on), conditions by the ids behind all of them. Knows nothing of sound."""
 
 from __future__ import annotations
 
@@ -76,7 +75,7 @@ class FrameTarget:
         if needs:
             raise InvalidOption(f"frames have no states of single tokens, and {', '.join(sorted(needs))} was asked for")
         self.store.codes = self.store.codes[:0]
-        self._lawmaker = LogitsPipeline(sampling, [[0]] * len(prompts), self.vocabulary, self.device)
+        self._pipeline = LogitsPipeline(sampling, [[0]] * len(prompts), self.vocabulary, self.device)
         self._lengths = torch.tensor([len(one) for one in prompts], device=self.device)
         given, parts = [], []
         for one in prompts:
@@ -175,7 +174,7 @@ class FrameTarget:
             found[torch.arange(len(said), device=self.device), count.flatten()] = said
             return found.view(*rows.shape, self.vocabulary)
 
-        return Scores(draft, self._lawmaker, self._lengths, logits, None, first)
+        return Scores(draft, self._pipeline, self._lengths, logits, None, first)
 
     def _drop(self) -> None:
         """Frames of an earlier draft are no part of what is scored or kept next."""
@@ -186,7 +185,7 @@ class FrameTarget:
     @torch.no_grad()
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
         tokens = committed(draft, verdict, count)
-        self._lawmaker.commit(tokens)
+        self._pipeline.commit(tokens)
         self._lengths = self._lengths + count
         read, self._read = self._read, None  # the scratch is good for one keep
         plan = read
@@ -240,7 +239,7 @@ class FrameTarget:
     def mark(self) -> object:
         return (
             self.inner.mark(),
-            copy.copy(self._lawmaker),
+            copy.copy(self._pipeline),
             self._lengths,
             self._part,
             self._held,
@@ -251,7 +250,7 @@ class FrameTarget:
     def rewind(self, mark: object) -> None:
         assert isinstance(mark, tuple)
         self.inner.rewind(mark[0])
-        self._lawmaker = copy.copy(mark[1])
+        self._pipeline = copy.copy(mark[1])
         here = mark[2] is self._lengths  # nothing was kept since: the states behind the rows are what they were
         self._lengths, self._part, self._held = mark[2:5]
         if not here:

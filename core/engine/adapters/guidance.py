@@ -1,12 +1,11 @@
 """Guidance as a target: two streams, one with what was asked for and one without, scored as one batch.
 
-Classifier-free guidance (arXiv 2207.12598) on logits: u + g (c - u), from which laws are then made as from any logits;
-so p in every rule, and q of a draft model that is guided alike, is the guided law. Both streams read the same tokens
-and are cut back together. What was asked for stands before each row's prompt in the target alone: the loop, drafters
-and rules see tokens of the output only. Hidden states are combined as logits are: what an output layer without a
-bias says of the combined last state is then the guided law. Knows two streams of logits, nothing of pictures or
-sound.
-"""
+Classifier-free guidance (arXiv 2207.12598) on logits: u + g (c - u), from which distributions are then made as from any
+logits; so p in every rule, and q of a draft model that is guided alike, is the guided distribution. Both streams read
+the same tokens and are cut back together. What was asked for stands before each row's prompt in the target alone: the
+loop, drafters and rules see tokens of the output only. Hidden states are combined as logits are: what an output layer
+without a bias says of the combined last state is then the guided distribution. Knows two streams of logits, nothing of
+pictures or sound."""
 
 from __future__ import annotations
 
@@ -68,7 +67,7 @@ class Guided:
         before = [len(one) - self._instead for some in wanted for one in some]
         self._rows, self._before = len(prompts), torch.tensor(before, device=self.device)
         self._prompted = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
-        self._lawmaker = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
+        self._pipeline = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
         hidden = self.inner.begin(given, Sampling(), needs).hidden
         longest = max(map(len, prompts)) - 1
         return Prefill({tap: self._combined(self._own(states, longest)) for tap, states in hidden.items()})
@@ -90,7 +89,7 @@ class Guided:
             return self._slots.only(said, scores.position(rows) - self._prompted[:, None])
 
         hidden = {tap: self._combined(states) for tap, states in found.hidden.items()}
-        scores = Scores(draft, self._lawmaker, lengths, logits, hidden, found.first)
+        scores = Scores(draft, self._pipeline, lengths, logits, hidden, found.first)
         return scores
 
     def _combined(self, both: Tensor) -> Tensor:
@@ -114,22 +113,22 @@ class Guided:
         )
 
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
-        self._lawmaker.commit(committed(draft, verdict, count))
+        self._pipeline.commit(committed(draft, verdict, count))
         if self.streams == 2:
             parts = ("path", "accepted", "token", "resampled", "tried", "chance", "p", "q")
             doubled = {name: _double(getattr(verdict, name)) for name in parts}
             host = None if verdict.host is None else [*verdict.host, *verdict.host]
-            verdict = replace(verdict, **doubled, price=None, relaxed=None, host=host)
+            verdict = replace(verdict, **doubled, total_variation=None, relaxed=None, host=host)
             count = _double(count)
         self.inner.keep(self._twice(draft), verdict, count)
 
     def mark(self) -> object:
-        return self.inner.mark(), copy.copy(self._lawmaker)
+        return self.inner.mark(), copy.copy(self._pipeline)
 
     def rewind(self, mark: object) -> None:
         assert isinstance(mark, tuple)
         self.inner.rewind(mark[0])
-        self._lawmaker = copy.copy(mark[1])
+        self._pipeline = copy.copy(mark[1])
 
     def end(self) -> None:
         self.inner.end()

@@ -55,7 +55,7 @@ class Mark:
     """A place to rewind to."""
 
     rows: Rows
-    lawmaker: LogitsPipeline
+    pipeline: LogitsPipeline
 
 
 class TransformersTarget:
@@ -146,7 +146,7 @@ class TransformersTarget:
                 f"a prompt has {longest} tokens and the model's context is {self.context}; shorten the prompt"
             )
         self._needs = needs
-        self._lawmaker = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
+        self._pipeline = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
         self._cache = self._fresh()
         found: dict[str, list[Tensor]] = {tap: [] for tap in needs}
         ids = waiting(prompts, self.device).pending
@@ -186,13 +186,13 @@ class TransformersTarget:
         self._scored = draft.size
         rest = {tap: behind(states, rows, draft, first, since) for tap, states in hidden.items()}
         logits = behind(logits, rows, draft, first, since)
-        return Scores(draft, self._lawmaker, rows.committed, logits, rest, first)
+        return Scores(draft, self._pipeline, rows.committed, logits, rest, first)
 
     @torch.no_grad()
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
         rows, scored = self._rows, self._scored
         self._rows, tokens, kept = advance(rows, scored, draft, verdict, count, True)
-        self._lawmaker.commit(tokens)
+        self._pipeline.commit(tokens)
         self._scored = -1
         if scored < 0:
             return
@@ -215,12 +215,12 @@ class TransformersTarget:
             layer.values = layer.values.gather(2, index.expand(-1, -1, -1, layer.values.shape[3]))
 
     def mark(self) -> object:
-        return Mark(self._rows, copy.copy(self._lawmaker))
+        return Mark(self._rows, copy.copy(self._pipeline))
 
     def rewind(self, mark: object) -> None:
         assert isinstance(mark, Mark)
         read = mark.rows is self._rows and self._scored >= 0  # what waited stays read
-        self._rows, self._lawmaker, self._scored = mark.rows, copy.copy(mark.lawmaker), 0 if read else -1
+        self._rows, self._pipeline, self._scored = mark.rows, copy.copy(mark.pipeline), 0 if read else -1
         self._cut(max(mark.rows.host) + (mark.rows.pending.shape[1] if read else 0))
 
     def _cut(self, columns: int) -> None:

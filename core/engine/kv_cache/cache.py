@@ -2,9 +2,8 @@
 
 A row's committed tokens are its entries in the store and, behind them, the tokens waiting to be read: always at least
 the last one, the root. A pass writes those and the draft's nodes into the slots behind the entries; what is kept moves
-forward and becomes entries, the rest is written over. Knows nothing of weights, laws or rules. Where the lengths are
-only known on a device, the host works with bounds on them and does not look.
-"""
+forward and becomes entries, the rest is written over. Knows nothing of weights, distributions or rules. Where the
+lengths are only known on a device, the host works with bounds on them and does not look."""
 
 from __future__ import annotations
 

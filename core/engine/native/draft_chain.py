@@ -24,7 +24,7 @@ _TILE = 16  # rows of a matrix
 class _Drawing(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("embedding", "told", "norm", "head", "numbers", "waiting")),
-        *((name, c_void_p) for name in ("tokens", "laws", "logits", "state", "mask", "work")),
+        *((name, c_void_p) for name in ("tokens", "distributions", "logits", "state", "mask", "work")),
         *((name, c_int64) for name in ("entries", "places")),
         *((name, c_int32) for name in ("wait", "behind", "steps", "vocabulary")),
         ("temperature", c_float),
@@ -50,8 +50,9 @@ class Chains:
         temperature: float,
     ) -> tuple[Tensor, Tensor | None]:
         """Read the tokens that wait [P], behind so many, into the store of one row; draw the next by the first of the
-        numbers, read it, and so on: `steps` tokens [steps], all but the last of them read, and the laws [steps, V] they
-        were drawn from. Without numbers each is the likeliest. `told` [T, D] is added to what is read, by position."""
+        numbers, read it, and so on: `steps` tokens [steps], all but the last of them read, and the distributions
+        [steps, V] they were drawn from. Without numbers each is the likeliest. `told` [T, D] is added to what is read,
+        by position."""
         code = native.library()
         assert code is not None
         width, rows, wait, threads = (
@@ -62,7 +63,7 @@ class Chains:
         )
         columns, head = behind + wait + steps, ctypes.addressof(self._head.matrix)
         tokens, floats = torch.empty(steps, dtype=torch.long), torch.empty(wait * width + rows)
-        laws = None if numbers is None else torch.empty(steps, self._words)
+        distributions = None if numbers is None else torch.empty(steps, self._words)
         state, mask = torch.empty(width, dtype=torch.bfloat16), torch.empty(wait * columns, dtype=torch.bool)
         by = None if numbers is None else np.ascontiguousarray(numbers, np.float64)
         waiting, told = waiting.contiguous(), None if told is None else told.contiguous()
@@ -73,12 +74,12 @@ class Chains:
         drawing = _Drawing(
             *(native.at(part) for part in (self._embedding, told, self._norm)),
             *(head, None if by is None else by.ctypes.data),
-            *(native.at(part) for part in (waiting, tokens, laws, logits, state, mask)),
+            *(native.at(part) for part in (waiting, tokens, distributions, logits, state, mask)),
             *(space, len(self._embedding), 0 if told is None else len(told)),
             *(wait, behind, steps, self._words, temperature),
         )
         code.outrider_draw(*self._passes.addresses, ctypes.addressof(given), ctypes.addressof(drawing))
-        return tokens, laws
+        return tokens, distributions
 
 
 def _tiled(head: Linear) -> native.Tiled:

@@ -1,7 +1,7 @@
 """Trees that a trained layer grows beside its target, on a CPU with code for it: each in one call.
 
 Between a level's few products torch's calls would take longer than the products themselves. Knows states, tokens and
-addresses; nothing of drafts or laws.
+addresses; nothing of drafts or distributions.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Parts of a transformer that learn: norms, rotary attention with any mask, SwiGLU, a block of them.
 
 The same code trains (plain products and a softmax, which on a CPU run backward several times as fast as the fused
-kernel) and, once settled (see `words`), drafts with weights laid out for the machine. Knows nothing of drafts, laws or
-losses.
-"""
+kernel) and, once settled (see `words`), drafts with weights laid out for the machine. Knows nothing of drafts,
+distributions or losses."""
 
 from __future__ import annotations
 

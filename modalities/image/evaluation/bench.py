@@ -68,7 +68,7 @@ class Row:
     equivalents_per_token: float
     acceptance_rate: float
     relaxed: float  # share of codes that were accepted only because the rule is relaxed
-    price: float  # total variation a code, on average
+    total_variation: float  # total variation a code, on average
     identical: float  # share of pictures that are plain decoding's of the same seed
     surprise: float  # nats a code: what the guided target thinks of the pictures
     ink_surprise: float
@@ -198,7 +198,7 @@ def _row(
         equivalents_per_token=sum(step.cost for step in steps) / len(codes),
         acceptance_rate=sum(step.accepted for step in steps) / drafted if drafted else 0.0,
         relaxed=sum(step.sources.count("relaxed") for step in steps) / len(codes),
-        price=sum(sum(step.price) for step in steps) / len(codes),
+        total_variation=sum(sum(step.total_variation) for step in steps) / len(codes),
         identical=sum(one.tokens == other.tokens for one, other in zip(found, plain, strict=True)) / len(found),
         surprise=float(each.mean()),
         ink_surprise=float(each[ink].mean()) if bool(ink.any()) else 0.0,
@@ -218,7 +218,8 @@ def _seconds(one: Result) -> float:
 
 @torch.no_grad()
 def surprise(im: Drawing, found: Sequence[Result], style: str | None, guidance: float) -> torch.Tensor:
-    """-log of the guided target's law at each code of whole pictures, in one pass -> [B, N], at temperature 1."""
+    """-log of the guided target's distribution at each code of whole pictures, in one pass -> [B, N], at temperature
+    1."""
     asked = [im.read(one.prompt, style) for one in found]
     target = im.target(asked, guidance)
     codes = torch.tensor([one.tokens for one in found], device=target.device)
@@ -238,7 +239,7 @@ def to_json(rows: Sequence[Row], settings: Mapping[str, Any]) -> dict[str, Any]:
 
 _SHOWN = (  # measures of rows, their titles, and whether less is better
     ("surprise", "nats a code, for the target", True),
-    ("price", "total variation a code", True),
+    ("total_variation", "total variation a code", True),
     ("KID", "KID to real pictures", True),
     ("LPIPS", "LPIPS to plain decoding", True),
     ("top-5", "its name among the classifier's five", False),

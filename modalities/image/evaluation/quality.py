@@ -80,8 +80,8 @@ def usage(codes: Tensor, real: Tensor, size: int) -> dict[str, float]:
     p, q = (torch.bincount(one.flatten().cpu(), minlength=size).double() / one.numel() for one in (codes, real))
     middle = (p + q) / 2
 
-    def entropy(law: Tensor) -> Tensor:
-        return -torch.xlogy(law, law).sum()
+    def entropy(distribution: Tensor) -> Tensor:
+        return -torch.xlogy(distribution, distribution).sum()
 
     apart = entropy(middle) - (entropy(p) + entropy(q)) / 2
     return {"codes": float(entropy(p).exp()), "codes apart": float(apart)}

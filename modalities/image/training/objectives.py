@@ -271,7 +271,7 @@ class PlanTask:
 
 class ImitationObjective(nn.Module):
     """A small token model beside the large one that it is to draft for, both under the same guidance: what it loses is
-    the KL divergence of the guided laws, and what counts is how often its draws would be accepted."""
+    the KL divergence of the guided distributions, and what counts is how often its draws would be accepted."""
 
     def __init__(self, tokens: TokenModel, teacher: TokenModel) -> None:
         super().__init__()
@@ -279,12 +279,12 @@ class ImitationObjective(nn.Module):
         self._teacher = [teacher.eval().requires_grad_(False)]  # in a list: no part of this module
 
     def forward(self, asked: Tensor, free: Tensor, guidance: Tensor) -> Tensor:
-        wanted, said = self.laws(asked, free, guidance)
+        wanted, said = self.distributions(asked, free, guidance)
         return (wanted.exp() * (wanted - said)).sum(-1).mean()
 
-    def laws(self, asked: Tensor, free: Tensor, guidance: Tensor) -> tuple[Tensor, Tensor]:
-        """The logarithms of the guided laws of teacher and pupil at every code: rows [B, P + N] twice, with what was
-        asked for and without, and a strength [B] each -> [B, N, codes]."""
+    def distributions(self, asked: Tensor, free: Tensor, guidance: Tensor) -> tuple[Tensor, Tensor]:
+        """The logarithms of the guided distributions of teacher and draft head at every code: rows [B, P + N] twice,
+        with what was asked for and without, and a strength [B] each -> [B, N, codes]."""
         both = torch.cat([asked, free])
         with torch.no_grad():
             wanted = self._guided(self._teacher[0], both, guidance)
@@ -330,7 +330,7 @@ class ImitationTask:
         return self._drawn[1]
 
     def judge(self, model: nn.Module) -> dict[str, float]:
-        """How often a draw of the pupil's would be refused, on held-out pictures, under the usual guidance."""
+        """How often a draw of the draft head's would be refused, on held-out pictures, under the usual guidance."""
         assert isinstance(model, ImitationObjective)
         course, refused, lost, ink = self.course, [], [], []
         places = np.concatenate([course.held["held-out pairs"], course.held["held-out names"]])
@@ -339,7 +339,7 @@ class ImitationTask:
             ids = course.rows([course.named(int(one)) for one in part], code)
             free = torch.tensor(course.names.free, device=ids.device).expand(len(ids), -1)
             rows = torch.cat([free, ids[:, course.names.length :]], 1)
-            wanted, said = model.laws(ids, rows, torch.full((len(ids),), self.guidance, device=ids.device))
+            wanted, said = model.distributions(ids, rows, torch.full((len(ids),), self.guidance, device=ids.device))
             refused.append((wanted.exp() - said.exp()).abs().sum(-1) / 2)
             lost.append((wanted.exp() * (wanted - said)).sum(-1))
             ink.append(code != course.codec.white)

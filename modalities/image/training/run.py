@@ -90,10 +90,10 @@ class _Given:
     def file(self) -> Path:
         return self.out / f"{short(self.recipe.name)}.safetensors"
 
-    def begun(self, pupil: DraftHead) -> None:
+    def begun(self, draft_head: DraftHead) -> None:
         """Give it the weights that it is to begin from, if there are any."""
         if self.start is not None:
-            begin(pupil, self.start, self.say)
+            begin(draft_head, self.start, self.say)
 
     def keeps(self, part: str) -> Save:
         """Write a part of what learns as trained weights."""
@@ -218,8 +218,8 @@ def _teach(given: _Given, wanted: TrainingRequest, facts: dict[str, Any], say: C
     teacher = GuidedTeacher(network, tokens.names, GUIDANCE)
     course = TokensTask(given.pictures, codec, tokens.names, given.batch, wanted.seed, device)
     lessons = Lessons(teacher, course, JUDGED[device.type != "cpu"])
-    pupil = chosen.kind(decoder(network), **given.options).to(device)
-    given.begun(pupil)
+    draft_head = chosen.kind(decoder(network), **given.options).to(device)
+    given.begun(draft_head)
     length = 1 + course.length
     plan = Plan(
         minutes=wanted.minutes,
@@ -232,7 +232,9 @@ def _teach(given: _Given, wanted: TrainingRequest, facts: dict[str, Any], say: C
     )
     name = given.file.stem
     facts = {"target": MODEL, "guidance": GUIDANCE, **facts}
-    trainer = Trainer(teacher, {name: pupil}, lessons, lessons.held, plan, given.out, facts=facts, quiet=wanted.quiet)
+    trainer = Trainer(
+        teacher, {name: draft_head}, lessons, lessons.held, plan, given.out, facts=facts, quiet=wanted.quiet
+    )
     best = trainer.run().best
     say(f"{chosen.name}: {best.get(name, 0.0):.3f} codes a target call (simulated chains on held-out pictures)")
     return given.file

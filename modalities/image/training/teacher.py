@@ -1,7 +1,7 @@
 """The guided model as a teacher of heads and feature drafters, and pictures as its lessons.
 
-What a pupil reads are the combined states of both streams, and what it learns is the guided law: just what it meets
-when it drafts. Rows are a picture's codes alone; what each was asked for by, the teacher keeps to itself.
+What a draft head reads are the combined states of both streams, and what it learns is the guided distribution: just
+what it meets when it drafts. Rows are a picture's codes alone; what each was asked for by, the teacher keeps to itself.
 """
 
 from __future__ import annotations

@@ -106,12 +106,13 @@ class Speech:
         return Contender(setting.name, run, rule=setting.rule, lossless=rule.lossless)
 
 
-# ---- how open the laws are
+# ---- how open the distributions are
 
 
 @torch.no_grad()
 def entropy(sp: SpeechModel, found: Result, speed: float = 1.0) -> np.ndarray:
-    """Nats of the voice's own law (temperature 1, nothing cut off) at each token that was said, its end included."""
+    """Nats of the voice's own distribution (temperature 1, nothing cut off) at each token that was said, its end
+    included."""
     each = []
     rows = sorted({step.row for step in found.trace.steps})
     for row_, said in zip(rows, found.phonemes, strict=False):
@@ -238,7 +239,7 @@ def ladder(
 
 
 def teacher(threads: int = 1) -> Read:
-    """The voice that was learned from, reading what the pupil reads, piece by piece."""
+    """The voice that was learned from, reading what the draft head reads, piece by piece."""
     from outrider.speech.training.kokoro import Teacher
 
     made = Teacher(threads=threads)
@@ -247,8 +248,8 @@ def teacher(threads: int = 1) -> Read:
 
 def measured(found: Sequence[Heard], plain: Sequence[Heard], seed: int = 0) -> dict[str, dict[str, float]]:
     """Of each measure its value and 95 % interval, and how far it is from plain decoding's, drawn in pairs."""
-    dice = np.random.default_rng(seed)
-    drawn = dice.integers(len(found), size=(_DRAWS, len(found)))
+    rng = np.random.default_rng(seed)
+    drawn = rng.integers(len(found), size=(_DRAWS, len(found)))
     result = {}
     for name, parts in MEASURES.items():
         above, below = np.array([parts(one) for one in found], float).T
@@ -296,7 +297,7 @@ def report(
             "drafter": setting.drafter or PLAIN,
             "drafter_options": _plain(setting.drafter_options),
             "rule_options": _plain(setting.rule_options),
-            "price_per_token": total.price / max(total.tokens, 1),
+            "price_per_token": total.total_variation / max(total.tokens, 1),
             "relaxed_share": total.sources.get("relaxed", 0) / max(total.tokens, 1),
             "target_entropy": float(np.concatenate([np.zeros(0), *nats]).mean()) if nats else 0.0,
         }

@@ -1,9 +1,8 @@
 """Llasa: a Llama that goes on from a text with the codes of X-Codec2, one stream of 50 a second, each code a word of
 its vocabulary.
 
-The law is the model's own over all of its words; what it says that is no code is left out of the sound. Weights:
-HKUSTAudio/Llasa-1B, -3B and -8B, of which a smaller drafts for a larger, and HKUSTAudio/xcodec2-hf.
-"""
+The distribution is the model's own over all of its words; what it says that is no code is left out of the sound.
+Weights: HKUSTAudio/Llasa-1B, -3B and -8B, of which a smaller drafts for a larger, and HKUSTAudio/xcodec2-hf."""
 
 from __future__ import annotations
 

@@ -241,7 +241,8 @@ def _lossless(options: Options) -> bool:
 
 
 def drafters() -> list[str]:
-    """The drafters that work on sound without training: those that look at tokens and laws, and a smaller model's."""
+    """The drafters that work on sound without training: those that look at tokens and distributions, and a smaller
+    model's."""
     return [
         name
         for name, method in DRAFTERS.items()
@@ -265,8 +266,8 @@ FAMILY: Family[Published] = Family(
         "llama": ("llasa", "LlamaForCausalLM"),
     },
     refused={
-        "dia": "under guidance its class draws from the law of what was asked for, cut down to the codes that the "
-        "guided logits like best, where guidance here is a law of both streams; and where its first book ends, the "
+        "dia": "under guidance its class samples the conditional distribution cut to the top codes of the guided "
+        "logits, where guidance here mixes both streams into one distribution; and where its first codebook ends, the "
         "others are forced to end on a schedule counted from there",
         "vibevoice": "its head draws continuous numbers by diffusion; there are no tokens to accept",
         "speecht5": "it says spectrograms, not tokens",

@@ -1,9 +1,9 @@
 """MusicGen of transformers: a step is a column of codes, one of each book, each book a step behind the one above it.
 
-The books of a column are independent given what came before, so that a column's laws are all known from one pass. What
-the delay leaves open at both ends is filled with the code that stands for nothing. Guidance is as the class does it: a
-second stream that hears no text. Weights: facebook/musicgen-small, -medium and -large, which share their codes.
-"""
+The books of a column are independent given what came before, so that a column's distributions are all known from one
+pass. What the delay leaves open at both ends is filled with the code that stands for nothing. Guidance is as the class
+does it: a second stream that hears no text. Weights: facebook/musicgen-small, -medium and -large, which share their
+codes."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class VoiceTeacher:
 
     @property
     def target(self) -> Speaker:
-        """What pupils are made for: the decoder, of an utterance that says nothing."""
+        """What draft heads are made for: the decoder, of an utterance that says nothing."""
         return Speaker(self.network, self.voice.script([[0, 0]]))
 
     @torch.no_grad()

@@ -132,12 +132,12 @@ def _teach(
     learned = [lesson for lesson, one in zip(teacher.lessons, utterances, strict=True) if not one.held]
     held = [lesson for lesson, one in zip(teacher.lessons, utterances, strict=True) if one.held]
     name = short(chosen.name)
-    pupil = chosen.kind(teacher.target, **options)
+    draft_head = chosen.kind(teacher.target, **options)
     if wanted.start is not None:
-        begin(pupil, wanted.start, say)
+        begin(draft_head, wanted.start, say)
     trainer = Trainer(
         teacher,
-        {name: pupil},
+        {name: draft_head},
         lambda epoch, share: learned,
         held[: JUDGED[device.type != "cpu"]],
         Plan(

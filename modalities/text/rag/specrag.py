@@ -144,9 +144,9 @@ def subsets(vectors: Numbers, each: int, count: int, seed: int = 0) -> list[list
     _, nearest = clusters.index.search(vectors, 1)
     groups = [[int(one) for one in np.flatnonzero(nearest[:, 0] == label)] for label in range(each)]
     groups = [group for group in groups if group]
-    dice, found = random.Random(seed), list[list[int]]()
+    rng, found = random.Random(seed), list[list[int]]()
     for _ in range(20 * count):
-        part = [dice.choice(group) for group in groups]
+        part = [rng.choice(group) for group in groups]
         if part not in found:
             found.append(part)
         if len(found) == count:

@@ -1,5 +1,5 @@
 """`outrider train`: from nothing to weights. Fetches the target, has it write prompts and answer them where no data is
-given, trains the pupils of some recipes side by side, and writes weights with where they come from.
+given, trains the draft heads of some recipes side by side, and writes weights with where they come from.
 
 The parts are outrider.text.training.data, outrider.text.recipes and outrider.core.training.trainer; here they are put
 in order.
@@ -38,7 +38,7 @@ from outrider.text.training import data
 
 ENOUGH = 200_000  # tokens of answers with which nobody has to write more first
 LEARN = ("answers", "on-policy", "served")
-_LIVED, _LENGTH = 32, 96  # prompts an epoch, and tokens each, where pupils learn from what they do themselves
+_LIVED, _LENGTH = 32, 96  # prompts an epoch, and tokens each, where draft heads learn from what they do themselves
 _JUDGES = (24, 256)  # answers that validation goes through at most, on a CPU and elsewhere
 _VOCABULARY = 12288  # tokens that a reduced vocabulary keeps at least
 
@@ -113,12 +113,12 @@ def train(wanted: TrainingRequest, say: Callable[[str], None] = print) -> list[P
     vocabulary = _vocabulary(wanted, learned, target, out)
     torch.manual_seed(wanted.seed)
     chosen = {name: recipe(name) for name in wanted.recipes}
-    pupils = {name: one.make(target, vocabulary) for name, one in chosen.items()}
+    draft_heads = {name: one.make(target, vocabulary) for name, one in chosen.items()}
     for name, one in chosen.items():
         if one.watches is not None:
-            _watch(pupils[name], one.watches, pupils, lm.name, target)
+            _watch(draft_heads[name], one.watches, draft_heads, lm.name, target)
     for file in wanted.start:
-        begin(_whose(file, pupils), file, say)
+        begin(_whose(file, draft_heads), file, say)
     plan = Plan(
         minutes=max(wanted.minutes - spent, wanted.minutes / 2) if wanted.steps is None else wanted.minutes,
         steps=wanted.steps,
@@ -134,8 +134,8 @@ def train(wanted: TrainingRequest, say: Callable[[str], None] = print) -> list[P
     }
     trainer = Trainer(
         DecoderTeacher(target),
-        pupils,
-        _Source(lm, files, wanted, pupils),
+        draft_heads,
+        _Source(lm, files, wanted, draft_heads),
         held,
         plan,
         out,
@@ -151,34 +151,36 @@ def train(wanted: TrainingRequest, say: Callable[[str], None] = print) -> list[P
     return [out / f"{name}.safetensors" for name in progress.best]
 
 
-def _watch(pupil: DraftHead, drafter: str, pupils: Mapping[str, DraftHead], name: str, target: Decoder) -> None:
-    """Let a pupil see the one that it learns about: beside it, or trained before."""
-    model = pupils.get(drafter)
+def _watch(
+    draft_head: DraftHead, drafter: str, draft_heads: Mapping[str, DraftHead], name: str, target: Decoder
+) -> None:
+    """Let a draft head see the one that it learns about: beside it, or trained before."""
+    model = draft_heads.get(drafter)
     if model is None:
         path = find(name, drafter)
         if path is None:
             raise missing(name, drafter)
         model = load_weights(path, drafter, target).requires_grad_(False)
-    pupil.watch(model.to(target.device))  # type: ignore[operator]
+    draft_head.watch(model.to(target.device))  # type: ignore[operator]
 
 
-def _whose(file: Path, pupils: Mapping[str, DraftHead]) -> DraftHead:
-    """The pupil that a file of weights is of."""
+def _whose(file: Path, draft_heads: Mapping[str, DraftHead]) -> DraftHead:
+    """The draft head that a file of weights is of."""
     kind = about(file).get("architecture")
-    for pupil in pupils.values():
-        if type(pupil).__name__ == kind:
-            return pupil
-    raise Incompatible(f"{file.name} holds a {kind}, which none of {', '.join(pupils)} is")
+    for draft_head in draft_heads.values():
+        if type(draft_head).__name__ == kind:
+            return draft_head
+    raise Incompatible(f"{file.name} holds a {kind}, which none of {', '.join(draft_heads)} is")
 
 
 class _Source:
     """What each epoch learns: all answers there are by then, and in the first half of the time ordinary text too; or
-    what the pupils themselves do to the prompts."""
+    what the draft heads themselves do to the prompts."""
 
     def __init__(
-        self, lm: TextModel, files: Sequence[Path], wanted: TrainingRequest, pupils: Mapping[str, DraftHead]
+        self, lm: TextModel, files: Sequence[Path], wanted: TrainingRequest, draft_heads: Mapping[str, DraftHead]
     ) -> None:
-        self.lm, self.files, self.wanted, self.pupils = lm, files, wanted, pupils
+        self.lm, self.files, self.wanted, self.draft_heads = lm, files, wanted, draft_heads
         self._texts: list[Lesson] | None = None
 
     def __call__(self, epoch: int, share: float) -> Sequence[Lesson]:
@@ -198,16 +200,16 @@ class _Source:
         return [*answers, *(self._texts[start:] + self._texts[:start])[:count]]
 
     def _lived(self, epoch: int) -> list[Lesson]:
-        """On-policy: what a draft model writes by itself, to be judged by its teacher's laws. Served: the target's own
-        output, of which the places count where a draft was rejected, and the two behind each."""
+        """On-policy: what a draft model writes by itself, to be judged by its teacher's distributions. Served: the
+        target's own output, of which the places count where a draft was rejected, and the two behind each."""
         lessons = divided(_read(self.files))[0]
         prompts = [lessons[(epoch * _LIVED + n) % len(lessons)].prompt for n in range(min(_LIVED, len(lessons)))]
         seed = self.wanted.seed + epoch
         sampling = Sampling(temperature=self.wanted.temperature, end=self.lm.end)
         found: list[Lesson] = []
-        for name, pupil in self.pupils.items():
+        for name, draft_head in self.draft_heads.items():
             target = self.lm.target()
-            model = pupil.eval().drafts(target)
+            model = draft_head.eval().drafts(target)
             if self.wanted.learn == "on-policy":
                 if not isinstance(model, Decoder):
                     raise InvalidOption(f"{name} writes nothing by itself, so it can't learn on-policy; take 'served'")

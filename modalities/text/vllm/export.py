@@ -46,11 +46,11 @@ def export(model: str, drafter: str, folder: Path, *, weights: Path | None = Non
     target = lm.target()
     if not isinstance(target, Decoder):
         raise Incompatible(f"drafters are trained for targets on our own decoder, and {model} is none")
-    pupil = recipes.load(path, drafter, target).float()
-    if isinstance(pupil, MedusaHeads):
-        length = pupil.depth  # vLLM asks all heads
+    draft_head = recipes.load(path, drafter, target).float()
+    if isinstance(draft_head, MedusaHeads):
+        length = draft_head.depth  # vLLM asks all heads
     folder.mkdir(parents=True, exist_ok=True)
-    WRITERS[drafter](pupil, lm, folder, length)
+    WRITERS[drafter](draft_head, lm, folder, length)
     note = {"drafter": drafter, "target": lm.name, "length": length, "weights": path.name}
     (folder / NOTE).write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
     return folder
@@ -64,54 +64,56 @@ def refused(drafter: str) -> Incompatible:
     )
 
 
-def _eagle3(pupil: Any, lm: TextModel, folder: Path, length: int) -> None:
-    _kind(pupil, Eagle3Head)
-    write_speculators(pupil, folder, str(lm.folder), length=length)
+def _eagle3(draft_head: Any, lm: TextModel, folder: Path, length: int) -> None:
+    _kind(draft_head, Eagle3Head)
+    write_speculators(draft_head, folder, str(lm.folder), length=length)
 
 
-def _medusa(pupil: Any, lm: TextModel, folder: Path, length: int) -> None:
+def _medusa(draft_head: Any, lm: TextModel, folder: Path, length: int) -> None:
     """One output layer for all heads, unless each has its own: the target's whole one, since vLLM (0.32) refuses the
     map of a reduced vocabulary that its own code reads, and a token that we would not have guessed is verified like
     any other."""
-    _kind(pupil, MedusaHeads)
-    words, layers, width = pupil.words, pupil.config["layers"], pupil.form.width
-    if pupil.outputs and words.vocabulary is not None:
+    _kind(draft_head, MedusaHeads)
+    words, layers, width = draft_head.words, draft_head.config["layers"], draft_head.form.width
+    if draft_head.outputs and words.vocabulary is not None:
         raise Incompatible("vLLM's Medusa has no reduced vocabulary for heads with output rows of their own")
     found: dict[str, Tensor] = {}
-    for k in range(pupil.depth):
-        steps = [(pupil.first.weight[k * width : (k + 1) * width], pupil.first.bias[k * width : (k + 1) * width])]
-        steps += [(one.weight, one.bias) for one in pupil.more[k]]
+    for k in range(draft_head.depth):
+        steps = [
+            (draft_head.first.weight[k * width : (k + 1) * width], draft_head.first.bias[k * width : (k + 1) * width])
+        ]
+        steps += [(one.weight, one.bias) for one in draft_head.more[k]]
         for place, (weight, bias) in enumerate(steps):
             found |= {f"blocks.{k}.layers.{place}.weight": weight, f"blocks.{k}.layers.{place}.bias": bias}
-        if pupil.outputs:
-            found[f"lm_heads.{k}.weight"] = pupil.outputs[k].weight
-    if not pupil.outputs:
+        if draft_head.outputs:
+            found[f"lm_heads.{k}.weight"] = draft_head.outputs[k].weight
+    if not draft_head.outputs:
         found["lm_heads.0.weight"] = lm.target().network.head.weight  # type: ignore[attr-defined]
     _save(found, folder)
     config = {
         "model_type": "medusa",
         "architectures": ["MedusaModel"],
         "hidden_size": width,
-        "num_heads": pupil.depth,
+        "num_heads": draft_head.depth,
         "num_hidden_layers": layers,
         "vocab_size": words.known,
         "truncated_vocab_size": words.known,
-        "original_lm_head": not pupil.outputs,
+        "original_lm_head": not draft_head.outputs,
         "medusa_fc_bias": True,
         "torch_dtype": "bfloat16",
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
 
-def _draft_model(pupil: Any, lm: TextModel, folder: Path, length: int) -> None:
+def _draft_model(draft_head: Any, lm: TextModel, folder: Path, length: int) -> None:
     """Its output layer is the target's whole one: transformers knows no reduced vocabulary, and a token that we would
     not have guessed is verified like any other."""
-    _kind(pupil, SmallModel)
+    _kind(draft_head, SmallModel)
     if lm.folder is None:
         raise Incompatible(f"{lm.name} was not loaded from a folder, so there is no config to write beside the weights")
     network, form = lm.target().network, lm.target().config  # type: ignore[attr-defined]
-    found = {"model.embed_tokens.weight": network.embedding, "model.norm.weight": pupil.norm.weight}
-    for index, block in enumerate(pupil.blocks):
+    found = {"model.embed_tokens.weight": network.embedding, "model.norm.weight": draft_head.norm.weight}
+    for index, block in enumerate(draft_head.blocks):
         at = f"model.layers.{index}"
         found |= {
             f"{at}.input_layernorm.weight": block.attention_norm.weight,
@@ -122,16 +124,16 @@ def _draft_model(pupil: Any, lm: TextModel, folder: Path, length: int) -> None:
     if not described.get("tie_word_embeddings", False):
         found["lm_head.weight"] = network.head.weight
     _save(found, folder)
-    described |= {"num_hidden_layers": len(pupil.blocks)}
+    described |= {"num_hidden_layers": len(draft_head.blocks)}
     (folder / "config.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
     for name in _TOKENIZER:
         if (lm.folder / name).is_file():
             shutil.copyfile(lm.folder / name, folder / name)
 
 
-def _kind(pupil: nn.Module, wanted: type) -> None:
-    if not isinstance(pupil, wanted):
-        raise Incompatible(f"the file holds a {type(pupil).__name__}, not a {wanted.__name__}")
+def _kind(draft_head: nn.Module, wanted: type) -> None:
+    if not isinstance(draft_head, wanted):
+        raise Incompatible(f"the file holds a {type(draft_head).__name__}, not a {wanted.__name__}")
 
 
 def _save(tensors: Mapping[str, Tensor], folder: Path) -> None:

@@ -139,7 +139,13 @@ def test_sections_run_as_commands_and_what_fails_stops_it(tmp_path: Path, monkey
 
 
 def pictured(temperature: float, *drafters: str) -> dict[str, object]:
-    counts = {"background_per_call": 3.0, "ink_per_call": 1.5, "price": 0.0, "surprise": 2.0, "quality": {"KID": 0.1}}
+    counts = {
+        "background_per_call": 3.0,
+        "ink_per_call": 1.5,
+        "total_variation": 0.0,
+        "surprise": 2.0,
+        "quality": {"KID": 0.1},
+    }
     rows = [figures(drafter=one, name=one, rule="exact", lossless=True, **counts) for one in ("plain", *drafters)]
     return PLACE | {"settings": {"temperature": temperature}, "rows": rows, "command": "outrider bench image"}
 

@@ -93,7 +93,7 @@ def test_charts_keep_to_ascii_where_they_must() -> None:
 
 
 def test_a_price_is_told_with_its_mean_and_its_worst() -> None:
-    text = shown(terminal.price([replace(STEP, price=(0.1, 0.3)), STEP]))
+    text = shown(terminal.total_variation([replace(STEP, total_variation=(0.1, 0.3)), STEP]))
     assert "0.100 a token on average, 0.300 at most, 0.40 in all" in text
 
 

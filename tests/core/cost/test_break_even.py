@@ -49,21 +49,21 @@ def test_costs_that_are_none(text: str, said: str) -> None:
         Costs.parse(text)
 
 
-@pytest.mark.parametrize("price", [0.0, 0.03, 0.4, 1.2, 5.0])
-def test_looking_in_vain_costs_two_in_a_hundred_at_most(price: float) -> None:
+@pytest.mark.parametrize("total_variation", [0.0, 0.03, 0.4, 1.2, 5.0])
+def test_looking_in_vain_costs_two_in_a_hundred_at_most(total_variation: float) -> None:
     rest, rounds, spent = Rest(), 0, 0.0
     while rounds < 3000:
         rounds += 1
-        if rest.due(price, 8):
-            rest.vain(price)
-            spent += price
+        if rest.due(total_variation, 8):
+            rest.vain(total_variation)
+            spent += total_variation
         if rounds in (60, 300, 3000):
             assert spent <= rest.first + 0.02 * rounds
-    assert spent / rounds < 0.021 and (price == 0 or spent > 0)
+    assert spent / rounds < 0.021 and (total_variation == 0 or spent > 0)
 
 
 def test_what_is_cheap_is_looked_at_at_once_and_what_is_dear_later() -> None:
-    assert [Rest().due(price, 4) for price in (0.1, 0.5, 0.6)] == [True, True, False]
+    assert [Rest().due(total_variation, 4) for total_variation in (0.1, 0.5, 0.6)] == [True, True, False]
 
 
 def test_drafting_that_pays_goes_on_and_losing_ends_it() -> None:

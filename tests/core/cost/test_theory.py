@@ -179,8 +179,8 @@ def test_the_best_draft_depends_on_the_weights() -> None:
 
 
 def test_no_other_knee_fits_better() -> None:
-    dice = np.random.default_rng(3)
-    points = [(q, float((2 + 0.3 * max(0, q - 6)) * dice.normal(1, 0.03))) for q in (1, 2, 3, 4, 6, 8, 12, 16, 24)]
+    rng = np.random.default_rng(3)
+    points = [(q, float((2 + 0.3 * max(0, q - 6)) * rng.normal(1, 0.03))) for q in (1, 2, 3, 4, 6, 8, 12, 16, 24)]
     found = fit_pass_cost(points)
     q, t = np.array(points).T
     for knee in np.linspace(1, 20, 400):

@@ -31,7 +31,7 @@ class Script:
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
         self.at = [0] * len(prompts)
         self.lengths = torch.tensor([len(prompt) for prompt in prompts])
-        self.lawmaker = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
+        self.pipeline = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
         return Prefill()
 
     def score(self, draft: Draft, since: int | None = None) -> Scores:
@@ -46,7 +46,7 @@ class Script:
                 depth.append(above + 1 if right and above is not None else None)
             said.append([self.word(row, 0), *(0 if one is None else self.word(row, one) for one in depth)])
         order = (torch.arange(self.vocabulary) - torch.tensor(said)[..., None]) % self.vocabulary
-        return Scores(draft, self.lawmaker, self.lengths, -order.float())
+        return Scores(draft, self.pipeline, self.lengths, -order.float())
 
     def word(self, row: int, ahead: int) -> int:
         place = self.at[row] + ahead

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 SHAPE = Config(vocabulary=31, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, hidden=64)
 
 
-def law(*probs: float) -> Distribution:
+def distribution(*probs: float) -> Distribution:
     return Distribution(torch.tensor([probs], dtype=torch.float64), None, len(probs))
 
 
@@ -27,9 +27,9 @@ def test_the_risk_of_a_rejection_adds_up() -> None:
     policy = Risk(10, lambda read: read[:, 0], 0.5, None)
     policy.begin(1, CPU)
     policy.start()
-    assert [bool(policy.more(law(0.8, 0.2), depth)) for depth in range(5)] == [True, True, True, False, False]
+    assert [bool(policy.more(distribution(0.8, 0.2), depth)) for depth in range(5)] == [True, True, True, False, False]
     policy.start()  # a new step, a new risk
-    assert bool(policy.more(law(0.8, 0.2), 0)) and not bool(policy.more(law(0.5, 0.5), 1))
+    assert bool(policy.more(distribution(0.8, 0.2), 0)) and not bool(policy.more(distribution(0.5, 0.5), 1))
 
 
 def test_a_head_reads_states_or_facts() -> None:
@@ -45,7 +45,7 @@ def test_a_head_reads_states_or_facts() -> None:
     torch.testing.assert_close(head(x), wanted)
     with pytest.raises(InvalidOption, match=r"out\.bias"):
         AcceptanceHead({"out.weight": torch.ones(1, 3)})
-    read = facts(law(0.5, 0.25, 0.25), 3)
+    read = facts(distribution(0.5, 0.25, 0.25), 3)
     torch.testing.assert_close(read[0, [0, 1, 3]], torch.tensor([0.5, 0.25, 3.0], dtype=torch.float64))
 
 

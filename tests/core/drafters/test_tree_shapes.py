@@ -134,11 +134,11 @@ def test_tree_value_of_a_chain_is_the_published_one() -> None:
 def test_tree_value_is_what_a_simulation_counts(shape: tuple[int, ...]) -> None:
     acceptance = [0.5, 0.2, 0.1]
     children = {path: node for node, path in enumerate(to_choices(shape))}
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     tokens = []
     for _ in range(20_000):
         path: tuple[int, ...] = ()
-        while (path := (*path, int(dice.choice(4, p=[*acceptance, 0.2])))) in children:
+        while (path := (*path, int(rng.choice(4, p=[*acceptance, 0.2])))) in children:
             pass
         tokens.append(len(path))  # the last is the target's own
     assert tree_value(shape, acceptance) == pytest.approx(np.mean(tokens), abs=5 * np.std(tokens) / math.sqrt(20_000))
@@ -311,9 +311,9 @@ def test_counter_by_hand() -> None:
 
 
 def test_counter_finds_the_law_from_groups_of_different_sizes() -> None:
-    truth, dice, counter = [0.5, 0.2, 0.1], np.random.default_rng(0), AcceptanceCounter()
+    truth, rng, counter = [0.5, 0.2, 0.1], np.random.default_rng(0), AcceptanceCounter()
     for _ in range(30_000):
-        offered, right = int(dice.integers(1, 4)), int(dice.choice(4, p=[*truth, 0.2]))
+        offered, right = int(rng.integers(1, 4)), int(rng.choice(4, p=[*truth, 0.2]))
         counter.add(right if right < offered else None, offered)
     assert counter.vector() == pytest.approx(truth, abs=0.015)
     assert counter.accepted[2] / 30_000 < 0.05  # what counting without regard to sizes would have said

@@ -109,7 +109,7 @@ def bounded(self: Cache, prompts: Any) -> None:
     BOUNDED(self, prompts)
 
 
-@pytest.mark.parametrize("name", [name for name, one in DRAFTERS.items() if "pupil" in one.needs])
+@pytest.mark.parametrize("name", [name for name, one in DRAFTERS.items() if "draft_head" in one.needs])
 def test_trained_drafters_guess_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cache, "begin", bounded)
     method, found = DRAFTERS[name], []
@@ -119,12 +119,12 @@ def test_trained_drafters_guess_the_same(name: str, monkeypatch: pytest.MonkeyPa
             network.graphs = Graphs(network, record=record)
         target = Decoder(network)
         torch.manual_seed(5)
-        pupil = untaught(method, target, vocabulary=0)
+        draft_head = untaught(method, target, vocabulary=0)
         for _ in range(2):  # the second generation replays what the first one recorded
-            steps = list(decode(target, method.make(pupil), make_rule("exact"), PROMPTS, sampling=GREEDY, limit=7))
+            steps = list(decode(target, method.make(draft_head), make_rule("exact"), PROMPTS, sampling=GREEDY, limit=7))
             found.append([(step.row, step.emitted, step.drafted, step.path) for step in steps])
         if record is not None and name != "pass":  # whose places the target itself reads
-            stills = getattr(pupil, "stills", None) or pupil.network.graphs.stills
+            stills = getattr(draft_head, "stills", None) or draft_head.network.graphs.stills
             assert stills.captured and stills.replayed > stills.captured
     assert all(one == found[0] for one in found)
 

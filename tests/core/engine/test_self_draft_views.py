@@ -109,9 +109,9 @@ class Carrying(DraftModel):
 
     carried = 0
 
-    def propose(self, room: torch.Tensor, dice: CounterRNG) -> Draft:
+    def propose(self, room: torch.Tensor, rng: CounterRNG) -> Draft:
         assert isinstance(self.model, View)
-        draft = super().propose(room, dice)
+        draft = super().propose(room, rng)
         carry = self.model.carry()
         self.carried += carry is not None
         return replace(draft, carry=carry)

@@ -132,17 +132,17 @@ def test_blocks_that_draft_agree_with_torch(ways: str, kind: type[EagleHead | Ea
     found = []
     for native_too in (True, False):
         head = HeadRunner(ready(learned, target))
-        assert head.pupil.block.passes is not None
+        assert head.draft_head.block.passes is not None
         if not native_too:
-            head.pupil.block.passes = None
+            head.draft_head.block.passes = None
         head.listen(target.begin(prompts, Sampling(), learned.needs).hidden)
         head.begin(prompts, Sampling())
-        laws = [head.score(Draft.empty(2)).logits()]
+        distributions = [head.score(Draft.empty(2)).logits()]
         for size, since in ((3, 0), (5, 3)):
             tree = Tree.of((-1, -1, -1, 0, 2)[:size])
             tokens = torch.tensor([[5, 9, 11, 2, 3], [8, 1, 4, 4, 6]])[:, :size]
-            laws.append(head.score(Draft.guess(tokens, tree, tokens >= 0), since).logits())
-        found.append(torch.cat(laws, 1).float())
+            distributions.append(head.score(Draft.guess(tokens, tree, tokens >= 0), since).logits())
+        found.append(torch.cat(distributions, 1).float())
     assert (found[0] - found[1]).abs().mean() < 0.02 * found[1].abs().mean()
 
 
@@ -156,7 +156,7 @@ def test_trees_in_one_call_agree_with_scores(ways: str, vocabulary: int, least: 
     torch.manual_seed(0)
     head = HeadRunner(ready(Eagle3Head(Decoder(random_network(SHAPE, 3)), vocabulary=vocabulary), target))
     prompt = [7 * place % SHAPE.vocabulary for place in range(21)]
-    prefill = target.begin([prompt], Sampling(), head.pupil.needs)
+    prefill = target.begin([prompt], Sampling(), head.draft_head.needs)
     head.listen(prefill.hidden)
     drafter = DynamicTree(head, nodes=400, width=3, depth=4, least=least)
     drafter.begin(prefill, [prompt], Sampling(temperature=0))

@@ -23,7 +23,8 @@ def ratio(mass: list[float]) -> torch.Tensor:
 
 def test_neighbours_count_up_to_delta() -> None:
     chance = Lantern(neighbours=NEAR, k=2, delta=0.25).accept(LAW, P, Q, TOP)[0]
-    # code 2 takes 3 (.1) and 4 (0); 3 takes 2 (.2) and 4 (0); 0's and 1's nearest are too heavy; 4 isn't in the law
+    # code 2 takes 3 (.1) and 4 (0); 3 takes 2 (.2) and 4 (0); 0's and 1's nearest are too heavy; 4 isn't in the
+    # distribution
     torch.testing.assert_close(chance, ratio([0.4, 0.3, 0.3, 0.3, 0.0]))
     wide = Lantern(neighbours=NEAR, k=4, delta=1.0).accept(LAW, P, Q, TOP)[0]
     torch.testing.assert_close(wide, torch.tensor([1, 1, 1, 1, 0], dtype=torch.float64))
@@ -36,21 +37,21 @@ def test_neighbours_count_up_to_a_multiple_of_the_guess() -> None:
     torch.testing.assert_close(chance, ratio([0.7, 0.3, 0.3, 0.1, 0.0]))
 
 
-@pytest.mark.parametrize("laws", [1, 7, 8, 19])
-def test_mass_of_neighbours_is_that_of_a_plain_loop(laws: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = torch.Generator().manual_seed(laws)
-    p = torch.rand(laws, 40, generator=draw).softmax(1)
+@pytest.mark.parametrize("distributions", [1, 7, 8, 19])
+def test_mass_of_neighbours_is_that_of_a_plain_loop(distributions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(distributions)
+    p = torch.rand(distributions, 40, generator=draw).softmax(1)
     near = torch.stack([torch.randperm(40, generator=draw)[:11] for _ in range(40)])
-    bound = torch.rand(laws, 40, generator=draw) / 3
+    bound = torch.rand(distributions, 40, generator=draw) / 3
     wanted = torch.zeros_like(p)
-    for law in range(laws):
+    for distribution in range(distributions):
         for code in range(40):
             total = 0.0
             for other in near[code].tolist():
-                total += float(p[law, other])
-                if total > float(bound[law, code]):
+                total += float(p[distribution, other])
+                if total > float(bound[distribution, code]):
                     break
-                wanted[law, code] = total
+                wanted[distribution, code] = total
     torch.testing.assert_close(neighbour_mass.pooled(p, near, bound), wanted)
     monkeypatch.setattr(neighbour_mass, "_library", lambda: None)
     torch.testing.assert_close(neighbour_mass.pooled(p, near, bound), wanted)

@@ -1,4 +1,4 @@
-"""Rung 1: the law of the real loop's output, every branch of chance walked, against the target's own."""
+"""Rung 1: the distribution of the real loop's output, every branch of chance walked, against the target's own."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def distance(drafter: Callable[[], Drafter], rule: Rule, sampling: Sampling, **h
     case = Case(
         target=target, drafter=drafter, rule=rule, prompts=PROMPTS, sampling=sampling, limits=how.pop("limits", LIMITS)
     )
-    laws = enumerate_output(case, **how)
+    distributions = enumerate_output(case, **how)
     wanted = [target_law(target(), p, sampling, case.limits[row]) for row, p in enumerate(PROMPTS)]
-    return max(total_variation(one, other) for one, other in zip(laws, wanted, strict=True))
+    return max(total_variation(one, other) for one, other in zip(distributions, wanted, strict=True))
 
 
 def fits(method: Method, options: Mapping[str, Any], rule: Method) -> bool:
@@ -136,24 +136,24 @@ class Blend:
         self.model = model()
         self.model.begin(prompts, sampling)
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         rows = len(room)
         tree = Tree.of((-1, -1, 0, 1, 1, -1))
-        root = self.model.score(Draft.empty(rows)).law(torch.zeros(rows, dtype=torch.long))
-        first = dice.pick(root, 0, Purpose.DRAW)
+        root = self.model.score(Draft.empty(rows)).distribution(torch.zeros(rows, dtype=torch.long))
+        first = rng.sample(root, 0, Purpose.DRAW)
         guessed = torch.ones_like(first)
         both = Draft.guess(torch.stack([first, guessed], 1), Tree.of((-1, -1)), torch.ones(rows, 2, dtype=torch.bool))
-        after = self.model.score(both).law(torch.full((rows,), 2))
-        second = dice.pick(after, 3, Purpose.DRAW)
-        last = dice.pick(root.without(first, torch.ones_like(first, dtype=torch.bool)), 5, Purpose.DRAW)
+        after = self.model.score(both).distribution(torch.full((rows,), 2))
+        second = rng.sample(after, 3, Purpose.DRAW)
+        last = rng.sample(root.without(first, torch.ones_like(first, dtype=torch.bool)), 5, Purpose.DRAW)
         tokens = torch.stack([first, guessed, guessed * 2, second, guessed * 0, last], 1)
-        laws = [root.dense().probs, after.dense().probs]
+        distributions = [root.dense().probs, after.dense().probs]
         live = tree.depths < room[:, None]
         live[:, 5] &= (root.dense().probs > 0).sum(1) > 1  # something is left to draw
         source = torch.tensor([[0, -1, -1, 1, -1, 0]]).expand(rows, -1)
-        return Draft(tokens, tree, live, Distribution(torch.stack(laws, 1), None, 3), source)
+        return Draft(tokens, tree, live, Distribution(torch.stack(distributions, 1), None, 3), source)
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         self.model.keep(draft, verdict, verdict.accepted + 1)
 
     def end(self) -> None:
@@ -179,16 +179,16 @@ class Company:
         for member in self.members:
             member.begin(prefill, prompts, sampling)
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         rooms = [torch.where(self.which == i, room, -1) for i in range(len(self.members))]
         drafts = [
-            member.propose(room, dice.fork(i)) for i, (member, room) in enumerate(zip(self.members, rooms, strict=True))
+            member.propose(room, rng.fork(i)) for i, (member, room) in enumerate(zip(self.members, rooms, strict=True))
         ]
         return choose(drafts, self.which)
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         for i, member in enumerate(self.members):
-            member.observe(draft, scores, verdict, dice.fork(i))
+            member.observe(draft, scores, verdict, rng.fork(i))
 
     def end(self) -> None:
         for member in self.members:
@@ -206,9 +206,9 @@ def test_kinds_may_mix_within_a_tree(rule: Rule, sampling: str) -> None:
 def test_kinds_may_mix_within_a_batch(rule: Rule) -> None:
     prompts = [(1,), (0, 1), (2, 0, 2), (1, 0, 1, 0), (0, 0, 1, 0, 0)]
     case = Case(target=target, drafter=Company, rule=rule, prompts=prompts, limits=(3, 2))
-    for row, law in enumerate(enumerate_output(case)):
+    for row, distribution in enumerate(enumerate_output(case)):
         wanted = target_law(target(), prompts[row], Sampling(), case.limits[row % 2])
-        assert total_variation(law, wanted) < 1e-12
+        assert total_variation(distribution, wanted) < 1e-12
 
 
 @pytest.mark.parametrize("rule", [Exact(), Token()], ids=["exact", "token"])
@@ -253,14 +253,14 @@ class Reused(Enumerator):
 
 
 class KeyedBlock:
-    """Block verification that tells the dice where in the sequence it is."""
+    """Block verification that tells the random generator where in the sequence it is."""
 
     lossless = True
 
-    def __call__(self, draft: Draft, scores: Scores, dice: CounterRNG) -> Verdict:
-        assert isinstance(dice, Reused)
-        dice.lengths = scores.lengths
-        return block(draft, scores, dice)
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
+        assert isinstance(rng, Reused)
+        rng.lengths = scores.lengths
+        return block(draft, scores, rng)
 
 
 TOP = Sampling(top_k=2)
@@ -287,7 +287,7 @@ CONTROLS: dict[str, tuple[Callable[[], Drafter], Rule, Sampling, dict[str, Any],
         lambda: DraftModel(model(), length=3),
         KeyedBlock(),
         Sampling(),
-        {"dice": Reused, "limits": (4, 3)},
+        {"rng": Reused, "limits": (4, 3)},
         0.001,
     ),
 }
@@ -304,9 +304,9 @@ def test_negative_controls_are_caught(name: str, measured: Any) -> None:
 # ---- the price of relaxed rules
 
 
-def first_token(law: SequenceDistribution) -> SequenceDistribution:
+def first_token(distribution: SequenceDistribution) -> SequenceDistribution:
     found: SequenceDistribution = {}
-    for output, weight in law.items():
+    for output, weight in distribution.items():
         found[output[:1]] = found.get(output[:1], 0.0) + weight
     return found
 
@@ -330,9 +330,9 @@ BENT = [
 def test_the_price_is_the_total_variation(kind: str, rule: Rule, sampling: str, measured: Any) -> None:
     options, prompt = SAMPLINGS[sampling], PROMPTS[1]
     case = Case(target=target, drafter=PRICED[kind], rule=rule, prompts=[prompt], sampling=options)
-    law, wanted = enumerate_output(case)[0], target_law(target(), prompt, options, 1)
+    distribution, wanted = enumerate_output(case)[0], target_law(target(), prompt, options, 1)
     step = next(decode(target(), PRICED[kind](), rule, [prompt], sampling=options, limit=3))
-    error = abs(total_variation(first_token(law), wanted) - step.price[0])
+    error = abs(total_variation(first_token(distribution), wanted) - step.total_variation[0])
     measured("enumeration: computed price against total variation, error", name=type(rule).__name__, value=error)
     assert error < 1e-12
 
@@ -341,17 +341,17 @@ def test_the_price_is_the_total_variation(kind: str, rule: Rule, sampling: str, 
 def test_the_price_of_a_later_token_holds_given_the_accepted_one(rule: Rule) -> None:
     prompt = PROMPTS[0]
     case = Case(target=target, drafter=lambda: TopKTree(model(), shape=(-1, 0)), rule=rule, prompts=[prompt])
-    law = enumerate_output(case)[0]
+    distribution = enumerate_output(case)[0]
     steps = (next(decode(target(), case.drafter(), rule, [prompt], limit=3, seed=seed)) for seed in range(50))
     step = next(step for step in steps if step.accepted)
-    kept = {output[1:2]: 0.0 for output in law if output[0] == step.emitted[0]}
-    for output, weight in law.items():
+    kept = {output[1:2]: 0.0 for output in distribution if output[0] == step.emitted[0]}
+    for output, weight in distribution.items():
         if output[0] == step.emitted[0]:
             kept[output[1:2]] += weight
     total = sum(kept.values())
     after = target_law(target(), [*prompt, step.emitted[0]], Sampling(), 1)
     assert total_variation({key: weight / total for key, weight in kept.items()}, after) == pytest.approx(
-        step.price[1], abs=1e-12
+        step.total_variation[1], abs=1e-12
     )
 
 
@@ -360,7 +360,8 @@ def test_without_replacement_the_mean_price_bounds_the_total_variation() -> None
     case = Case(target=target, drafter=lambda: SampledTree(model(), shape=(-1, -1)), rule=rule, prompts=[prompt])
     found = total_variation(first_token(enumerate_output(case)[0]), target_law(target(), prompt, Sampling(), 1))
     prices = [
-        next(decode(target(), case.drafter(), rule, [prompt], limit=3, seed=seed)).price[0] for seed in range(200)
+        next(decode(target(), case.drafter(), rule, [prompt], limit=3, seed=seed)).total_variation[0]
+        for seed in range(200)
     ]
     assert np.mean(prices) >= found
 
@@ -378,15 +379,15 @@ def test_the_enumeration_weighs_every_branch_once() -> None:
     case = Case(
         target=target, drafter=lambda: DraftModel(model(), length=2), rule=Exact(), prompts=PROMPTS, limits=LIMITS
     )
-    for law in enumerate_output(case):
-        assert sum(law.values()) == pytest.approx(1, abs=1e-12)
+    for distribution in enumerate_output(case):
+        assert sum(distribution.values()) == pytest.approx(1, abs=1e-12)
 
 
 def test_what_rounding_alone_makes_possible_is_no_decision() -> None:
     """Sums differ in their last bit between batches; the tape must not."""
-    dice = Enumerator([(1,), ()])
-    dice.at(0, [True, True])
+    rng = Enumerator([(1,), ()])
+    rng.at(0, [True, True])
     sure = torch.full((2,), 1 - 2**-53, dtype=torch.float64)
-    assert dice.accept(sure, torch.zeros(2)).all() and dice.branches == [[], []]
-    assert dice.accept(torch.full((2,), 0.25), torch.zeros(2)).tolist()[0]
-    assert dice.branches == [[], [(0,), (1,)]] and dice.weight[0] == 0.25
+    assert rng.accept(sure, torch.zeros(2)).all() and rng.branches == [[], []]
+    assert rng.accept(torch.full((2,), 0.25), torch.zeros(2)).tolist()[0]
+    assert rng.branches == [[], [(0,), (1,)]] and rng.weight[0] == 0.25

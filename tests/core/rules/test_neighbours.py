@@ -29,8 +29,8 @@ def test_tolerance_emits_what_tau_draws_would(tau: int, guess: int) -> None:
     rest = (p - q[0] * chance).clamp(min=0)
     emitted = q[0] * chance + (1 - (q[0] * chance).sum()) * rest / rest.sum()
     torch.testing.assert_close(emitted, drawn, rtol=0, atol=1e-12)
-    price = 1 - p[guess] - (1 - p[guess]) ** tau
-    assert abs((emitted - p).clamp(min=0).sum() - price) < 1e-12
+    total_variation = 1 - p[guess] - (1 - p[guess]) ** tau
+    assert abs((emitted - p).clamp(min=0).sum() - total_variation) < 1e-12
 
 
 def test_nothing_excluded_is_accepted() -> None:

@@ -31,11 +31,11 @@ def _chain(kind: str, top_k: int, seed: int) -> Draft:
     draft = Draft(tokens, Tree.chain(_SIZE), live, probe=probe, mixed=kind == "mixed")
     if kind == "fixed":
         return draft
-    laws = to_law(torch.randn(_ROWS, _SIZE, _WORDS, generator=generator), Sampling(top_k=top_k))
+    distributions = to_law(torch.randn(_ROWS, _SIZE, _WORDS, generator=generator), Sampling(top_k=top_k))
     source = torch.arange(_SIZE).expand(_ROWS, -1)
     if kind == "mixed":
         source = torch.where(torch.rand(_ROWS, _SIZE, generator=generator) < 0.5, source, -1)
-    return Draft(tokens, draft.tree, live, laws, source, probe=probe, mixed=kind == "mixed")
+    return Draft(tokens, draft.tree, live, distributions, source, probe=probe, mixed=kind == "mixed")
 
 
 def _verdict(name: str, draft: Draft, top_k: int, seed: int) -> Verdict:
@@ -43,9 +43,9 @@ def _verdict(name: str, draft: Draft, top_k: int, seed: int) -> Verdict:
     logits = torch.randn(_ROWS, _SIZE + 1, _WORDS, generator=torch.Generator().manual_seed(seed + 1))
     lengths = torch.full((_ROWS,), 5)
     scores = Scores(draft, LogitsPipeline(sampling, [[0]] * _ROWS, _WORDS, logits.device), lengths, logits)
-    dice = CounterRNG.of(seed, _ROWS)
-    dice.at(0)
-    verdict: Verdict = make_rule(name)(draft, scores, dice)
+    rng = CounterRNG.of(seed, _ROWS)
+    rng.at(0)
+    verdict: Verdict = make_rule(name)(draft, scores, rng)
     return verdict
 
 
@@ -62,9 +62,9 @@ def test_a_chain_at_once_is_the_walk(name: str, kind: str, top_k: int, monkeypat
         assert torch.equal(getattr(once, field), getattr(walked, field)), field
     for field in ("chance", "p", "q"):
         torch.testing.assert_close(getattr(once, field), getattr(walked, field))
-    assert (once.price is None) == (walked.price is None) == bool(RULES[name].lossless)
-    if once.price is not None and walked.price is not None:
-        torch.testing.assert_close(once.price, walked.price, atol=1e-6, rtol=0)
+    assert (once.total_variation is None) == (walked.total_variation is None) == bool(RULES[name].lossless)
+    if once.total_variation is not None and walked.total_variation is not None:
+        torch.testing.assert_close(once.total_variation, walked.total_variation, atol=1e-6, rtol=0)
         assert once.relaxed is not None and walked.relaxed is not None and torch.equal(once.relaxed, walked.relaxed)
     assert once.tried.any() and (kind == "fixed" or once.accepted.any())
 
@@ -90,9 +90,9 @@ def test_a_few_rows_on_the_host_are_judged_alike(name: str, kind: str, monkeypat
     for field in ("chance", "p", "q"):
         torch.testing.assert_close(getattr(alone, field), getattr(together, field))
     if RULES[name].lossless:
-        assert alone.price is None and alone.relaxed is None
+        assert alone.total_variation is None and alone.relaxed is None
         return
-    torch.testing.assert_close(alone.price, together.price, atol=1e-6, rtol=0)
+    torch.testing.assert_close(alone.total_variation, together.total_variation, atol=1e-6, rtol=0)
     assert alone.relaxed is not None and together.relaxed is not None and torch.equal(alone.relaxed, together.relaxed)
 
 

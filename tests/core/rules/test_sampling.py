@@ -1,5 +1,5 @@
-"""Rung 3: twenty thousand seeded rows against the enumerated law. Exact rules pass; seeded faults and relaxed rules
-must not. The real dice roll here, so this is also their test."""
+"""Rung 3: twenty thousand seeded rows against the enumerated distribution. Exact rules pass; seeded faults and relaxed
+rules must not. The real random generator roll here, so this is also their test."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ COMBINATIONS = [
 
 @pytest.mark.parametrize(("method", "options", "rule"), COMBINATIONS)
 def test_exact_rules_keep_the_law(method: Method, options: Mapping[str, Any], rule: Method, measured: Any) -> None:
-    """Those shapes under every sampling; what else drafts under one, its laws being enumerated under all."""
+    """Those shapes under every sampling; what else drafts under one, its distributions being enumerated under all."""
     for name, sampling in SAMPLINGS.items() if method.name in SHAPES else [("T=1", SAMPLINGS["T=1"])]:
         found = z_score(partial(equip, method, options, model), rule.make(), sampling)
         measured(f"{DRAWS:,} draws: z of the chi-square, exact rules", name=rule.name, value=found)

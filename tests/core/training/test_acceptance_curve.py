@@ -16,16 +16,20 @@ GOOD = Curve(calls=10, tokens=25, tried=(10, 8, 4, 0), right=(8, 4, 3, 0))
 POOR = Curve(calls=20, tokens=25, tried=(20, 5, 0, 0), right=(5, 0, 0, 0))
 
 
-def beside(path: Path, curve: Curve, pupil: str = "MedusaHeads") -> Path:
+def beside(path: Path, curve: Curve, draft_head: str = "MedusaHeads") -> Path:
     provenance = {"validation": {"rows": 3, **curve.to_dict()}, "done": {"minutes": 7.5}}
-    path.write_text(json.dumps({"schema": 1, "architecture": pupil, "config": {}, "provenance": provenance}))
+    path.write_text(json.dumps({"schema": 1, "architecture": draft_head, "config": {}, "provenance": provenance}))
     return path
 
 
-def run(path: Path, **pupils: Curve) -> Path:
+def run(path: Path, **draft_heads: Curve) -> Path:
     rows: list[dict[str, Any]] = [
-        {"minutes": 0.0, "steps": 0, "pupils": {name: {"loss": None, **GOOD.to_dict()} for name in pupils}},
-        {"minutes": 1.0, "steps": 9, "pupils": {name: {"loss": 2.0, **one.to_dict()} for name, one in pupils.items()}},
+        {"minutes": 0.0, "steps": 0, "draft_heads": {name: {"loss": None, **GOOD.to_dict()} for name in draft_heads}},
+        {
+            "minutes": 1.0,
+            "steps": 9,
+            "draft_heads": {name: {"loss": 2.0, **one.to_dict()} for name, one in draft_heads.items()},
+        },
     ]
     path.write_text(json.dumps(rows))
     return path

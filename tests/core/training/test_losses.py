@@ -9,53 +9,53 @@ from outrider.core.training.losses import LOSSES, acceptance, adaptive, cross_en
 
 
 @pytest.fixture
-def laws() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A pupil's logits, a teacher's log-law, and tokens, in float64."""
+def distributions() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A draft head's logits, a teacher's log-distribution, and tokens, in float64."""
     generator = torch.Generator().manual_seed(0)
-    pupil = torch.randn(6, 9, generator=generator, dtype=torch.float64)
+    draft_head = torch.randn(6, 9, generator=generator, dtype=torch.float64)
     teacher = (2 * torch.randn(6, 9, generator=generator, dtype=torch.float64)).log_softmax(-1)
-    return pupil, teacher, torch.tensor([0, 3, -1, 8, 2, 2])
+    return draft_head, teacher, torch.tensor([0, 3, -1, 8, 2, 2])
 
 
-def test_each_loss_is_its_definition(laws: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
-    pupil, teacher, token = laws
-    p, q = teacher.exp(), pupil.softmax(-1)
+def test_each_loss_is_its_definition(distributions: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
+    draft_head, teacher, token = distributions
+    p, q = teacher.exp(), draft_head.softmax(-1)
     close = {"atol": 1e-5, "rtol": 1e-5, "check_dtype": False}
-    torch.testing.assert_close(kl(pupil, teacher, token), (p * (p / q).log()).sum(-1), **close)
-    torch.testing.assert_close(reverse_kl(pupil, teacher, token), (q * (q / p).log()).sum(-1), **close)
+    torch.testing.assert_close(kl(draft_head, teacher, token), (p * (p / q).log()).sum(-1), **close)
+    torch.testing.assert_close(reverse_kl(draft_head, teacher, token), (q * (q / p).log()).sum(-1), **close)
     middle = 0.3 * p + 0.7 * q
     wanted = 0.3 * (p * (p / middle).log()).sum(-1) + 0.7 * (q * (q / middle).log()).sum(-1)
-    torch.testing.assert_close(jsd(pupil, teacher, token, blend=0.3), wanted, **close)
-    torch.testing.assert_close(tv(pupil, teacher, token), (p - q).abs().sum(-1) / 2, **close)
+    torch.testing.assert_close(jsd(draft_head, teacher, token, blend=0.3), wanted, **close)
+    torch.testing.assert_close(tv(draft_head, teacher, token), (p - q).abs().sum(-1) / 2, **close)
     overlap = torch.minimum(p, q).sum(-1)
-    torch.testing.assert_close(acceptance(pupil, teacher, token), -overlap.log(), **close)
-    torch.testing.assert_close(1 - tv(pupil, teacher, token), overlap, **close)
+    torch.testing.assert_close(acceptance(draft_head, teacher, token), -overlap.log(), **close)
+    torch.testing.assert_close(1 - tv(draft_head, teacher, token), overlap, **close)
     share = torch.exp(-3 * overlap)
     wanted = share * (p * (p / q).log()).sum(-1) + (1 - share) * (1 - overlap)
-    torch.testing.assert_close(adaptive(pupil, teacher, token), wanted, **close)
+    torch.testing.assert_close(adaptive(draft_head, teacher, token), wanted, **close)
     wanted = torch.where(token < 0, 0, -q.log().gather(1, token.clamp(min=0)[:, None])[:, 0])
-    torch.testing.assert_close(cross_entropy(pupil, teacher, token), wanted, **close)
+    torch.testing.assert_close(cross_entropy(draft_head, teacher, token), wanted, **close)
 
 
-def test_a_temperature_softens_both_laws(laws: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
-    pupil, teacher, token = laws
-    p, q = (teacher / 2).softmax(-1), (pupil / 2).softmax(-1)
-    found = kl(pupil, teacher, token, temperature=2.0)
+def test_a_temperature_softens_both_laws(distributions: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
+    draft_head, teacher, token = distributions
+    p, q = (teacher / 2).softmax(-1), (draft_head / 2).softmax(-1)
+    found = kl(draft_head, teacher, token, temperature=2.0)
     torch.testing.assert_close(found, 4 * (p * (p / q).log()).sum(-1), atol=1e-5, rtol=1e-5, check_dtype=False)
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients_are_those_of_finite_differences(
-    name: str, laws: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    name: str, distributions: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 ) -> None:
-    pupil, teacher, token = laws
-    pupil = pupil.float().requires_grad_()
+    draft_head, teacher, token = distributions
+    draft_head = draft_head.float().requires_grad_()
     loss = resolve(name)
-    (found,) = torch.autograd.grad(loss(pupil, teacher.float(), token).sum(), pupil)
+    (found,) = torch.autograd.grad(loss(draft_head, teacher.float(), token).sum(), draft_head)
     if name == "adaptive":  # its weights count as constants
-        p, q = teacher.exp(), pupil.detach().double().softmax(-1)
+        p, q = teacher.exp(), draft_head.detach().double().softmax(-1)
         share = torch.exp(-3 * torch.minimum(p, q).sum(-1))
-        whole = pupil.detach().clone().requires_grad_()
+        whole = draft_head.detach().clone().requires_grad_()
         parts = share.float() * kl(whole, teacher.float(), token) + (1 - share).float() * tv(
             whole, teacher.float(), token
         )
@@ -64,10 +64,10 @@ def test_gradients_are_those_of_finite_differences(
         return
     step = 1e-2
     for row, column in ((0, 0), (1, 4), (4, 2), (5, 8)):
-        moved = torch.zeros_like(pupil)
+        moved = torch.zeros_like(draft_head)
         moved[row, column] = step
         with torch.no_grad():
-            up, down = (loss(pupil + sign * moved, teacher.float(), token).sum() for sign in (1, -1))
+            up, down = (loss(draft_head + sign * moved, teacher.float(), token).sum() for sign in (1, -1))
         assert float(found[row, column]) == pytest.approx(float((up - down) / (2 * step)), abs=2e-3)
 
 
@@ -78,16 +78,16 @@ def test_a_pupil_that_says_what_its_teacher_says_has_nothing_to_lose(name: str) 
     torch.testing.assert_close(same, torch.zeros(4), atol=1e-6, rtol=0)
 
 
-def test_sums_of_losses_are_written_out(laws: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
-    found = resolve("kl + 0.1 cross-entropy")(*laws)
-    torch.testing.assert_close(found, kl(*laws) + 0.1 * cross_entropy(*laws))
-    torch.testing.assert_close(resolve("2 tv")(*laws), 2 * tv(*laws))
+def test_sums_of_losses_are_written_out(distributions: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
+    found = resolve("kl + 0.1 cross-entropy")(*distributions)
+    torch.testing.assert_close(found, kl(*distributions) + 0.1 * cross_entropy(*distributions))
+    torch.testing.assert_close(resolve("2 tv")(*distributions), 2 * tv(*distributions))
     with pytest.raises(OutriderError, match="kl"):
         resolve("lk")
     with pytest.raises(OutriderError, match="weight"):
         resolve("much kl")
     with pytest.raises(OutriderError, match="temperature"):
-        kl(*laws, temperature=0)
+        kl(*distributions, temperature=0)
 
 
 @pytest.mark.parametrize("code", [True, False])

@@ -1,4 +1,4 @@
-"""Batches, guesses and simulated acceptance; a pupil that learns; a run that is killed and goes on."""
+"""Batches, guesses and simulated acceptance; a draft head that learns; a run that is killed and goes on."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def test_the_teacher_reads_what_it_would_have_said(target: Decoder, lessons: lis
     batch = read(DecoderTeacher(target), lessons[:5], frozenset({"layer.1"}))
     assert batch.tokens.shape == batch.answer.shape == (5, 23) and batch.taps["layer.1"].shape == (5, 23, 32)
     where = batch.asked()
-    laws = batch.laws(where)
-    torch.testing.assert_close(laws.exp().sum(-1), torch.ones(len(laws)))
-    assert (laws.argmax(-1) == batch.labels()[where]).all()  # greedy answers: each is its teacher's choice
+    distributions = batch.distributions(where)
+    torch.testing.assert_close(distributions.exp().sum(-1), torch.ones(len(distributions)))
+    assert (distributions.argmax(-1) == batch.labels()[where]).all()  # greedy answers: each is its teacher's choice
     few = torch.tensor([1, 5, 9, 20])
-    torch.testing.assert_close(batch.laws(where, few), laws[:, few].log_softmax(-1))
-    torch.testing.assert_close(batch.taught(3), batch.laws(batch.answer & (torch.arange(23) >= 2)))
+    torch.testing.assert_close(batch.distributions(where, few), distributions[:, few].log_softmax(-1))
+    torch.testing.assert_close(batch.taught(3), batch.distributions(batch.answer & (torch.arange(23) >= 2)))
     torch.testing.assert_close(batch.labels(3)[batch.asked(3)], batch.tokens[:, 3:][batch.answer[:, 2:-1]])
 
 
@@ -125,13 +125,13 @@ def test_a_draft_model_learns_its_target_and_drafts_what_was_simulated(
     target: Decoder, lessons: list[Lesson], tmp_path: Path
 ) -> None:
     learned, held = lessons[:80], lessons[80:]
-    pupil = SmallModel(target, layers=(0, -1), vocabulary=torch.arange(48))
+    draft_head = SmallModel(target, layers=(0, -1), vocabulary=torch.arange(48))
     plan = Plan(minutes=1e6, steps=60, tokens=256, rate=3e-3, precision="no", validate_minutes=1e6, depth=4)
     trainer = Trainer(
-        DecoderTeacher(target), {"draft-model": pupil}, lambda *_: learned, held, plan, tmp_path, quiet=True
+        DecoderTeacher(target), {"draft-model": draft_head}, lambda *_: learned, held, plan, tmp_path, quiet=True
     )
     progress = trainer.run()
-    first, last = (row["pupils"]["draft-model"]["tokens_per_call"] for row in progress.history)
+    first, last = (row["draft_heads"]["draft-model"]["tokens_per_call"] for row in progress.history)
     assert last > max(first, 1.15)
     assert {"curve.json", "curve.png", "draft-model.safetensors", "draft-model.json"} <= {
         p.name for p in tmp_path.iterdir()
@@ -160,24 +160,26 @@ def test_sixteen_bits_stay_sixteen_bits_behind_a_validation(
 
     monkeypatch.setattr("outrider.core.training.optim.halves", lambda: True)
     plan = Plan(minutes=1e6, steps=3, tokens=256, validate_minutes=1e-9)
-    pupils = {"draft-model": Watched(target, layers=(0,))}
-    Trainer(DecoderTeacher(target), pupils, lambda *_: lessons[:40], lessons[80:], plan, tmp_path, quiet=True).run()
+    draft_heads = {"draft-model": Watched(target, layers=(0,))}
+    Trainer(
+        DecoderTeacher(target), draft_heads, lambda *_: lessons[:40], lessons[80:], plan, tmp_path, quiet=True
+    ).run()
     assert seen == [True] * 3
 
 
 def test_low_rank_corrections_are_all_that_is_kept(target: Decoder, lessons: list[Lesson], tmp_path: Path) -> None:
-    pupil = SmallModel(target, layers=(0, -1), rank=4, vocabulary=torch.arange(0, 48, 2))
-    names = set(pupil.state_dict())
+    draft_head = SmallModel(target, layers=(0, -1), rank=4, vocabulary=torch.arange(0, 48, 2))
+    names = set(draft_head.state_dict())
     assert not any("base" in name or "embedding" in name for name in names)
     with torch.no_grad():
-        for name, one in pupil.named_parameters():
+        for name, one in draft_head.named_parameters():
             if name.endswith("up"):
                 one.normal_(std=0.1)
-    save(pupil, tmp_path / "small.safetensors", {"seed": 0})
+    save(draft_head, tmp_path / "small.safetensors", {"seed": 0})
     again = load(tmp_path / "small.safetensors", {"SmallModel": SmallModel}, target)
     batch = read(DecoderTeacher(target), lessons[:4], frozenset())
     with torch.no_grad():
-        (mine,), (theirs,) = pupil.guesses(batch), again.guesses(batch)
+        (mine,), (theirs,) = draft_head.guesses(batch), again.guesses(batch)
         assert (mine.logits - theirs.logits).abs().max() < 0.3 < mine.logits.std()
         model = again.drafts(target)
         rows = [[*one.prompt, *one.answer] for one in lessons[:4]]
@@ -190,18 +192,18 @@ def test_low_rank_corrections_are_all_that_is_kept(target: Decoder, lessons: lis
 def test_large_matrices_are_kept_in_8_bits(tmp_path: Path) -> None:
     target = Decoder.random(Config(vocabulary=48, width=64, layers=1, heads=4, kv_heads=2, head_dim=16, hidden=96))
     path, short = tmp_path / "small.safetensors", {"SmallModel": SmallModel}
-    pupil = SmallModel(target, layers=(0,))
-    large = [name for name, one in pupil.state_dict().items() if one.ndim > 1 and one.numel() >= 4096]
-    save(pupil, path, {})
+    draft_head = SmallModel(target, layers=(0,))
+    large = [name for name, one in draft_head.state_dict().items() if one.ndim > 1 and one.numel() >= 4096]
+    save(draft_head, path, {})
     again = load(path, short, target).state_dict()
-    for name, one in pupil.state_dict().items():
+    for name, one in draft_head.state_dict().items():
         most = one.flatten(1).abs().amax(1, keepdim=True) / 254 * 1.001 if name in large else one.abs() / 250
         assert ((again[name] - one).abs().view(len(one), -1) <= most.view(len(one), -1)).all()
     whole = tmp_path / "whole.safetensors"
-    save(pupil, whole, {}, 16)
+    save(draft_head, whole, {}, 16)
     assert large
     assert path.stat().st_size < 0.75 * whole.stat().st_size
-    save(pupil, tmp_path / "part.safetensors", {}, finer=(large[0],))
+    save(draft_head, tmp_path / "part.safetensors", {}, finer=(large[0],))
     part, sixteen = (load(one, short, target).state_dict() for one in (tmp_path / "part.safetensors", whole))
     assert [name for name in large if part[name].equal(sixteen[name])] == large[:1]
     with safe_open(path, "pt") as file:
@@ -265,10 +267,11 @@ draw = torch.Generator().manual_seed(0)
 rows = torch.randint(48, (40, 16), generator=draw).tolist()
 lessons = [Lesson(tuple(row[:4]), tuple(row[4:])) for row in rows]
 torch.manual_seed(0)
-pupil = SmallModel(target, layers=(0, -1))
+draft_head = SmallModel(target, layers=(0, -1))
 often = float(sys.argv[2])
 plan = Plan(minutes=1e6, steps=400, tokens=64, precision="no", validate_minutes=1e6, checkpoint_minutes=often)
-trainer = Trainer(DecoderTeacher(target), {"small": pupil}, lambda *_: lessons, lessons[:4], plan, Path(sys.argv[1]))
+heads = {"small": draft_head}
+trainer = Trainer(DecoderTeacher(target), heads, lambda *_: lessons, lessons[:4], plan, Path(sys.argv[1]))
 trainer.run()
 """
 
@@ -313,7 +316,7 @@ def test_served_drafts_teach_where_they_were_rejected(target: Decoder, lessons: 
     wrong = [place for step in steps for place in [step.sources[-1] == "resampled"]]
     assert len(lesson.counts or ()) == sum(wrong) > 0
     batch = read(DecoderTeacher(target), [lesson], frozenset())
-    pupil = SmallModel(target, layers=(0, -1))
+    draft_head = SmallModel(target, layers=(0, -1))
     assert int(batch.answer.sum()) == sum(wrong)
-    assert not pupil.hits(batch, 1)[batch.answer].any()  # those are just the places where it is wrong
-    assert float(pupil.loss(batch, kl).detach()) > 0
+    assert not draft_head.hits(batch, 1)[batch.answer].any()  # those are just the places where it is wrong
+    assert float(draft_head.loss(batch, kl).detach()) > 0

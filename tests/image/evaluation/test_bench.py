@@ -31,15 +31,15 @@ def test_plain_decoding_is_a_call_a_code(rows: list[Row]) -> None:
     plain = rows[0]
     assert plain.name == "plain" and plain.lossless and plain.identical == 1
     assert plain.tokens_per_call == plain.background_per_call == plain.ink_per_call == 1
-    assert plain.price == plain.relaxed == 0 and plain.pictures == 3
+    assert plain.total_variation == plain.relaxed == 0 and plain.pictures == 3
 
 
 @pytest.mark.slow
 def test_drafting_spares_calls_and_relaxing_is_paid_for(rows: list[Row]) -> None:
     _, exact, relaxed = rows
-    assert exact.tokens_per_call > 1 and exact.lossless and exact.price == 0
+    assert exact.tokens_per_call > 1 and exact.lossless and exact.total_variation == 0
     assert exact.name == "jacobi gumbel-match (renew=gumbel)"
-    assert relaxed.tokens_per_call > 1 and not relaxed.lossless and relaxed.price > 0 and relaxed.relaxed > 0
+    assert relaxed.tokens_per_call > 1 and not relaxed.lossless and relaxed.total_variation > 0 and relaxed.relaxed > 0
     total = 3 * 256
     for row in rows:
         found = row.tokens_per_call
@@ -54,8 +54,8 @@ def test_surprise_is_that_of_plain_laws(im: ImageModel) -> None:
     asked = [im.read("cat")]
     target = im.target(asked, 2.0)
     target.begin([[im.root, *found[0].tokens[:9]]], Sampling())
-    law = target.score(Draft.empty(1)).law(torch.zeros(1, dtype=torch.long))
-    assert float(each[0, 9]) == pytest.approx(-float(law.probs[0, found[0].tokens[9]].log()), rel=1e-4)
+    distribution = target.score(Draft.empty(1)).distribution(torch.zeros(1, dtype=torch.long))
+    assert float(each[0, 9]) == pytest.approx(-float(distribution.probs[0, found[0].tokens[9]].log()), rel=1e-4)
 
 
 def test_the_table_is_written_and_drawn(rows: list[Row], tmp_path: Path) -> None:

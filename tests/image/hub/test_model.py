@@ -1,8 +1,7 @@
 """Published models of pictures: the real classes of transformers, tiny, of random weights, with their real processors.
 
-Plain decoding through the loop is the class's own `generate`, token for token, with guidance; the law is the class's.
-Every drafter on every class is in tests/test_published.py. Nothing is downloaded.
-"""
+Plain decoding through the loop is the class's own `generate`, token for token, with guidance; the distribution is the
+class's. Every drafter on every class is in tests/test_published.py. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -154,13 +153,13 @@ def test_a_picture_s_law_is_the_class_s() -> None:
 
 @torch.no_grad()
 def by_hand(model: Any, asked: torch.Tensor, free: Sequence[int]) -> dict[tuple[int, ...], float]:
-    """The class's law of three tokens, prefix by prefix, with no cache."""
+    """The class's distribution of three tokens, prefix by prefix, with no cache."""
     codes = model.model.vqmodel.config.num_embeddings
     words = torch.cat([asked, torch.tensor([free]) - codes])
-    law: dict[tuple[int, ...], float] = {(): 1.0}
+    distribution: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(3):
         grown = {}
-        for prefix, weight in law.items():
+        for prefix, weight in distribution.items():
             read = model.get_input_embeddings()(words)
             if prefix:
                 drawn = model.prepare_embeddings_for_image_generation(torch.tensor([prefix, prefix]))
@@ -169,8 +168,8 @@ def by_hand(model: Any, asked: torch.Tensor, free: Sequence[int]) -> dict[tuple[
             with_prompt, without = model.model.generation_head(states)
             chances = (without + 5.0 * (with_prompt - without)).softmax(-1).tolist()
             grown |= {(*prefix, code): weight * chance for code, chance in enumerate(chances)}
-        law = grown
-    return law
+        distribution = grown
+    return distribution
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Measuring speech: contenders in turns, how open laws are, and what is said of what judges heard."""
+"""Measuring speech: contenders in turns, how open distributions are, and what is said of what judges heard."""
 
 from __future__ import annotations
 

@@ -226,8 +226,8 @@ def test_classes_that_say_no_tokens_are_refused() -> None:
 
 
 def test_frames_read_out_of_order_are_what_a_fresh_pass_reads() -> None:
-    """Tokens kept that were never scored, drafts taken back, kept in part or scored twice: the law behind is the
-    class's behind the same tokens."""
+    """Tokens kept that were never scored, drafts taken back, kept in part or scored twice: the distribution behind is
+    the class's behind the same tokens."""
     model = made("csm")[0]
     (prompt,) = prompts("csm", 1)
     made_up = torch.Generator().manual_seed(11)

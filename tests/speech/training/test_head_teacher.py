@@ -1,5 +1,5 @@
-"""The voice as a teacher: what its pupils read is what they meet when they draft, and what they learn changes nothing
-of what is said."""
+"""The voice as a teacher: what its draft heads read is what they meet when they draft, and what they learn changes
+nothing of what is said."""
 
 from __future__ import annotations
 
@@ -67,20 +67,20 @@ def test_pupils_read_what_they_will_meet(small_voice: Callable[..., Voice]) -> N
 def test_pupils_learn_and_change_nothing(name: str, small_voice: Callable[..., Voice]) -> None:
     teacher = VoiceTeacher(small_voice(), utterances(), torch.device("cpu"))
     torch.manual_seed(0)
-    pupil: DraftHead = PUPILS[name](teacher.target)
-    batch = read(teacher, teacher.lessons, frozenset(pupil.needs))
-    loss, steps = resolve("kl"), torch.optim.Adam([one for one in pupil.parameters() if one.requires_grad], 3e-3)
-    before = float(pupil.loss(batch, loss).detach())
+    draft_head: DraftHead = PUPILS[name](teacher.target)
+    batch = read(teacher, teacher.lessons, frozenset(draft_head.needs))
+    loss, steps = resolve("kl"), torch.optim.Adam([one for one in draft_head.parameters() if one.requires_grad], 3e-3)
+    before = float(draft_head.loss(batch, loss).detach())
     for _ in range(25):
         steps.zero_grad()
-        pupil.loss(batch, loss).backward()  # type: ignore[no-untyped-call]
+        draft_head.loss(batch, loss).backward()  # type: ignore[no-untyped-call]
         steps.step()
-    assert float(pupil.loss(batch, loss).detach()) < 0.8 * before
+    assert float(draft_head.loss(batch, loss).detach()) < 0.8 * before
     voice = teacher.voice
     script = voice.script([[0, 4, 9, 30, 0], [0, 8, 0]])
     found, calls = [], []
     target = Speaker(teacher.network, script)
-    for drafter in (None, make_drafter(name, pupil=pupil.eval().drafts(target))):
+    for drafter in (None, make_drafter(name, draft_head=draft_head.eval().drafts(target))):
         steps_ = list(
             decode(
                 Speaker(voice.network(torch.float32), script),

@@ -45,8 +45,8 @@ def test_chances_are_those_that_reading_one_by_one_gives(lm: TextModel) -> None:
             target.begin([before], Sampling(), frozenset())
             from outrider.core.draft import Draft
 
-            law = torch.softmax(target.score(Draft.empty(1)).logits()[0, 0].double(), -1)
-            chances.append(float(law[token]))
+            distribution = torch.softmax(target.score(Draft.empty(1)).logits()[0, 0].double(), -1)
+            chances.append(float(distribution[token]))
             before.append(token)
         assert mean == pytest.approx(float(np.exp(np.mean(np.log(chances)))), rel=1e-4)
     assert specrag._means(lm.target(), [[5]], [[]]) == [0.0]

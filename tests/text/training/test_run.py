@@ -135,7 +135,7 @@ def test_every_recipe_runs_from_nothing_and_what_it_trained_drafts(
     for file in files:
         facts = json.loads(file.with_suffix(".json").read_text())
         assert facts["provenance"]["data"][0]["answers"] == len(PROMPTS) and facts["provenance"]["done"]["steps"] == 2
-        need = {"draft-model": "model", "specdec-plus-plus": "head"}.get(file.stem, "pupil")
+        need = {"draft-model": "model", "specdec-plus-plus": "head"}.get(file.stem, "draft_head")
         drafted = lm.generate(prompt, drafter=file.stem, drafter_options={need: str(file)}, max_new_tokens=24)
         assert drafted.tokens == plain.tokens
         drawn = lm.generate(
@@ -201,7 +201,12 @@ def test_of_several_runs_the_best_weights_are_found(cache: Path) -> None:
         (home / run).mkdir(parents=True)
         for name in run.split("-"):
             (home / run / f"{name}.safetensors").write_bytes(b"")
-            found = {"schema": 1, "architecture": "", "config": {}, "provenance": {"validation": {"tokens_per_call": worth}}}
+            found = {
+                "schema": 1,
+                "architecture": "",
+                "config": {},
+                "provenance": {"validation": {"tokens_per_call": worth}},
+            }
             (home / run / f"{name}.json").write_text(json.dumps(found))
     (home / "broken").mkdir()
     (home / "broken" / "medusa.safetensors").write_bytes(b"")  # nothing is said about it

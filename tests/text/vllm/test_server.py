@@ -57,18 +57,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def weights(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Pupils with weights that say something, over a reduced vocabulary."""
+    """Draft heads with weights that say something, over a reduced vocabulary."""
     folder, target = tmp_path_factory.mktemp("weights"), load(str(model)).target()
     found = {}
     for name, options in OPTIONS.items():
-        pupil = recipes.RECIPES[name].make(target, torch.arange(0, 300, 2), **options)  # type: ignore[arg-type]
+        draft_head = recipes.RECIPES[name].make(target, torch.arange(0, 300, 2), **options)  # type: ignore[arg-type]
         generator = torch.Generator().manual_seed(3)
         with torch.no_grad():
-            for one in pupil.parameters():
+            for one in draft_head.parameters():
                 if one.dim() > 1:
                     one += 0.1 * torch.randn(one.shape, generator=generator)
         found[name] = folder / f"m.{name}.safetensors"
-        save(pupil, found[name], {"target": "m"})
+        save(draft_head, found[name], {"target": "m"})
     return found
 
 
@@ -83,8 +83,8 @@ def logits(target: Target, count: int) -> torch.Tensor:
 
 def test_the_draft_model_is_a_model_of_transformers(model: Path, weights: dict[str, Path], tmp_path: Path) -> None:
     folder = export(str(model), "draft-model", tmp_path / "out", weights=weights["draft-model"])
-    pupil = recipes.load(weights["draft-model"], "draft-model", load(str(model)).target())
-    ours = logits(pupil.drafts(load(str(model)).target()), 4)[:, ::2]  # the ids it guesses among
+    draft_head = recipes.load(weights["draft-model"], "draft-model", load(str(model)).target())
+    ours = logits(draft_head.drafts(load(str(model)).target()), 4)[:, ::2]  # the ids it guesses among
     theirs = logits(load(str(folder), dtype="float32").target(), 4)[:, ::2]
     off = (ours - theirs).norm() / theirs.norm()
     assert off < 0.05  # of guesses made with weights in 8 bits

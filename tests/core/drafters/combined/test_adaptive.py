@@ -39,10 +39,10 @@ class Always:
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         """Nothing to prepare."""
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
-        return guesses([self.tokens[: max(left, 0)] for left in room.tolist()], dice.device)
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
+        return guesses([self.tokens[: max(left, 0)] for left in room.tolist()], rng.device)
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         """Nothing to learn."""
 
     def end(self) -> None:
@@ -59,11 +59,11 @@ class Right(Always):
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         self.at = [0 for _ in prompts]
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         pairs = zip(self.texts, self.at, room.tolist(), strict=True)
-        return guesses([text[at : at + min(self.length, max(left, 0))] for text, at, left in pairs], dice.device)
+        return guesses([text[at : at + min(self.length, max(left, 0))] for text, at, left in pairs], rng.device)
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         self.at = [at + len(tokens) for at, tokens in zip(self.at, verdict.rows(draft), strict=True)]
 
 
@@ -112,9 +112,9 @@ def test_models_among_the_drafters_keep_the_law(by: str, rule: Any) -> None:
         limits=(3, 3) if isinstance(rule, Token) else (2, 2),
     )
     together = isinstance(rule, Token)  # one walk for drawn and fixed guesses; `exact` has several
-    for row, law in enumerate(enumerate_output(case, together=together)):
+    for row, distribution in enumerate(enumerate_output(case, together=together)):
         wanted = target_law(TableTarget(3, seed=1, sharpness=0.7), prompts[row], Sampling(), case.limits[row])
-        assert total_variation(law, wanted) < 1e-12
+        assert total_variation(distribution, wanted) < 1e-12
 
 
 def test_the_better_drafter_is_found_and_its_rival_judged_unasked() -> None:

@@ -33,13 +33,13 @@ class Fixed:
     def begin(self, prefill: Any, prompts: Any, sampling: Any) -> None:
         self.rows = len(prompts)
 
-    def propose(self, room: torch.Tensor, dice: CounterRNG) -> Draft:
+    def propose(self, room: torch.Tensor, rng: CounterRNG) -> Draft:
         ids = torch.tensor([self.tokens] * self.rows)
         belief = None if self.beliefs is None else torch.tensor([self.beliefs] * self.rows)
         live = torch.arange(len(self.tokens)) < room[:, None]
         return Draft.guess(ids, Tree.chain(len(self.tokens)), live, belief)
 
-    def observe(self, draft: Any, scores: Any, verdict: Any, dice: Any) -> None:
+    def observe(self, draft: Any, scores: Any, verdict: Any, rng: Any) -> None:
         pass
 
     def end(self) -> None:

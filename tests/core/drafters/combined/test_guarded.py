@@ -42,12 +42,12 @@ class Right:
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         self.at = [0 for _ in prompts]
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         pairs = zip(self.texts, self.at, room.tolist(), strict=True)
         found = [[*text[at : at + self.length], *self.wrong][: max(left, 0)] for text, at, left in pairs]
-        return guesses(found, dice.device)
+        return guesses(found, rng.device)
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         self.at = [at + len(tokens) for at, tokens in zip(self.at, verdict.rows(draft), strict=True)]
 
     def end(self) -> None:
@@ -80,9 +80,9 @@ def test_the_law_is_kept(kind: str) -> None:
         prompts=prompts,
         limits=(2, 2),
     )
-    for row, law in enumerate(enumerate_output(case, together=False)):
+    for row, distribution in enumerate(enumerate_output(case, together=False)):
         wanted = target_law(TableTarget(3, seed=1, sharpness=0.7), prompts[row], Sampling(), case.limits[row])
-        assert total_variation(law, wanted) < 1e-12
+        assert total_variation(distribution, wanted) < 1e-12
 
 
 @pytest.mark.parametrize("row", [0, 1, 2])

@@ -1,4 +1,5 @@
-"""Drafting across vocabularies: what the model reads, what is drawn from which law, and Sequoia's calibration."""
+"""Drafting across vocabularies: what the model reads, what is drawn from which distribution, and Sequoia's
+calibration."""
 
 from __future__ import annotations
 
@@ -48,8 +49,8 @@ def test_the_law_over_shared_tokens_is_renormalised() -> None:
     alone = TableTarget(5, seed=1)
     alone.begin([[3, 4]], Sampling())
     raw = torch.softmax(alone.logits(alone._context), -1)[0]
-    assert draft.laws is not None
-    found = draft.laws.dense().probs[0, 0]
+    assert draft.distributions is not None
+    found = draft.distributions.dense().probs[0, 0]
     wanted = torch.tensor([float(raw[3]), 0.0, float(raw[1])], dtype=torch.float64) / float(raw[3] + raw[1])
     torch.testing.assert_close(found, wanted)
 

@@ -70,9 +70,9 @@ def test_every_cascade_keeps_the_law(lengths: tuple[int, ...]) -> None:
         prompts=prompts,
         limits=(3, 2),
     )
-    for row, law in enumerate(enumerate_output(case)):
+    for row, distribution in enumerate(enumerate_output(case)):
         wanted = target_law(TableTarget(3, seed=1, sharpness=0.7), prompts[row], Sampling(), case.limits[row])
-        assert total_variation(law, wanted) < 1e-12
+        assert total_variation(distribution, wanted) < 1e-12
 
 
 def test_what_makes_no_cascade_is_refused() -> None:

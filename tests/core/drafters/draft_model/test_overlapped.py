@@ -1,5 +1,5 @@
-"""Drafts that are ready when the verdict is: how often, for whom, and in which thread. That the output's law stays as
-it is, the suites of all methods show."""
+"""Drafts that are ready when the verdict is: how often, for whom, and in which thread. That the output's distribution
+stays as it is, the suites of all methods show."""
 
 from __future__ import annotations
 

@@ -30,22 +30,22 @@ def table(blur: float, vocabulary: int = 3) -> TableTarget:
 @pytest.mark.parametrize("rule", [Exact(), Token(), SampleMatch()], ids=["exact", "token", "sample-match"])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0), Sampling(top_p=0.8)])
 def test_several_models_in_one_tree_keep_the_law(rule: Rule, sampling: Sampling) -> None:
-    """Each model has its own law, so siblings were drawn from different ones."""
+    """Each model has its own distribution, so siblings were drawn from different ones."""
 
     def merged() -> Drafter:
         return SpecInfer(table(0.4), others=[table(0.8)], samples=1, depth=2)
 
     prompts = [(0, 1), (2, 1, 0, 1)]
     case = Case(target=lambda: table(0), drafter=merged, rule=rule, prompts=prompts, sampling=sampling, limits=(3, 2))
-    for row, law in enumerate(enumerate_output(case)):
-        assert total_variation(law, target_law(table(0), prompts[row], sampling, case.limits[row])) < 1e-12
+    for row, distribution in enumerate(enumerate_output(case)):
+        assert total_variation(distribution, target_law(table(0), prompts[row], sampling, case.limits[row])) < 1e-12
 
 
 def test_samples_share_a_node_where_they_agree() -> None:
     drafter = SpecInfer(table(0.4), samples=4, depth=3)
     drafter.begin(Prefill(), [[0, 1]] * 20, Sampling())
-    dice = CounterRNG.of(3, 20)
-    draft = drafter.propose(torch.full((20,), 9), dice)
+    rng = CounterRNG.of(3, 20)
+    draft = drafter.propose(torch.full((20,), 9), rng)
     parents, tokens = draft.tree.parents.tolist(), draft.tokens.tolist()
     merged = 0
     for above, ids in zip(parents, tokens, strict=True):
@@ -73,7 +73,7 @@ def best_nodes(model: TableTarget, prompt: list[int], count: int, width: int) ->
         model.begin([prompt], Sampling())
         ids = torch.tensor([path], dtype=torch.long).view(1, -1)
         chain = Draft.guess(ids, Tree.chain(len(path)), torch.ones_like(ids, dtype=torch.bool))
-        tokens, probs = model.score(chain).law(torch.tensor([len(path)])).top(width)
+        tokens, probs = model.score(chain).distribution(torch.tensor([len(path)])).top(width)
         for token, prob in zip(tokens[0].tolist(), probs[0].tolist(), strict=True):
             heapq.heappush(frontier, (value - math.log(prob), (*path, token)))
     del found[()]

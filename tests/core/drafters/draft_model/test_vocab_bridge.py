@@ -49,9 +49,9 @@ def test_drafters_keep_the_law_with_it(name: str, options: Mapping[str, Any], sa
         sampling=sampling,
         limits=limits,
     )
-    laws = enumerate_output(case)
-    for law, prompt, limit in zip(laws, prompts, limits, strict=True):
-        assert total_variation(law, target_law(target(), prompt, sampling, limit)) < 1e-12
+    distributions = enumerate_output(case)
+    for distribution, prompt, limit in zip(distributions, prompts, limits, strict=True):
+        assert total_variation(distribution, target_law(target(), prompt, sampling, limit)) < 1e-12
 
 
 def test_laws_are_those_of_the_shared_tokens() -> None:
@@ -61,9 +61,9 @@ def test_laws_are_those_of_the_shared_tokens() -> None:
     plain.begin([[1, 2], [0, 0]], Sampling())
     tree = Tree.of((-1, -1, 0), model.device)
     tokens, live = torch.tensor([[0, 2, 2], [2, 0, 0]]), torch.ones(2, 3, dtype=torch.bool)
-    found = model.score(Draft.guess(tokens, tree, live)).laws().dense().probs
+    found = model.score(Draft.guess(tokens, tree, live)).distributions().dense().probs
     theirs = torch.where(tokens == 0, 1, 0)
-    raw = plain.score(Draft.guess(theirs, tree, live)).laws().dense().probs
+    raw = plain.score(Draft.guess(theirs, tree, live)).distributions().dense().probs
     assert not found[..., 1].any()
     wanted = raw[..., [1, 0]] / raw[..., [1, 0]].sum(-1, keepdim=True)
     torch.testing.assert_close(found[..., [0, 2]], wanted)
@@ -74,16 +74,18 @@ def test_pieces_marks_and_what_is_kept() -> None:
     model.begin([[0, 1]], Sampling())
     whole = Draft.guess(torch.tensor([[0, 2]]), Tree.chain(2), torch.ones(1, 2, dtype=torch.bool))
     first = Draft.guess(torch.tensor([[0]]), Tree.chain(1), torch.ones(1, 1, dtype=torch.bool))
-    every = model.score(whole).laws().probs
+    every = model.score(whole).distributions().probs
     before = model.mark()
-    assert torch.equal(model.score(first).laws().probs, every[:, :2])
-    assert torch.equal(model.score(whole, 1).laws().probs, every[:, 2:])
+    assert torch.equal(model.score(first).distributions().probs, every[:, :2])
+    assert torch.equal(model.score(whole, 1).distributions().probs, every[:, 2:])
     model.keep(*told([[0, 2]], model.device))
-    assert torch.equal(model.score(Draft.empty(1)).laws().probs[:, 0], every[:, 2])
+    assert torch.equal(model.score(Draft.empty(1)).distributions().probs[:, 0], every[:, 2])
     assert int(model.score(Draft.empty(1)).lengths) == 4
     model.rewind(before)
-    assert torch.equal(model.score(whole).laws().probs, every) and int(model.score(whole).lengths) == 2
+    assert torch.equal(model.score(whole).distributions().probs, every) and int(model.score(whole).lengths) == 2
     fresh = Translated(TableTarget(3, seed=1, sharpness=0.7, blur=0.4), SOME)
     fresh.begin([[0, 1, 1]], Sampling())
     model.keep(*told([[1]], model.device))
-    assert torch.equal(model.score(Draft.empty(1)).laws().probs, fresh.score(Draft.empty(1)).laws().probs)
+    assert torch.equal(
+        model.score(Draft.empty(1)).distributions().probs, fresh.score(Draft.empty(1)).distributions().probs
+    )

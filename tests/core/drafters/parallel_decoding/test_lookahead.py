@@ -73,13 +73,13 @@ class Counting:
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
         self.last = torch.tensor([prompt[-1] for prompt in prompts])
-        self.lawmaker = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
+        self.pipeline = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
         return Prefill()
 
     def score(self, draft: Draft, since: int | None = None) -> Scores:
         said = (torch.cat([self.last[:, None], draft.tokens], 1) + 1) % self.vocabulary
         logits = torch.nn.functional.one_hot(said, self.vocabulary).double()
-        return Scores(draft, self.lawmaker, torch.zeros(draft.rows), logits)
+        return Scores(draft, self.pipeline, torch.zeros(draft.rows), logits)
 
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
         self.last = self.last + count

@@ -38,16 +38,16 @@ def target(dtype: torch.dtype = torch.float64) -> Decoder:
     return Decoder.random(SHAPE, seed=5, dtype=dtype)
 
 
-def pupil(method: Method, model: Decoder, **config: Any) -> Any:
-    assert method.pupil is not None
+def draft_head(method: Method, model: Decoder, **config: Any) -> Any:
+    assert method.draft_head is not None
     torch.manual_seed(1)
-    return method.pupil(model, **{**method.small, **config}).to(model.network.dtype)
+    return method.draft_head(model, **{**method.small, **config}).to(model.network.dtype)
 
 
 def drafted(follower: HeadRunner, model: Decoder, tokens: list[int], depth: int) -> Tensor:
     """The logits [depth, R] along the true tokens behind the first `len - depth + 1`, the last of which is the root."""
     prompt, chain = tokens[: len(tokens) - depth + 1], tokens[len(tokens) - depth + 1 :]
-    prefill = model.begin([prompt], Sampling(), follower.pupil.needs)
+    prefill = model.begin([prompt], Sampling(), follower.draft_head.needs)
     follower.listen(prefill.hidden)
     follower.whole = prefill.itself
     follower.begin([prompt], Sampling())
@@ -79,7 +79,7 @@ CORRECTED = [
 )
 def test_drafting_computes_what_training_computed(method: Method, config: dict[str, int]) -> None:
     model = target()
-    learner = pupil(method, model, vocabulary=tuple(range(30, 3, -1)), **config)
+    learner = draft_head(method, model, vocabulary=tuple(range(30, 3, -1)), **config)
     with torch.no_grad():
         for weight in learner.parameters():
             weight.add_(torch.randn(weight.shape) * 0.1)
@@ -106,7 +106,7 @@ def test_drafting_computes_what_training_computed(method: Method, config: dict[s
 
 def test_corrections_of_low_rank_are_all_that_is_learned() -> None:
     model = target()
-    whole, small = (pupil(DRAFTERS["eagle3"], model, lora=lora) for lora in (0, 2))
+    whole, small = (draft_head(DRAFTERS["eagle3"], model, lora=lora) for lora in (0, 2))
     kept = {name for name, _ in small.named_parameters() if "block" in name}
     assert kept == {
         *(f"block.{part}.{way}" for part in PARTS for way in ("up", "down")),
@@ -118,13 +118,13 @@ def test_corrections_of_low_rank_are_all_that_is_learned() -> None:
     torch.testing.assert_close(small.block.attention.qkv.weight[:, 32:], layer.qkv.weight, atol=0, rtol=0)
     assert not small.block.attention.qkv.weight[:, :32].any()
     with pytest.raises(InvalidOption, match="another form"):
-        pupil(DRAFTERS["eagle3"], model, lora=2, hidden=12)
+        draft_head(DRAFTERS["eagle3"], model, lora=2, hidden=12)
     with pytest.raises(InvalidOption, match="lora is -1"):
-        pupil(DRAFTERS["ctc"], model, lora=-1)
+        draft_head(DRAFTERS["ctc"], model, lora=-1)
 
 
 class Audited(Learned):
-    """At every step, asks a fresh pupil that reads everything anew."""
+    """At every step, asks a fresh draft head that reads everything anew."""
 
     checked = 0
 
@@ -132,13 +132,13 @@ class Audited(Learned):
         super().begin(prefill, prompts, sampling)
         self.texts = [list(prompt) for prompt in prompts]
 
-    def propose(self, room: Tensor, dice: CounterRNG) -> Draft:
-        draft = super().propose(room, dice)
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
+        draft = super().propose(room, rng)
         if int(room.min()) < 0:
             return draft
         said = self.model.score(Draft.empty(draft.rows)).logits()
         for row, text in enumerate(self.texts):
-            model, fresh = target(), type(self.model)(self.pupil)
+            model, fresh = target(), type(self.model)(self.draft_head)
             prefill = model.begin([text], Sampling(), self.needs)
             fresh.listen(prefill.hidden)
             fresh.whole = prefill.itself
@@ -148,8 +148,8 @@ class Audited(Learned):
             self.checked += 1
         return draft
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
-        super().observe(draft, scores, verdict, dice)
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
+        super().observe(draft, scores, verdict, rng)
         for text, new in zip(self.texts, verdict.rows(draft), strict=True):
             text += new
 
@@ -159,7 +159,7 @@ class Audited(Learned):
 @pytest.mark.parametrize("method", TRAINED.values(), ids=lambda method: method.name)
 def test_what_was_read_stays_true(method: Method, grow: str) -> None:
     model = target()
-    drafter = Audited(pupil(method, model, vocabulary=0).drafts(model), grow=grow, length=3, nodes=12, depth=3)
+    drafter = Audited(draft_head(method, model, vocabulary=0).drafts(model), grow=grow, length=3, nodes=12, depth=3)
     prompts = [[1, 2, 3, 4], [5, 8], [6, 7, 8]]  # of a single token the first is read, as there is no other
     steps = list(decode(model, drafter, Exact(), prompts, sampling=GREEDY, limit=[24, 25, 26], seed=0))
     assert drafter.checked > 20
@@ -190,7 +190,7 @@ def test_it_learns_and_drafts_as_well_as_was_foreseen(method: Method, measured: 
     teacher = DecoderTeacher(model)
     every = lessons(model, 220, 24)
     held, known = every[:40], every[40:]
-    learner = pupil(method, model, vocabulary=0)
+    learner = draft_head(method, model, vocabulary=0)
     before = judged(learner, teacher, held)
     optimiser = torch.optim.AdamW(learner.parameters(), lr=4e-3)
     loss = resolve("kl")
@@ -237,7 +237,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(InvalidOption, match="1 or more"):
         Learned(heads, nodes=0)
     with pytest.raises(InvalidOption, match="each once"):
-        DRAFTERS["medusa"].pupil(model, vocabulary=(1, 1))  # type: ignore[misc]
+        DRAFTERS["medusa"].draft_head(model, vocabulary=(1, 1))  # type: ignore[misc]
     assert make_rule("exact").lossless
 
 

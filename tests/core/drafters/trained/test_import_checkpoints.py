@@ -99,11 +99,11 @@ def states(model: Decoder, taps: tuple[str, ...]) -> Tensor:
     return torch.cat([hidden[tap][0] for tap in taps], -1)
 
 
-def said(pupil: Any, model: Decoder, chain: int) -> Tensor:
+def said(draft_head: Any, model: Decoder, chain: int) -> Tensor:
     """[1 + chain, R] our logits behind the text but its last tokens, which are drafted."""
     prompt, rest = TEXT[: len(TEXT) - chain], TEXT[len(TEXT) - chain :]
-    follower = HeadRunner(pupil.drafts(model))
-    follower.listen(model.begin([prompt], Sampling(), pupil.needs).hidden)
+    follower = HeadRunner(draft_head.drafts(model))
+    follower.listen(model.begin([prompt], Sampling(), draft_head.needs).hidden)
     follower.begin([prompt], Sampling())
     found = [follower.score(Draft.empty(1)).logits()[0]]
     for node in range(chain):
@@ -159,18 +159,18 @@ def test_eagle3(kind: str, tmp_path: Path) -> None:
             "eagle_aux_hidden_state_layer_ids": [2, 4, 6],
         }
     model = target()
-    pupil = read_foreign(kept_in(tmp_path, tensors, config), model)
-    assert isinstance(pupil, Eagle3Head)
-    assert pupil.words.vocabulary is not None and pupil.words.vocabulary.tolist() == list(KEPT)
+    draft_head = read_foreign(kept_in(tmp_path, tensors, config), model)
+    assert isinstance(draft_head, Eagle3Head)
+    assert draft_head.words.vocabulary is not None and draft_head.words.vocabulary.tolist() == list(KEPT)
     wanted = expected3(tensors, at, model, 3, kind == "normed residual")
-    torch.testing.assert_close(said(pupil, model, 3), wanted, atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(said(draft_head, model, 3), wanted, atol=2e-4, rtol=1e-4)
     plain, fast = (
         [
             token
             for step in decode(model, one, Exact(), [TEXT], sampling=Sampling(temperature=0), limit=12)
             for token in step.emitted
         ]
-        for one in (None, Learned(pupil.drafts(model), nodes=8))
+        for one in (None, Learned(draft_head.drafts(model), nodes=8))
     )
     assert plain == fast
 
@@ -183,7 +183,7 @@ def test_eagle(ours: bool, tmp_path: Path) -> None:
     tensors = {f"{fuse}.weight": drawn(16, 32), f"{fuse}.bias": torch.randn(16) * 0.1, **layer(at, 16)}
     if not ours:
         tensors["embed_tokens.weight"] = model.network.embedding.clone()
-    pupil = read_foreign(
+    draft_head = read_foreign(
         kept_in(tmp_path, tensors, {"speculators_model_type": "eagle"} | LAYER if ours else LAYER), model
     )
     x, tokens = states(model, ("last",))[: len(TEXT) - 3], torch.tensor(TEXT[1:])
@@ -194,7 +194,7 @@ def test_eagle(ours: bool, tmp_path: Path) -> None:
         out = ran(tensors, at, read, read)[-1:]
         logits.append(out @ model.network.head.weight.T)
         x = torch.cat([x, out])
-    torch.testing.assert_close(said(pupil, model, 2), torch.cat(logits), atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(said(draft_head, model, 2), torch.cat(logits), atol=2e-4, rtol=1e-4)
 
 
 def test_medusa(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_medusa(tmp_path: Path) -> None:
         tensors[f"{k}.2.weight"] = drawn(40, 16)
     config = {"medusa_num_heads": 3, "medusa_num_layers": 2, "base_model_name_or_path": "small"}
     model = target()
-    pupil = read_foreign(kept_in(tmp_path, tensors, config), model)
+    draft_head = read_foreign(kept_in(tmp_path, tensors, config), model)
     state = states(model, ("last",))[len(TEXT) - 4]
     wanted = []
     for k in range(3):
@@ -214,7 +214,7 @@ def test_medusa(tmp_path: Path) -> None:
         for j in range(2):
             x = x + F.silu(tensors[f"{k}.{j}.linear.weight"] @ x + tensors[f"{k}.{j}.linear.bias"])
         wanted.append(tensors[f"{k}.2.weight"] @ x)
-    torch.testing.assert_close(said(pupil, model, 2), torch.stack(wanted), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(said(draft_head, model, 2), torch.stack(wanted), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("steady", [False, True])
@@ -222,14 +222,14 @@ def test_medusa(tmp_path: Path) -> None:
 def test_ours_in_the_speculators_format_come_back(steady: bool, vocabulary: Any, tmp_path: Path) -> None:
     torch.manual_seed(3)
     model = target()
-    pupil = Eagle3Head(model, steady=steady, hidden=12, vocabulary=vocabulary)
+    draft_head = Eagle3Head(model, steady=steady, hidden=12, vocabulary=vocabulary)
     with torch.no_grad():
-        for weight in pupil.parameters():  # what 16 bits hold
+        for weight in draft_head.parameters():  # what 16 bits hold
             weight.copy_((weight + torch.randn_like(weight) * 0.1).bfloat16())
-    write_speculators(pupil, tmp_path, "somebody/small")
+    write_speculators(draft_head, tmp_path, "somebody/small")
     again = read_foreign(tmp_path, model)
-    assert isinstance(again, Eagle3Head) and again.taps == pupil.taps
-    before, after = said(pupil, model, 2), said(again, model, 2)
+    assert isinstance(again, Eagle3Head) and again.taps == draft_head.taps
+    before, after = said(draft_head, model, 2), said(again, model, 2)
     if vocabulary:
         assert again.words.vocabulary is not None and again.words.vocabulary.tolist() == sorted(vocabulary)
         before = before[:, torch.tensor(vocabulary).argsort()]
@@ -297,8 +297,8 @@ def test_medusa_in_all_its_layouts(tmp_path: Path) -> None:
 def test_eagle3_as_published_in_a_pickle(tmp_path: Path) -> None:
     model = target()
     torch.manual_seed(1)
-    pupil = Eagle3Head(model, steady=False, hidden=12, vocabulary=(30, 3, 9, 4))
-    write_speculators(pupil, tmp_path / "ours", "small")
+    draft_head = Eagle3Head(model, steady=False, hidden=12, vocabulary=(30, 3, 9, 4))
+    write_speculators(draft_head, tmp_path / "ours", "small")
     from safetensors.torch import load_file
 
     tensors = load_file(tmp_path / "ours" / "model.safetensors")

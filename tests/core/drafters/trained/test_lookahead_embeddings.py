@@ -33,7 +33,7 @@ def target(dtype: torch.dtype = torch.float64) -> Decoder:
     return Decoder.random(SHAPE, seed=5, dtype=dtype)
 
 
-def pupil(model: Decoder, **config: Any) -> LookaheadEmbeddings:
+def draft_head(model: Decoder, **config: Any) -> LookaheadEmbeddings:
     torch.manual_seed(1)
     found: LookaheadEmbeddings = LookaheadEmbeddings(model, **{"embeddings": 3, **config}).to(model.network.dtype)
     return found
@@ -55,7 +55,7 @@ def said(model: Decoder, embeddings: Tensor, tokens: list[int], guesses: list[in
 def test_training_reads_what_drafting_reads() -> None:
     model = target()
     for vocabulary in (0, tuple(range(30, 3, -1))):
-        learner = pupil(model, vocabulary=vocabulary)
+        learner = draft_head(model, vocabulary=vocabulary)
         rows = [[random.Random(n).randrange(31) for _ in range(size)] for n, size in enumerate((40, 12))]
         batch = read(DecoderTeacher(model), [Lesson(tuple(row[:2]), tuple(row[2:])) for row in rows], learner.needs)
         with torch.no_grad():
@@ -77,7 +77,7 @@ def test_training_reads_what_drafting_reads() -> None:
 
 def test_embeddings_stand_behind_guesses_too() -> None:
     model = target()
-    rows = pupil(model).embeddings.detach()
+    rows = draft_head(model).embeddings.detach()
     for known in (6, 3):
         torch.testing.assert_close(
             said(model, rows, [4, 7, 9, 1, 5, 2]), said(model, rows, [4, 7, 9, 1, 5, 2][:known], [1, 5, 2][: 6 - known])
@@ -88,7 +88,7 @@ def test_embeddings_stand_behind_guesses_too() -> None:
 def test_only_the_embeddings_learn() -> None:
     model = target(torch.float32)
     before = [layer.qkv.weight.clone() for layer in model.network.layers]
-    learner = pupil(model)
+    learner = draft_head(model)
     batch = read(DecoderTeacher(model), [Lesson((1, 2), tuple(range(3, 28)))], learner.needs)
     torch.autograd.backward(learner.loss(batch, resolve("kl")))
     assert [name for name, _ in learner.named_parameters()] == ["embeddings"] == list(learner.state_dict())
@@ -111,13 +111,13 @@ class Audited(PaSS):
         super().begin(prefill, prompts, sampling)
         self.texts = [list(prompt) for prompt in prompts]
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, dice: CounterRNG) -> None:
-        super().observe(draft, scores, verdict, dice)
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
+        super().observe(draft, scores, verdict, rng)
         for row, (text, emitted) in enumerate(zip(self.texts, verdict.rows(draft), strict=True)):
             text += emitted
-            if self._law is not None and len(text) < 20:
+            if self._distribution is not None and len(text) < 20:
                 wanted = said(target(), self.embeddings, text[:-1])[: self._ahead]
-                found = self._law.probs[row]
+                found = self._distribution.probs[row]
                 torch.testing.assert_close(found, wanted.softmax(-1), atol=1e-9, rtol=0)
                 self.checked += 1
 
@@ -126,7 +126,7 @@ class Audited(PaSS):
 @pytest.mark.parametrize("options", [{}, {"shape": (-1, -1, 0, 0, 2)}, {"apart": True}, {"length": 2}])
 def test_guesses_are_what_was_said_where_the_path_ended(options: dict[str, Any]) -> None:
     model = target()
-    learned = pupil(model).drafts(model)
+    learned = draft_head(model).drafts(model)
     prompts = [[1, 2, 3, 4], [5], [6, 7, 8]]
     for sampling in (GREEDY, Sampling()):
         drafter = Audited(learned, **options)
@@ -160,7 +160,7 @@ def test_it_learns_and_drafts_as_well_as_was_foreseen(measured: Any) -> None:
     for step in decode(model, None, Exact(), prompts, sampling=GREEDY, limit=24):
         answers[step.row] += step.emitted
     every = [Lesson(tuple(one), tuple(two)) for one, two in zip(prompts, answers, strict=True)]
-    held, known, teacher, learner = every[:30], every[30:], DecoderTeacher(model), pupil(model)
+    held, known, teacher, learner = every[:30], every[30:], DecoderTeacher(model), draft_head(model)
     optimiser = torch.optim.AdamW(learner.parameters(), lr=3e-2)
     curve = []
     for turn in range(60):
@@ -183,9 +183,9 @@ def test_it_learns_and_drafts_as_well_as_was_foreseen(measured: Any) -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     model = target()
-    learned = pupil(model).drafts(model)
+    learned = draft_head(model).drafts(model)
     with pytest.raises(InvalidOption, match="1 or more"):
-        pupil(model, embeddings=0)
+        draft_head(model, embeddings=0)
     with pytest.raises(InvalidOption, match="1 or more"):
         PaSS(learned, length=0)
     with pytest.raises(InvalidOption, match="no nodes"):

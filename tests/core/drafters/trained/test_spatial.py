@@ -32,8 +32,8 @@ def behind(tokens: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("prompts", [[[1], [2]], [[1, 2, 3], [4], [0, 1, 2, 3, 4, 0, 1, 2]]])
 @pytest.mark.parametrize("options", [{"grow": "chain", "length": 3}, {"shape": (-1, -1, 0, 1, 2)}])
 def test_what_stands_above_is_the_target_s_own_state(prompts: list[list[int]], options: dict[str, object]) -> None:
-    pupil = untaught(DRAFTERS["spatial"], target(), heads=3, columns=COLUMNS, vocabulary=0)
-    drafter = Learned(pupil, **options)  # type: ignore[arg-type]
+    draft_head = untaught(DRAFTERS["spatial"], target(), heads=3, columns=COLUMNS, vocabulary=0)
+    drafter = Learned(draft_head, **options)  # type: ignore[arg-type]
     rows, checked, accepted = [list(one) for one in prompts], 0, 0
     for step in decode(target(), drafter, Exact(), prompts, limit=20, seed=1):
         rows[step.row] += step.emitted

@@ -16,13 +16,13 @@ from outrider.core.tree import Tree
 
 def _case(seed: int) -> tuple[Rows, int, Draft, Verdict, torch.Tensor]:
     """Rows with tokens waiting, a chain drafted behind them of which some was scored, and what of it is kept."""
-    dice = random.Random(seed)
-    batch, wait, size = dice.randint(1, 4), dice.randint(1, 3), dice.randint(0, 4)
-    waiting = [wait, *(dice.randint(1, wait) for _ in range(batch - 1))]
-    entries = [dice.randint(0, 9) for _ in range(batch)]
-    accepted = [dice.randint(0, size) for _ in range(batch)]
-    count = [dice.randint(0, one + 1) for one in accepted]
-    pending = torch.tensor([[dice.randrange(50) for _ in range(wait)] for _ in range(batch)])
+    rng = random.Random(seed)
+    batch, wait, size = rng.randint(1, 4), rng.randint(1, 3), rng.randint(0, 4)
+    waiting = [wait, *(rng.randint(1, wait) for _ in range(batch - 1))]
+    entries = [rng.randint(0, 9) for _ in range(batch)]
+    accepted = [rng.randint(0, size) for _ in range(batch)]
+    count = [rng.randint(0, one + 1) for one in accepted]
+    pending = torch.tensor([[rng.randrange(50) for _ in range(wait)] for _ in range(batch)])
     even = len({*waiting}) == len({*entries}) == 1
     rows = Rows(torch.tensor(entries), pending, torch.tensor(waiting), tuple(entries), even)
     tokens = torch.randint(50, (batch, size), generator=torch.Generator().manual_seed(seed))
@@ -39,7 +39,7 @@ def _case(seed: int) -> tuple[Rows, int, Draft, Verdict, torch.Tensor]:
         p=none,
         q=none,
     )
-    return rows, dice.randint(-1, size), draft, verdict, torch.tensor(count)
+    return rows, rng.randint(-1, size), draft, verdict, torch.tensor(count)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -68,10 +68,10 @@ def test_what_is_remembered_of_a_shape_is_what_ragged_rows_are_told(seed: int) -
 @pytest.mark.parametrize("seed", range(20))
 def test_entries_are_moved_to_the_same_slots(seed: int) -> None:
     rows, _, _, _, _ = _case(seed)
-    dice, batch = random.Random(seed), len(rows.host)
+    rng, batch = random.Random(seed), len(rows.host)
     size, depth = 6, 4
-    path = torch.tensor([sorted(dice.sample(range(size), depth)) for _ in range(batch)])
-    kept = torch.arange(depth) < torch.tensor([[dice.randint(0, depth)] for _ in range(batch)])
+    path = torch.tensor([sorted(rng.sample(range(size), depth)) for _ in range(batch)])
+    kept = torch.arange(depth) < torch.tensor([[rng.randint(0, depth)] for _ in range(batch)])
     stores = []
     for move in ("_move", "_move_some"):
         one = cache.Cache((2, 2, 4), torch.float32, torch.device("cpu"))

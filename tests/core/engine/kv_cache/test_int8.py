@@ -123,12 +123,12 @@ def test_it_is_near_the_exact_cache_and_smaller(config: Config) -> None:
     rng = random.Random(0)
     prompt = [rng.randrange(config.vocabulary) for _ in range(200)]
     exact, rounded = (model(config, torch.float32, bits) for bits in (None, 8))
-    laws = []
+    distributions = []
     for one in (exact, rounded):
         one.begin([prompt], Sampling())
-        laws.append(one.score(Draft.empty(1)).logits()[0, 0].softmax(-1))
+        distributions.append(one.score(Draft.empty(1)).logits()[0, 0].softmax(-1))
         assert one.cache.bytes >= 200 * one.slot_bytes
-    assert 0 < (laws[0] - laws[1]).abs().sum() < 0.1
+    assert 0 < (distributions[0] - distributions[1]).abs().sum() < 0.1
     assert rounded.slot_bytes == config.layers * 2 * config.kv_heads * slot(config.head_dim)
     assert rounded.cache.bytes / exact.cache.bytes == slot(config.head_dim) / (4 * config.head_dim)
 

@@ -1,5 +1,5 @@
-"""Chains that a decoder draws by itself in one call: the tokens and laws that a pass after another would give, and a
-cache that goes on from there."""
+"""Chains that a decoder draws by itself in one call: the tokens and distributions that a pass after another would give,
+and a cache that goes on from there."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def test_laws_are_those_of_the_tokens_before_them(shape: Config, informed: bool)
     model = opened(shape, sampling, told)
     found = model.unroll(numbers)
     assert found is not None
-    tokens, laws = found
+    tokens, distributions = found
     chain = Draft.guess(tokens, Tree.chain(5, tokens.device), torch.ones_like(tokens, dtype=torch.bool))
-    again = opened(shape, sampling, told).score(chain).laws()
-    torch.testing.assert_close(laws.probs, again.probs[:, :5], atol=0.02, rtol=0.05)
-    running = laws.probs.double().cumsum(-1)[0]
+    again = opened(shape, sampling, told).score(chain).distributions()
+    torch.testing.assert_close(distributions.probs, again.probs[:, :5], atol=0.02, rtol=0.05)
+    running = distributions.probs.double().cumsum(-1)[0]
     wanted = [
         int(torch.searchsorted(row, number * row[-1], right=True)) for row, number in zip(running, numbers, strict=True)
     ]
     assert tokens[0].tolist() == wanted and len(set(wanted)) > 1
-    assert (told is None) or not torch.allclose(again.probs, opened(shape, sampling).score(chain).laws().probs)
+    assert (told is None) or not torch.allclose(again.probs, opened(shape, sampling).score(chain).distributions().probs)
 
 
 def test_what_is_kept_of_a_chain_is_read_no_more() -> None:
@@ -93,10 +93,10 @@ def test_greedy_chains_are_the_likeliest_tokens() -> None:
     model = opened(SHAPE, Sampling(temperature=0))
     found = model.unroll(np.zeros(4))
     assert found is not None
-    tokens, laws = found
+    tokens, distributions = found
     chain = Draft.guess(tokens, Tree.chain(4, tokens.device), torch.ones_like(tokens, dtype=torch.bool))
     assert opened(SHAPE, Sampling()).score(chain).logits()[0, :4].argmax(-1).tolist() == tokens[0].tolist()
-    assert laws.width == 1 and torch.equal(laws.sole(), tokens)
+    assert distributions.width == 1 and torch.equal(distributions.sole(), tokens)
 
 
 def test_laws_of_other_kinds_take_a_pass_after_another() -> None:
