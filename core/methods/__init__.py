@@ -1,7 +1,7 @@
 """Every drafter and rule by name: the explicit tables that the code, the command line and the tests all read.
 
-A new method is one function or class in its family's file and one row in that of this folder: `free`, `smaller`,
-`trained` or `rules`; the conformance suite then tests it. The tables list the rows in this order to whoever asks.
+A new method is one function or class in a file of core/drafters or core/rules, and one row in the file of this folder
+that has its family's name. The conformance suite then tests it. The tables keep the order of the rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from outrider.core.errors import InvalidOption, unknown
-from outrider.core.methods import draft_model, rules, trained, untrained
+from outrider.core.methods import combined, draft_model, lookup, parallel_decoding, rules, self_speculative, trained
 from outrider.core.methods.row import Method
 from outrider.core.protocol import Drafter, Rule
 
@@ -25,15 +25,12 @@ def _table(*rows: Iterable[Method]) -> dict[str, Method]:
 
 
 DRAFTERS = _table(
-    draft_model.SIMPLE,
-    untrained.READ,
-    untrained.THINNED,
-    untrained.MERGED,
-    draft_model.JOINED,
-    untrained.CHOSEN,
-    draft_model.FITTED,
-    untrained.SKIPPED,
+    lookup.ROWS,
+    parallel_decoding.ROWS,
+    draft_model.ROWS,
+    self_speculative.ROWS,
     trained.ROWS,
+    combined.ROWS,
 )
 
 RULES = _table(rules.ROWS)

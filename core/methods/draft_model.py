@@ -1,5 +1,4 @@
-"""Rows of the drafters that ask a smaller model: simply, together with others or beside other work, and with trees and
-lengths fitted to what is accepted."""
+"""Rows of the drafters that run a smaller model."""
 
 from __future__ import annotations
 
@@ -21,156 +20,178 @@ _HEAD = AcceptanceHead(  # reads a distribution's facts: made up, for the tests
     {"out.weight": torch.tensor([[2.5, 1.0, -0.3, -0.2]]), "out.bias": torch.tensor([0.4])}
 )
 
-SIMPLE = (
-    Method(
-        name="draft-model",
-        make=DraftModel,
-        systems=("Speculative decoding", "Speculative sampling"),
-        summary="a smaller model drafts a chain, token by token",
-        paper="Fast Inference from Transformers via Speculative Decoding (arXiv 2211.17192)",
-        topology=("chain",),
-        needs=("model",),
-        trials=({"length": 3}, {"length": 3, "policy": "confidence"}, {"length": 2, "policy": "window"}),
-    ),
-    Method(
-        name="sampled-tree",
-        make=SampledTree,
-        systems=("Recursive rejection sampling", "SpecInfer's sampled trees"),
-        summary="a smaller model draws several successors a node, with or without replacement",
-        paper="Recursive Speculative Decoding (arXiv 2402.14160)",
-        topology=("tree",),
-        needs=("model",),
-        trials=({"shape": (-1, -1, 0, 1)}, {"shape": (-1, -1, 0, 0), "replacement": True}),
-    ),
-    Method(
-        name="top-k-tree",
-        make=TopKTree,
-        systems=("Static token trees",),
-        summary="a static tree of a smaller model's likeliest tokens",
-        paper="SpecInfer: Accelerating LLM Serving with Tree-based Speculative Inference (arXiv 2305.09781)",
-        topology=("tree",),
-        needs=("model",),
-        trials=({"shape": (-1, -1, 0, 0, 1)},),
-    ),
-    Method(
-        name="dynamic-tree",
-        make=DynamicTree,
-        systems=("EAGLE-2's dynamic tree",),
-        summary="a tree that grows where a smaller model is sure of itself, re-ranked as a whole",
-        paper="EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees (arXiv 2406.16858)",
-        topology=("tree",),
-        needs=("model",),
-        trials=({"nodes": 4, "width": 2, "depth": 2},),
+DRAFT_MODEL = Method(
+    name="draft-model",
+    make=DraftModel,
+    systems=("Speculative decoding", "Speculative sampling"),
+    summary="a smaller model drafts a chain, token by token",
+    paper="Fast Inference from Transformers via Speculative Decoding (arXiv 2211.17192)",
+    topology=("chain",),
+    needs=("model",),
+    trials=({"length": 3}, {"length": 3, "policy": "confidence"}, {"length": 2, "policy": "window"}),
+)
+
+SAMPLED_TREE = Method(
+    name="sampled-tree",
+    make=SampledTree,
+    systems=("Recursive rejection sampling", "SpecInfer's sampled trees"),
+    summary="a smaller model draws several successors a node, with or without replacement",
+    paper="Recursive Speculative Decoding (arXiv 2402.14160)",
+    topology=("tree",),
+    needs=("model",),
+    trials=({"shape": (-1, -1, 0, 1)}, {"shape": (-1, -1, 0, 0), "replacement": True}),
+)
+
+TOP_K_TREE = Method(
+    name="top-k-tree",
+    make=TopKTree,
+    systems=("Static token trees",),
+    summary="a static tree of a smaller model's likeliest tokens",
+    paper="SpecInfer: Accelerating LLM Serving with Tree-based Speculative Inference (arXiv 2305.09781)",
+    topology=("tree",),
+    needs=("model",),
+    trials=({"shape": (-1, -1, 0, 0, 1)},),
+)
+
+DYNAMIC_TREE = Method(
+    name="dynamic-tree",
+    make=DynamicTree,
+    systems=("EAGLE-2's dynamic tree",),
+    summary="a tree that grows where a smaller model is sure of itself, re-ranked as a whole",
+    paper="EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees (arXiv 2406.16858)",
+    topology=("tree",),
+    needs=("model",),
+    trials=({"nodes": 4, "width": 2, "depth": 2},),
+)
+
+SPECINFER = Method(
+    name="specinfer",
+    make=SpecInfer,
+    systems=("SpecInfer",),
+    summary="samples of one or several smaller models, merged into a tree; siblings drawn with replacement",
+    paper="SpecInfer: Accelerating LLM Serving with Tree-based Speculative Inference (arXiv 2305.09781)",
+    topology=("tree",),
+    needs=("model",),
+    trials=({"samples": 2, "depth": 2},),
+)
+
+SPECEXEC = Method(
+    name="specexec",
+    make=SpecExec,
+    systems=("SpecExec",),
+    summary="the most probable tree of up to a thousand guesses, found best first, in one target pass",
+    paper="SpecExec: Massively Parallel Speculative Decoding for Interactive LLM Inference (arXiv 2406.02532)",
+    topology=("tree",),
+    needs=("model",),
+    trials=({"nodes": 4, "batch": 2, "width": 2, "passes": 3},),
+)
+
+PREDRAFTED = Method(
+    name="predrafted",
+    make=Overlapped,
+    systems=("Speculative speculative decoding", "Saguaro", "Parallel draft and verify"),
+    summary="a smaller model drafts behind the likely verdicts while the target is still verifying",
+    paper="Speculative Speculative Decoding (arXiv 2603.03251)",
+    topology=("chain",),
+    needs=("model",),
+    trials=({"length": 1, "outcomes": 2}, {"length": 2, "outcomes": 1, "first": 1}),
+)
+
+PEARL = Method(
+    name="pearl",
+    make=pearl,
+    systems=("PEARL",),
+    summary="a smaller model drafts on while its draft is verified, its first guess being verified meanwhile",
+    paper="PEARL: Parallel Speculative Decoding with Adaptive Draft Length (arXiv 2408.11850)",
+    topology=("chain",),
+    needs=("model",),
+    trials=({"length": 2},),
+)
+
+CS_DRAFTING = Method(
+    name="cs-drafting",
+    make=CSDrafting,
+    systems=("CS Drafting",),
+    summary="a cascade: n-grams draft for the smaller model, and take over at later positions",
+    paper="Cascade Speculative Drafting for Even Faster LLM Inference (arXiv 2312.11462)",
+    topology=("chain",),
+    needs=("model",),
+    trials=({"lengths": (2, 1), "inner": 2, "levels": 2}, {"lengths": (2, 0), "inner": 1}),
+)
+
+CROSS_VOCABULARY = Method(
+    name="cross-vocabulary",
+    make=cross_vocabulary,
+    systems=("Cross-vocabulary drafting",),
+    summary="a smaller model with another tokenizer: its words tokenised anew, or the tokens that both have",
+    paper="Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous "
+    "Vocabularies (arXiv 2502.05202)",
+    topology=("chain",),
+    needs=("model",),
+    trials=(
+        {"length": 2},
+        {"length": 2, "way": "shared", "bridge": Renamed({0: 1, 2: 0}, unknown=2)},
+        {"length": 2, "policy": "confidence", "bridge": Renamed({0: 2, 1: 1})},
     ),
 )
 
-JOINED = (
-    Method(
-        name="specinfer",
-        make=SpecInfer,
-        systems=("SpecInfer",),
-        summary="samples of one or several smaller models, merged into a tree; siblings drawn with replacement",
-        paper="SpecInfer: Accelerating LLM Serving with Tree-based Speculative Inference (arXiv 2305.09781)",
-        topology=("tree",),
-        needs=("model",),
-        trials=({"samples": 2, "depth": 2},),
-    ),
-    Method(
-        name="specexec",
-        make=SpecExec,
-        systems=("SpecExec",),
-        summary="the most probable tree of up to a thousand guesses, found best first, in one target pass",
-        paper="SpecExec: Massively Parallel Speculative Decoding for Interactive LLM Inference (arXiv 2406.02532)",
-        topology=("tree",),
-        needs=("model",),
-        trials=({"nodes": 4, "batch": 2, "width": 2, "passes": 3},),
-    ),
-    Method(
-        name="predrafted",
-        make=Overlapped,
-        systems=("Speculative speculative decoding", "Saguaro", "Parallel draft and verify"),
-        summary="a smaller model drafts behind the likely verdicts while the target is still verifying",
-        paper="Speculative Speculative Decoding (arXiv 2603.03251)",
-        topology=("chain",),
-        needs=("model",),
-        trials=({"length": 1, "outcomes": 2}, {"length": 2, "outcomes": 1, "first": 1}),
-    ),
-    Method(
-        name="pearl",
-        make=pearl,
-        systems=("PEARL",),
-        summary="a smaller model drafts on while its draft is verified, its first guess being verified meanwhile",
-        paper="PEARL: Parallel Speculative Decoding with Adaptive Draft Length (arXiv 2408.11850)",
-        topology=("chain",),
-        needs=("model",),
-        trials=({"length": 2},),
-    ),
-    Method(
-        name="cs-drafting",
-        make=CSDrafting,
-        systems=("CS Drafting",),
-        summary="a cascade: n-grams draft for the smaller model, and take over at later positions",
-        paper="Cascade Speculative Drafting for Even Faster LLM Inference (arXiv 2312.11462)",
-        topology=("chain",),
-        needs=("model",),
-        trials=({"lengths": (2, 1), "inner": 2, "levels": 2}, {"lengths": (2, 0), "inner": 1}),
-    ),
-    Method(
-        name="cross-vocabulary",
-        make=cross_vocabulary,
-        systems=("Cross-vocabulary drafting",),
-        summary="a smaller model with another tokenizer: its words tokenised anew, or the tokens that both have",
-        paper="Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous "
-        "Vocabularies (arXiv 2502.05202)",
-        topology=("chain",),
-        needs=("model",),
-        trials=(
-            {"length": 2},
-            {"length": 2, "way": "shared", "bridge": Renamed({0: 1, 2: 0}, unknown=2)},
-            {"length": 2, "policy": "confidence", "bridge": Renamed({0: 2, 1: 1})},
-        ),
-    ),
+SEQUOIA = Method(
+    name="sequoia",
+    make=Sequoia,
+    systems=("Sequoia",),
+    summary="a tree of the shape that is best for measured acceptance, drawn without replacement",
+    paper="Sequoia: Scalable, Robust, and Hardware-aware Speculative Decoding (arXiv 2402.12374)",
+    topology=("tree",),
+    needs=("model",),
+    trials=({"acceptance": (0.5, 0.3, 0.1), "nodes": 4, "depth": 2},),
 )
 
-FITTED = (
-    Method(
-        name="sequoia",
-        make=Sequoia,
-        systems=("Sequoia",),
-        summary="a tree of the shape that is best for measured acceptance, drawn without replacement",
-        paper="Sequoia: Scalable, Robust, and Hardware-aware Speculative Decoding (arXiv 2402.12374)",
-        topology=("tree",),
-        needs=("model",),
-        trials=({"acceptance": (0.5, 0.3, 0.1), "nodes": 4, "depth": 2},),
-    ),
-    Method(
-        name="specdec-plus-plus",
-        make=specdec_pp,
-        systems=("SpecDec++",),
-        summary="a smaller model drafts until a trained head sees the risk of a rejection",
-        paper="SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths (arXiv 2405.19715)",
-        topology=("chain",),
-        needs=("model", "head"),
-        trials=({"head": _HEAD, "tap": None, "length": 3, "threshold": 0.8},),
-    ),
-    Method(
-        name="bild",
-        make=bild,
-        systems=("BiLD's drafting",),
-        summary="a smaller model drafts until it is unsure; lossless but with the rule 'bild'",
-        paper="Speculative Decoding with Big Little Decoder (arXiv 2302.07863)",
-        topology=("chain",),
-        needs=("model",),
-        trials=({"length": 3, "fallback": 0.42},),
-    ),
-    Method(
-        name="on-the-fly-window",
-        make=on_the_fly_window,
-        systems=("On-the-fly window",),
-        summary="a smaller model drafts as far as should be fastest for what was accepted lately",
-        paper="A Drop-In Solution for On-the-Fly Adaptation of Speculative Decoding (ACL 2025.acl-long.482)",
-        topology=("chain",),
-        needs=("model",),
-        trials=({"length": 2, "most": 3}, {"by": "steps", "length": 1, "most": 3}),
-    ),
+SPECDEC_PLUS_PLUS = Method(
+    name="specdec-plus-plus",
+    make=specdec_pp,
+    systems=("SpecDec++",),
+    summary="a smaller model drafts until a trained head sees the risk of a rejection",
+    paper="SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths (arXiv 2405.19715)",
+    topology=("chain",),
+    needs=("model", "head"),
+    trials=({"head": _HEAD, "tap": None, "length": 3, "threshold": 0.8},),
+)
+
+BILD = Method(
+    name="bild",
+    make=bild,
+    systems=("BiLD's drafting",),
+    summary="a smaller model drafts until it is unsure; lossless but with the rule 'bild'",
+    paper="Speculative Decoding with Big Little Decoder (arXiv 2302.07863)",
+    topology=("chain",),
+    needs=("model",),
+    trials=({"length": 3, "fallback": 0.42},),
+)
+
+ON_THE_FLY_WINDOW = Method(
+    name="on-the-fly-window",
+    make=on_the_fly_window,
+    systems=("On-the-fly window",),
+    summary="a smaller model drafts as far as should be fastest for what was accepted lately",
+    paper="A Drop-In Solution for On-the-Fly Adaptation of Speculative Decoding (ACL 2025.acl-long.482)",
+    topology=("chain",),
+    needs=("model",),
+    trials=({"length": 2, "most": 3}, {"by": "steps", "length": 1, "most": 3}),
+)
+
+ROWS = (
+    DRAFT_MODEL,
+    SAMPLED_TREE,
+    TOP_K_TREE,
+    DYNAMIC_TREE,
+    SPECINFER,
+    SPECEXEC,
+    PREDRAFTED,
+    PEARL,
+    CS_DRAFTING,
+    CROSS_VOCABULARY,
+    SEQUOIA,
+    SPECDEC_PLUS_PLUS,
+    BILD,
+    ON_THE_FLY_WINDOW,
 )

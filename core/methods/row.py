@@ -28,6 +28,9 @@ class Method:
     draft_head: Callable[..., Any] | None = None  # what is trained, where a drafter needs that
     small: Mapping[str, Any] = field(default_factory=dict)  # a draft head's small settings, for the tests
 
+    def __str__(self) -> str:
+        return self.name
+
     @property
     def module(self) -> str:
         return str((self.draft_head or self.make).__module__)

@@ -1,0 +1,96 @@
+"""Rows of the drafters that look up what followed the same tokens before: in the text, a corpus or past passes."""
+
+from __future__ import annotations
+
+from outrider.core.drafters.lookup import ngram, retrieval
+from outrider.core.drafters.lookup.input_guided import InputGuided
+from outrider.core.drafters.lookup.prompt_lookup import PromptLookup
+from outrider.core.drafters.lookup.suffix import Suffix
+from outrider.core.drafters.lookup.token_recycling import TokenRecycling
+from outrider.core.methods.row import Method
+
+PROMPT_LOOKUP = Method(
+    name="prompt-lookup",
+    make=PromptLookup,
+    systems=("LLMA", "Prompt lookup"),
+    summary="copy what followed the longest recent match in the text or in references",
+    paper="Inference with Reference: Lossless Acceleration of Large Language Models (arXiv 2304.04487)",
+    topology=("chain",),
+    trials=({"length": 2, "longest": 2}, {"length": 2, "references": ((0, 1, 2, 0, 2, 1, 1),)}),
+)
+
+INPUT_GUIDED = Method(
+    name="input-guided",
+    make=InputGuided,
+    systems=("Aggressive (input-guided) decoding",),
+    summary="copy the input; after a mismatch go on by single tokens until it is met again",
+    paper="Instantaneous Grammatical Error Correction with Shallow Aggressive Decoding (arXiv 2106.04970)",
+    topology=("chain", "tree"),
+    trials=({"length": 2, "anchor": 1}, {"source": (0, 1, 2, 0, 2, 1, 1), "length": 2, "hedge": 1}),
+)
+
+REST = Method(
+    name="rest",
+    make=retrieval.REST,
+    systems=("REST",),
+    summary="a tree of what follows the end of the text in a corpus, by exact suffix",
+    paper="REST: Retrieval-Based Speculative Decoding (arXiv 2311.08252)",
+    topology=("tree",),
+    trials=({"store": ((0, 1, 2, 0, 2, 1, 1, 0, 0, 2),), "nodes": 3, "length": 2, "shortest": 1},),
+)
+
+ANPD = Method(
+    name="anpd",
+    make=ngram.ANPD,
+    systems=("ANPD",),
+    summary="a chain read off n-gram counts of several levels, which every token updates",
+    paper="Lossless Acceleration of LLM via Adaptive N-gram Parallel Decoding (arXiv 2404.08698)",
+    topology=("chain",),
+    trials=({"length": 2, "levels": 2},),
+)
+
+N_GRAMMYS = Method(
+    name="n-grammys",
+    make=ngram.NGrammys,
+    systems=("N-Grammys",),
+    summary="continuations from the text and from the target's own bigrams, side by side",
+    paper="The N-Grammys: Accelerating Autoregressive Inference with Learning-Free Batched Speculation "
+    "(arXiv 2411.03786)",
+    topology=("tree",),
+    needs=("model",),
+    trials=({"drafts": 2, "length": 2},),
+)
+
+SUFFIX = Method(
+    name="suffix",
+    make=Suffix,
+    systems=("Suffix automaton (SAM-Decoding)", "SuffixDecoding"),
+    summary="a tree of what followed the longest matches in the text and in past outputs, by frequency",
+    paper="SAM Decoding: Speculative Decoding via Suffix Automaton (arXiv 2411.10666)",
+    topology=("tree",),
+    trials=({"nodes": 3, "depth": 2},),
+)
+
+TOKEN_RECYCLING = Method(
+    name="token-recycling",
+    make=TokenRecycling,
+    systems=("Token Recycling",),
+    summary="a tree of the successors each token was last scored with",
+    paper="Turning Trash into Treasure: Accelerating Inference with Token Recycling (arXiv 2408.08696)",
+    topology=("tree",),
+    trials=(
+        {"nodes": 3, "depth": 2},
+        {"shape": (-1, -1, 0), "successors": 2},
+        {"shape": "static", "nodes": 3, "depth": 2},
+    ),
+)
+
+ROWS = (
+    PROMPT_LOOKUP,
+    INPUT_GUIDED,
+    REST,
+    ANPD,
+    N_GRAMMYS,
+    SUFFIX,
+    TOKEN_RECYCLING,
+)

@@ -1,0 +1,43 @@
+"""Rows of the drafters that guess with the target's own passes: Jacobi windows and Lookahead decoding."""
+
+from __future__ import annotations
+
+from outrider.core.drafters.parallel_decoding.jacobi import Jacobi
+from outrider.core.drafters.parallel_decoding.lookahead import Lookahead
+from outrider.core.methods.row import Method
+
+JACOBI = Method(
+    name="jacobi",
+    make=Jacobi,
+    systems=(
+        "Filler tokens + Jacobi decoding",
+        "Speculative Jacobi decoding (SJD)",
+        "Coupled redraws (MC-SJD, SJD-PAC's continuation)",
+        "Spatial initialisation",
+    ),
+    summary="a window of guesses, renewed by every pass until it settles",
+    paper="Accelerating Transformer Inference for Translation via Parallel Decoding (arXiv 2305.10427)",
+    topology=("window",),
+    trials=(
+        {"window": 2, "renew": "greedy", "filler": "copy"},
+        {"window": 2, "renew": "redraw", "filler": "random"},
+        {"window": 2, "renew": "couple", "filler": "pad"},
+        {"window": 2, "renew": "gumbel", "filler": "left", "columns": 2},
+        {"window": 3, "renew": "couple", "filler": "above", "columns": 2},
+    ),
+)
+
+LOOKAHEAD = Method(
+    name="lookahead",
+    make=Lookahead,
+    systems=("LOOKAHEAD",),
+    summary="Jacobi trajectories make n-grams beside those that are tried, in the same pass",
+    paper="Break the Sequential Dependency of LLM Inference Using Lookahead Decoding (arXiv 2402.02057)",
+    topology=("tree",),
+    trials=({"window": 2, "ngram": 2, "guesses": 2}, {"window": 1, "ngram": 3, "guesses": 2}),
+)
+
+ROWS = (
+    JACOBI,
+    LOOKAHEAD,
+)

@@ -1,0 +1,78 @@
+"""Rows of the drafters that run the target itself, with fewer layers, fewer bits or a smaller cache."""
+
+from __future__ import annotations
+
+from outrider.core.drafters.self_speculative.layer_skip import draft_on_the_fly, draft_verify, swift
+from outrider.core.drafters.self_speculative.sparse_view import qspec, sparse_cache, triforce
+from outrider.core.methods.row import Method
+
+SPARSE_CACHE = Method(
+    name="sparse-cache",
+    make=sparse_cache,
+    systems=("MagicDec",),
+    summary="the target with the first and the latest entries of its cache drafts for itself with all of them",
+    paper="MagicDec: Breaking the Latency-Throughput Tradeoff for Long Context Generation (arXiv 2408.11049)",
+    topology=("chain",),
+    trials=({"length": 2, "sinks": 1, "window": 2},),
+)
+
+TRIFORCE = Method(
+    name="triforce",
+    make=triforce,
+    systems=("TriForce's self-drafting",),
+    summary="the target with those chunks of its cache that it asks for most drafts for itself with all of it",
+    paper="TriForce: Lossless Acceleration of Long Sequence Generation with Hierarchical Speculative Decoding "
+    "(arXiv 2404.11912)",
+    topology=("chain",),
+    trials=({"length": 2, "sinks": 1, "window": 2, "chunks": 2, "chunk": 2, "refresh": 2},),
+)
+
+QSPEC = Method(
+    name="qspec",
+    make=qspec,
+    systems=("QSpec",),
+    summary="the target in fewer bits drafts for itself, over the same cache",
+    paper="QSpec: Speculative Decoding with Complementary Quantization Schemes (arXiv 2410.11305)",
+    topology=("chain",),
+    trials=({"length": 2},),
+)
+
+DRAFT_VERIFY = Method(
+    name="draft-verify",
+    make=draft_verify,
+    systems=("Draft & Verify",),
+    summary="the target without a fixed set of sublayers, found beforehand by Bayesian optimisation",
+    paper="Draft & Verify: Lossless LLM Acceleration via Self-Speculative Decoding (arXiv 2309.08168)",
+    topology=("chain",),
+    needs=("skip",),
+    trials=({"skip": ("mlp.0",), "length": 2, "bound": 0.4},),
+)
+
+SWIFT = Method(
+    name="swift",
+    make=swift,
+    systems=("SWIFT",),
+    summary="the target without sublayers that are searched for on the running text; a tree cut where unsure",
+    paper="SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration (arXiv 2410.06916)",
+    topology=("tree",),
+    trials=({"nodes": 3, "width": 2, "depth": 2, "window": 2, "bayes": 0},),
+)
+
+DRAFT_ON_THE_FLY = Method(
+    name="draft-on-the-fly",
+    make=draft_on_the_fly,
+    systems=("Draft on the Fly",),
+    summary="the target without the sublayers that change least on the prompt",
+    paper="Draft on the Fly: Adaptive Self-Speculative Decoding using Cosine Similarity (arXiv 2410.01028)",
+    topology=("chain",),
+    trials=({"length": 2, "share": 0.5, "bound": 0.3},),
+)
+
+ROWS = (
+    SPARSE_CACHE,
+    TRIFORCE,
+    QSPEC,
+    DRAFT_VERIFY,
+    SWIFT,
+    DRAFT_ON_THE_FLY,
+)
