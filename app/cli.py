@@ -23,7 +23,6 @@ from outrider.app.bench.text import bench
 from outrider.app.commands.curves import curves
 from outrider.app.commands.datastore import datastore
 from outrider.app.commands.image import image
-from outrider.app.commands.options import Draft, Model, ModelOptions, shown_model
 from outrider.app.commands.rag import bench_rag, rag
 from outrider.app.commands.serve import export, serve
 from outrider.app.commands.sheet import sheet
@@ -31,6 +30,7 @@ from outrider.app.commands.simulate import simulate
 from outrider.app.commands.speech import speech
 from outrider.app.commands.text import assets, text
 from outrider.app.commands.train import train
+from outrider.app.options import Draft, Model, ModelOptions, shown_model
 from outrider.app.report.command import report
 
 if TYPE_CHECKING:
@@ -325,11 +325,11 @@ def _draw_report(report: Report) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from outrider.app.commands.doctor import size
+    from outrider.app.options import file_size
 
     console = Console(soft_wrap=True)
     here = report.machine
-    memory = f", {size(here['memory'])} of memory" if here["memory"] else ""
+    memory = f", {file_size(here['memory'])} of memory" if here["memory"] else ""
     console.print(Text(f"Python {here['python']} on {here['system']}, {here['cores']} cores{memory}"))
     for device, facts in report.torch.get("devices", {}).items():
         console.print(Text(f"{device}: {facts['name']}, {', '.join(facts['dtypes'])}"))

@@ -18,7 +18,7 @@ from functools import partial
 
 from outrider.core.decode import Run, Stop, check_prompt
 from outrider.core.distribution import Sampling
-from outrider.core.drafters.combined.per_row import joined
+from outrider.core.drafters.per_row import joined
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.protocol import PIECE, BatchedTarget, Drafter, Plain, Prefill, Rule
 from outrider.core.rng import CounterRNG, mix

@@ -259,7 +259,7 @@ class Plain:
     def end(self) -> None:
         """Nothing to free."""
 
-    # ---- rows that come and go (outrider.core.drafters.combined.per_row.Joined)
+    # ---- rows that come and go (outrider.core.drafters.per_row.Joined)
 
     def joins(self) -> bool:
         return True

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.app.commands.options import Device, OwnWeights
+from outrider.app.options import Device, OwnWeights
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,8 +29,8 @@ def codec(
     import torch
     from rich.console import Console
 
+    from outrider.app.bench.progress import bar
     from outrider.app.bench.speech import say
-    from outrider.app.bench.text import bar
     from outrider.speech import load
     from outrider.speech.evaluation import human_speech, opus
     from outrider.speech.evaluation.metrics import Judges

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.app.commands.options import Cache
+from outrider.app.options import Cache
 
 _MODEL = Annotated[str, typer.Option(help="A name, a hub id, a folder or a GGUF file.")]
 _DRAFTERS = Annotated[str, typer.Option(help="Names with commas between them.")]
@@ -121,7 +121,7 @@ def soak(
 
     from rich.console import Console
 
-    from outrider.app.bench.text import bar
+    from outrider.app.bench.progress import bar
     from outrider.core.testing.soak import soak as run
     from outrider.text.bench.engine import soaked
 

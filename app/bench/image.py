@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from outrider.app.commands.image import Prompts, asked_for, opened
-from outrider.app.commands.options import Draft, Model, ModelOptions, OwnWeights, listed
+from outrider.app.options import Draft, Model, ModelOptions, OwnWeights, Prompts, image_model, image_prompts, listed
 
 if TYPE_CHECKING:
     from outrider.image import ImageModel
@@ -62,7 +61,7 @@ def image(
     from outrider.image.resolve_drafter import drafters as known_drafters
     from outrider.image.resolve_drafter import rules as known_rules
 
-    said = asked_for(prompts)
+    said = image_prompts(prompts)
     chosen = [one.strip() for one in drafters.split(",")], [one.strip() for one in rules.split(",")]
     for what, names, known in (("drafter", chosen[0], known_drafters()), ("rule", chosen[1], known_rules())):
         for name in names:
@@ -72,7 +71,7 @@ def image(
     settings = bench.settings(*chosen, *options)
     if judge and model is not None:
         raise typer.BadParameter("is for our own model: it knows no other's pictures", param_hint="--judge")
-    im = opened(model, draft, model_option, weights, device=device, dtype=dtype)
+    im = image_model(model, draft, model_option, weights, device=device, dtype=dtype)
     wanted: dict[str, Any] = {
         "style": style,
         "guidance": guidance,

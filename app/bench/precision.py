@@ -26,7 +26,7 @@ def precision(
     from rich.table import Table
 
     from outrider import text
-    from outrider.app.commands.doctor import size
+    from outrider.app.options import file_size
     from outrider.core.trace import machine, versions
     from outrider.text.bench.precision import REFERENCE, Precision, compare
     from outrider.text.bench.run import load_prompts
@@ -59,5 +59,5 @@ def precision(
         column.justify = "right"
     for row in rows:
         pace = (f"{one:.1f}" for one in (row.tokens_per_second, row.slowest, row.fastest))
-        table.add_row(row.dtype, size(row.weight_bytes), f"{row.perplexity:.2f}", f"{row.agreement:.1%}", *pace)
+        table.add_row(row.dtype, file_size(row.weight_bytes), f"{row.perplexity:.2f}", f"{row.agreement:.1%}", *pace)
     Console(highlight=False).print(table)

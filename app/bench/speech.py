@@ -70,8 +70,8 @@ def speech(
     """Tokens a target call and speed on speech, what relaxed rules cost, and with --judge what is heard of it."""
     from rich.console import Console
 
-    from outrider.app.bench.text import go
-    from outrider.app.commands.options import listed
+    from outrider.app.bench.progress import go
+    from outrider.app.options import listed
     from outrider.core.bench.runner import Bench, Item
     from outrider.core.errors import InvalidOption, unknown
     from outrider.speech import load
@@ -140,7 +140,7 @@ def _judged(
     """What is heard of everybody."""
     import torch
 
-    from outrider.app.bench.text import bar
+    from outrider.app.bench.progress import bar
     from outrider.speech.evaluation import bench
     from outrider.speech.evaluation.metrics import Judges
 

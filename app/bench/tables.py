@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from outrider.app.commands.doctor import size
+from outrider.app.options import file_size
 
 Row = Mapping[str, Any]
 Cell = str | Text
@@ -85,7 +85,7 @@ COLUMNS: dict[str, tuple[Callable[[Row], Cell], bool]] = {  # title -> (what is 
     "accepted": (lambda row: _number(row["acceptance_rate"], ".0%"), True),
     "passes/tok": (lambda row: _number(row["equivalents_per_token"], ".2f"), False),
     "same output": (same, True),
-    "memory": (lambda row: size(row["memory"]) if row["memory"] else "-", False),
+    "memory": (lambda row: file_size(row["memory"]) if row["memory"] else "-", False),
 }
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,12 +16,11 @@ import typer
 
 from outrider.app.bench.batch import batch
 from outrider.app.bench.precision import precision
-from outrider.app.commands.options import Cache
+from outrider.app.bench.progress import bar, go
+from outrider.app.options import Cache
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from outrider.core.bench.runner import Bench
 
 ENGINES = ("outrider", "vllm")
 bench = typer.Typer(
@@ -118,7 +116,7 @@ def text(
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
     if engine == "vllm" or server is not None:
-        from outrider.app.commands.serve import measure
+        from outrider.app.bench.vllm import measure
 
         about = {"prompts_from": source}
         extra = tuple(engine_option or ())
@@ -144,7 +142,7 @@ def text(
 
 def _options(given: list[str]) -> dict[str, dict[str, Any]]:
     """DRAFTER.K=V, several of them, by drafter."""
-    from outrider.app.commands.options import pairs
+    from outrider.app.options import pairs
     from outrider.core.errors import InvalidOption
 
     found: dict[str, dict[str, Any]] = {}
@@ -247,36 +245,3 @@ def _calibrate(lm: Any, name: str, items: list[Any], settings: Any, console: Con
         ):
             step(f"{name}: {what}", done, count)
     console.print(f"{name}: {what}; kept in {calibration(lm, name)}")
-
-
-def go(bench: Bench, console: Console) -> bool:
-    """Measure under a progress bar; False if it was stopped."""
-    with bar(console, bench.turns) as step:
-        try:
-            for name in bench.go():
-                step(name)
-        except KeyboardInterrupt:
-            console.print("Stopped: this is what is done.")
-            return False
-    return True
-
-
-@contextmanager
-def bar(console: Console, total: int, title: str = "Measuring") -> Iterator[Any]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn(title),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("warming up", total=total)
-
-        def step(name: str, done: int | None = None, count: int | None = None) -> None:
-            advance = 1 if done is None else None
-            progress.update(task, advance=advance, completed=done, total=count, description=name)
-
-        yield step

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from outrider.app.commands.probe import Outcome, probe
+from outrider.app.options import file_size
 from outrider.app.setup.install import nvidia_gpus
 from outrider.app.setup.repair_torchaudio import mend
-from outrider.core.assets.store import cache_folder
+from outrider.core.paths import cache_folder
 
 
 @dataclass(frozen=True)
@@ -147,16 +148,9 @@ def judge_cache(folder: Path) -> Finding:
         return Finding("weights cache", "broken", True, f"{folder}: not writable", "fetched weights", fix)
     held = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     free = shutil.disk_usage(there).free
-    return Finding("weights cache", "works", True, f"{folder}: {size(held)} held, {size(free)} free", "fetched weights")
-
-
-def size(count: int) -> str:
-    amount, unit = float(count), "B"
-    for larger in ("KB", "MB", "GB", "TB"):
-        if amount < 1000:
-            break
-        amount, unit = amount / 1000, larger
-    return f"{amount:.0f} {unit}"
+    return Finding(
+        "weights cache", "works", True, f"{folder}: {file_size(held)} held, {file_size(free)} free", "fetched weights"
+    )
 
 
 def machine() -> dict[str, Any]:

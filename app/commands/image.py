@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.app.commands.options import (
+from outrider.app.options import (
     Compare,
     Device,
     Draft,
@@ -20,16 +20,13 @@ from outrider.app.commands.options import (
     RuleName,
     RuleOptions,
     TraceFile,
+    image_model,
     methods,
-    published,
 )
 
 if TYPE_CHECKING:
     from outrider.image import ImageModel, PublishedModel, Result
 
-Prompts = Annotated[
-    str, typer.Option(metavar="SET|FILE", help="common or held-out names, or a file with a prompt a line.")
-]
 _SCALE = 4  # a picture of 64x64 is written this many times as large
 
 
@@ -78,7 +75,7 @@ def image(
     from outrider.image.options import Options
 
     Options.of(options)  # refused before weights are read
-    im = opened(model, draft, model_option, weights, device=device, dtype=dtype)
+    im = image_model(model, draft, model_option, weights, device=device, dtype=dtype)
     result = im.generate(prompt, **options)
     times = scale or (_SCALE if model is None else 1)
     picture = result.image.resize((result.image.width * times, result.image.height * times), 0)
@@ -88,37 +85,6 @@ def image(
         trace.write_text(result.trace.to_json(), encoding="utf-8")
     if compare:
         print(_compared(im, prompt, options, result), file=sys.stderr)
-
-
-def opened(
-    model: str | None,
-    draft: str | None,
-    model_option: list[str] | None,
-    weights: Path | None,
-    *,
-    device: str,
-    dtype: str,
-) -> ImageModel | PublishedModel:
-    """Our own model, or the published one that is named."""
-    from outrider.image import load
-
-    given = published(model, draft, model_option, weights)
-    if given is None:
-        return load("emoji", device=device, dtype=dtype, folder=weights)
-    found: PublishedModel = load(str(model), device=device, dtype=dtype, **given)
-    return found
-
-
-def asked_for(prompts: str) -> tuple[str, ...]:
-    """The prompts of one of our sets, or of a file."""
-    from outrider.image.prompt_encoder import PROMPTS
-
-    if prompts in PROMPTS:
-        return PROMPTS[prompts]
-    file = Path(prompts)
-    if not file.is_file():
-        raise typer.BadParameter(f"there is no file {file}; or say {' or '.join(PROMPTS)}", param_hint="--prompts")
-    return tuple(filter(None, map(str.strip, file.read_text("utf-8").splitlines())))
 
 
 def _told(result: Result) -> str:

@@ -92,7 +92,7 @@ def bench_rag(
     """Lookups, calls of the store and right answers, with and without speculation; is RaLMSpec's output the same?"""
     from rich.console import Console
 
-    from outrider.app.bench.text import bar
+    from outrider.app.bench.progress import bar
     from outrider.text.rag.documents import questions as asked
     from outrider.text.rag.methods import METHODS, WAYS, Answerer, Measured, report
     from outrider.text.rag.retrievers import RETRIEVERS

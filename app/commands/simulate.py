@@ -48,8 +48,9 @@ def simulate(
     ] = None,
 ) -> None:
     """Simulation: what drafting would bring on a table of devices, from steps that were measured here."""
-    from outrider.core.assets.store import cache_folder, read_json, written
+    from outrider.core.assets.store import read_json, written
     from outrider.core.errors import InvalidOption
+    from outrider.core.paths import cache_folder
 
     path = kept or cache_folder() / "simulation" / f"{Path(model).name}.json"
     if measure:
@@ -80,7 +81,7 @@ def _measured(model: str, prompts: Path | None, limit: int, tokens: int, repeat:
     from rich.console import Console
 
     from outrider import text
-    from outrider.app.bench.text import go
+    from outrider.app.bench.progress import go
     from outrider.core.bench.runner import Bench, pooled
     from outrider.core.engine.matmul_timing import products
     from outrider.core.engine.transformer import Decoder

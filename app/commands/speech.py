@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.app.commands.options import (
+from outrider.app.options import (
     Compare,
     Device,
     Draft,

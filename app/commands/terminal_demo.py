@@ -19,8 +19,9 @@ from outrider.app.viz import terminal
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.drafters.tree_shapes import branching
-from outrider.core.engine.network import Config, Network
+from outrider.core.engine.network import Network
 from outrider.core.engine.transformer import Decoder
+from outrider.core.engine.types import Config
 from outrider.core.errors import unknown
 from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
 from outrider.core.protocol import Target

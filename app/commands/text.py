@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.app.commands.options import (
+from outrider.app.options import (
     AsJson,
     Cache,
     Compare,
@@ -181,7 +181,7 @@ def _draw(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from outrider.app.commands.doctor import size
+    from outrider.app.options import file_size
 
     console = Console(soft_wrap=True)
     for row in rows:
@@ -189,7 +189,7 @@ def _draw(rows: list[dict[str, Any]]) -> None:
         console.print(Text.assemble((row["name"], "bold cyan"), "  ", state, f"  {row['summary']}"))
         console.print(Text(f"  by {row['origin']}; licence {row['licence']}", style="dim"))
         for source in row["sources"]:
-            console.print(Text(f"  {size(source['bytes']):>7} from {source['from']}"))
+            console.print(Text(f"  {file_size(source['bytes']):>7} from {source['from']}"))
             for name, digest in source["files"].items():
                 console.print(Text(f"          {name}  sha256 {digest[:16]}", style="dim"))
         if row["here"]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
-from outrider.app.report.command import recipe_of
 from outrider.app.report.tables import table
+from outrider.app.report.weights import recipe_of
 
 _TARGETS = {"text": (), "image": ("tokens",), "speech": ("codec", "voice")}  # what is drafted for, where it is ours
 _SIGNS = {"yes": "✓", "train": "○", "no": ""}

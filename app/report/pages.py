@@ -13,6 +13,7 @@ from typing import Any
 
 from outrider.app.report.sections import CURVES, METHODS, NOT_MEASURED, SECTIONS, Section
 from outrider.app.report.tables import Found, apart, paying, sampled, table, tables
+from outrider.app.report.weights import recipe_of, untrained
 
 _HOW = (
     "Speeds are medians over prompts; a speedup is the median of ratios to plain decoding in the same run, in turns, "
@@ -81,8 +82,6 @@ def said(found: Found) -> str:
 
 
 def _absent(modality: str, section: Section) -> str:
-    from outrider.app.report.command import untrained
-
     given = any("{prompts}" in command for command in section.commands)
     command = f"outrider report {modality} --only {section.name}{' --prompts FILE' if given else ''}"
     lacking = untrained(modality, section.needs)
@@ -92,8 +91,6 @@ def _absent(modality: str, section: Section) -> str:
 
 def _left_out(modality: str, section: Section, found: Sequence[Found]) -> str:
     """Drafters of a section's commands that have no row, by the recipe that would train them."""
-    from outrider.app.report.command import recipe_of
-
     named: dict[str, None] = {}
     for command in section.commands:
         words = command.split()

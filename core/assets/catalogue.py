@@ -6,12 +6,11 @@ sha256.
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.core.assets.sources import Debian, Hub, Index, Npm, Pinned, Source, Together, Web
+from outrider.core.paths import cache_folder
 
 
 @dataclass(frozen=True)
@@ -399,14 +398,3 @@ ASSETS = {
         ),
     )
 }
-
-
-def cache_folder() -> Path:
-    """Where fetched weights are kept: $OUTRIDER_CACHE, else the folder for caches of this system's user."""
-    if given := os.environ.get("OUTRIDER_CACHE"):
-        return Path(given).expanduser()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "outrider"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "outrider"
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "outrider"

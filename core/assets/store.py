@@ -21,9 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.core.assets.catalogue import ASSETS, Asset, cache_folder
+from outrider.core.assets.catalogue import ASSETS, Asset
 from outrider.core.assets.sources import SourceError
 from outrider.core.errors import OutriderError, unknown
+from outrider.core.paths import cache_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +34,6 @@ __all__ = [
     "Asset",
     "AssetError",
     "Checkpoint",
-    "cache_folder",
     "converted",
     "fetch",
     "hub_folder",

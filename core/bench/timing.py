@@ -15,9 +15,9 @@ from statistics import median
 import torch
 
 from outrider.core.cost.theory import PassCost, fit_pass_cost
+from outrider.core.device import lifetime_peak
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
-from outrider.core.memory import lifetime_peak
 from outrider.core.protocol import Target
 from outrider.core.trace import Step
 from outrider.core.tree import Tree

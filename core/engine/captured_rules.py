@@ -12,21 +12,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from outrider.core.distribution import Distribution, LogitsPipeline
 from outrider.core.draft import Draft, Verdict
-from outrider.core.protocol import Scores
+from outrider.core.engine.cuda_graphs import GraphPool
+from outrider.core.protocol import Rule, Scores
 from outrider.core.rng import CounterRNG, Purpose
 from outrider.core.rules.exact import Block, Exact, SampleMatch, Token
 from outrider.core.tree import Tree
-
-if TYPE_CHECKING:
-    from outrider.core.engine.cuda_graphs import GraphPool
-    from outrider.core.protocol import Rule
 
 _READS = {  # what numbers each rule draws
     Exact: (Purpose.NEXT, Purpose.ACCEPT),

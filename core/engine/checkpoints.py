@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from outrider.core.engine.linear import Dense, Linear, fastest
-from outrider.core.engine.network import Config, Layer, Network
+from outrider.core.engine.network import Network
 from outrider.core.engine.transformer import Decoder
+from outrider.core.engine.types import Config, Layer
 from outrider.core.errors import OutriderError
 
 # what sets each architecture apart: which biases it has unless its config says, and whether it norms queries and keys

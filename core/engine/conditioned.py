@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core.engine.network import Network, Places
+from outrider.core.engine.network import Network
 from outrider.core.engine.transformer import Decoder
+from outrider.core.engine.types import Places
 from outrider.core.errors import InvalidOption
 
 _ROOM = 256  # positions that are told, in steps, where recordings look for them
@@ -96,7 +97,7 @@ class Informed(Decoder):
             spare.remove(found)
         assert found.graphs is not None
         self.network, self._lent = found, True
-        found.graphs.stills.serve(self.cache)
+        self.cache.keeper = found.graphs.stills
 
     def _give_back(self) -> None:
         if self._lent and self._whole.graphs is not None:

@@ -4,7 +4,7 @@ graph for each shape that comes up, its inputs in buffers that stay where they a
 A small model's pass is some 240 kernels of a few microseconds each, and launching them one by one takes longer than
 running them. Shapes are few: so many rows, so many tokens, so many columns of the cache in steps. Where there is no
 CUDA, or a recording fails, the same buffers go through the same code unrecorded (`OUTRIDER_GRAPHS=0`: no graphs at
-all). Knows a network and places; nothing of drafts.
+all). Knows tensors only; nothing of networks or drafts.
 """
 
 from __future__ import annotations
@@ -12,24 +12,16 @@ from __future__ import annotations
 import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from outrider.core.engine.network import Network, Places
-
-if TYPE_CHECKING:
-    from outrider.core.engine.kv_cache.cache import Cache
-    from outrider.core.protocol import Rule
-
 _MOST = 96  # recorded shapes; the one unused for longest is let go
-_LOGITS = 1 << 23  # up to so many are computed within the pass
 _STORES = 2  # that nobody uses at the moment, and that are kept
-_VIEWS = 8  # of a network whose recordings are kept
 _WARM = 2  # runs ahead of a recording, in which libraries set themselves up
 
 Inputs = Sequence[Tensor | None]
@@ -38,18 +30,10 @@ Out = TypeVar("Out")
 Recorder = Callable[
     [Callable[[], Any]], tuple[Any, Replay]
 ]  # work -> its outputs, and what computes them anew in place
-Found = tuple[Tensor, Tensor | None, dict[str, Tensor]]
 
 
 def wanted(device: torch.device) -> bool:
     return device.type == "cuda" and os.environ.get("OUTRIDER_GRAPHS", "1") != "0"
-
-
-def served(network: Network) -> Network:
-    """The network, its passes captured where that is wanted."""
-    if wanted(network.device) and network.graphs is None:  # pragma: CUDA
-        network.graphs = Graphs(network)
-    return network
 
 
 class Cuda:  # pragma: CUDA
@@ -132,9 +116,6 @@ class GraphPool:
             for key in [key for key in self._stills if key[0] == gone]:  # recordings would hold it
                 del self._stills[key]
 
-    def serve(self, cache: Cache) -> None:
-        cache.keeper = self
-
     def run(self, key: tuple[object, ...], inputs: Inputs, work: Callable[[Inputs], Out], kept: Any = None) -> Out:
         """What the work makes of inputs. It may read nothing else that changes, but what `key` names."""
         shapes = (None if one is None else (*one.shape, one.dtype) for one in inputs)
@@ -166,63 +147,8 @@ class GraphPool:
             warnings.warn(f"passes are not captured in CUDA graphs: {str(error).splitlines()[0]}", stacklevel=3)
 
 
-class Graphs:
-    """A network's passes by shape. `record`: how, where it is not for the device to say."""
-
-    def __init__(self, network: Network, *, record: Recorder | None = None) -> None:
-        if record is None and wanted(network.device):  # pragma: CUDA
-            record = Cuda(network.device)
-        self.network, self.stills = network, GraphPool(network.device, record)
-        self.rules = self.beside()  # verdicts
-        self.views: dict[object, Network] = {}  # the network seen cheaper
-        self.spare: list[Network] = []  # variants of the network that nobody runs at the moment, with their recordings
-
-    def beside(self) -> GraphPool:
-        """For what drafts for this network, perhaps while it computes: recordings that share no memory with its own."""
-        return GraphPool(self.network.device, _apart(self.stills.record))
-
-    def of(self, network: Network) -> Network:
-        """Another network that drafts for this one, its passes recorded likewise."""
-        network.graphs = Graphs(network, record=_apart(self.stills.record))
-        return network
-
-    def seen(self, how: object, make: Callable[[], Network]) -> Network:
-        """The network seen cheaper, as `how` says, its passes recorded likewise: made once, so that recordings last."""
-        if how not in self.views:
-            while len(self.views) >= _VIEWS:
-                self.views.pop(next(iter(self.views)))
-            self.views[how] = self.of(make())
-        return self.views[how]
-
-    def judge(self, rule: Rule) -> Rule:
-        """A rule whose verdicts are recorded, where they can be."""
-        from outrider.core.engine.captured_rules import CapturedRule
-
-        return rule if isinstance(rule, CapturedRule) else CapturedRule(rule, self.rules)
-
-    def run(self, ids: Tensor, store: Tensor, places: Places, taps: Collection[str], *, speaks: bool = True) -> Found:
-        """Ids [B, Q] -> normed states [B, Q, D], logits [B, Q, V] unless they are very many or nobody asks, and the
-        states at taps; "stream" is what leaves the last layer, as it is."""
-        angles = self.network.angles
-        key = (store.data_ptr(), *store.shape, places.columns, angles[0].data_ptr(), speaks, *sorted(taps))
-        inputs = (ids, places.positions, places.mask, places.slots)
-        work = partial(self._compute, store, places.columns, frozenset(taps), speaks)
-        return self.stills.run(key, inputs, work, angles)
-
-    def _compute(self, store: Tensor, columns: int, taps: Collection[str], speaks: bool, inputs: Inputs) -> Found:
-        ids, positions, mask, slots = inputs
-        assert ids is not None and positions is not None
-        network, found = self.network, {tap: list[Tensor]() for tap in taps}
-        rows, count = ids.shape
-        x = network.run(network.embed(ids), store, Places(positions, columns, mask, None, slots), found)
-        states = network.finish(x, rows, found)
-        few = rows * count * network.config.vocabulary <= _LOGITS
-        if "stream" in found:
-            found["stream"].append(x.view(rows, count, -1))
-        return states, network.logits(states) if speaks and few else None, {tap: one[0] for tap, one in found.items()}
-
-
-def _apart(record: Recorder | None) -> Recorder | None:
+def apart(record: Recorder | None) -> Recorder | None:
+    """A recorder of the same kind whose graphs share no memory with those of `record`."""
     return Cuda(record.device) if isinstance(record, Cuda) else record
 
 

@@ -8,105 +8,27 @@ operations a layer: at one token a pass, calling an operation costs as much as m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from outrider.core.engine.cuda_graphs import Cuda, GraphPool, Inputs, Recorder, apart, wanted
 from outrider.core.engine.kv_cache import int8
 from outrider.core.engine.linear import Dense, Linear
+from outrider.core.engine.native.draft_chain import Chains
+from outrider.core.engine.native.native_pass import Passes, passes
 from outrider.core.engine.rotary import rope_table
-from outrider.core.errors import Incompatible, InvalidOption
+from outrider.core.engine.types import Config, Layer, Places
+from outrider.core.errors import Incompatible
 from outrider.core.kernels import native
 
-if TYPE_CHECKING:
-    from outrider.core.engine.cuda_graphs import Graphs
-    from outrider.core.engine.native.draft_chain import Chains
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """The shape of a decoder."""
-
-    vocabulary: int
-    width: int
-    layers: int
-    heads: int
-    kv_heads: int  # heads of keys and values; each serves heads / kv_heads of the queries
-    head_dim: int
-    hidden: int  # width within the MLP
-    rope_theta: float = 10_000.0
-    rope_scaling: tuple[str, Mapping[str, float]] | None = None  # ("linear" | "llama3" | "grid", its numbers)
-    norm_eps: float = 1e-6
-    tied: bool = True  # the output layer is the embedding
-    attention_bias: bool = False  # of queries, keys and values
-    out_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    context: int = 2048
-
-    def __post_init__(self) -> None:
-        for name in ("vocabulary", "width", "layers", "heads", "kv_heads", "head_dim", "hidden", "context"):
-            if getattr(self, name) < 1:
-                raise InvalidOption(f"{name} is {getattr(self, name)}; it must be 1 or more")
-        if self.heads % self.kv_heads:
-            raise InvalidOption(f"{self.heads} heads cannot share {self.kv_heads} of keys and values; take a divisor")
-        if self.rope_scaling is not None and self.rope_scaling[0] == "grid" and self.head_dim % 4:
-            raise InvalidOption(
-                f"head_dim is {self.head_dim}; on a grid half of its pairs turn by the row: it must divide by 4"
-            )
-        if self.head_dim % 2:
-            raise InvalidOption(f"head_dim is {self.head_dim}; rotary positions turn pairs, so it must be even")
-
-
-@dataclass(frozen=True, eq=False)
-class Layer:
-    """One block: attention, then the MLP, each behind its norm and beside the residual stream."""
-
-    attention_norm: Tensor  # [D]
-    qkv: Linear  # D -> (H + 2 K) d: all queries, then keys, then values
-    out: Linear  # H d -> D
-    mlp_norm: Tensor  # [D]
-    up_gate: Linear  # D -> 2 M: what the gate lets through, then the gate
-    down: Linear  # M -> D
-    attends: bool = True  # a view may leave either half out
-    thinks: bool = True
-    qk_norm: Tensor | None = None  # [H + K, d]
-
-    def changed(self, change: Callable[[Linear], Linear]) -> Layer:
-        """The same with every matrix product exchanged."""
-        qkv, out = change(self.qkv), change(self.out)
-        return replace(self, qkv=qkv, out=out, up_gate=change(self.up_gate), down=change(self.down))
-
-    @property
-    def weight_bytes(self) -> int:
-        attention, mlp = (self.qkv, self.out) * self.attends, (self.up_gate, self.down) * self.thinks
-        return sum(one.weight_bytes for one in (*attention, *mlp))
-
-
-@dataclass(frozen=True, eq=False)
-class Places:
-    """Where the tokens of one pass stand, and what they may look at."""
-
-    positions: Tensor  # [B|1, Q] for the rotary angles
-    columns: int  # how much of the store is read
-    mask: Tensor | None  # [B|1, Q, columns] bool: may look; None: all may look at all
-    start: int | None  # the first slot written, where that is the same for all rows
-    slots: Tensor | None = None  # [B, Q] the slots written, where it is not
-
-    def behind(self, count: int) -> Places:
-        """The same without the first tokens."""
-        return Places(
-            self.positions[:, count:],
-            self.columns,
-            None if self.mask is None else self.mask[:, count:],
-            None if self.start is None else self.start + count,
-            None if self.slots is None else self.slots[:, count:],
-        )
+_LOGITS = 1 << 23  # up to so many are computed within the captured pass
+_VIEWS = 8  # of a network whose recordings are kept
+Found = tuple[Tensor, Tensor | None, dict[str, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,15 +63,13 @@ class Network:
         self._angles = torch.zeros(0), torch.zeros(0)
         self.arrive: Callable[[int], None] | None = None  # called ahead of each layer, where weights come and go
         self.graphs: Graphs | None = None  # passes captured by shape, where that was asked for
-        self._passes = native.passes(config, layers, self.dtype)
+        self._passes = passes(config, layers, self.dtype)
 
     @cached_property
     def chains(self) -> Chains | None:
         """Whole chains in one call, where passes are our code's and the layers are here; else None."""
         if self._passes is None or self.arrive is not None or self.embedding.dtype != torch.bfloat16:
             return None
-        from outrider.core.engine.native.draft_chain import Chains
-
         return Chains(self._passes, self.embedding.contiguous(), self._last, self.head)
 
     def replaced(
@@ -247,7 +167,7 @@ class Network:
 
     def _run_native(
         self,
-        passes: native.Passes,
+        passes: Passes,
         x: Tensor,
         store: Tensor,
         places: Places,
@@ -334,6 +254,63 @@ class Network:
         query = every[:, :, :heads].view(rows, count, kv, -1, dim).transpose(1, 2).reshape(rows, kv, -1, dim)
         found = F.scaled_dot_product_attention(query, key, value, sights.mask)  # [B, K, Q G, d]
         return found.view(rows, kv, count, -1, dim).transpose(1, 2).reshape(rows * count, heads * dim)
+
+
+class Graphs:
+    """A network's passes by shape. `record`: how, where it is not for the device to say."""
+
+    def __init__(self, network: Network, *, record: Recorder | None = None) -> None:
+        if record is None and wanted(network.device):  # pragma: CUDA
+            record = Cuda(network.device)
+        self.network, self.stills = network, GraphPool(network.device, record)
+        self.rules = self.beside()  # verdicts
+        self.views: dict[object, Network] = {}  # the network seen cheaper
+        self.spare: list[Network] = []  # variants of the network that nobody runs at the moment, with their recordings
+
+    def beside(self) -> GraphPool:
+        """For what drafts for this network, perhaps while it computes: recordings that share no memory with its own."""
+        return GraphPool(self.network.device, apart(self.stills.record))
+
+    def of(self, network: Network) -> Network:
+        """Another network that drafts for this one, its passes recorded likewise."""
+        network.graphs = Graphs(network, record=apart(self.stills.record))
+        return network
+
+    def seen(self, how: object, make: Callable[[], Network]) -> Network:
+        """The network seen cheaper, as `how` says, its passes recorded likewise: made once, so that recordings last."""
+        if how not in self.views:
+            while len(self.views) >= _VIEWS:
+                self.views.pop(next(iter(self.views)))
+            self.views[how] = self.of(make())
+        return self.views[how]
+
+    def run(self, ids: Tensor, store: Tensor, places: Places, taps: Collection[str], *, speaks: bool = True) -> Found:
+        """Ids [B, Q] -> normed states [B, Q, D], logits [B, Q, V] unless they are very many or nobody asks, and the
+        states at taps; "stream" is what leaves the last layer, as it is."""
+        angles = self.network.angles
+        key = (store.data_ptr(), *store.shape, places.columns, angles[0].data_ptr(), speaks, *sorted(taps))
+        inputs = (ids, places.positions, places.mask, places.slots)
+        work = partial(self._compute, store, places.columns, frozenset(taps), speaks)
+        return self.stills.run(key, inputs, work, angles)
+
+    def _compute(self, store: Tensor, columns: int, taps: Collection[str], speaks: bool, inputs: Inputs) -> Found:
+        ids, positions, mask, slots = inputs
+        assert ids is not None and positions is not None
+        network, found = self.network, {tap: list[Tensor]() for tap in taps}
+        rows, count = ids.shape
+        x = network.run(network.embed(ids), store, Places(positions, columns, mask, None, slots), found)
+        states = network.finish(x, rows, found)
+        few = rows * count * network.config.vocabulary <= _LOGITS
+        if "stream" in found:
+            found["stream"].append(x.view(rows, count, -1))
+        return states, network.logits(states) if speaks and few else None, {tap: one[0] for tap, one in found.items()}
+
+
+def served(network: Network) -> Network:
+    """The network, its passes captured where that is wanted."""
+    if wanted(network.device) and network.graphs is None:  # pragma: CUDA
+        network.graphs = Graphs(network)
+    return network
 
 
 def random_network(

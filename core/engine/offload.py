@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from outrider.core.engine.linear import Dense, Linear, Packed
-from outrider.core.engine.network import Layer, Network
+from outrider.core.engine.network import Network
 from outrider.core.engine.quantization.quantize import ByRows
+from outrider.core.engine.types import Layer
 from outrider.core.errors import InvalidOption
 from outrider.core.kernels import native
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from outrider.core.engine.types import Config
 from outrider.core.errors import unknown
-
-if TYPE_CHECKING:
-    from outrider.core.engine.network import Config
 
 
 def rope_table(config: Config, size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -20,10 +20,11 @@ from outrider.core.distribution import LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.cuda_graphs import GraphPool
 from outrider.core.engine.kv_cache.cache import Cache, Rows
-from outrider.core.engine.kv_cache.retrieval import asked, most_asked
+from outrider.core.engine.kv_retrieval import asked, most_asked
 from outrider.core.engine.layer_subset import replayed
-from outrider.core.engine.network import Layer, Network
+from outrider.core.engine.network import Network
 from outrider.core.engine.quantization.quantize import quantised
+from outrider.core.engine.types import Layer
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.protocol import Prefill, Prompts, Scores, committed
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,17 +18,16 @@ from torch.nn import functional as F
 from outrider.core.device import upload
 from outrider.core.distribution import Distribution, LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
+from outrider.core.engine.captured_rules import CapturedRule
 from outrider.core.engine.kv_cache.cache import Cache, Rows
 from outrider.core.engine.kv_cache.int8 import slot
 from outrider.core.engine.layer_subset import likeness
 from outrider.core.engine.linear import fastest
-from outrider.core.engine.network import Config, Network, Places, random_network
+from outrider.core.engine.network import Network, random_network
 from outrider.core.engine.self_draft_views import Carry, View, behind, furthest, scores
+from outrider.core.engine.types import Config, Places
 from outrider.core.errors import InvalidOption, unknown
-from outrider.core.protocol import PIECE, Prefill, Prompts, Scores
-
-if TYPE_CHECKING:
-    from outrider.core.protocol import Rule
+from outrider.core.protocol import PIECE, Prefill, Prompts, Rule, Scores
 
 __all__ = ["Config", "Decoder"]
 
@@ -68,7 +66,7 @@ class Decoder:
         self.cache = Cache((cfg.layers, 2 * cfg.kv_heads, wide), kept, network.device)
         self._taps: frozenset[str] = frozenset()
         if network.graphs is not None:
-            network.graphs.stills.serve(self.cache)
+            self.cache.keeper = network.graphs.stills
 
     @classmethod
     def random(
@@ -277,7 +275,8 @@ class Decoder:
 
     def judge(self, rule: Rule) -> Rule:
         """A rule as it is to judge drafts for this target: recorded, if passes are."""
-        return rule if self.network.graphs is None else self.network.graphs.judge(rule)
+        graphs = self.network.graphs
+        return rule if graphs is None or isinstance(rule, CapturedRule) else CapturedRule(rule, graphs.rules)
 
     @torch.no_grad()
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:

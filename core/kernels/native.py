@@ -20,54 +20,25 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from outrider.core.assets.store import cache_folder
-
-if TYPE_CHECKING:
-    from outrider.core.engine.network import Config, Layer, Places
+from outrider.core.paths import cache_folder
 
 GROUP = 32  # inputs of a tile, and of what shares a scale in 4 bits
 _OUTPUTS = 16  # of a tile
 _ROOM, _ALIGNED = 1 << 25, 64  # bytes of large pages taken at a time; where weights begin
 
 
-class _Matrix(ctypes.Structure):
+class Matrix(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("tiles", "scales", "bias")),
         *((name, c_int32) for name in ("out", "in_", "bits", "unused")),
-    )
-
-
-class _Layer(ctypes.Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "qk_norm")),
-        *((name, _Matrix) for name in ("qkv", "out", "up_gate", "down")),
-        *((name, c_int32) for name in ("attends", "thinks")),
-    )
-
-
-class _Shape(ctypes.Structure):
-    _fields_ = (
-        *((name, c_int32) for name in ("width", "heads", "kv", "dim", "hidden", "into")),
-        ("eps", c_float),
-    )
-
-
-class _Pass(ctypes.Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("x", "store")),
-        *((name, c_int64) for name in ("layer_stride", "row_stride", "head_stride", "slot_stride")),
-        *((name, c_void_p) for name in ("cosine", "sine", "positions", "slots", "mask", "work", "read", "taps")),
-        *((name, c_int64) for name in ("position_stride", "mask_stride", "start")),
-        *((name, c_int32) for name in ("rows", "count", "columns", "reach", "first", "last", "threads", "small")),
     )
 
 
@@ -270,7 +241,7 @@ class Tiled:
     def point(self) -> None:
         """Tell the code where the weights are; once more after they were moved."""
         addresses = (at(part) for part in (self._tiles, self._scales, self._bias))
-        self.matrix = _Matrix(*addresses, *self.shape, self.bits, 0)
+        self.matrix = Matrix(*addresses, *self.shape, self.bits, 0)
         self._address = ctypes.addressof(self.matrix)
 
     @property
@@ -305,99 +276,6 @@ class Tiled:
             wide = dtype == torch.float32
             code.outrider_product(self._address, x.data_ptr(), out.data_ptr(), len(x), wide, threads, space)
         return out
-
-
-class Passes:
-    """All layers of a network in one call."""
-
-    def __init__(self, config: Config, layers: Sequence[Layer]) -> None:
-        into = {layer.qkv.matrix.in_ for layer in layers}  # type: ignore[attr-defined]
-        sizes = config.width, config.heads, config.kv_heads, config.head_dim, config.hidden, max(into)
-        self._shape = _Shape(*sizes, config.norm_eps)
-        self._layers, self.layers = (_Layer * len(layers))(), len(layers)
-        self._kept: list[object] = [layers]
-        for into, layer in zip(self._layers, layers, strict=True):
-            into.attends, into.thinks = layer.attends, layer.thinks
-            for name in ("attention_norm", "mlp_norm", "qk_norm"):
-                weight = getattr(layer, name)
-                self._kept.append(weight := None if weight is None else weight.float().contiguous())
-                setattr(into, name, at(weight))
-            for name in ("qkv", "out", "up_gate", "down"):
-                setattr(into, name, getattr(layer, name).matrix)
-        self._angles = torch.zeros(2, 0)
-
-    def reach(self, cosine: Tensor, sine: Tensor) -> None:
-        """Angles [positions, d / 2] in 32 bits."""
-        self._angles = torch.stack([cosine, sine])
-
-    def run(
-        self,
-        x: Tensor,
-        store: Tensor,
-        places: Places,
-        first: int,
-        last: int,
-        read: Tensor | None = None,
-        taps: Mapping[int, Tensor] | None = None,
-    ) -> None:
-        """States x [N, D] in 32 bits, changed in place; keys and values are written to the store. Attention reads
-        `read` [N, into], if given, instead of the normed states; behind some layers these are noted in `taps`."""
-        code = library()
-        assert code is not None
-        given, _kept = self.given(x, store, places, first, last, read)
-        if taps:
-            noted = (c_void_p * last)(*(at(taps.get(index)) for index in range(last)))
-            given.taps = ctypes.addressof(noted)
-        code.outrider_run(*self.addresses, ctypes.addressof(given))
-
-    @property
-    def addresses(self) -> tuple[int, int]:
-        """Of the shape and of the layers."""
-        return ctypes.addressof(self._shape), ctypes.addressof(self._layers)
-
-    def work(self, tokens: int, columns: int) -> int:
-        """The bytes of scratch space that a run of so many tokens needs."""
-        code = library()
-        assert code is not None
-        size: int = code.outrider_work(ctypes.addressof(self._shape), tokens, columns, torch.get_num_threads())
-        return size
-
-    def given(
-        self, x: Tensor, store: Tensor, places: Places, first: int, last: int, read: Tensor | None = None
-    ) -> tuple[_Pass, object]:
-        """What a run is told, and what has to be kept until it is over."""
-        code, threads = library(), torch.get_num_threads()
-        assert code is not None
-        positions = places.positions.contiguous()
-        mask = None if places.mask is None else places.mask.contiguous()
-        slots = None if places.slots is None else places.slots.contiguous()
-        angles = self._angles  # which another thread may exchange for longer ones meanwhile
-        rows, count, reach = store.shape[1], positions.shape[1], angles.shape[1]
-        space = work(self.work(len(x), places.columns))
-        strides = [store.stride(axis) * store.element_size() for axis in range(4)]
-        told = _Pass(
-            *(x.data_ptr(), store.data_ptr(), *strides),
-            *(at(angles[0]), at(angles[1]), at(positions), at(slots), at(mask), space, at(read), None),
-            *(count if len(positions) > 1 else 0, 0 if mask is None or len(mask) == 1 else count * places.columns),
-            *(places.start or 0, rows, count, places.columns, reach, first, last, threads, store.dtype == torch.int8),
-        )
-        return told, (positions, mask, slots, angles)
-
-    def normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RMSNorm of states x [N, D] in 32 bits, in 16 bits."""
-        code, out = library(), torch.empty(x.shape, dtype=torch.bfloat16)
-        assert code is not None
-        where = x.data_ptr(), weight.data_ptr()
-        code.outrider_normed(*where, *x.shape, self._shape.eps, out.data_ptr())
-        return out
-
-
-def passes(config: Config, layers: Sequence[Layer], dtype: torch.dtype) -> Passes | None:
-    """Whole passes, where the network's numbers fit; else None."""
-    products = [one for layer in layers for one in (layer.qkv, layer.out, layer.up_gate, layer.down)]
-    if dtype != torch.bfloat16 or config.head_dim % 32 or not all(isinstance(one, Tiled) for one in products):
-        return None
-    return Passes(config, layers) if products else None
 
 
 def at(part: Tensor | None) -> int | None:

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from outrider.core.batching import ContinuousBatch
 from outrider.core.decode import Stop, decode
+from outrider.core.device import resident_memory
 from outrider.core.distribution import Sampling
 from outrider.core.errors import OutriderError
-from outrider.core.memory import resident_memory
 from outrider.core.protocol import BatchedTarget, Drafter, Rule, Target
 from outrider.core.step_recorder import Record
 

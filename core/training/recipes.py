@@ -10,8 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from outrider.core.assets.catalogue import cache_folder
 from outrider.core.errors import InvalidOption, unknown
+from outrider.core.paths import cache_folder
 from outrider.core.training.draft_head import DraftHead
 
 

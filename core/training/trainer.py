@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from outrider.core.device import keep_memory
 from outrider.core.errors import InvalidOption
-from outrider.core.memory import keep_memory
+from outrider.core.training.acceptance_curve import Curve, walk
 from outrider.core.training.checkpoint import save
 from outrider.core.training.dataset import Lesson, Teacher, batches, read
 from outrider.core.training.draft_head import DraftHead
 from outrider.core.training.losses import resolve
 from outrider.core.training.optim import Clock, TrainingError, accelerator, optimisers, restore, store
-from outrider.core.training.simulated_acceptance import Curve, walk
 
 Source = Callable[[int, float], Sequence[Lesson]]  # an epoch's number, the share of the time that is over -> lessons
 

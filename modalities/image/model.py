@@ -27,11 +27,10 @@ from outrider.image import recipes
 from outrider.image.grid import Grid, neighbours
 from outrider.image.layout_planner import decoder
 from outrider.image.options import Given, Options
-from outrider.image.pixels import images
 from outrider.image.prompt_encoder import PromptEncoder
 from outrider.image.resolve_drafter import drafter_of, drafters, rule_of, rules
 from outrider.image.stream import Result, Stream
-from outrider.image.tokenizer import Tokenizer
+from outrider.image.tokenizer import Tokenizer, images
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.decode import decode
-from outrider.core.memory import peak_memory
+from outrider.core.device import peak_memory
 from outrider.core.protocol import Drafter, Rule, Target
 from outrider.core.step_recorder import Record
 from outrider.core.trace import Finish, Step, Trace, machine, versions

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outrider.core.engine.cuda_graphs import served
-from outrider.core.engine.network import Network
+from outrider.core.engine.network import Network, served
 from outrider.core.engine.trainable.block import Angles, Norm, each_before
 from outrider.core.engine.trainable.token_decoder import beginning, shape, spoken
 from outrider.core.engine.transformer import Decoder

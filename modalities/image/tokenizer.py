@@ -12,13 +12,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.core.assets.store import Checkpoint, read_json
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 @dataclass(frozen=True)
@@ -225,3 +228,16 @@ def psnr(back: Tensor, pictures: Tensor) -> Tensor:
     """[B] in dB, of pictures in [-1, 1]."""
     error = (back.clamp(-1, 1) - pictures).square().mean((1, 2, 3)) / 4
     return -10 * error.clamp(min=1e-10).log10()
+
+
+def images(pixels: Tensor) -> list[Image]:
+    """[B, 3, H, W] in -1..1 as pictures."""
+    from PIL import Image
+
+    numbers = ((pixels.float().clamp(-1, 1) + 1) * 127.5).round().byte().permute(0, 2, 3, 1).cpu().numpy()
+    return [Image.fromarray(one) for one in numbers]
+
+
+def likeliest(codes: Tensor) -> int:
+    """The one that there are most of."""
+    return int(codes.flatten().mode().values)

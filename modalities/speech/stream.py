@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outrider.core.decode import decode
-from outrider.core.memory import peak_memory
+from outrider.core.device import peak_memory
 from outrider.core.step_recorder import Record
 from outrider.core.trace import Finish, Step, Trace, machine, versions
 from outrider.speech.audio import Sound, Sounding

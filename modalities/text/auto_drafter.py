@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core.assets.store import cache_folder, written
+from outrider.core.assets.store import written
 from outrider.core.cost.break_even import GLANCE, LOOK, Costs, Pace, Promise, Rest
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
@@ -27,6 +27,7 @@ from outrider.core.drafters.combined.ensemble import MEMBERS, Ensemble, Guesses,
 from outrider.core.drafters.lookup.trie import Trie
 from outrider.core.errors import InvalidOption, OutriderError, unknown
 from outrider.core.methods import make_rule
+from outrider.core.paths import cache_folder
 from outrider.core.protocol import Drafter, Prefill, Prompts, Scores, Target
 from outrider.core.rng import CounterRNG
 from outrider.core.step_recorder import Record

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.core.assets.store import cache_folder
 from outrider.core.bench.timing import pass_cost
 from outrider.core.cost.break_even import Costs
 from outrider.core.distribution import Sampling
@@ -18,6 +17,7 @@ from outrider.core.drafters.draft_model import sequoia
 from outrider.core.drafters.draft_model.vocab_bridge import Translated
 from outrider.core.drafters.self_speculative.layer_search import search
 from outrider.core.errors import InvalidOption, unknown
+from outrider.core.paths import cache_folder
 from outrider.text import auto_drafter
 from outrider.text.vocab_bridge import Bridge
 

@@ -15,8 +15,8 @@ import torch
 
 from outrider.core.assets import store
 from outrider.core.engine import checkpoints
-from outrider.core.engine.cuda_graphs import served
 from outrider.core.engine.linear import fastest
+from outrider.core.engine.network import served
 from outrider.core.engine.offload import Shelf, streamed
 from outrider.core.engine.quantization.quantize import quantised
 from outrider.core.engine.transformer import Decoder

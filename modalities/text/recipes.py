@@ -16,7 +16,6 @@ from typing import Any
 
 from torch import Tensor
 
-from outrider.core.assets.store import cache_folder
 from outrider.core.drafters.trained.acceptance_head import AcceptanceChance
 from outrider.core.drafters.trained.block_diffusion import DFlashBlock, DSparkBlock, SpecDecBlock
 from outrider.core.drafters.trained.ctc import CtcFrames
@@ -31,6 +30,7 @@ from outrider.core.drafters.trained.parallel_heads import AmphistaHeads, Blockwi
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption, OutriderError, unknown
 from outrider.core.methods import DRAFTERS
+from outrider.core.paths import cache_folder
 from outrider.core.protocol import Target
 from outrider.core.training.draft_head import DraftHead
 from outrider.core.training.recipes import NoWeights

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from outrider.core.assets.store import AssetError, Checkpoint, cache_folder
+from outrider.core.assets.store import AssetError, Checkpoint
 from outrider.core.drafters.combined.ensemble import MEMBERS
 from outrider.core.drafters.lookup.ngram import bigram_table
 from outrider.core.drafters.lookup.retrieval import Datastore
 from outrider.core.drafters.lookup.token_recycling import Successors
 from outrider.core.errors import InvalidOption
+from outrider.core.paths import cache_folder
 from outrider.core.protocol import Target
 from outrider.text import datastore
 

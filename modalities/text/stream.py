@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from outrider.core.decode import decode
-from outrider.core.memory import peak_memory
+from outrider.core.device import peak_memory
 from outrider.core.step_recorder import Record
 from outrider.core.trace import Finish, Step, Trace, machine, versions
 from outrider.text.detokenizer import Reader

@@ -11,7 +11,7 @@ import torch
 from outrider.core.decode import decode
 from outrider.core.distribution import Distribution, Sampling
 from outrider.core.draft import Draft, beside, choose
-from outrider.core.drafters.combined.per_row import PerRow
+from outrider.core.drafters.per_row import PerRow
 from outrider.core.methods import make_drafter, make_rule
 from outrider.core.testing.table_target import TableTarget
 from outrider.core.trace import Trace

@@ -17,8 +17,8 @@ from torch import Tensor
 from outrider.core.device import fetch
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
-from outrider.core.drafters.combined.per_row import Joined, joins
 from outrider.core.drafters.lookup.trie import Grower, Trie, planted
+from outrider.core.drafters.per_row import Joined, joins
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.protocol import Drafter, Prefill, Prompts, Scores
 from outrider.core.rng import CounterRNG
@@ -110,7 +110,7 @@ class Ensemble:
     def _fresh(self) -> list[_Member]:
         return [_Member() for _ in self.drafters]
 
-    # ---- rows that come and go (outrider.core.drafters.combined.per_row.Joined)
+    # ---- rows that come and go (outrider.core.drafters.per_row.Joined)
 
     def joins(self) -> bool:
         return all(joins(one) for one in self.drafters)

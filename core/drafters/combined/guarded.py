@@ -18,7 +18,7 @@ from outrider.core.cost.break_even import Cost, Rest
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.combined.adaptive import Guesses, by_name, free, priced, reads_nothing
-from outrider.core.drafters.combined.per_row import Joined, PerRow, joins
+from outrider.core.drafters.per_row import Joined, PerRow, joins
 from outrider.core.errors import Incompatible
 from outrider.core.protocol import Drafter, Prefill, Prompts, Scores
 from outrider.core.rng import CounterRNG
@@ -74,7 +74,7 @@ class Guarded:
         self._watched: Guesses | None = None
         self._off = False
 
-    # ---- rows that come and go (outrider.core.drafters.combined.per_row.Joined)
+    # ---- rows that come and go (outrider.core.drafters.per_row.Joined)
 
     def joins(self) -> bool:
         """Not where rows would share what belongs to one of them."""

@@ -120,7 +120,7 @@ class DraftModel(_Model):
         self._drafted = torch.tensor([length])
         return Draft.drawn(tokens, distributions, torch.ones(1, length, dtype=torch.bool))
 
-    # ---- rows that come and go (outrider.core.drafters.combined.per_row.Joined)
+    # ---- rows that come and go (outrider.core.drafters.per_row.Joined)
 
     def joins(self) -> bool:
         """Not where the policy remembers how each row went."""

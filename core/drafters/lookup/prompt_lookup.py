@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider.core.device import upload
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
-from outrider.core.drafters.combined.per_row import Apart
+from outrider.core.drafters.per_row import Apart
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Prefill, Prompts, Scores
 from outrider.core.rng import CounterRNG

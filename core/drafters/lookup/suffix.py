@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
-from outrider.core.drafters.combined.per_row import Apart
 from outrider.core.drafters.lookup.trie import Grower, Trie
+from outrider.core.drafters.per_row import Apart
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Prefill, Prompts, Scores
 from outrider.core.rng import CounterRNG

@@ -17,8 +17,8 @@ from itertools import pairwise
 from outrider.core.device import fetch
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
-from outrider.core.drafters.combined.per_row import Apart
 from outrider.core.drafters.lookup.trie import Grower, Trie
+from outrider.core.drafters.per_row import Apart
 from outrider.core.drafters.tree_shapes import ranks, sequoia, validate
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.kernels.topk import largest

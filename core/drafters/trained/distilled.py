@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from outrider.core.drafters.trained.lora import correct
 from outrider.core.engine.linear import Dense, Linear
-from outrider.core.engine.network import Layer, Network
+from outrider.core.engine.network import Network
 from outrider.core.engine.quantization.quantize import leanest
 from outrider.core.engine.trainable.block import Angles, AttentionMask, Block, Matrix, Norm
 from outrider.core.engine.trainable.shared_embedding import Words
 from outrider.core.engine.transformer import Decoder
+from outrider.core.engine.types import Layer
 from outrider.core.errors import InvalidOption
 from outrider.core.training.draft_head import Batch, DraftHead, Guess
 

@@ -23,9 +23,9 @@ from outrider.core.drafters.trained.head_runner import ready
 from outrider.core.drafters.trained.heads import PrefixCache, before, causal, kept
 from outrider.core.drafters.trained.lora import adapted
 from outrider.core.engine.native.draft_tree import Levels
-from outrider.core.engine.network import Config
 from outrider.core.engine.trainable.block import Angles, AttentionMask, Block, Matrix, Norm, Rounds
 from outrider.core.engine.trainable.shared_embedding import Words, weight_bytes
+from outrider.core.engine.types import Config
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.kernels.native import Tiled
 from outrider.core.training.draft_head import Batch, DraftHead, Guess, agreement, guessed

@@ -19,10 +19,10 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.cuda_graphs import GraphPool
 from outrider.core.engine.kv_cache.cache import Cache, Rows
 from outrider.core.engine.native.draft_tree import Grown, Levels
-from outrider.core.engine.network import Config, Places
 from outrider.core.engine.self_draft_views import furthest
 from outrider.core.engine.trainable.block import Angles, AttentionMask
 from outrider.core.engine.trainable.shared_embedding import Words, settled
+from outrider.core.engine.types import Config, Places
 from outrider.core.protocol import Prefill, Prompts, Scores, SelfDraftable
 from outrider.core.tree import Tree
 

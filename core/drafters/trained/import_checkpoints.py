@@ -22,7 +22,7 @@ from outrider.core.assets.store import foreign_tensors, read_json
 from outrider.core.drafters.trained.eagle import Eagle3Head, EagleHead, spread
 from outrider.core.drafters.trained.heads import MedusaHeads
 from outrider.core.engine.checkpoints import configure
-from outrider.core.engine.network import Config
+from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible
 from outrider.core.training.draft_head import DraftHead
 

@@ -23,8 +23,9 @@ from outrider.core.drafters.trained.block_diffusion import Anchored
 from outrider.core.drafters.trained.drafter import shallow
 from outrider.core.drafters.trained.heads import PrefixCache
 from outrider.core.drafters.tree_shapes import chain, validate
-from outrider.core.engine.network import Network, Places
+from outrider.core.engine.network import Network
 from outrider.core.engine.trainable.block import AttentionMask, Block
+from outrider.core.engine.types import Places
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.protocol import Prefill, Prompts, Scores
 from outrider.core.rng import CounterRNG, Purpose

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from outrider.core.drafters.trained.eagle import said, shaped, unrolled
 from outrider.core.drafters.trained.head_runner import ready
 from outrider.core.drafters.trained.heads import PrefixCache, before, kept
-from outrider.core.engine.network import Config
 from outrider.core.engine.trainable.block import Angles, AttentionMask, Block, Matrix, Norm
 from outrider.core.engine.trainable.shared_embedding import Words, weight_bytes
+from outrider.core.engine.types import Config
 from outrider.core.errors import InvalidOption
 from outrider.core.training.draft_head import Batch, DraftHead, Guess, agreement
 

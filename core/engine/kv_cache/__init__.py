@@ -1,1 +1,1 @@
-"""The key/value cache: ragged rows, tree scratch, 8-bit storage, retrieval of chunks."""
+"""The key/value cache: ragged rows, tree scratch and 8-bit storage."""

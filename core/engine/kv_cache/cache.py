@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,11 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outrider.core.draft import Draft, Verdict
-from outrider.core.engine.network import Places
+from outrider.core.engine.cuda_graphs import GraphPool
+from outrider.core.engine.types import Places
 from outrider.core.protocol import Prompts, committed
-
-if TYPE_CHECKING:
-    from outrider.core.engine.cuda_graphs import GraphPool
 
 _FEW = 8  # rows that are quicker counted one by one
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outrider.core.engine.linear import Linear
-from outrider.core.engine.network import Places
+from outrider.core.engine.native.native_pass import Passes
+from outrider.core.engine.types import Places
 from outrider.core.kernels import native
 
 _TILE = 16  # rows of a matrix
@@ -34,7 +35,7 @@ class _Drawing(ctypes.Structure):
 class Chains:
     """Of one network. Its output layer is laid out once more where it isn't in tiles."""
 
-    def __init__(self, passes: native.Passes, embedding: Tensor, norm: Tensor, head: Linear) -> None:
+    def __init__(self, passes: Passes, embedding: Tensor, norm: Tensor, head: Linear) -> None:
         self._passes, self._embedding, self._norm = passes, embedding, norm.float().contiguous()
         self._words = head.weight.shape[0] if not isinstance(head, native.Tiled) else head.shape[0]
         self._head = head if isinstance(head, native.Tiled) else _tiled(head)

@@ -13,7 +13,8 @@ from ctypes import c_double, c_int32, c_void_p
 import torch
 from torch import Tensor
 
-from outrider.core.engine.network import Places
+from outrider.core.engine.native.native_pass import Passes
+from outrider.core.engine.types import Places
 from outrider.core.kernels import native
 
 Grown = tuple[list[int], list[int], list[float]]  # tokens, parents (-1: the root), logarithms of their paths' chances
@@ -37,7 +38,7 @@ class Levels:
 
     def __init__(
         self,
-        passes: native.Passes,
+        passes: Passes,
         embedding: Tensor,
         norms: Sequence[Tensor],
         taps: Sequence[Tensor],

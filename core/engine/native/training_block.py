@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from outrider.core.kernels import native
 
-if TYPE_CHECKING:
-    from outrider.core.engine.trainable.block import AttentionMask, Block
+Shape = tuple[int, int, int, float, float]  # heads, heads of keys and values, head size, eps of both norms
 
 
 class _Heads(ctypes.Structure):
@@ -54,42 +54,29 @@ def library() -> ctypes.CDLL | None:
     return found
 
 
-def learns(block: Block, x: Tensor, sight: AttentionMask) -> bool:
-    """Is this a pass that the code is for?"""
-    if not (sight.causal and torch.is_grad_enabled() and x.device.type == "cpu" and x.dtype == torch.float32):
+def usable(x: Tensor, hidden: int, head_dim: int) -> bool:
+    """Is this a training step in 16-bit autocast on a CPU, in sizes that the kernels take?"""
+    if not (torch.is_grad_enabled() and x.device.type == "cpu" and x.dtype == torch.float32):
         return False
     if not (torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16):
         return False
-    attention, mlp = block.attention, block.mlp
-    matrices = attention.qkv, attention.out, mlp.up_gate, mlp.down
-    if block.attention_norm is None or any(one.bias is not None or one.fast is not None for one in matrices):
-        return False
-    if x.shape[2] % 16 or mlp.down.weight.shape[1] % 16 or attention.dim % 32 or sight.cos.shape[0] != 1:
-        return False
-    return library() is not None
+    return x.shape[2] % 16 == 0 and hidden % 16 == 0 and head_dim % 32 == 0 and library() is not None
 
 
-def learned(block: Block, x: Tensor, sight: AttentionMask) -> Tensor:
-    """What the block makes of x [B, T, D], in 32 bits, each token seeing itself and those before it."""
-    attention, mlp = block.attention, block.mlp
-    assert block.attention_norm is not None
-    shape = (attention.heads, attention.kv, attention.dim, attention.eps, block.mlp_norm.eps)
-    half = attention.dim // 2
-    # the first half of the sines has its sign turned, as what is rolled is multiplied with them
-    angles = torch.stack([sight.cos[0, :, 0, :half], sight.sin[0, :, 0, half:]]).float()
-    given = (
-        *(block.attention_norm.weight, attention.qkv.weight, attention.qk_norm, attention.out.weight),
-        *(block.mlp_norm.weight, mlp.up_gate.weight, mlp.down.weight),
-    )
-    found: Tensor = _Learned.apply(x.contiguous(), angles, shape, *given)  # type: ignore[no-untyped-call]
-    return found
+def apply(x: Tensor, cos: Tensor, sin: Tensor, shape: Shape, weights: Sequence[Tensor | None]) -> Tensor:
+    """A causal block on x [B, T, D] in 32 bits. `cos` and `sin` [T, d]; `weights`: attention norm, qkv, qk norm (or
+    None), out, MLP norm, up and gate, down."""
+    half = cos.shape[1] // 2
+    angles = torch.stack([cos[:, :half], sin[:, half:]]).float()  # the first half of the sines is negated
+    result: Tensor = _TrainingBlock.apply(x.contiguous(), angles, shape, *weights)  # type: ignore[no-untyped-call]
+    return result
 
 
-class _Learned(torch.autograd.Function):
+class _TrainingBlock(torch.autograd.Function):
     """Of x, the angles and the shape no more is asked than x's gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, angles: Tensor, shape: tuple[Any, ...], *given: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, angles: Tensor, shape: Shape, *given: Any) -> Tensor:
         norm1, qkv, qk_norm, out, norm2, up_gate, down = given
         heads, kv, dim, eps1, eps2 = shape
         rows, count, width = x.shape
@@ -174,7 +161,7 @@ def _narrow(*shape: int) -> Tensor:
     return torch.empty(*shape, dtype=torch.bfloat16)
 
 
-def _form(rows: int, count: int, shape: tuple[Any, ...], norm: Tensor | None, angles: Tensor, threads: int) -> _Heads:
+def _form(rows: int, count: int, shape: Shape, norm: Tensor | None, angles: Tensor, threads: int) -> _Heads:
     heads, kv, dim, eps, _ = shape
     return _Heads(rows, count, heads, kv, dim, threads, eps, _at(norm), _at(angles[0]), _at(angles[1]))
 

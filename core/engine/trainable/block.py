@@ -16,9 +16,10 @@ from torch.nn import functional as F
 
 from outrider.core.engine.linear import Dense, Linear, fastest, size
 from outrider.core.engine.native import training_block
-from outrider.core.engine.network import Config, Layer, Places
+from outrider.core.engine.native.native_pass import Passes, passes
 from outrider.core.engine.quantization.quantize import leanest
 from outrider.core.engine.rotary import rope_table
+from outrider.core.engine.types import Config, Layer, Places
 from outrider.core.kernels import native
 
 Rounds = dict[int, list[tuple[Tensor, Tensor]]]  # attention -> the keys and values [B, K, Q, d] of each round
@@ -232,7 +233,7 @@ class Block(nn.Module):
     def __init__(self, config: Config, *, into: int | None = None, index: int = 0, normed: bool = True) -> None:
         super().__init__()
         self.config, self._reach = config, 0
-        self.passes: native.Passes | None = None
+        self.passes: Passes | None = None
         self.attention_norm = Norm(config.width, config.norm_eps) if normed else None
         self.attention = Attention(config, into=into, index=index)
         self.mlp_norm = Norm(config.width, config.norm_eps)
@@ -241,8 +242,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, sight: AttentionMask, read: Tensor | None = None) -> Tensor:
         """[B, Q, D] -> [B, Q, D]; `read` [B, Q, into] is what attention reads instead of the normed stream."""
         if read is None:
-            if training_block.learns(self, x, sight):
-                return training_block.learned(self, x, sight)
+            if self.trains_in_kernels(x, sight):
+                return self._train_in_kernels(x, sight)
             read = x if self.attention_norm is None else self.attention_norm(x)
         if self.passes is not None and sight.places is not None and sight.context is None:
             return self._in_one(self.passes, x, sight, read)
@@ -250,7 +251,27 @@ class Block(nn.Module):
         result: Tensor = x + self.mlp(self.mlp_norm(x))
         return result
 
-    def _in_one(self, passes: native.Passes, x: Tensor, sight: AttentionMask, read: Tensor) -> Tensor:
+    def trains_in_kernels(self, x: Tensor, sight: AttentionMask) -> bool:
+        """Can the compiled kernels compute this pass, forward and backward?"""
+        attention, mlp = self.attention, self.mlp
+        matrices = attention.qkv, attention.out, mlp.up_gate, mlp.down
+        if self.attention_norm is None or not sight.causal or sight.cos.shape[0] != 1:
+            return False
+        if any(matrix.bias is not None or matrix.fast is not None for matrix in matrices):
+            return False
+        return training_block.usable(x, mlp.down.weight.shape[1], attention.dim)
+
+    def _train_in_kernels(self, x: Tensor, sight: AttentionMask) -> Tensor:
+        attention, mlp = self.attention, self.mlp
+        assert self.attention_norm is not None
+        shape = (attention.heads, attention.kv, attention.dim, attention.eps, self.mlp_norm.eps)
+        weights = (
+            *(self.attention_norm.weight, attention.qkv.weight, attention.qk_norm, attention.out.weight),
+            *(self.mlp_norm.weight, mlp.up_gate.weight, mlp.down.weight),
+        )
+        return training_block.apply(x, sight.cos[0, :, 0], sight.sin[0, :, 0], shape, weights)
+
+    def _in_one(self, passes: Passes, x: Tensor, sight: AttentionMask, read: Tensor) -> Tensor:
         """The same in one call."""
         assert sight.store is not None and sight.places is not None
         self.reach(passes, sight.bound)
@@ -258,7 +279,7 @@ class Block(nn.Module):
         passes.run(states, sight.store[self.attention.index, None], sight.places, 0, 1, read.flatten(0, 1).contiguous())
         return states.to(x.dtype).view(x.shape)
 
-    def reach(self, passes: native.Passes, bound: int) -> None:
+    def reach(self, passes: Passes, bound: int) -> None:
         """Angles for all positions below a bound."""
         if bound > self._reach:
             self._reach = max(2 * bound, min(self.config.context, 1024))
@@ -273,7 +294,7 @@ class Block(nn.Module):
             return
         norm = self.mlp_norm.weight.detach()  # attention's is never asked for: what it reads is given
         layer = Layer(norm, laid[0], laid[1], norm, laid[2], laid[3], qk_norm=self.attention.qk_norm)  # type: ignore[arg-type]
-        self.passes = native.passes(self.config, [layer], norm.dtype)
+        self.passes = passes(self.config, [layer], norm.dtype)
 
     @torch.no_grad()
     def copy(self, layer: Layer) -> None:

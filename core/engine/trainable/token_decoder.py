@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from outrider.core.engine.cuda_graphs import served
 from outrider.core.engine.linear import Dense, fastest
-from outrider.core.engine.network import Config, Network
+from outrider.core.engine.network import Network, served
 from outrider.core.engine.trainable.block import Block, Norm
+from outrider.core.engine.types import Config
 
 
 def shape(vocabulary: int, *, width: int, layers: int, heads: int, hidden: int) -> Config:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outrider.core.assets.store import Checkpoint, cache_folder, fetch, unpickled
+from outrider.core.assets.store import Checkpoint, fetch, unpickled
+from outrider.core.paths import cache_folder
 
 _SIDE = 299  # pixels that Inception looks at
 _TOGETHER = 16  # pictures at a time

@@ -21,7 +21,7 @@ from outrider.core.engine.adapters.hf import Reading, TransformersTarget
 from outrider.core.errors import InvalidOption
 from outrider.core.vocab_mask import Slots
 from outrider.image.grid import Grid
-from outrider.image.pixels import images, likeliest
+from outrider.image.tokenizer import images, likeliest
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -20,7 +20,7 @@ from outrider.core.engine.adapters.hf import Reading, TransformersTarget
 from outrider.core.engine.trainable.module_surgery import widened
 from outrider.core.errors import InvalidOption
 from outrider.image.grid import Grid
-from outrider.image.pixels import images
+from outrider.image.tokenizer import images
 
 if TYPE_CHECKING:
     from PIL.Image import Image

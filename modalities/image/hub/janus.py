@@ -20,7 +20,7 @@ from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.adapters.hf import Reading, TransformersTarget
 from outrider.core.errors import InvalidOption
 from outrider.image.grid import Grid
-from outrider.image.pixels import images, likeliest
+from outrider.image.tokenizer import images, likeliest
 
 if TYPE_CHECKING:
     from PIL.Image import Image

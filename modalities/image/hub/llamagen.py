@@ -27,12 +27,13 @@ from outrider.core.assets.hub_models import DTYPES, folder_of
 from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.checkpoints import assemble
 from outrider.core.engine.linear import fastest
-from outrider.core.engine.network import Config, Network
+from outrider.core.engine.network import Network
 from outrider.core.engine.transformer import Decoder
+from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible, InvalidOption, unknown
 from outrider.image.grid import Grid
 from outrider.image.hub.vqgan import Vqgan
-from outrider.image.pixels import images, likeliest
+from outrider.image.tokenizer import images, likeliest
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -27,8 +27,9 @@ from torch import Tensor
 
 from outrider.core.assets import npz
 from outrider.core.assets.npz import NpzError
-from outrider.core.assets.store import cache_folder, fetch
+from outrider.core.assets.store import fetch
 from outrider.core.errors import OutriderError
+from outrider.core.paths import cache_folder
 from outrider.image.prompt_encoder import COMMON, words
 
 SIZE = 64

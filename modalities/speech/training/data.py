@@ -25,8 +25,8 @@ import torch
 
 from outrider.core.assets import npz
 from outrider.core.assets.npz import NpzError
-from outrider.core.assets.store import cache_folder
 from outrider.core.errors import OutriderError
+from outrider.core.paths import cache_folder
 from outrider.speech.codec import FRAMES, Codec
 from outrider.speech.mel import BINS, HOP, RATE, mel_frames
 from outrider.speech.phonemes import ids, phonemes

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 
 from outrider.core.bench.runner import Item
-from outrider.core.engine.cuda_graphs import Graphs
-from outrider.core.engine.network import Network
+from outrider.core.engine.network import Graphs, Network
 from outrider.core.errors import InvalidOption
 from outrider.text.bench.engine import decoder
 from outrider.text.bench.interleave import Round, Row, bound, now, turns

@@ -15,9 +15,10 @@ from typing import Any, cast
 
 from outrider.core.bench.runner import Item
 from outrider.core.distribution import Sampling
-from outrider.core.engine.network import Config, random_network
+from outrider.core.engine.network import random_network
 from outrider.core.engine.offload import streamed
 from outrider.core.engine.transformer import Decoder
+from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible
 from outrider.core.methods import make_drafter, make_rule
 from outrider.core.protocol import BatchedTarget, Drafter, Rule

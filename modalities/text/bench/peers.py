@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from outrider.core.assets.sources import Index
-from outrider.core.assets.store import ASSETS, cache_folder
+from outrider.core.assets.store import ASSETS
 from outrider.core.bench.runner import Contender, Item, Outcome
 from outrider.core.errors import OutriderError
+from outrider.core.paths import cache_folder
 
 WORKER = Path(__file__).with_name("peer_worker.py")
 _LOADING, _ANSWERING = 600.0, 300.0  # seconds

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.core.assets.store import cache_folder, transformers_model, unpacked
+from outrider.core.assets.store import transformers_model, unpacked
 from outrider.core.errors import Incompatible, unknown
+from outrider.core.paths import cache_folder
 
 Numbers = NDArray[np.float32]
 _BATCH = 32  # passages that are embedded at once

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outrider.core.assets.store import cache_folder
 from outrider.core.bench.runner import PLAIN, Bench, Contender, Item, Outcome, Run
 from outrider.core.errors import InvalidOption, OutriderError
+from outrider.core.paths import cache_folder
 from outrider.text.bench.run import Settings, report
 from outrider.text.model import TextModel
 from outrider.text.vllm.client import Client, Counters

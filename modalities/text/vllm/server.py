@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outrider.core.assets.store import cache_folder, read_json
+from outrider.core.assets.store import read_json
 from outrider.core.errors import Incompatible, InvalidOption
+from outrider.core.paths import cache_folder
 from outrider.text.bench.peers import PEERS, pip
 from outrider.text.vllm.client import Client, ServeError
 from outrider.text.vllm.export import NOTE, WRITERS, export, refused

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from outrider.app.cli import cli
 from outrider.core.errors import InvalidOption
-from outrider.core.training.simulated_acceptance import Curve
+from outrider.core.training.acceptance_curve import Curve
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from outrider.app.commands import doctor
-from outrider.app.commands.doctor import PACKAGES, Package, judge, judge_cache, judge_gpu, judge_unused, size
+from outrider.app.commands.doctor import PACKAGES, Package, judge, judge_cache, judge_gpu, judge_unused
+from outrider.app.options import file_size
 
 NEEDED = Package("numpy", ("numpy",), "everything")
 OPTIONAL = Package("gradio", ("gradio",), "the app", needed=False, extra="app")
@@ -85,7 +86,7 @@ def test_a_cache_that_cannot_be_written_is_a_fault(tmp_path: Path, monkeypatch: 
     ("count", "words"), [(0, "0 B"), (999, "999 B"), (25_000_000_000, "25 GB"), (3 * 10**15, "3000 TB")]
 )
 def test_sizes_read_well(count: int, words: str) -> None:
-    assert size(count) == words
+    assert file_size(count) == words
 
 
 @pytest.mark.slow

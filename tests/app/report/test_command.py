@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from outrider.app.bench.speech import SHOWN
 from outrider.app.cli import cli
 from outrider.app.report import command as report
-from outrider.app.report import goals, pages
+from outrider.app.report import goals, pages, weights
 from outrider.app.report.sections import METHODS, NOT_MEASURED, SECTIONS, TEXT, Section
 from outrider.core.errors import OutriderError
 from outrider.core.methods import DRAFTERS, RULES
@@ -255,7 +255,7 @@ def test_what_has_no_weights_is_left_out_of_commands(monkeypatch: pytest.MonkeyP
     kept = ["bench", "text", "--drafters", "suffix", "--calibrate", "sequoia"]
     assert report._possible("text", words) == kept
     assert report._possible("image", ["bench", "image", "--drafters", "draft-model"]) == []
-    assert report.recipe_of("speech", "specexec") == "speech-draft" and report.recipe_of("text", "eagle2") == "eagle"
+    assert weights.recipe_of("speech", "specexec") == "speech-draft" and weights.recipe_of("text", "eagle2") == "eagle"
 
 
 def test_what_was_measured_at_a_commit_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,9 +27,9 @@ from outrider.core.bench.runner import (
 from outrider.core.bench.timing import PeakMemory, pass_cost, timed
 from outrider.core.cost.theory import PassCost
 from outrider.core.decode import decode
+from outrider.core.device import lifetime_peak, peak_memory, resident_memory
 from outrider.core.distribution import Sampling
 from outrider.core.errors import InvalidOption, OutriderError
-from outrider.core.memory import lifetime_peak, peak_memory, resident_memory
 from outrider.core.methods import make_drafter, make_rule
 from outrider.core.testing.table_target import TableTarget
 from outrider.core.trace import Step, Times

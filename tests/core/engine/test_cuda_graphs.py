@@ -16,10 +16,11 @@ from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.drafters.lookup.prompt_lookup import PromptLookup
-from outrider.core.engine.cuda_graphs import GraphPool, Graphs, Recorder, Replay, again
+from outrider.core.engine.cuda_graphs import GraphPool, Recorder, Replay, again
 from outrider.core.engine.kv_cache.cache import Cache
-from outrider.core.engine.network import Config, random_network
+from outrider.core.engine.network import Graphs, random_network
 from outrider.core.engine.transformer import Decoder
+from outrider.core.engine.types import Config
 from outrider.core.methods import DRAFTERS, make_rule
 from outrider.core.testing.cache_audit import random_draft, random_verdict
 from outrider.core.testing.conformance import equip, untaught

@@ -10,8 +10,8 @@ import torch
 
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
-from outrider.core.engine.network import Config
 from outrider.core.engine.transformer import Decoder
+from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible
 from outrider.core.testing.cache_audit import emitted, random_draft, random_verdict, reference
 from outrider.core.testing.table_target import TableTarget

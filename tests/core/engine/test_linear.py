@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from outrider.core.engine import linear, matmul_timing
 from outrider.core.engine.linear import Dense, Packed, Widened, fastest, packs
-from outrider.core.engine.network import Config, random_network
+from outrider.core.engine.network import random_network
+from outrider.core.engine.types import Config
 from outrider.core.kernels import native
 
 CPU = torch.device("cpu")

@@ -12,10 +12,11 @@ from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.drafters.draft_model.specexec import SpecExec
 from outrider.core.engine.linear import fastest
-from outrider.core.engine.network import Config, Network, random_network
+from outrider.core.engine.network import Network, random_network
 from outrider.core.engine.offload import Shelf, streamed
 from outrider.core.engine.quantization.quantize import quantised
 from outrider.core.engine.transformer import Decoder
+from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.methods import make_rule
 from outrider.core.tree import Tree

@@ -13,9 +13,9 @@ from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.drafters.draft_model.model import DraftModel, DynamicTree, SampledTree, TopKTree
-from outrider.core.engine.network import Config
 from outrider.core.engine.self_draft_views import View
 from outrider.core.engine.transformer import Decoder
+from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.methods import make_rule
 from outrider.core.rng import CounterRNG

@@ -23,9 +23,10 @@ from outrider.core.drafters.lookup.trie import Trie
 from outrider.core.drafters.trained.eagle import Eagle3Head, EagleHead
 from outrider.core.drafters.trained.head_runner import HeadRunner, ready
 from outrider.core.engine.linear import Dense, Packed, Widened, fastest
-from outrider.core.engine.network import Config, Network, random_network
+from outrider.core.engine.network import Network, random_network
 from outrider.core.engine.quantization.quantize import Int4, Int8, quantised
 from outrider.core.engine.transformer import Decoder
+from outrider.core.engine.types import Config
 from outrider.core.kernels import native
 from outrider.core.methods import make_drafter, make_rule
 from outrider.core.tree import Tree

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from outrider.core.errors import OutriderError
-from outrider.core.training.acceptance_curve import drawn, figure, gathered, table
-from outrider.core.training.simulated_acceptance import Curve
+from outrider.core.training.acceptance_curve import Curve, drawn, figure, gathered, table
 
 GOOD = Curve(calls=10, tokens=25, tried=(10, 8, 4, 0), right=(8, 4, 3, 0))
 POOR = Curve(calls=20, tokens=25, tried=(20, 5, 0, 0), right=(5, 0, 0, 0))

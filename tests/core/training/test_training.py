@@ -22,11 +22,11 @@ from outrider.core.drafters.trained.distilled import SmallModel
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import OutriderError
 from outrider.core.methods import make_drafter, make_rule
+from outrider.core.training.acceptance_curve import walk
 from outrider.core.training.checkpoint import about, begin, load, save
 from outrider.core.training.dataset import DecoderTeacher, Lesson, batches, read, rejections, split
 from outrider.core.training.draft_head import Batch, Guess, agreement
 from outrider.core.training.losses import Loss, kl
-from outrider.core.training.simulated_acceptance import walk
 from outrider.core.training.trainer import Plan, Trainer
 
 CONFIG = Config(vocabulary=48, width=32, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=48)

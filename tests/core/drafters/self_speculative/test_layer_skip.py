@@ -12,8 +12,8 @@ from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.drafters.self_speculative.layer_search import Found, search
 from outrider.core.drafters.self_speculative.layer_skip import SelfDrafter, draft_on_the_fly, draft_verify, few, swift
-from outrider.core.engine.network import Layer
 from outrider.core.engine.transformer import Config, Decoder
+from outrider.core.engine.types import Layer
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.protocol import Prefill
 from outrider.core.rules.exact import Exact

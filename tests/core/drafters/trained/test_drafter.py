@@ -22,9 +22,9 @@ from outrider.core.protocol import Prefill, Prompts, Scores
 from outrider.core.rng import CounterRNG
 from outrider.core.rules.exact import Exact
 from outrider.core.testing.conformance import untaught
+from outrider.core.training.acceptance_curve import Curve, walk
 from outrider.core.training.dataset import DecoderTeacher, Lesson, read
 from outrider.core.training.losses import resolve
-from outrider.core.training.simulated_acceptance import Curve, walk
 from outrider.core.tree import Tree
 
 SHAPE = Config(vocabulary=31, width=32, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=48)

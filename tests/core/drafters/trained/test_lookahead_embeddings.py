@@ -151,7 +151,7 @@ def test_penalties_know_nothing_of_what_has_no_id() -> None:
 
 @pytest.mark.slow
 def test_it_learns_and_drafts_as_well_as_was_foreseen(measured: Any) -> None:
-    from outrider.core.training.simulated_acceptance import walk
+    from outrider.core.training.acceptance_curve import walk
 
     model = target(torch.float32)
     draw = random.Random(0)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
-from outrider.core.engine.network import Config
 from outrider.core.engine.transformer import Decoder
+from outrider.core.engine.types import Config
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Scores
 from outrider.core.testing.cache_audit import emitted, paths, random_draft, random_verdict, reference

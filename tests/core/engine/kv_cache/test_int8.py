@@ -14,11 +14,11 @@ from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.drafters.draft_model.model import DraftModel
-from outrider.core.engine.cuda_graphs import Graphs
 from outrider.core.engine.kv_cache.int8 import pack, slot, unpack
 from outrider.core.engine.linear import Dense
-from outrider.core.engine.network import Config, Network, random_network
+from outrider.core.engine.network import Graphs, Network, random_network
 from outrider.core.engine.transformer import Decoder
+from outrider.core.engine.types import Config
 from outrider.core.errors import InvalidOption
 from outrider.core.kernels import native
 from outrider.core.methods import make_drafter, make_rule

@@ -15,8 +15,8 @@ from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.draft_model.model import DraftModel
 from outrider.core.engine.conditioned import Informed
-from outrider.core.engine.network import Config
 from outrider.core.engine.transformer import Decoder
+from outrider.core.engine.types import Config
 from outrider.core.kernels import native
 from outrider.core.methods import make_rule
 from outrider.core.trace import Trace

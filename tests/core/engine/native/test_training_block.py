@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.engine.native import training_block
-from outrider.core.engine.network import Config
 from outrider.core.engine.trainable.block import Angles, Block, each_before
+from outrider.core.engine.types import Config
 
 here = pytest.mark.skipif(
     training_block.library() is None, reason="no compiler, or no AVX-512 BF16, for code of our own"
@@ -29,7 +29,7 @@ def gradients(block: Block, form: Config, x: Tensor, fast: bool, monkeypatch: py
         if not fast:
             patch.setattr(training_block, "library", lambda: None)
         with torch.autocast("cpu", torch.bfloat16):
-            assert training_block.learns(block, into, each_before(x.shape[1], cos, sin)) == fast
+            assert block.trains_in_kernels(into, each_before(x.shape[1], cos, sin)) == fast
             out = block(into, each_before(x.shape[1], cos, sin))
         wanted = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
         (out.float() * wanted).sum().backward()
@@ -65,12 +65,12 @@ def test_what_is_not_such_a_pass_goes_through_torch() -> None:
     block, x = Block(form), torch.randn(1, 5, form.width)
     cos, sin = Angles(form)(torch.arange(5)[None], 5, torch.float32)
     sight = each_before(5, cos, sin)
-    assert not training_block.learns(block, x, sight), "in 32 bits"
+    assert not block.trains_in_kernels(x, sight), "in 32 bits"
     with torch.autocast("cpu", torch.bfloat16):
-        assert training_block.learns(block, x, sight)
+        assert block.trains_in_kernels(x, sight)
         sight.causal = False
-        assert not training_block.learns(block, x, sight), "another mask"
+        assert not block.trains_in_kernels(x, sight), "another mask"
         with torch.no_grad():
             sight.causal = True
-            assert not training_block.learns(block, x, sight), "nothing is learned"
-        assert not training_block.learns(Block(config(attention_bias=True)), x, sight), "biases"
+            assert not block.trains_in_kernels(x, sight), "nothing is learned"
+        assert not Block(config(attention_bias=True)).trains_in_kernels(x, sight), "biases"

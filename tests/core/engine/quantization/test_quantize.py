@@ -8,9 +8,10 @@ import torch
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.engine.linear import Dense, Linear, Packed, fastest, packs
-from outrider.core.engine.network import Config, random_network
+from outrider.core.engine.network import random_network
 from outrider.core.engine.quantization.quantize import ByRows, Int4, Int8, quantised
 from outrider.core.engine.transformer import Decoder
+from outrider.core.engine.types import Config
 from outrider.core.kernels import native
 from outrider.core.tree import Tree
 

