@@ -6,7 +6,7 @@ PINS := pyproject.toml constraints.txt app/setup/install.py
 NEW_ENOUGH := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	f"Outrider needs Python 3.11 or newer; $(PYTHON) is {sys.version.split()[0]}. Try: make PYTHON=python3.12")
 
-.PHONY: demo test test-browser coverage check types report report-quick notebooks test-notebooks book clean
+.PHONY: demo test test-browser coverage check types layers report report-quick notebooks test-notebooks book clean
 
 demo: .venv/for-demo
 	$(BIN)/outrider demo
@@ -28,7 +28,7 @@ coverage: .venv/for-work
 check: .venv/for-work
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(MAKE) --no-print-directory types
+	$(MAKE) --no-print-directory types layers
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal -m "not slow and not browser"
 
 types: .venv/for-work
@@ -37,6 +37,10 @@ types: .venv/for-work
 	@ln -sfn ../../app .typing/outrider/app
 	@for one in text image speech; do ln -sfn ../../modalities/$$one .typing/outrider/$$one; done
 	$(BIN)/mypy
+
+# Which package may import which: the contracts in pyproject.toml.
+layers: .venv/for-work
+	$(BIN)/lint-imports --no-cache --no-logo
 
 # Hours: REPORT.md and what it is made of, in reports. What a run that was stopped has measured is kept.
 report: .venv/for-work
