@@ -5,11 +5,14 @@ Exit codes: 0 done, 1 it could not be done and one line on stderr says why, 2 th
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import math
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -183,6 +186,17 @@ def demo(
         run(options)
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Suspend the garbage collector: imports leave nothing to collect, and looking for it takes over a second."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()  # modules are not searched again later
+        gc.enable()
+
+
 def _open_page(
     port: int | None,
     browser: bool,
@@ -194,9 +208,7 @@ def _open_page(
 ) -> None:
     from rich.console import Console
 
-    from outrider.app.page.fast_start import soon
-
-    with Console(stderr=True).status("Opening the page ..."), soon():
+    with Console(stderr=True).status("Opening the page ..."), _uncollected():
         from outrider.app.page.app import serve
         from outrider.app.page.backends.interface import Named
 

@@ -72,7 +72,6 @@ OTHERS = {
     "jinja2.Environment": set(),
     "ImmutableSandboxedEnvironment": {"modalities/text/tokenizer.py"},
     "ctypes.CDLL": {
-        "app/page/fast_start.py",
         "core/engine/native/training_block.py",
         "core/kernels/native.py",
         "core/device.py",

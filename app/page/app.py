@@ -22,7 +22,6 @@ from outrider.app.page.backends.text import Text
 from outrider.app.page.backends.vllm import Served
 from outrider.app.page.compare_tab import CompareTab
 from outrider.app.page.controls import UNMARKED, visitor
-from outrider.app.page.fast_start import put_together
 from outrider.app.page.modality_tab import Panel
 from outrider.app.page.recordings import Modality, Recording
 from outrider.app.page.run_queue import LANE, RunQueue, laned
@@ -44,7 +43,6 @@ def subjects(device: str = "cpu", dtype: str | None = None, weights: Path | None
     }
 
 
-@put_together()
 def build(found: Mapping[str, Backend] | None = None, lab: Mapping[str, Backend] | None = None) -> gr.Blocks:
     """The page, ready to be opened. `lab`: what the lab measures, if other than what the panels show."""
     found = subjects() if found is None else found
