@@ -77,9 +77,18 @@ def report(
             print(path)
     finally:
         if modality == ALL:
-            print(pages.write_all(base))
+            print(pages.write_all(base, _goals(base / "reports")))
     if failed:
         raise OutriderError(f"{' and '.join(f'`{one}`' for one in failed)} failed; all else is measured")
+
+
+def _goals(folder: Path) -> str:
+    """Where the results in a folder miss the project's goals, which only a checkout has."""
+    script = _ROOT / "reports" / "goals.py"
+    if not script.is_file():
+        return ""
+    command = [sys.executable, "-P", str(script), str(folder)]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def _measured(

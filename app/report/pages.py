@@ -107,8 +107,8 @@ def _left_out(modality: str, section: Section, found: Sequence[Found]) -> str:
 # ---- all of them
 
 
-def write_all(base: Path) -> Path:
-    """The page of all modalities, and its pictures."""
+def write_all(base: Path, goals: str = "") -> Path:
+    """The page of all modalities, and its pictures; `goals`: a section on what falls short."""
     from outrider.app.report.figures import draw
 
     folders = {name: base / "reports" / name for name in SECTIONS}
@@ -116,7 +116,7 @@ def write_all(base: Path) -> Path:
     methods = {name: sections[METHODS] for name, sections in everything.items() if sections[METHODS]}
     drawn = draw(methods, base / "reports")
     path = base / "REPORT.md"
-    path.write_text(_whole(base, everything, methods, drawn), encoding="utf-8")
+    path.write_text(_whole(base, everything, methods, drawn, goals), encoding="utf-8")
     return path
 
 
@@ -125,9 +125,8 @@ def _whole(
     everything: Mapping[str, Mapping[str, Sequence[Found]]],
     methods: Mapping[str, Sequence[Found]],
     drawn: Sequence[Path],
+    goals: str,
 ) -> str:
-    from outrider.app.report.goals import short
-
     found = [one for sections in everything.values() for some in sections.values() for one in some]
     parts = ["# Outrider, measured\n"]
     parts.append("Written by `outrider report all`; every table stands under the command that found it.\n")
@@ -146,7 +145,8 @@ def _whole(
             if section.main and sections[section.name]:
                 parts += [f"## {name.capitalize()}: {section.title.lower()}\n", section.about + "\n"]
                 parts += [*map(said, sections[section.name]), tables(name, sections[section.name])[0]]
-    parts += ["## Where it falls short\n", short(everything)]
+    if goals:
+        parts += ["## Where it falls short\n", goals]
     absent = [
         _absent(name, one).replace("- ", f"- {name}: ", 1)
         for name in SECTIONS
