@@ -6,7 +6,7 @@ PINS := pyproject.toml constraints.txt app/setup/install.py
 NEW_ENOUGH := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	f"Outrider needs Python 3.11 or newer; $(PYTHON) is {sys.version.split()[0]}. Try: make PYTHON=python3.12")
 
-.PHONY: demo test test-browser coverage check types layers report report-quick notebooks test-notebooks book clean
+.PHONY: demo test test-browser coverage check types layers links docs report report-quick notebooks test-notebooks book clean
 
 demo: .venv/for-demo
 	$(BIN)/outrider demo
@@ -31,16 +31,22 @@ check: .venv/for-work
 	$(MAKE) --no-print-directory types layers
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal -m "not slow and not browser"
 
-types: .venv/for-work
-	@mkdir -p .typing/outrider
-	@ln -sfn ../../core .typing/outrider/core
-	@ln -sfn ../../app .typing/outrider/app
-	@for one in text image speech; do ln -sfn ../../modalities/$$one .typing/outrider/$$one; done
+types: .venv/for-work links
 	$(BIN)/mypy
 
 # Which package may import which: the contracts in pyproject.toml.
 layers: .venv/for-work
 	$(BIN)/lint-imports --no-cache --no-logo
+
+# The folders under their import names, for tools that read sources instead of importing them.
+links:
+	@mkdir -p .typing/outrider
+	@for name in core app; do ln -sfn ../../$$name .typing/outrider/$$name; done
+	@for name in text image speech; do ln -sfn ../../modalities/$$name .typing/outrider/$$name; done
+
+# The documentation site: build/docs/index.html. Warnings are errors.
+docs: .venv/for-work links
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Hours: REPORT.md and what it is made of, in reports. What a run that was stopped has measured is kept.
 report: .venv/for-work
@@ -73,5 +79,5 @@ $(BIN)/pip:
 	@touch $@
 
 .venv/for-work: $(PINS) | $(BIN)/pip
-	$(BIN)/python -P app/setup/install.py app,speech,notebooks,judges,teacher,retrieval,train,dev
+	$(BIN)/python -P app/setup/install.py app,speech,notebooks,judges,teacher,retrieval,train,docs,dev
 	@touch $@ .venv/for-demo

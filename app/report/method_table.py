@@ -30,7 +30,7 @@ def markdown() -> str:
         [f"`{name}`", "; ".join(method.systems), *(_SIGNS[_state(one, name, some)] for one, some in known.items())]
         for name, method in DRAFTERS.items()
     ]
-    parts = [table(("drafter", "stands for", *known), body)]
+    parts = [table(("drafter", "stands for", *known), body, left=2)]
     judged = {"text": rules_of_text(), "image": rules_of_image(), "speech": rules_of_speech()}
     body = [
         [
@@ -41,7 +41,7 @@ def markdown() -> str:
         ]
         for name, method in RULES.items()
     ]
-    return "\n".join([*parts, table(("rule", "stands for", "", *judged), body)])
+    return "\n".join([*parts, table(("rule", "stands for", "", *judged), body, left=3)])
 
 
 def _state(modality: str, drafter: str, known: list[str]) -> str:

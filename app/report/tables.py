@@ -205,7 +205,8 @@ def _filled(form: str, row: Row) -> str:
         return "-"
 
 
-def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(titles)} |", "|---|" + "---:|" * (len(titles) - 1)]
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """A Markdown table: the first `left` columns are aligned to the left, the others to the right."""
+    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * left + "---:|" * (len(titles) - left)]
     lines += [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join(lines) + "\n"

@@ -1,0 +1,111 @@
+"""The scripts of examples/: each runs and prints what its docstring says. Those of text run on a tiny model, and once,
+among the slow tests, on the default model."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.core.assets.store import ASSETS
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "examples"
+TINY = runpy.run_path(str(ROOT / "tests" / "text" / "tiny.py"))
+SAME = "same tokens as plain decoding: True"
+TEXT: dict[str, tuple[list[str], str]] = {  # arguments beside the model's, and what is printed
+    "text_with_drafter": (["--drafter", "suffix", "--max-new-tokens", "12"], SAME),
+    "batch": (["--rows", "2", "--max-new-tokens", "6"], r"5: \d\.\d\d tokens per target pass"),
+    "streaming": (["--characters", "20"], r"\d+ tokens in \d+ target passes"),
+    "custom_drafter": ([], SAME),
+    "compare_methods": (["--max-new-tokens", "12"], r"ensemble .*x, same output: True"),
+    "retrieval": (["--max-new-tokens", "8"], "same tokens as without speculation: True"),
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return TINY["write"](tmp_path_factory.mktemp("models") / "tiny")  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
+    """Run an example as a script, in a folder of its own -> what it prints."""
+
+    def go(name: str, *arguments: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(str(FOLDER))
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
+        runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+        return capsys.readouterr().out
+
+    return go
+
+
+def test_each_is_short_and_says_what_it_prints() -> None:
+    paths = sorted(FOLDER.glob("*.py"))
+    tested = {*TEXT, "custom_rule", "conformance", "relaxed_image", "speech", "train_head"}
+    assert {path.stem for path in paths} == tested
+    for path in paths:
+        source = path.read_text(encoding="utf-8")
+        text = ast.get_docstring(ast.parse(source)) or ""
+        assert len(source.splitlines()) <= 40, path.name
+        assert re.search(r"\bPrints\b", text), path.name
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_text_on_a_tiny_model(name: str, run: Any, tiny: Path) -> None:
+    if name == "retrieval":
+        pytest.importorskip("bm25s")
+    arguments, expected = TEXT[name]
+    model = [str(tiny)] if name == "custom_drafter" else ["--model", str(tiny)]
+    assert re.search(expected, run(name, *model, *arguments))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TEXT)
+def test_text_on_the_default_model(name: str, run: Any) -> None:
+    if name == "retrieval":
+        pytest.importorskip("bm25s")
+    assert re.search(TEXT[name][1], run(name))
+
+
+def test_the_rule_is_exact_at_chance_0(run: Any) -> None:
+    exact, relaxed = re.findall(r"chance .*: (\d\.\d+) tokens .*, (\d+\.\d+) total variation", run("custom_rule"))
+    assert float(exact[1]) == 0 < float(relaxed[1])
+    assert float(relaxed[0]) > float(exact[0]) > 1
+
+
+def test_conformance_tells_exact_from_relaxed(run: Any) -> None:
+    drafter, exact, relaxed = (float(value) for value in re.findall(r"\S+$", run("conformance"), re.MULTILINE))
+    assert max(drafter, exact) < 1e-12
+    assert relaxed > 1e-3
+
+
+@pytest.mark.slow
+def test_a_relaxed_picture(run: Any, tmp_path: Path) -> None:
+    exact, relaxed = re.findall(r"(\d\.\d+) tokens per target pass, (\d+\.\d+) total variation", run("relaxed_image"))
+    assert float(exact[1]) == 0 < float(relaxed[1])
+    assert all((tmp_path / f"{name}.png").stat().st_size > 500 for name in ("exact", "lantern"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ASSETS["hifi-gan"].here, reason="the vocoder is not fetched")
+def test_speech(run: Any, tmp_path: Path) -> None:
+    pytest.importorskip("hibari")
+    assert re.search(r"\d\.\d+ seconds of sound\n\d\.\d+ tokens per target pass", run("speech"))
+    assert (tmp_path / "morning.wav").stat().st_size > 20_000
+
+
+@pytest.mark.slow
+def test_a_head_is_trained_and_drafts(run: Any) -> None:
+    simulated, reached = (
+        float(value) for value in re.findall(r"(\d\.\d+) tokens per target pass", run("train_head", "60"))
+    )
+    assert reached > 1
+    assert reached == pytest.approx(simulated, abs=0.1)
