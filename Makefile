@@ -6,7 +6,7 @@ PINS := pyproject.toml constraints.txt app/setup/install.py
 NEW_ENOUGH := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	f"Outrider needs Python 3.11 or newer; $(PYTHON) is {sys.version.split()[0]}. Try: make PYTHON=python3.12")
 
-.PHONY: demo test test-browser coverage check types layers links docs report report-quick notebooks test-notebooks book clean
+.PHONY: demo test test-browser coverage check lint types layers links docs report report-quick notebooks test-notebooks book clean
 
 demo: .venv/for-demo
 	$(BIN)/outrider demo
@@ -25,11 +25,13 @@ coverage: .venv/for-work
 	$(BIN)/coverage report --fail-under=85
 	$(BIN)/coverage report --include "core/*" --fail-under=95
 
-check: .venv/for-work
+check: lint
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal -m "not slow and not browser"
+
+lint: .venv/for-work
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(MAKE) --no-print-directory types layers
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n auto --maxprocesses 8 --dist worksteal -m "not slow and not browser"
 
 types: .venv/for-work links
 	$(BIN)/mypy
