@@ -334,7 +334,7 @@ def test_pictures() -> None:
     made = runpy.run_path(str(HERE / "image" / "conftest.py"))["made"]
     tokens, draft = made(), made(1, layers=1).network()
     codec = Tokenizer(Layout((4, 3, 3), (8, 16, 16))).eval()
-    im = ImageModel(tokens.network(), tokens.names, codec, name="tiny", draft=lambda: draft)
+    im = ImageModel(tokens.network(), tokens.prompt_encoder, codec, name="tiny", draft=lambda: draft)
 
     def once(rng: random.Random) -> None:
         prompt, options = asked(rng, OF_PICTURES)
@@ -361,7 +361,7 @@ def test_what_is_to_be_drawn_and_said() -> None:
     def once(rng: random.Random) -> None:
         said = words(rng)
         if rng.random() < 0.5:
-            names.read(said, rng.choice(("noto", None, said, "")))
+            names.encode_checked(said, rng.choice(("noto", None, said, "")))
         else:
             for part in pieces(said):
                 ids(phonemes(part))

@@ -28,9 +28,12 @@ def picture(dtype: str, device: str, count: int, tokens: int) -> tuple[Any, Run]
     torch.manual_seed(0)
     model = TokenModel(codes=1000, styles=("any",), words=("heart", "red"))
     network = model.network(getattr(torch, dtype), device)
-    asked = model.names.read("red heart", "any")
+    encoder = model.prompt_encoder
+    prompt_ids = encoder.encode_checked("red heart", "any")
     prompt = [0] * 17  # a row of white patches and one more, which drafters may copy from
-    return network, _run(lambda: Guided(decoder(network), [asked], model.names.free, _GUIDANCE), prompt, count, tokens)
+    return network, _run(
+        lambda: Guided(decoder(network), [prompt_ids], encoder.unconditional, _GUIDANCE), prompt, count, tokens
+    )
 
 
 def utterance(dtype: str, device: str, count: int, tokens: int) -> tuple[Any, Run]:

@@ -1,4 +1,4 @@
-"""Where tokens stand in a picture, and which codes are near which. Knows nothing of how either was made."""
+"""The raster that image tokens are generated in, and nearest neighbours in a codebook. Knows nothing of models."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_AT_ONCE = 1 << 22  # distances held, numbers of 64 bits
-_SPARE = 16  # codes compared beyond those wanted
+_CHUNK_NUMEL = 1 << 22  # float64 distances held in memory at a time
+_EXTRA_CANDIDATES = 16  # codes compared exactly beyond the `count` requested
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Tokens in raster order: row by row, from the left; some models end each row with marks."""
+    """Tokens in raster order: row by row, left to right. Some models end each row with end-of-row markers."""
 
     rows: int
     columns: int
-    marks: int = 0  # tokens behind each row that are no part of the picture
+    end_markers: int = 0  # tokens at the end of each row that are not part of the picture
 
     @property
     def width(self) -> int:
-        """Tokens from one to the one below it."""
-        return self.columns + self.marks
+        """Tokens per row, end-of-row markers included."""
+        return self.columns + self.end_markers
 
     def __len__(self) -> int:
         return self.rows * self.width
@@ -31,32 +31,32 @@ class Grid:
 def neighbours(codebook: Tensor, count: int) -> Tensor:
     """The `count` nearest other codes of each code, nearest first, smaller ids first at equal distance.
 
-    codebook [K, D] -> [K, count]. Exact: what is compared are differences in float64. Dot products only say which few
-    codes are worth comparing, and where their rounding could leave one out, all are.
+    codebook [K, D] -> [K, count]. The result is exact: candidates are preselected by dot products and then compared by
+    their differences in float64. Where rounding could have excluded a nearest code, all codes are compared.
     """
     size = codebook.shape[0]
     if not 1 <= count < size:
-        raise ValueError(f"{size} codes have 1 to {size - 1} neighbours each, not {count}")
+        raise ValueError(f"count is {count}; a codebook of {size} codes has 1 to {size - 1} neighbours for each code")
     codes = codebook.detach().double()
-    lengths = codes.square().sum(-1)
-    rounding = 1e-12 * max(float(lengths.max()), 1e-300)
-    some = min(count + _SPARE, size - 1)
-    found = []
-    for part in torch.split(torch.arange(size), max(_AT_ONCE // size, 1)):
-        own = codes[part]
-        rough = lengths[part, None] + lengths - 2 * own @ codes.T  # [b, K]
-        rough[torch.arange(len(part)), part] = torch.inf
-        furthest, worth = rough.topk(some, largest=False)
-        chosen, last = _nearest(own, codes, worth.sort(1).values, count)
-        if some < size - 1:
-            for row in (furthest[:, -1] - rounding <= last).nonzero()[:, 0].tolist():
-                others = torch.arange(size)[torch.arange(size) != part[row]][None]
-                chosen[row] = _nearest(own[row : row + 1], codes, others, count)[0][0]
-        found.append(chosen)
-    return torch.cat(found)
+    squares = codes.square().sum(-1)
+    rounding = 1e-12 * max(float(squares.max()), 1e-300)
+    num_candidates = min(count + _EXTRA_CANDIDATES, size - 1)
+    chunks = []
+    for ids in torch.split(torch.arange(size), max(_CHUNK_NUMEL // size, 1)):
+        queries = codes[ids]
+        approximate = squares[ids, None] + squares - 2 * queries @ codes.T  # [b, K]
+        approximate[torch.arange(len(ids)), ids] = torch.inf
+        distances, candidates = approximate.topk(num_candidates, largest=False)
+        nearest, furthest = _nearest(queries, codes, candidates.sort(1).values, count)
+        if num_candidates < size - 1:
+            for row in (distances[:, -1] - rounding <= furthest).nonzero()[:, 0].tolist():
+                others = torch.arange(size)[torch.arange(size) != ids[row]][None]
+                nearest[row] = _nearest(queries[row : row + 1], codes, others, count)[0][0]
+        chunks.append(nearest)
+    return torch.cat(chunks)
 
 
-def _nearest(own: Tensor, codes: Tensor, worth: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Of the codes worth [b, S] comparing, in the order of their ids: the nearest [b, count], how far the last is."""
-    far, order = (own[:, None] - codes[worth]).square().sum(-1).sort(dim=1, stable=True)
-    return worth.gather(1, order[:, :count]), far[:, count - 1]
+def _nearest(queries: Tensor, codes: Tensor, candidates: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The nearest of the candidates [b, S], which are sorted by id: ids [b, count], and the distance of the last."""
+    distances, order = (queries[:, None] - codes[candidates]).square().sum(-1).sort(dim=1, stable=True)
+    return candidates.gather(1, order[:, :count]), distances[:, count - 1]

@@ -1,9 +1,8 @@
-"""What a picture looks like from afar, before any of it is drawn: a small network turns what was asked for into a plan
-of the whole grid, and each place is told its part of it.
+"""The layout planner predicts, from the prompt alone, which codes each position of the grid is likely to hold. The
+token model receives the prediction as an input at every position.
 
-A prompt's few words are read by every place through attention as well; but the way from a word to a shape is long
-there, and words that stand with few pictures never find it. A plan is learned by itself, from all places at once and in
-minutes: what is left for the model of codes is to draw by it, or to see that it does not hold. Knows ids, not pixels.
+The token model also reads the prompt through attention, but learns rare words poorly that way. The planner predicts all
+positions at once, so it trains in minutes; the token model then learns how far to rely on it. Knows ids, not pixels.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from outrider.core.training.draft_head import DraftHead
 from outrider.image.prompt_encoder import PromptEncoder
 
 
-class Plan(DraftHead):
-    """A style and words -> at each place of a grid, how likely each level of each of a code's dimensions is there. It
-    has words of its own, and nothing but them to go by: `target` is not looked at."""
+class LayoutPlanner(DraftHead):
+    """Predicts a distribution over the levels of each code dimension, at each position of the grid, from a style and
+    words. It has its own word embeddings; `target` is unused."""
 
     def __init__(
         self,
@@ -44,8 +43,12 @@ class Plan(DraftHead):
     ) -> None:
         super().__init__()
         if prod(levels) != codes or side % 2:
-            raise InvalidOption(f"a plan of {codes:,} codes on {side} places a side can't have levels {tuple(levels)}")
-        self.names, self.levels, self.drop = PromptEncoder(codes, tuple(styles), tuple(words)), list(levels), drop
+            raise InvalidOption(
+                f"a plan needs an even side and levels whose product is the number of codes; "
+                f"the side is {side}, the levels are {tuple(levels)}, and there are {codes:,} codes"
+            )
+        self.prompt_encoder = PromptEncoder(codes, tuple(styles), tuple(words))
+        self.levels, self.drop = list(levels), drop
         self.config = {
             "codes": codes,
             "styles": list(styles),
@@ -56,20 +59,20 @@ class Plan(DraftHead):
             "drop": drop,
         }
         width, hidden, self._coarse, self._side = 4 * channels, 12 * channels, side // 2, side
-        self.embedding = nn.Parameter(torch.randn(self.names.size - codes, width) * 0.5)
+        self.embedding = nn.Parameter(torch.randn(self.prompt_encoder.size - codes, width) * 0.5)
         self.mix = nn.Linear(2 * width, hidden)
         self.start = nn.Linear(hidden, channels * self._coarse**2)
         self.convs = nn.ModuleList([nn.Conv2d(channels, channels, 3, padding=1) for _ in range(3)])
         self.out = nn.Conv2d(channels, sum(levels), 1)
         self.place = nn.Parameter(torch.zeros(sum(levels), side, side))
 
-    def features(self, asked: Tensor) -> Tensor:
-        """A prompt's ids [B, P] -> [B, channels, side, side]."""
-        ids = asked - self.names.codes
-        there = (asked[:, 1:] != self.names.nothing)[..., None].to(self.embedding.dtype)
+    def features(self, prompt_ids: Tensor) -> Tensor:
+        """Prompt ids [B, P] -> [B, channels, side, side]."""
+        ids = prompt_ids - self.prompt_encoder.codes
+        present = (prompt_ids[:, 1:] != self.prompt_encoder.empty)[..., None].to(self.embedding.dtype)
         x = F.dropout(F.embedding(ids, self.embedding), self.drop, self.training)
-        said = (x[:, 1:] * there).sum(1) / there.sum(1).clamp(min=1).sqrt()
-        x = F.gelu(self.mix(torch.cat([x[:, 0], said], -1)))
+        words = (x[:, 1:] * present).sum(1) / present.sum(1).clamp(min=1).sqrt()
+        x = F.gelu(self.mix(torch.cat([x[:, 0], words], -1)))
         x = self.start(F.dropout(x, self.drop, self.training)).view(len(x), -1, self._coarse, self._coarse)
         x = x + F.gelu(self.convs[0](F.gelu(x)))
         x = F.interpolate(x, size=self._side)
@@ -77,81 +80,83 @@ class Plan(DraftHead):
             x = x + F.gelu(conv(F.gelu(x)))
         return x
 
-    def says(self, features: Tensor) -> Tensor:
+    def logits(self, features: Tensor) -> Tensor:
         """[B, channels, side, side] -> logits [B, levels of all dimensions, side, side]."""
-        said: Tensor = self.out(features)
-        return said + self.place.to(said.dtype)
+        logits: Tensor = self.out(features)
+        return logits + self.place.to(logits.dtype)
 
-    def surprise(self, asked: Tensor, codes: Tensor) -> Tensor:
-        """-log of what it gives each of a picture's codes [B, N], were its dimensions strangers to one another."""
-        said = self.says(self.features(asked)).float().flatten(2)
-        total, rest = torch.zeros_like(codes, dtype=said.dtype), codes
-        for logits in reversed(torch.split(said, self.levels, 1)):
-            count = logits.shape[1]
-            total = total + F.cross_entropy(logits, rest % count, reduction="none")
+    def nll(self, prompt_ids: Tensor, codes: Tensor) -> Tensor:
+        """Negative log-likelihood of codes [B, N], whose dimensions are treated as independent."""
+        logits = self.logits(self.features(prompt_ids)).float().flatten(2)
+        total, rest = torch.zeros_like(codes, dtype=logits.dtype), codes
+        for dimension in reversed(torch.split(logits, self.levels, 1)):
+            count = dimension.shape[1]
+            total = total + F.cross_entropy(dimension, rest % count, reduction="none")
             rest = rest // count
         return total
 
 
-class Teller(nn.Module):
-    """What of a plan is told to each place. The plan has learned before, and learns no more; one that is `lent` is
-    another's, and not among the weights."""
+class PlanConditioning(nn.Module):
+    """Projects a plan to one conditioning vector per position. The planner is frozen; with `shared` it belongs to
+    another model and is not among this module's weights."""
 
-    def __init__(self, plan: Plan, width: int, *, lent: bool = False) -> None:
+    def __init__(self, planner: LayoutPlanner, width: int, *, shared: bool = False) -> None:
         super().__init__()
-        self._lent = [plan] if lent else []  # in a list: no part of this module
-        self.own = None if lent else plan.requires_grad_(False)
-        channels, side = plan.config["channels"], plan.config["side"]
-        self.out = nn.Conv2d(channels + sum(plan.levels), width, 1)
+        self._shared = [planner] if shared else []  # a list hides it from nn.Module
+        self.own = None if shared else planner.requires_grad_(False)
+        channels, side = planner.config["channels"], planner.config["side"]
+        self.out = nn.Conv2d(channels + sum(planner.levels), width, 1)
         self.place = nn.Parameter(torch.zeros(side * side, width))
-        with torch.no_grad():  # nothing is told before it is learned
+        with torch.no_grad():  # the conditioning starts at zero
             for tensor in self.out.parameters():
                 tensor.zero_()
 
     @property
-    def plan(self) -> Plan:
-        return self.own or self._lent[0]
+    def planner(self) -> LayoutPlanner:
+        return self.own or self._shared[0]
 
-    def train(self, mode: bool = True) -> Teller:
+    def train(self, mode: bool = True) -> PlanConditioning:
         super().train(mode)
-        self.plan.eval()
+        self.planner.eval()
         return self
 
-    def forward(self, asked: Tensor) -> Tensor:
-        """A prompt's ids [B, P] -> [B, side^2, D]."""
+    def forward(self, prompt_ids: Tensor) -> Tensor:
+        """Prompt ids [B, P] -> [B, side^2, D]."""
+        planner = self.planner
         with torch.no_grad():
-            features = self.plan.features(asked)
-            levels = [one.softmax(1) for one in torch.split(self.plan.says(features).float(), self.plan.levels, 1)]
-            seen = torch.cat([features, *(one.to(features.dtype) for one in levels)], 1)
-        told: Tensor = self.out(seen).flatten(2).transpose(1, 2)
-        return told + self.place.to(told.dtype)
+            features = planner.features(prompt_ids)
+            logits = torch.split(planner.logits(features).float(), planner.levels, 1)
+            plan = torch.cat([features, *(dimension.softmax(1).to(features.dtype) for dimension in logits)], 1)
+        projected: Tensor = self.out(plan).flatten(2).transpose(1, 2)
+        return projected + self.place.to(projected.dtype)
 
 
-class PlannedTarget(Network):
-    """A network, and what tells it of a plan behind prompts of some `length`."""
+class PlannedNetwork(Network):
+    """A network with the plan conditioning of its positions, which follow a prompt of `prompt_length` ids."""
 
-    def __init__(self, network: Network, teller: Teller, length: int) -> None:
+    def __init__(self, network: Network, conditioning: PlanConditioning, prompt_length: int) -> None:
         super().__init__(network.config, network.embedding, network.layers, network.norm, network.head)
-        self.teller, self.length = teller, length
+        self.conditioning, self.prompt_length = conditioning, prompt_length
 
     @torch.no_grad()
-    def told(self, prompts: Prompts) -> Tensor:
-        ids = torch.tensor([list(one[: self.length]) for one in prompts], device=self.device)
-        return F.pad(self.teller(ids).to(self.wide), (0, 0, self.length, 0))
+    def condition(self, prompts: Prompts) -> Tensor:
+        """The vectors [B, T, D] to add at each position; zero at the prompt's own."""
+        ids = torch.tensor([list(prompt[: self.prompt_length]) for prompt in prompts], device=self.device)
+        return F.pad(self.conditioning(ids).to(self.wide), (0, 0, self.prompt_length, 0))
 
-    def run(self, *given: Any, **named: Any) -> Tensor:
-        raise InvalidOption("this network draws by a plan; make its decoder with outrider.image.layout_planner.decoder")
+    def run(self, *args: Any, **kwargs: Any) -> Tensor:
+        raise InvalidOption("this network needs a plan; make its decoder with outrider.image.layout_planner.decoder")
 
 
-class Drawer(Informed):
-    """A decoder that draws by the plan of what its prompts begin with."""
+class PlannedDecoder(Informed):
+    """A decoder that computes the plan from the start of its prompts when a generation begins."""
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
-        assert isinstance(self._whole, PlannedTarget)
-        self.tell(self._whole.told(prompts))
+        assert isinstance(self._whole, PlannedNetwork)
+        self.tell(self._whole.condition(prompts))
         return super().begin(prompts, sampling, needs)
 
 
 def decoder(network: Network) -> Decoder:
-    """A decoder of a network, with a plan or without."""
-    return Drawer(network) if isinstance(network, PlannedTarget) else Decoder(network)
+    """A decoder of a network, with or without a plan."""
+    return PlannedDecoder(network) if isinstance(network, PlannedNetwork) else Decoder(network)

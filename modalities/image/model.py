@@ -110,11 +110,11 @@ class ImageModel:
         worse, as few were learned from."""
         if style is None:
             style = self.styles[crc32(" ".join(prompt.lower().split()).encode(errors="replace")) % len(self.styles)]
-        return self.names.read(prompt, style)
+        return self.names.encode_checked(prompt, style)
 
     def target(self, asked: Sequence[Sequence[int]], guidance: float) -> Guided:
         """The guided target of some conditions, with a cache of its own."""
-        return Guided(decoder(self.network), asked, self.names.free, guidance)
+        return Guided(decoder(self.network), asked, self.names.unconditional, guidance)
 
     def draft_model(self, asked: Sequence[Sequence[int]], guidance: float) -> Guided:
         """The smaller model under the same guidance."""
@@ -122,7 +122,7 @@ class ImageModel:
             if self._draft is None:
                 raise recipes.missing("image-draft")
             self._drafts = self._draft()
-        return Guided(decoder(self._drafts), asked, self.names.free, guidance)
+        return Guided(decoder(self._drafts), asked, self.names.unconditional, guidance)
 
     def drafter(self, options: Options, asked: Sequence[Sequence[int]]) -> tuple[Drafter | None, str]:
         """The drafter asked for, and its name."""
@@ -193,7 +193,7 @@ def load(
     small = None if folder is None else folder / "draft.safetensors"
     return ImageModel(
         model.network(precision, device),
-        model.names,
+        model.prompt_encoder,
         codec.to(device),
         name=name,
         draft=lambda: recipes.tokens("image-draft", small, model).network(precision, device),

@@ -1,7 +1,7 @@
-"""What people type, as the ids that a token model reads before the picture: a style and a few words.
+"""Encodes a prompt (a style and a few words) as the ids that the token model reads before a picture.
 
-Every prompt becomes equally many ids, so that pictures stand at the same places whatever was asked for; the prompt that
-asks for nothing is what guidance is measured against. Ids begin where those of the codes end. Knows nothing of models.
+Every prompt has the same number of ids, so that a picture's positions do not depend on it. Classifier-free guidance
+compares with the unconditional prompt. Prompt ids follow those of the codes. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from functools import cached_property
 
 from outrider.core.errors import InvalidOption, unknown
 
-LENGTH = 8  # words of a prompt that are read
-_SILENT = frozenset(("a", "an", "and", "at", "for", "in", "of", "on", "or", "the", "to", "with"))
+LENGTH = 8  # words of a prompt; further ones are ignored
+_STOP_WORDS = frozenset(("a", "an", "and", "at", "for", "in", "of", "on", "or", "the", "to", "with"))
 _ENDINGS = (("ies", "y"), ("es", ""), ("s", ""), ("ing", ""), ("ing", "e"), ("ed", ""), ("ed", "e"))
 
-# What is asked for most: for contact sheets and for judging whether a picture shows what its prompt says.
+# Names of common emoji: the default prompts of contact sheets, and of the measure of prompt agreement.
 COMMON = (
     *("red heart", "pizza", "grinning face", "cat with tears of joy", "smiling face with sunglasses", "fire", "rocket"),
     *("sun", "full moon", "star", "rainbow", "snowflake", "umbrella", "cloud", "high voltage", "four leaf clover"),
@@ -35,7 +35,7 @@ COMMON = (
     *("wrapped gift", "balloon", "pile of poo", "ghost", "robot", "alien", "skull"),
 )
 
-# Names that were held out of all sets when the model learned, of whose words it knows every one: for measuring.
+# Names held out of all sets in training, whose words are all in the vocabulary: for evaluation.
 HELD_OUT = (
     *("anger symbol", "blossom", "blue heart", "copyright", "couple with heart man man", "cross mark button", "e mail"),
     *("ear", "eleven thirty", "envelope with arrow", "factory", "fireworks", "flag japan", "green square"),
@@ -53,94 +53,101 @@ PROMPTS = {"common": COMMON, "held-out": HELD_OUT}
 
 
 def words(text: str) -> list[str]:
-    """Its words as they are looked up: plain small letters, without those that say nothing."""
-    plain = unicodedata.normalize("NFKD", text.lower()).encode("ascii", "ignore").decode()
-    return [one for one in re.findall(r"[a-z]+|[0-9]+", plain) if one not in _SILENT]
+    """The words of a text in lower-case ASCII, without stop words."""
+    ascii_text = unicodedata.normalize("NFKD", text.lower()).encode("ascii", "ignore").decode()
+    return [word for word in re.findall(r"[a-z]+|[0-9]+", ascii_text) if word not in _STOP_WORDS]
 
 
-def commonest(texts: Iterable[tuple[str, Sequence[str]]], most: int) -> tuple[str, ...]:
-    """The words of names, which count tenfold, and of keywords: the commonest ones, in order of the alphabet."""
+def most_common_words(texts: Iterable[tuple[str, Sequence[str]]], limit: int) -> tuple[str, ...]:
+    """The most common words of (name, keywords) pairs, in alphabetical order. A word in a name counts ten times."""
     counts: Counter[str] = Counter()
     for name, keywords in texts:
-        for one in set(words(name)):
-            counts[one] += 10
-        for one in {word for keyword in keywords for word in words(keyword)}:
-            counts[one] += 1
-    ranked = sorted(counts, key=lambda one: (-counts[one], one))
-    return tuple(sorted(ranked[:most]))
+        for word in set(words(name)):
+            counts[word] += 10
+        for word in {word for keyword in keywords for word in words(keyword)}:
+            counts[word] += 1
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    return tuple(sorted(ranked[:limit]))
 
 
 @dataclass(frozen=True)
 class PromptEncoder:
-    """The styles and words that one model knows."""
+    """The prompt vocabulary of one model: its styles and words."""
 
-    codes: int  # ids of the picture's own tokens, which come first
+    codes: int  # number of picture codes, whose ids come first
     styles: tuple[str, ...]
     words: tuple[str, ...]
 
     @property
-    def nothing(self) -> int:
-        """Stands for a style or a word that was not given."""
+    def empty(self) -> int:
+        """The id of a style or word that was not given."""
         return self.codes
 
     @property
-    def other(self) -> int:
-        """Stands for a word that isn't known."""
+    def unknown(self) -> int:
+        """The id of a word outside the vocabulary."""
         return self.codes + 1
 
     @property
     def size(self) -> int:
-        """Of all ids, codes included."""
+        """The number of ids, codes included."""
         return self.codes + 2 + len(self.styles) + len(self.words)
 
     @property
     def length(self) -> int:
-        """Ids of a prompt."""
+        """The number of ids in a prompt."""
         return 1 + LENGTH
 
     @cached_property
     def _ids(self) -> dict[str, int]:
         first = self.codes + 2 + len(self.styles)
-        return {word: first + place for place, word in enumerate(self.words)}
+        return {word: first + index for index, word in enumerate(self.words)}
 
     @property
-    def free(self) -> list[int]:
-        """The prompt that asks for nothing."""
-        return [self.nothing] * self.length
+    def unconditional(self) -> list[int]:
+        """The ids of the prompt without style or words."""
+        return [self.empty] * self.length
 
-    def known(self, word: str) -> int | None:
-        """The id of a word, or of what it is a form of."""
+    def word_id(self, word: str) -> int | None:
+        """The id of a word or of its base form; None if neither is in the vocabulary."""
         if word in self._ids:
             return self._ids[word]
         for ending, stem in _ENDINGS:
-            if word.endswith(ending) and (found := self._ids.get(word.removesuffix(ending) + stem)) is not None:
-                return found
+            if word.endswith(ending) and (base := self._ids.get(word.removesuffix(ending) + stem)) is not None:
+                return base
         return self._ids.get(word + "s")
 
-    def style(self, name: str | None) -> int:
+    def style_id(self, name: str | None) -> int:
         if name is None:
-            return self.nothing
+            return self.empty
         if name not in self.styles:
             raise unknown("style", name, self.styles)
         return self.codes + 2 + self.styles.index(name)
 
-    def encode(self, text: str, style: str | None = None) -> list[int]:
-        """A prompt's ids, all of its words that fit; words that aren't known stand as such."""
-        found = [self.known(one) for one in words(text)][:LENGTH]
-        ids = [self.other if one is None else one for one in found]
-        return [self.style(style), *ids, *[self.nothing] * (LENGTH - len(ids))]
+    def word_ids(self, text: str) -> list[int]:
+        """The ids of the first LENGTH words of a text."""
+        ids = [self.word_id(word) for word in words(text)[:LENGTH]]
+        return [self.unknown if word is None else word for word in ids]
 
-    def read(self, text: str, style: str | None = None) -> list[int]:
-        """The same for what a person typed: refused where there is nothing to go by."""
+    def pad(self, style: str | None, word_ids: Sequence[int]) -> list[int]:
+        """The ids of a prompt from its style and at most LENGTH word ids."""
+        return [self.style_id(style), *word_ids, *[self.empty] * (LENGTH - len(word_ids))]
+
+    def encode(self, text: str, style: str | None = None) -> list[int]:
+        """The ids of a prompt. Words outside the vocabulary become `unknown`."""
+        return self.pad(style, self.word_ids(text))
+
+    def encode_checked(self, text: str, style: str | None = None) -> list[int]:
+        """Like `encode`, but raises InvalidOption if the prompt has no known word."""
         if not isinstance(text, str):
             raise InvalidOption(f"the prompt is a {type(text).__name__}; give a few words, such as 'red heart'")
-        asked = words(text)
-        if not asked:
+        given = words(text)
+        if not given:
             raise InvalidOption("the prompt is empty; give a few words, such as 'red heart'")
-        if all(self.known(one) is None for one in asked):
+        if all(self.word_id(word) is None for word in given):
             from difflib import get_close_matches
 
-            near = [one for word in asked for one in get_close_matches(word, self.words, n=2)]
-            hint = f"; did you mean {', '.join(near)}?" if near else "; try the name of an emoji, such as 'red heart'"
-            raise InvalidOption(f"none of the words in {text[:60]!r} is known to this model{hint}")
+            similar = [match for word in given for match in get_close_matches(word, self.words, n=2)]
+            hint = f"did you mean {', '.join(similar)}?" if similar else "try the name of an emoji, such as 'red heart'"
+            raise InvalidOption(f"none of the words in {text[:60]!r} is known to this model; {hint}")
         return self.encode(text, style)

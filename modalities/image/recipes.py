@@ -17,7 +17,7 @@ from outrider.core.methods import DRAFTERS
 from outrider.core.training.checkpoint import load as load_trained
 from outrider.core.training.draft_head import DraftHead
 from outrider.core.training.recipes import NoWeights, Recipe, Shelf, short, table
-from outrider.image.layout_planner import Plan
+from outrider.image.layout_planner import LayoutPlanner
 from outrider.image.token_model import TokenModel
 from outrider.image.tokenizer import Tokenizer
 from outrider.image.training.classifier import Classifier
@@ -93,7 +93,7 @@ RECIPES = table(
         batch=(0, 0),
     ),
 )
-_CLASSES: tuple[Callable[..., DraftHead], ...] = (Classifier, Plan, TokenModel)
+_CLASSES: tuple[Callable[..., DraftHead], ...] = (Classifier, LayoutPlanner, TokenModel)
 KINDS = {one.__name__: one for one in (*_CLASSES, *(one.kind for one in RECIPES.values() if one.kind is not None))}
 
 
@@ -129,12 +129,12 @@ def tokens(name: str = "image-tokens", path: Path | None = None, target: TokenMo
     return found
 
 
-def plan() -> Plan:
+def plan() -> LayoutPlanner:
     """A plan by which a token model is to learn to draw: the one that was trained here, else that of our own model."""
     path = home(PLAN) / f"{short(PLAN)}.safetensors"
     if path.is_file():
         found: DraftHead = load_trained(path, KINDS, None)
-        assert isinstance(found, Plan)
+        assert isinstance(found, LayoutPlanner)
         return found
     try:
         teller = tokens().teller
@@ -142,7 +142,7 @@ def plan() -> Plan:
         teller = None
     if teller is None:
         raise missing(PLAN)
-    return teller.plan
+    return teller.planner
 
 
 def classifier_file(folder: Path | None = None) -> Path:

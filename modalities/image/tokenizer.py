@@ -1,8 +1,8 @@
-"""Pictures to a grid of codes and back: a convolutional codec with finite scalar quantisation.
+"""The image tokenizer: a convolutional codec that turns pictures into a grid of codes and back.
 
-Finite Scalar Quantization (arXiv 2309.15505), with one difference: a level is the nearest one of an even grid in
-[-1, 1], with no tanh before it, so that the codes are also those of a plain nearest-neighbour search in the codebook.
-That and the names of the weights make it a VQModel of diffusers as it stands. Knows nothing of text or token models.
+Finite Scalar Quantization (arXiv 2309.15505), with one difference: latents are rounded to evenly spaced levels in
+[-1, 1] without a tanh, so that the codes equal those of a nearest-neighbour search in the codebook. For this reason,
+and because the weights have the same names, diffusers loads it as a VQModel. Knows nothing of text or token models.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    levels: tuple[int, ...] = (8, 5, 5, 5)
-    channels: tuple[int, ...] = (32, 64, 96)  # each but the first halves the picture
-    layers: int = 1
+    """The sizes of a tokenizer, as saved in layout.json."""
+
+    levels: tuple[int, ...] = (8, 5, 5, 5)  # of each code dimension
+    channels: tuple[int, ...] = (32, 64, 96)  # of each resolution; each but the first halves the picture's side
+    layers: int = 1  # residual layers at each resolution
     groups: int = 8
 
     @property
@@ -69,11 +71,11 @@ class _Up(nn.Module):
 
 
 class _Block(nn.Module):
-    """Residual layers, then a change of size under the name diffusers gives it, if any."""
+    """Residual layers, then resampling if `resize` names it as diffusers does."""
 
     def __init__(self, before: int, after: int, layers: int, groups: int, resize: str = "") -> None:
         super().__init__()
-        self.resnets = nn.ModuleList(_Residual(before if not n else after, after, groups) for n in range(layers))
+        self.resnets = nn.ModuleList(_Residual(after if n else before, after, groups) for n in range(layers))
         if resize == "downsamplers":
             self.downsamplers = nn.ModuleList([_Down(after)])
         elif resize == "upsamplers":
@@ -87,7 +89,7 @@ class _Block(nn.Module):
 
 
 class _Half(nn.Module):
-    """The encoder or the decoder; `down` says which."""
+    """The encoder (`down`) or the decoder."""
 
     def __init__(self, layout: Layout, *, down: bool) -> None:
         super().__init__()
@@ -126,13 +128,13 @@ class _Codebook(nn.Module):
 
 
 class Tokenizer(nn.Module):
-    """Pictures [B, 3, H, W] in [-1, 1] <-> codes [B, H/f, W/f]; a patch that is all white is always code `white`."""
+    """Pictures [B, 3, H, W] in [-1, 1] <-> codes [B, H/f, W/f]. An all-white patch always has the code `white`."""
 
     def __init__(self, layout: Layout | None = None) -> None:
         super().__init__()
         self.layout = layout = layout or Layout()
         if len(layout.levels) < 2 or min(layout.levels) < 2:
-            raise ValueError(f"a codec needs two or more dimensions of two or more levels, not {layout.levels}")
+            raise ValueError(f"levels are {layout.levels}; a codec needs two or more dimensions of two or more levels")
         latent = len(layout.levels)
         self.encoder = _Half(layout, down=True)
         self.quant_conv = nn.Conv2d(latent, latent, 1)
@@ -152,7 +154,7 @@ class Tokenizer(nn.Module):
         return cast(Tensor, self.quant_conv(self.encoder(pictures)))
 
     def nearest(self, latents: Tensor) -> Tensor:
-        """[B, D, h, w] -> codes [B, h, w]: each coordinate's nearest level."""
+        """Latents [B, D, h, w] -> codes [B, h, w], by rounding each coordinate to its nearest level."""
         code = torch.zeros_like(latents[:, 0], dtype=torch.long)
         for n, count in enumerate(self.layout.levels):
             level = ((latents[:, n].float().clamp(-1, 1) + 1) * ((count - 1) / 2)).round().long()
@@ -160,25 +162,27 @@ class Tokenizer(nn.Module):
         return code
 
     def encode(self, pictures: Tensor) -> Tensor:
-        return self._whitened(pictures, self.nearest(self.latents(pictures)))
+        return self._mask_white(pictures, self.nearest(self.latents(pictures)))
 
     def decode(self, codes: Tensor) -> Tensor:
         return cast(Tensor, self.decoder(self.post_quant_conv(self.codebook[codes].movedim(-1, 1))))
 
     def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
-        """The pictures as they come back, and how far latents lie outside the grid; both with gradients."""
+        """The reconstruction, and the mean squared distance of latents from [-1, 1]; both with gradients."""
         latents = self.latents(pictures)
-        inside = latents.clamp(-1, 1)
-        levels = self.codebook[self._whitened(pictures, self.nearest(latents))].movedim(-1, 1)
+        clamped = latents.clamp(-1, 1)
+        levels = self.codebook[self._mask_white(pictures, self.nearest(latents))].movedim(-1, 1)
         quantised = latents + (levels - latents).detach()
-        return self.decoder(self.post_quant_conv(quantised)), (latents - inside).square().mean()
+        return self.decoder(self.post_quant_conv(quantised)), (latents - clamped).square().mean()
 
-    def _whitened(self, pictures: Tensor, codes: Tensor) -> Tensor:
+    def _mask_white(self, pictures: Tensor, codes: Tensor) -> Tensor:
+        """Replaces the codes of all-white patches by `white`."""
         darkest = -F.max_pool2d(-pictures.amin(1, keepdim=True), self.factor)[:, 0]
         return codes.masked_fill(darkest >= 1.0, self.white)
 
     def save(self, folder: Path, provenance: Mapping[str, Any] | None = None) -> None:
-        """As diffusers' VQModel.from_pretrained and `load` read it: in 16 bits, but for the codebook."""
+        """Write the files that `load` and diffusers' VQModel.from_pretrained read. All weights but the codebook are in
+        16 bits."""
         from safetensors.torch import save_file
 
         layout, depth = self.layout, len(self.layout.channels)
@@ -200,44 +204,45 @@ class Tokenizer(nn.Module):
         }
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
-        about = {**asdict(layout), "provenance": dict(provenance or {})}
-        (folder / "layout.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
+        metadata = {**asdict(layout), "provenance": dict(provenance or {})}
+        (folder / "layout.json").write_text(json.dumps(metadata, indent=1), encoding="utf-8")
         weights = {name: value.detach().half().cpu().contiguous() for name, value in self.state_dict().items()}
         weights["quantize.embedding.weight"] = self.codebook.detach().float().cpu().contiguous()
         path = folder / "diffusion_pytorch_model.safetensors"
         save_file(weights, path)
-        path.chmod(0o644)  # safetensors makes files that nobody else may read
+        path.chmod(0o644)  # safetensors creates files that only their owner can read
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
-        said = read_json(folder / "layout.json")
-        layout = Layout(tuple(said["levels"]), tuple(said["channels"]), said["layers"], said["groups"])
+        config = read_json(folder / "layout.json")
+        layout = Layout(tuple(config["levels"]), tuple(config["channels"]), config["layers"], config["groups"])
         codec = cls(layout)
         codec.load_state_dict(dict(Checkpoint(folder / "diffusion_pytorch_model.safetensors")))
         return codec.eval()
 
 
-def loss(back: Tensor, pictures: Tensor, outside: Tensor) -> Tensor:
-    """L1, squares, and a quarter of the L1 of edges, which keeps outlines crisp."""
-    off = back - pictures
-    edges = off.diff(dim=-1).abs().mean() + off.diff(dim=-2).abs().mean()
-    return off.abs().mean() + off.square().mean() + 0.25 * edges + 0.1 * outside
+def reconstruction_loss(reconstruction: Tensor, pictures: Tensor, out_of_range: Tensor) -> Tensor:
+    """L1 and squared error, a quarter of the L1 error of edges (which keeps outlines sharp), and a tenth of the penalty
+    on latents out of range."""
+    error = reconstruction - pictures
+    edges = error.diff(dim=-1).abs().mean() + error.diff(dim=-2).abs().mean()
+    return error.abs().mean() + error.square().mean() + 0.25 * edges + 0.1 * out_of_range
 
 
-def psnr(back: Tensor, pictures: Tensor) -> Tensor:
-    """[B] in dB, of pictures in [-1, 1]."""
-    error = (back.clamp(-1, 1) - pictures).square().mean((1, 2, 3)) / 4
-    return -10 * error.clamp(min=1e-10).log10()
+def psnr(reconstruction: Tensor, pictures: Tensor) -> Tensor:
+    """The peak signal-to-noise ratio [B] in dB, for pictures in [-1, 1]."""
+    mse = (reconstruction.clamp(-1, 1) - pictures).square().mean((1, 2, 3)) / 4
+    return -10 * mse.clamp(min=1e-10).log10()
 
 
 def images(pixels: Tensor) -> list[Image]:
-    """[B, 3, H, W] in -1..1 as pictures."""
+    """Pixels [B, 3, H, W] in [-1, 1] as PIL images."""
     from PIL import Image
 
-    numbers = ((pixels.float().clamp(-1, 1) + 1) * 127.5).round().byte().permute(0, 2, 3, 1).cpu().numpy()
-    return [Image.fromarray(one) for one in numbers]
+    arrays = ((pixels.float().clamp(-1, 1) + 1) * 127.5).round().byte().permute(0, 2, 3, 1).cpu().numpy()
+    return [Image.fromarray(array) for array in arrays]
 
 
-def likeliest(codes: Tensor) -> int:
-    """The one that there are most of."""
+def most_frequent(codes: Tensor) -> int:
+    """The code that occurs most often."""
     return int(codes.flatten().mode().values)

@@ -49,7 +49,7 @@ def subjects(folder: Path) -> dict[str, Any]:
         torch.manual_seed(0)
         tokens = _part("image/conftest.py").made()
         codec = Tokenizer(Layout(levels=(4, 3, 3), channels=(8, 16, 16))).eval()
-        return ImageModel(tokens.network(), tokens.names, codec, name="tiny")
+        return ImageModel(tokens.network(), tokens.prompt_encoder, codec, name="tiny")
 
     class Unhurried(Pictures):
         def begin(self, asked: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A text-to-picture model made on the spot, of random weights: 36 codes, a handful of words."""
+"""A tiny text-to-image model with random weights: 36 codes and five words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STYLES, WORDS = ("noto", "fluent"), ("cat", "face", "heart", "house", "red")
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
-    """Models this small gain nothing from several."""
+    """Models this small gain nothing from more threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -30,7 +30,7 @@ def made(seed: int = 0, layers: int = 2) -> TokenModel:
     with torch.no_grad():
         model.head.mul_(40)  # distributions that are neither flat nor certain
         assert model.teller is not None
-        model.teller.out.weight.normal_(std=0.2)  # what is learned before it says anything
+        model.teller.out.weight.normal_(std=0.2)  # training would move these from zero
         model.teller.place.normal_(std=0.1)
     return model.eval()
 
@@ -53,4 +53,6 @@ def codec() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def im(tokens: TokenModel, codec: Tokenizer) -> ImageModel:
-    return ImageModel(tokens.network(), tokens.names, codec, name="tiny", draft=lambda: made(1, layers=1).network())
+    return ImageModel(
+        tokens.network(), tokens.prompt_encoder, codec, name="tiny", draft=lambda: made(1, layers=1).network()
+    )

@@ -95,15 +95,15 @@ def test_conditions_fit_the_prompts() -> None:
 
 
 def test_a_decoder_s_streams_are_what_they_are_alone(tokens: TokenModel) -> None:
-    network, names = tokens.network(torch.float64), tokens.names
+    network, names = tokens.network(torch.float64), tokens.prompt_encoder
     asked = [names.encode("red heart", "noto"), names.encode("cat")]
-    target = Guided(decoder(network), asked, names.free, 3.0)
+    target = Guided(decoder(network), asked, names.unconditional, 3.0)
     roots = [[35], [35]]
     target.begin(roots, Sampling())
     draft = Draft.guess(torch.tensor([[3, 4, 5], [6, 7, 8]]), Tree.of((-1, 0, 0)), torch.ones(2, 3, dtype=torch.bool))
     found = target.score(draft).logits()
     alone = []
-    for one in (asked, [names.free, names.free]):
+    for one in (asked, [names.unconditional, names.unconditional]):
         inner = decoder(network)
         inner.begin([[*ids, 35] for ids in one], Sampling())
         alone.append(inner.score(draft).logits())
@@ -112,7 +112,7 @@ def test_a_decoder_s_streams_are_what_they_are_alone(tokens: TokenModel) -> None
 
 def test_a_decoder_s_laws_are_those_it_learned_with(tokens: TokenModel) -> None:
     ids = torch.randint(0, 36, (2, 12))
-    before = torch.tensor([tokens.names.encode("red heart", "noto"), tokens.names.free])
+    before = torch.tensor([tokens.prompt_encoder.encode("red heart", "noto"), tokens.prompt_encoder.unconditional])
     read = torch.cat([before, torch.full((2, 1), 35), ids[:, :-1]], 1)
     said = tokens.double().logits(tokens.states(read))[:, -12:]
     tokens.float()
@@ -143,7 +143,7 @@ def test_one_seed_one_picture(im: ImageModel, drafter: str, options: dict[str, A
 
 def test_rows_do_not_notice_each_other(im: ImageModel) -> None:
     def run(prompts: list[str], seeds: list[int]) -> list[list[int]]:
-        asked = [im.names.read(one) for one in prompts]
+        asked = [im.names.encode_checked(one) for one in prompts]
         out: list[list[int]] = [[] for _ in prompts]
         roots = [[im.root]] * len(prompts)
         for step in decode(im.target(asked, 2.0), None, GumbelMatch(), roots, limit=40, seed=seeds):
@@ -163,7 +163,7 @@ def small(tokens: TokenModel) -> ImageModel:
     torch.manual_seed(1)
     codec = Tokenizer(Layout(levels=(4, 3, 3), channels=(8, 16, 16, 16))).eval()
     other = TokenModel(**{**tokens.config, "layers": 1})
-    return ImageModel(tokens.network(), tokens.names, codec, name="small", draft=other.network)
+    return ImageModel(tokens.network(), tokens.prompt_encoder, codec, name="small", draft=other.network)
 
 
 @pytest.mark.parametrize("drafter", ALONE)

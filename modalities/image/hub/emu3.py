@@ -21,7 +21,7 @@ from outrider.core.engine.adapters.hf import Reading, TransformersTarget
 from outrider.core.errors import InvalidOption
 from outrider.core.vocab_mask import Slots
 from outrider.image.grid import Grid
-from outrider.image.tokenizer import images, likeliest
+from outrider.image.tokenizer import images, most_frequent
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -48,7 +48,7 @@ class Emu3:
             raise InvalidOption(f"ratio is {ratio!r}; it must be width:height, such as 4:3") from None
         if rows < 1 or columns < 1:
             raise InvalidOption(f"{area} pixels are too few for a picture of {ratio}")
-        self.raster = Grid(rows, columns, marks=1)
+        self.raster = Grid(rows, columns, end_markers=1)
         self._size = {"ratio": ratio, "image_area": area}
         mapping = model.vocabulary_mapping
         if mapping.eol_token_id is None:
@@ -105,7 +105,7 @@ class Emu3:
         size = 8 * codec.vision_spatial_factor
         blank = torch.ones(1, 3, size, size, dtype=self.model.dtype, device=self.model.device)
         with torch.no_grad():
-            return likeliest(codec.encode(blank, torch.tensor([[size, size]])).image_tokens[0])
+            return most_frequent(codec.encode(blank, torch.tensor([[size, size]])).image_tokens[0])
 
     @property
     def looks(self) -> Tensor:

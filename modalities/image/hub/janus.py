@@ -20,7 +20,7 @@ from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.adapters.hf import Reading, TransformersTarget
 from outrider.core.errors import InvalidOption
 from outrider.image.grid import Grid
-from outrider.image.tokenizer import images, likeliest
+from outrider.image.tokenizer import images, most_frequent
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -86,7 +86,7 @@ class Janus:
         size = self.model.model.vision_model.config.image_size
         blank = torch.ones(1, 3, size, size, dtype=self.model.dtype, device=self.model.device)
         with torch.no_grad():
-            return likeliest(self.model.model.vqmodel.encode(blank).image_tokens)
+            return most_frequent(self.model.model.vqmodel.encode(blank).image_tokens)
 
     @property
     def looks(self) -> Tensor:

@@ -33,7 +33,7 @@ from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible, InvalidOption, unknown
 from outrider.image.grid import Grid
 from outrider.image.hub.vqgan import Vqgan
-from outrider.image.tokenizer import images, likeliest
+from outrider.image.tokenizer import images, most_frequent
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -153,7 +153,7 @@ class LlamaGen:
 
     @cached_property
     def white(self) -> int:
-        return likeliest(self.codec.encode(torch.ones(1, 3, 8 * self.codec.factor, 8 * self.codec.factor)))
+        return most_frequent(self.codec.encode(torch.ones(1, 3, 8 * self.codec.factor, 8 * self.codec.factor)))
 
     @property
     def looks(self) -> Tensor:

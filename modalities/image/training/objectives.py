@@ -18,10 +18,10 @@ from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.network import Network
 from outrider.core.errors import InvalidOption
 from outrider.core.rules.exact import Exact
-from outrider.image.layout_planner import Plan, decoder
+from outrider.image.layout_planner import LayoutPlanner, decoder
 from outrider.image.prompt_encoder import LENGTH, PromptEncoder, words
 from outrider.image.token_model import TokenModel
-from outrider.image.tokenizer import Tokenizer, loss, psnr
+from outrider.image.tokenizer import Tokenizer, psnr, reconstruction_loss
 from outrider.image.training.data import HELD_NAME, HELD_PAIR, LEARNED, SIZE, Pictures
 
 JUDGED = (48, 512)  # pictures of each kind that judging goes through, on a CPU and elsewhere
@@ -84,7 +84,7 @@ class CodecObjective(nn.Module):
 
     def forward(self, pictures: Tensor) -> Tensor:
         back, outside = self.codec(pictures)
-        return loss(back.float(), pictures, outside.float())
+        return reconstruction_loss(back.float(), pictures, outside.float())
 
 
 class CodecTask:
@@ -112,7 +112,7 @@ class CodecTask:
             pictures = self.draws.read(part)
             code = model.codec.encode(pictures)
             back = model.codec.decode(code).float()
-            lost.append(loss(back, pictures, torch.zeros((), device=back.device)) * len(part))
+            lost.append(reconstruction_loss(back, pictures, torch.zeros((), device=back.device)) * len(part))
             found.append(psnr(back, pictures))
             codes.append(code.flatten())
         decibels, used = torch.cat(found), torch.cat(codes)
@@ -127,12 +127,12 @@ class CodecTask:
 class PlanObjective(nn.Module):
     """A plan as something that has a loss."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: LayoutPlanner) -> None:
         super().__init__()
         self.plan = plan
 
     def forward(self, asked: Tensor, codes: Tensor) -> Tensor:
-        return self.plan.surprise(asked, codes).mean()
+        return self.plan.nll(asked, codes).mean()
 
 
 class TokensObjective(nn.Module):
@@ -143,7 +143,7 @@ class TokensObjective(nn.Module):
         self.tokens = tokens
 
     def forward(self, ids: Tensor, codes: Tensor) -> Tensor:
-        return self.tokens.surprise(ids, codes).mean()
+        return self.tokens.nll(ids, codes).mean()
 
 
 class TokensTask:
@@ -165,13 +165,13 @@ class TokensTask:
         }
 
     def _ids(self, text: str) -> list[int]:
-        found = [self.names.known(one) for one in words(text)][:LENGTH]
-        return [self.names.other if one is None else one for one in found]
+        found = [self.names.word_id(one) for one in words(text)][:LENGTH]
+        return [self.names.unknown if one is None else one for one in found]
 
     def asked(self, place: int, draw: random.Random) -> list[int]:
         """What one picture is asked for by: mostly its name, or some keywords, or a few of both; or nothing."""
         if draw.random() < _FREE:
-            return self.names.free
+            return self.names.unconditional
         name, keywords = self._said[place]
         kind = draw.random()
         said = list(name)
@@ -183,7 +183,7 @@ class TokensTask:
             draw.shuffle(said)
         style = None if draw.random() < _NO_STYLE else self.names.styles[self.draws.pictures.style[place]]
         said = said[:LENGTH]
-        return [self.names.style(style), *said, *[self.names.nothing] * (LENGTH - len(said))]
+        return [self.names.style_id(style), *said, *[self.names.empty] * (LENGTH - len(said))]
 
     def named(self, place: int) -> list[int]:
         """The same by its style and its whole name, as judging asks for it."""
@@ -230,7 +230,7 @@ class TokensTask:
             for part in np.array_split(places, max(len(places) // 32, 1)):
                 code = self.encode(self.draws.read(part))
                 asked = [self.named(int(one)) for one in part]
-                each.append(model.tokens.surprise(self.rows(asked, code), code).float())
+                each.append(model.tokens.nll(self.rows(asked, code), code).float())
                 codes.append(code)
             surprise, said = torch.cat(each), torch.cat(codes)
             found[f"NLL, {name}"] = float(surprise.mean())
@@ -265,7 +265,7 @@ class PlanTask:
         for name, places in self.course.held.items():
             if len(places):
                 asked, codes = self._given(places, [self.course.named(int(one)) for one in places])
-                found[f"NLL, {name}"] = float(model.plan.surprise(asked, codes).mean())
+                found[f"NLL, {name}"] = float(model.plan.nll(asked, codes).mean())
         return {"NLL": found.get("NLL, learned", float("inf")), **found}  # what it is to know by heart
 
 
@@ -291,7 +291,7 @@ class ImitationObjective(nn.Module):
         return wanted, self._guided(self.tokens, both, guidance)
 
     def _guided(self, model: TokenModel, both: Tensor, guidance: Tensor) -> Tensor:
-        codes = model.states(both)[:, self.tokens.names.length :]
+        codes = model.states(both)[:, self.tokens.prompt_encoder.length :]
         asked, free = model.logits(codes).float().chunk(2)
         return (free + guidance[:, None, None] * (asked - free)).log_softmax(-1)
 
@@ -307,7 +307,7 @@ class ImitationTask:
     def batch(self, number: int, share: float) -> tuple[Tensor, ...]:
         course = self.course
         ids = self._own(number // 2 // _AGAIN) if number % 2 else course.batch(number, share)[0]
-        free = torch.tensor(course.names.free, device=ids.device).expand(len(ids), -1)
+        free = torch.tensor(course.names.unconditional, device=ids.device).expand(len(ids), -1)
         strong = course.draws.generator(number)
         guidance = 1 + (2 * self.guidance - 2) * torch.rand(len(ids), generator=strong).to(ids.device)
         return ids, torch.cat([free, ids[:, course.names.length :]], 1), guidance
@@ -319,7 +319,7 @@ class ImitationTask:
             course = self.course
             draw = random.Random(f"{course.draws.seed}/drawn/{number}")
             asked = [course.asked(int(place), draw) for place in course.draws.places(number)]
-            target = Guided(decoder(self.network), asked, course.names.free, self.guidance)
+            target = Guided(decoder(self.network), asked, course.names.unconditional, self.guidance)
             rows: list[list[int]] = [[] for _ in asked]
             roots = [[course.codec.white]] * len(asked)
             seed = random.Random(f"{course.draws.seed}/codes/{number}").getrandbits(60)
@@ -337,7 +337,7 @@ class ImitationTask:
         for part in np.array_split(places, max(len(places) // 16, 1)):
             code = course.encode(course.draws.read(part))
             ids = course.rows([course.named(int(one)) for one in part], code)
-            free = torch.tensor(course.names.free, device=ids.device).expand(len(ids), -1)
+            free = torch.tensor(course.names.unconditional, device=ids.device).expand(len(ids), -1)
             rows = torch.cat([free, ids[:, course.names.length :]], 1)
             wanted, said = model.distributions(ids, rows, torch.full((len(ids),), self.guidance, device=ids.device))
             refused.append((wanted.exp() - said.exp()).abs().sum(-1) / 2)

@@ -22,9 +22,8 @@ from outrider.core.training.draft_head import DraftHead
 from outrider.core.training.fit import Fit, Request, Save, TrainingTask
 from outrider.core.training.recipes import Recipe, short
 from outrider.image import recipes
-from outrider.image.layout_planner import Plan as Foresight
-from outrider.image.layout_planner import decoder
-from outrider.image.prompt_encoder import PromptEncoder, commonest
+from outrider.image.layout_planner import LayoutPlanner, decoder
+from outrider.image.prompt_encoder import PromptEncoder, most_common_words
 from outrider.image.recipes import JUDGE, MODEL, home, recipe
 from outrider.image.token_model import TokenModel
 from outrider.image.tokenizer import Layout, Tokenizer
@@ -141,7 +140,7 @@ def _codec(given: _Given) -> _Lesson:
 
 def _plan(given: _Given) -> _Lesson:
     codec, names = _read(given)
-    model = Foresight(
+    model = LayoutPlanner(
         codes=names.codes,
         styles=names.styles,
         words=names.words,
@@ -160,7 +159,7 @@ def _tokens(given: _Given) -> _Lesson:
     given.begun(model)
     if plan is not None and model.teller is not None:
         try:
-            model.teller.plan.load_state_dict(plan.state_dict())
+            model.teller.planner.load_state_dict(plan.state_dict())
         except RuntimeError:
             raise Incompatible("the plan was learned from other pictures; train image-plan anew") from None
     course = TokensTask(given.pictures, codec, names, given.batch, given.seed, given.device)
@@ -170,7 +169,7 @@ def _tokens(given: _Given) -> _Lesson:
 def _draft(given: _Given) -> _Lesson:
     """A small token model that learns what the large one says, under guidance, and draws by its plan."""
     codec, teacher = recipes.tokenizer().to(given.device), recipes.tokens().to(given.device)
-    names = teacher.names
+    names = teacher.prompt_encoder
     model = TokenModel(teacher, codes=names.codes, styles=names.styles, words=names.words, **given.options)
     given.begun(model)
     course = TokensTask(given.pictures, codec, names, given.batch, given.seed, given.device)
@@ -215,8 +214,8 @@ def _teach(given: _Given, wanted: TrainingRequest, facts: dict[str, Any], say: C
     assert chosen.kind is not None
     codec, tokens = recipes.tokenizer().to(device), recipes.tokens()
     network = tokens.network(torch.bfloat16, device)
-    teacher = GuidedTeacher(network, tokens.names, GUIDANCE)
-    course = TokensTask(given.pictures, codec, tokens.names, given.batch, wanted.seed, device)
+    teacher = GuidedTeacher(network, tokens.prompt_encoder, GUIDANCE)
+    course = TokensTask(given.pictures, codec, tokens.prompt_encoder, given.batch, wanted.seed, device)
     lessons = Lessons(teacher, course, JUDGED[device.type != "cpu"])
     draft_head = chosen.kind(decoder(network), **given.options).to(device)
     given.begun(draft_head)
@@ -243,4 +242,4 @@ def _teach(given: _Given, wanted: TrainingRequest, facts: dict[str, Any], say: C
 def _words(pictures: Pictures) -> tuple[str, ...]:
     """Those of what is learned from; of what is held out nothing is known."""
     learned = pictures.chosen(LEARNED)
-    return commonest(((pictures.names[place], pictures.keywords[place]) for place in learned), WORDS)
+    return most_common_words(((pictures.names[place], pictures.keywords[place]) for place in learned), WORDS)

@@ -35,7 +35,7 @@ class GuidedTeacher:
     def states(self, rows: Sequence[Sequence[int]], needs: frozenset[str]) -> Mapping[str, Tensor]:
         """States [B, T, D] behind every token; a prefill leaves out the last one, so each row gets one more."""
         asked = [self.asked[tuple(row)] for row in rows]
-        target = Guided(decoder(self.network), asked, self.names.free, self.guidance)
+        target = Guided(decoder(self.network), asked, self.names.unconditional, self.guidance)
         try:
             return target.begin([[*row, 0] for row in rows], Sampling(), needs | {"last"}).hidden
         finally:

@@ -29,7 +29,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Any:
     torch.manual_seed(0)
     codec = Tokenizer(Layout(levels=(4, 3, 3), channels=(8, 16, 16))).eval()
     tokens = TINY.made()
-    made = ImageModel(tokens.network(), tokens.names, codec, name="tiny")
+    made = ImageModel(tokens.network(), tokens.prompt_encoder, codec, name="tiny")
     monkeypatch.setattr(image, "load", lambda name, **options: made)
     return made
 

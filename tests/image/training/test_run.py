@@ -203,14 +203,14 @@ def test_a_batch_is_its_number_s(pictures: Pictures, codec: Tokenizer) -> None:
 @pytest.mark.slow
 def test_a_small_model_learns_what_the_large_one_says(pictures: Pictures, codec: Tokenizer, tokens: TokenModel) -> None:
     torch.manual_seed(0)
-    course = TokensTask(pictures, codec, tokens.names, 4, 0, torch.device("cpu"))
+    course = TokensTask(pictures, codec, tokens.prompt_encoder, 4, 0, torch.device("cpu"))
     imitation = ImitationTask(course, tokens.network(), 2.0)
     other = {**tokens.config, "layers": 1, "drop": 0.0}
     model = ImitationObjective(TokenModel(**other), tokens)  # type: ignore[arg-type]
     own, again = imitation.batch(1, 0.0), imitation.batch(3, 0.0)
     assert torch.equal(own[0], again[0]) and not torch.equal(own[2], again[2])  # the same pictures, other strengths
-    assert own[0].shape == own[1].shape == (4, tokens.names.length + 256)
-    assert (own[1][:, : tokens.names.length] == tokens.names.nothing).all()
+    assert own[0].shape == own[1].shape == (4, tokens.prompt_encoder.length + 256)
+    assert (own[1][:, : tokens.prompt_encoder.length] == tokens.prompt_encoder.empty).all()
     assert float(own[2].min()) >= 1 and float(own[2].max()) <= 3
     exact = ImitationObjective(tokens, tokens)
     assert float(exact(*own)) == pytest.approx(0, abs=1e-5)
