@@ -20,7 +20,8 @@ PAGES = ["ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "m
 PAGES += [f"modalities/{one}/weights/MODEL_CARD.md" for one in ("text", "image", "speech")]
 PUBLISHED = (ROOT / "modalities" / "PUBLISHED.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^outrider ([^#\n]+?) *(?:#.*)?$", README, re.MULTILINE)
-PYTHON = {re.search(r"import (\w+)", code)[1]: code for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL)}  # type: ignore[index]
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PYTHON = dict(zip(("first", "text", "image", "speech", "decode"), BLOCKS, strict=True))
 
 # What is run as it stands, with an empty home and cache and nothing to be reached; slow ones with a word.
 RUN = {
@@ -74,10 +75,16 @@ def test_commands_run_from_nothing(command: str, tmp_path: Path, monkeypatch: py
 
 @pytest.mark.slow
 def test_the_real_model_says_the_same_with_drafting(capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(PYTHON["text"], "README.md", "exec"), {})
-    *said, tokens_per_call = capsys.readouterr().out.split()
-    assert "sky" in said
+    exec(compile(PYTHON["first"], "README.md", "exec"), {})
+    *words, tokens_per_call = capsys.readouterr().out.split()
+    assert "sky" in words
     assert float(tokens_per_call) >= 1
+
+
+@pytest.mark.slow
+def test_requests_share_a_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(PYTHON["text"], "README.md", "exec"), {})
+    assert capsys.readouterr().out.strip()
 
 
 @pytest.mark.slow
@@ -110,7 +117,7 @@ def test_its_example_runs_and_holds(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_example_is_run_or_has_a_reason() -> None:
-    assert set(PYTHON) == {"text", "image", "decode", *NOT_RUN_PYTHON}
+    assert set(PYTHON) == {"first", "text", "image", "decode", *NOT_RUN_PYTHON}
     for code in (*PYTHON.values(), *re.findall(r"```python\n(.*?)```", PUBLISHED, re.DOTALL)):
         compile(code, "example", "exec")
 
