@@ -82,7 +82,7 @@ def llamagen(captioned: bool = False, codes: int = 40) -> PublishedModel:
     with TemporaryDirectory() as place:
         folder, text = Path(place), ""
         if captioned:
-            LLAMAGEN.reader(folder / "t5")
+            LLAMAGEN.text_encoder(folder / "t5")
             text = str(folder / "t5")
         big, small = (
             LLAMAGEN.published(folder / str(layers), 2 - layers, layers, captioned, text, codes) for layers in (2, 1)

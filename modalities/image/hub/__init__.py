@@ -1,1 +1,1 @@
-"""Published image-token models of transformers and others, behind one interface."""
+"""Published image models that generate discrete tokens, behind one interface."""

@@ -1,10 +1,10 @@
-"""Emu3 of transformers: a picture's codes are words of a language model, a mark ends each row, and after the last one
-come the marks that end the picture.
+"""Emu3 of transformers: picture codes are tokens of a language model, with a marker at the end of each row and further
+markers at the end of the picture.
 
-What may stand where is settled by the grid: codes in a row, the mark behind it; the marks that end a picture say
-nothing and are left to whoever writes the whole sequence down (`sequence`). Guidance is against a negative prompt of
-any length, which ends in the same grid. The class's own processor for guidance keeps a cache of its own, which cannot
-be cut back; here both streams are rows of one batch. Weights: BAAI/Emu3-Gen-hf.
+The grid determines which tokens are allowed at each position: codes within a row, then the end-of-row marker. The final
+markers carry no information and are not decoded; `sequence` appends them. Guidance uses a negative prompt of any
+length. The guidance processor of transformers keeps a second cache that cannot be rewound; here both streams are rows
+of one batch. Weights: BAAI/Emu3-Gen-hf.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ NEGATIVE = (
     "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst quality, "
     "low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
 )
-_FAR = 1e3  # from a mark to the codes
+_FAR = 1e3  # coordinate of the end-of-row marker in the codebook, far from every code
 
 
 class Emu3:
-    """A model with its processor; pictures of `ratio` (width to height) and about `area` pixels."""
+    """A model with its processor, for pictures of the aspect `ratio` (width:height) and about `area` pixels."""
 
     guidance = 3.0
 
@@ -47,24 +47,23 @@ class Emu3:
         except ValueError:
             raise InvalidOption(f"ratio is {ratio!r}; it must be width:height, such as 4:3") from None
         if rows < 1 or columns < 1:
-            raise InvalidOption(f"{area} pixels are too few for a picture of {ratio}")
+            raise InvalidOption(f"area is {area} pixels, too few for a picture of ratio {ratio}")
         self.raster = Grid(rows, columns, end_markers=1)
         self._size = {"ratio": ratio, "image_area": area}
         mapping = model.vocabulary_mapping
         if mapping.eol_token_id is None:
-            raise InvalidOption("the model's vocabulary has no <|extra_200|>, the mark that ends a row")
-        words = mapping.img2bpe_mapping_tensor.long()  # [codes]
-        self.codes, self.vocabulary = len(words), len(words) + 1
-        device = model.device
-        self._words = torch.cat([words, torch.tensor([mapping.eol_token_id])]).to(device)  # of tokens, marks included
-        table, count = self._words, self.vocabulary
+            raise InvalidOption("the model's vocabulary has no end-of-row marker, <|extra_200|>")
+        code_ids = mapping.img2bpe_mapping_tensor.long()  # [codes]
+        self.codes, self.vocabulary = len(code_ids), len(code_ids) + 1
+        model_ids = torch.cat([code_ids, torch.tensor([mapping.eol_token_id])]).to(model.device)  # [vocabulary]
+        self._model_ids, count = model_ids, self.vocabulary
 
         def read(ids: Tensor, positions: Tensor) -> dict[str, Any]:
-            own = table[ids.clamp(0, count - 1)]
-            return {"input_ids": torch.where(ids < count, own, ids - count), "position_ids": positions}
+            picture_ids = model_ids[ids.clamp(0, count - 1)]
+            return {"input_ids": torch.where(ids < count, picture_ids, ids - count), "position_ids": positions}
 
-        trunk, head = model.model.text_model, nn.Linear(1, 1, bias=False)  # rows of what a picture may hold alone
-        head.weight = nn.Parameter(model.lm_head.weight.detach()[table], requires_grad=False)
+        trunk, head = model.model.text_model, nn.Linear(1, 1, bias=False)  # the head's rows of picture tokens only
+        head.weight = nn.Parameter(model.lm_head.weight.detach()[model_ids], requires_grad=False)
         self._reading = Reading(
             trunk=trunk,
             vocabulary=count,
@@ -79,22 +78,22 @@ class Emu3:
     def read(self, prompt: str) -> list[int]:
         if not prompt.strip():
             raise InvalidOption("the prompt is empty; give at least one word")
-        found = self.processor(text=[prompt], return_for_image_generation=True, return_tensors="pt", **self._size)
-        return [int(one) + self.vocabulary for one in found["input_ids"][0]]
+        inputs = self.processor(text=[prompt], return_for_image_generation=True, return_tensors="pt", **self._size)
+        return [int(token) + self.vocabulary for token in inputs["input_ids"][0]]
 
-    def free(self, asked: Sequence[int]) -> list[int]:
+    def unconditional(self, prompt: Sequence[int]) -> list[int]:
         return self.read(self.negative)
 
-    def target(self, asked: Sequence[Sequence[int]], guidance: float) -> Guided:
+    def target(self, prompts: Sequence[Sequence[int]], guidance: float) -> Guided:
         inner = TransformersTarget(self.model, trees=self._trees, reading=self._reading)
-        free = [self.free(one) for one in asked[:1]] * len(asked)
-        return Guided(inner, asked, free, guidance, instead=True, slots=self._slots)
+        unconditional = [self.unconditional(prompt) for prompt in prompts[:1]] * len(prompts)
+        return Guided(inner, prompts, unconditional, guidance, instead=True, slots=self._slots)
 
     def sequence(self, tokens: Sequence[int]) -> list[int]:
-        """A picture's tokens as the class itself writes them, with the marks that end it."""
-        words = self.processor.tokenizer
-        last = [words.eof_token_id, words.eoi_token_id, words.eos_token_id]
-        return [*self._words.cpu()[list(tokens)].tolist(), *last]
+        """A picture's tokens as ids of the model, with the markers that end the picture."""
+        tokenizer = self.processor.tokenizer
+        end = [tokenizer.eof_token_id, tokenizer.eoi_token_id, tokenizer.eos_token_id]
+        return [*self._model_ids.cpu()[list(tokens)].tolist(), *end]
 
     def pictures(self, grids: Tensor) -> list[Image]:
         return images(self.model.model.vqmodel.decode(grids.to(self.model.device)))
@@ -113,4 +112,4 @@ class Emu3:
         return torch.cat([codes, codes.new_full((1, codes.shape[1]), _FAR)])
 
 
-of = Emu3  # what outrider.core.assets.hub_models asks for
+of = Emu3  # the name that outrider.core.assets.hub_models imports

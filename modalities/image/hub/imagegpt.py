@@ -1,8 +1,8 @@
-"""ImageGPT of transformers: pixels of one of 512 colours, in raster order, of nothing in particular.
+"""ImageGPT of transformers: unconditional generation of pixels, each one of 512 colours, in raster order.
 
-There is no guidance and no prompt; a prompt's text is not read. Colours are their own codebook, so that what a
-neighbour rule takes for alike are colours that look alike. Weights: openai/imagegpt-small, -medium and -large, which
-share their colours, so that a smaller drafts for a larger.
+There is no guidance, and prompts are ignored. The colours serve as the codebook, so neighbour rules group similar
+colours. Weights: openai/imagegpt-small, -medium and -large; they share the colours, so a smaller one can draft for a
+larger one.
 """
 
 from __future__ import annotations
@@ -25,28 +25,27 @@ from outrider.image.tokenizer import images
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_BEYOND = 256  # columns that the nodes of a draft may take beyond the picture's end
+_DRAFT_OVERHANG = 256  # attention columns for draft nodes beyond the picture's end
 
 
 class ImageGPT:
-    """A model with the colours of its image processor."""
+    """A model with its image processor, which holds the colours."""
 
     guidance = 1.0
 
     def __init__(self, model: Any, processor: Any) -> None:
         self.model = model
-        self.vocabulary = int(model.config.vocab_size) - 1  # the last id is read alone: it begins a picture
+        self.vocabulary = int(model.config.vocab_size) - 1  # the last id only starts a picture
         if processor.clusters is None:
-            raise InvalidOption("the image processor has no clusters, so nobody knows which colours the codes are")
-        self.colours = torch.as_tensor(processor.clusters, dtype=torch.float32)  # [K, 3] in -1..1
+            raise InvalidOption("the image processor has no clusters, which define the colours of the codes")
+        self.colours = torch.as_tensor(processor.clusters, dtype=torch.float32)  # [K, 3] in [-1, 1]
         if len(self.colours) != self.vocabulary:
             raise InvalidOption(
-                f"the processor has {len(self.colours)} colours and the model {self.vocabulary}: "
-                "they don't belong together"
+                f"the processor has {len(self.colours)} colours and the model {self.vocabulary}; they must be equal"
             )
         side = isqrt(model.config.n_positions)
         self.raster = Grid(side, side)
-        wider = widened(model, _BEYOND)
+        wider = widened(model, _DRAFT_OVERHANG)
         self._reading = Reading(
             trunk=wider,
             vocabulary=self.vocabulary,
@@ -58,13 +57,13 @@ class ImageGPT:
     def read(self, prompt: str) -> list[int]:
         return [self.vocabulary]
 
-    def free(self, asked: Sequence[int]) -> list[int]:
-        return list(asked)
+    def unconditional(self, prompt: Sequence[int]) -> list[int]:
+        return list(prompt)
 
-    def target(self, asked: Sequence[Sequence[int]], guidance: float) -> Guided:
-        # the class folds a mask of four dimensions into one of two, so that trees are scored branch by branch
+    def target(self, prompts: Sequence[Sequence[int]], guidance: float) -> Guided:
+        # the class reduces a 4D attention mask to 2D, so trees are scored branch by branch
         inner = TransformersTarget(self.model, trees="branches", reading=self._reading)
-        return Guided(inner, asked, asked, 1.0, instead=True)
+        return Guided(inner, prompts, prompts, 1.0, instead=True)
 
     def pictures(self, grids: Tensor) -> list[Image]:
         return images(self.colours[grids.cpu()].permute(0, 3, 1, 2))
@@ -78,4 +77,4 @@ class ImageGPT:
         return self.colours
 
 
-of = ImageGPT  # what outrider.core.assets.hub_models asks for
+of = ImageGPT  # the name that outrider.core.assets.hub_models imports

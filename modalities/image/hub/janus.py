@@ -1,9 +1,8 @@
-"""Janus and Janus-Pro of transformers: a Llama that reads words and picture codes, with a head and embeddings of its
-own for codes, and a VQ decoder of pixels.
+"""Janus and Janus-Pro of transformers: a Llama with a separate head and embeddings for picture codes, and a VQ decoder.
 
-Guidance is as the class does it: a second stream whose prompt is padding but for its first token and the one that
-begins a picture. Ids of words come behind those of codes. Weights: deepseek-community/Janus-Pro-1B and -7B, which share
-codes and words, so that the smaller drafts for the larger.
+Guidance is that of the class: the unconditional prompt is padding except for its first token and the token that begins
+a picture. Word ids follow the code ids. Weights: deepseek-community/Janus-Pro-1B and -7B, which share codes and words,
+so the smaller one can draft for the larger one.
 """
 
 from __future__ import annotations
@@ -37,18 +36,19 @@ class Janus:
         count = inner.vision_model.config.num_image_tokens
         side = isqrt(count)
         if side * side != count:
-            raise InvalidOption(f"the model draws {count} codes, which is no square")
+            raise InvalidOption(f"the model's pictures have {count} codes, which do not form a square")
         self.raster, self.vocabulary = Grid(side, side), int(inner.vqmodel.config.num_embeddings)
-        given = model.generation_config
-        self.pad = given.pad_token_id
-        begins = (getattr(given, "generation_kwargs", None) or {}).get("boi_token_id")  # lost by some loads
-        self.kept = (given.bos_token_id, processor.tokenizer.boi_token_id if begins is None else begins)
+        defaults = model.generation_config
+        self.pad = defaults.pad_token_id
+        begin = (getattr(defaults, "generation_kwargs", None) or {}).get("boi_token_id")  # some loaders drop it
+        self.kept = (defaults.bos_token_id, processor.tokenizer.boi_token_id if begin is None else begin)
         words, codes = model.get_input_embeddings(), self.vocabulary
 
         def read(ids: Tensor, positions: Tensor) -> dict[str, Any]:
-            drawn = model.prepare_embeddings_for_image_generation(ids.clamp(0, codes - 1))
-            said = words((ids - codes).clamp(min=0))
-            return {"inputs_embeds": torch.where((ids < codes)[..., None], drawn, said), "position_ids": positions}
+            of_codes = model.prepare_embeddings_for_image_generation(ids.clamp(0, codes - 1))
+            of_words = words((ids - codes).clamp(min=0))
+            embeddings = torch.where((ids < codes)[..., None], of_codes, of_words)
+            return {"inputs_embeds": embeddings, "position_ids": positions}
 
         self._reading = Reading(
             trunk=inner.language_model,
@@ -65,21 +65,22 @@ class Janus:
             raise InvalidOption("the prompt is empty; give at least one word")
         text = prompt
         if self.processor.chat_template is not None:
-            talk = [{"role": "user", "content": [{"type": "text", "text": prompt}]}]
-            text = self.processor.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
-        found = self.processor(text=[text], generation_mode="image", return_tensors="pt")
-        return [int(one) + self.vocabulary for one in found["input_ids"][0]]
+            chat = [{"role": "user", "content": [{"type": "text", "text": prompt}]}]
+            text = self.processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        inputs = self.processor(text=[text], generation_mode="image", return_tensors="pt")
+        return [int(token) + self.vocabulary for token in inputs["input_ids"][0]]
 
-    def free(self, asked: Sequence[int]) -> list[int]:
-        return [one if one - self.vocabulary in self.kept else self.pad + self.vocabulary for one in asked]
+    def unconditional(self, prompt: Sequence[int]) -> list[int]:
+        return [token if token - self.vocabulary in self.kept else self.pad + self.vocabulary for token in prompt]
 
-    def target(self, asked: Sequence[Sequence[int]], guidance: float) -> Guided:
+    def target(self, prompts: Sequence[Sequence[int]], guidance: float) -> Guided:
         inner = TransformersTarget(self.model, trees=self._trees, reading=self._reading)
-        return Guided(inner, asked, [self.free(one) for one in asked], guidance, instead=True)
+        unconditional = [self.unconditional(prompt) for prompt in prompts]
+        return Guided(inner, prompts, unconditional, guidance, instead=True)
 
     def pictures(self, grids: Tensor) -> list[Image]:
-        drawn = self.model.decode_image_tokens(grids.flatten(1).to(self.model.device))  # [B, H, W, 3]
-        return images(drawn.permute(0, 3, 1, 2))
+        pixels = self.model.decode_image_tokens(grids.flatten(1).to(self.model.device))  # [B, H, W, 3]
+        return images(pixels.permute(0, 3, 1, 2))
 
     @cached_property
     def white(self) -> int:
@@ -90,9 +91,9 @@ class Janus:
 
     @property
     def looks(self) -> Tensor:
-        """Distances as the tokenizer takes them: of codes as vectors of length 1."""
+        """Unit vectors, as the tokenizer compares them."""
         codes: Tensor = self.model.model.vqmodel.quantize.embedding.weight
         return torch.nn.functional.normalize(codes.detach(), dim=-1)
 
 
-of = Janus  # what outrider.core.assets.hub_models asks for
+of = Janus  # the name that outrider.core.assets.hub_models imports

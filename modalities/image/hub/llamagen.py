@@ -1,11 +1,11 @@
-"""LlamaGen (arXiv 2406.06525) on our own transformer: pictures of a class or of a caption, as codes of a VQGAN.
+"""LlamaGen (arXiv 2406.06525) on our own transformer: pictures of a class or a caption, as codes of a VQGAN.
 
-`convert` makes a folder of the two files that are published, one of the transformer and one of the picture tokenizer;
-`outrider.image.load` opens it. Rotary positions go by row and column, and what stands before the picture has none.
-Guidance is against the class of nothing, or the caption of nothing cut to the asked one's length, as its own code does
-it. A caption is read by a T5 of transformers, in lower case; its own code also strips addresses and other marks out.
-Padding in front of a caption, which its own code hides, is left out instead. Ids of codes come first, then those of
-classes, or of T5's words and the caption of nothing.
+`convert` turns the two published files (transformer and picture tokenizer) into a folder for `outrider.image.load`.
+Rotary positions are by row and column; the positions before the picture are not rotated. As in the original code,
+guidance compares with the unconditional class, or with the unconditional caption cut to the prompt's length. Captions
+are encoded by a T5 of transformers in lower case; the original code also removes URLs and special characters, and
+masks padding before a caption, which is left out here. Code ids come first, then those of classes, or of T5's words and
+the unconditional caption.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 KIND = "llamagen"
-TEXT = "google/flan-t5-xl"
-# heads by width and layers, which the tensors don't tell: B, L, XL, XXL, XXXL, 1B, 3B, 7B
+TEXT_ENCODER = "google/flan-t5-xl"
+# (width, layers) -> attention heads, which tensor shapes do not reveal: B, L, XL, XXL, XXXL, 1B, 3B, 7B
 _HEADS = {
     (768, 12): 12,
     (1024, 24): 16,
@@ -55,98 +55,99 @@ _CODEC = "codec.safetensors"
 
 
 class LlamaGen:
-    """A network with its conditions and its picture tokenizer; `text` names the T5 that reads captions."""
+    """A network with its conditioning tensors and picture tokenizer; `text` names the T5 that encodes captions."""
 
     def __init__(
-        self, described: Mapping[str, Any], network: Network, before: Mapping[str, Tensor], codec: Vqgan, text: str
+        self, config: Mapping[str, Any], network: Network, conditioning: Mapping[str, Tensor], codec: Vqgan, text: str
     ) -> None:
-        self.codec, self._text, self._before, self._network = codec, text, before, network
-        self.raster, self.vocabulary = Grid(described["side"], described["side"]), network.config.vocabulary
-        self.classes: list[str] = described.get("classes") or []
-        self.captioned = "nothing" in before
+        self.codec, self._text, self._conditioning, self._network = codec, text, conditioning, network
+        self.raster, self.vocabulary = Grid(config["side"], config["side"]), network.config.vocabulary
+        self.classes: list[str] = config.get("classes") or []
+        self.captioned = "nothing" in conditioning
         self.guidance = 7.5 if self.captioned else 4.0
         self._networks: dict[int, Network] = {}
 
-    # ---- what is asked for
+    # ---- prompts
 
     def read(self, prompt: str) -> list[int]:
         if not prompt.strip():
             raise InvalidOption("the prompt is empty; give " + ("a caption" if self.captioned else "a class"))
         if self.captioned:
-            found = self._reader[1](
-                prompt.strip().lower(), truncation=True, max_length=len(self._before["nothing"])
-            ).input_ids
-            return [self.vocabulary + int(one) for one in found]
-        count = len(self._before["table"]) - 1
+            limit = len(self._conditioning["nothing"])
+            ids = self._text_encoder[1](prompt.strip().lower(), truncation=True, max_length=limit).input_ids
+            return [self.vocabulary + int(token) for token in ids]
+        count = len(self._conditioning["table"]) - 1
         if prompt.strip().isdigit() and int(prompt) < count:
             return [self.vocabulary + int(prompt)]
         if prompt.strip() not in self.classes:
             if self.classes:
                 raise unknown("class", prompt, self.classes)
-            raise InvalidOption(f"'{prompt}' is no class; give its number, from 0 to {count - 1}")
+            raise InvalidOption(f"'{prompt}' is not a class; give a number from 0 to {count - 1}")
         return [self.vocabulary + self.classes.index(prompt.strip())]
 
-    def free(self, asked: Sequence[int]) -> list[int]:
+    def unconditional(self, prompt: Sequence[int]) -> list[int]:
         if not self.captioned:
-            return [self.vocabulary + len(self._before["table"]) - 1]
-        count, nothing = len(asked), len(self._before["nothing"])
-        return [self.vocabulary + self._words + place for place in range(nothing - count, nothing)]
+            return [self.vocabulary + len(self._conditioning["table"]) - 1]
+        end = len(self._conditioning["nothing"])
+        return [self.vocabulary + self._num_words + index for index in range(end - len(prompt), end)]
 
     @cached_property
-    def _reader(self) -> tuple[Any, Any]:
+    def _text_encoder(self) -> tuple[Any, Any]:
+        """The T5 model and its tokenizer."""
         folder = folder_of(self._text)
         dtype = str(self._network.dtype).removeprefix("torch.")
         model = store.transformers_model(folder, dtype, self._network.device, "T5EncoderModel")
         return model, store.transformers_processor(folder)
 
     @property
-    def _words(self) -> int:
-        return int(self._reader[0].config.vocab_size)
+    def _num_words(self) -> int:
+        return int(self._text_encoder[0].config.vocab_size)
 
     @torch.no_grad()
-    def _projected(self, features: Tensor) -> Tensor:
-        """What T5 makes of a caption [L, C] -> what the network reads [L, D]."""
-        inner = F.gelu(F.linear(features, self._before["fc1"]), approximate="tanh")
-        return F.linear(inner, self._before["fc2"])
+    def _project(self, features: Tensor) -> Tensor:
+        """T5 features of a caption [L, C] -> input embeddings [L, D]."""
+        inner = F.gelu(F.linear(features, self._conditioning["fc1"]), approximate="tanh")
+        return F.linear(inner, self._conditioning["fc2"])
 
-    # ---- what draws it
+    # ---- pictures
 
-    def target(self, asked: Sequence[Sequence[int]], guidance: float) -> Guided:
-        lengths = {len(one) for one in asked}
+    def target(self, prompts: Sequence[Sequence[int]], guidance: float) -> Guided:
+        lengths = {len(prompt) for prompt in prompts}
         if len(lengths) > 1:
             raise InvalidOption(
-                f"captions of one batch are {', '.join(map(str, sorted(lengths)))} tokens long, and their pictures "
-                "would begin in different places; draw them one after another"
+                f"the captions of this batch are {', '.join(map(str, sorted(lengths)))} tokens long; captions of one "
+                "batch must be equally long, so generate them one after another"
             )
-        free = [self.free(one) for one in asked]
         if not self.captioned:
-            return Guided(Decoder(self._wide), asked, free, guidance, instead=True)
+            unconditional = [self.unconditional(prompt) for prompt in prompts]
+            return Guided(Decoder(self._class_network), prompts, unconditional, guidance, instead=True)
         length, first = lengths.pop(), self.vocabulary
         with torch.no_grad():
-            ids = torch.tensor(asked, device=self._network.device) - self.vocabulary
-            heard = self._projected(self._reader[0](input_ids=ids).last_hidden_state).flatten(0, 1)
-            nothing = self._projected(self._before["nothing"][-length:])
-        told = [list(range(first + row * length, first + (row + 1) * length)) for row in range(len(asked))]
-        network = copy.copy(self._at(length))
-        network.embedding = torch.cat([network.embedding, heard, nothing])
-        last = first + len(asked) * length
-        return Guided(Decoder(network), told, [list(range(last, last + length))] * len(asked), guidance, instead=True)
+            ids = torch.tensor(prompts, device=self._network.device) - self.vocabulary
+            captions = self._project(self._text_encoder[0](input_ids=ids).last_hidden_state).flatten(0, 1)
+            nothing = self._project(self._conditioning["nothing"][-length:])
+        network = copy.copy(self._after(length))
+        network.embedding = torch.cat([network.embedding, captions, nothing])
+        caption_ids = [list(range(first + row * length, first + (row + 1) * length)) for row in range(len(prompts))]
+        last = first + len(prompts) * length
+        unconditional = [list(range(last, last + length))] * len(prompts)
+        return Guided(Decoder(network), caption_ids, unconditional, guidance, instead=True)
 
     @cached_property
-    def _wide(self) -> Network:
-        """With the classes behind the codes."""
-        found = copy.copy(self._at(1))
-        found.embedding = torch.cat([found.embedding, self._before["table"]])
-        return found
+    def _class_network(self) -> Network:
+        """The network with class embeddings after those of codes."""
+        network = copy.copy(self._after(1))
+        network.embedding = torch.cat([network.embedding, self._conditioning["table"]])
+        return network
 
-    def _at(self, first: int) -> Network:
-        """The network whose pictures begin behind so many tokens."""
-        if first not in self._networks:
-            given = self._network
-            scaling = ("grid", {"columns": float(self.raster.columns), "first": float(first)})
-            config = replace(given.config, rope_scaling=scaling, context=first + len(self.raster))
-            self._networks[first] = Network(config, given.embedding, given.layers, given.norm, given.head)
-        return self._networks[first]
+    def _after(self, prompt_length: int) -> Network:
+        """The network for pictures that begin after `prompt_length` tokens."""
+        if prompt_length not in self._networks:
+            base = self._network
+            scaling = ("grid", {"columns": float(self.raster.columns), "first": float(prompt_length)})
+            config = replace(base.config, rope_scaling=scaling, context=prompt_length + len(self.raster))
+            self._networks[prompt_length] = Network(config, base.embedding, base.layers, base.norm, base.head)
+        return self._networks[prompt_length]
 
     def pictures(self, grids: Tensor) -> list[Image]:
         return images(self.codec.decode(grids))
@@ -161,7 +162,7 @@ class LlamaGen:
 
 
 def opened(folder: Path, dtype: str, device: torch.device | str, *, text: str | None = None) -> LlamaGen:
-    """A folder that `convert` wrote; `text` names another T5 than it does."""
+    """Open a folder written by `convert`. `text` names a T5 to use instead of the one in the folder's config."""
     described, tensors = store.read_json(folder / "config.json"), store.tensors_of(folder / "model.safetensors")
     width, layers, heads = (int(described[name]) for name in ("width", "layers", "heads"))
     dim = width // heads
@@ -178,16 +179,16 @@ def opened(folder: Path, dtype: str, device: torch.device | str, *, text: str | 
     )
     own = {name: tensors[name] for name in tensors if not name.startswith("before.")}
     network = assemble(config, own, dtype=DTYPES[dtype], device=device, form=fastest)
-    before = {
+    conditioning = {
         name.removeprefix("before."): tensors[name].to(device, DTYPES[dtype]) for name in tensors if name not in own
     }
     codec = Vqgan(store.tensors_of(folder / _CODEC), device)
     if len(codec.codes) != config.vocabulary:
-        raise Incompatible(f"the model draws {config.vocabulary:,} codes and its tokenizer has {len(codec.codes):,}")
-    return LlamaGen(described, network, before, codec, text or described.get("text", TEXT))
+        raise Incompatible(f"the model has {config.vocabulary:,} codes and its tokenizer {len(codec.codes):,}")
+    return LlamaGen(described, network, conditioning, codec, text or described.get("text", TEXT_ENCODER))
 
 
-# ---- from what is published
+# ---- conversion of published files
 
 
 def convert(
@@ -197,62 +198,69 @@ def convert(
     *,
     pixels: int,
     heads: int | None = None,
-    text: str = TEXT,
+    text: str = TEXT_ENCODER,
     classes: Sequence[str] = (),
 ) -> Path:
-    """A folder for `outrider.image.load`, of published files such as c2i_L_384.pt and vq_ds16_c2i.pt. `pixels` is the
-    side of the pictures that it was trained on; `heads`, of sizes that aren't published; `classes`, names to call
-    classes by instead of their numbers; `text`, the T5 that captions were read by."""
+    """Convert published files, such as c2i_L_384.pt and vq_ds16_c2i.pt, to a folder for `outrider.image.load`.
+
+    `pixels` is the side of the pictures that the model was trained on; `heads` is needed for unpublished sizes;
+    `classes` are optional names to give as prompts instead of class numbers; `text` is the T5 that encodes captions."""
     from safetensors.torch import save_file
 
-    found = _named(store.tensors_of(Path(model)), "tok_embeddings.weight")
-    drawn = _named(store.tensors_of(Path(codec)), "quantize.embedding.weight")
-    width = found["tok_embeddings.weight"].shape[1]
-    layers = len({name.split(".")[1] for name in found if name.startswith("layers.")})
+    weights = _unwrap(store.tensors_of(Path(model)), "tok_embeddings.weight")
+    codec_weights = _unwrap(store.tensors_of(Path(codec)), "quantize.embedding.weight")
+    width = weights["tok_embeddings.weight"].shape[1]
+    layers = _num_layers(weights)
     heads = heads or _HEADS.get((width, layers))
     if heads is None:
-        raise InvalidOption(
-            f"a model of {layers} layers of {width} isn't one of the published; say how many heads it has"
-        )
-    factor = Vqgan(drawn).factor
+        raise InvalidOption(f"a model of {layers} layers of width {width} is not a published size; give heads=")
+    factor = Vqgan(codec_weights).factor
     if pixels % factor:
-        raise InvalidOption(f"pixels is {pixels}; a code stands for {factor} of them on each side, so it must divide")
-    place = Path(folder).expanduser()
-    place.mkdir(parents=True, exist_ok=True)
-    save_file(renamed(found, heads), str(place / "model.safetensors"))
+        raise InvalidOption(f"pixels is {pixels}; it must be a multiple of {factor}, the side of a code's patch")
+    path = Path(folder).expanduser()
+    path.mkdir(parents=True, exist_ok=True)
+    save_file(renamed(weights, heads), str(path / "model.safetensors"))
     save_file(
-        {name: one.contiguous() for name, one in drawn.items() if "codebook_used" not in name}, str(place / _CODEC)
+        {name: tensor.contiguous() for name, tensor in codec_weights.items() if "codebook_used" not in name},
+        str(path / _CODEC),
     )
     described = {"model_type": KIND, "width": width, "layers": layers, "heads": heads, "side": pixels // factor}
-    described |= {"text": text} if "cls_embedding.uncond_embedding" in found else {"classes": list(classes)}
-    store.written(place / "config.json", json.dumps(described, indent=2))
-    return place
+    described |= {"text": text} if "cls_embedding.uncond_embedding" in weights else {"classes": list(classes)}
+    store.written(path / "config.json", json.dumps(described, indent=2))
+    return path
 
 
-def _named(tensors: Mapping[str, Tensor], known: str) -> dict[str, Tensor]:
-    """Without the name of the part of a training's file that the weights stand in."""
-    for before in ("", "model.", "module.", "state_dict.", "ema."):
-        if before + known in tensors:
-            held = [name for name in tensors if name.startswith(before)]
-            if not before:  # other parts may stand beside
-                held = [name for name in held if name.split(".")[0] not in ("optimizer", "ema", "discriminator")]
-            return {name.removeprefix(before): tensors[name] for name in held}
-    raise Incompatible(f"the file holds no tensor '{known}'; is it one that LlamaGen publishes?")
+def _unwrap(tensors: Mapping[str, Tensor], known: str) -> dict[str, Tensor]:
+    """The weights among the tensors of a training checkpoint, with the prefix of their part removed; `known` is the
+    name of one of them."""
+    for prefix in ("", "model.", "module.", "state_dict.", "ema."):
+        if prefix + known in tensors:
+            names = [name for name in tensors if name.startswith(prefix)]
+            if not prefix:  # the file may hold other parts beside the weights
+                names = [name for name in names if name.split(".")[0] not in ("optimizer", "ema", "discriminator")]
+            return {name.removeprefix(prefix): tensors[name] for name in names}
+    raise Incompatible(f"the file has no tensor '{known}'; is it published by LlamaGen?")
 
 
-def renamed(found: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
-    """The transformer's tensors under the names of Llama in transformers, and the conditions' under "before."; queries
-    and keys with the pairs that turn together half a head apart, as ours have them, where theirs stand side by side."""
-    made = {
-        "model.embed_tokens.weight": found["tok_embeddings.weight"],
-        "model.norm.weight": found["norm.weight"],
-        "lm_head.weight": found["output.weight"],
+def _num_layers(weights: Mapping[str, Tensor]) -> int:
+    return len({name.split(".")[1] for name in weights if name.startswith("layers.")})
+
+
+def renamed(weights: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
+    """The transformer's tensors under Llama's names in transformers, and the conditioning tensors under "before.".
+
+    LlamaGen stores the two components of each rotary pair next to each other; the rows of queries and keys are
+    reordered so that they are half a head apart."""
+    result = {
+        "model.embed_tokens.weight": weights["tok_embeddings.weight"],
+        "model.norm.weight": weights["norm.weight"],
+        "lm_head.weight": weights["output.weight"],
     }
     parts = {"table": "embedding_table.weight", "fc1": "cap_proj.fc1.weight", "fc2": "cap_proj.fc2.weight"}
     for ours, theirs in {**parts, "nothing": "uncond_embedding"}.items():
-        if f"cls_embedding.{theirs}" in found:
-            made[f"before.{ours}"] = found[f"cls_embedding.{theirs}"]
-    plain = {
+        if f"cls_embedding.{theirs}" in weights:
+            result[f"before.{ours}"] = weights[f"cls_embedding.{theirs}"]
+    names = {
         "attention_norm": "input_layernorm",
         "ffn_norm": "post_attention_layernorm",
         "attention.wo": "self_attn.o_proj",
@@ -260,16 +268,16 @@ def renamed(found: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
         "feed_forward.w3": "mlp.up_proj",
         "feed_forward.w2": "mlp.down_proj",
     }
-    width = found["tok_embeddings.weight"].shape[1]
+    width = weights["tok_embeddings.weight"].shape[1]
     dim = width // heads
-    for index in range(len({name.split(".")[1] for name in found if name.startswith("layers.")})):
-        theirs, ours = f"layers.{index}", f"model.layers.{index}"
-        for one, other in plain.items():
-            made[f"{ours}.{other}.weight"] = found[f"{theirs}.{one}.weight"]
-        every = found[f"{theirs}.attention.wqkv.weight"]
-        shared = (len(every) - width) // 2
-        for part, weight in zip("qkv", torch.split(every, [width, shared, shared]), strict=True):
+    for index in range(_num_layers(weights)):
+        source, target = f"layers.{index}", f"model.layers.{index}"
+        for theirs, ours in names.items():
+            result[f"{target}.{ours}.weight"] = weights[f"{source}.{theirs}.weight"]
+        qkv = weights[f"{source}.attention.wqkv.weight"]
+        kv_width = (len(qkv) - width) // 2
+        for part, weight in zip("qkv", torch.split(qkv, [width, kv_width, kv_width]), strict=True):
             if part != "v":
                 weight = weight.view(-1, dim // 2, 2, width).transpose(1, 2).reshape(-1, width)
-            made[f"{ours}.self_attn.{part}_proj.weight"] = weight
-    return {name: one.contiguous() for name, one in made.items()}
+            result[f"{target}.self_attn.{part}_proj.weight"] = weight
+    return {name: tensor.contiguous() for name, tensor in result.items()}

@@ -1,8 +1,8 @@
-"""Published models of pictures by name, as people use them: what `outrider.image.load` gives for a hub id or a folder.
+"""Published image models by name: the object that `outrider.image.load` returns for a hub id or a folder.
 
-Every class has a file of its own that says how it is read; here is what they have in common: options, drafters and
-rules by name, the stream. Which classes there are is `FAMILY`; what was proven of each stands in
-modalities/PUBLISHED.md. Knows nothing of how a class computes.
+Each model class has its own module; this one holds what they share: options, drafters and rules by name, and the
+stream. `FAMILY` lists the classes; modalities/PUBLISHED.md reports the tests of each. Knows nothing of how a class
+computes.
 """
 
 from __future__ import annotations
@@ -27,32 +27,33 @@ from outrider.image.stream import Result, Stream
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_NEAR = 200  # neighbours of a code that rules may look at
+_NEIGHBOURS = 200  # of each code, the maximum that rules may use
 
 
 class Published(Protocol):
-    """One model of a class: how its prompts become ids, and its codes pictures. Ids of a picture's tokens come first,
-    then those of its prompts."""
+    """A model of one class: encodes prompts, decodes codes to pictures. Ids of picture tokens come first, then those of
+    prompts."""
 
     raster: Grid
-    vocabulary: int  # ids of a picture's tokens, marks included
-    guidance: float  # as it is usually run; 1: it knows none
+    vocabulary: int  # number of picture tokens, end-of-row markers included
+    guidance: float  # default strength; 1: the model has no guidance
 
     @property
-    def white(self) -> int: ...  # the code that white looks most like
+    def white(self) -> int: ...  # the code of a white patch
     def read(self, prompt: str) -> list[int]: ...
-    def free(self, asked: Sequence[int]) -> list[int]:
-        """What guidance is measured against where this was asked for."""
+    def unconditional(self, prompt: Sequence[int]) -> list[int]:
+        """The ids that guidance compares a prompt with."""
 
-    def target(self, asked: Sequence[Sequence[int]], guidance: float) -> Target: ...
+    def target(self, prompts: Sequence[Sequence[int]], guidance: float) -> Target: ...
     def pictures(self, grids: Tensor) -> list[Image]: ...
     @property
     def looks(self) -> Tensor:
-        """[vocabulary, D] where each token stands among those that it may be taken for."""
+        """The codebook [vocabulary, D] in which neighbour rules measure distances."""
 
 
 class PublishedModel:
-    """A published model as people use it; `small` is asked for another of its family when a drafter wants one."""
+    """A published model with its drafters and rules. `small` loads a smaller model of its family when a drafter first
+    needs one."""
 
     def __init__(
         self,
@@ -87,32 +88,32 @@ class PublishedModel:
     @overload
     def generate(self, prompt: Sequence[str], **options: Unpack[Given]) -> list[Result]: ...
     def generate(self, prompt: str | Sequence[str], **options: Unpack[Given]) -> Result | list[Result]:
-        """Pictures: a Result, or for a batch a list of them, as of any outrider.image model."""
+        """Generate pictures: a Result for one prompt, or a list of them for a batch."""
         stream = self.stream(prompt, **options)
         for _ in stream:
             pass
         return stream.results[0] if isinstance(prompt, str) else stream.results
 
     def stream(self, prompt: str | Sequence[str], **options: Unpack[Given]) -> Stream:
-        """The same step by step."""
-        usual: Given = {"guidance": self.guidance}
-        wanted = Options.of({**usual, **options})
+        """Like `generate`, as an iterator over steps."""
+        defaults: Given = {"guidance": self.guidance}
+        wanted = Options.of({**defaults, **options})
         if self.published.guidance == 1 and wanted.guidance != 1:
-            raise InvalidOption(f"{self.name} knows no guidance, and guidance is {wanted.guidance}; leave it out")
+            raise InvalidOption(f"guidance is {wanted.guidance}, but {self.name} has no guidance; leave it out")
         prompts = several(prompt, "prompt")
-        return Stream(self, wanted, prompts, [self.read(one, wanted.style) for one in prompts])
+        return Stream(self, wanted, prompts, [self.read(text, wanted.style) for text in prompts])
 
     # ---- what a generation is made of
 
     @property
     def guidance(self) -> float:
-        """The usual one."""
+        """The default guidance."""
         return self.published.guidance
 
     def read(self, prompt: str, style: str | None = None) -> list[int]:
         """A prompt's ids."""
         if style is not None:
-            raise InvalidOption(f"{self.name} has no styles; say in the prompt how it should look")
+            raise InvalidOption(f"{self.name} has no styles; describe the style in the prompt")
         return self.published.read(prompt)
 
     @cached_property
@@ -124,7 +125,7 @@ class PublishedModel:
         return self.white
 
     def target(self, asked: Sequence[Sequence[int]], guidance: float) -> Target:
-        """The guided target of some conditions, with a cache of its own."""
+        """A guided target for prompts, with its own cache."""
         return self.published.target(asked, guidance)
 
     def draft_model(self, asked: Sequence[Sequence[int]], guidance: float) -> Target:
@@ -132,15 +133,15 @@ class PublishedModel:
         if self._drafts is None:
             if self._small is None:
                 raise InvalidOption(
-                    f"a smaller model is wanted to draft for {self.name}; name one of its family when it is loaded, "
-                    "as load(..., draft=...)"
+                    f"this drafter needs a smaller model of {self.name}'s family; name it when loading: "
+                    "load(..., draft=...)"
                 )
             small = self._small()
             if small.vocabulary != self.published.vocabulary or small.raster != self.raster:
                 raise InvalidOption(
-                    f"the smaller model draws {small.raster.rows}x{small.raster.columns} of {small.vocabulary:,} "
-                    f"tokens, and {self.name} {self.raster.rows}x{self.raster.columns} of "
-                    f"{self.published.vocabulary:,}: they don't share a tokenizer"
+                    f"the smaller model has {small.raster.rows}x{small.raster.columns} tokens from a vocabulary of "
+                    f"{small.vocabulary:,}, {self.name} {self.raster.rows}x{self.raster.columns} from "
+                    f"{self.published.vocabulary:,}; they don't share a tokenizer"
                 )
             self._drafts = small
         return self._drafts.target(asked, guidance)
@@ -160,13 +161,13 @@ class PublishedModel:
 
     @cached_property
     def looks(self) -> Tensor:
-        """[V, D] where each token stands in the model's own codebook."""
+        """The model's codebook [V, D]."""
         return self.published.looks.detach().float()
 
     @cached_property
     def neighbours(self) -> Tensor:
-        """[V, 200 or fewer] the codes nearest to each, nearest first."""
-        return neighbours(self.looks.cpu(), min(_NEAR, self.published.vocabulary - 1))
+        """The nearest codes of each code [V, up to 200], nearest first."""
+        return neighbours(self.looks.cpu(), min(_NEIGHBOURS, self.published.vocabulary - 1))
 
 
 FAMILY: Family[Published] = Family(
@@ -176,20 +177,19 @@ FAMILY: Family[Published] = Family(
         "janus": ("janus", "JanusForConditionalGeneration"),
         "emu3": ("emu3", "Emu3ForConditionalGeneration"),
         "imagegpt": ("imagegpt", "ImageGPTForCausalImageModeling"),
-        "llamagen": ("llamagen", ""),  # a folder that outrider.image.hub.llamagen.convert wrote
+        "llamagen": ("llamagen", ""),  # a folder written by outrider.image.hub.llamagen.convert
     },
     refused={
-        "chameleon": "its class in transformers sets the logits of picture codes to -inf and has no decoder of "
-        "pixels, so it reads pictures and draws none",
-        "glm_image": "its class places tokens in three directions by a table that it keeps from the last prompt it "
-        "read, one place for each token to come and none for a draft's; and its codes become pixels only by a "
-        "diffusion model of 7 billion weights in another package",
+        "chameleon": "its class in transformers sets the logits of picture codes to -inf and has no pixel decoder, "
+        "so it reads pictures but cannot generate them",
+        "glm_image": "its class takes positions from a table that is computed from the prompt and has none for draft "
+        "tokens; its codes become pixels only through a diffusion model of 7 billion weights in another package",
     },
     parts={"vision_language_encoder": "processor"},
 )
 
 
-published = FAMILY.of  # a model object of transformers, with its processor
+published = FAMILY.of  # wraps a transformers model object and its processor
 
 
 def load(
@@ -201,8 +201,8 @@ def load(
     revision: str | None = None,
     **options: Any,
 ) -> PublishedModel:
-    """A published model by its hub id or folder; `draft` names a smaller one that shares its tokenizer. Further options
-    are those of its class, such as Emu3's ratio."""
+    """Load a published model by its hub id or folder. `draft` names a smaller model that shares its tokenizer; further
+    options are those of the class, such as Emu3's ratio."""
     open_ = partial(FAMILY.open, device=device, dtype=dtype, options=options)
     small = None if draft is None else lambda: open_(draft)
     return PublishedModel(open_(source, revision=revision), name=str(source), dtype=dtype, small=small)

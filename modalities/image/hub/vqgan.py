@@ -1,8 +1,7 @@
-"""The convolutional picture tokenizer that LlamaGen (arXiv 2406.06525) publishes, a VQGAN: codes of a codebook of short
-vectors of length 1, their pixels, and back.
+"""The convolutional picture tokenizer of LlamaGen (arXiv 2406.06525), a VQGAN with a codebook of unit vectors.
 
-Read off the tensors by the names that they are published under; how wide and deep it is, is what there is of them. A
-picture's side divides by 2 between any two blocks. Knows nothing of who draws codes.
+Runs directly on the published tensors; their names and shapes give the width and depth. Each block but the last halves
+the picture's side. Knows nothing of the model that generates the codes.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ _GROUPS, _EPS = 32, 1e-6
 
 
 class Vqgan:
-    """Its tensors, in 32 bits."""
+    """The encoder and decoder, in 32 bits."""
 
     def __init__(self, tensors: Mapping[str, Tensor], device: torch.device | str = "cpu") -> None:
         needed = ("quantize.embedding.weight", "post_quant_conv.weight", "decoder.conv_out.weight", "quant_conv.weight")
         for name in needed:
             if name not in tensors:
                 raise Incompatible(f"the picture tokenizer has no tensor '{name}'; is it LlamaGen's VQ model?")
-        self._held = {name: tensors[name].to(device, torch.float32) for name in tensors}
+        self._tensors = {name: tensors[name].to(device, torch.float32) for name in tensors}
         self.device = torch.device(device)
-        self.codes = F.normalize(self._held["quantize.embedding.weight"], dim=-1)  # [K, D]
-        self.factor = 2 ** (self._count("decoder.conv_blocks") - 1)  # pixels a code stands for, on a side
+        self.codes = F.normalize(self._tensors["quantize.embedding.weight"], dim=-1)  # [K, D]
+        self.factor = 2 ** (self._count("decoder.conv_blocks") - 1)  # a code covers factor x factor pixels
 
     def _count(self, name: str) -> int:
-        found = {one[len(name) + 1 :].split(".")[0] for one in self._held if one.startswith(name + ".")}
-        return len(found)
+        """The number of modules in a list of modules."""
+        return len({key[len(name) + 1 :].split(".")[0] for key in self._tensors if key.startswith(name + ".")})
 
     @torch.no_grad()
     def decode(self, grids: Tensor) -> Tensor:
-        """Codes [B, H, W] -> pixels [B, 3, H f, W f] in about -1..1."""
+        """Codes [B, H, W] -> pixels [B, 3, H f, W f] in about [-1, 1]."""
         x = self.codes[grids.to(self.device)].permute(0, 3, 1, 2)
         x = self._middle(self._conv(self._conv(x, "post_quant_conv"), "decoder.conv_in"), "decoder")
         last = self._count("decoder.conv_blocks") - 1
@@ -59,21 +58,21 @@ class Vqgan:
                 x = self._conv(F.pad(x, (0, 1, 0, 1)), f"encoder.conv_blocks.{block}.downsample.conv", stride=2, pad=0)
         x = F.silu(self._norm(self._middle(x, "encoder"), "encoder.norm_out"))
         x = self._conv(self._conv(x, "encoder.conv_out"), "quant_conv").permute(0, 2, 3, 1)
-        return (F.normalize(x, dim=-1) @ self.codes.T).argmax(-1)  # the nearest, of vectors of one length
+        return (F.normalize(x, dim=-1) @ self.codes.T).argmax(-1)  # the nearest of unit vectors
 
     def _conv(self, x: Tensor, name: str, stride: int = 1, pad: int | None = None) -> Tensor:
-        weight = self._held[f"{name}.weight"]
-        around = weight.shape[-1] // 2 if pad is None else pad
-        return F.conv2d(x, weight, self._held[f"{name}.bias"], stride, around)
+        weight = self._tensors[f"{name}.weight"]
+        pad = weight.shape[-1] // 2 if pad is None else pad
+        return F.conv2d(x, weight, self._tensors[f"{name}.bias"], stride, pad)
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
-        return F.group_norm(x, _GROUPS, self._held[f"{name}.weight"], self._held[f"{name}.bias"], _EPS)
+        return F.group_norm(x, _GROUPS, self._tensors[f"{name}.weight"], self._tensors[f"{name}.bias"], _EPS)
 
     def _block(self, x: Tensor, name: str) -> Tensor:
-        for place in range(self._count(f"{name}.res")):
-            x = self._residual(x, f"{name}.res.{place}")
-            if f"{name}.attn.{place}.q.weight" in self._held:
-                x = self._attention(x, f"{name}.attn.{place}")
+        for layer in range(self._count(f"{name}.res")):
+            x = self._residual(x, f"{name}.res.{layer}")
+            if f"{name}.attn.{layer}.q.weight" in self._tensors:
+                x = self._attention(x, f"{name}.attn.{layer}")
         return x
 
     def _middle(self, x: Tensor, name: str) -> Tensor:
@@ -83,10 +82,10 @@ class Vqgan:
     def _residual(self, x: Tensor, name: str) -> Tensor:
         y = self._conv(F.silu(self._norm(x, f"{name}.norm1")), f"{name}.conv1")
         y = self._conv(F.silu(self._norm(y, f"{name}.norm2")), f"{name}.conv2")
-        return y + (self._conv(x, f"{name}.nin_shortcut") if f"{name}.nin_shortcut.weight" in self._held else x)
+        return y + (self._conv(x, f"{name}.nin_shortcut") if f"{name}.nin_shortcut.weight" in self._tensors else x)
 
     def _attention(self, x: Tensor, name: str) -> Tensor:
         y = self._norm(x, f"{name}.norm")
         q, k, v = (self._conv(y, f"{name}.{part}").flatten(2).transpose(1, 2)[:, None] for part in "qkv")
-        found = F.scaled_dot_product_attention(q, k, v)[:, 0].transpose(1, 2).reshape(x.shape)
-        return x + self._conv(found, f"{name}.proj_out")
+        y = F.scaled_dot_product_attention(q, k, v)[:, 0].transpose(1, 2).reshape(x.shape)
+        return x + self._conv(y, f"{name}.proj_out")

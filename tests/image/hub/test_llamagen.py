@@ -1,5 +1,5 @@
-"""LlamaGen on our own transformer: small checkpoints of random weights in exactly the layout that is published,
-converted and opened by name, against a forward pass written down here on its own."""
+"""LlamaGen on our own transformer: small checkpoints with random weights in the published layout, converted, loaded and
+compared with an independent forward pass."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ CLASSES, FEATURES, LONGEST = 25, 12, 9
 WORDS = ("a", "red", "blue", "heart", "cat", "house", "on", "the", "hill")
 
 
-# ---- files as they are published
+# ---- checkpoints in the published layout
 
 
 def transformer(seed: int, layers: int, captioned: bool, codes: int = CODES) -> dict[str, Tensor]:
-    made = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int, scale: float = 1.6) -> Tensor:
-        return torch.randn(*shape, generator=made) * scale / shape[-1] ** 0.5
+        return torch.randn(*shape, generator=generator) * scale / shape[-1] ** 0.5
 
-    found = {
+    weights = {
         "tok_embeddings.weight": draw(codes, WIDTH, scale=4.0),
-        "norm.weight": 1 + 0.1 * torch.randn(WIDTH, generator=made),
+        "norm.weight": 1 + 0.1 * torch.randn(WIDTH, generator=generator),
         "output.weight": draw(codes, WIDTH, scale=3.0),
     }
     if captioned:
-        found["cls_embedding.cap_proj.fc1.weight"] = draw(WIDTH, FEATURES)
-        found["cls_embedding.cap_proj.fc2.weight"] = draw(WIDTH, WIDTH)
-        found["cls_embedding.uncond_embedding"] = draw(LONGEST, FEATURES, scale=3.0)
+        weights["cls_embedding.cap_proj.fc1.weight"] = draw(WIDTH, FEATURES)
+        weights["cls_embedding.cap_proj.fc2.weight"] = draw(WIDTH, WIDTH)
+        weights["cls_embedding.uncond_embedding"] = draw(LONGEST, FEATURES, scale=3.0)
     else:
-        found["cls_embedding.embedding_table.weight"] = draw(CLASSES + 1, WIDTH, scale=4.0)
+        weights["cls_embedding.embedding_table.weight"] = draw(CLASSES + 1, WIDTH, scale=4.0)
     for index in range(layers):
-        at = f"layers.{index}"
-        found[f"{at}.attention.wqkv.weight"] = draw(3 * WIDTH, WIDTH)
-        found[f"{at}.attention.wo.weight"] = draw(WIDTH, WIDTH)
-        found[f"{at}.feed_forward.w1.weight"] = draw(HIDDEN, WIDTH)
-        found[f"{at}.feed_forward.w3.weight"] = draw(HIDDEN, WIDTH)
-        found[f"{at}.feed_forward.w2.weight"] = draw(WIDTH, HIDDEN)
+        prefix = f"layers.{index}"
+        weights[f"{prefix}.attention.wqkv.weight"] = draw(3 * WIDTH, WIDTH)
+        weights[f"{prefix}.attention.wo.weight"] = draw(WIDTH, WIDTH)
+        weights[f"{prefix}.feed_forward.w1.weight"] = draw(HIDDEN, WIDTH)
+        weights[f"{prefix}.feed_forward.w3.weight"] = draw(HIDDEN, WIDTH)
+        weights[f"{prefix}.feed_forward.w2.weight"] = draw(WIDTH, HIDDEN)
         for norm in ("attention_norm", "ffn_norm"):
-            found[f"{at}.{norm}.weight"] = 1 + 0.1 * torch.randn(WIDTH, generator=made)
-    return found
+            weights[f"{prefix}.{norm}.weight"] = 1 + 0.1 * torch.randn(WIDTH, generator=generator)
+    return weights
 
 
 class Residual(nn.Module):
@@ -78,12 +78,12 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(x)
         q, k, v = (part(y).flatten(2) for part in (self.q, self.k, self.v))  # [B, C, N]
-        shares = (torch.einsum("bci,bcj->bij", q, k) * q.shape[1] ** -0.5).softmax(-1)
-        return x + self.proj_out(torch.einsum("bij,bcj->bci", shares, v).view(x.shape))
+        attention = (torch.einsum("bci,bcj->bij", q, k) * q.shape[1] ** -0.5).softmax(-1)
+        return x + self.proj_out(torch.einsum("bij,bcj->bci", attention, v).view(x.shape))
 
 
 class Codec(nn.Module):
-    """Two blocks of 32 and 64 channels."""
+    """A VQGAN with two blocks, of 32 and 64 channels."""
 
     def __init__(self, codes: int = CODES) -> None:
         super().__init__()
@@ -95,11 +95,11 @@ class Codec(nn.Module):
             return block
 
         def half(first: nn.Conv2d, blocks: list[nn.Module], middle: int, last: int, out: int) -> nn.Module:
-            made = nn.Module()
-            made.conv_in, made.conv_blocks = first, nn.ModuleList(blocks)
-            made.mid = nn.ModuleList([Residual(middle, middle), Attention(middle), Residual(middle, middle)])
-            made.norm_out, made.conv_out = nn.GroupNorm(32, last, 1e-6), nn.Conv2d(last, out, 3, padding=1)
-            return made
+            module = nn.Module()
+            module.conv_in, module.conv_blocks = first, nn.ModuleList(blocks)
+            module.mid = nn.ModuleList([Residual(middle, middle), Attention(middle), Residual(middle, middle)])
+            module.norm_out, module.conv_out = nn.GroupNorm(32, last, 1e-6), nn.Conv2d(last, out, 3, padding=1)
+            return module
 
         down = [stage(32, 32, 2, False), stage(32, 64, 2, True)]
         down[0].downsample = nn.Module()
@@ -137,19 +137,20 @@ def codec(codes: int = CODES) -> Codec:
 def published(
     folder: Path, seed: int, layers: int, captioned: bool = False, text: str = "", codes: int = CODES
 ) -> Path:
-    """The files, and the folder made of them. The one of a training that leaves more beside."""
+    """Write published files and convert them to a folder. All seeds but 0 write a training checkpoint, which holds more
+    than the weights."""
     from argparse import Namespace
 
     folder.mkdir()
     weights = transformer(seed, layers, captioned, codes)
-    whole = weights if seed == 0 else {"model": weights, "steps": 3, "args": Namespace(lr=1.0)}
-    torch.save(whole, folder / "gpt.pt")
+    checkpoint = weights if seed == 0 else {"model": weights, "steps": 3, "args": Namespace(lr=1.0)}
+    torch.save(checkpoint, folder / "gpt.pt")
     torch.save({"model": codec(codes).state_dict()}, folder / "vq.pt")
     names = [] if captioned else [f"kind {number}" for number in range(CLASSES)]
     return convert(
         folder / "gpt.pt",
         folder / "vq.pt",
-        folder / "made",
+        folder / "converted",
         pixels=SIDE * 2,
         heads=HEADS,
         classes=names,
@@ -157,106 +158,107 @@ def published(
     )
 
 
-# ---- the same by hand: no cache, complex numbers, pairs side by side
+# ---- an independent forward pass: no cache, complex rotations, rotary pairs next to each other
 
 
-def logits(weights: dict[str, Tensor], x: Tensor, before: int) -> Tensor:
-    """States [L, D] of the condition and of codes -> logits [L, V]."""
+def logits(weights: dict[str, Tensor], x: Tensor, prompt_length: int) -> Tensor:
+    """Embeddings [L, D] of the condition and of codes -> logits [L, V]."""
     dim = WIDTH // HEADS
     rates = 10000.0 ** -(torch.arange(0, dim // 2, 2).float() / (dim // 2))
-    turns = torch.zeros(len(x), dim // 2, dtype=torch.complex64)
-    for place in range(before, len(x)):
-        row, column = divmod(place - before, SIDE)
+    rotations = torch.zeros(len(x), dim // 2, dtype=torch.complex64)
+    for position in range(prompt_length, len(x)):
+        row, column = divmod(position - prompt_length, SIDE)
         angles = torch.cat([row * rates, column * rates])
-        turns[place] = torch.polar(torch.ones_like(angles), angles)
+        rotations[position] = torch.polar(torch.ones_like(angles), angles)
 
     def norm(states: Tensor, weight: Tensor) -> Tensor:
         return states * (states.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
 
-    def turned(part: Tensor) -> Tensor:  # [L, H, d]
+    def rotate(part: Tensor) -> Tensor:  # [L, H, d]
         pairs = torch.view_as_complex(part.reshape(len(x), HEADS, dim // 2, 2))
-        return torch.view_as_real(pairs * turns[:, None]).flatten(2)
+        return torch.view_as_real(pairs * rotations[:, None]).flatten(2)
 
     layers = len({name.split(".")[1] for name in weights if name.startswith("layers.")})
     for index in range(layers):
-        own = {name.removeprefix(f"layers.{index}."): one for name, one in weights.items()}
+        own = {name.removeprefix(f"layers.{index}."): tensor for name, tensor in weights.items()}
         q, k, v = (
             (norm(x, own["attention_norm.weight"]) @ own["attention.wqkv.weight"].T)
             .view(len(x), 3, HEADS, dim)
             .unbind(1)
         )
-        scores = torch.einsum("ihd,jhd->hij", turned(q), turned(k)) / dim**0.5
+        scores = torch.einsum("ihd,jhd->hij", rotate(q), rotate(k)) / dim**0.5
         scores = scores.masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), -torch.inf)
-        seen = torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).flatten(1)
-        x = x + seen @ own["attention.wo.weight"].T
+        attended = torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).flatten(1)
+        x = x + attended @ own["attention.wo.weight"].T
         y = norm(x, own["ffn_norm.weight"])
         gate = F.silu(y @ own["feed_forward.w1.weight"].T)
         x = x + (gate * (y @ own["feed_forward.w3.weight"].T)) @ own["feed_forward.w2.weight"].T
     return norm(x, weights["norm.weight"]) @ weights["output.weight"].T
 
 
-def drawn(weights: dict[str, Tensor], asked: Tensor, free: Tensor, guidance: float) -> list[int]:
-    """The likeliest codes under guidance, of conditions [L, D]."""
+def greedy(weights: dict[str, Tensor], condition: Tensor, unconditional: Tensor, guidance: float) -> list[int]:
+    """The codes of greedy decoding under guidance, for condition embeddings [L, D]."""
     codes: list[int] = []
     for _ in range(SIDE * SIDE):
-        read = weights["tok_embeddings.weight"][codes]
-        with_it, without = (logits(weights, torch.cat([one, read]), len(one))[-1] for one in (asked, free))
-        codes.append(int((without + guidance * (with_it - without)).argmax()))
+        embedded = weights["tok_embeddings.weight"][codes]
+        with_prompt, without = (
+            logits(weights, torch.cat([prompt, embedded]), len(prompt))[-1] for prompt in (condition, unconditional)
+        )
+        codes.append(int((without + guidance * (with_prompt - without)).argmax()))
     return codes
 
 
 @pytest.fixture(scope="module")
-def classed(tmp_path_factory: pytest.TempPathFactory) -> PublishedModel:
-    place = tmp_path_factory.mktemp("class")
-    big, small = published(place / "big", 0, 3), published(place / "small", 1, 1)
-    found = image.load(big, draft=small)
-    assert isinstance(found, PublishedModel)
-    return found
+def class_model(tmp_path_factory: pytest.TempPathFactory) -> PublishedModel:
+    folder = tmp_path_factory.mktemp("class")
+    large, small = published(folder / "large", 0, 3), published(folder / "small", 1, 1)
+    model = image.load(large, draft=small)
+    assert isinstance(model, PublishedModel)
+    return model
 
 
 @pytest.mark.slow
-def test_pictures_of_20_classes_are_those_by_hand(classed: PublishedModel, measured: Any) -> None:
+def test_pictures_of_20_classes_equal_the_independent_forward_pass(class_model: PublishedModel, measured: Any) -> None:
     weights = transformer(0, 3, False)
     table = weights["cls_embedding.embedding_table.weight"]
-    asked = [str(number) if number % 2 else f"kind {number}" for number in range(20)]
-    found = classed.generate(asked, drafter=None, temperature=0.0)
-    for number, one in enumerate(found):
-        wanted = drawn(weights, table[number][None], table[-1][None], 4.0)
-        assert one.tokens == wanted
-        pixels = codec().decode(one.grid[None])[0].detach().clamp(-1, 1).permute(1, 2, 0)
-        seen = torch.from_numpy(np.array(one.image)) / 127.5 - 1
-        assert (pixels - seen).abs().max() < 0.01
-    assert len({tuple(one.tokens) for one in found}) > 15
-    measured("equality with a forward pass by hand: prompts without a mismatch", name="llamagen", value=20)
+    prompts = [str(number) if number % 2 else f"kind {number}" for number in range(20)]
+    results = class_model.generate(prompts, drafter=None, temperature=0.0)
+    for number, result in enumerate(results):
+        assert result.tokens == greedy(weights, table[number][None], table[-1][None], 4.0)
+        expected = codec().decode(result.grid[None])[0].detach().clamp(-1, 1).permute(1, 2, 0)
+        pixels = torch.from_numpy(np.array(result.image)) / 127.5 - 1
+        assert (expected - pixels).abs().max() < 0.01
+    assert len({tuple(result.tokens) for result in results}) > 15
+    measured("prompts whose tokens equal those of an independent forward pass", name="llamagen", value=20)
 
 
 @pytest.mark.parametrize("drafter", ["jacobi", "draft-model", "top-k-tree", "suffix"])
-def test_whoever_drafts_the_picture_is_the_same(classed: PublishedModel, drafter: str) -> None:
-    plain = classed.generate(["1", "7"], drafter=None, rule="gumbel-match", seed=3)
-    found = classed.generate(["1", "7"], drafter=drafter, rule="gumbel-match", seed=3)
-    assert [one.tokens for one in found] == [one.tokens for one in plain]
+def test_no_drafter_changes_the_picture(class_model: PublishedModel, drafter: str) -> None:
+    plain = class_model.generate(["1", "7"], drafter=None, rule="gumbel-match", seed=3)
+    drafted = class_model.generate(["1", "7"], drafter=drafter, rule="gumbel-match", seed=3)
+    assert [result.tokens for result in drafted] == [result.tokens for result in plain]
 
 
-def test_neighbours_and_white_are_the_codec_s(classed: PublishedModel) -> None:
-    near = torch.cdist(classed.looks, classed.looks).fill_diagonal_(torch.inf).argmin(-1)
-    assert (classed.neighbours[:, 0] == near).all()
-    assert 0 <= classed.white < CODES
-    relaxed = classed.generate("3", rule="lantern", rule_options={"k": 5}, seed=1)
+def test_neighbours_and_white_come_from_the_codec(class_model: PublishedModel) -> None:
+    nearest = torch.cdist(class_model.looks, class_model.looks).fill_diagonal_(torch.inf).argmin(-1)
+    assert (class_model.neighbours[:, 0] == nearest).all()
+    assert 0 <= class_model.white < CODES
+    relaxed = class_model.generate("3", rule="lantern", rule_options={"k": 5}, seed=1)
     assert not relaxed.trace.lossless
 
 
-def test_what_is_no_class_is_said(classed: PublishedModel, tmp_path: Path) -> None:
+def test_unknown_classes_and_files_are_rejected(class_model: PublishedModel, tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="unknown class 'kind 99'"):
-        classed.generate("kind 99")
+        class_model.generate("kind 99")
     with pytest.raises(InvalidOption, match="the prompt is empty"):
-        classed.generate(" ")
+        class_model.generate(" ")
     torch.save({"a": torch.zeros(2)}, tmp_path / "other.pt")
     with pytest.raises(Incompatible, match=r"no tensor 'tok_embeddings\.weight'"):
-        convert(tmp_path / "other.pt", tmp_path / "other.pt", tmp_path / "made", pixels=8)
+        convert(tmp_path / "other.pt", tmp_path / "other.pt", tmp_path / "converted", pixels=8)
 
 
-def reader(folder: Path) -> Any:
-    """A T5 of these words."""
+def text_encoder(folder: Path) -> Any:
+    """A tiny T5 with its tokenizer, whose vocabulary is WORDS; saved in `folder`."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
@@ -274,28 +276,28 @@ def reader(folder: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_pictures_of_captions_are_those_by_hand(tmp_path: Path, measured: Any) -> None:
-    model, tokenizer = reader(tmp_path / "t5")
-    im = image.load(published(tmp_path / "big", 5, 2, captioned=True, text=str(tmp_path / "t5")))
+def test_pictures_of_captions_equal_the_independent_forward_pass(tmp_path: Path, measured: Any) -> None:
+    model, tokenizer = text_encoder(tmp_path / "t5")
+    im = image.load(published(tmp_path / "large", 5, 2, captioned=True, text=str(tmp_path / "t5")))
     assert isinstance(im, PublishedModel)
     weights = transformer(5, 2, True)
 
-    def projected(features: Tensor) -> Tensor:
+    def project(features: Tensor) -> Tensor:
         inner = F.gelu(features @ weights["cls_embedding.cap_proj.fc1.weight"].T, approximate="tanh")
         return inner @ weights["cls_embedding.cap_proj.fc2.weight"].T
 
     captions = [f"{a} {b}{c}" for a in WORDS[:4] for b in WORDS[3:6] for c in ("", " on the hill")][:20]
     for caption in captions:
-        given = tokenizer(caption, padding="max_length", max_length=LONGEST, return_tensors="pt")
+        inputs = tokenizer(caption, padding="max_length", max_length=LONGEST, return_tensors="pt")
         with torch.no_grad():
-            heard = model(**given).last_hidden_state[0][given.attention_mask[0].bool()]
-        nothing = weights["cls_embedding.uncond_embedding"][-len(heard) :]
-        wanted = drawn(weights, projected(heard), projected(nothing), 7.5)
-        assert im.generate(caption.upper(), drafter="jacobi", temperature=0.0).tokens == wanted
-    two = im.generate(["a red heart", "the blue cat"], drafter=None, temperature=0.0)
-    assert [one.tokens for one in two] == [
-        im.generate(one, drafter=None, temperature=0.0).tokens for one in ("a red heart", "the blue cat")
+            features = model(**inputs).last_hidden_state[0][inputs.attention_mask[0].bool()]
+        nothing = weights["cls_embedding.uncond_embedding"][-len(features) :]
+        expected = greedy(weights, project(features), project(nothing), 7.5)
+        assert im.generate(caption.upper(), drafter="jacobi", temperature=0.0).tokens == expected
+    batch = im.generate(["a red heart", "the blue cat"], drafter=None, temperature=0.0)
+    assert [result.tokens for result in batch] == [
+        im.generate(caption, drafter=None, temperature=0.0).tokens for caption in ("a red heart", "the blue cat")
     ]
-    with pytest.raises(InvalidOption, match="draw them one after another"):
+    with pytest.raises(InvalidOption, match="one after another"):
         im.generate(["a cat", "the red cat on the hill"])
-    measured("equality with a forward pass by hand: prompts without a mismatch", name="llamagen captions", value=20)
+    measured("prompts whose tokens equal those of an independent forward pass", name="llamagen captions", value=20)
