@@ -16,7 +16,12 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[2]
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
 ROOTS = sorted(SETUPTOOLS["package-dir"])  # outrider.core, outrider.text, ...
-REPOSITORY = {"architecture.md": "ARCHITECTURE.md", "contributing.md": "CONTRIBUTING.md", "changes.md": "CHANGELOG.md"}
+REPOSITORY = {  # pages of the site, and the files of the repository that they show
+    "architecture.md": "ARCHITECTURE.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "security.md": "SECURITY.md",
+    "changes.md": "CHANGELOG.md",
+}
 PICTURES = ("reports/image/sheet.png", "reports/page/text-wide-light.png", "reports/page/image-wide-light.png")
 
 
@@ -27,13 +32,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     config.nav += [
         {"Examples": "examples.md"},
         {"API reference": reference},
-        {
-            "Project": [
-                {"Architecture": "architecture.md"},
-                {"Contributing": "contributing.md"},
-                {"Changes": "changes.md"},
-            ]
-        },
+        {"Project": list(REPOSITORY)},
     ]
     return config
 
@@ -42,12 +41,20 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages and the pictures that the repository keeps elsewhere."""
     generated = {page(name): reference(name) for root in ROOTS for name in packages(root)}
     generated |= {"methods.md": methods(), "examples.md": examples()}
-    generated |= {name: (ROOT / source).read_text(encoding="utf-8") for name, source in REPOSITORY.items()}
+    generated |= {name: shown(source) for name, source in REPOSITORY.items()}
     for name, content in generated.items():
         files.append(File.generated(config, name, content=content))
     for name in PICTURES:
         files.append(File(name, str(ROOT), config.site_dir, use_directory_urls=False))
     return files
+
+
+def shown(source: str) -> str:
+    """A file of the repository, its links pointing to the site's pages."""
+    text = (ROOT / source).read_text(encoding="utf-8")
+    for name, other in REPOSITORY.items():
+        text = text.replace(f"]({other})", f"]({name})")
+    return text
 
 
 def packages(root: str) -> list[str]:
