@@ -28,7 +28,7 @@ from outrider.core.assets.store import Checkpoint, converted
 from outrider.core.drafters.lookup.retrieval import Datastore
 from outrider.core.errors import OutriderError
 from outrider.core.training.checkpoint import load as load_trained
-from outrider.core.training.optim import accelerator, restore, store
+from outrider.core.training.optim import accelerator, load_checkpoint, save_checkpoint
 from outrider.core.training.trainer import Progress
 from outrider.image import recipes
 from outrider.image.model import ImageModel
@@ -197,7 +197,7 @@ def test_checkpoints_of_a_training(tmp_path: Path) -> None:
     made = accelerator(True, "no")
     model = torch.nn.Linear(3, 2)
     made.prepare(model, torch.optim.AdamW(model.parameters()))
-    store(made, tmp_path, {"who": "a", **asdict(Progress(best={"a": 1.0}, history=[{"minutes": 1.0}]))})
+    save_checkpoint(made, tmp_path, {"of": "a", **asdict(Progress(best={"a": 1.0}, history=[{"minutes": 1.0}]))})
     files = {path: path.read_bytes() for path in sorted((tmp_path / "checkpoint").iterdir())}
     state = json.loads((tmp_path / "checkpoint" / "state.json").read_text(encoding="utf-8"))
 
@@ -206,7 +206,7 @@ def test_checkpoints_of_a_training(tmp_path: Path) -> None:
         told = json.dumps(bent(rng, state)).encode()
         path.write_bytes(told if path.suffix == ".json" and rng.random() < 0.7 else damaged(rng, files[path]))
         try:
-            assert isinstance(restore(made, tmp_path, "a", Progress), Progress)
+            assert isinstance(load_checkpoint(made, tmp_path, "a", Progress), Progress)
         finally:
             path.write_bytes(files[path])
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outrider.core.errors import InvalidOption, OutriderError
 
-_JUDGES = frozenset({"AcceptanceChance"})  # draft heads that draft nothing
+_NO_DRAFTS = frozenset({"AcceptanceChance"})  # draft heads that draft nothing
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,11 @@ def _read(file: Path) -> list[Places]:
             return [
                 Places.of(name, curve, row.get("minutes"))
                 for row in found
-                for name, curve in row["draft_heads"].items()
+                for name, curve in row["models"].items()
                 if row.get("steps", 1)  # before the first step nothing was learned
-                if name != "specdec-plus-plus"
+                if curve.get("architecture") not in _NO_DRAFTS
             ]
-        if found.get("architecture") in _JUDGES:
+        if found.get("architecture") in _NO_DRAFTS:
             return []
         about = found["provenance"]
         name = file.stem.rpartition(".")[2]  # weights that ship are named TARGET.DRAFTER

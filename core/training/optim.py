@@ -1,7 +1,7 @@
-"""What every training run goes by: its clock, and checkpoints from which it goes on.
+"""The clock, the optimisers and the checkpoints of a training run.
 
-The rate rises and falls with the time that is used up, so that a run that was broken off, on this machine or a slower
-one, ends as it was meant to. Knows nothing of what is learned.
+The learning rate follows the share of the time that is used up, so that a resumed run, on this machine or a slower one,
+ends as planned. Knows nothing of what is trained.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from torch.optim import _muon
 from outrider.core.errors import OutriderError
 from outrider.core.kernels.native import halves
 
-_PAUSE = 10  # steps' time, beyond which a step was a pause
+_PAUSE = 10  # a step that takes this many times the usual is a pause
 _PLACES = ("checkpoint", "checkpoint.old", "checkpoint.partial")
 _STATE = "state.json"
 T = TypeVar("T")
-_MADE_ALIKE = "_zeropower_via_newtonschulz"  # torch's name for what Muon makes of a gradient
+_ORTHOGONALISE = "_zeropower_via_newtonschulz"  # torch's name of Muon's iteration on a gradient
 
 
 class TrainingError(OutriderError):
-    """A run that can't begin or go on."""
+    """A run that cannot start or resume."""
 
 
 class Clock:
-    """How far a run is: whichever of minutes and steps is nearer its end counts."""
+    """How far a run is, by its minutes or its steps, whichever are nearer the end."""
 
     def __init__(self, minutes: float, steps: int | None, warmup: float, floor: float) -> None:
         self.minutes, self.steps, self.warmup, self.floor = minutes, steps, warmup, floor
@@ -44,15 +44,15 @@ class Clock:
         done = seconds / (60 * self.minutes)
         return min(max(done, steps / self.steps if self.steps else 0.0), 1.0)
 
-    def height(self, done: float) -> float:
-        """The rate as a share of its highest: up, then down along a cosine."""
+    def factor(self, done: float) -> float:
+        """The learning rate as a share of its maximum: a rise, then a cosine."""
         if done < self.warmup:
             return max(done / self.warmup, 0.01)
         fall = (1 + math.cos(math.pi * (done - self.warmup) / (1 - self.warmup))) / 2
         return self.floor + (1 - self.floor) * fall
 
-    def spent(self, seconds: float, accelerator: Any) -> float:
-        """What a step took; where the machine slept or was stopped, what steps usually take. Of several processes the
+    def elapsed(self, seconds: float, accelerator: Any) -> float:
+        """The seconds of a step; a pause, as when the machine sleeps, counts as a usual step. Of several processes the
         first one's clock counts, so that all stop, validate and save at the same step."""
         usual = self._usual if self._usual is not None else seconds
         counted = min(seconds, max(_PAUSE * usual, 1.0))
@@ -64,8 +64,8 @@ class Clock:
         return float(broadcast(torch.tensor([counted], device=accelerator.device))[0])
 
 
-def store(accelerator: Any, out: Path, state: Mapping[str, Any]) -> None:
-    """All that is needed to go on; the checkpoint before is kept until this one is whole."""
+def save_checkpoint(accelerator: Any, out: Path, state: Mapping[str, Any]) -> None:
+    """Write all that a resumed run needs; the previous checkpoint is kept until this one is complete."""
     place, old, partial = (out / name for name in _PLACES)
     if accelerator.is_main_process:
         shutil.rmtree(partial, ignore_errors=True)
@@ -81,36 +81,35 @@ def store(accelerator: Any, out: Path, state: Mapping[str, Any]) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def restore(accelerator: Any, out: Path, who: str, kind: type[T]) -> T | None:
-    """The state of the folder's checkpoint, a dataclass, with weights and optimisers loaded; None where there is none.
-    Its "who" must be the same, as whose it is."""
-    found = [one for name in _PLACES[:2] if (one := out / name / _STATE).is_file()]
-    if not found:
+def load_checkpoint(accelerator: Any, out: Path, label: str, kind: type[T]) -> T | None:
+    """Load weights and optimisers from the folder's checkpoint, and give its state, a dataclass; None if there is no
+    checkpoint. `label`: of what it must be."""
+    files = [file for name in _PLACES[:2] if (file := out / name / _STATE).is_file()]
+    if not files:
         return None
     try:
-        told = json.loads(found[0].read_text(encoding="utf-8"))
-        theirs = told.pop("who")
-        state = TypeAdapter(kind).validate_python(told)
+        values = json.loads(files[0].read_text(encoding="utf-8"))
+        owner = values.pop("of")
+        state = TypeAdapter(kind).validate_python(values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise TrainingError(f"{found[0]} is damaged ({' '.join(str(error).split()):.150}); remove {out}") from None
-    if theirs != who:
-        raise TrainingError(f"the checkpoint in {out} is of {theirs}, not of {who}; give another folder, or remove it")
+        raise TrainingError(f"{files[0]} is damaged ({' '.join(str(error).split()):.150}); remove {out}") from None
+    if owner != label:
+        raise TrainingError(f"the checkpoint in {out} is of {owner}, not of {label}; use another folder or remove it")
     try:
-        accelerator.load_state(str(found[0].parent))
+        accelerator.load_state(str(files[0].parent))
     except Exception as error:  # whatever is wrong with it
         reason = " ".join(str(error).split())
-        raise TrainingError(f"the checkpoint in {out} does not fit {who}: {reason:.200}") from None
+        raise TrainingError(f"the checkpoint in {out} does not fit {label}: {reason:.200}") from None
     return state
 
 
-def forget(out: Path) -> None:
-    """Begin anew in a folder."""
+def remove_checkpoint(out: Path) -> None:
     for name in _PLACES:
         shutil.rmtree(out / name, ignore_errors=True)
 
 
 def accelerator(cpu: bool, precision: str) -> Any:
-    """accelerate's, or word of what is missing. On a CPU that is slow at products of 16 bits, those are of 32."""
+    """A new `accelerate.Accelerator`. On a CPU without fast 16-bit products, products are in 32 bits."""
     try:
         import accelerate
     except ImportError:
@@ -122,8 +121,8 @@ def accelerator(cpu: bool, precision: str) -> Any:
 def optimisers(
     model: nn.Module, rate: float, decay: float, betas: tuple[float, float], matrices: float | None = None
 ) -> list[torch.optim.Optimizer]:
-    """AdamW; with a rate of their own, the matrices of blocks go to Muon (torch.optim.Muon, after
-    https://kellerjordan.github.io/posts/muon), and what is left, embeddings among it, does not decay."""
+    """AdamW. If `matrices` is given, it is the rate of Muon (torch.optim.Muon, after
+    https://kellerjordan.github.io/posts/muon) for the matrices of blocks, and all other weights do not decay."""
     if matrices is None:
         return [torch.optim.AdamW(parameter_groups(model, decay), lr=rate, betas=betas, eps=1e-8, fused=True)]
     from outrider.core.engine.trainable.block import Matrix
@@ -140,22 +139,22 @@ def optimisers(
 
 
 class _WideMuon(torch.optim.Muon):
-    """Muon with its products in 32 bits, for a CPU that takes a hundred times as long for those of 16, which torch's
-    are made of wherever it runs."""
+    """Muon with products in 32 bits, for a CPU on which the 16-bit products of torch's own take a hundred times as
+    long."""
 
     def step(self, closure: Any = None) -> Any:
-        usual = getattr(_muon, _MADE_ALIKE, None)
+        usual = getattr(_muon, _ORTHOGONALISE, None)
         if usual is None:  # private to torch: another version may have none
             return super().step(closure)  # type: ignore[no-untyped-call]
-        setattr(_muon, _MADE_ALIKE, _made_alike)
+        setattr(_muon, _ORTHOGONALISE, _orthogonalised)
         try:
             return super().step(closure)  # type: ignore[no-untyped-call]
         finally:
-            setattr(_muon, _MADE_ALIKE, usual)
+            setattr(_muon, _ORTHOGONALISE, usual)
 
 
-def _made_alike(grad: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """The matrix with its singular values brought near 1, by Newton and Schulz's iteration."""
+def _orthogonalised(grad: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """The matrix with its singular values moved towards 1, by the Newton-Schulz iteration."""
     a, b, c = coefficients
     tall = grad.shape[0] > grad.shape[1]
     x: Tensor = grad.float().T if tall else grad.float()
@@ -167,7 +166,7 @@ def _made_alike(grad: Tensor, coefficients: tuple[float, float, float], steps: i
 
 
 def parameter_groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
-    """Matrices decay, norms and biases don't."""
+    """Weight decay for matrices, none for norms and biases."""
     learned = [one for one in model.parameters() if one.requires_grad]
     return [
         {"params": [one for one in learned if one.dim() > 1], "weight_decay": decay},

@@ -1,317 +1,324 @@
-"""The trainer: several draft heads learn from one pass of their teacher, for as many minutes as there are.
+"""The training loop, for draft heads that learn from a teacher and for models that learn from data alone.
 
-Runs on `accelerate` (mixed precision, several GPUs); AdamW with a cosine over the time that is given; checkpoints, from
-which a killed run goes on; validation by simulated acceptance; the best weights, the curve and its plot are written as
-they come. Knows draft heads, lessons and a teacher, and nothing of what tokens mean.
+Runs on `accelerate` (mixed precision, several GPUs): AdamW or Muon under a cosine schedule over the minutes available,
+an average of the weights if wanted, checkpoints from which a killed run resumes, and validation, which keeps the best
+weights and writes a curve and its plot. Knows modules and their losses; what is trained, on what, and how it is
+validated is a Training: outrider.core.training.head_training or outrider.core.training.model_training.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from outrider.core.device import keep_memory
 from outrider.core.errors import InvalidOption
-from outrider.core.training.acceptance_curve import Curve, walk
-from outrider.core.training.checkpoint import save
-from outrider.core.training.dataset import Lesson, Teacher, batches, read
-from outrider.core.training.draft_head import DraftHead
-from outrider.core.training.losses import resolve
-from outrider.core.training.optim import Clock, TrainingError, accelerator, optimisers, restore, store
+from outrider.core.training.optim import Clock, accelerator, load_checkpoint, optimisers, save_checkpoint
 
-Source = Callable[[int, float], Sequence[Lesson]]  # an epoch's number, the share of the time that is over -> lessons
+_BETAS = (0.9, 0.95)
+_SMOOTHING = 0.95  # of the loss that is shown and noted
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How to train. Whichever of minutes and steps is reached first ends it."""
+    """How to train. Training ends after `minutes` or `steps`, whichever comes first."""
 
     minutes: float = 10.0
     steps: int | None = None
-    tokens: int = 4096  # a batch, padding included
-    longest: int = 768  # of a row
     rate: float = 1e-3
+    matrices: float | None = None  # the learning rate of blocks' matrices under Muon; None: AdamW trains everything
     warmup: float = 0.03  # share of the time in which the rate rises
     floor: float = 0.05  # share of the rate that is left at the end
     decay: float = 0.01
     clip: float = 1.0
-    loss: str = "kl"
+    average: float | None = None  # decay of the average of the weights that is validated and kept; None: no average
     seed: int = 0
-    precision: str = "bf16"  # what products are computed in: bf16 (where it is fast), fp16 or no
-    validate_minutes: float | None = None  # None: six times in all
+    precision: str = "bf16"  # of matrix products: bf16 (where it is fast), fp16 or no
+    validations: int = 6
     checkpoint_minutes: float = 3.0
-    depth: int = 7  # of the drafts that validation simulates
 
     def __post_init__(self) -> None:
         for name, good, wanted in (
             ("minutes", self.minutes > 0, "above 0"),
             ("steps", self.steps is None or self.steps > 0, "1 or more"),
-            ("tokens", self.tokens > 1, "2 or more"),
             ("rate", self.rate > 0, "above 0"),
             ("clip", self.clip > 0, "above 0"),
+            ("average", self.average is None or 0 <= self.average < 1, "from 0 up to, but not, 1"),
             ("precision", self.precision in ("bf16", "fp16", "no"), "bf16, fp16 or no"),
+            ("validations", self.validations > 0, "1 or more"),
         ):
             if not good:
                 raise InvalidOption(f"{name} is {getattr(self, name)}; it must be {wanted}")
 
 
 @dataclass
+class Position:
+    """Where a run stands in its training examples, if they come in epochs."""
+
+    epoch: int = 0
+    batch: int = 0  # of this epoch, the next one
+    begun: float | None = None  # the share of the run that was over when the epoch began
+    examples: int | None = None  # in this epoch: their file may have grown since
+    tokens: int = 0  # that the teacher has read
+    counted: int = 0  # positions that the loss counted
+
+
+@dataclass
 class Progress:
-    """How far training has come: all of it, besides weights and optimisers, that a checkpoint holds."""
+    """How far a run has come: all that a checkpoint holds besides weights and optimisers."""
 
     seconds: float = 0.0
     steps: int = 0
-    tokens: int = 0  # that the teacher has read
-    counted: int = 0  # positions that a loss was about
-    epoch: int = 0
-    place: int = 0  # batches of this epoch that are done
-    begun: float | None = None  # the share of the time that was over when the epoch began
-    lessons: int | None = None  # of this epoch: a file may have grown since
+    position: Position = field(default_factory=Position)
     best: dict[str, float] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Validation:
+    """One module's result: the value that decides which weights are best, and all measures by name."""
+
+    value: float
+    measures: Mapping[str, Any]
+
+
+Share = Callable[[], float]  # how much of the run is over
+Autocast = Callable[[], AbstractContextManager[Any]]  # the precision of the run's matrix products
+
+
+class Training(Protocol):
+    """What is trained: modules by name, which share batches and each have a loss and an optimiser."""
+
+    maximize: bool  # is a larger validation value better?
+
+    @property
+    def models(self) -> Mapping[str, nn.Module]: ...
+
+    def batches(self, progress: Progress, share: Share, rank: int, world: int) -> Iterator[Any]:
+        """Batches for one of several processes, from where progress stands, without end."""
+
+    def loss(self, name: str, model: nn.Module, batch: Any) -> Tensor:
+        """The loss of a module, which may be wrapped for several devices: call it, and use nothing else of it."""
+
+    def validate(self, models: Mapping[str, nn.Module], autocast: Autocast) -> Mapping[str, Validation]: ...
+    def save(self, name: str, model: nn.Module, provenance: Mapping[str, Any]) -> None: ...
+
+
 class Trainer:
-    """Draft heads by name, each with its own optimiser, and what they learn from. `facts` are noted with the
-    weights."""
+    """One run. `rates` are learning rates of some modules; `facts` are noted with the weights."""
 
     def __init__(
         self,
-        teacher: Teacher,
-        draft_heads: Mapping[str, DraftHead],
-        source: Source,
-        held: Sequence[Lesson],
+        training: Training,
         plan: Plan,
         out: Path,
         *,
-        losses: Mapping[str, str] | None = None,
+        device: torch.device | str = "cpu",
         rates: Mapping[str, float] | None = None,
         facts: Mapping[str, Any] | None = None,
         quiet: bool = False,
     ) -> None:
-        if not draft_heads:
-            raise InvalidOption("there is nobody to train; give at least one draft head")
-        self.teacher, self.source, self.held, self.plan, self.out = teacher, source, held, plan, out
+        self.training, self.plan, self.out = training, plan, out
         self.facts, self.quiet = dict(facts or {}), quiet
-        cpu = teacher.device.type == "cpu"
+        cpu = torch.device(device).type == "cpu"
         if cpu:
             keep_memory()
         self.accelerator = accelerator(cpu, plan.precision)
         self.main = bool(self.accelerator.is_main_process)
         self.progress = Progress()
         self.clock = Clock(plan.minutes, plan.steps, plan.warmup, plan.floor)
-        self.names = list(draft_heads)
-        self.loss = {name: (losses or {}).get(name, plan.loss) for name in draft_heads}
-        self.rate = {name: (rates or {}).get(name, plan.rate) for name in draft_heads}
-        self.losses = {name: resolve(one) for name, one in self.loss.items()}
-        self.needs = frozenset[str]().union(*(one.needs for one in draft_heads.values()))
-        self.draft_heads: dict[str, nn.Module] = {}
-        self._optimisers, self._schedules = [], []
-        for name, draft_head in draft_heads.items():
-            (optimiser,) = optimisers(draft_head, self.rate[name], plan.decay, (0.9, 0.95))
-            schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda _: self._height())
-            ready = self.accelerator.prepare(draft_head, optimiser)
-            self.draft_heads[name] = ready[0]
-            self._optimisers.append(ready[1])
-            self._schedules.append(schedule)
+        self.label = ", ".join(training.models)
+        self.rates = {name: (rates or {}).get(name, plan.rate) for name in training.models}
+        self.models: dict[str, nn.Module] = {}
+        self.averages: dict[str, nn.Module] = {}
+        self._optimisers: dict[str, list[Any]] = {}
+        self._schedules = []
+        for name, model in training.models.items():
+            average = None if plan.average is None else copy.deepcopy(model).requires_grad_(False).eval()
+            own = optimisers(model, self.rates[name], plan.decay, _BETAS, plan.matrices)
+            self._schedules += [torch.optim.lr_scheduler.LambdaLR(one, lambda _: self._factor()) for one in own]
+            self.models[name], *self._optimisers[name] = self.accelerator.prepare(model, *own)
+            if average is not None:
+                self.averages[name] = self.accelerator.prepare_model(average, evaluation_mode=True)
         out.mkdir(parents=True, exist_ok=True)
 
-    def _share(self) -> float:
-        """How much of the training is done, from 0 to 1."""
+    def share(self) -> float:
+        """How much of the run is over, from 0 to 1."""
         return self.clock.share(self.progress.seconds, self.progress.steps)
 
-    def _height(self) -> float:
-        return self.clock.height(self._share())
-
-    # ---- the loop
+    def _factor(self) -> float:
+        return self.clock.factor(self.share())
 
     def run(self) -> Progress:
-        """Train until the time is over; Ctrl-C ends it in good order, and the same call goes on from there."""
+        """Train until the time is over. Ctrl-C ends the run in good order, and the same call resumes it."""
         torch.manual_seed(self.plan.seed)
-        resumed = self.resume()
-        plan, progress = self.plan, self.progress
-        every = plan.validate_minutes or plan.minutes / 6
-        validated = progress.seconds if resumed else -math.inf
+        self.resume()
+        progress, losses = self.progress, dict[str, float]()
+        validated = self.share() if progress.history else -math.inf
         saved = progress.seconds
+        batches = self.training.batches(
+            progress, self.share, self.accelerator.process_index, self.accelerator.num_processes
+        )
         bar = self._bar()
-        running: dict[str, float] = {}
         start = time.monotonic()
         try:
-            for group in self._groups_of_lessons():
-                if self._share() >= 1:
-                    break
-                if progress.seconds - validated >= 60 * every:
-                    self.validate(running)
-                    validated, running, start = progress.seconds, {}, time.monotonic()
-                self._step(group, running)
+            while self.share() < 1:
+                if self.share() - validated >= 1 / self.plan.validations:
+                    self.validate(losses)
+                    validated, start = self.share(), time.monotonic()
+                self._step(next(batches), losses)
                 now = time.monotonic()
-                progress.seconds += self.clock.spent(now - start, self.accelerator)
+                progress.seconds += self.clock.elapsed(now - start, self.accelerator)
                 start = now
-                bar.n = min(round(progress.seconds), bar.total)
-                bar.set_postfix_str(self._words(running), refresh=False)
+                bar.n = min(round(1000 * self.share()), bar.total)
+                bar.set_postfix_str(self._status(losses), refresh=False)
                 bar.update(0)
-                if progress.seconds - saved >= 60 * plan.checkpoint_minutes:
+                if progress.seconds - saved >= 60 * self.plan.checkpoint_minutes:
                     self.checkpoint()
                     saved, start = progress.seconds, time.monotonic()
         except KeyboardInterrupt:
-            bar.write("broken off; the same command goes on from here")
+            bar.write("interrupted; the same command resumes the run")
         finally:
             bar.close()
-        self.validate(running)
+        self.validate(losses)
         self.checkpoint()
         return progress
 
-    def _groups_of_lessons(self) -> Iterator[Sequence[Lesson]]:
-        """Batches of this process, epoch after epoch, from where progress stands."""
-        world, rank = self.accelerator.num_processes, self.accelerator.process_index
-        progress = self.progress
-        while True:
-            progress.begun = self._share() if progress.begun is None else progress.begun
-            lessons = self.source(progress.epoch, progress.begun)
-            if progress.lessons is not None:
-                lessons = lessons[: progress.lessons]
-            progress.lessons = len(lessons)
-            groups = batches(lessons, self.plan.tokens, self.plan.seed + progress.epoch, longest=self.plan.longest)
-            if len(groups) < world:
-                raise TrainingError(
-                    f"there are {len(lessons)} lessons, which make {len(groups)} batches for {world} devices; make more"
-                )
-            while progress.place + world <= len(groups):
-                group = groups[progress.place + rank]
-                progress.place += world
-                yield group
-            progress.epoch, progress.place, progress.lessons, progress.begun = progress.epoch + 1, 0, None, None
-
-    def _step(self, group: Sequence[Lesson], running: dict[str, float]) -> None:
-        """One batch: the teacher reads it once, and every draft head learns from it."""
-        batch = read(self.teacher, group, self.needs)
-        for name, optimiser, schedule in zip(self.names, self._optimisers, self._schedules, strict=True):
-            draft_head = self.draft_heads[name]
-            draft_head.train()
-            loss = draft_head(batch, self.losses[name])
+    def _step(self, batch: Any, losses: dict[str, float]) -> None:
+        """Train every module on one batch; a step whose loss or gradient is not finite is left out."""
+        for name, model in self.models.items():
+            model.train()
+            loss = self.training.loss(name, model, batch)
             self.accelerator.backward(loss)
-            norm = self.accelerator.clip_grad_norm_(draft_head.parameters(), self.plan.clip)
+            norm = self.accelerator.clip_grad_norm_(model.parameters(), self.plan.clip)
             value = float(loss.detach())
             if math.isfinite(value) and math.isfinite(float(norm)):
-                optimiser.step()
-                running[name] = 0.95 * running.get(name, value) + 0.05 * value
+                for optimiser in self._optimisers[name]:
+                    optimiser.step()
+                losses[name] = _SMOOTHING * losses.get(name, value) + (1 - _SMOOTHING) * value
+            for optimiser in self._optimisers[name]:
+                optimiser.zero_grad(set_to_none=True)
+        for schedule in self._schedules:
             schedule.step()
-            optimiser.zero_grad(set_to_none=True)
         self.progress.steps += 1
-        self.progress.tokens += sum(one.size for one in group) * self.accelerator.num_processes
-        self.progress.counted += int(batch.answer.sum()) * self.accelerator.num_processes
-
-    # ---- validation
+        for name, average in self.averages.items():
+            self._follow(average, self.models[name])
 
     @torch.no_grad()
-    def judge(self) -> dict[str, Curve]:
-        """Simulated acceptance of every draft head on what was held out."""
-        found: dict[str, Curve] = {}
-        greedy = [one for one in self.held if one.temperature == 0 and one.counts is None]
-        for group in batches(greedy, self.plan.tokens, 0, longest=self.plan.longest):
-            batch = read(self.teacher, group, self.needs)
-            for name in self.names:
-                draft_head = self._plain(name).eval()
-                with self.accelerator.autocast():
-                    curve = walk(draft_head.hits(batch, self.plan.depth), batch.answer)
-                found[name] = found[name] + curve if name in found else curve
-        return found
+    def _follow(self, average: nn.Module, model: nn.Module) -> None:
+        """Move the average of the weights towards the weights; faster in the first steps."""
+        assert self.plan.average is not None
+        stay = min(self.plan.average, (1 + self.progress.steps) / (10 + self.progress.steps))
+        pairs = list(zip(self._unwrapped(average).parameters(), self._unwrapped(model).parameters(), strict=True))
+        torch._foreach_lerp_([mean for mean, _ in pairs], [weight for _, weight in pairs], 1 - stay)
 
-    def _plain(self, name: str) -> DraftHead:
-        draft_head = self.accelerator.unwrap_model(self.draft_heads[name], keep_fp32_wrapper=True)
-        assert isinstance(draft_head, DraftHead)
-        return draft_head
+    def _unwrapped(self, model: nn.Module) -> nn.Module:
+        """Without the wrapper for several devices. The one for precision stays: removing it would be for good."""
+        unwrapped: nn.Module = self.accelerator.unwrap_model(model, keep_fp32_wrapper=True)
+        return unwrapped
 
-    def validate(self, running: Mapping[str, float]) -> None:
-        """Judge, note it in the curve, and keep what is the best so far."""
+    @torch.no_grad()
+    def validate(self, losses: Mapping[str, float]) -> None:
+        """Validate the modules, or the averages of their weights, add to the curve, and save those that are best."""
         progress = self.progress
         if not self.main:
             return
-        curves = self.judge()
+        models = {name: self._unwrapped(self.averages.get(name, model)).eval() for name, model in self.models.items()}
+        results = self.training.validate(models, self.accelerator.autocast)
         row: dict[str, Any] = {"minutes": round(progress.seconds / 60, 3), "steps": progress.steps}
-        row |= {"tokens": progress.tokens, "rate": self.plan.rate * self._height(), "draft_heads": {}}
-        for name, curve in curves.items():
-            row["draft_heads"][name] = {"loss": running.get(name)} | curve.to_dict()
+        row |= {"rate": self.plan.rate * self._factor(), "models": {}}
+        for name, result in results.items():
+            row["models"][name] = {"loss": losses.get(name), **result.measures}
         progress.history.append(row)
-        for name, curve in curves.items():
-            if progress.steps and curve.tokens_per_call >= progress.best.get(name, 0.0):
-                progress.best[name] = curve.tokens_per_call
-                save(self._plain(name), self.out / f"{name}.safetensors", self._provenance(name, curve))
+        for name, result in results.items():
+            if progress.steps and self._is_best(name, result.value):
+                progress.best[name] = result.value
+                self.training.save(name, models[name], self._provenance(name, models[name], result))
+        if not self.quiet:
+            print(f"{self.label}: {self._row(row)}", flush=True)
         (self.out / "curve.json").write_text(json.dumps(progress.history, indent=1) + "\n", encoding="utf-8")
         plot(progress.history, self.out / "curve.png")
 
-    def _provenance(self, name: str, curve: Curve) -> dict[str, Any]:
-        progress = self.progress
-        done = {"minutes": round(progress.seconds / 60, 2), "steps": progress.steps, "tokens_read": progress.tokens}
-        done |= {"positions": progress.counted, "epochs": progress.epoch}
-        parameters = sum(one.numel() for one in self._plain(name).state_dict().values())
+    def _is_best(self, name: str, value: float) -> bool:
+        best = self.progress.best.get(name)
+        return best is None or (value >= best if self.training.maximize else value <= best)
+
+    def _provenance(self, name: str, model: nn.Module, result: Validation) -> dict[str, Any]:
+        progress, position = self.progress, self.progress.position
+        done: dict[str, Any] = {"minutes": round(progress.seconds / 60, 2), "steps": progress.steps}
+        if position.tokens:
+            done |= {"tokens_read": position.tokens, "positions": position.counted, "epochs": position.epoch}
         return {
             **self.facts,
-            "plan": asdict(replace(self.plan, loss=self.loss[name], rate=self.rate[name])),
+            "plan": asdict(replace(self.plan, rate=self.rates[name])),
             "done": done,
-            "parameters": parameters,
-            "validation": {"rows": len(self.held), **curve.to_dict()},
+            "parameters": sum(tensor.numel() for tensor in model.state_dict().values()),
+            "validation": dict(result.measures),
         }
 
-    # ---- checkpoints
-
     def checkpoint(self) -> None:
-        store(self.accelerator, self.out, {"who": ", ".join(self.names), **asdict(self.progress)})
+        save_checkpoint(self.accelerator, self.out, {"of": self.label, **asdict(self.progress)})
 
     def resume(self) -> bool:
-        """Go on from the folder's checkpoint, if there is one."""
-        found = restore(self.accelerator, self.out, ", ".join(self.names), Progress)
-        self.progress = found or self.progress
-        return found is not None
-
-    # ---- words
+        """Continue from the folder's checkpoint, if there is one."""
+        progress = load_checkpoint(self.accelerator, self.out, self.label, Progress)
+        self.progress = progress or self.progress
+        return progress is not None
 
     def _bar(self) -> Any:
         from tqdm import tqdm
 
-        total = max(round(60 * self.plan.minutes), 1)
-        form = "{l_bar}{bar}| {n}/{total} s [{postfix}]"
-        return tqdm(total=total, desc="train", disable=self.quiet or not self.main, bar_format=form, mininterval=1.0)
+        form = "{l_bar}{bar}| [{postfix}]"
+        hidden = self.quiet or not self.main
+        return tqdm(total=1000, desc=self.label, disable=hidden, bar_format=form, mininterval=1.0)
 
-    def _words(self, running: Mapping[str, float]) -> str:
+    def _status(self, losses: Mapping[str, float]) -> str:
         parts = [f"step {self.progress.steps}"]
-        for name in self.names:
+        for name in self.models:
             best = self.progress.best.get(name)
-            parts.append(f"{name} {running.get(name, math.nan):.3f}" + (f" ({best:.2f} a call)" if best else ""))
+            parts.append(f"{name} {losses.get(name, math.nan):.4f}" + (f" (best {best:.4g})" if best else ""))
+        return ", ".join(parts)
+
+    def _row(self, row: Mapping[str, Any]) -> str:
+        parts = [f"{row['minutes']:.4g} minutes", f"step {row['steps']}"]
+        for name, measures in row["models"].items():
+            parts.append(" ".join([name, *(f"{key} {value:.4g}" for key, value in _numbers(measures).items())]))
         return ", ".join(parts)
 
 
-def plot(history: Sequence[Mapping[str, Any]], path: Path) -> bool:
-    """Loss and tokens a call over time, and the last acceptance by place; False where matplotlib is missing."""
+def _numbers(measures: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in measures.items() if isinstance(value, float)}
+
+
+def plot(history: list[dict[str, Any]], path: Path) -> bool:
+    """Every measure over time, a line a module; False where matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return False
-    figure = Figure(figsize=(13, 4), layout="constrained")
-    loss, calls, places = figure.subplots(1, 3)
-    names = list(dict.fromkeys(name for row in history for name in row["draft_heads"]))
-    for name in names:
-        rows = [(row["minutes"], row["draft_heads"][name]) for row in history if name in row["draft_heads"]]
-        known = [(minutes, one["loss"]) for minutes, one in rows if one["loss"] is not None]
-        loss.plot([one[0] for one in known], [one[1] for one in known], marker=".", label=name)
-        calls.plot([one[0] for one in rows], [one[1]["tokens_per_call"] for one in rows], marker=".", label=name)
-        last = rows[-1][1]
-        (line,) = places.plot(range(1, len(last["conditional"]) + 1), last["conditional"], marker=".", label=name)
-        places.plot(range(1, len(last["unconditional"]) + 1), last["unconditional"], "--", color=line.get_color())
-    loss.set(title="loss", xlabel="minutes")
-    calls.set(title="tokens a target call, simulated chains", xlabel="minutes")
-    places.set(title="accepted by place: of those tried, of all (dashed)", xlabel="place in the draft", ylim=(0, 1))
-    for axes in (loss, calls, places):
+    lines = [(row["minutes"], name, _numbers(one)) for row in history for name, one in row["models"].items()]
+    measures = list(dict.fromkeys(measure for _, _, numbers in lines for measure in numbers))
+    names = list(dict.fromkeys(name for _, name, _ in lines))
+    if not measures:
+        return False
+    figure = Figure(figsize=(4.2 * len(measures), 3.4), layout="constrained")
+    for measure, axes in zip(measures, figure.subplots(1, len(measures), squeeze=False)[0], strict=True):
+        for name in names:
+            points = [(x, numbers[measure]) for x, owner, numbers in lines if owner == name and measure in numbers]
+            axes.plot([x for x, _ in points], [y for _, y in points], marker=".", label=name)
+        axes.set(title=measure, xlabel="minutes")
         axes.grid(alpha=0.3)
-    if names:
-        calls.legend()
+    if len(names) > 1:
+        figure.axes[-1].legend()
     figure.savefig(path, dpi=110)
     return True

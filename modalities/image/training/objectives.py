@@ -1,6 +1,6 @@
 """What the parts of the image model learn from: batches by number, and measures on what is held out.
 
-A course is what outrider.core.training.fit asks for: bringing pictures back, saying them by their names, and saying
+A course is what outrider.core.training.model_training asks for: bringing pictures back, saying them by their names, and saying
 them as a larger model does. Knows nothing of recipes or files.
 """
 

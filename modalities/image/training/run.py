@@ -2,7 +2,7 @@
 taken; the tokenizer learns to bring them back, token models to say them, and drafters what the guided model says.
 
 The parts are outrider.image.training.data, outrider.image.training.objectives, outrider.image.recipes and
-outrider.core.training.fit; here they are put in order.
+outrider.core.training.trainer; here they are put in order.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from torch import nn
 from outrider.core.errors import Incompatible
 from outrider.core.training.checkpoint import begin, save
 from outrider.core.training.draft_head import DraftHead
-from outrider.core.training.fit import Fit, Request, Save, TrainingTask
+from outrider.core.training.model_training import ModelTraining, Save, TrainingTask
 from outrider.core.training.recipes import Recipe, short
+from outrider.core.training.request import Request
+from outrider.core.training.trainer import Plan, Trainer
 from outrider.image import recipes
 from outrider.image.layout_planner import LayoutPlanner, decoder
 from outrider.image.prompt_encoder import PromptEncoder, most_common_words
@@ -116,11 +118,11 @@ def _train(chosen: Recipe, pictures: Pictures, wanted: TrainingRequest, say: Cal
     lesson = _LESSONS[chosen.name](given)
     size = sum(one.numel() for one in lesson.model.parameters())
     say(f"{chosen.name}: {size:,} parameters, batches of {batch} pictures")
-    model = lesson.model.to(device)
-    told = {"device": device, "name": chosen.name, "facts": facts, "quiet": wanted.quiet}
-    pace = wanted.pace(chosen.rate, chosen.decay, chosen.matrices)
-    state = Fit(model, lesson.course, pace, out, lesson.keep, **told).run()  # type: ignore[arg-type]
-    say(f"{chosen.name}: {state.steps:,} steps, best {state.best:.4f}; weights, curve and checkpoint are in {out}")
+    training = ModelTraining(chosen.name, lesson.model.to(device), lesson.course, lesson.keep)
+    plan = wanted.plan(chosen.rate, chosen.decay, chosen.matrices)
+    progress = Trainer(training, plan, out, device=device, facts=facts, quiet=wanted.quiet).run()
+    best = progress.best[chosen.name]
+    say(f"{chosen.name}: {progress.steps:,} steps, best {best:.4f}; weights, curve and checkpoint are in {out}")
     return lesson.file
 
 
@@ -207,7 +209,7 @@ def _judge(given: _Given, facts: dict[str, Any], say: Callable[[str], None]) -> 
 
 def _teach(given: _Given, wanted: TrainingRequest, facts: dict[str, Any], say: Callable[[str], None]) -> Path:
     """Heads and feature drafters learn from the guided model."""
-    from outrider.core.training.trainer import Plan, Trainer
+    from outrider.core.training.head_training import HeadTraining
     from outrider.image.training.teacher import GuidedTeacher, Lessons
 
     chosen, device = given.recipe, given.device
@@ -223,18 +225,23 @@ def _teach(given: _Given, wanted: TrainingRequest, facts: dict[str, Any], say: C
     plan = Plan(
         minutes=wanted.minutes,
         steps=wanted.steps,
-        tokens=given.batch * length,
-        longest=length,
         rate=wanted.rate or chosen.rate,
         decay=chosen.decay,
         seed=wanted.seed,
     )
     name = given.file.stem
     facts = {"target": MODEL, "guidance": GUIDANCE, **facts}
-    trainer = Trainer(
-        teacher, {name: draft_head}, lessons, lessons.held, plan, given.out, facts=facts, quiet=wanted.quiet
+    training = HeadTraining(
+        teacher,
+        {name: draft_head},
+        lessons,
+        lessons.held,
+        given.out,
+        tokens=given.batch * length,
+        longest=length,
+        seed=wanted.seed,
     )
-    best = trainer.run().best
+    best = Trainer(training, plan, given.out, device=device, facts=facts, quiet=wanted.quiet).run().best
     say(f"{chosen.name}: {best.get(name, 0.0):.3f} codes a target call (simulated chains on held-out pictures)")
     return given.file
 

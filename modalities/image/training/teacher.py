@@ -58,6 +58,7 @@ class Lessons:
         held = np.concatenate([course.held["held-out pairs"], course.held["held-out names"]])
         asked = [course.named(int(one)) for one in held[:judges]]
         self.held = self._lessons(course.encode(course.draws.read(held[:judges])), asked, self._judging)
+        teacher.asked = dict(self._judging)
 
     def _lessons(
         self, codes: Tensor, asked: Sequence[list[int]], told: dict[tuple[int, ...], list[int]]

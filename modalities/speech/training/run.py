@@ -2,7 +2,7 @@
 the codec learns to bring it back, voices to say its tokens.
 
 The parts are outrider.speech.training.data, outrider.speech.recipes, outrider.speech.training.objectives and
-outrider.core.training.fit; here they are put in order.
+outrider.core.training.trainer; here they are put in order.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from torch import nn
 
 from outrider.core.errors import InvalidOption
 from outrider.core.training.checkpoint import begin, save
-from outrider.core.training.fit import Fit, Request
+from outrider.core.training.model_training import ModelTraining
 from outrider.core.training.recipes import Recipe, short
+from outrider.core.training.request import Request
+from outrider.core.training.trainer import Plan, Trainer
 from outrider.speech import recipes
 from outrider.speech.codec import Codec
 from outrider.speech.recipes import DATA, MODEL, home, recipe
@@ -89,12 +91,11 @@ def _train(chosen: Recipe, wanted: TrainingRequest, say: Callable[[str], None]) 
         save(learned.part, file, told, finer=("encoder",))  # what codes are must not change by rounding
 
     say(f"{chosen.name}: {sum(one.numel() for one in model.parameters()):,} parameters")
-    pace = wanted.pace(chosen.rate, chosen.decay, chosen.matrices)
-    fit = Fit(
-        model.to(device), course, pace, out, keep, device=device, name=chosen.name, facts=facts, quiet=wanted.quiet
-    )
-    state = fit.run()
-    say(f"{chosen.name}: {state.steps:,} steps, best {state.best:.4f}; weights, curve and checkpoint are in {out}")
+    training = ModelTraining(chosen.name, model.to(device), course, keep)
+    plan = wanted.plan(chosen.rate, chosen.decay, chosen.matrices)
+    progress = Trainer(training, plan, out, device=device, facts=facts, quiet=wanted.quiet).run()
+    best = progress.best[chosen.name]
+    say(f"{chosen.name}: {progress.steps:,} steps, best {best:.4f}; weights, curve and checkpoint are in {out}")
     return file
 
 
@@ -121,7 +122,7 @@ def _teach(
     say: Callable[[str], None],
 ) -> Path:
     """Have the voice teach a drafter."""
-    from outrider.core.training.trainer import Plan, Trainer
+    from outrider.core.training.head_training import HeadTraining
 
     assert chosen.kind is not None
     utterances, codes = _tokens(utterances, wanted, out, device)
@@ -135,24 +136,20 @@ def _teach(
     draft_head = chosen.kind(teacher.target, **options)
     if wanted.start is not None:
         begin(draft_head, wanted.start, say)
-    trainer = Trainer(
+    training = HeadTraining(
         teacher,
         {name: draft_head},
         lambda epoch, share: learned,
         held[: JUDGED[device.type != "cpu"]],
-        Plan(
-            minutes=wanted.minutes,
-            steps=wanted.steps,
-            tokens=wanted.batch or chosen.batch[device.type != "cpu"],
-            longest=1024,
-            seed=wanted.seed,
-        ),
         out,
+        tokens=wanted.batch or chosen.batch[device.type != "cpu"],
+        longest=1024,
+        seed=wanted.seed,
         losses={name: chosen.loss},
-        rates={name: wanted.rate or chosen.rate},
-        facts=_facts(chosen, utterances, wanted),
-        quiet=wanted.quiet,
     )
+    plan = Plan(minutes=wanted.minutes, steps=wanted.steps, rate=wanted.rate or chosen.rate, seed=wanted.seed)
+    facts = _facts(chosen, utterances, wanted)
+    trainer = Trainer(training, plan, out, device=device, facts=facts, quiet=wanted.quiet)
     for one, best in trainer.run().best.items():
         say(f"{one}: {best:.3f} tokens a target call (simulated chains on held-out speech); weights are in {out}")
     return out / f"{name}.safetensors"

@@ -1,7 +1,7 @@
 """`outrider train`: from nothing to weights. Fetches the target, has it write prompts and answer them where no data is
 given, trains the draft heads of some recipes side by side, and writes weights with where they come from.
 
-The parts are outrider.text.training.data, outrider.text.recipes and outrider.core.training.trainer; here they are put
+The parts are outrider.text.training.data, outrider.text.recipes and outrider.core.training; here they are put
 in order.
 """
 
@@ -29,7 +29,7 @@ from outrider.core.trace import Step
 from outrider.core.training.checkpoint import about, begin, vocabulary
 from outrider.core.training.dataset import DecoderTeacher, Lesson, rejections, split
 from outrider.core.training.draft_head import DraftHead
-from outrider.core.training.optim import forget
+from outrider.core.training.optim import remove_checkpoint
 from outrider.text.loading import load
 from outrider.text.model import TextModel
 from outrider.text.recipes import find, home, missing, recipe
@@ -87,6 +87,7 @@ class TrainingRequest:
 
 def train(wanted: TrainingRequest, say: Callable[[str], None] = print) -> list[Path]:
     """Train, and give the files of weights."""
+    from outrider.core.training.head_training import HeadTraining
     from outrider.core.training.trainer import Plan, Trainer
 
     rank = os.environ.get("LOCAL_RANK", "0")  # of several processes, each with a GPU of its own
@@ -97,7 +98,7 @@ def train(wanted: TrainingRequest, say: Callable[[str], None] = print) -> list[P
         raise Incompatible(f"{lm.name} does not run on our own decoder, whose states the recipes read")
     out = wanted.out or home(lm.name) / "-".join(wanted.recipes)
     if wanted.fresh and int(os.environ.get("RANK", "0")) == 0:
-        forget(out)
+        remove_checkpoint(out)
         (out / "vocabulary.json").unlink(missing_ok=True)
     start = time.monotonic()
     files = wanted.data or (home(lm.name) / "answers.jsonl",)
@@ -122,7 +123,6 @@ def train(wanted: TrainingRequest, say: Callable[[str], None] = print) -> list[P
     plan = Plan(
         minutes=max(wanted.minutes - spent, wanted.minutes / 2) if wanted.steps is None else wanted.minutes,
         steps=wanted.steps,
-        tokens=wanted.tokens or (768 if target.device.type == "cpu" else 32_768),
         seed=wanted.seed,
     )
     facts = {
@@ -132,18 +132,18 @@ def train(wanted: TrainingRequest, say: Callable[[str], None] = print) -> list[P
         "vocabulary": None if vocabulary is None else _share(vocabulary, held),
         "seed": wanted.seed,
     }
-    trainer = Trainer(
+    training = HeadTraining(
         DecoderTeacher(target),
         draft_heads,
         _Source(lm, files, wanted, draft_heads),
         held,
-        plan,
         out,
+        tokens=wanted.tokens or (768 if target.device.type == "cpu" else 32_768),
+        seed=wanted.seed,
         losses={name: wanted.loss or one.loss for name, one in chosen.items()},
-        rates={name: wanted.rate or one.rate for name, one in chosen.items()},
-        facts=facts,
-        quiet=wanted.quiet,
     )
+    rates = {name: wanted.rate or one.rate for name, one in chosen.items()}
+    trainer = Trainer(training, plan, out, device=target.device, rates=rates, facts=facts, quiet=wanted.quiet)
     progress = trainer.run()
     for name, best in progress.best.items():
         say(f"{name}: {best:.3f} tokens a target call (simulated chains on held-out answers)")

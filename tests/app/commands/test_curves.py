@@ -16,7 +16,7 @@ from outrider.core.training.acceptance_curve import Curve
 @pytest.mark.slow
 def test_files_become_a_picture_and_a_table(tmp_path: Path) -> None:
     found = Curve(calls=10, tokens=25, tried=(10, 8, 4), right=(8, 4, 3)).to_dict()
-    rows = [{"minutes": 1.0, "steps": 9, "draft_heads": {"medusa": found, "hydra": found}}]
+    rows = [{"minutes": 1.0, "steps": 9, "models": {"medusa": found, "hydra": found}}]
     (tmp_path / "curve.json").write_text(json.dumps(rows))
     out = tmp_path / "made" / "curves.svg"
     said = CliRunner().invoke(cli, ["curves", str(tmp_path / "curve.json"), "-o", str(out)])

@@ -23,11 +23,11 @@ def beside(path: Path, curve: Curve, draft_head: str = "MedusaHeads") -> Path:
 
 def run(path: Path, **draft_heads: Curve) -> Path:
     rows: list[dict[str, Any]] = [
-        {"minutes": 0.0, "steps": 0, "draft_heads": {name: {"loss": None, **GOOD.to_dict()} for name in draft_heads}},
+        {"minutes": 0.0, "steps": 0, "models": {name: {"loss": None, **GOOD.to_dict()} for name in draft_heads}},
         {
             "minutes": 1.0,
             "steps": 9,
-            "draft_heads": {name: {"loss": 2.0, **one.to_dict()} for name, one in draft_heads.items()},
+            "models": {name: {"loss": 2.0, **one.to_dict()} for name, one in draft_heads.items()},
         },
     ]
     path.write_text(json.dumps(rows))

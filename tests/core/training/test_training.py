@@ -26,6 +26,7 @@ from outrider.core.training.acceptance_curve import walk
 from outrider.core.training.checkpoint import about, begin, load, save
 from outrider.core.training.dataset import DecoderTeacher, Lesson, batches, read, rejections, split
 from outrider.core.training.draft_head import Batch, Guess, agreement
+from outrider.core.training.head_training import HeadTraining
 from outrider.core.training.losses import Loss, kl
 from outrider.core.training.trainer import Plan, Trainer
 
@@ -126,12 +127,12 @@ def test_a_draft_model_learns_its_target_and_drafts_what_was_simulated(
 ) -> None:
     learned, held = lessons[:80], lessons[80:]
     draft_head = SmallModel(target, layers=(0, -1), vocabulary=torch.arange(48))
-    plan = Plan(minutes=1e6, steps=60, tokens=256, rate=3e-3, precision="no", validate_minutes=1e6, depth=4)
-    trainer = Trainer(
-        DecoderTeacher(target), {"draft-model": draft_head}, lambda *_: learned, held, plan, tmp_path, quiet=True
+    plan = Plan(minutes=1e6, steps=60, rate=3e-3, precision="no", validations=1)
+    training = HeadTraining(
+        DecoderTeacher(target), {"draft-model": draft_head}, lambda *_: learned, held, tmp_path, tokens=256, depth=4
     )
-    progress = trainer.run()
-    first, last = (row["draft_heads"]["draft-model"]["tokens_per_call"] for row in progress.history)
+    progress = Trainer(training, plan, tmp_path, quiet=True).run()
+    first, last = (row["models"]["draft-model"]["tokens_per_call"] for row in progress.history)
     assert last > max(first, 1.15)
     assert {"curve.json", "curve.png", "draft-model.safetensors", "draft-model.json"} <= {
         p.name for p in tmp_path.iterdir()
@@ -159,11 +160,9 @@ def test_sixteen_bits_stay_sixteen_bits_behind_a_validation(
             return super().loss(batch, loss)
 
     monkeypatch.setattr("outrider.core.training.optim.halves", lambda: True)
-    plan = Plan(minutes=1e6, steps=3, tokens=256, validate_minutes=1e-9)
-    draft_heads = {"draft-model": Watched(target, layers=(0,))}
-    Trainer(
-        DecoderTeacher(target), draft_heads, lambda *_: lessons[:40], lessons[80:], plan, tmp_path, quiet=True
-    ).run()
+    draft_heads, teacher = {"draft-model": Watched(target, layers=(0,))}, DecoderTeacher(target)
+    training = HeadTraining(teacher, draft_heads, lambda *_: lessons[:40], lessons[80:], tmp_path, tokens=256)
+    Trainer(training, Plan(minutes=1e6, steps=3, validations=1000), tmp_path, quiet=True).run()
     assert seen == [True] * 3
 
 
@@ -260,6 +259,7 @@ torch.set_num_threads(1)
 from outrider.core.drafters.trained.distilled import SmallModel
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.training.dataset import DecoderTeacher, Lesson
+from outrider.core.training.head_training import HeadTraining
 from outrider.core.training.trainer import Plan, Trainer
 
 target = Decoder.random(Config(vocabulary=48, width=32, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=48), 3)
@@ -269,10 +269,10 @@ lessons = [Lesson(tuple(row[:4]), tuple(row[4:])) for row in rows]
 torch.manual_seed(0)
 draft_head = SmallModel(target, layers=(0, -1))
 often = float(sys.argv[2])
-plan = Plan(minutes=1e6, steps=400, tokens=64, precision="no", validate_minutes=1e6, checkpoint_minutes=often)
-heads = {"small": draft_head}
-trainer = Trainer(DecoderTeacher(target), heads, lambda *_: lessons, lessons[:4], plan, Path(sys.argv[1]))
-trainer.run()
+plan = Plan(minutes=1e6, steps=400, precision="no", validations=1, checkpoint_minutes=often)
+heads, out = {"small": draft_head}, Path(sys.argv[1])
+training = HeadTraining(DecoderTeacher(target), heads, lambda *_: lessons, lessons[:4], out, tokens=64)
+Trainer(training, plan, out).run()
 """
 
 

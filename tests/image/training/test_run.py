@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from outrider.core.assets.store import ASSETS
-from outrider.core.training.fit import Fit, Pace
+from outrider.core.training.model_training import ModelTraining
 from outrider.core.training.recipes import Shelf
+from outrider.core.training.trainer import Plan, Trainer
 from outrider.image import recipes
 from outrider.image.model import load
 from outrider.image.prompt_encoder import COMMON, PromptEncoder
@@ -94,6 +95,10 @@ SMALL = {"levels": (4, 3, 3), "channels": (8, 16, 16)}
 TINY = {"width": 32, "layers": 2, "heads": 2, "hidden": 48, "plan": 8}
 
 
+def curve_of(folder: Path, name: str) -> list[dict[str, float]]:
+    return [row["models"][name] for row in json.loads((folder / "curve.json").read_text())]
+
+
 @pytest.mark.slow
 def test_from_pictures_to_a_model_that_draws(cache: Path) -> None:
     said: list[str] = []
@@ -102,13 +107,13 @@ def test_from_pictures_to_a_model_that_draws(cache: Path) -> None:
     with pytest.raises(recipes.NoWeights, match="image-plan"):
         train(TrainingRequest(recipes=("image-tokens",), options=TINY, **wanted), said.append)  # type: ignore[arg-type]
     train(TrainingRequest(recipes=("image-plan",), options={"channels": 8}, **wanted), said.append)  # type: ignore[arg-type]
-    foreseen = json.loads((recipes.home("image-plan") / "curve.json").read_text())
+    foreseen = curve_of(recipes.home("image-plan"), "image-plan")
     assert foreseen[-1]["NLL, learned"] < foreseen[0]["NLL, learned"] - 0.5
     train(TrainingRequest(recipes=("image-tokens",), options=TINY, **wanted), said.append)  # type: ignore[arg-type]
     codec = recipes.home("image-tokenizer")
-    curve = json.loads((codec / "curve.json").read_text())
+    curve = curve_of(codec, "image-tokenizer")
     assert curve[-1]["PSNR"] > curve[0]["PSNR"] + 3
-    tokens = json.loads((recipes.home("image-tokens") / "curve.json").read_text())
+    tokens = curve_of(recipes.home("image-tokens"), "image-tokens")
     assert tokens[-1]["NLL"] < tokens[0]["NLL"] - 0.5
     assert {"NLL, held-out names", "NLL, held-out pairs", "NLL, learned", "perplexity of ink"} <= set(tokens[-1])
     for name, file in (("image-tokenizer", "diffusion_pytorch_model"), ("image-tokens", "tokens")):
@@ -116,7 +121,7 @@ def test_from_pictures_to_a_model_that_draws(cache: Path) -> None:
         options = SMALL if name == "image-tokenizer" else TINY
         more = TrainingRequest(recipes=(name,), options=options, start=start, out=again, **{**wanted, "steps": 1})  # type: ignore[arg-type]
         train(more, said.append)
-        first, last = (json.loads((at / "curve.json").read_text()) for at in (again, start.parent))
+        first, last = (curve_of(at, name) for at in (again, start.parent))
         what = "PSNR" if name == "image-tokenizer" else "NLL"
         assert first[0][what] == pytest.approx(last[-1][what], abs=0.1), "it begins where the other ended"
     assert any("tensors begin as" in line for line in said)
@@ -162,9 +167,8 @@ def test_a_broken_off_run_goes_on_as_if_it_had_not_been(pictures: Pictures, tmp_
         torch.manual_seed(0)
         model = CodecObjective(Tokenizer(recipes_layout()))
         course = CodecTask(pictures, 4, 0, torch.device("cpu"))
-        pace = Pace(minutes=1e6, steps=steps, precision="no", warmup=0.0, floor=1.0, judgements=1)
-        fit = Fit(model, course, pace, out, lambda model, told: None, name="codec", quiet=True)
-        fit.run()
+        plan = Plan(minutes=1e6, steps=steps, precision="no", warmup=0.0, floor=1.0, average=0.998, validations=1)
+        Trainer(ModelTraining("codec", model, course, lambda model, facts: None), plan, out, quiet=True).run()
         return dict(model.state_dict())
 
     whole = run(tmp_path / "whole", 6)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outrider.core.errors import InvalidOption
-from outrider.core.training import fit
+from outrider.core.training import trainer
 from outrider.core.training.checkpoint import about, load
 from outrider.core.training.recipes import NoWeights
 from outrider.speech import recipes
@@ -25,7 +25,7 @@ pytest.importorskip("accelerate")
 
 @pytest.fixture(autouse=True)
 def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit, "plot", lambda history, path: False)  # takes longer than all the rest
+    monkeypatch.setattr(trainer, "plot", lambda history, path: False)  # takes longer than all the rest
 
 
 SMALL = {"width": 32, "layers": 2, "heads": 2, "hidden": 48, "reading": 16}
@@ -81,7 +81,7 @@ def test_a_decoder_learns_to_be_understood_and_codes_stay(tmp_path: Path, monkey
         return run.train(wanted, lambda _: None)[0]
 
     listener = learned("speech-listener", 60, options={"width": 24, "depth": 2, "drop": 0.0})
-    assert about(listener)["provenance"]["judged"]["frames heard"] > 0.9
+    assert about(listener)["provenance"]["validation"]["frames heard"] > 0.9
     monkeypatch.setattr(recipes, "codec", lambda: rough)
     frames = data.unpacked(speech(3)[2].mel)[None]
     before, heard = rough.encode(frames), recipes.listener().requires_grad_(False)
@@ -100,7 +100,7 @@ def test_a_voice_learns_what_phonemes_sound_like(tmp_path: Path) -> None:
         options={**SMALL, "drop": 0.0}, quiet=True,
     )  # fmt: skip
     (file,) = run.train(wanted, lambda _: None)
-    judged = about(file)["provenance"]["judged"]
+    judged = about(file)["provenance"]["validation"]
     assert judged["held-out nats a token"] < 0.25 * np.log(8) and judged["nats of the end"] < 1
     voice = load(file, KINDS, None)
     assert isinstance(voice, Voice) and voice.end == 8

@@ -134,7 +134,7 @@ def test_every_recipe_runs_from_nothing_and_what_it_trained_drafts(
     plain = lm.generate(prompt, drafter=None, max_new_tokens=24)
     for file in files:
         facts = json.loads(file.with_suffix(".json").read_text())
-        assert facts["provenance"]["data"][0]["answers"] == len(PROMPTS) and facts["provenance"]["done"]["steps"] == 2
+        assert facts["provenance"]["data"][0]["answers"] == len(PROMPTS) and facts["provenance"]["done"]["steps"] > 0
         need = {"draft-model": "model", "specdec-plus-plus": "head"}.get(file.stem, "draft_head")
         drafted = lm.generate(prompt, drafter=file.stem, drafter_options={need: str(file)}, max_new_tokens=24)
         assert drafted.tokens == plain.tokens

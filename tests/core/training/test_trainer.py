@@ -1,4 +1,4 @@
-"""Learning from data alone: that it gets better, and what a pace may be."""
+"""Training a model from data alone: it gets better, resumes, and refuses bad requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from outrider.core.engine.trainable.block import Matrix
 from outrider.core.errors import InvalidOption
 from outrider.core.training import optim
-from outrider.core.training.fit import Fit, Pace, Request, State
+from outrider.core.training.model_training import ModelTraining
+from outrider.core.training.request import Request
+from outrider.core.training.trainer import Plan, Progress, Trainer
 
 pytest.importorskip("accelerate")
 
@@ -50,14 +52,15 @@ class Blocks(Line):
         self.inner = nn.Sequential(Matrix(3, 8), nn.SiLU(), Matrix(8, 8), nn.SiLU(), nn.Linear(8, 1))
 
 
-def learned(folder: Path, model: nn.Module | None = None, steps: int = 60, **pace_: Any) -> list[float]:
-    """What is lost on what was never seen, at the judgements."""
+def learned(folder: Path, model: nn.Module | None = None, steps: int = 60, **plan_: Any) -> list[float]:
+    """The validation losses."""
 
     def keep(model: nn.Module, facts: Mapping[str, Any]) -> None:
         pass
 
-    pace = Pace(minutes=1e6, steps=steps, rate=3e-2, average=0.5, judgements=3, precision="no", **pace_)
-    return [row["lost"] for row in Fit(model or Line(), Sums(), pace, folder, keep, quiet=True).run().history]
+    plan = Plan(minutes=1e6, steps=steps, rate=3e-2, floor=0.02, average=0.5, validations=3, precision="no", **plan_)
+    training = ModelTraining("fit", model or Line(), Sums(), keep)
+    return [row["models"]["fit"]["lost"] for row in Trainer(training, plan, folder, quiet=True).run().history]
 
 
 def test_what_is_judged_gets_better(tmp_path: Path) -> None:
@@ -87,18 +90,18 @@ def test_muon_takes_the_same_step_in_32_bits(monkeypatch: pytest.MonkeyPatch) ->
         assert (found - wanted).norm() < 0.1 * wanted.norm() > 0
 
 
-def test_a_pace_out_of_bounds_is_refused() -> None:
+def test_a_plan_out_of_bounds_is_refused() -> None:
     with pytest.raises(InvalidOption, match="average is 1"):
-        Pace(average=1.0)
+        Plan(average=1.0)
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"recipes": ()}, "no recipe to train"),
-        ({"batch": 0}, "a batch of 0 teaches nothing"),
-        ({"recipes": ("a", "b"), "out": Path("x")}, "leave out= away"),
-        ({"recipes": ("a", "b"), "start": Path("x")}, "train them one by one"),
+        ({"batch": 0}, "batch is 0"),
+        ({"recipes": ("a", "b"), "out": Path("x")}, "a folder each"),
+        ({"recipes": ("a", "b"), "start": Path("x")}, "one by one"),
     ],
 )
 def test_what_can_t_be_asked_of_a_run_is_said(given: dict[str, Any], said: str) -> None:
@@ -112,8 +115,8 @@ def test_a_run_may_begin_anew_and_goes_on_for_nobody_else(tmp_path: Path) -> Non
     assert (tmp_path / "checkpoint").is_dir() and wanted.begin(Path("elsewhere")) == tmp_path
     assert not (tmp_path / "checkpoint").exists()
     assert Request(recipes=("a",)).begin(tmp_path / "usual") == tmp_path / "usual"
-    pace = wanted.pace(0.1, 0.01)
-    assert (pace.steps, pace.rate, pace.judgements, pace.seed) == (7, 0.1, 8, 3)
+    plan = wanted.plan(0.1, 0.01)
+    assert (plan.steps, plan.rate, plan.validations, plan.seed) == (7, 0.1, 8, 3)
     assert wanted.facts("a", "sums") == {"recipe": "a", "command": "outrider train a", "data": "sums", "seed": 3}
 
 
@@ -121,11 +124,11 @@ def test_a_checkpoint_of_another_or_a_damaged_one_is_one_line(tmp_path: Path) ->
     learned(tmp_path)
     made = optim.accelerator(True, "no")
     with pytest.raises(optim.TrainingError, match="is of fit, not of somebody"):
-        optim.restore(made, tmp_path, "somebody", State)
+        optim.load_checkpoint(made, tmp_path, "somebody", Progress)
     made.prepare(nn.Linear(2, 2))
     with pytest.raises(optim.TrainingError, match="does not fit fit"):
-        optim.restore(made, tmp_path, "fit", State)
-    (tmp_path / "checkpoint" / "state.json").write_text('{"who": "fit", "steps": "many"}')
+        optim.load_checkpoint(made, tmp_path, "fit", Progress)
+    (tmp_path / "checkpoint" / "state.json").write_text('{"of": "fit", "steps": "many"}')
     with pytest.raises(optim.TrainingError, match="is damaged"):
-        optim.restore(made, tmp_path, "fit", State)
-    assert optim.restore(made, tmp_path / "nowhere", "fit", State) is None
+        optim.load_checkpoint(made, tmp_path, "fit", Progress)
+    assert optim.load_checkpoint(made, tmp_path / "nowhere", "fit", Progress) is None

@@ -1,0 +1,101 @@
+"""Training draft heads: several learn from one pass of their teacher, the target, and are validated by simulated
+acceptance. Knows draft heads, examples and a teacher; nothing of what tokens mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from outrider.core.errors import InvalidOption
+from outrider.core.training.acceptance_curve import Curve, walk
+from outrider.core.training.checkpoint import save
+from outrider.core.training.dataset import Lesson, Teacher, batches, read
+from outrider.core.training.draft_head import Batch, DraftHead
+from outrider.core.training.losses import resolve
+from outrider.core.training.optim import TrainingError
+from outrider.core.training.trainer import Autocast, Progress, Share, Validation
+
+Source = Callable[[int, float], Sequence[Lesson]]  # an epoch's number, the share of the run that is over -> lessons
+
+
+class HeadTraining:
+    """Draft heads by name; weights go to `out`. `losses`: the names of their loss functions."""
+
+    maximize = True  # tokens per target pass
+
+    def __init__(
+        self,
+        teacher: Teacher,
+        draft_heads: Mapping[str, DraftHead],
+        source: Source,
+        held: Sequence[Lesson],
+        out: Path,
+        *,
+        tokens: int = 4096,
+        longest: int = 768,
+        depth: int = 7,
+        seed: int = 0,
+        losses: Mapping[str, str] | None = None,
+    ) -> None:
+        """`tokens`: in a batch, padding included; `longest`: of a row; `depth`: of the drafts that are simulated."""
+        if not draft_heads:
+            raise InvalidOption("there is nothing to train; give at least one draft head")
+        if tokens < 2:
+            raise InvalidOption(f"tokens is {tokens}; it must be 2 or more")
+        self.teacher, self.models, self.source, self.held, self.out = teacher, draft_heads, source, held, out
+        self.tokens, self.longest, self.depth, self.seed = tokens, longest, depth, seed
+        self.losses = {name: (losses or {}).get(name, "kl") for name in draft_heads}
+        self._losses = {name: resolve(loss) for name, loss in self.losses.items()}
+        self._needs = frozenset[str]().union(*(head.needs for head in draft_heads.values()))
+
+    def batches(self, progress: Progress, share: Share, rank: int, world: int) -> Iterator[Batch]:
+        """Epoch after epoch; each batch is read by the teacher once."""
+        position = progress.position
+        while True:
+            position.begun = share() if position.begun is None else position.begun
+            lessons = self.source(position.epoch, position.begun)
+            if position.examples is not None:
+                lessons = lessons[: position.examples]
+            position.examples = len(lessons)
+            groups = batches(lessons, self.tokens, self.seed + position.epoch, longest=self.longest)
+            if len(groups) < world:
+                raise TrainingError(
+                    f"there are {len(lessons)} lessons, which make {len(groups)} batches for {world} devices; make more"
+                )
+            while position.batch + world <= len(groups):
+                group = groups[position.batch + rank]
+                position.batch += world
+                batch = read(self.teacher, group, self._needs)
+                position.tokens += sum(lesson.size for lesson in group) * world
+                position.counted += int(batch.answer.sum()) * world
+                yield batch
+            position.epoch, position.batch, position.examples, position.begun = position.epoch + 1, 0, None, None
+
+    def loss(self, name: str, model: nn.Module, batch: Batch) -> Tensor:
+        loss: Tensor = model(batch, self._losses[name])
+        return loss
+
+    def validate(self, models: Mapping[str, nn.Module], autocast: Autocast) -> Mapping[str, Validation]:
+        """Simulated acceptance on the greedy answers that were held out."""
+        curves: dict[str, Curve] = {}
+        greedy = [lesson for lesson in self.held if lesson.temperature == 0 and lesson.counts is None]
+        for group in batches(greedy, self.tokens, 0, longest=self.longest):
+            batch = read(self.teacher, group, self._needs)
+            for name, model in models.items():
+                assert isinstance(model, DraftHead)
+                with autocast():
+                    curve = walk(model.hits(batch, self.depth), batch.answer)
+                curves[name] = curves[name] + curve if name in curves else curve
+        return {
+            name: Validation(curve.tokens_per_call, {"architecture": type(models[name]).__name__, **curve.to_dict()})
+            for name, curve in curves.items()
+        }
+
+    def save(self, name: str, model: nn.Module, provenance: Mapping[str, Any]) -> None:
+        assert isinstance(model, DraftHead)
+        settings = {"loss": self.losses[name], "tokens": self.tokens, "longest": self.longest}
+        validation = {"rows": len(self.held), **provenance["validation"]}
+        save(model, self.out / f"{name}.safetensors", {**provenance, "settings": settings, "validation": validation})
