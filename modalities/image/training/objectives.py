@@ -1,6 +1,6 @@
 """What the parts of the image model learn from: batches by number, and measures on what is held out.
 
-A course is what outrider.core.training.model_training asks for: bringing pictures back, saying them by their names, and saying
+Tasks of outrider.core.training.model_training: to reconstruct pictures, to model their codes given names, and to model
 them as a larger model does. Knows nothing of recipes or files.
 """
 
