@@ -1,32 +1,36 @@
-"""GGUF files (llama.cpp's format) into safetensors, config.json and tokenizer files: done once, then cached.
+"""Convert GGUF files (llama.cpp's format) to safetensors, config.json and tokenizer files, once for each file.
 
-Weights are dequantised; which blocks they came in is forgotten. Llama's and Qwen's architectures and byte-level
-tokenizers are read; anything else is refused by name. Knows nothing of running a model.
+Weights are dequantised. The architectures of Llama and Qwen and byte-level tokenizers are read; all others are refused
+by name. The header is read here, where every length is checked against the file before it is used; the `gguf` package
+dequantises. Knows nothing of running a model.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-import struct
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
 
 from outrider.core.errors import OutriderError
 
 if TYPE_CHECKING:
-    from gguf import GGUFReader
+    from gguf import GGMLQuantizationType
     from tokenizers import Tokenizer
     from torch import Tensor
 
-_VERSION = 1  # of what `convert` writes: a change makes everybody convert anew
-_SHARD = 1 << 30  # bytes of a file, and so of what converting holds
-_CONTROL, _DEFINED = 3, 4  # kinds of token: never in text, in text but whole
-_STRING, _LIST = 8, 9  # kinds of value; bytes of the others:
-_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-_MOST_VALUES, _MOST_TENSORS, _LONGEST = 1 << 16, 10_000, 1 << 20  # of a header; entries of a list in it
+_FORMAT = 1  # of what `convert` writes: after a change every file is converted again
+_SHARD = 1 << 30  # bytes of a file, and so of the memory that conversion needs
+_CONTROL, _DEFINED = 3, 4  # types of token: never in text; in text, but whole
+_STRING, _LIST = 8, 9  # types of value; the others are numbers, with their formats:
+_NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
+_MAX_VALUES, _MAX_TENSORS, _MAX_ENTRIES = 1 << 16, 10_000, 1 << 20  # of a header; of a list in it
 
 _KINDS = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _PARTS = {
@@ -59,29 +63,23 @@ class GgufError(OutriderError):
 
 
 def fingerprint(file: Path) -> str:
-    """A name for what a file is converted to, without reading all of it."""
-    facts = str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns, _VERSION
+    """A name for a file's conversion, from its place, size and time, without reading all of it."""
+    facts = str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns, _FORMAT
     return f"{file.stem[:60]}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}"
 
 
 def convert(file: Path, folder: Path, dtype: str = "float32") -> None:
-    """Write safetensors in a precision (in float32 nothing is rounded), config.json, generation_config.json,
-    tokenizer.json and tokenizer_config.json."""
-    from gguf import GGUFReader
-
+    """Write safetensors of this dtype (float32 rounds nothing), config.json, generation_config.json, tokenizer.json and
+    tokenizer_config.json."""
     try:
-        _walk(file)
-        reader = GGUFReader(file)
-        if sum(tensor.n_bytes for tensor in reader.tensors) > file.stat().st_size:
-            raise GgufError(f"{file} is not a whole GGUF file: its tensors lie over one another")
-        known = _Fields(reader)
-        config = _config(known, {tensor.name for tensor in reader.tensors})
+        header = _Header(file)
+        config = _config(header)
         special = {
-            f"{ours}_token_id": known.get(f"tokenizer.ggml.{theirs}_token_id")
+            f"{ours}_token_id": header.get(f"tokenizer.ggml.{theirs}_token_id")
             for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown"))
         }
         special = {name: value for name, value in special.items() if value is not None}
-        tokenizer, settings = _tokenizer(known, special)
+        tokenizer, settings = _tokenizer(header, special)
     except GgufError:
         raise
     except Exception as error:  # whatever is wrong with it
@@ -92,7 +90,7 @@ def convert(file: Path, folder: Path, dtype: str = "float32") -> None:
     _write(folder / "generation_config.json", special)
     _write(folder / "config.json", config | special)
     try:
-        _save(reader, config, folder, dtype)
+        _save(file, header, config, folder, dtype)
     except (ValueError, RuntimeError, IndexError, TypeError) as error:
         raise _broken(file, error) from None
 
@@ -105,109 +103,144 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
-def _walk(file: Path) -> None:
-    """Go through the header once: what reads it afterwards believes every length, and counts to whatever is written."""
-    with file.open("rb") as held:
-        if held.read(4) != b"GGUF":
-            raise ValueError("it begins with something else")
-        order = "<" if int.from_bytes(held.read(4), "little") & 0xFFFF else ">"
-        tensors, values = _number(held, order + "Q"), _number(held, order + "Q")
-        if tensors > _MOST_TENSORS or values > _MOST_VALUES:
-            raise ValueError(f"it says that it holds {tensors:,} tensors and {values:,} values")
-        for _ in range(values):
-            _skip(held, _number(held, order + "Q"))
-            _pass_value(held, order, _number(held, order + "I"))
-        for _ in range(tensors):
-            _skip(held, _number(held, order + "Q"))
-            if (sides := _number(held, order + "I")) > 4:
-                raise ValueError(f"it says that a tensor has {sides:,} dimensions")
-            _skip(held, 8 * sides + 12)  # how long they are, the tensor's kind and place
+@dataclass(frozen=True)
+class _TensorInfo:
+    shape: tuple[int, ...]  # of bytes
+    kind: GGMLQuantizationType
+    start: int  # in the file
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
 
 
-def _number(held: IO[bytes], form: str) -> int:
-    (found,) = struct.unpack(form, held.read(struct.calcsize(form)))
-    return int(found)
+class _Header:
+    """The values and tensors of a file. Raises ValueError if it claims more than the file holds."""
 
-
-def _skip(held: IO[bytes], count: int) -> None:
-    if count > os.fstat(held.fileno()).st_size - held.tell():
-        raise ValueError(f"it ends before the {count:,} bytes that it says come")
-    held.seek(count, os.SEEK_CUR)
-
-
-def _pass_value(held: IO[bytes], order: str, kind: int) -> None:
-    if kind in _BYTES:
-        _skip(held, _BYTES[kind])
-    elif kind == _STRING:
-        _skip(held, _number(held, order + "Q"))
-    elif kind == _LIST:
-        inner, count = _number(held, order + "I"), _number(held, order + "Q")
-        if count > _LONGEST:
-            raise ValueError(f"it says that a list has {count:,} entries")
-        if inner in _BYTES:
-            _skip(held, count * _BYTES[inner])
-        elif inner != _STRING:
-            raise ValueError(f"it holds a list of values of kind {inner}")
-        else:
-            for _ in range(count):
-                _pass_value(held, order, inner)
-    else:
-        raise ValueError(f"it holds a value of kind {kind}")
-
-
-class _Fields:
-    """The file's header: values by name."""
-
-    def __init__(self, reader: GGUFReader) -> None:
-        self._fields = reader.fields
-        self.kind = str(self.get("general.architecture"))
+    def __init__(self, file: Path) -> None:
+        self._values: dict[str, Any] = {}
+        self.tensors: dict[str, _TensorInfo] = {}
+        with file.open("rb") as stream:
+            self._read(stream)
+        self.architecture = str(self.get("general.architecture"))
 
     def get(self, name: str, default: Any = None) -> Any:
-        field = self._fields.get(name)
-        return default if field is None else field.contents()
+        return self._values.get(name, default)
 
-    def of_kind(self, name: str, default: Any = None) -> Any:
-        """A value that the architecture prefixes with its name."""
-        return self.get(f"{self.kind}.{name}", default)
+    def of_architecture(self, name: str, default: Any = None) -> Any:
+        """A value whose name has the architecture as its prefix."""
+        return self.get(f"{self.architecture}.{name}", default)
 
     def need(self, name: str) -> Any:
-        value = self.of_kind(name)
+        value = self.of_architecture(name)
         if value is None:
-            raise GgufError(f"the GGUF file does not say its {self.kind}.{name}")
+            raise GgufError(f"the GGUF file does not say its {self.architecture}.{name}")
         return value
 
+    def _read(self, stream: IO[bytes]) -> None:
+        if stream.read(4) != b"GGUF":
+            raise ValueError("it begins with something else")
+        version = _number(stream, "<u4")
+        if version not in (2, 3):
+            raise ValueError(f"it is big-endian or of version {version}; versions 2 and 3 are read")
+        tensors, values = _number(stream, "<u8"), _number(stream, "<u8")
+        if tensors > _MAX_TENSORS or values > _MAX_VALUES:
+            raise ValueError(f"it says that it holds {tensors:,} tensors and {values:,} values")
+        for _ in range(values):
+            name = _string(stream)
+            if name in self._values:
+                raise ValueError(f"it holds '{name}' twice")
+            self._values[name] = _value(stream, _number(stream, "<u4"))
+        claims = [self._claim(stream) for _ in range(tensors)]
+        align = self.get("general.alignment", 32)
+        if not isinstance(align, int) or align < 1 or align & (align - 1):
+            raise ValueError(f"its alignment is {align}, which is not a power of two")
+        start, end = -(-stream.tell() // align) * align, os.fstat(stream.fileno()).st_size
+        for name, shape, kind, offset in claims:
+            info = self.tensors[name] = _TensorInfo(shape, kind, start + offset)
+            if info.start + info.size > end:
+                raise ValueError(f"it ends before its tensor '{name}'")
+        if len(self.tensors) < tensors:
+            raise ValueError("it holds a tensor twice")
+        if sum(info.size for info in self.tensors.values()) > end:
+            raise ValueError("its tensors lie over one another")
 
-def _config(known: _Fields, tensors: set[str]) -> dict[str, Any]:
-    if known.kind not in _KINDS:
+    def _claim(self, stream: IO[bytes]) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
+        from gguf import GGMLQuantizationType
+        from gguf.quants import quant_shape_to_byte_shape
+
+        name, sides = _string(stream), _number(stream, "<u4")
+        if sides > 4:
+            raise ValueError(f"it says that a tensor has {sides:,} dimensions")
+        shape = tuple(_number(stream, "<u8") for _ in range(sides))[::-1]
+        kind = GGMLQuantizationType(_number(stream, "<u4"))
+        return name, quant_shape_to_byte_shape(shape, kind), kind, _number(stream, "<u8")
+
+
+def _take(stream: IO[bytes], count: int) -> bytes:
+    if count > os.fstat(stream.fileno()).st_size - stream.tell():
+        raise ValueError(f"it ends before the {count:,} bytes that it says come")
+    return stream.read(count)
+
+
+def _number(stream: IO[bytes], form: str) -> Any:
+    dtype = np.dtype(form)
+    return np.frombuffer(_take(stream, dtype.itemsize), dtype)[0].item()
+
+
+def _string(stream: IO[bytes]) -> str:
+    return _take(stream, _number(stream, "<u8")).decode("utf-8")
+
+
+def _value(stream: IO[bytes], kind: int) -> Any:
+    if kind in _NUMBERS:
+        return _number(stream, _NUMBERS[kind])
+    if kind == _STRING:
+        return _string(stream)
+    if kind != _LIST:
+        raise ValueError(f"it holds a value of type {kind}")
+    inner, count = _number(stream, "<u4"), _number(stream, "<u8")
+    if count > _MAX_ENTRIES:
+        raise ValueError(f"it says that a list has {count:,} entries")
+    if inner in _NUMBERS:
+        dtype = np.dtype(_NUMBERS[inner])
+        return np.frombuffer(_take(stream, count * dtype.itemsize), dtype).tolist()
+    if inner == _STRING:
+        return [_string(stream) for _ in range(count)]
+    raise ValueError(f"it holds a list of values of type {inner}")
+
+
+def _config(header: _Header) -> dict[str, Any]:
+    if header.architecture not in _KINDS:
         raise GgufError(
-            f"the GGUF file holds the architecture '{known.kind}'; read here are {', '.join(_KINDS)}. "
+            f"the GGUF file holds the architecture '{header.architecture}'; read here are {', '.join(_KINDS)}. "
             "The original weights, as safetensors, may load through transformers"
         )
-    if known.of_kind("rope.scaling.type", "none") != "none" or "rope_freqs.weight" in tensors:
+    if header.of_architecture("rope.scaling.type", "none") != "none" or "rope_freqs.weight" in header.tensors:
         raise GgufError("the GGUF file scales its rotary positions, which is not read here; take the safetensors")
-    heads, width = known.need("attention.head_count"), known.need("embedding_length")
+    heads, width = header.need("attention.head_count"), header.need("embedding_length")
     return {
-        "model_type": known.kind,
-        "architectures": [_KINDS[known.kind]],
-        "vocab_size": len(known.get("tokenizer.ggml.tokens", [])) or known.need("vocab_size"),
+        "model_type": header.architecture,
+        "architectures": [_KINDS[header.architecture]],
+        "vocab_size": len(header.get("tokenizer.ggml.tokens", [])) or header.need("vocab_size"),
         "hidden_size": width,
-        "intermediate_size": known.need("feed_forward_length"),
-        "num_hidden_layers": known.need("block_count"),
+        "intermediate_size": header.need("feed_forward_length"),
+        "num_hidden_layers": header.need("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": known.of_kind("attention.head_count_kv", heads),
-        "head_dim": known.of_kind("attention.key_length", width // heads),
-        "max_position_embeddings": known.need("context_length"),
-        "rms_norm_eps": float(f"{known.need('attention.layer_norm_rms_epsilon'):.7g}"),  # stored in 32 bits
-        "rope_theta": known.of_kind("rope.freq_base", 10_000.0),
-        "tie_word_embeddings": "output.weight" not in tensors,
+        "num_key_value_heads": header.of_architecture("attention.head_count_kv", heads),
+        "head_dim": header.of_architecture("attention.key_length", width // heads),
+        "max_position_embeddings": header.need("context_length"),
+        "rms_norm_eps": float(f"{header.need('attention.layer_norm_rms_epsilon'):.7g}"),  # stored in 32 bits
+        "rope_theta": header.of_architecture("rope.freq_base", 10_000.0),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
         "hidden_act": "silu",
         "use_sliding_window": False,
-        "attention_bias": known.kind == "llama" and "blk.0.attn_q.bias" in tensors,
+        "attention_bias": header.architecture == "llama" and "blk.0.attn_q.bias" in header.tensors,
     }
 
 
-def _save(reader: GGUFReader, config: Mapping[str, Any], folder: Path, dtype: str) -> None:
-    """The tensors, in as few files as their size allows."""
+def _save(file: Path, header: _Header, config: Mapping[str, Any], folder: Path, dtype: str) -> None:
+    """Write the tensors, in as few files as their size allows."""
     import torch
     from safetensors.torch import save_file
     from tqdm import tqdm
@@ -215,7 +248,7 @@ def _save(reader: GGUFReader, config: Mapping[str, Any], folder: Path, dtype: st
     shards: list[dict[str, Tensor]] = [{}]
     held = 0
     where: dict[str, int] = {}
-    bar = tqdm(_tensors(reader, config), "Converting", len(reader.tensors), disable=None, leave=False)
+    bar = tqdm(_tensors(file, header, config), "Converting", len(header.tensors), disable=None, leave=False)
     for name, tensor in bar:
         kept = tensor.to(getattr(torch, dtype))
         if shards[-1] and held + kept.nbytes > _SHARD:
@@ -238,19 +271,21 @@ def _shard(number: int) -> str:
     return f"model-{number:05}.safetensors"
 
 
-def _tensors(reader: GGUFReader, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+def _tensors(file: Path, header: _Header, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     import torch
     from gguf.quants import dequantize
 
-    for held in reader.tensors:
-        name = _name(held.name)
+    data = np.memmap(file, mode="r")
+    for theirs, info in header.tensors.items():
+        name = _name(theirs)
+        blocks = data[info.start : info.start + info.size].reshape(info.shape)
         try:
-            tensor = torch.from_numpy(dequantize(held.data, held.tensor_type).copy())
+            tensor = torch.from_numpy(dequantize(blocks, info.kind).copy())
         except NotImplementedError as error:
-            raise GgufError(f"the tensor '{held.name}' is quantised in a way that is not read here: {error}") from None
-        if config["model_type"] == "llama" and ".attn_q." in held.name:
+            raise GgufError(f"the tensor '{theirs}' is quantised in a way that is not read here: {error}") from None
+        if config["model_type"] == "llama" and ".attn_q." in theirs:
             tensor = _unpaired(tensor, config["num_attention_heads"])
-        if config["model_type"] == "llama" and ".attn_k." in held.name:
+        if config["model_type"] == "llama" and ".attn_k." in theirs:
             tensor = _unpaired(tensor, config["num_key_value_heads"])
         yield name, tensor
 
@@ -271,49 +306,49 @@ def _unpaired(weight: Tensor, heads: int) -> Tensor:
     return weight.view(heads, -1, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape).contiguous()
 
 
-def _tokenizer(known: _Fields, special: Mapping[str, int]) -> tuple[Tokenizer, dict[str, Any]]:
-    """A byte-level tokenizer as the file describes it, and what tokenizer_config.json says of it."""
+def _tokenizer(header: _Header, special: Mapping[str, int]) -> tuple[Tokenizer, dict[str, Any]]:
+    """The byte-level tokenizer that the file describes, and the content of tokenizer_config.json."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
-    model, way = known.get("tokenizer.ggml.model"), known.get("tokenizer.ggml.pre", "default")
-    ways = (*_PLAIN, *_DIGITS, *_SPLITS)
-    if model != "gpt2" or way not in ways:
+    model, split_name = header.get("tokenizer.ggml.model"), header.get("tokenizer.ggml.pre", "default")
+    known = (*_PLAIN, *_DIGITS, *_SPLITS)
+    if model != "gpt2" or split_name not in known:
         raise GgufError(
-            f"the GGUF file's tokenizer is of kind '{model}', '{way}'; read here are byte-level ones (gpt2: "
-            f"{', '.join(ways)}). Give the folder of the original, which has a tokenizer.json"
+            f"the GGUF file's tokenizer is of kind '{model}', '{split_name}'; read here are byte-level ones (gpt2: "
+            f"{', '.join(known)}). Give the folder of the original, which has a tokenizer.json"
         )
-    tokens: list[str] = known.get("tokenizer.ggml.tokens")
-    kinds: list[int] = known.get("tokenizer.ggml.token_type", [1] * len(tokens))
-    merges = [tuple(merge.split(" ", 1)) for merge in known.get("tokenizer.ggml.merges")]
+    tokens: list[str] = header.get("tokenizer.ggml.tokens")
+    kinds: list[int] = header.get("tokenizer.ggml.token_type", [1] * len(tokens))
+    merges = [tuple(merge.split(" ", 1)) for merge in header.get("tokenizer.ggml.merges")]
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    made.add_special_tokens(
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.add_special_tokens(
         [AddedToken(token, special=True) for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL]
     )
-    made.add_tokens(
+    tokenizer.add_tokens(
         [AddedToken(token, normalized=False) for token, kind in zip(tokens, kinds, strict=True) if kind == _DEFINED]
     )
-    if made.get_vocab_size() != len(tokens):
-        raise GgufError(f"the GGUF file's {len(tokens):,} tokens make a vocabulary of {made.get_vocab_size():,}")
-    split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=way not in _SPLITS)
-    if way in _DIGITS:
-        made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), split])
-    elif way in _SPLITS:
-        isolated = pre_tokenizers.Split(Regex(_SPLITS[way]), behavior="isolated")
-        made.pre_tokenizer = pre_tokenizers.Sequence([isolated, split])
+    if tokenizer.get_vocab_size() != len(tokens):
+        raise GgufError(f"the GGUF file's {len(tokens):,} tokens make a vocabulary of {tokenizer.get_vocab_size():,}")
+    split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split_name not in _SPLITS)
+    if split_name in _DIGITS:
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), split])
+    elif split_name in _SPLITS:
+        isolated = pre_tokenizers.Split(Regex(_SPLITS[split_name]), behavior="isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([isolated, split])
     else:
-        made.pre_tokenizer = split
-    made.decoder = decoders.ByteLevel()
+        tokenizer.pre_tokenizer = split
+    tokenizer.decoder = decoders.ByteLevel()
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "model_max_length": known.of_kind("context_length"),
-        "chat_template": known.get("tokenizer.chat_template"),
+        "model_max_length": header.of_architecture("context_length"),
+        "chat_template": header.get("tokenizer.chat_template"),
     }
     settings |= {name.removesuffix("_id"): tokens[index] for name, index in special.items()}
-    if known.get("tokenizer.ggml.add_bos_token") and "bos_token_id" in special:
+    if header.get("tokenizer.ggml.add_bos_token") and "bos_token_id" in special:
         bos = settings["bos_token"]
-        made.post_processor = processors.TemplateProcessing(
+        tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", pair=None, special_tokens=[(bos, special["bos_token_id"])]
         )
-    return made, {name: value for name, value in settings.items() if value is not None}
+    return tokenizer, {name: value for name, value in settings.items() if value is not None}
