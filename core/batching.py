@@ -1,12 +1,12 @@
-"""A batch that never ends: requests enter and leave while others are decoded, each row as it would be alone.
+"""Continuous batching: requests enter and leave while others are decoded, and each gives the same output as alone.
 
-Rows stand in a rectangle of cache, each with positions of its own. A row that is finished leaves a hole, which the next
-request fills; where nobody waits, holes are closed once they are half of the rows. Requests are served in the order
-they came; one that does not fit yet may be overtaken, but only so often. A long prompt is read a piece a round, so that
-nobody waits for it longer than that. Knows the protocol, nothing of what a token means.
+Rows share a rectangular cache, each with its own positions. A finished row leaves a hole, which the next request fills;
+if no request is waiting, holes are closed once they are half of the rows. Requests are served in order of arrival; one
+that does not fit yet may be overtaken a limited number of times. A long prompt is read one chunk per step, which bounds
+the delay of the other rows. Knows the protocol, nothing of what a token means.
 
-Compared with Batch Speculative Decoding Done Right (arXiv 2510.22876), which pads the rows anew at every step or groups
-rows of one length, nothing is realigned here.
+Batch Speculative Decoding Done Right (arXiv 2510.22876) pads rows anew at every step or groups rows of one length; here
+nothing is realigned.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from functools import partial
 
 from outrider.core.decode import Run, Stop, check_prompt
 from outrider.core.distribution import Sampling
-from outrider.core.drafters.per_row import joined
+from outrider.core.drafters.per_row import batched
 from outrider.core.errors import Incompatible, InvalidOption
-from outrider.core.protocol import PIECE, BatchedTarget, Drafter, Plain, Prefill, Rule
+from outrider.core.protocol import PREFILL_CHUNK, BatchedTarget, Drafter, Plain, Prefill, Rule
 from outrider.core.rng import CounterRNG, mix
 from outrider.core.step_recorder import Record
 from outrider.core.trace import Step
 
-_SCRATCH = 64  # slots of a row for what is drafted and not yet read
+_SCRATCH = 64  # slots of a row for drafts and tokens not yet read
 
 
 @dataclass(eq=False)
 class _Row:
-    """A request, waiting or under way."""
+    """A request, waiting or active."""
 
     number: int
     prompt: Sequence[int]
     limit: int
     seed: int
-    width: int  # slots it needs at most
+    width: int  # slots that it may need
     overtaken: int = 0
     round: int = 0
     reading: Generator[None, None, Prefill] | None = None
 
 
 class ContinuousBatch:
-    """Requests side by side, at most `rows` at a time and in at most `memory` bytes of cache; `make` gives a drafter
-    (None: plain decoding). What waits is kept as token ids, `waiting` requests at most.
+    """Decodes at most `rows` requests at a time in at most `memory` bytes of cache; `make` gives a drafter (None: plain
+    decoding). At most `waiting` further requests are queued; one that does not fit is overtaken `patience` times.
 
-    `stop(number, tokens)` is as for `decode`, the row being a request's number. Not for several threads at once.
+    `stop(number, tokens)` is as for `decode`, with a request's number for the row. Not thread-safe.
     """
 
     def __init__(
@@ -67,13 +67,14 @@ class ContinuousBatch:
             raise InvalidOption(
                 f"rows={rows}, waiting={waiting}, patience={patience}: each must be 1 or more, patience may be 0"
             )
-        if not hasattr(target, "enter"):
+        if not isinstance(target, BatchedTarget):
             raise Incompatible(
-                f"{type(target).__name__} can't have rows enter and leave; take a model that runs on our own decoder "
-                "(Llama's or Qwen's family), or give generate() a list of prompts"
+                f"{type(target).__name__} does not support continuous batching; take a model that runs on our own "
+                "decoder (Llama's or Qwen's family), or give generate() a list of prompts"
             )
-        self.target, self.rows, self.memory, self.most, self.patience = target, rows, memory, waiting, patience
-        self._drafter = joined(Plain if make is None else make)
+        self.target, self.rows, self.memory = target, rows, memory
+        self.max_waiting, self.patience = waiting, patience
+        self._drafter = batched(Plain if make is None else make)
         if self._drafter.vocabulary not in (None, target.vocabulary):
             raise Incompatible(
                 f"the drafter has a vocabulary of {self._drafter.vocabulary} and the target one of {target.vocabulary}"
@@ -96,29 +97,30 @@ class ContinuousBatch:
         self._queue: deque[_Row] = deque()
         self._cancelled: set[int] = set()
         self._next = 0
-        self._width = 0  # of the rows there are
+        self._width = 0  # slots of each row
 
     # ---- from outside
 
-    def add(self, prompt: Sequence[int], limit: int, *, seed: int = 0) -> int:
-        """A request -> its number. Its output is what `decode` gives for it alone with `seed=[seed]`."""
+    def add(self, prompt: Sequence[int], max_new_tokens: int, *, seed: int = 0) -> int:
+        """Queue a request -> its number. Its output is that of `decode` for it alone with `seed=[seed]`."""
         check_prompt(prompt, self.target.vocabulary, f"request {self._next}'s prompt")
-        if limit < 1:
-            raise InvalidOption(f"the limit is {limit}; it must be 1 or more new tokens")
-        if len(self._queue) >= self.most:
+        if max_new_tokens < 1:
+            raise InvalidOption(f"max_new_tokens is {max_new_tokens}; it must be 1 or more")
+        if len(self._queue) >= self.max_waiting:
             raise InvalidOption(f"{len(self._queue):,} requests are waiting already; run the batch before adding more")
-        row = _Row(self._next, list(prompt), limit, seed, len(prompt) + limit + _SCRATCH)
+        row = _Row(self._next, list(prompt), max_new_tokens, seed, len(prompt) + max_new_tokens + _SCRATCH)
         if self.memory is not None and self._bytes(1, row.width) > self.memory:
             raise InvalidOption(
-                f"a prompt of {len(prompt):,} tokens and {limit:,} new ones need {self._bytes(1, row.width):,} bytes "
-                f"of cache, and the batch may have {self.memory:,}; lower the limit or give it more memory"
+                f"a prompt of {len(prompt):,} tokens and {max_new_tokens:,} new ones need "
+                f"{self._bytes(1, row.width):,} bytes of cache, and the batch may have {self.memory:,}; lower "
+                "max_new_tokens or give it more memory"
             )
         self._queue.append(row)
         self._next += 1
         return row.number
 
     def cancel(self, number: int) -> None:
-        """Give a request up, waiting or under way; nothing more comes of it."""
+        """Drop a request, waiting or active, before the next step."""
         self._cancelled.add(number)
 
     @property
@@ -127,7 +129,7 @@ class ContinuousBatch:
 
     @property
     def active(self) -> int:
-        """Requests under way."""
+        """The number of active requests."""
         return sum(row is not None for row in self._slots)
 
     @property
@@ -136,36 +138,36 @@ class ContinuousBatch:
 
     @property
     def cache_bytes(self) -> int:
-        """Held for the rows there are, holes included."""
+        """Held for all rows, holes included."""
         return len(self._slots) * self._width * self.target.slot_bytes
 
     def __iter__(self) -> Iterator[Step]:
-        """Rounds until nobody waits and nobody is under way; more may be added on the way."""
+        """Steps until no request is waiting or active; requests may be added meanwhile."""
         while not self.idle:
             yield from self.round()
 
     def round(self) -> list[Step]:
-        """One round: requests enter, a piece of a prompt is read, every row that can be is decoded. The steps' rows are
-        the requests' numbers."""
+        """One step: requests enter, a chunk of a prompt is read, every row that is ready is decoded. The rows of the
+        Steps are the requests' numbers."""
         self._drop()
         self._admit()
         self._read()
         if not any(self._run.open):
             return []
         steps = self._run.round([0 if row is None else row.round for row in self._slots])
-        found = []
+        renumbered = []
         for step in steps:
             row = self._slots[step.row]
             assert row is not None
             row.round += 1
-            found.append(replace(step, row=row.number))
+            renumbered.append(replace(step, row=row.number))
             if step.finish is not None:
                 self._vacate(step.row)
         self._close_up()
-        return found
+        return renumbered
 
     def close(self) -> None:
-        """Give everything up."""
+        """Drop all requests and free the memory."""
         self._queue.clear()
         self._slots, self._width = [], 0
         self._run.open = []
@@ -182,7 +184,7 @@ class ContinuousBatch:
         return rows * (-(-width // 64) * 64) * self.target.slot_bytes
 
     def _drop(self) -> None:
-        """Those cancelled since the last round."""
+        """Remove the requests cancelled since the last step."""
         if not self._cancelled:
             return
         self._queue = deque(row for row in self._queue if row.number not in self._cancelled)
@@ -203,34 +205,34 @@ class ContinuousBatch:
         self._run.open[slot], self._run.emitted[slot] = False, []
 
     def _admit(self) -> None:
-        """Whoever fits, in the order they came, but for those that may be overtaken."""
+        """Activate the requests that fit, in order of arrival; those that don't fit may be overtaken."""
         chosen: list[_Row] = []
-        passed: list[_Row] = []
-        there = [row for row in self._slots if row is not None]
+        overtaken: list[_Row] = []
+        active = [row for row in self._slots if row is not None]
         for row in list(self._queue):
-            together = [*there, *chosen, row]
+            together = [*active, *chosen, row]
             if len(together) > self.rows:
                 break
-            wide = max(one.width for one in together)
-            if self.memory is None or self._bytes(len(together), wide) <= self.memory:
-                if self.memory is not None and self._bytes(len(self._slots), wide) > self.memory:
+            width = max(each.width for each in together)
+            if self.memory is None or self._bytes(len(together), width) <= self.memory:
+                if self.memory is not None and self._bytes(len(self._slots), width) > self.memory:
                     self._close_up(at_once=True)
                 chosen.append(row)
-                for one in passed:
-                    one.overtaken += 1
+                for other in overtaken:
+                    other.overtaken += 1
             elif row.overtaken >= self.patience:
                 break
             else:
-                passed.append(row)
+                overtaken.append(row)
         if not chosen:
             return
         taken = {row.number for row in chosen}
         self._queue = deque(row for row in self._queue if row.number not in taken)
         holes = [slot for slot, row in enumerate(self._slots) if row is None]
-        wide = max(row.width for row in (*there, *chosen))
+        width = max(row.width for row in (*active, *chosen))
         more = max(len(chosen) - len(holes), 0)
-        if more or wide > self._width:
-            self._arrange([*range(len(self._slots)), *[-1] * more], wide)
+        if more or width > self._width:
+            self._arrange([*range(len(self._slots)), *[-1] * more], width)
             holes = [slot for slot, row in enumerate(self._slots) if row is None]
         for slot, row in zip(holes, chosen, strict=False):
             self._slots[slot] = row
@@ -239,7 +241,7 @@ class ContinuousBatch:
             self._run.rng.seeds[slot] = mix(mix(row.seed))
 
     def _arrange(self, order: list[int], width: int) -> None:
-        """Row i is what row order[i] was; -1: a hole. Nobody may be in the middle of a prompt's piece."""
+        """Reorder the rows: row i becomes the former row order[i]; -1: a hole. Not within a chunk of a prompt."""
         run = self._run
         width = max([width, *(row.width for row in self._slots if row is not None)])
         self._width = -(-width // 64) * 64
@@ -252,20 +254,20 @@ class ContinuousBatch:
         run.rng.seeds = [run.rng.seeds[row] if row >= 0 else 0 for row in order]
 
     def _close_up(self, *, at_once: bool = False) -> None:
-        """Holes are closed lazily: where nobody waits, and they are half of the rows or more."""
-        there = [slot for slot, row in enumerate(self._slots) if row is not None]
-        if at_once or (self._slots and not self._queue and 2 * len(there) <= len(self._slots)):
-            self._arrange(there, 0)
+        """Close the holes if no request is waiting and they are half of the rows or more."""
+        active = [slot for slot, row in enumerate(self._slots) if row is not None]
+        if at_once or (self._slots and not self._queue and 2 * len(active) <= len(self._slots)):
+            self._arrange(active, 0)
 
     def _read(self) -> None:
-        """A piece's worth of prompts, those that came first; more, while nobody could be decoded otherwise."""
+        """Read one chunk of the earliest prompts; more while no row is ready to be decoded."""
         reading = sorted((row.number, slot) for slot, row in enumerate(self._slots) if row is not None and row.reading)
         tokens = 0
         for _, slot in reading:
             row = self._slots[slot]
             assert row is not None and row.reading is not None
-            while tokens < PIECE or not any(self._run.open):
-                tokens += min(len(row.prompt), PIECE)
+            while tokens < PREFILL_CHUNK or not any(self._run.open):
+                tokens += min(len(row.prompt), PREFILL_CHUNK)
                 try:
                     next(row.reading)
                 except StopIteration as end:

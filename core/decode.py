@@ -1,7 +1,7 @@
-"""The one loop: propose, score, judge, cut, keep, observe; batched, ragged, a generator of Steps.
+"""The decoding loop: propose, score, decide, cut, keep, observe. A generator of Steps, for batches of ragged rows.
 
-Plain decoding is the same loop with an empty draft. The loop knows neither what drafts nor what judges nor what a
-token means. On CUDA the host looks at the device once a step, when the verdict is fetched.
+Plain decoding is the same loop with an empty draft. The loop knows nothing of how drafts are made, how a rule decides
+or what a token means. On CUDA the host synchronises with the device once per step, when the verdict is fetched.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from outrider.core.device import SideTransfer, upload
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.errors import Incompatible, InvalidOption
-from outrider.core.protocol import Drafter, Plain, Prompts, Rule, Scores, Target
+from outrider.core.protocol import CapturingTarget, Drafter, OverlappedDrafter, Plain, Prompts, Rule, Scores, Target
 from outrider.core.rng import CounterRNG
 from outrider.core.step_recorder import Extras, Record, Seen
 from outrider.core.trace import Finish, Step, Times
 
-Stop = Callable[[int, Sequence[int]], int | None]  # (row, all tokens the row has emitted) -> how many of them stay
+Stop = Callable[[int, Sequence[int]], int | None]  # (row, all tokens it has emitted) -> where to cut them; None: go on
 
 
 def decode(
@@ -33,20 +33,20 @@ def decode(
     prompts: Prompts,
     *,
     sampling: Sampling | None = None,
-    limit: int | Sequence[int],
+    max_new_tokens: int | Sequence[int],
     stop: Stop | None = None,
     seed: int | Sequence[int] | CounterRNG = 0,
     record: Record | None = None,
 ) -> Iterator[Step]:
-    """Decode every prompt until its end token, its stop or its limit of new tokens; yields one Step a row and round.
+    """Decode each prompt until its end token, its stop or its `max_new_tokens`; yields a Step per row and target pass.
 
-    Everything is checked before the first step. Closing the generator frees what the target holds.
+    Arguments are checked before the first step. Closing the generator frees the target's memory.
     """
-    chosen: Drafter = Plain() if drafter is None else drafter
-    limits = [limit] * len(prompts) if isinstance(limit, int) else list(limit)
-    _check(target, chosen, prompts, limits, seed)
+    drafter = Plain() if drafter is None else drafter
+    limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
+    _check(target, drafter, prompts, limits, seed)
     rng = seed if isinstance(seed, CounterRNG) else CounterRNG.of(seed, len(prompts), target.device)
-    run = Run(target, chosen, rule, sampling or Sampling(), rng, stop=stop, record=record or Record())
+    run = Run(target, drafter, rule, sampling or Sampling(), rng, stop=stop, record=record or Record())
     return run.steps(prompts, limits)
 
 
@@ -60,9 +60,11 @@ def _check(
     for row, prompt in enumerate(prompts):
         check_prompt(prompt, target.vocabulary, f"prompt {row}")
     if len(limits) != len(prompts):
-        raise InvalidOption(f"there are {len(limits)} limits for {len(prompts)} prompts; give one for all or one each")
+        raise InvalidOption(
+            f"max_new_tokens has {len(limits)} values for {len(prompts)} prompts; give one for all or one each"
+        )
     if min(limits) < 1:
-        raise InvalidOption(f"the limit is {min(limits)}; it must be 1 or more new tokens")
+        raise InvalidOption(f"max_new_tokens is {min(limits)}; it must be 1 or more")
     if not isinstance(seed, int | CounterRNG) and len(seed) != len(prompts):
         raise InvalidOption(f"there are {len(seed)} seeds for {len(prompts)} prompts; give one for all or one each")
     if drafter.vocabulary is not None and drafter.vocabulary != target.vocabulary:
@@ -73,14 +75,14 @@ def _check(
     if not target.rollback and not isinstance(drafter, Plain):
         raise Incompatible(
             "this target cannot drop tokens it has read (recurrent state or a sliding window), "
-            "so rejected guesses could not be undone; decode it plainly with drafter=None"
+            "so rejected guesses could not be undone; use plain decoding, drafter=None"
         )
 
 
 def check_prompt(prompt: Sequence[int], vocabulary: int, name: str) -> None:
-    """Refuse one that the target can't read."""
+    """Refuse a prompt that the target can't read."""
     if not len(prompt):
-        raise InvalidOption(f"{name} is empty; a model needs at least one token to go on from")
+        raise InvalidOption(f"{name} is empty; a model needs at least one token to continue from")
     low, high = min(prompt), max(prompt)
     if low < 0 or high >= vocabulary:
         wrong = low if low < 0 else high
@@ -90,8 +92,8 @@ def check_prompt(prompt: Sequence[int], vocabulary: int, name: str) -> None:
 def commit(
     row: int, before: Sequence[int], emitted: Sequence[int], end: Sequence[int], stop: Stop | None, limit: int
 ) -> tuple[int, Finish | None]:
-    """How many of a row's newly emitted tokens stay, and whether the row is finished: by an end token (which stays),
-    else by its stop, else by its limit, in that order. The only place where output is cut."""
+    """How many of a row's newly emitted tokens to keep, and whether the row is finished: by an end token (which is
+    kept), else by its stop, else by its limit, in that order. The only place where output is cut."""
     count, finish = len(emitted), None
     for place, token in enumerate(emitted):
         if token in end:
@@ -112,7 +114,7 @@ def commit(
 
 
 class _Watch:
-    """Splits the time of a round by what it was spent on; on CUDA by events, read after the round's one look."""
+    """Splits the time of a step by phase; on CUDA with events, which are read without waiting."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
@@ -127,7 +129,7 @@ class _Watch:
         return event
 
     def start(self) -> None:
-        """Time from here on; what a consumer does between two rounds is its own affair."""
+        """Time from here on, without what the consumer does between two steps."""
         self._last = self._now()
 
     def lap(self, name: str) -> None:
@@ -136,8 +138,8 @@ class _Watch:
         self._last = now
 
     def read(self) -> Times:
-        """The laps since the last reading, as far as the device has got: reading waits for nothing, so that on CUDA
-        what follows the verdict is counted with the next round."""
+        """The laps since the last reading that the device has completed; on CUDA, what follows the verdict is counted
+        with the next step."""
         spent = {"draft": 0.0, "score": 0.0, "rule": 0.0, "rest": 0.0}
         later: list[tuple[str, object, object]] = []
         for name, start, stop in self._laps:
@@ -153,8 +155,8 @@ class _Watch:
 
 
 class Run:
-    """Rows that are decoded side by side, and what each has emitted. `decode` begins with all of them and ends with the
-    last; outrider.core.batching has them come and go between the rounds."""
+    """Rows that are decoded together, and the tokens that each has emitted. `decode` begins with all of them and ends
+    with the last; in outrider.core.batching they enter and leave between steps."""
 
     def __init__(
         self,
@@ -167,14 +169,15 @@ class Run:
         stop: Stop | None,
         record: Record,
     ) -> None:
-        judge = getattr(target, "judge", None)  # a target that records its passes may record verdicts too
-        self.target, self.drafter, self.rule = target, drafter, rule if judge is None else judge(rule)
+        self.target, self.drafter = target, drafter
+        self.rule = target.captured(rule) if isinstance(target, CapturingTarget) else rule
+        self._overlapped = drafter if isinstance(drafter, OverlappedDrafter) else None
         self.sampling, self.stop, self.rng, self.record = sampling, stop, rng, record
         self.limits: list[int] = []
         self.emitted: list[list[int]] = []
         self.open: list[bool] = []
         self._watch = _Watch(target.device)
-        self._other: SideTransfer | None = None
+        self._side: SideTransfer | None = None
 
     def steps(self, prompts: Prompts, limits: list[int]) -> Iterator[Step]:
         self.limits, self.emitted, self.open = limits, [[] for _ in prompts], [True] * len(prompts)
@@ -190,16 +193,18 @@ class Run:
                 self.end()
 
     def end(self) -> None:
-        if self._other is not None:
-            self._other.end()
+        if self._side is not None:
+            self._side.end()
         self.drafter.end()
         self.target.end()
 
-    def _beside(self, ahead: Callable[[Draft], None], draft: Draft) -> Scores:
-        """The target's scores, while the drafter is busy in a thread, and on a GPU on a stream, of its own."""
-        if self._other is None:
-            self._other = SideTransfer(self.target.device)
-        with self._other.run(ahead, draft):
+    def _score(self, draft: Draft) -> Scores:
+        """The target's scores. An overlapped drafter drafts on meanwhile, in a thread or on a CUDA stream."""
+        if self._overlapped is None:
+            return self.target.score(draft)
+        if self._side is None:
+            self._side = SideTransfer(self.target.device)
+        with self._side.run(self._overlapped.draft_ahead, draft):
             return self.target.score(draft)
 
     def _room(self) -> Tensor:
@@ -210,7 +215,7 @@ class Run:
         return torch.tensor(left)
 
     def round(self, index: int | Sequence[int]) -> list[Step]:
-        """One round of every open row; `index` is the round's number, or each row's own."""
+        """One step of every open row; `index` is the step's number, or each row's own."""
         rng, drafter, target, watch = self.rng, self.drafter, self.target, self._watch
         watch.start()
         rng.at(index, self.open)
@@ -219,8 +224,7 @@ class Run:
         draft = drafter.propose(self._room(), rng)
         watch.lap("draft")
         rng.reserve(draft.size + 1)
-        ahead = getattr(drafter, "ahead", None)
-        scores = target.score(draft) if ahead is None else self._beside(ahead, draft)
+        scores = self._score(draft)
         watch.lap("score")
         verdict = self.rule(draft, scores, rng)
         seen = Seen(draft, verdict, self.record.nodes)
@@ -245,8 +249,8 @@ class Run:
         watch.lap("rest")
         times = watch.read()
         return [
-            Step(row=row, index=number, finish=finish, times=times, alive=alive, cost=cost, **one, **two)  # type: ignore[arg-type]
-            for row, one, two, finish in parts
+            Step(row=row, index=number, finish=finish, times=times, alive=alive, cost=cost, **own, **extra)  # type: ignore[arg-type]
+            for row, own, extra, finish in parts
             for number in [index if isinstance(index, int) else index[row]]
         ]
 

@@ -1,15 +1,18 @@
 """The protocol of the loop: what a target, a drafter and an acceptance rule must provide, and the data they exchange.
 
-Knows drafts and distributions; nothing of what a token means. Guidance, codecs and prompts are a target's own business:
-it returns logits, from which `Scores` makes distributions row by row.
+What only some of them can do is a Protocol of its own, checked with `isinstance` where the loop or another drafter is
+built; `capabilities` lists those of a drafter. Knows drafts and distributions, nothing of what a token means: a target
+returns logits, and `Scores` turns them into distributions row by row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from enum import StrEnum
+from typing import Literal, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,24 +21,24 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.rng import CounterRNG
 
 Prompts = Sequence[Sequence[int]]
-PIECE = 512  # prompt tokens a pass
+PREFILL_CHUNK = 512  # prompt tokens per pass
 
 
 @dataclass(frozen=True)
 class Prefill:
-    """What reading the prompts gave: hidden states [B, L, D] at each tap asked for, rows padded on the right; and the
-    target itself, for drafters that are the same weights seen cheaper (None: it can't be seen so)."""
+    """The result of reading the prompts: hidden states [B, L, D] at each requested tap, rows padded on the right; and
+    the target, for drafters that are a cheaper view of the same weights (None: the target has no such view)."""
 
     hidden: Mapping[str, Tensor] = field(default_factory=dict)
-    itself: SelfDraftable | None = None
+    self_draftable: SelfDraftable | None = None
 
 
 class Scores:
-    """The target's distributions after the root (row 0) and after each draft node (row i + 1), made when asked for.
+    """The target's distributions after the root (row 0) and after each draft node (row i + 1), computed on request.
 
-    `logits` is [B, R, V], or a function from rows [B, K] to [B, K, V] for targets that would rather not compute them
-    all (where rows come and go, called with a slice of members as well: of those alone). `first` is the row that logits
-    begin with: a draft that grows level by level is scored in pieces.
+    `logits` is [B, R, V], or a function from rows [B, K] to [B, K, V] for targets that compute only the requested rows
+    (in continuous batches the function also takes a slice of batch members). `first` is the row that logits begin with:
+    a draft that grows level by level is scored in pieces.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class Scores:
         self.first = first
         self._logits = logits
         self._pipeline = pipeline
-        self._every_law: Distribution | None = None
+        self._all_distributions: Distribution | None = None
 
     @property
     def sampling(self) -> Sampling:
@@ -65,14 +68,14 @@ class Scores:
 
     @property
     def whole(self) -> Tensor | None:
-        """All logits [B, N + 1, V], where they have been computed and distributions are made of them as usual."""
-        usual = type(self._pipeline) is LogitsPipeline and not self.first
-        return self._logits if usual and isinstance(self._logits, Tensor) else None
+        """All logits [B, N + 1, V], if they are computed and only the standard processors apply to them."""
+        standard = type(self._pipeline) is LogitsPipeline and not self.first
+        return self._logits if standard and isinstance(self._logits, Tensor) else None
 
     def logits(self, rows: Tensor | None = None) -> Tensor:
-        """Rows [B, K] as the model gave them -> [B, K, V]; all rows from `first` on if none are named."""
+        """The model's logits of rows [B, K] -> [B, K, V]; of all rows from `first` on by default."""
         if not isinstance(self._logits, Tensor):
-            return self._logits(self._every_row() if rows is None else rows)
+            return self._logits(self._all_rows() if rows is None else rows)
         if rows is None:
             return self._logits
         batch, count, vocabulary = self._logits.shape
@@ -80,30 +83,30 @@ class Scores:
         return self._logits.flatten(0, 1).index_select(0, flat.flatten()).view(*rows.shape, vocabulary)
 
     def leading(self, count: int) -> Tensor:
-        """The first rows [B, count, V], as the model gave them."""
+        """The model's logits of the first rows [B, count, V]."""
         if isinstance(self._logits, Tensor) and not self.first:
             return self._logits[:, :count]
         return self.logits(torch.arange(count, device=self.lengths.device).expand(len(self.lengths), -1))
 
-    def _every_row(self) -> Tensor:
+    def _all_rows(self) -> Tensor:
         rows = torch.arange(self.first, self.draft.size + 1, device=self.lengths.device)
         return rows.expand(len(self.lengths), -1)
 
     def row(self, row: int, draft: Draft) -> Scores:
-        """One row's alone, for its own draft: this one's nodes are the first of that row's here."""
-        one, stop = slice(row, row + 1), draft.size + 1 - self.first
+        """The scores of one batch member, for its own draft, whose nodes are the first of that member's here."""
+        member, stop = slice(row, row + 1), draft.size + 1 - self.first
         logits = self._logits
 
-        def some(rows: Tensor) -> Tensor:
+        def of_rows(rows: Tensor) -> Tensor:
             assert not isinstance(logits, Tensor)
-            return logits(rows, one)
+            return logits(rows, member)
 
         return Scores(
             draft,
             self._pipeline.row(row),
-            self.lengths[one],
-            logits[one, :stop] if isinstance(logits, Tensor) else some,
-            {tap: states[one, :stop] for tap, states in self.hidden.items()},
+            self.lengths[member],
+            logits[member, :stop] if isinstance(logits, Tensor) else of_rows,
+            {tap: states[member, :stop] for tap, states in self.hidden.items()},
             self.first,
         )
 
@@ -114,18 +117,18 @@ class Scores:
     def distributions(self, rows: Tensor | None = None) -> Distribution:
         """The distributions after rows [B, K] -> [B, K, S]; after every row from `first` on if none are named. Where
         they hang on nothing else they are kept, once all have been asked for."""
-        if self._every_law is not None:
-            return self._every_law if rows is None else self._every_law.rows(rows - self.first)
+        if self._all_distributions is not None:
+            return self._all_distributions if rows is None else self._all_distributions.rows(rows - self.first)
         path = None
         if self.sampling.remembers and self.draft.size:
             paths = self.draft.path_tokens()
-            wanted = self._every_row() if rows is None else rows
+            wanted = self._all_rows() if rows is None else rows
             path = paths.gather(1, wanted[..., None].expand(-1, -1, paths.shape[2]))
             if self.draft.embeddings is not None:
                 path = torch.where(path < self.vocabulary, path, -1)  # what has no id is no token that was emitted
         distributions = self._pipeline.distribution(self.logits(rows), path)
         if rows is None and not self.sampling.remembers:
-            self._every_law = distributions
+            self._all_distributions = distributions
         return distributions
 
     def position(self, row: Tensor) -> Tensor:
@@ -148,7 +151,7 @@ class Target(Protocol):
     vocabulary: int
     device: torch.device
     rollback: bool  # can it drop what it has scored? False for recurrent state that only moves forward
-    weight_bytes: int  # what one pass reads; 0 where that is nothing to speak of
+    weight_bytes: int  # read by one pass; 0 if negligible
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str]) -> Prefill: ...
     def score(self, draft: Draft, since: int | None = None) -> Scores: ...
@@ -158,41 +161,114 @@ class Target(Protocol):
     def end(self) -> None: ...
 
 
-class BatchedTarget(Target, Protocol):
-    """A target whose rows come and go while others are decoded (outrider.core.batching)."""
+@runtime_checkable
+class Drafter(Protocol):
+    """Proposes drafts. `room` [B], on the host, is how many tokens a row may still draft; -1: the row is finished."""
+
+    vocabulary: int | None  # None: any
+    needs: frozenset[str]  # taps of the target's hidden states that it reads
 
     @property
-    def slot_bytes(self) -> int: ...  # of the cache, for each token of each row
+    def bytes_read(self) -> int: ...  # of weights, so far; 0 for a drafter without weights
+    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None: ...
+    def propose(self, room: Tensor, rng: CounterRNG) -> Draft: ...
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None: ...
+    def end(self) -> None: ...
+
+
+@runtime_checkable
+class Rule(Protocol):
+    """Decides which path of the draft is accepted, and which token follows it."""
+
+    @property
+    def lossless(self) -> bool: ...
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict: ...
+
+
+# ---- what only some targets can do
+
+
+@runtime_checkable
+class BatchedTarget(Target, Protocol):
+    """Rows enter and leave while others are decoded (outrider.core.batching)."""
+
+    @property
+    def slot_bytes(self) -> int: ...  # of cache, per token and row
     def open(self, sampling: Sampling, needs: frozenset[str]) -> None:
-        """Begin with no rows."""
+        """Begin without rows."""
 
     def arrange(self, order: Sequence[int], width: int) -> None:
-        """Row i is from now on what row order[i] was; -1: an empty one. Rows have room for `width` tokens, scratch
-        included."""
+        """Reorder the rows: row i becomes the former row order[i]; -1: an empty one. Each has room for `width` tokens,
+        scratch included."""
 
     def enter(self, row: Callable[[], int], prompt: Sequence[int]) -> Generator[None, None, Prefill]:
-        """Read a prompt into the row that it stands in by then, PIECE tokens at a time; other rows may be decoded in
-        between. Returns its prefill."""
+        """Read a prompt into a row, PREFILL_CHUNK tokens per step; other rows may be decoded in between, and `row`
+        gives the row's current index. Returns its prefill."""
 
     def leave(self, row: int) -> None:
-        """A row is finished; it is a hole now."""
+        """Free a row."""
+
+
+@runtime_checkable
+class BoundedTarget(Protocol):
+    """Reads sequences of a limited length."""
+
+    @property
+    def context(self) -> int: ...  # tokens
+
+
+@runtime_checkable
+class CapturingTarget(Protocol):
+    """Records its passes (CUDA graphs), and an acceptance rule's verdicts with them."""
+
+    def captured(self, rule: Rule) -> Rule:
+        """The rule, its verdicts recorded; the rule as it is where nothing is recorded."""
+
+
+@runtime_checkable
+class ChainDrawing(Protocol):
+    """Draws a whole chain of a single row in one call."""
+
+    def draw_chain(self, numbers: np.ndarray) -> tuple[Tensor, Distribution] | None:
+        """Tokens [1, K] drawn by uniform numbers [K], and their distributions [1, K, V]; None: not in this state."""
+
+
+@runtime_checkable
+class TreeGrowing(Protocol):
+    """Grows a whole tree of likeliest tokens of a single row in one call."""
+
+    def grow_tree(self, depth: int, width: int, floor: float) -> tuple[list[int], list[int], list[float]] | None:
+        """Tokens, parents and path log-probabilities: `width` successors of the `width` best nodes of each level, none
+        less likely than `floor`; None: not in this state."""
 
 
 class View(Target, Protocol):
-    """A target's own weights seen cheaper, over its cache. Begun after it on the same prompts; moves when it does."""
+    """A cheaper view of a target's own weights, over its cache. Begun after the target on the same prompts; its rows
+    move when the target's do."""
+
+    mute: bool  # compute no logits, only the hidden states at the exit
+    cache_passes: int  # passes of the whole target over its cache, to choose the entries to attend to
+
+    @property
+    def cache_bytes(self) -> int: ...  # of cache entries that it holds copies of
+    @property
+    def layer_bytes(self) -> int: ...  # of the layers' weights alone
+    def carry(self) -> object:
+        """The state for the target to continue from, for Draft.carry; None if it cannot."""
 
     def recall(self, texts: Prompts, count: int) -> Tensor:
-        """What it would have said ahead of each of the last `count` committed tokens of each row, in one pass: logits
-        [B, count, V], row b's first min(count, len(texts[b]) - 1) of them being meant. `texts`: all of each row."""
+        """The view's logits [B, count, V] ahead of each of the last `count` committed tokens of each row, in one pass;
+        only the first min(count, len(texts[b]) - 1) of row b are valid. `texts`: each row from its first token."""
 
 
 class SelfDraftable(Protocol):
-    """A target that can be seen cheaper, to draft for itself."""
+    """A target with cheaper views of itself, which draft for it."""
 
     weight_bytes: int
+    reads_embeddings: bool  # does it read a draft's own embeddings (Draft.embeddings)?
 
     @property
-    def sublayers(self) -> tuple[str, ...]: ...  # what a view may skip
+    def sublayers(self) -> tuple[str, ...]: ...  # the names that `skip` takes
     def view(
         self,
         *,
@@ -204,48 +280,120 @@ class SelfDraftable(Protocol):
         bits: int | None = None,
     ) -> View: ...
     def likeness(self, texts: Prompts, count: int) -> Tensor:
-        """[B, sublayers] cosine of what enters and what leaves each, averaged over the last `count` tokens read."""
+        """[B, sublayers] cosine between each sublayer's input and output, averaged over the last `count` tokens."""
+
+
+# ---- what only some drafters can do
+
+
+@runtime_checkable
+class BatchedDrafter(Drafter, Protocol):
+    """Rows enter and leave while others draft, as those of a BatchedTarget do."""
+
+    def supports_batching(self) -> bool:
+        """Does it, with the options it has? If not, one is made per row (outrider.core.drafters.per_row)."""
+
+    def open(self, sampling: Sampling) -> None: ...
+    def arrange(self, order: Sequence[int], width: int) -> None: ...
+    def enter(self, row: int, prefill: Prefill, prompt: Sequence[int]) -> None: ...
+    def leave(self, row: int) -> None: ...
+
+
+@runtime_checkable
+class OverlappedDrafter(Protocol):
+    """Drafts on while the target scores: in a thread of its own (on a GPU, on a stream of its own)."""
+
+    def draft_ahead(self, draft: Draft) -> None:
+        """Prepare for the outcomes of this draft; shares nothing with the target, and ends before the rule decides."""
+
+
+@runtime_checkable
+class CatchUpDrafter(Protocol):
+    """May be left out of steps, and catches up from the committed tokens alone."""
+
+    def observe_committed(self, row: int, tokens: Sequence[int]) -> None:
+        """Read what a row committed since the drafter last took part."""
+
+
+@runtime_checkable
+class DiscardingDrafter(Protocol):
+    """Holds scratch of its own draft, to be dropped when another draft was scored instead."""
+
+    def discard_draft(self) -> None: ...
+
+
+@runtime_checkable
+class StandaloneDrafter(Protocol):
+    """Reads its next guesses off the scores of its own draft, so that no other drafter may take a step in between."""
+
+    standalone: Literal[True]
+
+
+@runtime_checkable
+class CrowdAwareDrafter(Protocol):
+    """Weighs its drafts by how many rows share the target pass."""
+
+    def set_crowd(self, rows: int) -> None: ...
+
+
+@runtime_checkable
+class CombinedDrafter(Protocol):
+    """Drafts with several drafters."""
+
+    @property
+    def drafters(self) -> Sequence[Drafter]: ...
+
+
+class WeightFree:
+    """Base of drafters that read tokens and scores alone: no weights, no hidden states, any vocabulary."""
+
+    vocabulary: int | None = None
+    needs: frozenset[str] = frozenset()
+    bytes_read: int = 0
+
+
+class Capability(StrEnum):
+    """What a drafter can do besides drafting; the rows of outrider.core.methods declare it."""
+
+    BATCHED = "batched"
+    OVERLAPPED = "overlapped"
+    CATCHES_UP = "catches up"
+    DISCARDS = "discards"
+    STANDALONE = "standalone"
+    CROWD_AWARE = "crowd-aware"
+    COMBINES = "combines"
+    WEIGHT_FREE = "weight-free"
+
+
+_PROTOCOLS: dict[Capability, type] = {
+    Capability.BATCHED: BatchedDrafter,
+    Capability.OVERLAPPED: OverlappedDrafter,
+    Capability.CATCHES_UP: CatchUpDrafter,
+    Capability.DISCARDS: DiscardingDrafter,
+    Capability.STANDALONE: StandaloneDrafter,
+    Capability.CROWD_AWARE: CrowdAwareDrafter,
+    Capability.COMBINES: CombinedDrafter,
+    Capability.WEIGHT_FREE: WeightFree,
+}
+
+
+def capabilities(drafter: Drafter) -> frozenset[Capability]:
+    """What a drafter can do with the options it has."""
+    able = {capability for capability, protocol in _PROTOCOLS.items() if isinstance(drafter, protocol)}
+    if isinstance(drafter, BatchedDrafter) and not drafter.supports_batching():
+        able.remove(Capability.BATCHED)
+    return frozenset(able)
 
 
 def committed(draft: Draft, verdict: Verdict, count: Tensor) -> Tensor:
-    """[B, D + 1] what a step adds to each row: the first count [B] emitted tokens; -1 fills up."""
+    """[B, D + 1] the tokens that a step adds to each row: the first count [B] emitted ones; -1 pads."""
     emitted = verdict.emitted(draft)
     places = torch.arange(emitted.shape[1], device=emitted.device)
     return torch.where(places < count[:, None], emitted, -1)
 
 
-class Drafter(Protocol):
-    """Guesses ahead. `room` [B], on the host, is how many tokens a row may still draft; -1: the row is finished.
-
-    A drafter that overlaps with the target's pass also has `ahead(draft)`, run in a thread of its own while the target
-    scores, and finished before the rule decides; it shares nothing with the target.
-    """
-
-    vocabulary: int | None  # None: any
-    needs: frozenset[str]  # hidden taps of the target it reads
-
-    @property
-    def bytes_read(self) -> int: ...  # of weights, so far; 0 for a drafter without any
-    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None: ...
-    def propose(self, room: Tensor, rng: CounterRNG) -> Draft: ...
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None: ...
-    def end(self) -> None: ...
-
-
-class Rule(Protocol):
-    """Decides which path of the draft is accepted, and which token follows it."""
-
-    @property
-    def lossless(self) -> bool: ...
-    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict: ...
-
-
-class Plain:
-    """Drafts nothing: decoding one token a pass, the baseline on the same code path."""
-
-    vocabulary: int | None = None
-    needs: frozenset[str] = frozenset()
-    bytes_read = 0
+class Plain(WeightFree):
+    """Drafts nothing: plain decoding, one token per target pass, the baseline on the same code path."""
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         """Nothing to prepare."""
@@ -259,19 +407,19 @@ class Plain:
     def end(self) -> None:
         """Nothing to free."""
 
-    # ---- rows that come and go (outrider.core.drafters.per_row.Joined)
+    # ---- continuous batching (BatchedDrafter)
 
-    def joins(self) -> bool:
+    def supports_batching(self) -> bool:
         return True
 
     def open(self, sampling: Sampling) -> None:
         """Nothing to prepare."""
 
     def arrange(self, order: Sequence[int], width: int) -> None:
-        """Nobody has anything."""
+        """Nothing to move."""
 
     def enter(self, row: int, prefill: Prefill, prompt: Sequence[int]) -> None:
         """Nothing to read."""
 
     def leave(self, row: int) -> None:
-        """Nothing to forget."""
+        """Nothing to free."""

@@ -1,4 +1,4 @@
-"""A step written down: draft and verdict brought to the host in one transfer, and what else was asked for.
+"""Records a step: fetches draft and verdict to the host in one transfer, and what else is to be recorded.
 
 Knows drafts, verdicts and scores; nothing of the loop.
 """
@@ -19,10 +19,10 @@ from outrider.core.trace import Source
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """How much of each step is written down."""
+    """How much of each step is recorded."""
 
     nodes: bool = True  # the draft, node by node
-    alternatives: int = 0  # the target's likeliest tokens behind each committed one
+    alternatives: int = 0  # number of the target's likeliest tokens at each committed one
     logprobs: bool = False  # of each committed token, under the model's own softmax
     entropy: bool = False  # of the distribution that each committed token follows, in nats
 
@@ -34,11 +34,7 @@ class Seen:
         rows = draft.rows
         wanted = [draft.tokens, verdict.path, verdict.token[:, None], verdict.resampled[:, None]]
         self._note = draft.note
-        self._priced, self._relaxed, self._nodes = (
-            verdict.total_variation is not None,
-            verdict.relaxed is not None,
-            nodes,
-        )
+        self._nodes = nodes
         wanted += [] if verdict.total_variation is None else [verdict.total_variation]
         wanted += [] if verdict.relaxed is None else [verdict.relaxed]
         if nodes:
@@ -51,38 +47,38 @@ class Seen:
             [*(tokens[node] for node in path if node >= 0), token]
             for tokens, path, (token,) in zip(self._tokens.tolist(), self._path.tolist(), last.tolist(), strict=True)
         ]
-        self._price = next(parts) if self._priced else None
-        self._bent = next(parts) if self._relaxed else None
+        self._total_variation = None if verdict.total_variation is None else next(parts)
+        self._relaxed = None if verdict.relaxed is None else next(parts)
         self._rest = list(parts)
 
     def emitted(self, row: int) -> list[int]:
-        """What the verdict would have the row emit, before any cut."""
+        """The tokens that the verdict emits in a row, before any cut."""
         tokens: list[int] = self._emitted[row]
         return tokens
 
     def step(self, row: int, kept: int) -> dict[str, object]:
         accepted = len(self._emitted[row]) - 1
         sources: list[Source] = ["drafted"] * accepted
-        if self._bent is not None:
-            sources = ["relaxed" if bent else "drafted" for bent in self._bent[row, :accepted].tolist()]
+        if self._relaxed is not None:
+            sources = ["relaxed" if relaxed else "drafted" for relaxed in self._relaxed[row, :accepted].tolist()]
         sources.append("resampled" if self._resampled[row] else "bonus")
-        found: dict[str, object] = {
+        fields: dict[str, object] = {
             "emitted": tuple(self.emitted(row)[:kept]),
             "sources": tuple(sources[:kept]),
         }
         if self._note is not None:
-            found["note"] = self._note[row]
-        if self._price is not None:
-            found["total_variation"] = tuple(self._price[row, :kept].tolist())
+            fields["note"] = self._note[row]
+        if self._total_variation is not None:
+            fields["total_variation"] = tuple(self._total_variation[row, :kept].tolist())
         if self._nodes:
-            found |= self._tree(row, kept)
-        return found
+            fields |= self._tree(row, kept)
+        return fields
 
     def _tree(self, row: int, kept: int) -> dict[str, object]:
-        parents, there, fixed, tried, chance, p, q = (part[row] for part in self._rest)
+        parents, live, fixed, tried, chance, p, q = (part[row] for part in self._rest)
         tokens, path = self._tokens[row], self._path[row]
-        nodes = np.flatnonzero(there)
-        place = np.full(len(there) + 1, -1)  # the last entry answers for the root, -1
+        nodes = np.flatnonzero(live)
+        place = np.full(len(live) + 1, -1)  # index -1, the root, is the last entry
         place[nodes] = np.arange(len(nodes))
         accepted = path[path >= 0][:kept]
         return {
@@ -98,14 +94,14 @@ class Seen:
 
 
 class Extras:
-    """What is recorded only when asked for: alternatives, log-probabilities and entropy behind each committed token."""
+    """The optional records: alternatives, log-probabilities and entropy at each committed token."""
 
     def __init__(self, scores: Scores, verdict: Verdict, record: Record) -> None:
         self._parts: list[np.ndarray] = []
         self._record = record
         if not record.alternatives and not record.logprobs and not record.entropy:
             return
-        rows = torch.nn.functional.pad(verdict.path + 1, (1, 0))  # the row each emitted token was drawn behind
+        rows = torch.nn.functional.pad(verdict.path + 1, (1, 0))  # the row of each emitted token
         tokens = verdict.emitted(scores.draft).clamp(min=0)
         wanted: list[Tensor] = []
         if record.alternatives or record.entropy:
@@ -119,16 +115,16 @@ class Extras:
         self._parts = fetch(*wanted)
 
     def step(self, row: int, kept: int) -> dict[str, object]:
-        found: dict[str, object] = {}
+        fields: dict[str, object] = {}
         parts = iter([part[row, :kept] for part in self._parts])
         if self._record.alternatives:
             ids, probs = next(parts).tolist(), next(parts).tolist()
-            found["alternatives"] = tuple(
-                tuple((token, prob) for token, prob in zip(one, two, strict=True) if token >= 0)
-                for one, two in zip(ids, probs, strict=True)
+            fields["alternatives"] = tuple(
+                tuple((token, prob) for token, prob in zip(*pair, strict=True) if token >= 0)
+                for pair in zip(ids, probs, strict=True)
             )
         if self._record.entropy:
-            found["entropy"] = tuple(next(parts).tolist())
+            fields["entropy"] = tuple(next(parts).tolist())
         if self._record.logprobs:
-            found["logprobs"] = tuple(next(parts).tolist())
-        return found
+            fields["logprobs"] = tuple(next(parts).tolist())
+        return fields

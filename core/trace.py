@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, get_args
 
 from outrider.core.errors import TraceError
@@ -25,7 +25,7 @@ SOURCES: tuple[Source, ...] = get_args(Source)
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of one round, shared by all rows that took part in it."""
+    """Seconds of one step, shared by all rows that took part in it."""
 
     __pydantic_config__ = _READING
 
@@ -38,10 +38,13 @@ class Times:
     def total(self) -> float:
         return self.draft + self.score + self.rule + self.rest
 
+    def __add__(self, other: Times) -> Times:
+        return Times(self.draft + other.draft, self.score + other.score, self.rule + other.rule, self.rest + other.rest)
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One round of one row: what was drafted, what was tried and with which chance, what was committed."""
+    """One target pass for one row: what was drafted, tried and committed, with the acceptance probabilities."""
 
     __pydantic_config__ = _READING
 
@@ -49,23 +52,23 @@ class Step:
     index: int
     drafted: tuple[int, ...] = ()  # token ids, one a node, in the draft's order; dead nodes left out
     parents: tuple[int, ...] = ()  # -1: the root
-    fixed: tuple[bool, ...] = ()  # a guess that nobody drew
+    fixed: tuple[bool, ...] = ()  # a guess that was not drawn
     tried: tuple[bool, ...] = ()
-    chance: tuple[float, ...] = ()  # these three are empty where nobody knows: of engines that don't tell
+    chance: tuple[float, ...] = ()  # of acceptance; like p and q empty for engines that don't report it
     p: tuple[float, ...] = ()
     q: tuple[float, ...] = ()
     path: tuple[int, ...] = ()  # accepted nodes among those above, from the root down
     emitted: tuple[int, ...] = ()  # committed tokens
     sources: tuple[Source, ...] = ()  # of each committed token, one of SOURCES
     total_variation: tuple[float, ...] = ()  # of each committed token: total variation from the target's distribution
-    alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()  # if asked for: the target's likeliest at each token
-    logprobs: tuple[float, ...] = ()  # if asked for: of each committed token under the model's own softmax
-    entropy: tuple[float, ...] = ()  # if asked for: of the distribution that each committed token follows, in nats
+    alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()  # if recorded: the target's likeliest at each token
+    logprobs: tuple[float, ...] = ()  # if recorded: of each committed token under the model's own softmax
+    entropy: tuple[float, ...] = ()  # if recorded: of the distribution that each committed token follows, in nats
     finish: Finish | None = None
-    note: str = ""  # what the drafter had to say: who drafted, or why nobody did
+    note: str = ""  # of the drafter: which one drafted, or why none did
     times: Times = Times()
-    alive: int = 1  # rows that shared the round
-    cost: float = 1.0  # passes of the target, the drafter's reading counted in target passes
+    alive: int = 1  # rows that shared the step
+    cost: float = 1.0  # target passes, including the bytes that the drafter read
 
     @property
     def accepted(self) -> int:
@@ -75,7 +78,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Trace:
-    """The steps of one generation, of one or several rows, and under which conditions they were made."""
+    """The steps of one generation, of one or several rows, and the conditions under which they were made."""
 
     __pydantic_config__ = _READING
 
@@ -132,7 +135,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Summary:
-    """The metrics of DESIGN's section 4. A step is one call of the target for one row."""
+    """The metrics of a trace. A step is one target pass for one row."""
 
     tokens: int
     target_calls: int
@@ -161,7 +164,7 @@ class Summary:
         depths = [_depth(step.parents) for step in steps]
         drafted = sum(len(step.drafted) for step in steps)
         rounds = {step.index: step.times for step in steps}
-        times = Times(*(sum(getattr(one, part.name) for one in rounds.values()) for part in fields(Times)))
+        times = sum(rounds.values(), Times())
         offered = [sum(depth > i for depth in depths) for i in range(max(depths, default=0))]
         reached = [sum(count > i for count in accepted) for i in range(len(offered))]
         before = [sum(c >= i and d > i for c, d in zip(accepted, depths, strict=True)) for i in range(len(offered))]
@@ -191,7 +194,7 @@ def _depth(parents: tuple[int, ...]) -> int:
 
 
 def machine() -> dict[str, Plain]:
-    """What a reader needs to know about where a trace was made; no names, no paths."""
+    """The machine that a trace was made on; no names, no paths."""
     import os
 
     import torch
@@ -216,7 +219,7 @@ def versions() -> dict[str, str]:
 
 
 def _check(step: Step) -> None:
-    """The parts of a step agree with each other."""
+    """Refuse a step whose parts contradict each other."""
     nodes = len(step.drafted)
     consistent = (
         all(len(part) == nodes for part in (step.parents, step.fixed, step.tried))

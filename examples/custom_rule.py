@@ -32,9 +32,8 @@ class SecondChance:
 if __name__ == "__main__":
     for chance in (0.0, 0.2):
         target, small = TableTarget(100, sharpness=2.0), TableTarget(100, sharpness=2.0, blur=0.5)
-        steps = decode(target, DraftModel(small, length=4), SecondChance(chance=chance), [[1, 2]], limit=200, seed=0)
+        drafter, rule = DraftModel(small, length=4), SecondChance(chance=chance)
+        steps = decode(target, drafter, rule, [[1, 2]], max_new_tokens=200, seed=0)
         summary = Trace(tuple(steps)).summary()
-        print(
-            f"chance {chance}: {summary.tokens_per_call:.2f} tokens per target pass, "
-            f"{summary.total_variation:.2f} total variation"
-        )
+        print(f"chance {chance}: {summary.tokens_per_call:.2f} tokens per target pass, ", end="")
+        print(f"{summary.total_variation:.2f} total variation")

@@ -20,7 +20,8 @@ target = Decoder.random(Config(vocabulary=48, width=32, layers=3, heads=4, kv_he
 
 
 def answers(prompts, drafter=None):  # greedy; row i answers prompt i
-    return Trace(tuple(decode(target, drafter, make_rule(), prompts, sampling=Sampling(temperature=0), limit=20)))
+    greedy = Sampling(temperature=0)
+    return Trace(tuple(decode(target, drafter, make_rule(), prompts, sampling=greedy, max_new_tokens=20)))
 
 
 prompts = [[n % 48, (7 * n + 1) % 48, 5] for n in range(96)]

@@ -58,7 +58,13 @@ def _run(target: Callable[[], Target], prompt: list[int], count: int, tokens: in
         for seed in range(count):
             drafts = None if drafter is None else make_drafter(drafter)
             how = decode(
-                target(), drafts, make_rule("gumbel-match"), [prompt], sampling=Sampling(), limit=tokens, seed=seed
+                target(),
+                drafts,
+                make_rule("gumbel-match"),
+                [prompt],
+                sampling=Sampling(),
+                max_new_tokens=tokens,
+                seed=seed,
             )
             steps = list(how)
             outputs.append([token for step in steps for token in step.emitted])

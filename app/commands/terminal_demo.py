@@ -95,7 +95,7 @@ class Scene:
             make_rule(rule, **settings),
             [self.prompt] * rows,
             sampling=Sampling(temperature=temperature),
-            limit=self.options.tokens,
+            max_new_tokens=self.options.tokens,
             seed=range(self.options.seed, self.options.seed + rows),
         )
 

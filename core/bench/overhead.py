@@ -90,7 +90,9 @@ def measure_loop(vocabulary: int = 49_152, steps: int = 200) -> list[Overhead]:
     for kind, make in drafters.items():
         for name, sampling in samplings.items():
             runs = [
-                decode(Bank(logits), make(), Exact(), [[1]], sampling=sampling, limit=10**9, seed=1, record=record)
+                decode(
+                    Bank(logits), make(), Exact(), [[1]], sampling=sampling, max_new_tokens=10**9, seed=1, record=record
+                )
                 for record in (Record(), Record(nodes=False))
             ]
             traced, bare = [], []

@@ -1,14 +1,14 @@
-"""How long to draft. A policy is asked before each draw, from the distribution the token would be drawn from, and is
-never shown the token: at temperature > 0 anything else would bias the output.
+"""How long to draft. A policy decides before each draw, from the distribution the token would be drawn from, and never
+sees the token: at temperature > 0 anything else would bias the output.
 
-Knows distributions and how many guesses were accepted; nothing of who drafts.
+Knows distributions and how many guesses were accepted, nothing of drafters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,17 +19,26 @@ from outrider.core.errors import InvalidOption, unknown
 
 
 class Policy(Protocol):
-    """`begin` per generation, `start` per step, `more` per draw, `learn` once the verdict is known. One that reads a
-    state of the draft model has `tap`, its name, and `see(states)`, called ahead of `more`."""
+    """`begin` is called per generation, `start` per step, `more` per draw, `learn` once the verdict is known."""
 
     longest: int  # no draft is longer than this
 
     def begin(self, rows: int, device: torch.device) -> None: ...
-    def start(self) -> Tensor: ...  # [B] how many tokens each row wants at most in this step
-    def more(
-        self, distribution: Distribution, depth: int
-    ) -> Tensor: ...  # distribution [B, S] about to be drawn from -> [B] bool
+    def start(self) -> Tensor: ...  # [B] the most tokens to draft for each row in this step
+    def more(self, distribution: Distribution, depth: int) -> Tensor:
+        """Draw from this distribution [B, S]? [B] bool."""
+
     def learn(self, drafted: Tensor, accepted: Tensor) -> None: ...  # [B], [B]
+
+
+@runtime_checkable
+class StatePolicy(Policy, Protocol):
+    """A policy that may read a hidden state of the draft model."""
+
+    tap: str | None  # the name of the state; None: it reads the distribution alone
+
+    def see(self, states: Tensor) -> None:
+        """The draft model's states [B, D] before the next draw; called before `more`."""
 
 
 def _length(length: int) -> int:
@@ -62,8 +71,9 @@ class Fixed:
 
 @dataclass
 class Confidence(Fixed):
-    """Stop where the drafter's likeliest token falls below a bound (as Draft&Verify, arXiv 2309.08168, and Kangaroo,
-    arXiv 2404.18911, do; there the token already drawn is looked at, here the distribution before the draw)."""
+    """Stop where the probability of the likeliest token falls below a bound, as in Draft&Verify (arXiv 2309.08168),
+    Kangaroo (arXiv 2404.18911) and BiLD (arXiv 2302.07863). The papers look at the token drawn, ours at the
+    distribution before the draw."""
 
     length: int = 8
     bound: float = 0.4
@@ -75,8 +85,8 @@ class Confidence(Fixed):
 @dataclass
 class DraftExit(Fixed):
     """The adaptive exit of Draft & Verify (arXiv 2309.08168): stop where the likeliest token falls below a bound, which
-    rises while less is accepted than wanted and falls while more is. The paper's two moving averages, of acceptance and
-    of the bound; ours has a bound for each row, and looks before the draw."""
+    rises while the acceptance is below `wanted` and falls while it is above. With the paper's two moving averages, of
+    acceptance and of the bound; ours keeps a bound for each row, and decides before the draw."""
 
     length: int = 12
     bound: float = 0.6
@@ -94,58 +104,58 @@ class DraftExit(Fixed):
         return distribution.probs.amax(-1) >= self._bound
 
     def learn(self, drafted: Tensor, accepted: Tensor) -> None:
-        some = drafted > 0
+        drafting = drafted > 0
         rate = self.memory * self._rate + (1 - self.memory) * accepted / drafted.clamp(min=1)
-        self._rate = torch.where(some, rate, self._rate)
+        self._rate = torch.where(drafting, rate, self._rate)
         aimed = self._bound + torch.where(self._rate < self.wanted, self.step, -self.step)
-        # where nothing was drafted the bound was too high to learn anything more: it comes down
-        aimed = torch.where(some, aimed, self._bound - self.step)
+        # if nothing was drafted the bound is too high to learn from: lower it
+        aimed = torch.where(drafting, aimed, self._bound - self.step)
         self._bound = (self.slowness * self._bound + (1 - self.slowness) * aimed).clamp(0.0, 1.0)
 
 
 @dataclass
 class Window(Fixed):
-    """Grow where all was accepted, shrink where not: the window optimised on the fly, with the steps that transformers'
-    assisted generation takes (+2, -1)."""
+    """Lengthen the draft after full acceptance and shorten it otherwise, by the steps of transformers' assisted
+    generation (+2, -1)."""
 
     length: int = 5
-    most: int = 16
+    longest: int = 16
     grow: int = 2
     shrink: int = 1
 
     def __post_init__(self) -> None:
         _length(self.length)
-        self.longest = _length(self.most)
+        _length(self.longest)
 
     def learn(self, drafted: Tensor, accepted: Tensor) -> None:
         whole = accepted >= drafted
-        wanted = torch.where(whole, self._wanted + self.grow, self._wanted - self.shrink).clamp(1, self.most)
+        wanted = torch.where(whole, self._wanted + self.grow, self._wanted - self.shrink).clamp(1, self.longest)
         self._wanted = torch.where(drafted > 0, wanted, self._wanted)
 
 
 @dataclass
 class Best(Fixed):
-    """The length that is predicted to be the fastest, for the share of guesses that was accepted lately: the window
-    optimised on the fly by a model of its speed. Costs are counted in target passes and given, so that a seed gives the
-    same output again."""
+    """The length predicted to be the fastest for the recent acceptance rate ("A Drop-in Solution for On-the-Fly
+    Adaptation of Speculative Decoding in Large Language Models", ACL 2025.acl-long.482; its throughput model is the
+    published formula here). Costs are options, in target passes, so that a seed reproduces its output."""
 
-    length: int = 5  # what is drafted before anything is known follows from `trust`, not from this
+    length: int = 5  # unused: the first length follows from `trust`
     cost: float = 0.1  # of one drafted token
-    verify: Callable[[int], float] = field(default=lambda tokens: 1.0)  # of a pass over so many tokens
-    most: int = 16
+    verify: Callable[[int], float] = field(default=lambda tokens: 1.0)  # cost of a pass over this many tokens
+    longest: int = 16
     memory: float = 0.9
-    trust: float = 0.8  # the share taken for granted at first
+    trust: float = 0.8  # the acceptance rate assumed at first
 
     def __post_init__(self) -> None:
         _length(self.length)
-        self.longest = _length(self.most)
+        _length(self.longest)
 
     def begin(self, rows: int, device: torch.device) -> None:
         super().begin(rows, device)
         self._rate = torch.full((rows,), self.trust, dtype=torch.float64)
 
     def start(self) -> Tensor:
-        wanted = [max(best_length(rate, self.cost, self.verify, self.most)[0], 1) for rate in self._rate.tolist()]
+        wanted = [max(best_length(rate, self.cost, self.verify, self.longest)[0], 1) for rate in self._rate.tolist()]
         return torch.tensor(wanted, device=self._wanted.device)
 
     def learn(self, drafted: Tensor, accepted: Tensor) -> None:
@@ -155,9 +165,9 @@ class Best(Fixed):
 
 
 class AcceptanceHead:
-    """SpecDec++'s head: states [B, D] of the draft model -> the chance [B] that its next token will be accepted.
-    Residual layers x + SiLU(x W + b), then one output. `tensors` are "0.weight", "0.bias", ... and "out.weight",
-    "out.bias", as torch's linear layers name theirs."""
+    """SpecDec++'s head: states [B, D] of the draft model -> probability [B] that its next token will be accepted.
+    Residual layers x + SiLU(x W + b), then one output. `tensors` are named as torch's linear layers name theirs:
+    "0.weight", "0.bias", ... and "out.weight", "out.bias"."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         count = sum(name.endswith(".weight") for name in tensors) - 1
@@ -178,55 +188,65 @@ class AcceptanceHead:
 
 @dataclass
 class Risk(Fixed):
-    """SpecDec++'s stopping (arXiv 2405.19715): draft until the risk that something in the draft will be rejected, as a
-    head predicts it, passes a threshold. The paper asks behind the token drawn, ours ahead of the draw, so that what is
-    drawn decides nothing about whether it is drawn. `tap` names the state of the draft model that the head reads; None:
-    it reads the distribution, as [its highest probability, the gap to the next, its entropy, the depth]."""
+    """SpecDec++'s stopping (arXiv 2405.19715): draft until the risk of a rejection in the draft, predicted by a trained
+    head, exceeds a bound. The paper decides after a token is drawn, ours before, so that the draw cannot influence
+    whether it happens. `tap` is the state of the draft model that the head reads; None: the `facts` of the
+    distribution."""
 
-    head: Callable[[Tensor], Tensor] = field(default=lambda facts: facts[:, 0])
     length: int = 16
-    threshold: float = 0.7
+    bound: float = 0.7
+    head: Callable[[Tensor], Tensor] | Mapping[str, Tensor] | None = None  # of the state; tensors: an AcceptanceHead's
     tap: str | None = "last"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.threshold < 1:
-            raise InvalidOption(f"threshold is {self.threshold}; it must be between 0 and 1")
+        if self.head is None:
+            raise InvalidOption("the policy 'risk' needs head=..., such as an AcceptanceHead")
+        if not 0 < self.bound < 1:
+            raise InvalidOption(f"bound is {self.bound}; it must be between 0 and 1")
+        self._head = self.head if callable(self.head) else AcceptanceHead(self.head)
 
     def start(self) -> Tensor:
-        self._sure = torch.ones(len(self._wanted), dtype=torch.float64, device=self._wanted.device)
+        self._all_accepted = torch.ones(len(self._wanted), dtype=torch.float64, device=self._wanted.device)
         return super().start()
 
     def see(self, states: Tensor) -> None:
-        """The draft model's states [B, D] behind which the next token is to be drawn."""
         self._states = states
 
     def more(self, distribution: Distribution, depth: int) -> Tensor:
-        read = self._states if self.tap else facts(distribution, depth)
-        self._sure = self._sure * self.head(read).double()
-        return 1 - self._sure <= self.threshold
+        features = self._states if self.tap else facts(distribution, depth)
+        self._all_accepted = self._all_accepted * self._head(features).double()
+        return 1 - self._all_accepted <= self.bound
 
 
 def facts(distribution: Distribution, depth: int) -> Tensor:
-    """[B, 4] what can be read off a distribution: its highest probability, the gap to the next, its entropy, and the
-    depth."""
+    """[B, 4] features of a distribution: its highest probability, the gap to the next, its entropy, and the depth."""
     best = distribution.top(2)[1]
     return torch.stack(
         [best[:, 0], best[:, 0] - best[:, 1], distribution.entropy(), torch.full_like(best[:, 0], float(depth))], 1
     )
 
 
-POLICIES: dict[str, Callable[[int], Policy]] = {
+POLICIES: dict[str, type[Fixed]] = {
     "fixed": Fixed,
     "confidence": Confidence,
     "window": Window,
     "best": Best,
     "draft-exit": DraftExit,
+    "risk": Risk,
 }
 
 
-def make_policy(name: str, length: int) -> Policy:
-    """A policy by name, for a wanted length."""
-    if name not in POLICIES:
-        raise unknown("policy", name, POLICIES)
-    return POLICIES[name](length)
+def make_policy(policy: Policy | str, length: int, **settings: Any) -> Policy:
+    """A policy by name, with the wanted length and its other settings; or the one given."""
+    if not isinstance(policy, str):
+        if settings:
+            raise InvalidOption(f"{', '.join(settings)}: these go with a policy's name; this one is made already")
+        return policy
+    if policy not in POLICIES:
+        raise unknown("policy", policy, POLICIES)
+    known = [each.name for each in fields(POLICIES[policy])]
+    for name in settings:
+        if name not in known:
+            raise unknown(f"option of the policy '{policy}'", name, known)
+    return POLICIES[policy](length, **settings)

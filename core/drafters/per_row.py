@@ -1,58 +1,60 @@
-"""A drafter for each row, so that rows may come and go: what a row drafts is what it would draft alone.
+"""One drafter per row, so that rows may enter and leave: a row drafts what it would draft alone.
 
-Any drafter will do, as often as there are rows. Those that can have rows come and go by themselves, such as a draft
-model that reads them all in one pass, are left to it. Knows drafters, drafts and verdicts; nothing of what drafts.
+Works with any drafter. Those that handle such rows themselves, like a draft model that reads all of them in one pass,
+are used as they are. Knows drafters, drafts and verdicts; nothing of how a draft is made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from torch import Tensor
 
 from outrider.core.distribution import Sampling
-from outrider.core.draft import Draft, Verdict, beside
-from outrider.core.protocol import Drafter, Prefill, Prompts, Scores
+from outrider.core.draft import Draft, Verdict, stack
+from outrider.core.protocol import (
+    BatchedDrafter,
+    CrowdAwareDrafter,
+    Drafter,
+    Prefill,
+    Prompts,
+    Scores,
+    WeightFree,
+)
 from outrider.core.rng import CounterRNG
 
 
-class Joined(Drafter, Protocol):
-    """A drafter whose rows come and go, as the target's do (outrider.core.protocol.BatchedTarget)."""
+class IndependentRows(WeightFree):
+    """Base of drafters whose rows can enter and leave: each drafts as it would alone, from its own tokens."""
 
-    def open(self, sampling: Sampling) -> None: ...
-    def arrange(self, order: Sequence[int], width: int) -> None: ...
-    def enter(self, row: int, prefill: Prefill, prompt: Sequence[int]) -> None: ...
-    def leave(self, row: int) -> None: ...
+    _batched = False  # do rows enter and leave?
 
-
-class Apart:
-    """Has rows come and go by itself: each drafts as it would alone, from nobody else's output."""
-
-    _alone = False
-
-    def joins(self) -> bool:
+    def supports_batching(self) -> bool:
         return True
 
+    def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
+        """Begin with these rows."""
+
     def open(self, sampling: Sampling) -> None:
-        self.begin(Prefill(), [], sampling)  # type: ignore[attr-defined]
-        self._alone = True
+        self.begin(Prefill(), [], sampling)
+        self._batched = True
 
 
-def joins(drafter: Drafter) -> bool:
-    """Can it have rows come and go by itself?"""
-    able = getattr(drafter, "joins", None)
-    return able is not None and bool(able())
+def batches(drafter: Drafter) -> bool:
+    """Can its rows enter and leave?"""
+    return isinstance(drafter, BatchedDrafter) and drafter.supports_batching()
 
 
-def joined(make: Callable[[], Drafter]) -> Joined:
-    """The drafter itself where it can have rows come and go, else one for each row."""
-    made = make()
-    return made if joins(made) else PerRow(make, made)  # type: ignore[return-value]
+def batched(make: Callable[[], Drafter]) -> BatchedDrafter:
+    """A drafter whose rows can enter and leave: the one that `make` gives if it can, else one per row."""
+    drafter = make()
+    if isinstance(drafter, BatchedDrafter) and drafter.supports_batching():
+        return drafter
+    return PerRow(make, drafter)
 
 
 class PerRow:
-    """One drafter a row. `first` is one made already, whose needs are everybody's."""
+    """One drafter per row. `first`, if given, is used for the first row."""
 
     def __init__(self, make: Callable[[], Drafter], first: Drafter | None = None) -> None:
         self._make, first = make, first or make()
@@ -60,18 +62,21 @@ class PerRow:
         self._spare: list[Drafter] = [first]
         self._rows: list[Drafter | None] = []
         self._drafts: list[Draft] = []
-        self._read = 0  # by those that are gone
+        self._read = 0  # bytes, by drafters of rows that have left
 
     @property
     def bytes_read(self) -> int:
-        return self._read + sum(one.bytes_read for one in self._rows if one is not None)
+        return self._read + sum(drafter.bytes_read for drafter in self._rows if drafter is not None)
+
+    def supports_batching(self) -> bool:
+        return True
 
     def open(self, sampling: Sampling) -> None:
         self._sampling = sampling
         self._rows = []
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
-        """All rows at once, as `decode` begins."""
+        """Begin with all rows at once, as `decode` does."""
         self.open(sampling)
         self._rows = [None] * len(prompts)
         for row, prompt in enumerate(prompts):
@@ -100,10 +105,10 @@ class PerRow:
             if drafter is None or not self._going[row]:
                 self._drafts.append(Draft.empty(1, rng.device))
                 continue
-            if (share := getattr(drafter, "share", None)) is not None:
-                share(crowd)
+            if isinstance(drafter, CrowdAwareDrafter):
+                drafter.set_crowd(crowd)
             self._drafts.append(drafter.propose(room[row : row + 1], rng.row(row)))
-        return beside(self._drafts)
+        return stack(self._drafts)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         for row, (drafter, own) in enumerate(zip(self._rows, self._drafts, strict=True)):

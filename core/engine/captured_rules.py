@@ -31,7 +31,6 @@ _READS = {  # what numbers each rule draws
     Block: (Purpose.NEXT, Purpose.ACCEPT),
     SampleMatch: (Purpose.MATCH,),
 }
-_PARTS = ("path", "accepted", "token", "resampled", "tried", "chance", "p", "q")  # of a verdict
 
 
 class _Drawn(CounterRNG):
@@ -101,8 +100,7 @@ class CapturedRule:
         key = (self.rule, scores.sampling, logits.shape, bounds, draft.replacement, draft.mixed, id(tree) if own else 0)
         work = partial(self._judge, form, None if own else bounds, scores.sampling, purposes)
         parts = self.stills.run(("verdict", *key), inputs, work, tree if own else None)
-        found = dict(zip(_PARTS, parts, strict=True))
-        return Verdict(**found | {"path": found["path"][:, : tree.depth]})  # type: ignore[arg-type]
+        return Verdict.of((parts[0][:, : tree.depth], *parts[1:]))
 
     def _judge(
         self, form: Draft, bounds: Any, sampling: Any, purposes: Sequence[Purpose], inputs: Sequence[Tensor | None]
@@ -124,8 +122,8 @@ class CapturedRule:
         pipeline = LogitsPipeline(sampling, [], logits.shape[-1], logits.device)
         nothing = torch.zeros(len(tokens), dtype=torch.long, device=tokens.device)
         tables = {one: table for one, table in zip(purposes, drawn, strict=False) if table is not None}
-        found = self.rule(draft, Scores(draft, pipeline, nothing, logits), _Drawn(tables, len(tokens), tokens.device))
-        return tuple(getattr(found, part) for part in _PARTS)
+        rng = _Drawn(tables, len(tokens), tokens.device)
+        return self.rule(draft, Scores(draft, pipeline, nothing, logits), rng).parts
 
 
 def _rounded(bound: int, size: int) -> int:

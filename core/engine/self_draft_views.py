@@ -90,7 +90,7 @@ class View:
         self._whose, self._chunks, self._refresh = network, chunks, refresh
         self._between: Tensor | None = None  # the slots of the chunks
         self._drafts = 0
-        self.looked = 0  # passes of the model over its cache, to choose chunks
+        self.cache_passes = 0  # of the model over its cache, to choose chunks
         self._cache = cache  # the model's, or a copy of what is within the window
         self._whole = not skip and window is None and bits is None
         self.vocabulary, self.device = network.config.vocabulary, network.device
@@ -123,10 +123,14 @@ class View:
         if max(self._model.rows.host) < sinks + recent + (count + 1) * size:
             return (sinks, recent + count * size), None
         if due or self._between is None:
-            self.looked += 1
+            self.cache_passes += 1
             queries = asked(self._whose, self._model)
             self._between = most_asked(self._model, queries, sinks, recent, count, size)
         return (sinks, recent), self._between
+
+    @property
+    def layer_bytes(self) -> int:
+        return sum(layer.weight_bytes for layer in self.network.layers)
 
     @property
     def cache_bytes(self) -> int:

@@ -27,7 +27,7 @@ from outrider.core.engine.network import Network, random_network
 from outrider.core.engine.self_draft_views import Carry, View, behind, furthest, scores
 from outrider.core.engine.types import Config, Places
 from outrider.core.errors import InvalidOption, unknown
-from outrider.core.protocol import PIECE, Prefill, Prompts, Rule, Scores
+from outrider.core.protocol import PREFILL_CHUNK, Prefill, Prompts, Rule, Scores
 
 __all__ = ["Config", "Decoder"]
 
@@ -48,7 +48,7 @@ class Decoder:
     last of each row, which is the first root and is read with the first draft."""
 
     rollback = True
-    embeds = True  # does it read a draft's own embeddings?
+    reads_embeddings = True
 
     def __init__(self, network: Network, *, cache_bits: int | None = None) -> None:
         """Keys and values are kept in the weights' precision, or in 8 bits."""
@@ -121,8 +121,8 @@ class Decoder:
     def _read(self, rows: slice, length: int) -> dict[str, Tensor]:
         """The first tokens of some rows' prompts -> the hidden states asked for, [B, length, D]."""
         found: dict[str, list[Tensor]] = {tap: [] for tap in self._taps}
-        for start in range(0, length, PIECE):
-            self._piece(rows, *self.cache.chunk(start, min(start + PIECE, length), rows), found)
+        for start in range(0, length, PREFILL_CHUNK):
+            self._piece(rows, *self.cache.chunk(start, min(start + PREFILL_CHUNK, length), rows), found)
         return self._joined(found, rows.stop - rows.start)
 
     def _piece(self, rows: slice, ids: Tensor, places: Places, found: dict[str, list[Tensor]]) -> None:
@@ -160,10 +160,10 @@ class Decoder:
         self._pipeline.enter(row(), prompt)
         found: dict[str, list[Tensor]] = {tap: [] for tap in self._taps}
         length = len(prompt) - 1
-        for start in range(0, length, PIECE):
+        for start in range(0, length, PREFILL_CHUNK):
             if start:
                 yield
-            stop, here = min(start + PIECE, length), row()
+            stop, here = min(start + PREFILL_CHUNK, length), row()
             ids = upload(prompt[start:stop], self.device, torch.long)[None]
             self._piece(slice(here, here + 1), ids, self.cache.stretch(start, stop), found)
             self.cache.stand(here, stop, prompt[stop])
@@ -205,10 +205,10 @@ class Decoder:
         return scores(network, states, draft, self._pipeline, cache.rows.committed, hidden, first)
 
     @torch.no_grad()
-    def unroll(self, numbers: np.ndarray) -> tuple[Tensor, Distribution] | None:
-        """Behind the root of a lone row: tokens [1, N], each drawn by one of the numbers [N] from the distribution
-        behind those before it; and the distributions. All but the last have been scored then. None: that takes a pass
-        after another."""
+    def draw_chain(self, numbers: np.ndarray) -> tuple[Tensor, Distribution] | None:
+        """A chain behind the root of a single row, in one call: tokens [1, N], each drawn with one of the uniform
+        numbers [N], and their distributions. All tokens but the last are then scored. None: one pass per token is
+        needed."""
         rows, chains, sampling = self.cache.rows, self.network.chains, self._pipeline.sampling
         usual = type(self._pipeline) is LogitsPipeline and sampling.plain and type(self).score is Decoder.score
         if chains is None or not usual or self._taps or len(rows.host) > 1:
@@ -273,8 +273,8 @@ class Decoder:
         """[B, sublayers] cosine of what enters and what leaves each, averaged over the last `count` tokens read."""
         return likeness(self.network, self.cache, texts, count)
 
-    def judge(self, rule: Rule) -> Rule:
-        """A rule as it is to judge drafts for this target: recorded, if passes are."""
+    def captured(self, rule: Rule) -> Rule:
+        """The rule, recorded if passes are."""
         graphs = self.network.graphs
         return rule if graphs is None or isinstance(rule, CapturedRule) else CapturedRule(rule, graphs.rules)
 

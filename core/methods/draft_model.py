@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from outrider.core.drafters.draft_model.cross_vocabulary import cross_vocabulary
@@ -11,10 +13,10 @@ from outrider.core.drafters.draft_model.overlapped import Overlapped, pearl
 from outrider.core.drafters.draft_model.sequoia import Sequoia
 from outrider.core.drafters.draft_model.specexec import SpecExec
 from outrider.core.drafters.draft_model.specinfer import SpecInfer
-from outrider.core.drafters.draft_model.variants import bild, on_the_fly_window, specdec_pp
 from outrider.core.drafters.draft_model.vocab_bridge import Renamed
 from outrider.core.drafters.length_policies import AcceptanceHead
-from outrider.core.methods.row import Method
+from outrider.core.methods.row import Method, Need
+from outrider.core.protocol import Capability
 
 _HEAD = AcceptanceHead(  # reads a distribution's facts: made up, for the tests
     {"out.weight": torch.tensor([[2.5, 1.0, -0.3, -0.2]]), "out.bias": torch.tensor([0.4])}
@@ -27,7 +29,8 @@ DRAFT_MODEL = Method(
     summary="a smaller model drafts a chain, token by token",
     paper="Fast Inference from Transformers via Speculative Decoding (arXiv 2211.17192)",
     topology=("chain",),
-    needs=("model",),
+    capabilities=(Capability.BATCHED, Capability.DISCARDS),
+    needs=(Need.MODEL,),
     trials=({"length": 3}, {"length": 3, "policy": "confidence"}, {"length": 2, "policy": "window"}),
 )
 
@@ -38,7 +41,8 @@ SAMPLED_TREE = Method(
     summary="a smaller model draws several successors a node, with or without replacement",
     paper="Recursive Speculative Decoding (arXiv 2402.14160)",
     topology=("tree",),
-    needs=("model",),
+    capabilities=(Capability.DISCARDS,),
+    needs=(Need.MODEL,),
     trials=({"shape": (-1, -1, 0, 1)}, {"shape": (-1, -1, 0, 0), "replacement": True}),
 )
 
@@ -49,7 +53,8 @@ TOP_K_TREE = Method(
     summary="a static tree of a smaller model's likeliest tokens",
     paper="SpecInfer: Accelerating LLM Serving with Tree-based Speculative Inference (arXiv 2305.09781)",
     topology=("tree",),
-    needs=("model",),
+    capabilities=(Capability.DISCARDS,),
+    needs=(Need.MODEL,),
     trials=({"shape": (-1, -1, 0, 0, 1)},),
 )
 
@@ -60,7 +65,8 @@ DYNAMIC_TREE = Method(
     summary="a tree that grows where a smaller model is sure of itself, re-ranked as a whole",
     paper="EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees (arXiv 2406.16858)",
     topology=("tree",),
-    needs=("model",),
+    capabilities=(Capability.DISCARDS,),
+    needs=(Need.MODEL,),
     trials=({"nodes": 4, "width": 2, "depth": 2},),
 )
 
@@ -71,7 +77,7 @@ SPECINFER = Method(
     summary="samples of one or several smaller models, merged into a tree; siblings drawn with replacement",
     paper="SpecInfer: Accelerating LLM Serving with Tree-based Speculative Inference (arXiv 2305.09781)",
     topology=("tree",),
-    needs=("model",),
+    needs=(Need.MODEL,),
     trials=({"samples": 2, "depth": 2},),
 )
 
@@ -82,7 +88,7 @@ SPECEXEC = Method(
     summary="the most probable tree of up to a thousand guesses, found best first, in one target pass",
     paper="SpecExec: Massively Parallel Speculative Decoding for Interactive LLM Inference (arXiv 2406.02532)",
     topology=("tree",),
-    needs=("model",),
+    needs=(Need.MODEL,),
     trials=({"nodes": 4, "batch": 2, "width": 2, "passes": 3},),
 )
 
@@ -93,7 +99,8 @@ PREDRAFTED = Method(
     summary="a smaller model drafts behind the likely verdicts while the target is still verifying",
     paper="Speculative Speculative Decoding (arXiv 2603.03251)",
     topology=("chain",),
-    needs=("model",),
+    capabilities=(Capability.OVERLAPPED,),
+    needs=(Need.MODEL,),
     trials=({"length": 1, "outcomes": 2}, {"length": 2, "outcomes": 1, "first": 1}),
 )
 
@@ -104,7 +111,8 @@ PEARL = Method(
     summary="a smaller model drafts on while its draft is verified, its first guess being verified meanwhile",
     paper="PEARL: Parallel Speculative Decoding with Adaptive Draft Length (arXiv 2408.11850)",
     topology=("chain",),
-    needs=("model",),
+    capabilities=(Capability.OVERLAPPED,),
+    needs=(Need.MODEL,),
     trials=({"length": 2},),
 )
 
@@ -115,7 +123,7 @@ CS_DRAFTING = Method(
     summary="a cascade: n-grams draft for the smaller model, and take over at later positions",
     paper="Cascade Speculative Drafting for Even Faster LLM Inference (arXiv 2312.11462)",
     topology=("chain",),
-    needs=("model",),
+    needs=(Need.MODEL,),
     trials=({"lengths": (2, 1), "inner": 2, "levels": 2}, {"lengths": (2, 0), "inner": 1}),
 )
 
@@ -127,7 +135,7 @@ CROSS_VOCABULARY = Method(
     paper="Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous "
     "Vocabularies (arXiv 2502.05202)",
     topology=("chain",),
-    needs=("model",),
+    needs=(Need.MODEL,),
     trials=(
         {"length": 2},
         {"length": 2, "way": "shared", "bridge": Renamed({0: 1, 2: 0}, unknown=2)},
@@ -142,41 +150,45 @@ SEQUOIA = Method(
     summary="a tree of the shape that is best for measured acceptance, drawn without replacement",
     paper="Sequoia: Scalable, Robust, and Hardware-aware Speculative Decoding (arXiv 2402.12374)",
     topology=("tree",),
-    needs=("model",),
+    capabilities=(Capability.DISCARDS,),
+    needs=(Need.MODEL,),
     trials=({"acceptance": (0.5, 0.3, 0.1), "nodes": 4, "depth": 2},),
 )
 
 SPECDEC_PLUS_PLUS = Method(
     name="specdec-plus-plus",
-    make=specdec_pp,
+    make=partial(DraftModel, policy="risk", length=16, bound=0.7),
     systems=("SpecDec++",),
     summary="a smaller model drafts until a trained head sees the risk of a rejection",
     paper="SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths (arXiv 2405.19715)",
     topology=("chain",),
-    needs=("model", "head"),
-    trials=({"head": _HEAD, "tap": None, "length": 3, "threshold": 0.8},),
+    capabilities=(Capability.DISCARDS,),
+    needs=(Need.MODEL, Need.HEAD),
+    trials=({"head": _HEAD, "tap": None, "length": 3, "bound": 0.8},),
 )
 
 BILD = Method(
     name="bild",
-    make=bild,
+    make=partial(DraftModel, policy="confidence", length=12, bound=0.5),
     systems=("BiLD's drafting",),
     summary="a smaller model drafts until it is unsure; lossless but with the rule 'bild'",
     paper="Speculative Decoding with Big Little Decoder (arXiv 2302.07863)",
     topology=("chain",),
-    needs=("model",),
-    trials=({"length": 3, "fallback": 0.42},),
+    capabilities=(Capability.BATCHED, Capability.DISCARDS),
+    needs=(Need.MODEL,),
+    trials=({"length": 3, "bound": 0.42},),
 )
 
 ON_THE_FLY_WINDOW = Method(
     name="on-the-fly-window",
-    make=on_the_fly_window,
+    make=partial(DraftModel, policy="best", longest=16),
     systems=("On-the-fly window",),
     summary="a smaller model drafts as far as should be fastest for what was accepted lately",
     paper="A Drop-In Solution for On-the-Fly Adaptation of Speculative Decoding (ACL 2025.acl-long.482)",
     topology=("chain",),
-    needs=("model",),
-    trials=({"length": 2, "most": 3}, {"by": "steps", "length": 1, "most": 3}),
+    capabilities=(Capability.DISCARDS,),
+    needs=(Need.MODEL,),
+    trials=({"length": 2, "longest": 3}, {"policy": "window", "length": 1, "longest": 3}),
 )
 
 ROWS = (

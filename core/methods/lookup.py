@@ -7,7 +7,8 @@ from outrider.core.drafters.lookup.input_guided import InputGuided
 from outrider.core.drafters.lookup.prompt_lookup import PromptLookup
 from outrider.core.drafters.lookup.suffix import Suffix
 from outrider.core.drafters.lookup.token_recycling import TokenRecycling
-from outrider.core.methods.row import Method
+from outrider.core.methods.row import Method, Need
+from outrider.core.protocol import Capability
 
 PROMPT_LOOKUP = Method(
     name="prompt-lookup",
@@ -16,6 +17,7 @@ PROMPT_LOOKUP = Method(
     summary="copy what followed the longest recent match in the text or in references",
     paper="Inference with Reference: Lossless Acceleration of Large Language Models (arXiv 2304.04487)",
     topology=("chain",),
+    capabilities=(Capability.BATCHED, Capability.CATCHES_UP, Capability.WEIGHT_FREE),
     trials=({"length": 2, "longest": 2}, {"length": 2, "references": ((0, 1, 2, 0, 2, 1, 1),)}),
 )
 
@@ -26,6 +28,7 @@ INPUT_GUIDED = Method(
     summary="copy the input; after a mismatch go on by single tokens until it is met again",
     paper="Instantaneous Grammatical Error Correction with Shallow Aggressive Decoding (arXiv 2106.04970)",
     topology=("chain", "tree"),
+    capabilities=(Capability.WEIGHT_FREE,),
     trials=({"length": 2, "anchor": 1}, {"source": (0, 1, 2, 0, 2, 1, 1), "length": 2, "hedge": 1}),
 )
 
@@ -36,6 +39,7 @@ REST = Method(
     summary="a tree of what follows the end of the text in a corpus, by exact suffix",
     paper="REST: Retrieval-Based Speculative Decoding (arXiv 2311.08252)",
     topology=("tree",),
+    capabilities=(Capability.WEIGHT_FREE,),
     trials=({"store": ((0, 1, 2, 0, 2, 1, 1, 0, 0, 2),), "nodes": 3, "length": 2, "shortest": 1},),
 )
 
@@ -46,6 +50,7 @@ ANPD = Method(
     summary="a chain read off n-gram counts of several levels, which every token updates",
     paper="Lossless Acceleration of LLM via Adaptive N-gram Parallel Decoding (arXiv 2404.08698)",
     topology=("chain",),
+    capabilities=(Capability.WEIGHT_FREE,),
     trials=({"length": 2, "levels": 2},),
 )
 
@@ -57,7 +62,8 @@ N_GRAMMYS = Method(
     paper="The N-Grammys: Accelerating Autoregressive Inference with Learning-Free Batched Speculation "
     "(arXiv 2411.03786)",
     topology=("tree",),
-    needs=("model",),
+    capabilities=(Capability.WEIGHT_FREE,),
+    needs=(Need.MODEL,),
     trials=({"drafts": 2, "length": 2},),
 )
 
@@ -68,6 +74,7 @@ SUFFIX = Method(
     summary="a tree of what followed the longest matches in the text and in past outputs, by frequency",
     paper="SAM Decoding: Speculative Decoding via Suffix Automaton (arXiv 2411.10666)",
     topology=("tree",),
+    capabilities=(Capability.BATCHED, Capability.CATCHES_UP, Capability.WEIGHT_FREE),
     trials=({"nodes": 3, "depth": 2},),
 )
 
@@ -78,6 +85,7 @@ TOKEN_RECYCLING = Method(
     summary="a tree of the successors each token was last scored with",
     paper="Turning Trash into Treasure: Accelerating Inference with Token Recycling (arXiv 2408.08696)",
     topology=("tree",),
+    capabilities=(Capability.BATCHED, Capability.CATCHES_UP, Capability.WEIGHT_FREE),
     trials=(
         {"nodes": 3, "depth": 2},
         {"shape": (-1, -1, 0), "successors": 2},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from outrider.core.drafters.parallel_decoding.jacobi import Jacobi
 from outrider.core.drafters.parallel_decoding.lookahead import Lookahead
 from outrider.core.methods.row import Method
+from outrider.core.protocol import Capability
 
 JACOBI = Method(
     name="jacobi",
@@ -18,6 +19,7 @@ JACOBI = Method(
     summary="a window of guesses, renewed by every pass until it settles",
     paper="Accelerating Transformer Inference for Translation via Parallel Decoding (arXiv 2305.10427)",
     topology=("window",),
+    capabilities=(Capability.STANDALONE, Capability.WEIGHT_FREE),
     trials=(
         {"window": 2, "renew": "greedy", "filler": "copy"},
         {"window": 2, "renew": "redraw", "filler": "random"},
@@ -34,6 +36,7 @@ LOOKAHEAD = Method(
     summary="Jacobi trajectories make n-grams beside those that are tried, in the same pass",
     paper="Break the Sequential Dependency of LLM Inference Using Lookahead Decoding (arXiv 2402.02057)",
     topology=("tree",),
+    capabilities=(Capability.STANDALONE, Capability.WEIGHT_FREE),
     trials=({"window": 2, "ngram": 2, "guesses": 2}, {"window": 1, "ngram": 3, "guesses": 2}),
 )
 

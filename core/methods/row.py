@@ -1,18 +1,31 @@
-"""A row of the tables of methods: what is said of a drafter or a rule, all in one place. Knows no method."""
+"""A row of the method tables: everything there is to know about a drafter or a rule, in one place. Knows no method."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
 from typing import Any
+
+from outrider.core.protocol import Capability
 
 ALL = ("text", "image", "speech")
 
 
+class Need(StrEnum):
+    """An argument of a method that has no default."""
+
+    MODEL = "model"  # a draft model
+    DRAFT_HEAD = "draft_head"  # trained on the target
+    HEAD = "head"  # trained to predict acceptance
+    SKIP = "skip"  # the sublayers to skip, found by a search
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """One row: what it is called, what of the literature it stands for, and how to make it."""
+    """One row: the name of a method, the published systems it implements, and how to make it."""
 
     name: str
     make: Callable[..., Any]
@@ -21,7 +34,8 @@ class Method:
     paper: str
     topology: tuple[str, ...]  # of the drafts it makes, or takes: chain, tree, window
     modalities: tuple[str, ...] = ALL
-    needs: tuple[str, ...] = ()  # what `make` must be given besides options
+    needs: tuple[StrEnum, ...] = ()  # arguments of `make` without a default: each a Need
+    capabilities: tuple[Capability, ...] = ()  # of the drafter that `make` gives with default options
     lossless: bool | None = None  # None for drafters, which cannot change what comes out
     anchor: Mapping[str, Any] | None = None  # the options at which a relaxed rule is exact
     trials: tuple[Mapping[str, Any], ...] = ({},)  # small settings that between them reach every branch, for the tests
@@ -33,16 +47,17 @@ class Method:
 
     @property
     def module(self) -> str:
-        return str((self.draft_head or self.make).__module__)
+        make = self.make.func if isinstance(self.make, partial) else self.make
+        return str((self.draft_head or make).__module__)
 
     @property
     def options(self) -> dict[str, Any]:
-        """What may be set, and to what it is set if nobody does."""
+        """The options and their defaults."""
         parameters = inspect.signature(self.make).parameters.values()
-        return {one.name: one.default for one in parameters if one.name not in self.needs}
+        return {each.name: each.default for each in parameters if each.name not in self.needs}
 
     @property
     def kinds(self) -> dict[str, str]:
-        """What an option takes, as it is written where the method is made, such as "float | None"."""
+        """The type of each option as annotated, such as "float | None"."""
         parameters = inspect.signature(self.make).parameters.values()
-        return {one.name: one.annotation for one in parameters if isinstance(one.annotation, str)}
+        return {each.name: each.annotation for each in parameters if isinstance(each.annotation, str)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.core.drafters.self_speculative.layer_skip import draft_on_the_fly, draft_verify, swift
 from outrider.core.drafters.self_speculative.sparse_view import qspec, sparse_cache, triforce
-from outrider.core.methods.row import Method
+from outrider.core.methods.row import Method, Need
 
 SPARSE_CACHE = Method(
     name="sparse-cache",
@@ -44,7 +44,7 @@ DRAFT_VERIFY = Method(
     summary="the target without a fixed set of sublayers, found beforehand by Bayesian optimisation",
     paper="Draft & Verify: Lossless LLM Acceleration via Self-Speculative Decoding (arXiv 2309.08168)",
     topology=("chain",),
-    needs=("skip",),
+    needs=(Need.SKIP,),
     trials=({"skip": ("mlp.0",), "length": 2, "bound": 0.4},),
 )
 

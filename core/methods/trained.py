@@ -14,7 +14,8 @@ from outrider.core.drafters.trained.lookahead_embeddings import LookaheadEmbeddi
 from outrider.core.drafters.trained.mtp import MtpModules
 from outrider.core.drafters.trained.parallel_heads import AmphistaHeads, BlockwiseHeads
 from outrider.core.drafters.trained.spatial import SpatialHeads
-from outrider.core.methods.row import Method
+from outrider.core.methods.row import Method, Need
+from outrider.core.protocol import Capability
 
 MEDUSA = Method(
     name="medusa",
@@ -24,7 +25,7 @@ MEDUSA = Method(
     summary="heads on the target's last state, each for one of the next tokens; a tree of their likeliest",
     paper="Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads (arXiv 2401.10774)",
     topology=("tree", "chain"),
-    needs=("draft_head",),
+    needs=(Need.DRAFT_HEAD,),
     small={"heads": 2, "layers": 2, "vocabulary": (2, 0)},
     trials=(
         {"shape": (-1, -1, 0)},
@@ -43,7 +44,7 @@ SPATIAL = Method(
     paper="Hawk: Leveraging Spatial Context for Faster Autoregressive Text-to-Image Generation (arXiv 2510.25739)",
     topology=("tree", "chain"),
     modalities=("image",),
-    needs=("draft_head",),
+    needs=(Need.DRAFT_HEAD,),
     small={"heads": 2, "columns": 3, "vocabulary": (2, 0)},
     trials=(
         {"shape": (-1, -1, 0)},
@@ -61,7 +62,7 @@ HYDRA = Method(
     summary="heads that also see the tokens drafted before theirs; a tree that grows where they are sure",
     paper="Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding (arXiv 2402.05109)",
     topology=("tree", "chain"),
-    needs=("draft_head",),
+    needs=(Need.DRAFT_HEAD,),
     small={"heads": 2, "vocabulary": (2, 0)},
     trials=(
         {"grow": "tree", "shape": (-1, -1, 0, 1)},
@@ -79,7 +80,7 @@ EAGLE = Method(
     summary="one layer foresees the target's next states, token after token; a static tree",
     paper="EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty (arXiv 2401.15077)",
     topology=("tree", "chain"),
-    needs=("draft_head",),
+    needs=(Need.DRAFT_HEAD,),
     small={"normed": False},
     trials=({"shape": (-1, -1, 0)}, {"grow": "chain", "length": 2}, {"grow": "sampled", "shape": (-1, -1, 0)}),
 )
@@ -92,7 +93,7 @@ EAGLE2 = Method(
     summary="EAGLE's layer; a tree that grows where it is sure of itself, re-ranked as a whole",
     paper="EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees (arXiv 2406.16858)",
     topology=("tree", "chain"),
-    needs=("draft_head",),
+    needs=(Need.DRAFT_HEAD,),
     trials=({"nodes": 3, "width": 2, "depth": 2}, {"nodes": 3, "width": 2, "depth": 2, "least": 0.3}),
 )
 
@@ -105,7 +106,7 @@ EAGLE3 = Method(
     paper="EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test "
     "(arXiv 2503.01840)",
     topology=("tree", "chain"),
-    needs=("draft_head",),
+    needs=(Need.DRAFT_HEAD,),
     small={"taps": ("layer.0", "layer.1", "last"), "vocabulary": (2, 0)},
     trials=(
         {"nodes": 3, "width": 2, "depth": 2},
@@ -123,7 +124,7 @@ BLOCKWISE = Method(
     summary="residual heads on the target's last state, a chain; verifying and predicting are one pass",
     paper="Blockwise Parallel Decoding for Deep Autoregressive Models (arXiv 1811.03115)",
     topology=("chain", "tree"),
-    needs=("draft_head",),
+    needs=(Need.DRAFT_HEAD,),
     small={"heads": 2, "hidden": 4},
     trials=({"length": 2},),
 )
@@ -136,7 +137,7 @@ AMPHISTA = Method(
     summary="heads that look at one another both ways, behind two layers that adapt the target's states",
     paper="Amphista: Bi-directional Multi-head Decoding for Accelerating LLM Inference (arXiv 2406.13170)",
     topology=("tree", "chain"),
-    needs=("draft_head",),
+    needs=(Need.DRAFT_HEAD,),
     small={"heads": 2},
     trials=({"shape": (-1, -1, 0)}, {"grow": "chain", "length": 2}),
 )
@@ -149,7 +150,7 @@ DFLASH = Method(
     summary="a block of masks filled in at once by layers that read the target's tapped states",
     paper="DFlash: Block Diffusion for Flash Speculative Decoding (arXiv 2602.06036)",
     topology=("tree", "chain"),
-    needs=("draft_head",),
+    needs=(Need.DRAFT_HEAD,),
     small={"block": 2, "layers": 2, "taps": ("layer.0", "last"), "vocabulary": (2, 0)},
     trials=({"nodes": 3, "depth": 2}, {"grow": "chain", "length": 2}),
 )
@@ -162,7 +163,7 @@ DSPARK = Method(
     summary="DFlash's block, corrected from left to right by the token before; can stop where it is unsure",
     paper="DSpark (arXiv 2607.05147)",
     topology=("tree", "chain"),
-    needs=("draft_head",),
+    needs=(Need.DRAFT_HEAD,),
     small={"block": 2, "rank": 2, "taps": ("layer.0", "last")},
     trials=({"nodes": 3, "width": 2, "depth": 2}, {"grow": "chain", "length": 2, "policy": "confident"}),
 )
@@ -176,7 +177,7 @@ SPECDEC = Method(
     paper="Speculative Decoding: Exploiting Speculative Execution for Accelerating Seq2seq Generation "
     "(arXiv 2203.16487)",
     topology=("chain", "tree"),
-    needs=("draft_head",),
+    needs=(Need.DRAFT_HEAD,),
     small={"block": 2, "encoder": 1},
     trials=({"length": 2},),
 )
@@ -190,7 +191,7 @@ FALCON = Method(
     paper="Falcon: Faster and Parallel Inference of Large Language Models through Enhanced Semi-Autoregressive "
     "Drafting and Custom-Designed Decoding Tree (arXiv 2412.12639)",
     topology=("tree", "chain"),
-    needs=("draft_head",),
+    needs=(Need.DRAFT_HEAD,),
     small={"block": 2, "anchors": 4},
     trials=(
         {"shape": (-1, -1, 0)},
@@ -208,8 +209,9 @@ PASS = Method(
     summary="the target itself guesses behind learned inputs, in the pass that verifies its last guesses",
     paper="PaSS: Parallel Speculative Sampling (arXiv 2311.13581)",
     topology=("chain", "tree"),
+    capabilities=(Capability.STANDALONE, Capability.WEIGHT_FREE),
     modalities=("text",),
-    needs=("draft_head",),
+    needs=(Need.DRAFT_HEAD,),
     small={"embeddings": 2, "anchors": 4},
     trials=({}, {"shape": (-1, -1, 0)}, {"apart": True}),
 )
@@ -222,7 +224,7 @@ LAYER_SKIP = Method(
     summary="the target's first layers and a trained exit draft; verifying goes on from their states",
     paper="LayerSkip: Enabling Early Exit Inference and Self-Speculative Decoding (arXiv 2404.16710)",
     topology=("chain", "tree"),
-    needs=("draft_head",),
+    needs=(Need.DRAFT_HEAD,),
     small={"exit": 1, "hidden": 4},
     trials=({"length": 2}, {"grow": "tree", "shape": (-1, -1, 0)}),
 )
@@ -235,7 +237,7 @@ KANGAROO = Method(
     summary="the target's first layers and a trained adapter of one attention draft until unsure",
     paper="Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting (arXiv 2404.18911)",
     topology=("chain", "tree"),
-    needs=("draft_head",),
+    needs=(Need.DRAFT_HEAD,),
     small={"exit": 1},
     trials=({"length": 2, "policy": "confidence"}, {"grow": "dynamic", "nodes": 3, "width": 2, "depth": 2}),
 )
@@ -248,7 +250,7 @@ MTP = Method(
     summary="modules one after another, each on the state before it and the next token; or one, used again",
     paper="DeepSeek-V3 Technical Report (arXiv 2412.19437)",
     topology=("chain", "tree"),
-    needs=("draft_head",),
+    needs=(Need.DRAFT_HEAD,),
     small={"modules": 2},
     trials=({"length": 3}, {"grow": "dynamic", "nodes": 3, "width": 2, "depth": 3}),
 )
@@ -261,7 +263,7 @@ CTC = Method(
     summary="frames with blanks and repeats for the next tokens at once, collapsed before they are verified",
     paper="Speculative Decoding with CTC-based Draft Model for LLM Inference Acceleration (arXiv 2412.00061)",
     topology=("tree", "chain"),
-    needs=("draft_head",),
+    needs=(Need.DRAFT_HEAD,),
     small={"frames": 3, "length": 2},
     trials=({"nodes": 4, "depth": 2},),
 )

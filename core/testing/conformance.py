@@ -166,7 +166,7 @@ class Case:
             self.rule,
             [self.prompts[row] for row in rows],
             sampling=self.sampling,
-            limit=[self.limits[row % len(self.limits)] for row in rows],
+            max_new_tokens=[self.limits[row % len(self.limits)] for row in rows],
             seed=rng,
             record=Record(nodes=False),
         )

@@ -93,7 +93,7 @@ def alone(
         rule,
         [wish.prompt],
         sampling=sampling,
-        limit=wish.limit,
+        max_new_tokens=wish.limit,
         stop=stop,
         seed=[wish.seed],
         record=Record(nodes=False),

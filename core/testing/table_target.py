@@ -44,7 +44,7 @@ class TableTarget:
 
     width = 8
     rollback = True
-    embeds = True  # any id has a hash
+    reads_embeddings = True  # any id has a hash
     weight_bytes = 0
 
     def __init__(
@@ -162,7 +162,8 @@ class TableView:
     """A table target blurred further, moving with it; at an exit its states can be had."""
 
     rollback = True
-    weight_bytes = 0
+    weight_bytes = layer_bytes = cache_bytes = cache_passes = 0
+    mute = False  # logits cost nothing
 
     def __init__(self, table: TableTarget, blur: float, exit: int | None = None) -> None:
         self.table, self.blur = table, blur
@@ -188,6 +189,9 @@ class TableView:
 
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
         self._pipeline.commit(committed(draft, verdict, count))
+
+    def carry(self) -> None:
+        """A table computes nothing that could be reused."""
 
     def mark(self) -> object:
         return copy.copy(self._pipeline)

@@ -1,18 +1,23 @@
-"""Whatever drafts after training, and what it is trained on: the words that recipes, heads and the trainer share.
+"""The base class of draft heads, and the batches they are trained on: shared by recipes, heads and the trainer.
 
-A draft head reads a batch that its teacher (the target) has read, and guesses tokens ahead; what counts is how far its
-guesses are from the teacher's distributions. Several draft heads learn from one pass of the teacher. Knows token ids
+A draft head reads a batch that its teacher (the target) has read, and guesses the next tokens; the loss is the distance
+of its guesses from the teacher's distributions. Several draft heads learn from one pass of the teacher. Knows token ids
 and distributions, nothing of text, images or speech; outrider.core.training.trainer runs the loop."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from outrider.core.engine.cuda_graphs import GraphPool
+from outrider.core.engine.native.draft_tree import Levels
+from outrider.core.engine.trainable.block import AttentionMask
+from outrider.core.engine.trainable.shared_embedding import Words
+from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible
 from outrider.core.training.losses import Loss
 
@@ -38,11 +43,11 @@ class Batch:
 
     def asked(self, offset: int = 1) -> Tensor:
         """[B, T] bool: the positions t at which a guess about token t + offset counts. Compute logits there alone."""
-        return ahead(self.answer, offset - 1, fill=False)
+        return shifted(self.answer, offset - 1, fill=False)
 
     def labels(self, offset: int = 1) -> Tensor:
         """[B, T] the tokens t + offset; 0 beyond the end."""
-        return ahead(self.tokens, offset, fill=0)
+        return shifted(self.tokens, offset, fill=0)
 
     def distributions(self, where: Tensor, vocabulary: Tensor | None = None) -> Tensor:
         """The logarithm of the teacher's distribution behind positions [B, T] bool, all of them in `answer` -> [N, V];
@@ -69,7 +74,7 @@ class Batch:
         return self.distributions(counts, vocabulary)
 
 
-def ahead(values: Tensor, count: int, fill: float) -> Tensor:
+def shifted(values: Tensor, count: int, fill: float) -> Tensor:
     """Each row of [B, T] moved to the left by `count`."""
     if not count:
         return values
@@ -94,12 +99,16 @@ class DraftHead(nn.Module):
     """Anything that is trained to draft.
 
     A draft head is made as Kind(target, **config): `config` is what JSON can hold, and of the target's weights it
-    refers to rows as buffers that are not persistent (`register_buffer(..., persistent=False)`): what its state_dict
-    holds is what ships, in 16 bits. Parameters are float32, and the trainer autocasts to bfloat16. `model` is the name
-    of what a trained drafter needs in its row of outrider.core.methods; `drafts` is what it is given there."""
+    refers to rows as buffers that are not persistent (`register_buffer(..., persistent=False)`): its state_dict is
+    what ships, in 16 bits. Parameters are float32, and the trainer autocasts to bfloat16. `drafts` gives what its
+    drafter takes as `draft_head`, a `DraftingHead` unless the drafter is the head's own."""
 
-    needs: frozenset[str] = frozenset()  # taps it reads; "last" is always there
+    needs: frozenset[str] = frozenset()  # taps it is trained on; "last" is always there
+    drafting_needs: frozenset[str] | None = None  # taps it reads while drafting; None: `needs`
     config: Mapping[str, Any]  # the keyword arguments that make it again, besides the teacher
+    graph_pool: GraphPool | None = None  # records its passes while drafting
+    runner: Callable[[Any], Any] | None = None  # reads it while drafting; None: the usual HeadRunner
+    grower: Callable[..., Any] | None = None  # makes its drafts; None: those that `grow` names
 
     def guesses(self, batch: Batch) -> Iterable[Guess]:
         """What it guesses, with a gradient; training-time test (unrolled drafting) is one guess a round."""
@@ -123,12 +132,62 @@ class DraftHead(nn.Module):
         """What the drafter takes as its `model`: by default the draft head itself."""
         return self
 
+    def native_tree(self) -> Levels | None:
+        """Compiled code that grows its trees in one call; None: there is none."""
+        return None
+
     def shared(self, config: Mapping[str, Any]) -> dict[str, str]:
         """Its tensors, each with its name in a draft head of another configuration, whose weights it can begin from."""
         for name, value in config.items():  # rows of other words would be taken for theirs
             if isinstance(value, list) and value != self.config.get(name):
                 raise Incompatible(f"what it is to begin from has other {name}; begin from nothing")
         return {name: name for name in self.state_dict()}
+
+
+class DraftingHead(Protocol):
+    """What a draft head offers to draft with. S is the width of its states, of its own choice."""
+
+    needs: frozenset[str]
+    drafting_needs: frozenset[str] | None
+    taps: tuple[str, ...]  # in the order in which it reads them, concatenated
+    words: Words
+    grow: str  # how its paper drafts: one of outrider.core.drafters.trained.drafter.GROWTHS
+    depth: int | None  # how many tokens ahead it can guess; None: any number
+    once: bool  # does it make all guesses at once, whatever is drafted?
+    cached: int  # number of layers that attend to what was read before
+    form: Config  # of their heads
+    pass_bytes: int  # of weights, read by one pass
+    graph_pool: GraphPool | None
+    runner: Callable[[Any], Any] | None
+    grower: Callable[..., Any] | None
+
+    def open(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor: ...  # [B,P,F], [B,P] -> [B,P,S]
+    def logits(self, states: Tensor) -> Tensor: ...  # [..., S] -> [..., R] of the next token
+    def native_tree(self) -> Levels | None: ...
+
+
+class SequentialHead(DraftingHead, Protocol):
+    """Guesses token after token."""
+
+    def step(self, states: Tensor, tokens: Tensor, sight: AttentionMask, level: int) -> Tensor:
+        """States [B, n, S] of parents and their children's tokens [B, n] on a level -> [B, n, S]."""
+
+
+@runtime_checkable
+class ParallelHead(Protocol):
+    """Guesses several positions in one pass."""
+
+    def future_states(self, state: Tensor, sight: AttentionMask) -> Tensor:
+        """The root's state [B, S] and what it attends to -> [B, K, S'], whose logits are those of positions 1 to K; or
+        [B, 1, S'] for `step` to continue from."""
+
+
+@runtime_checkable
+class ConfidentHead(Protocol):
+    """Estimates the acceptance of its own guesses."""
+
+    def acceptance(self, states: Tensor) -> Tensor:
+        """States [..., S] -> the probability that the next token is accepted."""
 
 
 def guessed(guesses: Iterable[Guess], batch: Batch, loss: Loss) -> Tensor:
@@ -153,7 +212,7 @@ def agreement(guesses: list[Guess], batch: Batch, depth: int) -> Tensor:
         right[asked] = said == batch.labels(guess.offset)[asked]
         found.append(right)
     if len(found) == 1:
-        found = [ahead(found[0], place, fill=False) for place in range(depth)]
+        found = [shifted(found[0], place, fill=False) for place in range(depth)]
     return torch.stack(found, -1)
 
 

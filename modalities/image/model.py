@@ -22,7 +22,7 @@ from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.protocol import Drafter, Rule
 from outrider.core.training.draft_head import DraftHead
-from outrider.core.validation import several
+from outrider.core.validation import as_list
 from outrider.image import recipes
 from outrider.image.grid import Grid, neighbours
 from outrider.image.layout_planner import decoder
@@ -98,7 +98,7 @@ class ImageModel:
     def stream(self, prompt: str | Sequence[str], **options: Unpack[Given]) -> Stream:
         """The same step by step: an iterator of Pieces, each of which can show the picture so far."""
         wanted = Options.of(options)
-        prompts = several(prompt, "prompt")
+        prompts = as_list(prompt, "prompt")
         return Stream(self, wanted, prompts, [self.read(one, wanted.style) for one in prompts])
 
     # ---- what a generation is made of

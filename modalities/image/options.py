@@ -12,7 +12,7 @@ import torch
 from outrider.core.distribution import Sampling
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Drafter, Rule
-from outrider.core.validation import METHODS, NUMBER, SWITCH, WHOLE, Fact, Kind, check, drawn, noted, options_of
+from outrider.core.validation import METHODS, NUMBER, SWITCH, WHOLE, Fact, Kind, check, options_of, recorded, seed_of
 
 
 class Given(TypedDict, total=False):
@@ -69,12 +69,12 @@ class Options:
 
     def drawn_seed(self) -> int:
         """The seed as a number; a generator gives its next one, so that it moves on."""
-        return drawn(self.seed)
+        return seed_of(self.seed)
 
     def facts(self) -> dict[str, Fact]:
         """What a trace notes down."""
         own = ("style", "guidance", "temperature", "top_k", "top_p", "entropy_aware")
-        return {name: getattr(self, name) for name in own} | noted(self.drafter_options, self.rule_options)
+        return {name: getattr(self, name) for name in own} | recorded(self.drafter_options, self.rule_options)
 
 
 _TYPES: dict[str, Kind] = {

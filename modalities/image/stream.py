@@ -92,7 +92,7 @@ class Stream(Iterator[Piece]):
                 rule,
                 [[model.root]] * len(prompts),
                 sampling=options.sampling(),
-                limit=len(model.raster),
+                max_new_tokens=len(model.raster),
                 seed=self._seed,
                 record=Record(entropy=options.entropy, logprobs=options.logprobs),
             )

@@ -50,7 +50,7 @@ class ConditionedHeads(MedusaHeads):
             said = residual(self.more[k], x + F.silu(seen + self._about(k, told)))
             yield Guess(self.words.logits(said), k + 2, self.fade**k, self.words.vocabulary)
 
-    def ahead(self, state: Tensor, sight: AttentionMask) -> Tensor:
+    def future_states(self, state: Tensor, sight: AttentionMask) -> Tensor:
         width = self.words.width
         x, told = state[:, :width], state[:, width : (1 + self.depth) * width].view(len(state), self.depth, width)
         # each head reads its own place alone: the products of all are made in one, and its own is taken

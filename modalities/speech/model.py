@@ -19,7 +19,7 @@ from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
 from outrider.core.protocol import Drafter, Rule
 from outrider.core.training.draft_head import DraftHead
 from outrider.core.training.recipes import NoWeights
-from outrider.core.validation import several
+from outrider.core.validation import as_list
 from outrider.speech import recipes
 from outrider.speech.audio import Sound, spoken
 from outrider.speech.codec import Codec
@@ -115,7 +115,7 @@ class SpeechModel:
     def stream(self, text: str | Sequence[str], **options: Unpack[Given]) -> Stream:
         """The same step by step: an iterator of Pieces, some of which bring samples that can be played."""
         wanted = Options.of(options)
-        texts = several(text, "text")
+        texts = as_list(text, "text")
         self.drafter_name(wanted)
         return Stream(self, wanted, texts)
 

@@ -133,7 +133,7 @@ class Stream(Iterator[Piece]):
             self._rule,
             [[model.voice.end]] * len(group),
             sampling=options.sampling(model.voice.end),
-            limit=[length + _MORE for length in script.lengths],
+            max_new_tokens=[length + _MORE for length in script.lengths],
             seed=[self._seed * 1_000_003 + one.place for one in group],
             record=Record(logprobs=options.logprobs),
         )

@@ -28,7 +28,7 @@ from outrider.core.drafters.lookup.trie import Trie
 from outrider.core.errors import InvalidOption, OutriderError, unknown
 from outrider.core.methods import make_rule
 from outrider.core.paths import cache_folder
-from outrider.core.protocol import Drafter, Prefill, Prompts, Scores, Target
+from outrider.core.protocol import BoundedTarget, CatchUpDrafter, Drafter, Prefill, Prompts, Scores, Target
 from outrider.core.rng import CounterRNG
 from outrider.core.step_recorder import Record
 from outrider.core.tree import Tree
@@ -57,9 +57,9 @@ class Auto(Ensemble):
     ) -> None:
         super().__init__(drafters=drafters, options=options, nodes=longest)
         self.costs = costs
-        self._hear = [getattr(one, "hear", None) for one in self.drafters]
-        self._lazy = all(self._hear)
-        self._cheap = [hosted(one) for one in self.drafters]
+        self._catching_up = [drafter for drafter in self.drafters if isinstance(drafter, CatchUpDrafter)]
+        self._lazy = len(self._catching_up) == len(self.drafters)
+        self._cheap = [hosted(drafter) for drafter in self.drafters]
         self._mixed = any(self._cheap) and not all(self._cheap)
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
@@ -95,7 +95,7 @@ class Auto(Ensemble):
                 self.forget()
             return Draft.empty(rows, rng.device)
         self._catch_up()
-        draft = self._tried(self._guesses(room, rng), rng)
+        draft = self._draft(self._guesses(room, rng), rng)
         if draft.size:
             self._rest.paid()
         else:
@@ -124,7 +124,7 @@ class Auto(Ensemble):
     def _ask(self, who: Sequence[bool], room: Tensor, rng: CounterRNG) -> list[list[Guesses]]:
         """The guesses of some drafters in each row; of the others, none."""
         nothing: list[Guesses] = [([], [], [], None)] * len(room)
-        return [self._asked(number, room, rng) if asked else nothing for number, asked in enumerate(who)]
+        return [self._guesses_of(number, room, rng) if asked else nothing for number, asked in enumerate(who)]
 
     @property
     def _price(self) -> float:
@@ -135,9 +135,8 @@ class Auto(Ensemble):
     def _catch_up(self) -> None:
         for row, tokens in enumerate(self._missed):
             if tokens:
-                for hear in self._hear:
-                    assert hear is not None
-                    hear(row, tokens)
+                for drafter in self._catching_up:
+                    drafter.observe_committed(row, tokens)
                 self._missed[row] = []
 
     def counts(self, rows: Sequence[Sequence[float]]) -> list[int]:
@@ -260,7 +259,7 @@ class _Padded(Auto):
             return Draft.empty(rows, rng.device)
         self._catch_up()
         who = self._cheap if self.wanted == GLANCE else [True] * len(self.drafters)
-        self._tried(self._merged(self._ask(who, room, rng)), rng)
+        self._draft(self._merged(self._ask(who, room, rng)), rng)
         count = max(self.wanted or 0, 0)
         if not count:
             return Draft.empty(rows, rng.device)
@@ -279,7 +278,9 @@ def measure(target: Target, rows: int = 1, members: Members = Members()) -> dict
     drafter = _Padded(Costs({(1, 1): 1.0, (1, 2): 1.0}), drafters=members.names, options=members.options)
     if drafter._mixed:
         widths = [GLANCE, *widths]
-    length = min(_READ if rows == 1 else _READ // 16, getattr(target, "context", 2 * _READ) // 2)
+    length = _READ if rows == 1 else _READ // 16
+    if isinstance(target, BoundedTarget):
+        length = min(length, target.context // 2)
     prompts = [[index % target.vocabulary for index in range(1, length + row % 5 + 1)] for row in range(rows)]
     best = dict.fromkeys(widths, float("inf"))
     limit = (_ROUNDS * len(widths) + 2) * (max(widths) + len(widths))
@@ -289,7 +290,7 @@ def measure(target: Target, rows: int = 1, members: Members = Members()) -> dict
         make_rule("exact"),
         prompts,
         sampling=Sampling(temperature=0),
-        limit=limit,
+        max_new_tokens=limit,
         record=Record(nodes=False),
     )
     until = 0.0

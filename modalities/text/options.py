@@ -14,7 +14,7 @@ import torch
 from outrider.core.distribution import Sampling
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Drafter, Rule
-from outrider.core.validation import METHODS, NUMBER, SWITCH, WHOLE, Fact, Kind, check, drawn, noted, options_of
+from outrider.core.validation import METHODS, NUMBER, SWITCH, WHOLE, Fact, Kind, check, options_of, recorded, seed_of
 
 _MOST_STOPS, _MOST_ALTERNATIVES = 64, 1000
 
@@ -98,7 +98,7 @@ class Options:
 
     def drawn_seed(self) -> int:
         """The seed as a number; a generator gives its next one, so that it moves on."""
-        return drawn(self.seed)
+        return seed_of(self.seed)
 
     def facts(self) -> dict[str, Fact]:
         """What a trace notes down: all that is not a default."""
@@ -109,7 +109,7 @@ class Options:
                 continue
             if value != one.default or one.name in ("max_new_tokens", "temperature"):
                 found[one.name] = value
-        found |= noted(self.drafter_options, self.rule_options)
+        found |= recorded(self.drafter_options, self.rule_options)
         if self.stops:
             found["stop"] = " | ".join(self.stops)
         return found

@@ -54,7 +54,7 @@ class PrefixCache:
                 self._read(prompt[start : start + _PIECE])
             fresh = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
             self.inner.rewind(replace(self._mark(), pipeline=fresh))
-            prefill = Prefill(itself=self.inner if isinstance(self.inner, transformer.Decoder) else None)
+            prefill = Prefill(self_draftable=self.inner if isinstance(self.inner, transformer.Decoder) else None)
         self.tokens = list(prompt)
         self._note()
         return prefill
@@ -95,8 +95,8 @@ class PrefixCache:
         self.tokens += verdict.rows(draft)[0][: int(count[0])]
         self._note()
 
-    def judge(self, rule: Rule) -> Rule:
-        return self.inner.judge(rule) if isinstance(self.inner, transformer.Decoder) else rule
+    def captured(self, rule: Rule) -> Rule:
+        return self.inner.captured(rule) if isinstance(self.inner, transformer.Decoder) else rule
 
     def mark(self) -> object:
         return self.inner.mark()

@@ -100,7 +100,7 @@ class Stream(Iterator[Piece]):
                 rule,
                 prompts,
                 sampling=options.sampling(model.end),
-                limit=limits,
+                max_new_tokens=limits,
                 stop=self._stop if options.stops else None,
                 seed=self._seed,
                 record=Record(logprobs=options.logprobs, alternatives=options.alternatives),

@@ -67,7 +67,7 @@ def custom_generate(
         make_rule(rule, **(rule_options or {})) if isinstance(rule, str) else rule,
         prompts,
         sampling=_sampling(generation_config),
-        limit=generation_config.max_length - input_ids.shape[1],
+        max_new_tokens=generation_config.max_length - input_ids.shape[1],
         stop=_stop(prompts, stopping_criteria, input_ids.device),
         seed=seed,
         record=Record(nodes=False),

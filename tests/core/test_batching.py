@@ -192,17 +192,17 @@ def test_whoever_does_not_fit_is_overtaken_only_so_often() -> None:
     order = list(dict.fromkeys(step.row for step in batch))
     assert order.index(big) <= 3 + 3 + 1
     assert sorted(order) == sorted([big, *small])
-    with pytest.raises(InvalidOption, match="lower the limit"):
+    with pytest.raises(InvalidOption, match="lower max_new_tokens"):
         batch.add([5] * 60, 4000)
 
 
 def test_what_cannot_be_is_said() -> None:
-    with pytest.raises(Incompatible, match="enter and leave"):
+    with pytest.raises(Incompatible, match="continuous batching"):
         ContinuousBatch(TableTarget(20), None, make_rule("exact"))  # type: ignore[arg-type]
     batch = ContinuousBatch(target(), None, make_rule("exact"), waiting=1)
     with pytest.raises(InvalidOption, match="empty"):
         batch.add([], 5)
-    with pytest.raises(InvalidOption, match="limit"):
+    with pytest.raises(InvalidOption, match="max_new_tokens"):
         batch.add([1], 0)
     batch.add([4], 2)
     with pytest.raises(InvalidOption, match="waiting already"):

@@ -33,7 +33,12 @@ def test_the_device_changes_nothing(method: Method, rule: str) -> None:
     found: list[list[Any]] = []
     for device in ("cpu", "cuda"):
         steps = decode(
-            table(device), drafter(method, device), make_rule(rule), PROMPTS, sampling=Sampling(top_k=9), limit=40
+            table(device),
+            drafter(method, device),
+            make_rule(rule),
+            PROMPTS,
+            sampling=Sampling(top_k=9),
+            max_new_tokens=40,
         )
         found.append([(step.row, step.emitted, step.sources) for step in steps])
     assert found[0] == found[1]
@@ -45,7 +50,7 @@ def test_the_device_changes_nothing(method: Method, rule: str) -> None:
 def test_one_wait_a_step(method: Method, sampling: Sampling) -> None:
     guesses = drafter(method, "cuda")
     waits_each = 2 if hasattr(guesses, "ahead") else 1  # what came of drafts made ahead must be known to draft on
-    steps = decode(table("cuda"), guesses, make_rule(), PROMPTS, sampling=sampling, limit=60)
+    steps = decode(table("cuda"), guesses, make_rule(), PROMPTS, sampling=sampling, max_new_tokens=60)
     for _ in range(6):  # shapes and constants are uploaded once
         next(steps)
     torch.cuda.set_sync_debug_mode("warn")

@@ -42,7 +42,7 @@ def target(**options: Any) -> TableTarget:
 
 def run(drafter: Drafter | None, prompts: Prompts = PROMPTS, **options: Any) -> tuple[list[list[int]], list[Step]]:
     rule = options.pop("rule", Exact())
-    options = {"limit": 24, "sampling": END} | options
+    options = {"max_new_tokens": 24, "sampling": END} | options
     steps = list(decode(target(), drafter, rule, prompts, **options))
     rows = range(len(prompts))
     return [[token for step in steps if step.row == row for token in step.emitted] for row in rows], steps
@@ -150,12 +150,12 @@ def test_a_row_alone_and_in_company(name: str, rule: str) -> None:
 
 
 def test_identical_prompts_in_a_batch_get_different_streams() -> None:
-    rows = run(None, [[1, 2]] * 4, sampling=Sampling(), limit=12)[0]
+    rows = run(None, [[1, 2]] * 4, sampling=Sampling(), max_new_tokens=12)[0]
     assert len({tuple(row) for row in rows}) == 4
 
 
 def test_limits_may_differ_and_are_kept() -> None:
-    rows, steps = run(DraftModel(target(), length=5), sampling=Sampling(), limit=[1, 2, 3, 9, 30])
+    rows, steps = run(DraftModel(target(), length=5), sampling=Sampling(), max_new_tokens=[1, 2, 3, 9, 30])
     assert [len(row) for row in rows] == [1, 2, 3, 9, 30]
     assert [step.finish for step in steps if step.finish] == ["limit"] * 5
     assert all(len(step.emitted) >= 1 for step in steps)
@@ -208,16 +208,19 @@ class Forward(TableTarget):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: decode(target(), None, Exact(), [], limit=3), "there are no prompts"),
-        (lambda: decode(target(), None, Exact(), [[1], []], limit=3), "prompt 1 is empty"),
-        (lambda: decode(target(), None, Exact(), [1, 2], limit=3), "wrap it"),  # type: ignore[list-item]
-        (lambda: decode(target(), None, Exact(), [[1, V]], limit=3), "from 0 to 6"),
-        (lambda: decode(target(), None, Exact(), [[-1]], limit=3), "holds token -1"),
-        (lambda: decode(target(), None, Exact(), [[1]], limit=0), "must be 1 or more"),
-        (lambda: decode(target(), None, Exact(), [[1]], limit=[3, 3]), "2 limits for 1"),
-        (lambda: decode(target(), None, Exact(), [[1]], limit=3, seed=[1, 2]), "2 seeds for 1"),
-        (lambda: decode(target(), DraftModel(TableTarget(9)), Exact(), [[1]], limit=3), "9 and the target one of 7"),
-        (lambda: decode(Forward(V), PromptLookup(), Exact(), [[1]], limit=3), "drafter=None"),
+        (lambda: decode(target(), None, Exact(), [], max_new_tokens=3), "there are no prompts"),
+        (lambda: decode(target(), None, Exact(), [[1], []], max_new_tokens=3), "prompt 1 is empty"),
+        (lambda: decode(target(), None, Exact(), [1, 2], max_new_tokens=3), "wrap it"),  # type: ignore[list-item]
+        (lambda: decode(target(), None, Exact(), [[1, V]], max_new_tokens=3), "from 0 to 6"),
+        (lambda: decode(target(), None, Exact(), [[-1]], max_new_tokens=3), "holds token -1"),
+        (lambda: decode(target(), None, Exact(), [[1]], max_new_tokens=0), "must be 1 or more"),
+        (lambda: decode(target(), None, Exact(), [[1]], max_new_tokens=[3, 3]), "max_new_tokens has 2 values for 1"),
+        (lambda: decode(target(), None, Exact(), [[1]], max_new_tokens=3, seed=[1, 2]), "2 seeds for 1"),
+        (
+            lambda: decode(target(), DraftModel(TableTarget(9)), Exact(), [[1]], max_new_tokens=3),
+            "9 and the target one of 7",
+        ),
+        (lambda: decode(Forward(V), PromptLookup(), Exact(), [[1]], max_new_tokens=3), "drafter=None"),
         (lambda: Sampling(temperature=-1), "temperature is -1"),
         (lambda: Sampling(temperature=float("nan")), "temperature is nan"),
         (lambda: Sampling(top_p=0), "top_p is 0"),
@@ -258,7 +261,7 @@ def test_block_refuses_what_it_would_bias() -> None:
 
 
 def test_a_target_that_cannot_be_cut_back_still_decodes_plainly() -> None:
-    steps = list(decode(Forward(V, seed=5, sharpness=2), None, Exact(), PROMPTS, sampling=END, limit=24))
+    steps = list(decode(Forward(V, seed=5, sharpness=2), None, Exact(), PROMPTS, sampling=END, max_new_tokens=24))
     assert [step.emitted for step in steps] == [step.emitted for step in run(None)[1]]
 
 
@@ -273,7 +276,7 @@ def test_closing_the_generator_frees_target_and_drafter() -> None:
             ended.append("target" if not self.blur else "drafter")
             super().end()
 
-    steps = decode(Watched(V), DraftModel(Watched(V, blur=0.1)), Exact(), [[1]], limit=50)
+    steps = decode(Watched(V), DraftModel(Watched(V, blur=0.1)), Exact(), [[1]], max_new_tokens=50)
     next(steps)
     assert not ended
     steps.close()  # type: ignore[attr-defined]
@@ -297,7 +300,7 @@ def test_records_hold_what_was_asked_for() -> None:
 
 
 def test_the_summary_counts_committed_tokens_only() -> None:
-    rows, steps = run(DraftModel(target(), length=5), sampling=Sampling(), limit=8)
+    rows, steps = run(DraftModel(target(), length=5), sampling=Sampling(), max_new_tokens=8)
     summary = Summary.of(steps)
     assert summary.tokens == sum(map(len, rows)) == 40
     assert summary.target_calls == 10 and summary.tokens_per_call == 4
@@ -365,7 +368,7 @@ def test_a_run_abandoned_at_the_interpreters_end_ends_quietly() -> None:
         "from outrider.core.engine.transformer import Config, Decoder\n"
         "from outrider.core.rules.exact import Exact\n"
         "small = Config(vocabulary=9, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, hidden=16)\n"
-        "steps = decode(Decoder.random(small), None, Exact(), [[1, 2]], limit=9)\n"
+        "steps = decode(Decoder.random(small), None, Exact(), [[1, 2]], max_new_tokens=9)\n"
         "next(steps)\n"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)

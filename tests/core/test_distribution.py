@@ -200,7 +200,7 @@ def test_a_race_is_the_same_on_a_sparse_law() -> None:
 
 
 def test_lengths_follow_what_was_accepted() -> None:
-    window = Window(3, most=6)
+    window = Window(3, longest=6)
     window.begin(2, torch.device("cpu"))
     window.learn(torch.tensor([3, 3]), torch.tensor([3, 1]))
     assert window.start().tolist() == [5, 2]

@@ -10,7 +10,7 @@ import torch
 
 from outrider.core.decode import decode
 from outrider.core.distribution import Distribution, Sampling
-from outrider.core.draft import Draft, beside, choose
+from outrider.core.draft import Draft, select, stack
 from outrider.core.drafters.per_row import PerRow
 from outrider.core.methods import make_drafter, make_rule
 from outrider.core.testing.table_target import TableTarget
@@ -59,7 +59,7 @@ def test_rows_beside_one_another(distribution: Distribution) -> None:
         fixed(1, 8, positions=torch.tensor([[1, 5]]), embeddings=torch.ones(1, 3)),
         Draft.empty(1),
     ]
-    whole = beside(drafts)
+    whole = stack(drafts)
     for row, one in enumerate(drafts):
         same_row(whole, row, one)
     assert whole.note == ("", "who", "", "", "", "") and whole.mixed
@@ -69,18 +69,18 @@ def test_rows_beside_one_another(distribution: Distribution) -> None:
 
 def test_rows_chosen_out_of_several() -> None:
     drafts = [drawn(WIDE), fixed(3, 5, 6, note=("who",)), drawn(NARROW)]
-    rows = [Draft.empty(3)] + [beside([one, one, one]) for one in drafts]
-    whole = choose(rows, torch.tensor([1, 2, 3]))
+    rows = [Draft.empty(3)] + [stack([one, one, one]) for one in drafts]
+    whole = select(rows, torch.tensor([1, 2, 3]))
     for row, one in enumerate(drafts):
         same_row(whole, row, one)
     assert whole.note == ("", "who", "")
-    nobody = choose([Draft.empty(2), Draft.empty(2)], torch.tensor([0, 1]))
+    nobody = select([Draft.empty(2), Draft.empty(2)], torch.tensor([0, 1]))
     assert nobody.size == 0 and nobody.rows == 2
 
 
 def test_kinds_of_siblings_are_not_mixed() -> None:
     other = replace(drawn(WIDE), replacement=True)
-    for join in (beside, lambda both: choose(both, torch.tensor([0]))):
+    for join in (stack, lambda both: select(both, torch.tensor([0]))):
         with pytest.raises(ValueError, match="with and without replacement"):
             join([drawn(WIDE), other])
 
@@ -102,7 +102,13 @@ def test_rows_that_draft_each_by_itself_say_what_plain_decoding_says(name: str, 
 
     def said(drafter: Any) -> list[tuple[int, ...]]:
         steps = decode(
-            target, drafter, make_rule("gumbel-match"), prompts, sampling=Sampling(temperature=1), limit=24, seed=5
+            target,
+            drafter,
+            make_rule("gumbel-match"),
+            prompts,
+            sampling=Sampling(temperature=1),
+            max_new_tokens=24,
+            seed=5,
         )
         trace = Trace(tuple(steps))
         return [trace.tokens(row) for row in range(len(prompts))]

@@ -275,7 +275,7 @@ def test_a_frame_forgotten_is_caught(measured: Any) -> None:
 
 def run(drafter: Any, books: int, seeds: Sequence[int], limit: int = 17) -> list[list[int]]:
     out: list[list[int]] = [[] for _ in ROOTS]
-    for step in decode(target(books), drafter, GumbelMatch(), ROOTS, limit=limit, seed=seeds):
+    for step in decode(target(books), drafter, GumbelMatch(), ROOTS, max_new_tokens=limit, seed=seeds):
         out[step.row] += step.emitted
     return out
 
@@ -297,7 +297,7 @@ def test_books_within_a_frame_cost_no_pass_of_the_model() -> None:
     passes: list[int] = []
     score = whole.inner.score
     whole.inner.score = lambda draft, since=None: passes.append(draft.size) or score(draft, since)  # type: ignore
-    list(decode(Many(whole), None, GumbelMatch(), [[0]], limit=12, seed=1))
+    list(decode(Many(whole), None, GumbelMatch(), [[0]], max_new_tokens=12, seed=1))
     assert len(passes) == 4
 
 

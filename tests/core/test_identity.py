@@ -86,7 +86,7 @@ def outputs(
     for start in range(0, len(every), batch):
         part = every[start : start + batch]
         seeds = list(numbers[start : start + batch])
-        for step in decode(model, drafter(), rule, part, sampling=sampling, limit=limit, seed=seeds):
+        for step in decode(model, drafter(), rule, part, sampling=sampling, max_new_tokens=limit, seed=seeds):
             emitted[start + step.row] += step.emitted
             steps.append(step)
     return [tuple(row) for row in emitted], steps

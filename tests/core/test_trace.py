@@ -25,7 +25,7 @@ def trace() -> Trace:
         make_rule("lenience"),
         [[1, 2], [3]],
         sampling=Sampling(temperature=0.9),
-        limit=12,
+        max_new_tokens=12,
         record=Record(alternatives=2, logprobs=True, entropy=True),
     )
     return Trace(

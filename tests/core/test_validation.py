@@ -14,7 +14,7 @@ from outrider.core.drafters.lookup.prompt_lookup import PromptLookup
 from outrider.core.errors import InvalidOption
 from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
 from outrider.core.rules.exact import Exact
-from outrider.core.validation import METHODS, NUMBER, SWITCH, WHOLE, check, drawn, noted, options_of, several
+from outrider.core.validation import METHODS, NUMBER, SWITCH, WHOLE, as_list, check, options_of, recorded, seed_of
 
 
 @dataclass(frozen=True)
@@ -66,22 +66,22 @@ def test_what_is_wrong_is_said(given: dict[str, Any], said: str) -> None:
 
 def test_a_generator_gives_another_seed_each_time() -> None:
     one, other = (torch.Generator().manual_seed(3) for _ in range(2))
-    assert drawn(7) == 7
-    first, second = drawn(one), drawn(one)
-    assert first != second and (drawn(other), drawn(other)) == (first, second)
+    assert seed_of(7) == 7
+    first, second = seed_of(one), seed_of(one)
+    assert first != second and (seed_of(other), seed_of(other)) == (first, second)
 
 
 def test_options_of_methods_are_noted_as_plain_values() -> None:
-    found = noted({"length": 3, "shape": (1, 2)}, {"epsilon": 0.5, "x": None})
+    found = recorded({"length": 3, "shape": (1, 2)}, {"epsilon": 0.5, "x": None})
     assert found == {"drafter.length": 3, "drafter.shape": "(1, 2)", "rule.epsilon": 0.5, "rule.x": None}
 
 
 def test_one_string_or_several() -> None:
-    assert several("a", "prompt") == ["a"] and several(("a", "b"), "prompt") == ["a", "b"]
+    assert as_list("a", "prompt") == ["a"] and as_list(("a", "b"), "prompt") == ["a", "b"]
     wrong = {"there are no prompts": [], "the prompt is a NoneType": None, "prompt 1 is a int": ["a", 3], "bytes": b"a"}
     for said, given in wrong.items():
         with pytest.raises(InvalidOption, match=said):
-            several(given, "prompt")
+            as_list(given, "prompt")
 
 
 def test_options_of_methods_are_of_their_kind() -> None:

@@ -146,7 +146,7 @@ def test_rows_do_not_notice_each_other(im: ImageModel) -> None:
         asked = [im.names.encode_checked(one) for one in prompts]
         out: list[list[int]] = [[] for _ in prompts]
         roots = [[im.root]] * len(prompts)
-        for step in decode(im.target(asked, 2.0), None, GumbelMatch(), roots, limit=40, seed=seeds):
+        for step in decode(im.target(asked, 2.0), None, GumbelMatch(), roots, max_new_tokens=40, seed=seeds):
             out[step.row] += step.emitted
         return out
 

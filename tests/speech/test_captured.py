@@ -50,7 +50,7 @@ def test_recorded_passes_say_the_same(small_voice: Callable[..., Voice], monkeyp
     # side by side, each has its own
     one, other = (Speaker(network, voice.script([said])) for said in SAID[:2])
     streams = [
-        decode(target, None, make_rule("gumbel-match"), [[voice.end]], sampling=Sampling(), limit=12, seed=1)
+        decode(target, None, make_rule("gumbel-match"), [[voice.end]], sampling=Sampling(), max_new_tokens=12, seed=1)
         for target in (one, other)
     ]
     outputs = [[step.emitted for step in steps] for steps in zip(*streams, strict=False)]

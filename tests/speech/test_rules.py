@@ -42,7 +42,15 @@ def told(speaker: SpeechModel, name: str, **given: Any) -> list[Step]:
     rule, _ = speaker.rule(Options(rule=name, rule_options=given))
     sampling = Sampling(end=(end,))
     return list(
-        decode(speaker.target(script), Ending(end), rule, [[end]] * 2, sampling=sampling, limit=[12, 9], seed=[3, 4])
+        decode(
+            speaker.target(script),
+            Ending(end),
+            rule,
+            [[end]] * 2,
+            sampling=sampling,
+            max_new_tokens=[12, 9],
+            seed=[3, 4],
+        )
     )
 
 

@@ -80,7 +80,7 @@ def test_drafting_changes_nothing(name: str, small_voice: Callable[..., Voice]) 
                 GumbelMatch(),
                 [[voice.end]] * 2,
                 sampling=Sampling(temperature=0.9, end=(voice.end,)),
-                limit=[length + 4 for length in script.lengths],
+                max_new_tokens=[length + 4 for length in script.lengths],
                 seed=3,
             )
         )
@@ -92,8 +92,8 @@ def test_what_does_not_belong_together_is_said(small_voice: Callable[..., Voice]
     voice = small_voice()
     speaker = Speaker(voice.network(torch.float64), voice.script(SAID))
     with pytest.raises(InvalidOption, match="1 prompts and 2 utterances"):
-        list(decode(speaker, PromptLookup(), GumbelMatch(), [[voice.end]], limit=3))
+        list(decode(speaker, PromptLookup(), GumbelMatch(), [[voice.end]], max_new_tokens=3))
     with pytest.raises(InvalidOption, match="begins with one token"):
-        list(decode(speaker, None, GumbelMatch(), [[voice.end, 1]] * 2, limit=3))
+        list(decode(speaker, None, GumbelMatch(), [[voice.end, 1]] * 2, max_new_tokens=3))
     with pytest.raises(InvalidOption, match="heads"):
         type(voice)(codes=25, width=32, heads=5)

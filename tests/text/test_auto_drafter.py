@@ -154,9 +154,9 @@ class Counted(TokenRecycling):
         self.watched += 1
         super().observe(*given)
 
-    def hear(self, row: int, tokens: Any) -> None:
+    def observe_committed(self, row: int, tokens: Any) -> None:
         self.heard.append(list(tokens))
-        super().hear(row, tokens)
+        super().observe_committed(row, tokens)
 
 
 class Knowing(Counted):

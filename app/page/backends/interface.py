@@ -29,7 +29,6 @@ _RANGES: Mapping[str, tuple[float, float, float]] = {  # of options, or of one m
     "drafts": (1, 8, 1),
     "epsilon": (0.01, 1, 0.01),
     "every": (1, 8, 1),
-    "fallback": (0.05, 1, 0.05),
     "gap": (0, 5, 0.05),
     "guesses": (1, 16, 1),
     "inner": (1, 8, 1),
@@ -70,7 +69,7 @@ _RANGES: Mapping[str, tuple[float, float, float]] = {  # of options, or of one m
 _WORDS: Mapping[str, tuple[str, ...]] = {  # of options that are words
     "jacobi.filler": FILLERS,
     "jacobi.renew": RENEWALS,
-    "on-the-fly-window.by": ("best", "steps"),
+    "on-the-fly-window.policy": ("best", "window"),
 }
 _DRAWN = ("draft-model", "on-the-fly-window", "sparse-cache")
 _FEW = 4  # knobs of one method

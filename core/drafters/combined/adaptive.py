@@ -1,10 +1,10 @@
-"""One of several drafters for each row and step: by what each has been worth so far (a bandit, as in BanditSpec, arXiv
-2505.15141, and arXiv 2408.08470), or by how complex the text looks.
+"""One of several drafters for each row and step: by the reward of each so far (a bandit, as in BanditSpec, arXiv
+2505.15141, and arXiv 2408.08470), or by the complexity of the text.
 
-What a drafter is worth is the tokens of a step over what the step costs, in target passes. Costs are given or read off
-the weights a drafter reads, so that a seed gives the same output again; with a `clock` they are measured, and it
-doesn't. Drafters that cost nothing guess in every step, and are told apart even where another's guesses were tried: a
-counterfactual for free. Knows drafters through the protocol.
+The reward of a drafter is the tokens of a step divided by the cost of the step in target passes. Costs are options or
+derived from the weights a drafter reads, so that a seed reproduces its output; with a `clock` they are measured, and
+output may differ. Drafters that read no weights draft in every step, and their reward is known even if another
+drafter's draft was scored. Knows drafters through the protocol.
 """
 
 from __future__ import annotations
@@ -21,26 +21,36 @@ from torch import Tensor
 from outrider.core.cost.break_even import Cost
 from outrider.core.device import fetch, upload
 from outrider.core.distribution import Sampling
-from outrider.core.draft import Draft, Verdict, choose
+from outrider.core.draft import Draft, Verdict, select
 from outrider.core.errors import Incompatible, InvalidOption, unknown
-from outrider.core.protocol import Drafter, Plain, Prefill, Prompts, Scores
+from outrider.core.protocol import (
+    CombinedDrafter,
+    DiscardingDrafter,
+    Drafter,
+    Plain,
+    Prefill,
+    Prompts,
+    Scores,
+    StandaloneDrafter,
+    WeightFree,
+)
 from outrider.core.rng import CounterRNG
 
 PLAIN = "plain"
 
 
 class Chooser(Protocol):
-    """Decides for one row. Told what each drafter was worth whenever that is known."""
+    """Chooses for one row."""
 
-    def order(self, tokens: Sequence[int]) -> list[int]: ...  # drafters by preference, for the row's text so far
-    def most(self, tokens: Sequence[int]) -> int | None: ...  # how many guesses; None: as many as there are
-    def learn(self, arm: int, worth: float) -> None: ...
-    def note(self, arm: int) -> str: ...  # why, for the trace
+    def order(self, tokens: Sequence[int]) -> list[int]: ...  # drafters by preference, given the row's tokens so far
+    def max_tokens(self, tokens: Sequence[int]) -> int | None: ...  # to draft; None: no limit
+    def learn(self, arm: int, reward: float) -> None: ...
+    def note(self, arm: int) -> str: ...  # the reason, for the trace
 
 
 @dataclass
 class Bandit:
-    """The highest upper bound on its worth drafts next (UCB, discounted: what was long ago counts less)."""
+    """The drafter with the highest upper confidence bound on its reward (discounted UCB: old rewards count less)."""
 
     arms: int
     explore: float = 0.5
@@ -52,17 +62,17 @@ class Bandit:
     def order(self, tokens: Sequence[int]) -> list[int]:
         total = math.log(sum(self._count) + 1)
         bounds = [
-            all_ / count + self.explore * math.sqrt(2 * total / count) if count > 1e-9 else math.inf
-            for all_, count in zip(self._sum, self._count, strict=True)
+            summed / count + self.explore * math.sqrt(2 * total / count) if count > 1e-9 else math.inf
+            for summed, count in zip(self._sum, self._count, strict=True)
         ]
         return sorted(range(self.arms), key=lambda arm: (-bounds[arm], arm))
 
-    def most(self, tokens: Sequence[int]) -> int | None:
+    def max_tokens(self, tokens: Sequence[int]) -> int | None:
         return None
 
-    def learn(self, arm: int, worth: float) -> None:
+    def learn(self, arm: int, reward: float) -> None:
         self._count[arm] = self._count[arm] * self.memory + 1
-        self._sum[arm] = self._sum[arm] * self.memory + worth
+        self._sum[arm] = self._sum[arm] * self.memory + reward
 
     def note(self, arm: int) -> str:
         return ""
@@ -70,9 +80,8 @@ class Bandit:
 
 @dataclass
 class Complexity:
-    """The share of different tokens among the last `window`, and the length of the text: the simpler it looks, the
-    earlier in the list its drafter stands and the more is drafted, up to `longest`. It looks at nothing that happened,
-    which is what it is compared for."""
+    """From the share of distinct tokens among the last `window` and the length of the text: the simpler the text, the
+    earlier in the list the drafter, and the longer the draft, up to `longest`. A baseline that learns nothing."""
 
     arms: int
     window: int = 64
@@ -88,11 +97,11 @@ class Complexity:
         first = min(int(self.complexity(tokens) * self.arms), self.arms - 1)
         return sorted(range(self.arms), key=lambda arm: (abs(arm - first), arm))
 
-    def most(self, tokens: Sequence[int]) -> int | None:
+    def max_tokens(self, tokens: Sequence[int]) -> int | None:
         return max(round(self.longest * (1 - self.complexity(tokens))), 1)
 
-    def learn(self, arm: int, worth: float) -> None:
-        """It looks at the text alone."""
+    def learn(self, arm: int, reward: float) -> None:
+        """The text alone decides."""
 
     def note(self, arm: int) -> str:
         return ""
@@ -102,9 +111,9 @@ CHOOSERS: dict[str, Callable[..., Chooser]] = {"bandit": Bandit, "complexity": C
 
 
 class Adaptive:
-    """`drafters` are drafters or their names, "plain" among them for none, with `options` by name. `by` is a way to
-    choose of CHOOSERS, with its own `settings`. `costs` is what drafting one level deeper costs, by name, in plain
-    passes, and `verify(rows, tokens)` what a pass over so many tokens in each of so many rows does, in any unit."""
+    """`drafters` are drafters or their names ("plain" drafts nothing), with `options` by name. `by` names one of
+    CHOOSERS, with its `settings`. `costs` is the cost of one more draft level by name, in plain passes, and
+    `verify(rows, tokens)` that of a pass over this many tokens in each of this many rows, in any unit."""
 
     def __init__(
         self,
@@ -121,69 +130,73 @@ class Adaptive:
             raise unknown("way to choose", by, CHOOSERS)
         if not drafters:
             raise InvalidOption("there are no drafters to choose from; name at least one")
-        self.names = [one if isinstance(one, str) else type(one).__name__ for one in drafters]
+        self.names = [each if isinstance(each, str) else type(each).__name__ for each in drafters]
         self.drafters = [
-            by_name(one, (options or {}).get(one, {})) if isinstance(one, str) else one for one in drafters
+            by_name(each, (options or {}).get(each, {})) if isinstance(each, str) else each for each in drafters
         ]
-        for name, one in zip(self.names, self.drafters, strict=True):
-            if getattr(one, "alone", False):
-                raise Incompatible(f"{name} reads its next guesses off its own draft, so nobody may draft in between")
-        sizes = {one.vocabulary for one in self.drafters} - {None}
+        for name, drafter in zip(self.names, self.drafters, strict=True):
+            if isinstance(drafter, StandaloneDrafter):
+                raise Incompatible(
+                    f"{name} reads its next guesses off its own draft, so no other drafter may take a step in between"
+                )
+        sizes = {drafter.vocabulary for drafter in self.drafters} - {None}
         if len(sizes) > 1:
             raise Incompatible(f"the drafters have vocabularies of {sizes}; they must be made for one target")
         self.vocabulary: int | None = sizes.pop() if sizes else None
-        self.needs = frozenset[str]().union(*(one.needs for one in self.drafters))
+        self.needs = frozenset[str]().union(*(drafter.needs for drafter in self.drafters))
         self._make = partial(CHOOSERS[by], len(self.drafters), **(settings or {}))
-        self._make()  # what is wrong with the settings is said now
-        self._given, self._verify, self._clock = dict(costs or {}), verify or free, clock
+        self._make()  # refuses wrong settings now
+        self._given, self._verify, self._clock = dict(costs or {}), verify or constant_cost, clock
+        self._discarding = [drafter if isinstance(drafter, DiscardingDrafter) else None for drafter in self.drafters]
 
     @property
     def bytes_read(self) -> int:
-        return sum(one.bytes_read for one in self.drafters)
+        return sum(drafter.bytes_read for drafter in self.drafters)
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
-        self._target = prefill.itself.weight_bytes if prefill.itself else 0
+        self._target = prefill.self_draftable.weight_bytes if prefill.self_draftable else 0
         self._texts = [list(prompt) for prompt in prompts]
         self._choosers = [self._make() for _ in prompts]
         self._costs = [self._given.get(name, 0.0) for name in self.names]
-        self.share(len(prompts))
-        self._free = [reads_nothing(one) and cost == 0 for one, cost in zip(self.drafters, self._costs, strict=True)]
-        for one in self.drafters:
-            one.begin(prefill, prompts, sampling)
+        self.set_crowd(len(prompts))
+        self._free = [weight_free(each) and cost == 0 for each, cost in zip(self.drafters, self._costs, strict=True)]
+        for drafter in self.drafters:
+            drafter.begin(prefill, prompts, sampling)
         self._since = self._clock() if self._clock else 0.0
 
-    def share(self, rows: int) -> None:
-        """So many rows draft alike in each pass: the more there are, the more its width costs, and the sooner guesses
-        don't pay."""
+    def set_crowd(self, rows: int) -> None:
+        """With more rows in the target pass, each drafted token costs more."""
         self._crowd = max(rows, 1)
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         left = room.tolist()
-        caps = [chooser.most(text) for chooser, text in zip(self._choosers, self._texts, strict=True)]
-        left = [one if cap is None else min(one, cap) for one, cap in zip(left, caps, strict=True)]
+        limits = [chooser.max_tokens(text) for chooser, text in zip(self._choosers, self._texts, strict=True)]
+        left = [room_ if limit is None else min(room_, limit) for room_, limit in zip(left, limits, strict=True)]
         drafts: list[Draft | None] = [None] * len(self.drafters)
         for arm, drafter in enumerate(self.drafters):
             if self._free[arm]:
                 drafts[arm] = drafter.propose(torch.tensor(left), rng.fork(arm))
         self._trees = [None if draft is None else Guesses(draft) for draft in drafts]
-        self._chosen = [self._choose(row) if one >= 0 else 0 for row, one in enumerate(left)]
+        self._chosen = [self._choose(row) if room_ >= 0 else 0 for row, room_ in enumerate(left)]
         for arm, drafter in enumerate(self.drafters):
             if drafts[arm] is None:
-                own = [one if one < 0 or chosen == arm else 0 for one, chosen in zip(left, self._chosen, strict=True)]
-                draft, price = priced(drafter, torch.tensor(own), rng.fork(arm), self._target)
+                own = [
+                    room_ if room_ < 0 or chosen == arm else 0 for room_, chosen in zip(left, self._chosen, strict=True)
+                ]
+                draft, cost = propose_with_cost(drafter, torch.tensor(own), rng.fork(arm), self._target)
                 drafts[arm] = draft
-                if self.names[arm] not in self._given and price is not None:
-                    self._costs[arm] = price
+                if self.names[arm] not in self._given and cost is not None:
+                    self._costs[arm] = cost
         made = [draft for draft in drafts if draft is not None]
         note = tuple(
             self.names[arm] + chooser.note(arm) for arm, chooser in zip(self._chosen, self._choosers, strict=True)
         )
         if len(set(self._chosen)) == 1:
             return replace(made[self._chosen[0]], note=note)
-        return replace(choose(made, upload(self._chosen, rng.device)), note=note)
+        return replace(select(made, upload(self._chosen, rng.device)), note=note)
 
     def _choose(self, row: int) -> int:
-        """The first choice that has a guess, or can't know before it is asked."""
+        """The most preferred drafter, except for those known to have drafted nothing."""
         order = self._choosers[row].order(self._texts[row])
         for arm in order:
             tree = self._trees[arm]
@@ -202,47 +215,47 @@ class Adaptive:
                     seconds = now - self._since
                     self._choosers[row].learn(arm, len(emitted) / (seconds if self._clock and seconds else cost))
                 elif tree is not None and not self._clock:
-                    tokens = tree.right(row, emitted) + 1  # at least; what comes behind these is not known
+                    tokens = tree.right(row, emitted) + 1  # a lower bound: the tokens after these are unknown
                     self._choosers[row].learn(arm, tokens / self._cost(arm, tree.sizes[row], 0))
         self._since = now
-        for arm, one in enumerate(self.drafters):
-            if any(chosen != arm for chosen in self._chosen) and (aside := getattr(one, "aside", None)):
-                aside()
-            one.observe(draft, scores, verdict, rng.fork(arm))
+        for arm, (drafter, discarding) in enumerate(zip(self.drafters, self._discarding, strict=True)):
+            if discarding is not None and any(chosen != arm for chosen in self._chosen):
+                discarding.discard_draft()
+            drafter.observe(draft, scores, verdict, rng.fork(arm))
 
     def _cost(self, arm: int, nodes: int, depth: int) -> float:
         rows = self._crowd
         return self._verify(rows, nodes + 1) / self._verify(rows, 1) + self._costs[arm] * depth
 
     def end(self) -> None:
-        for one in self.drafters:
-            one.end()
+        for drafter in self.drafters:
+            drafter.end()
         self._texts = []
 
 
-def free(rows: int, tokens: int) -> float:
+def constant_cost(rows: int, tokens: int) -> float:
     """A pass that costs the same whatever it reads."""
     return 1.0
 
 
-def priced(drafter: Drafter, room: Tensor, rng: CounterRNG, target: int) -> tuple[Draft, float | None]:
-    """A draft, and what each level of it cost in passes of a target with weights of so many bytes, if it read any."""
+def propose_with_cost(drafter: Drafter, room: Tensor, rng: CounterRNG, target_bytes: int) -> tuple[Draft, float | None]:
+    """A draft, and the cost of each level in passes of a target with weights of this size; None if no weights were
+    read."""
     before = drafter.bytes_read
     draft = drafter.propose(room, rng)
     read = drafter.bytes_read - before
-    return draft, read / draft.tree.depth / target if target and read and draft.tree.depth else None
+    return draft, read / draft.tree.depth / target_bytes if target_bytes and read and draft.tree.depth else None
 
 
-def reads_nothing(drafter: Drafter) -> bool:
-    """Is it one that has no weights to read, its own or the target's? Of several, if none of them has."""
-    members = getattr(drafter, "drafters", None)
-    if members is not None:
-        return all(map(reads_nothing, members))
-    return bool(getattr(type(drafter), "bytes_read", None) == 0)
+def weight_free(drafter: Drafter) -> bool:
+    """Does it read no weights, its own or the target's? A combination: do all its drafters read none?"""
+    if isinstance(drafter, CombinedDrafter):
+        return all(map(weight_free, drafter.drafters))
+    return isinstance(drafter, WeightFree)
 
 
 class Guesses:
-    """A draft on the host, to see how far it would have been right."""
+    """A draft on the host, to compare with the emitted tokens."""
 
     def __init__(self, draft: Draft) -> None:
         parts = fetch(draft.tokens, draft.tree.parents.expand(draft.rows, -1), draft.live)
@@ -254,7 +267,7 @@ class Guesses:
             self.sizes.append(sum(live))
 
     def right(self, row: int, emitted: Sequence[int]) -> int:
-        """How many of these tokens it had."""
+        """How many of these tokens it guessed."""
         node, count = -1, 0
         for token in emitted:
             if (below := self._children[row].get((node, token))) is None:

@@ -1,10 +1,9 @@
-"""Several drafters of fixed guesses as one: their trees are merged, and the guesses that are likeliest to be right are
-kept.
+"""Several drafters of fixed guesses as one: their trees are merged, and the guesses most likely to be right are kept.
 
-SAM-Decoding (arXiv 2411.10666) falls back on token recycling or on a model where its match is short; hybrids of
-suffixes and heads (arXiv 2411.04975) do alike. Ours does not switch but merges: every guess has a chance, read off its
-drafter's belief and corrected by how often such guesses of that drafter were right so far in this row, which each step
-shows for all drafters alike, whoever's guess was tried. Knows token ids and beliefs only.
+SAM-Decoding (arXiv 2411.10666) falls back to token recycling or a model if its match is short; hybrids of suffixes and
+heads (arXiv 2411.04975) do likewise. Ours merges instead of switching: the probability of a guess is its drafter's
+belief, corrected by how often such guesses of that drafter have been right in this row. Each step shows this for all
+drafters, whichever guesses were scored. Knows token ids and beliefs only.
 """
 
 from __future__ import annotations
@@ -18,47 +17,47 @@ from outrider.core.device import fetch
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.lookup.trie import Grower, Trie, planted
-from outrider.core.drafters.per_row import Joined, joins
+from outrider.core.drafters.per_row import batches
 from outrider.core.errors import Incompatible, InvalidOption
-from outrider.core.protocol import Drafter, Prefill, Prompts, Scores
+from outrider.core.protocol import BatchedDrafter, Drafter, Prefill, Prompts, Scores, StandaloneDrafter
 from outrider.core.rng import CounterRNG
 
 MEMBERS = ("suffix", "token-recycling")
-_STEPS = 10  # beliefs are told apart this finely
-_PRIOR = 12.0  # guesses that a belief is taken at its word for
-_UNSURE = 0.5  # the chance of a guess whose drafter believes nothing
+_STEPS = 10  # bins of beliefs
+_PRIOR = 12.0  # observations that the belief itself counts for
+_UNSURE = 0.5  # the probability of a guess without a belief
 Guesses = tuple[list[int], list[int], list[bool], list[float] | None]  # tokens, parents, which are live, beliefs
 
 
 class _Member:
-    """What one drafter's guesses in one row have been worth."""
+    """How often one drafter's guesses in one row were right, by belief."""
 
     def __init__(self) -> None:
         self.right = [_PRIOR * (step + 0.5) / _STEPS for step in range(_STEPS)]
         self.seen = [_PRIOR] * _STEPS
         self.trie = Trie()  # the last guesses
-        self.steps: list[int] = []  # and how sure of each its drafter was, its parent given
+        self.steps: list[int] = []  # the bin of each one's belief, given its parent
 
     def take(self, tokens: list[int], parents: list[int], live: list[bool], belief: list[float] | None) -> list[float]:
-        """The guesses of a step -> the chance of each node of the trie to be right, its ancestors included."""
+        """The guesses of a step -> the probability that each node of the trie, and all above it, is right."""
         self.trie, self.steps = Trie(), []
-        place, chances = {-1: -1}, list[float]()
+        place, probabilities = {-1: -1}, list[float]()
         for node, token in enumerate(tokens):
             above = place.get(parents[node])
             if above is None or not live[node] or (above, token) in self.trie.nodes:
                 continue
             place[node] = self.trie.at(above, token)
-            given = _UNSURE
+            believed = _UNSURE
             if belief is not None:
-                given = belief[node] / max(belief[parents[node]] if parents[node] >= 0 else 1.0, 1e-9)
-            step = min(int(given * _STEPS), _STEPS - 1)
+                believed = belief[node] / max(belief[parents[node]] if parents[node] >= 0 else 1.0, 1e-9)
+            step = min(int(believed * _STEPS), _STEPS - 1)
             self.steps.append(step)
-            within = given + self.right[step] / self.seen[step] - (step + 0.5) / _STEPS
-            chances.append(min(max(within, 0.0), 1.0) * (chances[above] if above >= 0 else 1.0))
-        return chances
+            corrected = believed + self.right[step] / self.seen[step] - (step + 0.5) / _STEPS
+            probabilities.append(min(max(corrected, 0.0), 1.0) * (probabilities[above] if above >= 0 else 1.0))
+        return probabilities
 
     def learn(self, emitted: Sequence[int]) -> None:
-        """Every guess whose place was reached is known to be right or wrong."""
+        """Count the guesses whose parent was emitted: those are known to be right or wrong."""
         path = [-1, *self.trie.follow(emitted)]
         reached = dict(zip(path, emitted, strict=False))
         for node, above in enumerate(self.trie.parents):
@@ -68,8 +67,8 @@ class _Member:
 
 
 class Ensemble:
-    """`drafters` are drafters or their names, with `options` by name; of all their guesses the `nodes` likeliest are
-    kept, and of those that are less likely than `least` no more than `free`, which a pass has room for anyway."""
+    """`drafters` are drafters or their names, with `options` by name. The `nodes` most likely of all guesses are kept;
+    of those less likely than `least` at most `free`, which cost a pass nothing."""
 
     def __init__(
         self,
@@ -85,101 +84,105 @@ class Ensemble:
                 f"{len(drafters)} drafters, nodes={nodes}, least={least}, free={free}: there must be a drafter and a "
                 "node, least from 0 to 1, free 0 or more"
             )
-        self.drafters = [_made(one, (options or {}).get(one, {})) if isinstance(one, str) else one for one in drafters]
-        for one in self.drafters:
-            if getattr(one, "alone", False):
+        self.drafters = [
+            _made(each, (options or {}).get(each, {})) if isinstance(each, str) else each for each in drafters
+        ]
+        for drafter in self.drafters:
+            if isinstance(drafter, StandaloneDrafter):
                 raise Incompatible(
-                    f"{type(one).__name__} reads its next guesses off its own draft, which an ensemble would take apart"
+                    f"{type(drafter).__name__} reads its next guesses off its own draft, so it can't be merged with "
+                    "others"
                 )
         self.nodes, self.least, self.free = nodes, least, free
-        sizes = {one.vocabulary for one in self.drafters} - {None}
+        sizes = {drafter.vocabulary for drafter in self.drafters} - {None}
         if len(sizes) > 1:
             raise Incompatible(f"the drafters of an ensemble have vocabularies of {sizes}; they must be made for one")
         self.vocabulary: int | None = sizes.pop() if sizes else None
-        self.needs = frozenset[str]().union(*(one.needs for one in self.drafters))
+        self.needs = frozenset[str]().union(*(drafter.needs for drafter in self.drafters))
 
     @property
     def bytes_read(self) -> int:
-        return sum(one.bytes_read for one in self.drafters)
+        return sum(drafter.bytes_read for drafter in self.drafters)
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
-        for one in self.drafters:
-            one.begin(prefill, prompts, sampling)
+        for drafter in self.drafters:
+            drafter.begin(prefill, prompts, sampling)
         self._members = [self._fresh() for _ in prompts]
 
     def _fresh(self) -> list[_Member]:
         return [_Member() for _ in self.drafters]
 
-    # ---- rows that come and go (outrider.core.drafters.per_row.Joined)
+    # ---- continuous batching (outrider.core.protocol.BatchedDrafter)
 
-    def joins(self) -> bool:
-        return all(joins(one) for one in self.drafters)
+    def supports_batching(self) -> bool:
+        return all(map(batches, self.drafters))
 
     def open(self, sampling: Sampling) -> None:
-        for one in self._joined:
-            one.open(sampling)
+        for drafter in self._batched():
+            drafter.open(sampling)
         self._members = []
 
     def arrange(self, order: Sequence[int], width: int) -> None:
-        for one in self._joined:
-            one.arrange(order, width)
+        for drafter in self._batched():
+            drafter.arrange(order, width)
         self._members = [self._members[row] if row >= 0 else self._fresh() for row in order]
 
     def enter(self, row: int, prefill: Prefill, prompt: Sequence[int]) -> None:
-        for one in self._joined:
-            one.enter(row, prefill, prompt)
+        for drafter in self._batched():
+            drafter.enter(row, prefill, prompt)
         self._members[row] = self._fresh()
 
     def leave(self, row: int) -> None:
-        for one in self._joined:
-            one.leave(row)
+        for drafter in self._batched():
+            drafter.leave(row)
 
-    @property
-    def _joined(self) -> Sequence[Joined]:
-        return self.drafters  # type: ignore[return-value]
+    def _batched(self) -> list[BatchedDrafter]:
+        return [drafter for drafter in self.drafters if isinstance(drafter, BatchedDrafter)]
 
     # ----
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
-        return self._tried(self._merged([self._asked(number, room, rng) for number in range(len(self.drafters))]), rng)
+        return self._draft(
+            self._merged([self._guesses_of(number, room, rng) for number in range(len(self.drafters))]), rng
+        )
 
-    def _asked(self, number: int, room: Tensor, rng: CounterRNG) -> list[Guesses]:
+    def _guesses_of(self, number: int, room: Tensor, rng: CounterRNG) -> list[Guesses]:
         """One drafter's guesses in each row."""
-        one = self.drafters[number]
-        if hosted(one):
-            return [_grown(trie) for trie in one.tries(room.tolist())]
-        return _host(one.propose(room, rng.fork(number)))
+        drafter = self.drafters[number]
+        if hosted(drafter):
+            return [_of_trie(trie) for trie in drafter.tries(room.tolist())]
+        return _host(drafter.propose(room, rng.fork(number)))
 
     def _merged(self, parts: Sequence[Sequence[Guesses]]) -> list[Trie]:
-        """All guesses of each row, given those of each drafter."""
+        """All guesses of each row in one trie, from those of each drafter."""
         return [self._merge(row, [part[row] for part in parts]) for row in range(len(self._members))]
 
-    def _tried(self, tries: Sequence[Trie], rng: CounterRNG) -> Draft:
+    def _draft(self, tries: Sequence[Trie], rng: CounterRNG) -> Draft:
         counts = self.counts([trie.weights for trie in tries])
         return planted([trie.best(count) for trie, count in zip(tries, counts, strict=True)], rng.device)
 
     def _merge(self, row: int, parts: list[Any]) -> Trie:
-        """All guesses of a row in one trie; where drafters agree, only both can be wrong."""
+        """All guesses of a row in one trie; a guess of several drafters is wrong only if all of them are."""
         merged = Trie()
         for member, part in zip(self._members[row], parts, strict=True):
-            chances = member.take(*part)
+            probabilities = member.take(*part)
             places: dict[int, int] = {-1: -1}
-            for node, chance in enumerate(chances):
+            for node, probability in enumerate(probabilities):
                 above = places[member.trie.parents[node]]
                 place = places[node] = merged.at(above, member.trie.tokens[node])
-                merged.weights[place] = 1 - (1 - merged.weights[place]) * (1 - chance)
-        for node, above in enumerate(merged.parents):  # nothing is likelier than what it follows
+                merged.weights[place] = 1 - (1 - merged.weights[place]) * (1 - probability)
+        for node, above in enumerate(merged.parents):  # no node is likelier than its parent
             if above >= 0:
                 merged.weights[node] = min(merged.weights[node], merged.weights[above])
         return merged
 
     def counts(self, rows: Sequence[Sequence[float]]) -> list[int]:
-        """How many of each row's guesses are worth trying, given the chance of each to be right."""
+        """How many of each row's guesses to score, given the probability of each."""
         likely = (sum(weight >= self.least for weight in weights) for weights in rows)
         return [min(self.nodes, max(count, self.free)) for count in likely]
 
     def forget(self) -> None:
-        """Nobody guesses in this step, so nobody is right or wrong."""
+        """Drop the last guesses: nothing is drafted in this step."""
         for members in self._members:
             for member in members:
                 member.trie, member.steps = Trie(), []
@@ -188,37 +191,37 @@ class Ensemble:
         for members, emitted in zip(self._members, verdict.rows(draft), strict=True):
             for member in members:
                 member.learn(emitted)
-        for number, one in enumerate(self.drafters):
-            one.observe(draft, scores, verdict, rng.fork(number))
+        for number, drafter in enumerate(self.drafters):
+            drafter.observe(draft, scores, verdict, rng.fork(number))
 
     def end(self) -> None:
-        for one in self.drafters:
-            one.end()
+        for drafter in self.drafters:
+            drafter.end()
         self._members = []
 
 
 def hosted(drafter: Drafter) -> TypeGuard[Grower]:
-    """Does it guess on the host, without asking a model?"""
+    """Does it grow its guesses on the host, without a model?"""
     return isinstance(drafter, Grower) and drafter.hosted
 
 
 def _made(name: str, options: Mapping[str, Any]) -> Drafter:
     from outrider.core.methods import make_drafter  # which names this module
 
-    made = make_drafter(name, **options)
-    assert made is not None
-    return made
+    drafter = make_drafter(name, **options)
+    assert drafter is not None
+    return drafter
 
 
-def _grown(trie: Trie) -> Guesses:
-    """What `_host` would give of a trie that was planted."""
+def _of_trie(trie: Trie) -> Guesses:
+    """The same as `_host` of the planted trie."""
     return trie.tokens, trie.parents, [True] * len(trie), [min(weight, 1.0) for weight in trie.weights]
 
 
 def _host(draft: Draft) -> list[Guesses]:
-    """Tokens, parents, which are live and beliefs of each row, as lists."""
+    """The draft's tokens, parents, live nodes and beliefs by row, as lists."""
     if draft.distributions is not None or draft.probe is not None:
-        raise Incompatible("an ensemble merges fixed guesses; a drafter whose guesses are drawn can't be part of one")
+        raise Incompatible("an ensemble merges fixed guesses, so a drafter that draws its guesses can't be part of one")
     parents = draft.tree.parents.expand(draft.rows, -1)
     wanted = [draft.tokens, parents, draft.live]
     arrays = fetch(*wanted) if draft.belief is None else fetch(*wanted, draft.belief)

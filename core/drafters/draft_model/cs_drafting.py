@@ -15,8 +15,8 @@ from torch import Tensor
 
 from outrider.core.device import upload
 from outrider.core.distribution import Distribution, Sampling
-from outrider.core.draft import Draft, Verdict, told
-from outrider.core.drafters.draft_model.model import joined
+from outrider.core.draft import Draft, Verdict, forced
+from outrider.core.drafters.draft_model.model import concatenated
 from outrider.core.drafters.lookup.ngram import Counts
 from outrider.core.drafters.lookup.prompt_lookup import guesses
 from outrider.core.errors import Incompatible, InvalidOption
@@ -67,7 +67,7 @@ class _Stage:
         ahead they are; and the distributions [B, most wanted, S] that they were drawn from."""
         device, rows = self.model.device, len(wanted)
         committed = self.model.mark()
-        self.model.keep(*told(ahead, device))
+        self.model.keep(*forced(ahead, device))
         found: Rows = [[] for _ in wanted]
         distributions = _Distributions(rows, max(wanted, default=0))
         while any(left := [count - len(one) for count, one in zip(wanted, found, strict=True)]):
@@ -95,7 +95,7 @@ class _Stage:
                     break
             for one, new in zip(found, news, strict=True):
                 one += new
-            _, verdict, count = told(news, device)
+            _, verdict, count = forced(news, device)
             self.model.keep(draft, _onto(draft, verdict), count)
         self.model.rewind(committed)
         return found, distributions.distribution
@@ -191,10 +191,10 @@ class CSDrafting:
         if not distributions:
             return chain
         if not self.lengths[-1]:
-            return Draft.drawn(chain.tokens, joined(distributions), chain.live)
+            return Draft.drawn(chain.tokens, concatenated(distributions), chain.live)
         slots = torch.arange(chain.size, device=rng.device).expand(len(left), -1)
         source = torch.where(slots < drawn, slots, -1)
-        return Draft(chain.tokens, Tree.chain(chain.size, rng.device), chain.live, joined(distributions), source)
+        return Draft(chain.tokens, Tree.chain(chain.size, rng.device), chain.live, concatenated(distributions), source)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         count = torch.where(upload(self._open, rng.device), verdict.accepted + 1, 0)

@@ -1,13 +1,13 @@
-"""Another, smaller target as the drafter: a chain, a tree of draws, a tree of its likeliest tokens.
+"""A second, smaller target as the drafter: a chain, a tree of draws, a tree of its likeliest tokens.
 
-Speculative sampling's independent draft model (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318) and
-its trees. The model is any Target, so it may be a language model, a table or a cheaper view of the target itself.
+The independent draft model of speculative sampling (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318)
+and its trees. The draft model is any Target: a language model, a table or a cheaper view of the target itself.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,27 +16,33 @@ from torch import Tensor
 from outrider.core.device import constant, upload
 from outrider.core.distribution import Distribution, Sampling
 from outrider.core.draft import Draft, Verdict
-from outrider.core.drafters.length_policies import Confidence, Fixed, Policy, make_policy
+from outrider.core.drafters.length_policies import (
+    Confidence,
+    Fixed,
+    Policy,
+    StatePolicy,
+    make_policy,
+)
 from outrider.core.drafters.lookup.trie import Trie, planted
 from outrider.core.drafters.tree_shapes import branching, depths, rerank, validate
 from outrider.core.errors import InvalidOption
-from outrider.core.protocol import BatchedTarget, Prefill, Prompts, Scores, Target
+from outrider.core.protocol import BatchedTarget, ChainDrawing, Prefill, Prompts, Scores, Target, TreeGrowing
 from outrider.core.rng import CounterRNG, Purpose
 from outrider.core.tree import Tree
 
 
-class _Model:
-    """The draft model and its bookkeeping: what it has read, which rows are still open."""
+class _ModelDrafter:
+    """A draft model, the sampling it drafts with and the rows that are still open."""
 
     needs: frozenset[str] = frozenset()
 
     def __init__(self, model: Target, sampling: Sampling | None) -> None:
-        self.model, self._own = model, sampling
+        self.model, self._sampling = model, sampling
         self.vocabulary: int | None = model.vocabulary
         self.bytes_read = 0
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
-        self.model.begin(prompts, self._own or sampling, frozenset())
+        self.model.begin(prompts, self._sampling or sampling, frozenset())
         self._open = torch.ones(len(prompts), dtype=torch.bool, device=self.model.device)
 
     def score(self, draft: Draft, since: int | None) -> Scores:
@@ -46,23 +52,24 @@ class _Model:
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         self.model.keep(draft, verdict, torch.where(self._open, verdict.accepted + 1, 0))
 
-    def aside(self) -> None:
-        """Somebody else's draft was scored: what the model has read of its own is dropped."""
+    def discard_draft(self) -> None:
         self.model.rewind(self.model.mark())
 
     def end(self) -> None:
         self.model.end()
 
     def _start(self, room: Tensor, rng: CounterRNG) -> Tensor:
-        """Note which rows are finished -> room [B] where the random generator are."""
+        """Note which rows are finished -> room [B] on the random generator's device."""
         room = upload(room, rng.device)
         self._open = room >= 0
         return room
 
 
-class DraftModel(_Model):
-    """A chain, drawn token by token; a policy says how far. `sampling` lets it draw hotter or colder than the target
-    (default: alike), which changes how much is accepted and never what comes out."""
+class DraftModel(_ModelDrafter):
+    """A chain, drawn token by token; a policy says how far, with `bound`, `longest` and `cost` as its settings. The
+    policy "risk" (SpecDec++) reads the draft model's state `tap` (None: facts of the distribution) by a trained `head`.
+    `sampling` lets the model draw hotter or colder than the target (default: alike), which changes how much is accepted
+    and never the distribution of the output."""
 
     def __init__(
         self,
@@ -70,14 +77,24 @@ class DraftModel(_Model):
         *,
         length: int = 5,
         policy: Policy | str = "fixed",
+        bound: float | None = None,
+        longest: int | None = None,
+        cost: float | None = None,
+        head: Callable[[Tensor], Tensor] | Mapping[str, Tensor] | None = None,
+        tap: str | None = "last",
         sampling: Sampling | None = None,
     ) -> None:
         super().__init__(model, sampling)
-        self.policy = make_policy(policy, length) if isinstance(policy, str) else policy
+        settings = {"bound": bound, "longest": longest, "cost": cost}
+        reading = {} if head is None else {"head": head, "tap": tap}
+        given = {name: value for name, value in settings.items() if value is not None}
+        self.policy = make_policy(policy, length, **given, **reading)
+        self._drawer = model if isinstance(model, ChainDrawing) and type(self.policy) is Fixed else None
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
-        self._tap: str | None = getattr(self.policy, "tap", None)
-        self.model.begin(prompts, self._own or sampling, frozenset({self._tap} if self._tap else ()))
+        self._reader = self.policy if isinstance(self.policy, StatePolicy) and self.policy.tap else None
+        taps = frozenset({self._reader.tap} if self._reader and self._reader.tap else ())
+        self.model.begin(prompts, self._sampling or sampling, taps)
         self.policy.begin(len(prompts), self.model.device)
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
@@ -85,8 +102,8 @@ class DraftModel(_Model):
         wanted = torch.minimum(self.policy.start(), self._start(room, rng))
         draft = Draft.empty(len(room), rng.device)
         rng.reserve(longest)
-        if (found := self._at_once(longest, rng)) is not None:
-            return found
+        if (whole := self._drawn_whole(longest, rng)) is not None:
+            return whole
         tokens: list[Tensor] = []
         distributions: list[Distribution] = []
         live: list[Tensor] = []
@@ -94,9 +111,7 @@ class DraftModel(_Model):
         for depth in range(longest):
             scores = self.score(draft, depth - 1 if depth else None)
             distribution = scores.distributions(torch.full_like(wanted, depth)[:, None])  # [B, 1, S]
-            if self._tap:
-                self.policy.see(scores.hidden[self._tap][:, -1])  # type: ignore[attr-defined]
-            going = going & (wanted > depth) & self.policy.more(distribution.column(0), depth)
+            going = going & (wanted > depth) & self._more(scores, distribution, depth)
             if rng.device.type == "cpu" and not bool(going.any()):
                 break
             tokens.append(rng.sample(distribution.column(0), depth, Purpose.DRAW, going))
@@ -104,52 +119,59 @@ class DraftModel(_Model):
             live.append(going)
             draft = Draft.guess(torch.stack(tokens, 1), Tree.chain(depth + 1, rng.device), torch.stack(live, 1))
         self._drafted = draft.live.sum(1)
-        return Draft.drawn(draft.tokens, joined(distributions), draft.live) if distributions else draft
+        return Draft.drawn(draft.tokens, concatenated(distributions), draft.live) if distributions else draft
 
-    def _at_once(self, length: int, rng: CounterRNG) -> Draft | None:
-        """A lone row's chain, where nobody has to be asked how far it goes and the model can draw it by itself."""
-        unroll = getattr(self.model, "unroll", None)
-        alone = rng.rolls and rng.device.type == "cpu" and len(rng.seeds) == 1 and length > 0
-        if unroll is None or not alone or type(self.policy) is not Fixed:
+    def _more(self, scores: Scores, distribution: Distribution, depth: int) -> Tensor:
+        """The policy's decision [B] for a distribution [B, 1, S]."""
+        if self._reader is not None:
+            assert self._reader.tap is not None
+            self._reader.see(scores.hidden[self._reader.tap][:, -1])
+        return self.policy.more(distribution.column(0), depth)
+
+    def _drawn_whole(self, length: int, rng: CounterRNG) -> Draft | None:
+        """A single row's chain in one call, if its length is fixed and the model can draw it so."""
+        single = rng.rolls and rng.device.type == "cpu" and len(rng.seeds) == 1 and length > 0
+        if self._drawer is None or not single:
             return None
-        found = unroll(rng.table(Purpose.DRAW)[0, :length].numpy())
-        if found is None:
+        chain = self._drawer.draw_chain(rng.table(Purpose.DRAW)[0, :length].numpy())
+        if chain is None:
             return None
         self.bytes_read += self.model.weight_bytes * length
-        tokens, distributions = found
+        tokens, distributions = chain
         self._drafted = torch.tensor([length])
         return Draft.drawn(tokens, distributions, torch.ones(1, length, dtype=torch.bool))
 
-    # ---- rows that come and go (outrider.core.drafters.per_row.Joined)
+    # ---- continuous batching (outrider.core.protocol.BatchedDrafter)
 
-    def joins(self) -> bool:
-        """Not where the policy remembers how each row went."""
-        return type(self.policy) in (Fixed, Confidence) and hasattr(self.model, "enter")
+    def supports_batching(self) -> bool:
+        """Not if the policy remembers how each row went."""
+        return type(self.policy) in (Fixed, Confidence) and isinstance(self.model, BatchedTarget)
 
     def open(self, sampling: Sampling) -> None:
-        self._tap = None
-        self._model().open(self._own or sampling, frozenset())
+        self._reader = None
+        self._batched().open(self._sampling or sampling, frozenset())
 
     def arrange(self, order: Sequence[int], width: int) -> None:
-        self._model().arrange(order, width)
+        self._batched().arrange(order, width)
         self.policy.begin(len(order), self.model.device)
 
     def enter(self, row: int, prefill: Prefill, prompt: Sequence[int]) -> None:
-        for _ in self._model().enter(lambda: row, prompt):
+        for _ in self._batched().enter(lambda: row, prompt):
             pass
 
     def leave(self, row: int) -> None:
-        self._model().leave(row)
+        self._batched().leave(row)
 
-    def _model(self) -> BatchedTarget:
-        return self.model  # type: ignore[return-value]
+    def _batched(self) -> BatchedTarget:
+        assert isinstance(self.model, BatchedTarget)
+        return self.model
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         super().observe(draft, scores, verdict, rng)
         self.policy.learn(self._drafted, verdict.accepted)
 
 
-class _Tree(_Model):
+class _Tree(_ModelDrafter):
     """A static shape, filled level by level."""
 
     def __init__(self, model: Target, shape: Sequence[int] | None, sampling: Sampling | None) -> None:
@@ -164,7 +186,7 @@ class _Tree(_Model):
         self.starts = [sum(level < depth for level in levels) for depth in range(min(levels), max(levels) + 2)]
 
     def levels(self, room: Tensor, rng: CounterRNG) -> list[tuple[int, int]]:
-        """(first node, node after the last) of each level that some row has room for."""
+        """(first node, last node + 1) of each level that some row has room for."""
         deepest = min(len(self.starts) - 1, max(int(room.max()), 0))
         return [(self.starts[level], self.starts[level + 1]) for level in range(deepest)]
 
@@ -221,15 +243,15 @@ class SampledTree(_Tree):
         source = constant(tuple(inner.index(parent) for parent in self.parents[: draft.size]), rng.device)
         return replace(
             draft,
-            distributions=joined(distributions),
+            distributions=concatenated(distributions),
             source=source.expand(rows, -1),
             replacement=self.replacement,
             mixed=False,
         )
 
 
-def joined(distributions: Sequence[Distribution]) -> Distribution:
-    """Batches of distributions [B, P, S], one after the other; dense where their supports differ in size."""
+def concatenated(distributions: Sequence[Distribution]) -> Distribution:
+    """Distributions [B, P, S] concatenated along P; dense if their supports differ in size."""
     if len({(distribution.width, distribution.tokens is None) for distribution in distributions}) > 1:
         distributions = [distribution.dense() for distribution in distributions]
     tokens = [distribution.tokens for distribution in distributions if distribution.tokens is not None]
@@ -241,8 +263,8 @@ def joined(distributions: Sequence[Distribution]) -> Distribution:
 
 
 def softened(sampling: Sampling) -> Sampling:
-    """For trees of fixed guesses, of which only the order matters: a model that decodes greedily names one token, so it
-    is asked for its distribution at temperature 1 instead."""
+    """The sampling for trees of fixed guesses, which need an order among tokens: temperature 1 instead of 0, where the
+    distribution has a single entry."""
     if not sampling.greedy:
         return sampling
     return replace(sampling, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -277,10 +299,10 @@ class TopKTree(_Tree):
         return draft
 
 
-class DynamicTree(_Model):
-    """A tree that grows where the model is sure of itself: each level expands the `width` most probable nodes, and of
-    all candidates the `nodes` most probable are kept (EAGLE-2, arXiv 2406.16858), as far as they are thought at least
-    `least` likely. Fixed guesses, so that the shape may depend on them."""
+class DynamicTree(_ModelDrafter):
+    """A tree that grows where the model is confident: each level expands the `width` most probable nodes, and of all
+    candidates the `nodes` most probable are kept (EAGLE-2, arXiv 2406.16858), none less likely than `least`. Fixed
+    guesses, so that the shape may depend on them."""
 
     def __init__(
         self,
@@ -300,6 +322,7 @@ class DynamicTree(_Model):
             )
         self.nodes, self.width, self.depth = nodes, width, depth
         self._floor = math.log(least) if least else -math.inf
+        self._grower = model if isinstance(model, TreeGrowing) else None
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         super().begin(prefill, prompts, softened(sampling))
@@ -307,7 +330,7 @@ class DynamicTree(_Model):
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         left = self._start(room, rng)
         if len(room) == 1 and rng.device.type == "cpu":
-            return planted([self._grown(int(left))], rng.device)
+            return planted([self._single_row(int(left))], rng.device)
         committed = self.model.mark()
         rows, width = len(room), self.width
         grown = Draft.empty(rows, rng.device)  # the nodes that are expanded, which are all the model reads
@@ -345,40 +368,40 @@ class DynamicTree(_Model):
         tree = Tree(shape, len(tokens), width)
         return Draft.guess(flat.gather(1, kept).clamp(min=0), tree, score > -torch.inf, score.exp())
 
-    def _grown(self, left: int) -> Trie:
-        """The same for one row, on the host: for so few nodes, calling as many operations takes longer."""
-        committed, found, depth = self.model.mark(), Trie(), min(self.depth, left)
-        logs: list[float] = []  # of every candidate, its ancestors included
-        if depth > 0 and getattr(self.model, "quick", False):
-            tokens, parents, logs = self.model.tree(depth, self.width, self._floor)  # type: ignore[attr-defined]
-            for above, token in zip(parents, tokens, strict=True):
-                found.grow(above, token)
-            self.bytes_read += self.model.weight_bytes * min(max(found.depths, default=0) + 1, depth)
+    def _single_row(self, room: int) -> Trie:
+        """The same for one row, on the host: for so few nodes the overhead of tensor operations dominates."""
+        committed, trie, depth = self.model.mark(), Trie(), min(self.depth, room)
+        grown = self._grower.grow_tree(depth, self.width, self._floor) if self._grower and depth > 0 else None
+        if grown is None:
+            logs = self._scored(trie, depth)
         else:
-            logs = self._scored(found, depth)
+            tokens, parents, logs = grown
+            for parent, token in zip(parents, tokens, strict=True):
+                trie.grow(parent, token)
+            self.bytes_read += self.model.weight_bytes * min(max(trie.depths, default=0) + 1, depth)
         self.model.rewind(committed)
-        found.weights = [math.exp(one) for one in logs]
-        return found.best(self.nodes)
+        trie.weights = [math.exp(log) for log in logs]
+        return trie.best(self.nodes)
 
-    def _scored(self, found: Trie, depth: int) -> list[float]:
-        """Grow the candidates level by level, as scores have them -> the logarithms of their paths' probabilities."""
+    def _scored(self, trie: Trie, depth: int) -> list[float]:
+        """Grow the candidates level by level from the model's scores -> the log-probabilities of their paths."""
         logs: list[float] = []
-        expanded: list[int] = []  # candidates, in the order in which the model reads them
-        place = {-1: -1}  # of candidates that are expanded: in that order
+        expanded: list[int] = []  # candidates in the order in which the model reads them
+        place = {-1: -1}  # expanded candidate -> index in that order
         latest, start = [-1], 0
         for _ in range(depth):
-            read = torch.tensor([[found.tokens[node] for node in expanded]], dtype=torch.long)
-            tree = Tree.of(tuple(place[found.parents[node]] for node in expanded))
+            read = torch.tensor([[trie.tokens[node] for node in expanded]], dtype=torch.long)
+            tree = Tree.of(tuple(place[trie.parents[node]] for node in expanded))
             draft = Draft.guess(read, tree, torch.ones_like(read, dtype=torch.bool))
             ids, probs = self.score(draft, start if start < len(expanded) else None).distributions().top(self.width)
-            first, logarithms = len(found), probs[0].double().log().tolist()
-            for above, words, chances in zip(latest, ids[0].tolist(), logarithms, strict=True):
-                for token, chance in zip(words, chances, strict=True):
-                    total = chance + (logs[above] if above >= 0 else 0.0)
+            first, logarithms = len(trie), probs[0].double().log().tolist()
+            for parent, ids_below, logs_below in zip(latest, ids[0].tolist(), logarithms, strict=True):
+                for token, log in zip(ids_below, logs_below, strict=True):
+                    total = log + (logs[parent] if parent >= 0 else 0.0)
                     if total >= self._floor and total > -math.inf:
-                        found.grow(above, token)
+                        trie.grow(parent, token)
                         logs.append(total)
-            latest = sorted(range(first, len(found)), key=lambda node: -logs[node])[: self.width]
+            latest = sorted(range(first, len(trie)), key=lambda node: -logs[node])[: self.width]
             if not latest:
                 break
             start = len(expanded)

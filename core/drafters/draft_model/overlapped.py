@@ -1,11 +1,11 @@
-"""Drafting while the target verifies: the next draft is ready when the verdict is.
+"""Drafting while the target verifies, so that the next draft is ready together with the verdict.
 
-While a draft is being verified, the draft model guesses how that may end, and drafts behind each likely outcome:
-Speculative Speculative Decoding (Kumar, Dao and May, arXiv 2603.03251), whose outcomes are how many guesses are
-accepted and which token follows. PEARL (arXiv 2408.11850) is the case of one outcome, all accepted and the drafter's
-own next token behind them, with its first guess verified alone after a failure while the rest is drafted. The loop runs
-`ahead` beside the target's pass, in a thread of its own on a CPU and on a stream of its own on a GPU. Knows a draft
-model's distributions, nothing of the target.
+While a draft is verified, the draft model predicts the outcome and drafts after each likely one: Speculative
+Speculative Decoding (Kumar, Dao and May, arXiv 2603.03251), where an outcome is the number of accepted guesses and the
+token that follows. PEARL (arXiv 2408.11850) is the case of a single outcome, full acceptance and the drafter's own next
+token, with its first guess verified alone after a miss while the rest is drafted. The loop runs `draft_ahead` during
+the target pass, in a thread of its own (on a GPU, a stream of its own). Knows a draft model's distributions, nothing of
+the target.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from outrider.core.device import upload
 from outrider.core.distribution import Distribution, Sampling
 from outrider.core.draft import Draft, Verdict
-from outrider.core.drafters.draft_model.model import joined
+from outrider.core.drafters.draft_model.model import concatenated
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Prefill, Prompts, Scores, Target
 from outrider.core.rng import CounterRNG, Purpose
@@ -122,7 +122,7 @@ class Overlapped:
             distributions.append(distribution)
             live = torch.ones(len(left), depth + 1, dtype=torch.bool, device=rng.device)
             draft = Draft.guess(torch.stack(tokens, 1), Tree.chain(depth + 1, rng.device), live)
-        return draft.tokens, joined(distributions)
+        return draft.tokens, concatenated(distributions)
 
     def _merge(
         self, tokens: Tensor, distributions: Distribution, lengths: Tensor
@@ -140,8 +140,7 @@ class Overlapped:
         lengths = torch.where(self._hit, self.length, lengths)
         return torch.where(hit, pad(ready), pad(tokens)), Distribution(probs, None, distributions.vocabulary), lengths
 
-    def ahead(self, draft: Draft) -> None:
-        """Prepare for what may come of this draft; meanwhile the target scores it."""
+    def draft_ahead(self, draft: Draft) -> None:
         if not draft.size or self.length < 1:
             return
         chain = Draft.guess(draft.tokens, draft.tree, torch.ones_like(draft.live))
@@ -162,7 +161,7 @@ class Overlapped:
             place = torch.arange(count, device=device).expand(rows, -1) + level * count
             drawn.append(rng.sample(distribution, place, Purpose.DRAW, alive))
             distributions.append(distribution)
-        self._prepared = at, guess, torch.stack(drawn, 2), joined(distributions)
+        self._prepared = at, guess, torch.stack(drawn, 2), concatenated(distributions)
 
     def _likely(self, draft: Draft, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The outcomes thought likeliest: how many are accepted and what follows, [B, O] each; logits [B, N + 1, V]."""

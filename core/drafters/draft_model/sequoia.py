@@ -114,9 +114,9 @@ class Sequoia:
         assert self._tree is not None
         self._tree.observe(draft, scores, verdict, rng)
 
-    def aside(self) -> None:
+    def discard_draft(self) -> None:
         if self._tree is not None:
-            self._tree.aside()
+            self._tree.discard_draft()
 
     def end(self) -> None:
         self.model.end()
@@ -139,6 +139,8 @@ def measure(
     shape = comb(depth, width)
     for number, prompt in enumerate(prompts):
         drafter = TopKTree(model, shape=shape) if sampling.greedy else SampledTree(model, shape=shape)
-        for step in decode(target, drafter, Exact(), [prompt], sampling=sampling, limit=tokens, seed=seed + number):
+        for step in decode(
+            target, drafter, Exact(), [prompt], sampling=sampling, max_new_tokens=tokens, seed=seed + number
+        ):
             counter.add_step(step.parents, step.tried, step.path)
         yield counter

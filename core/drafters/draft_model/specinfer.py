@@ -14,7 +14,7 @@ from torch import Tensor
 from outrider.core.device import upload
 from outrider.core.distribution import Distribution, Sampling
 from outrider.core.draft import Draft, Verdict
-from outrider.core.drafters.draft_model.model import joined
+from outrider.core.drafters.draft_model.model import concatenated
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.protocol import Prefill, Prompts, Scores, Target
 from outrider.core.rng import CounterRNG, Purpose
@@ -79,7 +79,13 @@ class SpecInfer:
             return draft
         source = torch.arange(draft.size, device=device).expand(rows, -1)
         return Draft(
-            draft.tokens, draft.tree, draft.live, joined(distributions), source=source, replacement=True, mixed=False
+            draft.tokens,
+            draft.tree,
+            draft.live,
+            concatenated(distributions),
+            source=source,
+            replacement=True,
+            mixed=False,
         )
 
     def _distributions(self, draft: Draft, at: Tensor, since: int | None) -> Distribution:
@@ -89,7 +95,7 @@ class SpecInfer:
             self.bytes_read += model.weight_bytes
             part = at[:, number * self.samples : (number + 1) * self.samples]
             found.append(model.score(draft, since).distributions(part + 1))
-        return joined(found)
+        return concatenated(found)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         count = torch.where(self._open, verdict.accepted + 1, 0)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider.core.device import upload
 from outrider.core.distribution import LogitsPipeline, Sampling
-from outrider.core.draft import Draft, Verdict, told
+from outrider.core.draft import Draft, Verdict, forced
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Prefill, Prompts, Scores, Target, committed
 
@@ -98,12 +98,12 @@ class Reading:
             if tokens:
                 passage.add(tokens)
         self.model.rewind(self._settled)
-        self.model.keep(*told([one.settled() for one in self.passages], self.model.device))
+        self.model.keep(*forced([one.settled() for one in self.passages], self.model.device))
         self._settled = self.model.mark()
         self._read_tails()
 
     def _read_tails(self) -> None:
-        self.model.keep(*told([one.tail for one in self.passages], self.model.device))
+        self.model.keep(*forced([one.tail for one in self.passages], self.model.device))
 
     def mark(self) -> object:
         return self.model.mark(), self._settled, [one.copy() for one in self.passages]

@@ -16,7 +16,7 @@ from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.lookup.trie import Grower, Trie
 from outrider.core.errors import InvalidOption
-from outrider.core.protocol import Prefill, Prompts, Scores
+from outrider.core.protocol import Prefill, Prompts, Scores, WeightFree
 from outrider.core.rng import CounterRNG
 
 _PACE = 4  # tokens further for each that was copied since an anchor was found
@@ -82,12 +82,8 @@ class _Copy:
         return trie
 
 
-class InputGuided(Grower):
+class InputGuided(WeightFree, Grower):
     """Copies up to `length` tokens a step. `anchor` tokens in a row show where the output is in the input again."""
-
-    vocabulary: int | None = None
-    needs: frozenset[str] = frozenset()
-    bytes_read = 0
 
     def __init__(
         self, *, source: Sequence[int] | None = None, length: int = 32, anchor: int = 1, hedge: int = 4

@@ -20,7 +20,7 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.lookup.prompt_lookup import guesses
 from outrider.core.drafters.lookup.trie import Grower, Trie
 from outrider.core.errors import Incompatible, InvalidOption
-from outrider.core.protocol import Prefill, Prompts, Scores, Target
+from outrider.core.protocol import Prefill, Prompts, Scores, Target, WeightFree
 from outrider.core.rng import CounterRNG
 from outrider.core.tree import Tree
 
@@ -54,13 +54,9 @@ class Counts:
         return None
 
 
-class ANPD:
+class ANPD(WeightFree):
     """A chain of up to `length` guesses, each from the longest context of up to `levels` tokens that is in the table,
     guesses before it included."""
-
-    vocabulary: int | None = None
-    needs: frozenset[str] = frozenset()
-    bytes_read = 0
 
     def __init__(self, *, length: int = 7, levels: int = 5) -> None:
         if min(length, levels) < 1:
@@ -98,19 +94,16 @@ def _chain(table: Counts, most: int) -> list[int]:
     return context[known:]
 
 
-class NGrammys(Grower):
+class NGrammys(WeightFree, Grower):
     """Up to `drafts` continuations of up to `length` tokens. `model` is the target, or another of its weights; its
     `bigrams` [V, K], each token's likeliest successors, are worked out at the first use if they are not given."""
-
-    needs: frozenset[str] = frozenset()
-    bytes_read = 0
 
     def __init__(
         self, model: Target, *, bigrams: Tensor | None = None, drafts: int = 3, length: int = 4, query: int = 2
     ) -> None:
         if min(drafts, length, query) < 1:
             raise InvalidOption(f"drafts={drafts}, length={length}, query={query}: each must be 1 or more")
-        self.vocabulary: int | None = model.vocabulary
+        self.vocabulary = model.vocabulary
         if bigrams is not None and (bigrams.dim() != 2 or len(bigrams) != model.vocabulary):
             raise Incompatible(
                 f"bigrams has the shape {tuple(bigrams.shape)}; for this model it must be [{model.vocabulary}, K]"

@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider.core.device import upload
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
-from outrider.core.drafters.per_row import Apart
+from outrider.core.drafters.per_row import IndependentRows
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Prefill, Prompts, Scores
 from outrider.core.rng import CounterRNG
@@ -48,12 +48,8 @@ class _Text:
         return 0, []
 
 
-class PromptLookup(Apart):
+class PromptLookup(IndependentRows):
     """Longest match first, in the row's own text, then in the references."""
-
-    vocabulary: int | None = None
-    needs: frozenset[str] = frozenset()
-    bytes_read = 0
 
     def __init__(
         self,
@@ -94,8 +90,7 @@ class PromptLookup(Apart):
     def leave(self, row: int) -> None:
         self._texts[row] = None
 
-    def hear(self, row: int, tokens: Sequence[int]) -> None:
-        """Tokens that a row committed while nobody asked for guesses."""
+    def observe_committed(self, row: int, tokens: Sequence[int]) -> None:
         text = self._texts[row]
         assert text is not None
         text.add(tokens)

@@ -23,7 +23,7 @@ from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.lookup.trie import Grower, Trie
 from outrider.core.errors import InvalidOption, OutriderError
-from outrider.core.protocol import Prefill, Prompts, Scores
+from outrider.core.protocol import Prefill, Prompts, Scores, WeightFree
 from outrider.core.rng import CounterRNG
 
 Ids = NDArray[np.int32]
@@ -220,14 +220,10 @@ class _Row:
         self.end = [*self.end, *tokens][-longest:]
 
 
-class REST(Grower):
+class REST(WeightFree, Grower):
     """`store` is a datastore, the path of one, or texts as lists of token ids. Of the text's last `longest` to
     `shortest` tokens the longest run that the store has counts; of what followed there the `nodes` heaviest are tried,
     as far as they are thought at least `least` likely (0, with 64 nodes, is the paper's)."""
-
-    vocabulary: int | None = None
-    needs: frozenset[str] = frozenset()
-    bytes_read = 0
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.lookup.trie import Grower, Trie
-from outrider.core.drafters.per_row import Apart
+from outrider.core.drafters.per_row import IndependentRows
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Prefill, Prompts, Scores
 from outrider.core.rng import CounterRNG
@@ -119,8 +119,8 @@ class _Row:
                 self.place = self.past.step(*self.place, token)
         self.output += tokens
 
-    def hear(self, tokens: Sequence[int]) -> None:
-        """The same where nothing was guessed."""
+    def add_undrafted(self, tokens: Sequence[int]) -> None:
+        """The same for tokens that nothing was drafted for."""
         self._trie, self._asked = Trie(), {}
         self.add(tokens)
 
@@ -189,13 +189,9 @@ def _length(match: Match) -> int:
     return match[2]
 
 
-class Suffix(Grower, Apart):
+class Suffix(IndependentRows, Grower):
     """A tree of at most `nodes` guesses, each thought at least `least` likely. What was generated is remembered, up to
     `memory` tokens, for as long as the drafter lives; 0 remembers nothing."""
-
-    vocabulary: int | None = None
-    needs: frozenset[str] = frozenset()
-    bytes_read = 0
 
     def __init__(self, *, nodes: int = 16, depth: int = 16, least: float = 0.05, memory: int = 100_000) -> None:
         if min(nodes, depth) < 1 or not 0 < least <= 1 or memory < 0:
@@ -212,7 +208,7 @@ class Suffix(Grower, Apart):
         self._rows = [_Row(self.past, list(prompt)) for prompt in prompts]
         self._end = sampling.end
         self._open = [True] * len(prompts)
-        self._alone = False
+        self._batched = False
 
     # ---- rows that come and go
 
@@ -226,11 +222,10 @@ class Suffix(Grower, Apart):
     def leave(self, row: int) -> None:
         self._rows[row] = None
 
-    def hear(self, row: int, tokens: Sequence[int]) -> None:
-        """Tokens that a row committed while nobody asked for guesses."""
-        one = self._rows[row]
-        assert one is not None
-        one.hear(tokens)
+    def observe_committed(self, row: int, tokens: Sequence[int]) -> None:
+        matcher = self._rows[row]
+        assert matcher is not None
+        matcher.add_undrafted(tokens)
 
     # ----
 
@@ -248,7 +243,7 @@ class Suffix(Grower, Apart):
 
     def end(self) -> None:
         for row in self._rows:
-            if row is not None and not self._alone:
+            if row is not None and not self._batched:
                 self._remember(row.output)
         self._rows = []
 

@@ -18,7 +18,7 @@ from outrider.core.device import fetch
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.lookup.trie import Grower, Trie
-from outrider.core.drafters.per_row import Apart
+from outrider.core.drafters.per_row import IndependentRows
 from outrider.core.drafters.tree_shapes import ranks, sequoia, validate
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.kernels.topk import largest
@@ -34,14 +34,10 @@ _NOBODY = -1  # the last token of a hole
 _ROWS = 64  # of a pass that are recycled: the first so many
 
 
-class TokenRecycling(Grower, Apart):
+class TokenRecycling(IndependentRows, Grower):
     """`shape` gives the static tree as parents, children in order of rank, or as "static" the best of `nodes` for how
     often each rank was right; left out, the tree grows best first to `nodes`, each thought at least `least` likely.
     `start` is a table to begin with, such as the target's bigrams."""
-
-    vocabulary: int | None = None
-    needs: frozenset[str] = frozenset()
-    bytes_read = 0
 
     def __init__(
         self,
@@ -74,7 +70,7 @@ class TokenRecycling(Grower, Apart):
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         self._rows = [self._read(prompt) for prompt in prompts]
         self._last = [prompt[-1] for prompt in prompts]
-        self._alone = False
+        self._batched = False
 
     # ---- rows that come and go
 
@@ -88,8 +84,8 @@ class TokenRecycling(Grower, Apart):
     def leave(self, row: int) -> None:
         self._rows[row], self._last[row] = {}, _NOBODY
 
-    def hear(self, row: int, tokens: Sequence[int]) -> None:
-        """Tokens that a row committed while nobody asked for guesses: what followed what, and no more."""
+    def observe_committed(self, row: int, tokens: Sequence[int]) -> None:
+        """Only which token followed which is known of these."""
         table = self._rows[row]
         for token, after in pairwise([self._last[row], *tokens]):
             known, shares = table.get(token, ([], []))
@@ -167,7 +163,7 @@ class TokenRecycling(Grower, Apart):
                 self._last[row] = emitted[-1]
 
     def end(self) -> None:
-        if self.remember and not self._alone:
+        if self.remember and not self._batched:
             for row in self._rows:
                 self.table.update(row)
         self._rows = []

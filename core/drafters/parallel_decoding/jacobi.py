@@ -12,6 +12,7 @@ arXiv 2410.01699)."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from outrider.core.distribution import Distribution, Sampling, residual
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.kernels.topk import argmax
-from outrider.core.protocol import Prefill, Prompts, Scores
+from outrider.core.protocol import Prefill, Prompts, Scores, WeightFree
 from outrider.core.rng import CounterRNG, Purpose
 from outrider.core.rules import small_batch
 from outrider.core.tree import Tree
@@ -31,15 +32,12 @@ FILLERS = ("copy", "random", "pad", *SPATIAL)
 RENEWALS = ("greedy", "redraw", "couple", "gumbel")
 
 
-class Jacobi:
+class Jacobi(WeightFree):
     """One window a row. `filler` is what stands at positions nothing is known about: the last token repeated, a random
     token, `pad`, or what is thought of the position on the left (in the first column, above) or above. The first row of
     tokens lies below the prompt's last one."""
 
-    vocabulary: int | None = None
-    needs: frozenset[str] = frozenset()
-    bytes_read = 0
-    alone = True  # its window is read off its own draft
+    standalone: Literal[True] = True  # its window is read off its own draft
 
     def __init__(
         self, *, window: int = 8, renew: str = "greedy", filler: str = "copy", pad: int = 0, columns: int = 0

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.lookup.trie import Trie, planted
 from outrider.core.errors import InvalidOption
 from outrider.core.kernels.topk import argmax
-from outrider.core.protocol import Prefill, Prompts, Scores
+from outrider.core.protocol import Prefill, Prompts, Scores, WeightFree
 from outrider.core.rng import CounterRNG, mix
 
 
@@ -81,13 +82,10 @@ class _Row:
                 self.note(self.text)
 
 
-class Lookahead:
+class Lookahead(WeightFree):
     """`window` places of trajectories, `ngram` tokens long n-grams, and up to `guesses` of them tried."""
 
-    vocabulary: int | None = None
-    needs: frozenset[str] = frozenset()
-    bytes_read = 0
-    alone = True  # its window is read off its own draft
+    standalone: Literal[True] = True  # its window is read off its own draft
 
     def __init__(self, *, window: int = 5, ngram: int = 4, guesses: int = 5, pool: int = 16) -> None:
         if min(window, guesses, pool) < 1 or ngram < 2:

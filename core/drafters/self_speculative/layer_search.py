@@ -27,14 +27,14 @@ GREEDY = Sampling(temperature=0)
 _SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the sublayers, left out to begin with
 
 
-def itself(prefill: Prefill, who: str) -> SelfDraftable:
-    """The target, to be seen cheaper."""
-    if prefill.itself is None:
+def self_draftable(prefill: Prefill, name: str) -> SelfDraftable:
+    """The target, if it has views of itself."""
+    if prefill.self_draftable is None:
         raise Incompatible(
-            f"the drafter '{who}' drafts with the target's own layers, and this target can't be seen without some of "
-            "them (it runs on code of others); take a model of Llama's or Qwen's family, or another drafter"
+            f"the drafter '{name}' drafts with the target's own layers, and this target can't skip layers (it is a "
+            "transformers model); take a model of Llama's or Qwen's family, or another drafter"
         )
-    return prefill.itself
+    return prefill.self_draftable
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ def search(
     nothing right in a small model, and then it is the least of a drafter that looks best."""
     optuna = searcher()
     texts = [list(prompt) for prompt in prompts]
-    for step in decode(target, None, Exact(), prompts, sampling=GREEDY, limit=tokens):
+    for step in decode(target, None, Exact(), prompts, sampling=GREEDY, max_new_tokens=tokens):
         texts[step.row] += step.emitted
     counts = [len(text) - len(prompt) for text, prompt in zip(texts, prompts, strict=True)]
-    whole = itself(target.begin(texts, GREEDY, frozenset()), "draft-verify")
+    whole = self_draftable(target.begin(texts, GREEDY, frozenset()), "draft-verify")
     best: Found | None = None
     try:
         starts = list(_starts(whole, texts, tokens))

@@ -20,7 +20,14 @@ from outrider.core.distribution import LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.draft_model.model import DraftModel, DynamicTree
 from outrider.core.drafters.length_policies import Confidence, DraftExit
-from outrider.core.drafters.self_speculative.layer_search import GREEDY, Found, LayerSearch, agreement, inner, itself
+from outrider.core.drafters.self_speculative.layer_search import (
+    GREEDY,
+    Found,
+    LayerSearch,
+    agreement,
+    inner,
+    self_draftable,
+)
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Prefill, Prompts, Scores, SelfDraftable, Target, View, committed
 from outrider.core.rng import CounterRNG
@@ -113,7 +120,7 @@ class SelfDrafter:
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         self._read += self._inner.bytes_read if self._inner else 0
-        whole = itself(prefill, self.name)
+        whole = self_draftable(prefill, self.name)
         plain = whole.view()
         self._model = Skipping(whole, plain.vocabulary, plain.device)
         self._inner = self.make(self._model)

@@ -19,7 +19,7 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.draft_model.model import DraftModel
 from outrider.core.drafters.length_policies import Policy
 from outrider.core.errors import Incompatible, InvalidOption
-from outrider.core.protocol import Prefill, Prompts, Scores
+from outrider.core.protocol import Prefill, Prompts, Scores, View
 from outrider.core.rng import CounterRNG
 
 
@@ -37,6 +37,7 @@ class SparseView:
         self.length, self.policy, self.view = length, policy, view
         self.cache_bytes = 0
         self._inner: DraftModel | None = None
+        self._seen: View | None = None
         self._read = 0
 
     @property
@@ -45,26 +46,26 @@ class SparseView:
 
     @property
     def _reading(self) -> int:
-        """By this generation's view: drafting, and choosing what to look at with a pass of the whole."""
-        if self._inner is None:
+        """By this generation's view: drafting, and passes of the whole target that choose the entries to attend to."""
+        if self._inner is None or self._seen is None:
             return 0
-        return self._inner.bytes_read + getattr(self._inner.model, "looked", 0) * self._whole
+        return self._inner.bytes_read + self._seen.cache_passes * self._whole
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
-        if prefill.itself is None:
+        if prefill.self_draftable is None:
             raise Incompatible(
-                "this drafter is the target itself, seen through part of its own cache or in fewer bits, and this "
-                "target (it runs on code of others, or beside other requests) can't be seen so; take a model of "
-                "Llama's or Qwen's family and generate(), or another drafter"
+                "this drafter is the target itself with part of its own cache or in fewer bits, and this target (a "
+                "transformers model, or one row of a continuous batch) has no such view; take a model of Llama's or "
+                "Qwen's family and generate(), or another drafter"
             )
-        self._whole = prefill.itself.weight_bytes
-        self._inner = DraftModel(prefill.itself.view(**self.view), length=self.length, policy=self.policy)
+        self._whole, self._seen = prefill.self_draftable.weight_bytes, prefill.self_draftable.view(**self.view)
+        self._inner = DraftModel(self._seen, length=self.length, policy=self.policy)
         self._inner.begin(prefill, prompts, sampling)
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
-        assert self._inner is not None
+        assert self._inner is not None and self._seen is not None
         draft = self._inner.propose(room, rng)
-        self.cache_bytes = max(self.cache_bytes, getattr(self._inner.model, "cache_bytes", 0))
+        self.cache_bytes = max(self.cache_bytes, self._seen.cache_bytes)
         return draft
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
@@ -75,7 +76,7 @@ class SparseView:
         if self._inner is not None:
             self._read += self._reading
             self._inner.end()
-            self._inner = None
+            self._inner = self._seen = None
 
 
 def sparse_cache(*, length: int = 4, sinks: int = 4, window: int = 256, policy: Policy | str = "fixed") -> SparseView:

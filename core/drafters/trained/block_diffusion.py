@@ -167,7 +167,7 @@ class DFlashBlock(Anchored):
             one.attention.read(context, sight)
         return self.words.embed(tokens)
 
-    def ahead(self, state: Tensor, sight: AttentionMask) -> Tensor:
+    def future_states(self, state: Tensor, sight: AttentionMask) -> Tensor:
         x = self._block(state)
         count = x.shape[1]
         if sight.mask is not None:
@@ -218,13 +218,12 @@ class DSparkBlock(DFlashBlock):
             chance = torch.minimum(logits.float().softmax(-1), taught.float().softmax(-1)).sum(-1).clamp(0, 1)
         return F.binary_cross_entropy_with_logits(self.confidence(said.detach())[..., 0].float(), chance)
 
-    def confident(self, states: Tensor) -> Tensor:
-        """States [..., S] -> the chance that the token they speak of is accepted."""
+    def acceptance(self, states: Tensor) -> Tensor:
         chance: Tensor = self.confidence(states[..., -self.words.width :])[..., 0].sigmoid()
         return chance
 
-    def ahead(self, state: Tensor, sight: AttentionMask) -> Tensor:
-        places = super().ahead(state, sight)
+    def future_states(self, state: Tensor, sight: AttentionMask) -> Tensor:
+        places = super().future_states(state, sight)
         said = places[:, 0] + self.out(self.into(self.embedded(state)))
         return torch.cat([places.flatten(1), said], -1)[:, None]
 

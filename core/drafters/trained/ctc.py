@@ -50,9 +50,9 @@ class CollapsedTree(TopKTree):
         longest = max(min(self.length, int(room.max())), 0)
         if not longest:
             return Draft.empty(len(room), rng.device)
-        follower: Any = self.model
-        self.bytes_read += follower.weight_bytes
-        tokens, belief = follower.draft_head.chains(follower.said(), self.chains, longest)  # [B, M, L], [B, M]
+        runner: Any = self.model
+        self.bytes_read += runner.weight_bytes
+        tokens, belief = runner.draft_head.chains(runner.future_logits(), self.chains, longest)  # [B, M, L], [B, M]
         rows = len(room)
         tree = Tree.of(self.parents[: longest * self.chains], rng.device)
         same = (tokens[:, :, None] == tokens[:, None]).all(-1).tril(-1).any(-1)  # [B, M] an earlier chain says it too
@@ -114,7 +114,7 @@ class CtcFrames(DraftHead):
         states: Tensor = self.block(self.fuse(read), sight)
         return states
 
-    def ahead(self, state: Tensor, sight: AttentionMask) -> Tensor:
+    def future_states(self, state: Tensor, sight: AttentionMask) -> Tensor:
         """[N, D] -> [N, F, D]."""
         said = state[:, None] + F.silu(self.heads(state)).view(len(state), self.frames, -1) + self.place
         order = torch.arange(self.frames, device=state.device)[None]
@@ -129,7 +129,7 @@ class CtcFrames(DraftHead):
         """Logits [N, F, R + 1] of the frames behind positions [B, T] bool."""
         x = before(batch.taps["last"].to(self.embedded.weight.dtype))
         sight = causal(self.angles, batch, x)
-        return self.logits(self.ahead(self.open(x, batch.tokens, sight)[where], sight))
+        return self.logits(self.future_states(self.open(x, batch.tokens, sight)[where], sight))
 
     def loss(self, batch: Batch, loss: Loss) -> Tensor:
         """CTC's own loss on the tokens that came, up to the first that is no word of ours."""

@@ -1,8 +1,8 @@
-"""Drafters that were trained on their target: how a draft head's guesses become drafts.
+"""The drafter of all trained draft heads: how a head's guesses become drafts.
 
-The draft head (heads, a feature-level decoder, a block drafter) is read like a small target of its own beside the big
-one (`outrider.core.drafters.trained.head_runner`). Chains, sampled trees and dynamic trees are then those of any draft
-model. Knows tokens, distributions and shapes; nothing of how a draft head computes."""
+The head (heads, a feature-level decoder, a block drafter) runs like a small target beside the target
+(`outrider.core.drafters.trained.head_runner`), so chains, sampled trees and dynamic trees are those of any draft model.
+Knows tokens, distributions and shapes; nothing of how a draft head computes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from outrider.core.drafters.tree_shapes import chain, depths, rerank, sequoia
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.protocol import Prefill, Prompts, Scores
 from outrider.core.rng import CounterRNG
+from outrider.core.training.draft_head import ConfidentHead
 from outrider.core.tree import Tree
 
 GROWTHS = ("chain", "tree", "dynamic", "sampled")
-_TYPICAL = (0.5, 0.13, 0.07, 0.04, 0.03, 0.02, 0.015, 0.01)  # acceptance by place among siblings, until it is measured
+_TYPICAL = (0.5, 0.13, 0.07, 0.04, 0.03, 0.02, 0.015, 0.01)  # acceptance by rank among siblings, for default shapes
 
 
 class FixedChain(DraftModel):
-    """A chain of likeliest tokens, as fixed guesses; the policy sees the distribution of each."""
+    """A chain of likeliest tokens, as fixed guesses."""
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         longest = min(self.policy.longest, int(room.max()))
@@ -41,9 +42,7 @@ class FixedChain(DraftModel):
         for depth in range(longest):
             scores = self.score(draft, depth - 1 if depth else None)
             distribution = scores.distributions(torch.full_like(wanted, depth)[:, None])
-            if self._tap:
-                self.policy.see(scores.hidden[self._tap][:, -1])  # type: ignore[attr-defined]
-            going = going & (wanted > depth) & self.policy.more(distribution.column(0), depth)
+            going = going & (wanted > depth) & self._more(scores, distribution, depth)
             if rng.device.type == "cpu" and not bool(going.any()):
                 break
             ids, probs = distribution.column(0).top(1)
@@ -55,8 +54,8 @@ class FixedChain(DraftModel):
 
 
 class ParallelTree(TopKTree):
-    """A tree of the likeliest tokens of distributions that are all known at once: node after node the Cartesian product
-    of Medusa (arXiv 2401.10774), or with `nodes` those of the shape that are likeliest together."""
+    """A tree of the likeliest tokens of distributions that are all known at once: Medusa's Cartesian product (arXiv
+    2401.10774) in a static shape, or with `nodes` the most probable nodes of the shape."""
 
     def __init__(
         self, model: Any, *, shape: Sequence[int], sampling: Sampling | None, nodes: int | None = None
@@ -69,10 +68,10 @@ class ParallelTree(TopKTree):
         levels = self.levels(room, rng)
         if not levels:
             return Draft.empty(len(room), rng.device)
-        follower: Any = self.model
-        self.bytes_read += follower.weight_bytes
+        runner: Any = self.model
+        self.bytes_read += runner.weight_bytes
         tree = Tree.of(self.parents[: levels[-1][1]], rng.device)
-        ids, probs = follower.upcoming().top(tree.width)  # [B, K, W]
+        ids, probs = runner.future_distributions().top(tree.width)  # [B, K, W]
         place = (tree.depths * tree.width + tree.ranks).expand(len(room), -1)
         tokens, single = ids.flatten(1).gather(1, place), probs.flatten(1).gather(1, place)
         fits = (tree.depths < left[:, None]) & (tokens >= 0)
@@ -88,12 +87,11 @@ class ParallelTree(TopKTree):
 
 
 class Learned:
-    """A trained drafter. `grow` says what it makes of its guesses: a "chain" (drawn, or at temperature 0 the likeliest
-    tokens) as long as a policy says; a static "tree" of the likeliest tokens of a `shape`, or of the best shape of so
-    many `nodes`; a "dynamic" tree of the `nodes` that are likeliest together, growing from the `width` best of each of
-    `depth` levels as long as some are at least `least` likely; or a "sampled" tree of draws. Left out, it is what the
-    draft head's paper does. The policy "confident" ends a chain where the draft head itself sees a `risk` of
-    rejection."""
+    """A trained drafter. `grow` is the kind of draft: a "chain" (drawn, or at temperature 0 the likeliest tokens) as
+    long as a policy says; a static "tree" of the likeliest tokens in a `shape`, by default the best one with `nodes`
+    nodes; a "dynamic" tree of the `nodes` most probable paths, grown from the `width` best of each of `depth` levels,
+    none less likely than `least`; or a "sampled" tree of draws. Default: the kind in the draft head's paper. The policy
+    "confident" ends a chain where the draft head itself predicts a `risk` of rejection."""
 
     def __init__(
         self,
@@ -117,38 +115,37 @@ class Learned:
             raise unknown("way to grow drafts", self.grow, GROWTHS)
         if min(length, nodes, width, depth) < 1:
             raise InvalidOption(f"length={length}, nodes={nodes}, width={width}, depth={depth}: each must be 1 or more")
-        most = draft_head.depth or max(length, depth)
+        deepest = draft_head.depth or max(length, depth)
         if policy == "confident":
-            if not hasattr(draft_head, "confident"):
+            if not isinstance(draft_head, ConfidentHead):
                 raise InvalidOption(
                     f"a {type(draft_head).__name__} has no confidence of its own; take policy='confidence'"
                 )
-            policy = Risk(min(length, most), draft_head.confident, risk, tap="states")
-        self.model: Any = getattr(draft_head, "reader", HeadRunner)(draft_head)
+            policy = Risk(min(length, deepest), risk, draft_head.acceptance, tap="states")
+        self.model: Any = (draft_head.runner or HeadRunner)(draft_head)
         self.vocabulary: int | None = self.model.vocabulary
-        self.needs: frozenset[str] = frozenset(getattr(draft_head, "reads", draft_head.needs))
-        soft = (
-            sampling or Sampling()
-        )  # fixed guesses go by the draft head's own distribution, whatever the target's temperature is
+        reads = draft_head.needs if draft_head.drafting_needs is None else draft_head.drafting_needs
+        self.needs: frozenset[str] = frozenset(reads)
+        soft = sampling or Sampling()  # fixed guesses rank tokens by the head's distribution at any temperature
         self._fixed: Any
         self._drawn: Any = None
-        if grower := getattr(draft_head, "grower", None):  # has a way of its own
-            self._fixed = grower(self.model, nodes=nodes, depth=min(depth, most), sampling=soft)
+        if draft_head.grower is not None:
+            self._fixed = draft_head.grower(self.model, nodes=nodes, depth=min(depth, deepest), sampling=soft)
         elif self.grow == "chain":
-            longest = min(length, most)
-            if policy == "fixed" and not draft_head.once:  # is a tree of one node a level, which may grow in one call
+            longest = min(length, deepest)
+            if policy == "fixed" and not draft_head.once:  # a tree of width 1, which may grow in one call
                 self._fixed = DynamicTree(self.model, nodes=longest, width=1, depth=longest, sampling=soft)
             else:
                 self._fixed = FixedChain(self.model, length=longest, policy=policy, sampling=soft)
-            self._drawn = DraftModel(self.model, length=min(length, most), policy=policy, sampling=sampling)
+            self._drawn = DraftModel(self.model, length=longest, policy=policy, sampling=sampling)
         elif self.grow == "dynamic" and not draft_head.once:
-            deepest = min(depth, most)
-            self._fixed = DynamicTree(self.model, nodes=nodes, width=width, depth=deepest, least=least, sampling=soft)
+            depth = min(depth, deepest)
+            self._fixed = DynamicTree(self.model, nodes=nodes, width=width, depth=depth, least=least, sampling=soft)
         elif self.grow == "dynamic":
-            wide = best_shape(6 * nodes, min(depth, most))
+            wide = best_shape(6 * nodes, min(depth, deepest))
             self._fixed = ParallelTree(self.model, shape=wide, sampling=soft, nodes=nodes)
         else:
-            shape = best_shape(nodes, min(depth, most)) if shape is None else shallow(shape, most)
+            shape = best_shape(nodes, min(depth, deepest)) if shape is None else shallow(shape, deepest)
             tree = ParallelTree if draft_head.once else TopKTree
             self._fixed = tree(self.model, shape=shape, sampling=soft)
             if self.grow == "sampled":
@@ -161,18 +158,19 @@ class Learned:
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         self._inner = self._fixed if self._drawn is None or sampling.greedy else self._drawn
-        self.model.listen(prefill.hidden)
-        self.model.whole = prefill.itself
+        self.model.set_hidden(prefill.hidden)
+        self.model.self_draftable = prefill.self_draftable
         self._inner.begin(prefill, prompts, sampling)
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         draft: Draft = self._inner.propose(room, rng)
-        if self.grow != "dynamic" and (carry := getattr(self.model, "carry", None)):  # nodes stand as they were read
-            return replace(draft, carry=carry())
-        return draft
+        carry = (
+            None if self.grow == "dynamic" else self.model.carry()
+        )  # a dynamic tree's nodes were read in other places
+        return draft if carry is None else replace(draft, carry=carry)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
-        self.model.listen(scores.hidden)
+        self.model.set_hidden(scores.hidden)
         self._inner.observe(draft, scores, verdict, rng)
 
     def end(self) -> None:
@@ -181,7 +179,7 @@ class Learned:
 
 @lru_cache
 def best_shape(nodes: int, depth: int, acceptance: tuple[float, ...] = _TYPICAL) -> tuple[int, ...]:
-    """The tree of so many nodes that is best for an acceptance by place among siblings (Sequoia, arXiv 2402.12374)."""
+    """The best tree of this many nodes for an acceptance by rank among siblings (Sequoia, arXiv 2402.12374)."""
     return sequoia(acceptance, nodes, depth).shape(nodes, depth) or chain(1)
 
 

@@ -238,8 +238,7 @@ class Eagle3Head(DraftHead):
     def logits(self, states: Tensor) -> Tensor:
         return self.words.logits(states if self.steady else self.norm(states))
 
-    def levels(self) -> Levels | None:
-        """Its trees, each in one call, where there is code for them."""
+    def native_tree(self) -> Levels | None:
         passes, words, fuse = self.block.passes, self.words, self.fuse.fast
         said = words.fast if words.own is None else words.own.fast
         if passes is None or not isinstance(said, Tiled) or not isinstance(fuse, Tiled):

@@ -23,7 +23,7 @@ from outrider.core.engine.self_draft_views import furthest
 from outrider.core.engine.trainable.block import Angles, Attention, AttentionMask, Mlp, Norm
 from outrider.core.engine.trainable.shared_embedding import Words, weight_bytes
 from outrider.core.errors import Incompatible, InvalidOption
-from outrider.core.protocol import Prefill, Prompts, Scores
+from outrider.core.protocol import Prefill, Prompts, View
 from outrider.core.training.draft_head import Batch, DraftHead, Guess
 
 _PIECE = 512  # prompt tokens a pass
@@ -33,20 +33,21 @@ class Early(HeadRunner):
     """Reads tokens with the target's first layers, whose states the draft head reads: a token's own, not that of the
     token before."""
 
+    view: View | None = None  # of the target's first layers, once begun
+
     @torch.no_grad()
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
-        if self.whole is None:
+        if self.self_draftable is None:
             raise Incompatible(
-                "this drafter leaves the target's layers early, and this target can't be seen without some of them; "
-                "take a model of Llama's or Qwen's family, or another drafter"
+                "this drafter runs the target's first layers alone, and this target has no such view; take a model of "
+                "Llama's or Qwen's family, or another drafter"
             )
         self._pipeline = reduced(sampling, prompts, self.vocabulary, self.device, self.draft_head.words.vocabulary)
-        view: Any = self.whole.view(exit=self.draft_head.exit)
+        view = self.self_draftable.view(exit=self.draft_head.exit)
         view.mute = True
-        view.begin(prompts, sampling)
+        view.begin(prompts, sampling, frozenset())
         self.view = view
-        layers = getattr(getattr(view, "network", None), "layers", ())
-        self.weight_bytes = self.draft_head.pass_bytes + sum(layer.weight_bytes for layer in layers)
+        self.weight_bytes = self.draft_head.pass_bytes + view.layer_bytes
         self.cache.begin(prompts)
         if self.draft_head.cached:
             features, longest = self._features(), max(map(len, prompts))
@@ -62,8 +63,8 @@ class Early(HeadRunner):
 
     def _left(self, draft: Draft, since: int | None) -> Tensor:
         """What leaves the layers for the root, or for the nodes from there on."""
-        scores: Scores = self.view.score(draft, since)
-        return scores.hidden[self.draft_head.tap].to(self.dtype)
+        assert self.view is not None
+        return self.view.score(draft, since).hidden[self.draft_head.tap].to(self.dtype)
 
     def _open(self) -> None:
         root = (self.cache.rows.waiting - 1)[:, None, None].expand(-1, 1, self._pending.shape[2])
@@ -74,7 +75,9 @@ class Early(HeadRunner):
     def _extend(self, draft: Draft, since: int, level: int) -> None:
         left = self._left(draft, since)
         ids, places = self.cache.plan(draft, since)
-        grown = self._still("open", self.draft_head.open, (left, ids), self._sight(places, furthest(self.cache, draft)))
+        grown = self._captured(
+            "open", self.draft_head.open, (left, ids), self._sight(places, furthest(self.cache, draft))
+        )
         self._states = torch.cat([self._states, grown], 1)
         self.cache.scored = draft.size
 
@@ -84,6 +87,7 @@ class Early(HeadRunner):
         before = self.cache.rows
         self.cache.scored = min(self.cache.scored, 0)
         self._pipeline.commit(self.cache.keep(draft, verdict, count))
+        assert self.view is not None
         self.view.keep(draft, verdict, count)
         rows = F.pad(verdict.path + 1, (0, 1)).clamp(min=0)
         if self.draft_head.cached:
@@ -96,13 +100,11 @@ class Early(HeadRunner):
         self._pending = carried(before, self.cache.rows, torch.cat([pending, fresh], 1))
 
     def carry(self) -> object:
-        """What the target need not compute again."""
-        made = getattr(self.view, "carry", None)
-        return None if made is None or not self._states.numel() else made()
+        return self.view.carry() if self.view is not None and self._states.numel() else None
 
     def end(self) -> None:
         super().end()
-        if hasattr(self, "view"):
+        if self.view is not None:
             self.view.end()
 
 
@@ -111,8 +113,8 @@ class ExitHead(DraftHead):
     goes on from the states that they left instead of reading the tokens anew. The paper trains the whole target to
     bear early exits; ours leaves it as it is and trains the exit: a small residual MLP before the output rows."""
 
-    once, cached, grow, depth, reader = False, 0, "chain", None, Early
-    reads = frozenset[str]()  # while it drafts, the layers themselves are there
+    once, cached, grow, depth, runner = False, 0, "chain", None, Early
+    drafting_needs = frozenset[str]()  # the view runs the layers that the tap is on
 
     def __init__(self, target: Any, *, exit: int = 0, hidden: int = 256, vocabulary: PrefixCache = 0) -> None:
         super().__init__()
@@ -158,7 +160,7 @@ class KangarooHead(DraftHead):
     paper asks behind the token drawn, ours ahead of the draw. Its attention begins as that of the target's last
     layer. The paper leaves after 2 of 32 layers; ours, for small targets, after a sixth of them unless told."""
 
-    once, cached, grow, depth, reader = False, 1, "chain", None, Early
+    once, cached, grow, depth, runner = False, 1, "chain", None, Early
 
     def __init__(self, target: Any, *, exit: int = 0, vocabulary: PrefixCache = 0) -> None:
         super().__init__()

@@ -128,7 +128,7 @@ class FalconHead(Anchored):
         self._listen(x, sight)
         return x
 
-    def ahead(self, state: Tensor, sight: AttentionMask) -> Tensor:
+    def future_states(self, state: Tensor, sight: AttentionMask) -> Tensor:
         context = sight.context
         assert context is not None
         return self._pass(state[:, None], AttentionMask(sight.cos, sight.sin, sight.mask, context=context))

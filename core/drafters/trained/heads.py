@@ -69,7 +69,7 @@ class MedusaHeads(DraftHead):
     def open(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
         return features
 
-    def ahead(self, state: Tensor, sight: AttentionMask) -> Tensor:
+    def future_states(self, state: Tensor, sight: AttentionMask) -> Tensor:
         first = F.silu(self.first(state)).view(len(state), self.depth, -1) + state[:, None]
         if not self.outputs and not self.config["layers"] > 1:
             return first

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from outrider.core.engine.network import Network
 from outrider.core.engine.trainable.block import AttentionMask, Block
 from outrider.core.engine.types import Places
 from outrider.core.errors import Incompatible, InvalidOption
-from outrider.core.protocol import Prefill, Prompts, Scores
+from outrider.core.protocol import Prefill, Prompts, Scores, WeightFree
 from outrider.core.rng import CounterRNG, Purpose
 from outrider.core.training.draft_head import Batch
 from outrider.core.tree import Tree
@@ -124,14 +124,14 @@ def frozen(network: Network) -> list[Block]:
             (block.mlp_norm, "weight", layer.mlp_norm),
             (attention, "qk_norm", layer.qk_norm),
             *(
-                (mine, name, getattr(theirs, name))
+                (mine, name, weight)
                 for mine, theirs in (
                     (attention.qkv, layer.qkv),
                     (attention.out, layer.out),
                     (mlp.up_gate, layer.up_gate),
                     (mlp.down, layer.down),
                 )
-                for name in ("weight", "bias")
+                for name, weight in (("weight", theirs.weight), ("bias", theirs.bias))
             ),
         ):
             if weight is not None:
@@ -151,23 +151,21 @@ def grown(shape: tuple[int, ...], ahead: int) -> tuple[int, ...]:
     return tuple(parents)
 
 
-class PaSS:
+class PaSS(WeightFree):
     """Look-ahead embeddings at work. A chain of as many guesses as there are embeddings (or `length`), drawn from what
     the target said behind them, at temperature 0 the likeliest; or, with a `shape`, a tree of the likeliest at each
     place. The paper's passes draft and verify in turn (`apart`). Ours do both at once: a pass of N guesses and L
     embeddings also reads L probes behind the root and behind each guess, wherever the accepted path may end, (N + 1) L
     of them. Probes are read, and never tried."""
 
-    needs: frozenset[str] = frozenset()
-    bytes_read = 0
-    alone = True  # what it guesses is read off its own draft
+    standalone: Literal[True] = True  # its guesses are read off its own draft
 
     def __init__(
         self, draft_head: Any, *, length: int | None = None, shape: Sequence[int] | None = None, apart: bool = False
     ) -> None:
         self.embeddings: Tensor = draft_head.embeddings.detach()
         self.known: int = draft_head.words.known
-        self.vocabulary: int | None = self.known
+        self.vocabulary = self.known
         most = len(self.embeddings)
         if length is not None and length < 1:
             raise InvalidOption(f"length is {length}; it must be 1 or more")
@@ -179,7 +177,7 @@ class PaSS:
         self.depth = Tree.of(self.parents).depth
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
-        if not getattr(prefill.itself, "embeds", False):
+        if prefill.self_draftable is None or not prefill.self_draftable.reads_embeddings:
             raise Incompatible(
                 "PaSS gives the target learned inputs to read, and this target takes none; take a model that runs on "
                 "our own decoder (Llama's or Qwen's family), or another drafter"

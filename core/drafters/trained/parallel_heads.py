@@ -59,7 +59,7 @@ class ParallelHeads(DraftHead):
     def open(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
         return features
 
-    def ahead(self, state: Tensor, sight: AttentionMask) -> Tensor:
+    def future_states(self, state: Tensor, sight: AttentionMask) -> Tensor:
         return self.every(state)
 
     def logits(self, states: Tensor) -> Tensor:

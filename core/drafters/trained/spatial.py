@@ -50,7 +50,7 @@ class Above(HeadRunner):
 
     def _open(self) -> None:
         super()._open()
-        self._states = self.draft_head.beside(self._states[:, 0], self._latest)
+        self._states = self.draft_head.spatial_states(self._states[:, 0], self._latest)
 
     @torch.no_grad()
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
@@ -68,7 +68,7 @@ class SpatialHeads(DraftHead):
     """Head k says x + SiLU(W_k [x, a]) about the token k places behind the next one: x is the target's last state and a
     its state behind the token above that place, `columns` before it; in the first row, the earliest there is."""
 
-    once, cached, grow, taps, reader = True, 0, "tree", ("last",), Above
+    once, cached, grow, taps, runner = True, 0, "tree", ("last",), Above
     needs = frozenset({"last"})
 
     def __init__(
@@ -100,7 +100,7 @@ class SpatialHeads(DraftHead):
     def open(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
         return features
 
-    def beside(self, state: Tensor, latest: Tensor) -> Tensor:
+    def spatial_states(self, state: Tensor, latest: Tensor) -> Tensor:
         """The root's state [B, D] and a row of states up to it [B, columns, D] -> what the heads say [B, heads, D]."""
         below = torch.stack([one(latest[:, k + 1]) for k, one in enumerate(self.below)], 1)
         return state[:, None] + F.silu(self.right(state).unflatten(-1, (self.depth, -1)) + below)

@@ -115,10 +115,8 @@ class Guided:
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
         self._pipeline.commit(committed(draft, verdict, count))
         if self.streams == 2:
-            parts = ("path", "accepted", "token", "resampled", "tried", "chance", "p", "q")
-            doubled = {name: _double(getattr(verdict, name)) for name in parts}
             host = None if verdict.host is None else [*verdict.host, *verdict.host]
-            verdict = replace(verdict, **doubled, total_variation=None, relaxed=None, host=host)
+            verdict = Verdict.of([_double(part) for part in verdict.parts], host)
             count = _double(count)
         self.inner.keep(self._twice(draft), verdict, count)
 

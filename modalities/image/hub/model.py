@@ -18,7 +18,7 @@ from torch import Tensor
 from outrider.core.assets.hub_models import Family
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Drafter, Rule, Target
-from outrider.core.validation import several
+from outrider.core.validation import as_list
 from outrider.image.grid import Grid, neighbours
 from outrider.image.options import Given, Options
 from outrider.image.resolve_drafter import drafter_of, drafters, rule_of, rules
@@ -100,7 +100,7 @@ class PublishedModel:
         wanted = Options.of({**defaults, **options})
         if self.published.guidance == 1 and wanted.guidance != 1:
             raise InvalidOption(f"guidance is {wanted.guidance}, but {self.name} has no guidance; leave it out")
-        prompts = several(prompt, "prompt")
+        prompts = as_list(prompt, "prompt")
         return Stream(self, wanted, prompts, [self.read(text, wanted.style) for text in prompts])
 
     # ---- what a generation is made of

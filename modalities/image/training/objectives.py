@@ -323,7 +323,7 @@ class ImitationTask:
             rows: list[list[int]] = [[] for _ in asked]
             roots = [[course.codec.white]] * len(asked)
             seed = random.Random(f"{course.draws.seed}/codes/{number}").getrandbits(60)
-            for step in decode(target, None, Exact(), roots, limit=course.length, seed=seed):
+            for step in decode(target, None, Exact(), roots, max_new_tokens=course.length, seed=seed):
                 rows[step.row] += step.emitted
             codes = torch.tensor(rows, device=course.draws.device)
             self._drawn = number, course.rows(asked, codes)

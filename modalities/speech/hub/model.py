@@ -193,7 +193,7 @@ class Stream(Iterator[Step]):
             rule,
             [list(part.root)],
             sampling=sampling,
-            limit=part.limit,
+            max_new_tokens=part.limit,
             stop=part.stop,
             seed=options.seed * 1_000_003 + len(self._tokens) - 1,
         )

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from outrider.core.bench.runner import Item
 from outrider.core.distribution import Sampling
+from outrider.core.drafters.self_speculative.sparse_view import SparseView
 from outrider.core.engine.network import random_network
 from outrider.core.engine.offload import streamed
 from outrider.core.engine.transformer import Decoder
@@ -113,7 +114,7 @@ def long(
                 calls += len(result.trace.steps) - 1
                 outputs.append(result.tokens)
                 count += len(result.tokens) - len(result.trace.steps[0].emitted)
-                copied = max(copied, getattr(drafts, "cache_bytes", 0))
+                copied = max(copied, drafts.cache_bytes if isinstance(drafts, SparseView) else 0)
         finally:
             lm.target = whole
         more = {"read_seconds": reading / len(prompts), "cache_bytes": held, "copied_bytes": copied}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from statistics import mean, median
 from typing import Any
 
@@ -23,6 +24,18 @@ from outrider.text.rag.documents import Question
 from outrider.text.rag.ralm import Lookups, Speculation, Writer
 from outrider.text.rag.retrievers import Dense, Embedder, Retriever
 
+
+class Need(StrEnum):
+    """An argument of a method that has no default."""
+
+    LM = "lm"
+    DRAFTER = "drafter"
+    RETRIEVER = "retriever"
+    EMBED = "embed"
+    OPTIONS = "options"
+    QUESTION = "question"
+
+
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
@@ -34,7 +47,7 @@ METHODS: dict[str, Method] = {
             paper="arXiv 2302.00083",
             topology=(),
             modalities=("text",),
-            needs=("lm", "retriever", "options"),
+            needs=(Need.LM, Need.RETRIEVER, Need.OPTIONS),
             lossless=True,
         ),
         Method(
@@ -55,7 +68,7 @@ METHODS: dict[str, Method] = {
             paper="arXiv 2005.11401",
             topology=(),
             modalities=("text",),
-            needs=("lm", "retriever", "question"),
+            needs=(Need.LM, Need.RETRIEVER, Need.QUESTION),
             lossless=True,
         ),
         Method(
@@ -66,7 +79,7 @@ METHODS: dict[str, Method] = {
             paper="arXiv 2407.08223",
             topology=(),
             modalities=("text",),
-            needs=("lm", "drafter", "retriever", "embed", "question"),
+            needs=(Need.LM, Need.DRAFTER, Need.RETRIEVER, Need.EMBED, Need.QUESTION),
             lossless=False,
         ),
     )

@@ -184,7 +184,9 @@ class Writer:
         rule, _ = self.lm.rule(options)
         record = Record(logprobs=options.logprobs, alternatives=options.alternatives)
         sampling = options.sampling(self.lm.end)
-        return decode(self._target, drafter, rule, [ids], sampling=sampling, limit=limit, seed=seed, record=record)
+        return decode(
+            self._target, drafter, rule, [ids], sampling=sampling, max_new_tokens=limit, seed=seed, record=record
+        )
 
 
 @dataclass

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from outrider.core.distribution import Sampling
-from outrider.core.draft import told
+from outrider.core.draft import forced
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Target
 from outrider.core.trace import Step
@@ -167,7 +167,7 @@ def _means(target: Target, prompts: Sequence[Sequence[int]], answers: Sequence[S
     """The geometric mean of the chances of each answer's tokens behind its prompt, all scored in one pass."""
     target.begin(prompts, Sampling(), frozenset())
     try:
-        draft, _, _ = told([[*one, 0] for one in answers], target.device)  # the last one is not read
+        draft, _, _ = forced([[*one, 0] for one in answers], target.device)  # the last one is not read
         logits = target.score(draft).logits().float()
         chances = torch.log_softmax(logits[:, :-1], -1).gather(2, draft.tokens[..., None])[..., 0]
         return [

@@ -183,7 +183,7 @@ def outputs(
     found: list[list[int]] = [[] for _ in prompts]
     record = Record(nodes=False)
     for step in decode(
-        model or lm.target(), None, Exact(), prompts, sampling=sampling, limit=limit, seed=seed, record=record
+        model or lm.target(), None, Exact(), prompts, sampling=sampling, max_new_tokens=limit, seed=seed, record=record
     ):
         found[step.row] += step.emitted
     return found

@@ -218,7 +218,7 @@ class _Source:
                 continue
             steps: list[list[Step]] = [[] for _ in prompts]
             drafter = make_drafter(name, model=model)
-            for one in decode(target, drafter, Exact(), prompts, sampling=sampling, limit=_LENGTH, seed=seed):
+            for one in decode(target, drafter, Exact(), prompts, sampling=sampling, max_new_tokens=_LENGTH, seed=seed):
                 steps[one.row].append(one)
             taught = (rejections(prompt, row, behind=2) for prompt, row in zip(prompts, steps, strict=True))
             found += [one for one in taught if one is not None]

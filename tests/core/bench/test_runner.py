@@ -66,7 +66,7 @@ def contender(name: str, drafter: str | None = None, **options: object) -> Conte
             make_rule("exact"),
             [item.content],
             sampling=Sampling(temperature=0),
-            limit=20,
+            max_new_tokens=20,
         )
         every = list(steps)
         return [token for one in every for token in one.emitted], every

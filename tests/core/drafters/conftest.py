@@ -83,7 +83,9 @@ def say() -> Say:
         found: list[list[Step]] = [[] for _ in prompts]
         limits = [len(text) for text in texts]
         sampling = Sampling(temperature=0, end=end)
-        for step in decode(Script(texts, vocabulary), drafter, Exact(), prompts, sampling=sampling, limit=limits):
+        for step in decode(
+            Script(texts, vocabulary), drafter, Exact(), prompts, sampling=sampling, max_new_tokens=limits
+        ):
             found[step.row].append(step)
         for steps, text in zip(found, texts, strict=True):
             said = [token for step in steps for token in step.emitted]

@@ -8,10 +8,11 @@ import torch
 from outrider.core.cost.theory import best_length
 from outrider.core.decode import decode
 from outrider.core.distribution import Distribution, Sampling
-from outrider.core.drafters.draft_model.variants import on_the_fly_window, specdec_pp
+from outrider.core.drafters.draft_model.model import DraftModel
 from outrider.core.drafters.length_policies import AcceptanceHead, Best, DraftExit, Risk, Window, facts
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import InvalidOption
+from outrider.core.methods import make_drafter
 from outrider.core.rules.exact import Exact
 from outrider.core.testing.table_target import TableTarget
 
@@ -24,7 +25,7 @@ def distribution(*probs: float) -> Distribution:
 
 
 def test_the_risk_of_a_rejection_adds_up() -> None:
-    policy = Risk(10, lambda read: read[:, 0], 0.5, None)
+    policy = Risk(10, 0.5, lambda read: read[:, 0], None)
     policy.begin(1, CPU)
     policy.start()
     assert [bool(policy.more(distribution(0.8, 0.2), depth)) for depth in range(5)] == [True, True, True, False, False]
@@ -57,7 +58,8 @@ def test_specdec_reads_the_draft_models_own_state() -> None:
         return torch.full((len(states),), 0.9)
 
     target, model = Decoder.random(SHAPE, seed=1), Decoder.random(SHAPE, seed=1)
-    steps = list(decode(target, specdec_pp(model, head, threshold=0.35, length=9), Exact(), [[1, 2], [5]], limit=30))
+    drafter = make_drafter("specdec-plus-plus", model=model, head=head, bound=0.35, length=9)
+    steps = list(decode(target, drafter, Exact(), [[1, 2], [5]], max_new_tokens=30))
     assert set(seen) == {(2, SHAPE.width)}
     assert max(len(step.drafted) for step in steps) == 4, "0.9^4 = 0.66 is the last above 0.65"
 
@@ -72,7 +74,7 @@ def test_an_exit_comes_earlier_while_too_little_is_accepted() -> None:
 
 
 def test_the_best_window_follows_acceptance() -> None:
-    policy = Best(5, cost=0.1, most=12)
+    policy = Best(5, cost=0.1, longest=12)
     policy.begin(2, CPU)
     assert policy.start().tolist() == [best_length(0.8, 0.1, longest=12)[0]] * 2
     for _ in range(60):
@@ -82,16 +84,26 @@ def test_the_best_window_follows_acceptance() -> None:
 
 
 def test_windows_grow_and_shrink_row_by_row() -> None:
-    policy = Window(4, most=8)
+    policy = Window(4, longest=8)
     policy.begin(3, CPU)
     policy.learn(torch.tensor([4, 4, 0]), torch.tensor([4, 2, 0]))
     assert policy.start().tolist() == [6, 3, 4]
-    for by in ("best", "steps"):
+    for policy_ in ("best", "window"):
         small = TableTarget(5, seed=3, blur=0.1)
-        drafter = on_the_fly_window(small, by=by, length=2, most=9)
+        drafter = make_drafter("on-the-fly-window", model=small, policy=policy_, length=2, longest=9)
         steps = list(
-            decode(TableTarget(5, seed=3), drafter, Exact(), [[1]], sampling=Sampling(temperature=0), limit=60)
+            decode(TableTarget(5, seed=3), drafter, Exact(), [[1]], sampling=Sampling(temperature=0), max_new_tokens=60)
         )
         assert len({len(step.drafted) for step in steps}) > 2
-    with pytest.raises(InvalidOption, match="best, steps"):
-        on_the_fly_window(TableTarget(5), by="guess")
+
+
+def test_a_policys_settings_are_checked() -> None:
+    for options, message in (
+        ({"policy": "guess"}, "Known: best"),
+        ({"policy": "fixed", "bound": 0.5}, "option of the policy 'fixed'"),
+        ({"policy": "risk"}, "needs head"),
+        ({"policy": Window(4), "longest": 8}, "made already"),
+        ({"policy": "risk", "head": lambda facts: facts[:, 0], "bound": 1.5}, "bound is 1.5"),
+    ):
+        with pytest.raises(InvalidOption, match=message):
+            DraftModel(TableTarget(5), **options)  # type: ignore[arg-type]

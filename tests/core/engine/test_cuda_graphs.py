@@ -122,10 +122,12 @@ def test_trained_drafters_guess_the_same(name: str, monkeypatch: pytest.MonkeyPa
         torch.manual_seed(5)
         draft_head = untaught(method, target, vocabulary=0)
         for _ in range(2):  # the second generation replays what the first one recorded
-            steps = list(decode(target, method.make(draft_head), make_rule("exact"), PROMPTS, sampling=GREEDY, limit=7))
+            steps = list(
+                decode(target, method.make(draft_head), make_rule("exact"), PROMPTS, sampling=GREEDY, max_new_tokens=7)
+            )
             found.append([(step.row, step.emitted, step.drafted, step.path) for step in steps])
         if record is not None and name != "pass":  # whose places the target itself reads
-            stills = getattr(draft_head, "stills", None) or draft_head.network.graphs.stills
+            stills = draft_head.network.graphs.stills if isinstance(draft_head, Decoder) else draft_head.graph_pool
             assert stills.captured and stills.replayed > stills.captured
     assert all(one == found[0] for one in found)
 
@@ -162,7 +164,9 @@ def test_tokens_are_the_same(sampling: Sampling, record: Recorder | None) -> Non
     outputs = []
     for model in pair(record=record):
         for _ in range(2):
-            steps = decode(model, PromptLookup(length=3), make_rule("exact"), PROMPTS, sampling=sampling, limit=30)
+            steps = decode(
+                model, PromptLookup(length=3), make_rule("exact"), PROMPTS, sampling=sampling, max_new_tokens=30
+            )
             outputs.append([(step.row, step.emitted) for step in steps])
     assert all(one == outputs[0] for one in outputs)
 
@@ -183,7 +187,9 @@ def written(model: Decoder, name: str, rule: str, sampling: Sampling, limit: int
     found: list[Any] = []
     for seed in (1, 2):
         drafter = equip(DRAFTERS[name], DRAFTERS[name].trials[0], small)
-        for step in decode(model, drafter, make_rule(rule), PROMPTS, sampling=sampling, limit=limit, seed=seed):
+        for step in decode(
+            model, drafter, make_rule(rule), PROMPTS, sampling=sampling, max_new_tokens=limit, seed=seed
+        ):
             found.append((step.row, step.emitted, step.sources, step.drafted, step.tried, step.path))
             found.append([[round(one, 6) for one in numbers] for numbers in (step.chance, step.p, step.q)])
     return found
@@ -263,7 +269,7 @@ def test_what_is_captured_says_the_same_with_one_wait_a_step(name: str, sampling
     assert graphs is not None and graphs.rules.captured > 0 and graphs.rules.record is not None
     small = Decoder(random_network(CONFIG, 3, dtype=torch.float64, device="cuda"))
     drafter = equip(DRAFTERS[name], DRAFTERS[name].trials[0], lambda: small)
-    steps = decode(still, drafter, make_rule("exact"), PROMPTS, sampling=sampling, limit=120)
+    steps = decode(still, drafter, make_rule("exact"), PROMPTS, sampling=sampling, max_new_tokens=120)
     while next(steps).index < 40:  # shapes are captured
         pass
     torch.cuda.set_sync_debug_mode("warn")
@@ -292,7 +298,7 @@ def test_a_replayed_pass_is_quicker() -> None:
     for graphed in (False, True):
         network = random_network(config, 1, dtype=torch.bfloat16, device="cuda")
         network.graphs = Graphs(network) if graphed else None
-        steps = decode(Decoder(network), None, make_rule("exact"), [[1, 2, 3]], sampling=GREEDY, limit=120)
+        steps = decode(Decoder(network), None, make_rule("exact"), [[1, 2, 3]], sampling=GREEDY, max_new_tokens=120)
         for _ in range(20):
             next(steps)
         torch.cuda.synchronize()

@@ -64,7 +64,7 @@ def test_likeness_is_the_cosine_around_each_sublayer() -> None:
     model = Decoder.random(SHAPE, dtype=torch.float64)
     taps = frozenset(model.taps) - {"last"}
     prefill = model.begin([text, text[:3]], Sampling(), taps)
-    assert prefill.itself is model
+    assert prefill.self_draftable is model
     found = model.likeness([text, text[:3]], 4)
     assert found.shape == (2, 6)
     assert model.sublayers == ("attention.0", "mlp.0", "attention.1", "mlp.1", "attention.2", "mlp.2")

@@ -53,12 +53,16 @@ def test_no_bit_differs(form: str, layers: int, tmp_path: Path) -> None:
 def test_a_resident_drafter_with_a_big_tree(tmp_path: Path) -> None:
     """The same tokens, in far fewer passes over the streamed layers."""
     plain, shelf = streamed(network("float32"), 0.3, folder=tmp_path)
-    steps = list(decode(Decoder(plain), None, make_rule("exact"), PROMPTS, sampling=Sampling(temperature=0), limit=20))
+    steps = list(
+        decode(Decoder(plain), None, make_rule("exact"), PROMPTS, sampling=Sampling(temperature=0), max_new_tokens=20)
+    )
     passes = shelf.passes
     small = Decoder(random_network(CONFIG, 3))
     drafter = SpecExec(small, nodes=40, batch=4, width=4, passes=12)
     fast = list(
-        decode(Decoder(plain), drafter, make_rule("exact"), PROMPTS, sampling=Sampling(temperature=0), limit=20)
+        decode(
+            Decoder(plain), drafter, make_rule("exact"), PROMPTS, sampling=Sampling(temperature=0), max_new_tokens=20
+        )
     )
     for row in range(2):
         found, wanted = (

@@ -121,9 +121,9 @@ class Carrying(DraftModel):
 def test_what_an_exit_computed_is_not_computed_again(rows: int) -> None:
     model = Decoder.random(SHAPE, dtype=torch.float64)
     prompts = [[1, 2, 3], [4, 5, 6, 7], [8]][:rows]
-    plain = list(decode(model, None, make_rule(), prompts, sampling=GREEDY, limit=20))
+    plain = list(decode(model, None, make_rule(), prompts, sampling=GREEDY, max_new_tokens=20))
     drafter = Carrying(model.view(exit=2), length=3)
-    found = list(decode(model, drafter, make_rule(), prompts, sampling=GREEDY, limit=20))
+    found = list(decode(model, drafter, make_rule(), prompts, sampling=GREEDY, max_new_tokens=20))
     assert drafter.carried
     for row in range(rows):
         texts = [[token for step in steps if step.row == row for token in step.emitted] for steps in (plain, found)]
@@ -150,8 +150,10 @@ def test_resumed_scores_are_those_of_a_whole_pass() -> None:
 def test_drafting_for_itself_changes_nothing(kind: type[Any], name: str) -> None:
     model = Decoder.random(SHAPE, dtype=torch.float64)
     prompts = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [11]]
-    plain = list(decode(model, None, make_rule(), prompts, sampling=GREEDY, limit=16))
-    found = list(decode(model, kind(model.view(**VIEWS[name])), make_rule(), prompts, sampling=GREEDY, limit=16))
+    plain = list(decode(model, None, make_rule(), prompts, sampling=GREEDY, max_new_tokens=16))
+    found = list(
+        decode(model, kind(model.view(**VIEWS[name])), make_rule(), prompts, sampling=GREEDY, max_new_tokens=16)
+    )
     for row in range(3):
         texts = [[token for step in steps if step.row == row for token in step.emitted] for steps in (plain, found)]
         assert texts[0] == texts[1]

@@ -136,7 +136,7 @@ def test_blocks_that_draft_agree_with_torch(ways: str, kind: type[EagleHead | Ea
         assert head.draft_head.block.passes is not None
         if not native_too:
             head.draft_head.block.passes = None
-        head.listen(target.begin(prompts, Sampling(), learned.needs).hidden)
+        head.set_hidden(target.begin(prompts, Sampling(), learned.needs).hidden)
         head.begin(prompts, Sampling())
         distributions = [head.score(Draft.empty(2)).logits()]
         for size, since in ((3, 0), (5, 3)):
@@ -158,12 +158,13 @@ def test_trees_in_one_call_agree_with_scores(ways: str, vocabulary: int, least: 
     head = HeadRunner(ready(Eagle3Head(Decoder(random_network(SHAPE, 3)), vocabulary=vocabulary), target))
     prompt = [7 * place % SHAPE.vocabulary for place in range(21)]
     prefill = target.begin([prompt], Sampling(), head.draft_head.needs)
-    head.listen(prefill.hidden)
+    head.set_hidden(prefill.hidden)
     drafter = DynamicTree(head, nodes=400, width=3, depth=4, least=least)
     drafter.begin(prefill, [prompt], Sampling(temperature=0))
     for _ in range(3):
-        assert head.quick
-        quick = drafter._grown(9)
+        assert head.grow_tree(1, 3, -math.inf) is not None
+        head.rewind(head.mark())
+        quick = drafter._single_row(9)
         slow = Trie()
         slow.weights = [math.exp(one) for one in drafter._scored(slow, 4)]
         head.rewind(head.mark())
@@ -175,7 +176,7 @@ def test_trees_in_one_call_agree_with_scores(ways: str, vocabulary: int, least: 
         off = [abs(math.log(found[0][one] / found[1][one])) for one in both]
         assert sum(off) < 0.06 * len(off) and max(off) < 0.25  # logarithms, of 16 bits
         draft = Draft.guess(torch.tensor([[7, 9]]), Tree.chain(2), torch.ones(1, 2, dtype=torch.bool))
-        head.listen(target.score(draft).hidden)  # two are accepted, and three wait
+        head.set_hidden(target.score(draft).hidden)  # two are accepted, and three wait
         nothing, none = torch.zeros(1, 2), torch.zeros(1, 2, dtype=torch.bool)
         taken = torch.tensor([[0, 1]]), torch.tensor([2]), torch.tensor([5]), torch.tensor([False])
         verdict = Verdict(*taken, none, nothing, nothing, nothing)
@@ -251,7 +252,9 @@ def test_drafting_changes_no_token_in_few_bits(bits: int | None) -> None:
     def run(name: str | None, asked: list[list[int]], **options: object) -> list[list[int]]:
         found: list[list[int]] = [[] for _ in asked]
         drafter = make_drafter(name, **options)
-        for step in decode(Decoder(network), drafter, make_rule(), asked, sampling=Sampling(temperature=0), limit=40):
+        for step in decode(
+            Decoder(network), drafter, make_rule(), asked, sampling=Sampling(temperature=0), max_new_tokens=40
+        ):
             found[step.row] += step.emitted
         return found
 

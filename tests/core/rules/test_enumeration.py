@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outrider.core.decode import decode
 from outrider.core.distribution import Distribution, Sampling
-from outrider.core.draft import Draft, Verdict, choose
+from outrider.core.draft import Draft, Verdict, select
 from outrider.core.drafters.draft_model.model import DraftModel, SampledTree, TopKTree
 from outrider.core.drafters.length_policies import Confidence
 from outrider.core.drafters.lookup.prompt_lookup import PromptLookup
@@ -184,7 +184,7 @@ class Company:
         drafts = [
             member.propose(room, rng.fork(i)) for i, (member, room) in enumerate(zip(self.members, rooms, strict=True))
         ]
-        return choose(drafts, self.which)
+        return select(drafts, self.which)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         for i, member in enumerate(self.members):
@@ -331,7 +331,7 @@ def test_the_price_is_the_total_variation(kind: str, rule: Rule, sampling: str, 
     options, prompt = SAMPLINGS[sampling], PROMPTS[1]
     case = Case(target=target, drafter=PRICED[kind], rule=rule, prompts=[prompt], sampling=options)
     distribution, wanted = enumerate_output(case)[0], target_law(target(), prompt, options, 1)
-    step = next(decode(target(), PRICED[kind](), rule, [prompt], sampling=options, limit=3))
+    step = next(decode(target(), PRICED[kind](), rule, [prompt], sampling=options, max_new_tokens=3))
     error = abs(total_variation(first_token(distribution), wanted) - step.total_variation[0])
     measured("enumeration: computed price against total variation, error", name=type(rule).__name__, value=error)
     assert error < 1e-12
@@ -342,7 +342,7 @@ def test_the_price_of_a_later_token_holds_given_the_accepted_one(rule: Rule) -> 
     prompt = PROMPTS[0]
     case = Case(target=target, drafter=lambda: TopKTree(model(), shape=(-1, 0)), rule=rule, prompts=[prompt])
     distribution = enumerate_output(case)[0]
-    steps = (next(decode(target(), case.drafter(), rule, [prompt], limit=3, seed=seed)) for seed in range(50))
+    steps = (next(decode(target(), case.drafter(), rule, [prompt], max_new_tokens=3, seed=seed)) for seed in range(50))
     step = next(step for step in steps if step.accepted)
     kept = {output[1:2]: 0.0 for output in distribution if output[0] == step.emitted[0]}
     for output, weight in distribution.items():
@@ -360,7 +360,7 @@ def test_without_replacement_the_mean_price_bounds_the_total_variation() -> None
     case = Case(target=target, drafter=lambda: SampledTree(model(), shape=(-1, -1)), rule=rule, prompts=[prompt])
     found = total_variation(first_token(enumerate_output(case)[0]), target_law(target(), prompt, Sampling(), 1))
     prices = [
-        next(decode(target(), case.drafter(), rule, [prompt], limit=3, seed=seed)).total_variation[0]
+        next(decode(target(), case.drafter(), rule, [prompt], max_new_tokens=3, seed=seed)).total_variation[0]
         for seed in range(200)
     ]
     assert np.mean(prices) >= found

@@ -48,7 +48,7 @@ def lessons(target: Decoder) -> list[Lesson]:
     """The target's own greedy answers."""
     prompts = [[one % 48, (7 * one + 1) % 48, 5] for one in range(96)]
     found: list[list[int]] = [[] for _ in prompts]
-    for step in decode(target, None, make_rule(), prompts, sampling=Sampling(temperature=0), limit=20):
+    for step in decode(target, None, make_rule(), prompts, sampling=Sampling(temperature=0), max_new_tokens=20):
         found[step.row] += step.emitted
     return [Lesson(tuple(prompt), tuple(answer)) for prompt, answer in zip(prompts, found, strict=True)]
 
@@ -143,7 +143,9 @@ def test_a_draft_model_learns_its_target_and_drafts_what_was_simulated(
     emitted = calls = 0
     for one in held:
         drafter = make_drafter("draft-model", model=again.drafts(target), length=4)
-        for step in decode(target, drafter, make_rule(), [one.prompt], sampling=Sampling(temperature=0), limit=20):
+        for step in decode(
+            target, drafter, make_rule(), [one.prompt], sampling=Sampling(temperature=0), max_new_tokens=20
+        ):
             emitted, calls = emitted + len(step.emitted), calls + 1
     assert emitted / calls == pytest.approx(last, rel=0.05)  # 16-bit weights, and the answer's end, move it a little
 
@@ -310,7 +312,7 @@ def test_served_drafts_teach_where_they_were_rejected(target: Decoder, lessons: 
     worse = SmallModel(target, layers=(0, -1)).drafts(target)
     drafter = make_drafter("draft-model", model=worse, length=3)
     prompt = lessons[0].prompt
-    steps = list(decode(target, drafter, make_rule(), [prompt], sampling=Sampling(temperature=0), limit=20))
+    steps = list(decode(target, drafter, make_rule(), [prompt], sampling=Sampling(temperature=0), max_new_tokens=20))
     lesson = rejections(prompt, steps)
     assert lesson is not None and lesson.answer == lessons[0].answer[: len(lesson.answer)]
     wrong = [place for step in steps for place in [step.sources[-1] == "resampled"]]

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from outrider.core.distribution import Sampling
-from outrider.core.draft import Draft, told
+from outrider.core.draft import Draft, forced
 from outrider.core.errors import InvalidOption
 from outrider.core.tree import Tree
 from outrider.speech.hub.csm import target
@@ -242,29 +242,29 @@ def test_frames_read_out_of_order_are_what_a_fresh_pass_reads() -> None:
             draft = Draft.guess(torch.tensor([ahead[:7]]), tree, torch.ones(1, 7).bool())
             work.score(draft)
             many = 1 + turn % 7
-            chain, verdict, count = told([ahead[:many]], work.device)
+            chain, verdict, count = forced([ahead[:many]], work.device)
             path = torch.nn.functional.pad(verdict.path, (0, 7 - chain.size), value=-1)
             work.keep(draft, replace(verdict, path=path), count)
             said += ahead[:many]
         elif kind == 1:  # told, with nothing scored
-            work.keep(*told([ahead[:5]], work.device))
+            work.keep(*forced([ahead[:5]], work.device))
             said += ahead[:5]
         elif kind == 2:  # a tree that is scored and taken back, then another draft
             tree = Tree.of((-1, -1, 0, 1, 2, 3))
             tokens = [ahead[0], ahead[0], ahead[1], ahead[1], ahead[2], ahead[2]]
             work.score(Draft.guess(torch.tensor([tokens]), tree, torch.ones(1, 6).bool()))
-            work.keep(*told([ahead[:4]], work.device)) if turn % 8 == 2 else None
+            work.keep(*forced([ahead[:4]], work.device)) if turn % 8 == 2 else None
             work.rewind(place)
-            work.keep(*told([ahead[:2]], work.device))
+            work.keep(*forced([ahead[:2]], work.device))
             said += ahead[:2]
         else:  # a long draft is followed by a short one, and by what neither held
             for size in (6, 1):
                 work.score(Draft.guess(torch.tensor([ahead[:size]]), Tree.chain(size), torch.ones(1, size).bool()))
             work.rewind(place)
-            work.keep(*told([[*ahead[:3]]], work.device))
+            work.keep(*forced([[*ahead[:3]]], work.device))
             said += ahead[:3]
         fresh = target(model, prompt)
         fresh.begin([[0]], Sampling())
-        fresh.keep(*told([said], fresh.device))
+        fresh.keep(*forced([said], fresh.device))
         one, other = (each.score(Draft.empty(1)).logits()[0, 0] for each in (work, fresh))
         assert torch.allclose(one, other, atol=1e-4), turn

@@ -88,7 +88,7 @@ def test_pupils_learn_and_change_nothing(name: str, small_voice: Callable[..., V
                 make_rule("gumbel-match"),
                 [[voice.end]] * 2,
                 sampling=Sampling(temperature=0.7, end=(voice.end,)),
-                limit=30,
+                max_new_tokens=30,
                 seed=5,
             )
         )
@@ -104,12 +104,12 @@ def test_heads_are_told_of_their_own_place(small_voice: Callable[..., Voice]) ->
     torch.nn.init.normal_(heads.first.weight)
     batch = read(teacher, teacher.lessons[:1], heads.needs)
     state = torch.cat([batch.taps[tap][0, :1] for tap in heads.taps], -1)
-    said = heads.logits(heads.ahead(state, None))  # type: ignore[arg-type]
+    said = heads.logits(heads.future_states(state, None))  # type: ignore[arg-type]
     for k, guess in enumerate(heads.guesses(batch)):
         torch.testing.assert_close(said[0, k], guess.logits[0], rtol=1e-4, atol=1e-4)
     other = state.clone()
     other[:, 32 + 32 : 32 + 64] += 1  # what the second head is told
-    changed = (heads.logits(heads.ahead(other, None)) != said).any(-1)[0]  # type: ignore[arg-type]
+    changed = (heads.logits(heads.future_states(other, None)) != said).any(-1)[0]  # type: ignore[arg-type]
     assert changed.tolist() == [False, True, False]
     with pytest.raises(InvalidOption, match=f"{AHEAD} tokens ahead"):
         ConditionedHeads(teacher.target, heads=AHEAD + 1)

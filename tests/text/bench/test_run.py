@@ -113,7 +113,7 @@ def test_the_oracle_finds_nothing_in_plain_output_and_a_planted_token_at_its_pla
 
     target = Decoder.random(SMALL, seed=1, dtype=torch.float64) if kind == "decoder" else TableTarget(61, seed=2)
     greedy = Sampling(temperature=0)
-    steps = decode(target, None, make_rule("exact"), [[5, 7, 9]], sampling=greedy, limit=40)
+    steps = decode(target, None, make_rule("exact"), [[5, 7, 9]], sampling=greedy, max_new_tokens=40)
     tokens = [token for one in steps for token in one.emitted]
     assert max(gaps(target, [5, 7, 9], tokens)) < 1e-9
     wrong = [*tokens]

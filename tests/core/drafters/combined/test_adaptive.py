@@ -16,7 +16,7 @@ from outrider.core.drafters.draft_model.model import DraftModel, DynamicTree
 from outrider.core.drafters.lookup.prompt_lookup import PromptLookup, guesses
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import InvalidOption
-from outrider.core.protocol import Drafter, Prefill, Prompts, Scores
+from outrider.core.protocol import Drafter, Prefill, Prompts, Scores, WeightFree
 from outrider.core.rng import CounterRNG
 from outrider.core.rules.exact import Exact, GumbelMatch, Token
 from outrider.core.testing.conformance import Case, enumerate_output, target_law, total_variation
@@ -28,10 +28,8 @@ GREEDY = Sampling(temperature=0)
 PROMPTS = [[3, 9, 4, 17, 9], [8], [20, 21, 22, 1]]
 
 
-class Always:
+class Always(WeightFree):
     """Guesses the same tokens in every step."""
-
-    vocabulary, needs, bytes_read = None, frozenset[str](), 0
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = tokens
@@ -69,7 +67,9 @@ class Right(Always):
 
 def run(drafter: Drafter | None, limit: int = 30, **how: Any) -> tuple[list[list[int]], list[Step]]:
     out: list[list[int]] = [[] for _ in PROMPTS]
-    steps = list(decode(Decoder.random(SHAPE, seed=1), drafter, how.pop("rule", Exact()), PROMPTS, limit=limit, **how))
+    steps = list(
+        decode(Decoder.random(SHAPE, seed=1), drafter, how.pop("rule", Exact()), PROMPTS, max_new_tokens=limit, **how)
+    )
     for step in steps:
         out[step.row] += step.emitted
     return out, steps
@@ -149,7 +149,9 @@ def test_costs_decide_between_equals_and_a_clock_measures() -> None:
 def test_a_seed_gives_the_same_choices_alone_and_in_company() -> None:
     def notes(prompts: list[list[int]]) -> list[str]:
         drafter = Adaptive(drafters=[DraftModel(model(), length=2), PromptLookup(length=3), "plain"])
-        steps = decode(Decoder.random(SHAPE, seed=1), drafter, Exact(), prompts, sampling=GREEDY, limit=20, seed=5)
+        steps = decode(
+            Decoder.random(SHAPE, seed=1), drafter, Exact(), prompts, sampling=GREEDY, max_new_tokens=20, seed=5
+        )
         return [step.note for step in steps if step.row == 0]
 
     assert notes(PROMPTS) == notes(PROMPTS[:1])
@@ -160,7 +162,7 @@ def test_simple_text_is_told_from_complex_text() -> None:
     simple, hard = [1, 2] * 20, list(range(600))
     assert judge.complexity(simple) < 0.2 < 0.9 < judge.complexity(hard)
     assert (judge.order(simple), judge.order(hard)) == ([0, 1], [1, 0])
-    assert (judge.most(simple) or 0) > (judge.most(hard) or 0) == 1
+    assert (judge.max_tokens(simple) or 0) > (judge.max_tokens(hard) or 0) == 1
 
 
 def test_what_cannot_be_chosen_from_is_refused() -> None:

@@ -98,7 +98,7 @@ def test_drawn_guesses_are_refused() -> None:
     model = TableTarget(8)
     ensemble = Ensemble(drafters=[DraftModel(model)])
     ensemble.begin(Prefill(), [[1]], Sampling())
-    with pytest.raises(Incompatible, match="drawn"):
+    with pytest.raises(Incompatible, match="draws its guesses"):
         ensemble.propose(torch.tensor([4]), CounterRNG([0]))
 
 

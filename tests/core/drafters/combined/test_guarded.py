@@ -17,7 +17,7 @@ from outrider.core.drafters.draft_model.model import DraftModel
 from outrider.core.drafters.lookup.prompt_lookup import PromptLookup, guesses
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.methods import make_drafter
-from outrider.core.protocol import Drafter, Prefill, Prompts, Scores
+from outrider.core.protocol import Drafter, Prefill, Prompts, Scores, WeightFree
 from outrider.core.rng import CounterRNG
 from outrider.core.rules.exact import Exact
 from outrider.core.testing.conformance import Case, enumerate_output, target_law, total_variation
@@ -29,12 +29,8 @@ GREEDY = Sampling(temperature=0)
 PROMPTS = [[3, 9, 4, 17, 9], [8], [20, 21, 22, 1]]
 
 
-class Right:
+class Right(WeightFree):
     """Knows what comes, `length` tokens of it, and guesses `wrong` behind that."""
-
-    vocabulary: int | None = None
-    needs: frozenset[str] = frozenset()
-    bytes_read = 0
 
     def __init__(self, texts: Sequence[Sequence[int]], length: int, wrong: Sequence[int] = ()) -> None:
         self.texts, self.length, self.wrong = texts, length, wrong
@@ -60,7 +56,7 @@ def model() -> Decoder:
 
 def run(drafter: Drafter | None, prompts: Prompts = PROMPTS, limit: int = 60) -> tuple[list[list[int]], list[Step]]:
     out: list[list[int]] = [[] for _ in prompts]
-    steps = list(decode(model(), drafter, Exact(), prompts, limit=limit, sampling=GREEDY))
+    steps = list(decode(model(), drafter, Exact(), prompts, max_new_tokens=limit, sampling=GREEDY))
     for step in steps:
         out[step.row] += step.emitted
     return out, steps
@@ -132,13 +128,13 @@ def test_a_batch_that_drains_drafts_again() -> None:
     few are left."""
     costs = "1:10 8:11 2:10 8x1:20 8x2:60 8x5:200"
     made = make_drafter("guarded", drafter="suffix", verify=Costs.parse(costs))
-    assert isinstance(made, Guarded) and made.joins()
+    assert isinstance(made, Guarded) and made.supports_batching()
     prompts = [[5, 6, 7, 5, 6, 7, 5, 6], [8, 9] * 4, [3] * 6, [5, 6, 5, 6], [1, 2, 3, 1, 2, 3], [9], [4, 4, 4], [7, 7]]
     limits = [10, 12, 11, 10, 12, 11, 13, 80]
     alone = [
         [
             token
-            for step in decode(model(), None, Exact(), [prompt], limit=limit, sampling=GREEDY)
+            for step in decode(model(), None, Exact(), [prompt], max_new_tokens=limit, sampling=GREEDY)
             for token in step.emitted
         ]
         for prompt, limit in zip(prompts, limits, strict=True)
@@ -159,6 +155,6 @@ def test_a_batch_that_drains_drafts_again() -> None:
 
 def test_a_target_that_drafts_for_itself_is_not_free_and_is_switched_off() -> None:
     drafter = guarded(drafter="draft-on-the-fly", options={"length": 3, "share": 0.2})
-    steps = list(decode(Decoder.random(SHAPE, 1), drafter, Exact(), [PROMPTS[0]], sampling=GREEDY, limit=40))
+    steps = list(decode(Decoder.random(SHAPE, 1), drafter, Exact(), [PROMPTS[0]], sampling=GREEDY, max_new_tokens=40))
     assert steps[0].cost > 1
     assert any("off" in step.note for step in steps)

@@ -34,7 +34,7 @@ def test_the_model_reads_and_writes_its_own_ids(way: str) -> None:
     drafter.begin(Prefill(), [[0, 4], [2]], GREEDY)
     draft = drafter.propose(torch.tensor([9, 2]), CounterRNG.of(0, 2))
     for row, prompt in enumerate([[1, 0], [3]]):
-        alone = list(decode(TableTarget(5, seed=1), None, Exact(), [prompt], sampling=GREEDY, limit=4))
+        alone = list(decode(TableTarget(5, seed=1), None, Exact(), [prompt], sampling=GREEDY, max_new_tokens=4))
         wanted = [(step.emitted[0] - 1) % 5 for step in alone]
         live = int(draft.live[row].sum())
         assert draft.tokens[row, :live].tolist() == wanted[:live] and live == (4, 2)[row]
@@ -90,7 +90,7 @@ def test_measured_acceptance_makes_the_shape(tmp_path: Path) -> None:
 def test_at_temperature_0_the_likeliest_siblings_stand_in_for_draws() -> None:
     model = TableTarget(5, seed=3, blur=0.3)
     drafter = Sequoia(model, acceptance=(0.5, 0.3), nodes=6, depth=3)
-    steps = list(decode(TableTarget(5, seed=3), drafter, Exact(), [[1]], sampling=GREEDY, limit=30))
+    steps = list(decode(TableTarget(5, seed=3), drafter, Exact(), [[1]], sampling=GREEDY, max_new_tokens=30))
     assert all(all(step.fixed) for step in steps) and max(len(step.drafted) for step in steps) == 6
-    steps = list(decode(TableTarget(5, seed=3), drafter, Exact(), [[1]], limit=30))
+    steps = list(decode(TableTarget(5, seed=3), drafter, Exact(), [[1]], max_new_tokens=30))
     assert not any(any(step.fixed) for step in steps)

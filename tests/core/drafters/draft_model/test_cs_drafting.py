@@ -31,7 +31,7 @@ class Counting(TableTarget):
 
 
 def run(drafter: Drafter, sampling: Sampling, prompts: Sequence[Sequence[int]] = PROMPTS) -> list[tuple[int, ...]]:
-    steps = decode(TableTarget(5, seed=3), drafter, Exact(), prompts, sampling=sampling, limit=40, seed=9)
+    steps = decode(TableTarget(5, seed=3), drafter, Exact(), prompts, sampling=sampling, max_new_tokens=40, seed=9)
     return [step.drafted + step.emitted for step in steps]
 
 
@@ -51,7 +51,7 @@ def test_a_vertical_cascade_draws_what_the_model_alone_draws(sampling: Sampling,
 def test_later_positions_are_left_to_cheaper_stages() -> None:
     model, other = Counting(5, seed=3, blur=0.3), TableTarget(5, seed=3, blur=0.5)
     drafter = CSDrafting(model, others=[other], lengths=(2, 2, 2), inner=2)
-    steps = list(decode(TableTarget(5, seed=3), drafter, Exact(), PROMPTS, limit=30, seed=1))
+    steps = list(decode(TableTarget(5, seed=3), drafter, Exact(), PROMPTS, max_new_tokens=30, seed=1))
     full = [step for step in steps if len(step.drafted) == 6]
     assert full and all(step.fixed == (False,) * 4 + (True,) * 2 for step in full)
 

@@ -36,7 +36,7 @@ class Watched(TableTarget):
 
 def run(drafter: Overlapped, sampling: Sampling, prompts: list[list[int]] = PROMPTS, limit: int = 60) -> list[Step]:
     target = TableTarget(40, seed=5, sharpness=2)
-    return list(decode(target, drafter, make_rule("exact"), prompts, sampling=sampling, limit=limit))
+    return list(decode(target, drafter, make_rule("exact"), prompts, sampling=sampling, max_new_tokens=limit))
 
 
 def test_a_model_that_is_always_right_foresees_all_and_never_drafts_in_between() -> None:
@@ -80,11 +80,11 @@ def test_what_cannot_be_is_said() -> None:
 
 def test_what_fails_beside_the_target_is_heard_of() -> None:
     class Broken(Overlapped):
-        def ahead(self, draft: Draft) -> None:
+        def draft_ahead(self, draft: Draft) -> None:
             raise RuntimeError("lost")
 
     target = TableTarget(9)
-    steps = decode(target, Broken(TableTarget(9)), make_rule("exact"), [[1]], limit=5)
+    steps = decode(target, Broken(TableTarget(9)), make_rule("exact"), [[1]], max_new_tokens=5)
     with pytest.raises(RuntimeError, match="lost"):
         next(steps)
     assert torch.is_grad_enabled()

@@ -104,9 +104,9 @@ def test_a_thousand_nodes_in_one_pass() -> None:
     model = TableTarget(50, seed=2, sharpness=6.0)
     drafter = SpecExec(model, nodes=1024, batch=256, width=8, passes=6)
     target = TableTarget(50, seed=2, sharpness=6.0)
-    steps = list(decode(target, drafter, Exact(), [[1, 2, 3]], sampling=Sampling(temperature=0), limit=40))
+    steps = list(decode(target, drafter, Exact(), [[1, 2, 3]], sampling=Sampling(temperature=0), max_new_tokens=40))
     assert max(len(step.drafted) for step in steps) == 1024
-    plain = list(decode(target, None, Exact(), [[1, 2, 3]], sampling=Sampling(temperature=0), limit=40))
+    plain = list(decode(target, None, Exact(), [[1, 2, 3]], sampling=Sampling(temperature=0), max_new_tokens=40))
     assert [t for step in steps for t in step.emitted] == [t for step in plain for t in step.emitted]
     assert len(steps) < 12
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from outrider.core.distribution import Sampling
-from outrider.core.draft import Draft, told
+from outrider.core.draft import Draft, forced
 from outrider.core.drafters.draft_model.vocab_bridge import Renamed, Translated
 from outrider.core.methods import make_drafter
 from outrider.core.rules.exact import Exact
@@ -78,14 +78,14 @@ def test_pieces_marks_and_what_is_kept() -> None:
     before = model.mark()
     assert torch.equal(model.score(first).distributions().probs, every[:, :2])
     assert torch.equal(model.score(whole, 1).distributions().probs, every[:, 2:])
-    model.keep(*told([[0, 2]], model.device))
+    model.keep(*forced([[0, 2]], model.device))
     assert torch.equal(model.score(Draft.empty(1)).distributions().probs[:, 0], every[:, 2])
     assert int(model.score(Draft.empty(1)).lengths) == 4
     model.rewind(before)
     assert torch.equal(model.score(whole).distributions().probs, every) and int(model.score(whole).lengths) == 2
     fresh = Translated(TableTarget(3, seed=1, sharpness=0.7, blur=0.4), SOME)
     fresh.begin([[0, 1, 1]], Sampling())
-    model.keep(*told([[1]], model.device))
+    model.keep(*forced([[1]], model.device))
     assert torch.equal(
         model.score(Draft.empty(1)).distributions().probs, fresh.score(Draft.empty(1)).distributions().probs
     )

@@ -24,7 +24,7 @@ def test_the_table_holds_what_was_said_last_behind_each_token() -> None:
     drafter = TokenRecycling(nodes=6, successors=3)
     prompt = [4, 9, 4, 9, 17]
     text, wanted = list(prompt), dict[int, list[int]]()
-    for step in decode(model, drafter, Exact(), [prompt], sampling=Sampling(temperature=0), limit=40):
+    for step in decode(model, drafter, Exact(), [prompt], sampling=Sampling(temperature=0), max_new_tokens=40):
         if not step.emitted:
             continue
         paths = {-1: list[int]()}

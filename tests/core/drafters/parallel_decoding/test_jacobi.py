@@ -17,7 +17,9 @@ from outrider.core.testing.table_target import TableTarget
 def test_a_few_rows_on_the_host_say_the_same(renew: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def run() -> list[tuple[int, ...]]:
         target = TableTarget(11, seed=3)
-        steps = decode(target, Jacobi(window=window, renew=renew), Exact(), [[1], [2, 3], [4]], limit=30, seed=8)
+        steps = decode(
+            target, Jacobi(window=window, renew=renew), Exact(), [[1], [2, 3], [4]], max_new_tokens=30, seed=8
+        )
         return [(step.row, *step.drafted, *step.emitted) for step in steps]
 
     alone = run()

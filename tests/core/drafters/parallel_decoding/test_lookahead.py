@@ -61,7 +61,7 @@ def test_the_pool_keeps_the_latest_few() -> None:
 def test_probes_are_scored_and_never_tried() -> None:
     model = Decoder.random(CONFIG, seed=1, dtype=torch.float64)
     drafter = Lookahead(window=4, ngram=3, guesses=3)
-    steps = list(decode(model, drafter, Exact(), [[4, 9, 7]], sampling=GREEDY, limit=60))
+    steps = list(decode(model, drafter, Exact(), [[4, 9, 7]], sampling=GREEDY, max_new_tokens=60))
     assert all(len(step.drafted) <= 3 * 2 for step in steps), "only candidates count as drafted"
     assert sum(step.accepted for step in steps) > 0
 
@@ -99,7 +99,7 @@ def test_trajectories_foretell_a_text_that_never_repeats() -> None:
     """What no lookup could find: each token follows from the one before, which Jacobi passes work out ahead."""
     taken = {}
     for drafter in (Lookahead(window=6, ngram=5), PromptLookup()):
-        steps = list(decode(Counting(), drafter, Exact(), [[10, 18, 26, 34, 2]], sampling=GREEDY, limit=40))
+        steps = list(decode(Counting(), drafter, Exact(), [[10, 18, 26, 34, 2]], sampling=GREEDY, max_new_tokens=40))
         assert [token for step in steps for token in step.emitted] == list(range(3, 43))
         taken[type(drafter)] = len(steps)
     assert taken[PromptLookup] >= 36 and taken[Lookahead] < 32

@@ -44,7 +44,7 @@ def target() -> Decoder:
 
 def run(drafter: SelfDrafter | None, prompts: list[list[int]] = PROMPTS, limit: int = 40) -> list[list[int]]:
     out: list[list[int]] = [[] for _ in prompts]
-    for step in decode(target(), drafter, Exact(), prompts, sampling=GREEDY, limit=limit):
+    for step in decode(target(), drafter, Exact(), prompts, sampling=GREEDY, max_new_tokens=limit):
         out[step.row] += step.emitted
     return out
 
@@ -111,7 +111,7 @@ def test_the_search_begins_with_what_changes_least() -> None:
 
 def test_idle_sublayers_cost_no_acceptance() -> None:
     drafter = draft_verify(IDLE, length=5, bound=0.0)
-    steps = list(decode(target(), drafter, Exact(), [PROMPTS[0]], sampling=GREEDY, limit=40))
+    steps = list(decode(target(), drafter, Exact(), [PROMPTS[0]], sampling=GREEDY, max_new_tokens=40))
     assert len(steps) <= 9
     assert steps[0].cost < 6, "five passes of the view, each cheaper than the whole"
 
@@ -123,9 +123,9 @@ def test_what_is_no_sublayer_or_no_such_target_is_refused() -> None:
             return Prefill()
 
     with pytest.raises(Incompatible, match="'swift' drafts with the target's own layers"):
-        list(decode(Foreign(5), swift(bayes=0), Exact(), [[1]], limit=3))
+        list(decode(Foreign(5), swift(bayes=0), Exact(), [[1]], max_new_tokens=3))
     with pytest.raises(InvalidOption, match=r"no sublayer 'mlp\.9'"):
-        list(decode(TableTarget(5), draft_verify("mlp.9"), Exact(), [[1]], limit=3))
+        list(decode(TableTarget(5), draft_verify("mlp.9"), Exact(), [[1]], max_new_tokens=3))
     with pytest.raises(InvalidOption, match="share=1"):
         swift(share=1)
     with pytest.raises(InvalidOption, match="attention and mlp"):

@@ -22,7 +22,7 @@ def run(drafter: SparseView | None, sampling: Sampling = GREEDY) -> tuple[list[l
     model = Decoder.random(CONFIG, seed=1, dtype=torch.float64)
     found: list[list[int]] = [[] for _ in PROMPTS]
     calls = 0
-    for step in decode(model, drafter, Exact(), PROMPTS, sampling=sampling, limit=[60, 30, 60]):
+    for step in decode(model, drafter, Exact(), PROMPTS, sampling=sampling, max_new_tokens=[60, 30, 60]):
         found[step.row] += step.emitted
         calls += 1
     return found, sum(map(len, found)) / calls
@@ -42,7 +42,7 @@ def test_more_of_the_cache_guesses_better_and_all_of_it_is_always_right() -> Non
 
 def test_it_counts_what_it_reads() -> None:
     model, drafter = Decoder.random(CONFIG, seed=1), sparse_cache(length=3)
-    steps = list(decode(model, drafter, Exact(), [PROMPTS[1]], sampling=GREEDY, limit=20))
+    steps = list(decode(model, drafter, Exact(), [PROMPTS[1]], sampling=GREEDY, max_new_tokens=20))
     assert drafter.bytes_read > 0
     assert steps[0].cost == pytest.approx(1 + 3)
 
@@ -88,7 +88,7 @@ def test_chunks_that_are_asked_for_guess_better_than_as_many_of_the_latest() -> 
         for seed in range(1, 5):
             model = Decoder.random(CONFIG, seed=seed, dtype=torch.float64)
             prompt = [(index * 11 + seed) % 57 + 4 for index in range(160)]
-            steps = list(decode(model, drafter, Exact(), [prompt], sampling=GREEDY, limit=60))
+            steps = list(decode(model, drafter, Exact(), [prompt], sampling=GREEDY, max_new_tokens=60))
             rates.append(60 / len(steps))
         found.append(sum(rates) / len(rates))
     assert found[1] > found[0], found
@@ -98,7 +98,7 @@ def test_all_of_the_middle_is_all_of_the_cache() -> None:
     """Chunks that leave nothing out draft as the target does."""
     model = Decoder.random(CONFIG, seed=2, dtype=torch.float64)
     drafter = triforce(sinks=2, window=14, chunks=24, chunk=2, refresh=1, length=2)
-    steps = list(decode(model, drafter, Exact(), [PROMPTS[1][:31]], sampling=GREEDY, limit=30))
+    steps = list(decode(model, drafter, Exact(), [PROMPTS[1][:31]], sampling=GREEDY, max_new_tokens=30))
     assert all(step.accepted == 2 for step in steps[:-1])
 
 

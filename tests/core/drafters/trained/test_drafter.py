@@ -44,17 +44,17 @@ def draft_head(method: Method, model: Decoder, **config: Any) -> Any:
     return method.draft_head(model, **{**method.small, **config}).to(model.network.dtype)
 
 
-def drafted(follower: HeadRunner, model: Decoder, tokens: list[int], depth: int) -> Tensor:
+def drafted(runner: HeadRunner, model: Decoder, tokens: list[int], depth: int) -> Tensor:
     """The logits [depth, R] along the true tokens behind the first `len - depth + 1`, the last of which is the root."""
     prompt, chain = tokens[: len(tokens) - depth + 1], tokens[len(tokens) - depth + 1 :]
-    prefill = model.begin([prompt], Sampling(), follower.draft_head.needs)
-    follower.listen(prefill.hidden)
-    follower.whole = prefill.itself
-    follower.begin([prompt], Sampling())
-    found = [follower.score(Draft.empty(1)).logits()[0]]
+    prefill = model.begin([prompt], Sampling(), runner.draft_head.needs)
+    runner.set_hidden(prefill.hidden)
+    runner.self_draftable = prefill.self_draftable
+    runner.begin([prompt], Sampling())
+    found = [runner.score(Draft.empty(1)).logits()[0]]
     for node in range(len(chain)):
         ids = torch.tensor([chain[: node + 1]])
-        found.append(follower.score(Draft.guess(ids, Tree.chain(node + 1), ids >= 0), node).logits()[0])
+        found.append(runner.score(Draft.guess(ids, Tree.chain(node + 1), ids >= 0), node).logits()[0])
     return torch.cat(found)
 
 
@@ -89,11 +89,11 @@ def test_drafting_computes_what_training_computed(method: Method, config: dict[s
     with torch.no_grad():
         guesses = sorted(learner.guesses(batch), key=lambda one: one.offset)
     drafter = Learned(learner.drafts(model))
-    follower = drafter.model
+    runner = drafter.model
     depth = len(guesses)
     compared = 0
     for root in range(2, len(tokens) - depth - 1):
-        said = drafted(follower, model, tokens[: root + depth], depth)
+        said = drafted(runner, model, tokens[: root + depth], depth)
         for place, guess in enumerate(guesses):
             asked = batch.asked(guess.offset)[0]
             at = root + 1 + place - guess.offset
@@ -140,8 +140,8 @@ class Audited(Learned):
         for row, text in enumerate(self.texts):
             model, fresh = target(), type(self.model)(self.draft_head)
             prefill = model.begin([text], Sampling(), self.needs)
-            fresh.listen(prefill.hidden)
-            fresh.whole = prefill.itself
+            fresh.set_hidden(prefill.hidden)
+            fresh.self_draftable = prefill.self_draftable
             fresh.begin([text], Sampling())
             wanted = fresh.score(Draft.empty(1)).logits()
             torch.testing.assert_close(said[row], wanted[0], atol=1e-9, rtol=0)
@@ -161,7 +161,7 @@ def test_what_was_read_stays_true(method: Method, grow: str) -> None:
     model = target()
     drafter = Audited(draft_head(method, model, vocabulary=0).drafts(model), grow=grow, length=3, nodes=12, depth=3)
     prompts = [[1, 2, 3, 4], [5, 8], [6, 7, 8]]  # of a single token the first is read, as there is no other
-    steps = list(decode(model, drafter, Exact(), prompts, sampling=GREEDY, limit=[24, 25, 26], seed=0))
+    steps = list(decode(model, drafter, Exact(), prompts, sampling=GREEDY, max_new_tokens=[24, 25, 26], seed=0))
     assert drafter.checked > 20
     assert any(step.accepted for step in steps)
 
@@ -171,7 +171,7 @@ def lessons(model: Decoder, count: int, length: int) -> list[Lesson]:
     draw = random.Random(0)
     prompts = [[draw.randrange(31) for _ in range(4)] for _ in range(count)]
     found: list[list[int]] = [[] for _ in prompts]
-    for step in decode(model, None, Exact(), prompts, sampling=GREEDY, limit=length):
+    for step in decode(model, None, Exact(), prompts, sampling=GREEDY, max_new_tokens=length):
         found[step.row] += step.emitted
     return [Lesson(tuple(one), tuple(answer)) for one, answer in zip(prompts, found, strict=True)]
 
@@ -212,7 +212,7 @@ def test_it_learns_and_drafts_as_well_as_was_foreseen(method: Method, measured: 
     assert after.tokens_per_call > max(before.tokens_per_call - 0.1, 1.3)  # some begin as the output layer itself
     length = learner.depth or 4
     drafter = Learned(learner.drafts(model), grow="chain", length=length, nodes=length)
-    steps = decode(model, drafter, Exact(), [one.prompt for one in held], sampling=GREEDY, limit=24)
+    steps = decode(model, drafter, Exact(), [one.prompt for one in held], sampling=GREEDY, max_new_tokens=24)
     emitted = [len(step.emitted) for step in steps]
     real = sum(emitted) / len(emitted)
     measured("training on a tiny target: real tokens a call", name=method.name, value=real)
@@ -255,6 +255,6 @@ def test_a_model_that_is_rewound_does_not_read_everything_anew(name: str) -> Non
     model = Weighed(target().network)
     drafter = DRAFTERS[name].make(model=model, **DRAFTERS[name].trials[0])
     prompts = [[1, 2, 3], [4, 5]]
-    for _ in decode(target(), drafter, Exact(), prompts, sampling=GREEDY, limit=60, seed=0):
+    for _ in decode(target(), drafter, Exact(), prompts, sampling=GREEDY, max_new_tokens=60, seed=0):
         pass
     assert len(model.waited) > 5 and max(model.waited) < 12  # the last step's tokens, of sixty and more

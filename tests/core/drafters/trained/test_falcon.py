@@ -37,15 +37,15 @@ def test_the_next_pass_goes_on_behind_what_was_drafted() -> None:
     """Against the same worked out at one go, with no cache and no levels."""
     model = Decoder.random(SHAPE, seed=5, dtype=torch.float64)
     learner = head(model).eval()
-    follower = Learned(learner.drafts(model)).model
+    runner = Learned(learner.drafts(model)).model
     prefill = model.begin([TOKENS], Sampling(), learner.needs)
-    follower.listen(prefill.hidden)
-    follower.begin([TOKENS], Sampling())
-    said = [follower.score(Draft.empty(1)).logits()[0]]
+    runner.set_hidden(prefill.hidden)
+    runner.begin([TOKENS], Sampling())
+    said = [runner.score(Draft.empty(1)).logits()[0]]
     drafted = [7, 11, 4]
     for node in range(3):
         ids = torch.tensor([drafted[: node + 1]])
-        said.append(follower.score(Draft.guess(ids, Tree.chain(node + 1), ids >= 0), node).logits()[0])
+        said.append(runner.score(Draft.guess(ids, Tree.chain(node + 1), ids >= 0), node).logits()[0])
 
     def block(x: torch.Tensor) -> torch.Tensor:
         """[1, T, D] -> the places [2, D] behind its last."""

@@ -102,13 +102,13 @@ def states(model: Decoder, taps: tuple[str, ...]) -> Tensor:
 def said(draft_head: Any, model: Decoder, chain: int) -> Tensor:
     """[1 + chain, R] our logits behind the text but its last tokens, which are drafted."""
     prompt, rest = TEXT[: len(TEXT) - chain], TEXT[len(TEXT) - chain :]
-    follower = HeadRunner(draft_head.drafts(model))
-    follower.listen(model.begin([prompt], Sampling(), draft_head.needs).hidden)
-    follower.begin([prompt], Sampling())
-    found = [follower.score(Draft.empty(1)).logits()[0]]
+    runner = HeadRunner(draft_head.drafts(model))
+    runner.set_hidden(model.begin([prompt], Sampling(), draft_head.needs).hidden)
+    runner.begin([prompt], Sampling())
+    found = [runner.score(Draft.empty(1)).logits()[0]]
     for node in range(chain):
         ids = torch.tensor([rest[: node + 1]])
-        found.append(follower.score(Draft.guess(ids, Tree.chain(node + 1), ids >= 0), node).logits()[0])
+        found.append(runner.score(Draft.guess(ids, Tree.chain(node + 1), ids >= 0), node).logits()[0])
     return torch.cat(found)
 
 
@@ -167,7 +167,7 @@ def test_eagle3(kind: str, tmp_path: Path) -> None:
     plain, fast = (
         [
             token
-            for step in decode(model, one, Exact(), [TEXT], sampling=Sampling(temperature=0), limit=12)
+            for step in decode(model, one, Exact(), [TEXT], sampling=Sampling(temperature=0), max_new_tokens=12)
             for token in step.emitted
         ]
         for one in (None, Learned(draft_head.drafts(model), nodes=8))

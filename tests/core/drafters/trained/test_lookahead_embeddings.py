@@ -130,7 +130,7 @@ def test_guesses_are_what_was_said_where_the_path_ended(options: dict[str, Any])
     prompts = [[1, 2, 3, 4], [5], [6, 7, 8]]
     for sampling in (GREEDY, Sampling()):
         drafter = Audited(learned, **options)
-        steps = list(decode(model, drafter, Exact(), prompts, sampling=sampling, limit=[24, 25, 26], seed=0))
+        steps = list(decode(model, drafter, Exact(), prompts, sampling=sampling, max_new_tokens=[24, 25, 26], seed=0))
         assert drafter.checked > 10
         most = max(len(step.drafted) for step in steps)
         assert most == len(drafter.parents), "probes are no guesses"
@@ -144,7 +144,7 @@ def test_penalties_know_nothing_of_what_has_no_id() -> None:
     sampling = Sampling(temperature=0, repetition_penalty=1.3, frequency_penalty=0.2)
     outputs = []
     for drafter in (None, PaSS(learned)):
-        steps = decode(model, drafter, Exact(), [[1, 2, 3]], sampling=sampling, limit=30)
+        steps = decode(model, drafter, Exact(), [[1, 2, 3]], sampling=sampling, max_new_tokens=30)
         outputs.append([token for step in steps for token in step.emitted])
     assert outputs[0] == outputs[1]
 
@@ -157,7 +157,7 @@ def test_it_learns_and_drafts_as_well_as_was_foreseen(measured: Any) -> None:
     draw = random.Random(0)
     prompts = [[draw.randrange(31) for _ in range(4)] for _ in range(120)]
     answers: list[list[int]] = [[] for _ in prompts]
-    for step in decode(model, None, Exact(), prompts, sampling=GREEDY, limit=24):
+    for step in decode(model, None, Exact(), prompts, sampling=GREEDY, max_new_tokens=24):
         answers[step.row] += step.emitted
     every = [Lesson(tuple(one), tuple(two)) for one, two in zip(prompts, answers, strict=True)]
     held, known, teacher, learner = every[:30], every[30:], DecoderTeacher(model), draft_head(model)
@@ -174,7 +174,9 @@ def test_it_learns_and_drafts_as_well_as_was_foreseen(measured: Any) -> None:
     with torch.no_grad():
         foreseen = walk(learner.hits(batch, 3), batch.answer).tokens_per_call
     assert sum(curve[-5:]) < 0.95 * sum(curve[:5])
-    steps = decode(model, PaSS(learner.drafts(model)), Exact(), [one.prompt for one in held], sampling=GREEDY, limit=24)
+    steps = decode(
+        model, PaSS(learner.drafts(model)), Exact(), [one.prompt for one in held], sampling=GREEDY, max_new_tokens=24
+    )
     emitted = [len(step.emitted) for step in steps]
     real = sum(emitted) / len(emitted)
     measured("training on a tiny target: real tokens a call", name="pass", value=real)

@@ -35,7 +35,7 @@ def test_what_stands_above_is_the_target_s_own_state(prompts: list[list[int]], o
     draft_head = untaught(DRAFTERS["spatial"], target(), heads=3, columns=COLUMNS, vocabulary=0)
     drafter = Learned(draft_head, **options)  # type: ignore[arg-type]
     rows, checked, accepted = [list(one) for one in prompts], 0, 0
-    for step in decode(target(), drafter, Exact(), prompts, limit=20, seed=1):
+    for step in decode(target(), drafter, Exact(), prompts, max_new_tokens=20, seed=1):
         rows[step.row] += step.emitted
         accepted += step.accepted
         if step.finish is None and len(rows[step.row]) > 1:

@@ -100,7 +100,7 @@ def test_drafting_changes_nothing(name: str, trees: str) -> None:
     greedy = Sampling(temperature=0)
     texts = []
     for drafter in (None, DraftModel(drafts, length=3), TopKTree(drafts)):
-        steps = list(decode(target, drafter, make_rule(), prompts, sampling=greedy, limit=14))
+        steps = list(decode(target, drafter, make_rule(), prompts, sampling=greedy, max_new_tokens=14))
         texts.append([[token for step in steps if step.row == row for token in step.emitted] for row in range(3)])
     assert texts[0] == texts[1] == texts[2]
 

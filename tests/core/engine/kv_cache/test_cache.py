@@ -163,7 +163,7 @@ def test_hidden_states_are_those_asked_for() -> None:
 
 
 def test_long_prompts_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.core.engine.transformer.PIECE", 4)
+    monkeypatch.setattr("outrider.core.engine.transformer.PREFILL_CHUNK", 4)
     model = Decoder.random(SHAPE, dtype=torch.float64)
     texts = [[i % 31 for i in range(19)], [3, 4], [i % 7 for i in range(11)]]
     prefill = model.begin(texts, Sampling(), frozenset({"last"}))

@@ -94,7 +94,9 @@ def test_audit(seed: int) -> None:
 
 def tokens(target: Decoder, drafter: Drafter | None, sampling: Sampling = GREEDY) -> list[list[int]]:
     found: list[list[int]] = [[] for _ in PROMPTS]
-    for step in decode(target, drafter, make_rule("gumbel-match"), PROMPTS, sampling=sampling, limit=40, seed=3):
+    for step in decode(
+        target, drafter, make_rule("gumbel-match"), PROMPTS, sampling=sampling, max_new_tokens=40, seed=3
+    ):
         found[step.row] += step.emitted
     return found
 
@@ -148,7 +150,9 @@ def test_rows_come_and_go() -> None:
             batch.cancel(gone)
     for number, (prompt, limit) in enumerate(asked):
         if number != gone:
-            steps = decode(Decoder(network, cache_bits=8), None, make_rule(), [prompt], sampling=GREEDY, limit=limit)
+            steps = decode(
+                Decoder(network, cache_bits=8), None, make_rule(), [prompt], sampling=GREEDY, max_new_tokens=limit
+            )
             assert found[number] == [token for step in steps for token in step.emitted]
     batch.close()
 

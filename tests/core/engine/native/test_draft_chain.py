@@ -44,7 +44,7 @@ def test_laws_are_those_of_the_tokens_before_them(shape: Config, informed: bool)
     told = torch.randn(1, 6, shape.width, generator=torch.Generator().manual_seed(2)) if informed else None
     sampling, numbers = Sampling(temperature=0.7), np.array([0.1, 0.9, 0.35, 0.6, 0.999])
     model = opened(shape, sampling, told)
-    found = model.unroll(numbers)
+    found = model.draw_chain(numbers)
     assert found is not None
     tokens, distributions = found
     chain = Draft.guess(tokens, Tree.chain(5, tokens.device), torch.ones_like(tokens, dtype=torch.bool))
@@ -61,7 +61,7 @@ def test_laws_are_those_of_the_tokens_before_them(shape: Config, informed: bool)
 def test_what_is_kept_of_a_chain_is_read_no_more() -> None:
     sampling, kept = Sampling(), torch.tensor([4])
     model = opened(SHAPE, sampling)
-    found = model.unroll(np.array([0.1, 0.2, 0.4, 0.6, 0.8]))
+    found = model.draw_chain(np.array([0.1, 0.2, 0.4, 0.6, 0.8]))
     assert found is not None
     tokens, _ = found
     draft = Draft.guess(tokens, Tree.chain(5, tokens.device), torch.ones_like(tokens, dtype=torch.bool))
@@ -74,7 +74,7 @@ def test_what_is_kept_of_a_chain_is_read_no_more() -> None:
     fresh = Decoder(model.network)
     fresh.begin([[*PROMPT, *tokens[0, :3].tolist(), 9]], sampling)
     numbers = np.array([0.3, 0.5])  # of a chain whose last token was kept unread, two tokens wait
-    ours, theirs = (one.unroll(numbers) for one in (model, fresh))
+    ours, theirs = (one.draw_chain(numbers) for one in (model, fresh))
     assert ours is not None and theirs is not None and torch.equal(ours[0], theirs[0])
     torch.testing.assert_close(ours[1].probs, theirs[1].probs, atol=0.02, rtol=0.05)
     model.keep(
@@ -84,14 +84,14 @@ def test_what_is_kept_of_a_chain_is_read_no_more() -> None:
     )
     assert model.cache.rows.pending.tolist() == [[int(ours[0][0, 1]), 4]]
     fresh.begin([[*PROMPT, *tokens[0, :3].tolist(), 9, *ours[0][0].tolist(), 4]], sampling)
-    ours, theirs = (one.unroll(numbers) for one in (model, fresh))
+    ours, theirs = (one.draw_chain(numbers) for one in (model, fresh))
     assert ours is not None and theirs is not None and torch.equal(ours[0], theirs[0])
     torch.testing.assert_close(ours[1].probs, theirs[1].probs, atol=0.02, rtol=0.05)
 
 
 def test_greedy_chains_are_the_likeliest_tokens() -> None:
     model = opened(SHAPE, Sampling(temperature=0))
-    found = model.unroll(np.zeros(4))
+    found = model.draw_chain(np.zeros(4))
     assert found is not None
     tokens, distributions = found
     chain = Draft.guess(tokens, Tree.chain(4, tokens.device), torch.ones_like(tokens, dtype=torch.bool))
@@ -101,10 +101,10 @@ def test_greedy_chains_are_the_likeliest_tokens() -> None:
 
 def test_laws_of_other_kinds_take_a_pass_after_another() -> None:
     for sampling in (Sampling(top_k=5), Sampling(top_p=0.9), Sampling(min_p=0.1), Sampling(repetition_penalty=1.2)):
-        assert opened(SHAPE, sampling).unroll(np.array([0.5])) is None
+        assert opened(SHAPE, sampling).draw_chain(np.array([0.5])) is None
     float32 = Decoder.random(SHAPE, 3)
     float32.begin([PROMPT], Sampling())
-    assert float32.unroll(np.array([0.5])) is None
+    assert float32.draw_chain(np.array([0.5])) is None
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -114,12 +114,18 @@ def test_a_draft_model_says_what_it_says_pass_by_pass(temperature: float, monkey
     def said() -> Trace:
         small = Decoder.random(replace(SHAPE, layers=1), 3, dtype=torch.bfloat16)
         steps = decode(
-            target, DraftModel(small, length=4), make_rule("token"), [PROMPT], sampling=sampling, limit=40, seed=5
+            target,
+            DraftModel(small, length=4),
+            make_rule("token"),
+            [PROMPT],
+            sampling=sampling,
+            max_new_tokens=40,
+            seed=5,
         )
         return Trace(tuple(steps))
 
     at_once = said()
-    monkeypatch.setattr(Decoder, "unroll", lambda *given: None)
+    monkeypatch.setattr(Decoder, "draw_chain", lambda *given: None)
     one_by_one = said()
     assert at_once.tokens() == one_by_one.tokens()
     assert at_once.summary().tokens_per_call == one_by_one.summary().tokens_per_call > 1

@@ -44,6 +44,11 @@ def test_a_decoder_in_few_bits_on_a_gpu(bits: int) -> None:
     product = few.layers[0].qkv
     torch.testing.assert_close(product(x).float(), (x @ product.weight.T).float(), rtol=0.05, atol=0.2)
     steps = decode(
-        Decoder(few), PromptLookup(), make_rule("exact"), [[5, 6, 5, 6]], sampling=Sampling(temperature=0), limit=20
+        Decoder(few),
+        PromptLookup(),
+        make_rule("exact"),
+        [[5, 6, 5, 6]],
+        sampling=Sampling(temperature=0),
+        max_new_tokens=20,
     )
     assert sum(len(step.emitted) for step in steps) == 20
