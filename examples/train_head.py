@@ -14,6 +14,7 @@ from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.methods import make_drafter, make_rule
 from outrider.core.trace import Trace
 from outrider.core.training.dataset import DecoderTeacher, Lesson
+from outrider.core.training.head_training import HeadTraining
 from outrider.core.training.trainer import Plan, Trainer
 
 target = Decoder.random(Config(vocabulary=48, width=32, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=48), seed=3)
@@ -29,12 +30,11 @@ written = answers(prompts)  # the head learns from what the target itself writes
 lessons = [Lesson(tuple(prompt), tuple(written.tokens(row))) for row, prompt in enumerate(prompts)]
 
 head = Eagle3Head(target, taps=("layer.0", "layer.1", "last"))
-plan = Plan(minutes=1, steps=int(sys.argv[1]) if sys.argv[1:] else 300, tokens=256, rate=3e-3, depth=4, precision="no")
+plan = Plan(minutes=1, steps=int(sys.argv[1]) if sys.argv[1:] else 300, rate=3e-3, precision="no")
 with tempfile.TemporaryDirectory() as folder:  # weights, curve and checkpoint
-    trainer = Trainer(
-        DecoderTeacher(target), {"eagle3": head}, lambda *_: lessons[:80], lessons[80:], plan, Path(folder)
-    )
-    print(f"validation: {trainer.run().best['eagle3']:.2f} tokens per target pass")
+    data, out = (lambda *_: lessons[:80], lessons[80:]), Path(folder)
+    training = HeadTraining(DecoderTeacher(target), {"eagle3": head}, *data, out, tokens=256, depth=4)
+    print(f"validation: {Trainer(training, plan, out).run().best['eagle3']:.2f} tokens per target pass")
 
 drafter = make_drafter("eagle3", draft_head=head.eval().drafts(target), grow="chain", length=4)
 print(f"decoding: {answers(prompts[80:], drafter).summary().tokens_per_call:.2f} tokens per target pass")

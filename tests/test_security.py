@@ -34,7 +34,7 @@ OPENERS = {
     "safetensors.numpy": set(),
     "safe_globals": {"core/assets/store.py"},
     "add_safe_globals": set(),
-    "GGUFReader": {"core/assets/gguf.py"},
+    "GGUFReader": set(),
     "from_pretrained": {"core/assets/store.py", "modalities/text/tokenizer.py", "modalities/text/bench/peer_worker.py"},
     "from_config": set(),
     "transformers.pipeline": set(),
@@ -56,7 +56,7 @@ OPENERS = {
 OTHERS = {
     "numpy.load": {"modalities/image/evaluation/inception_lpips.py", "modalities/text/rag/retrievers.py"},
     "numpy.fromfile": set(),
-    "numpy.memmap": {"core/drafters/lookup/retrieval.py"},
+    "numpy.memmap": {"core/assets/gguf.py", "core/drafters/lookup/retrieval.py"},
     "Tokenizer.from_file": {"modalities/text/tokenizer.py", "modalities/text/rag/retrievers.py"},
     "tarfile.open": {
         "core/assets/archives.py",

@@ -127,7 +127,11 @@ def _pictures(found: Sequence[Found]) -> str:
         "ink": "{ink_per_call:.2f}",
     }
     cells |= {"passes a code": "{equivalents_per_token:.2f}", "accepted": "{acceptance_rate:.0%}"}
-    cells |= {"same picture": "{identical:.0%}", "total_variation": "{price:.4f}", "nats a code": "{surprise:.3f}"}
+    cells |= {
+        "same picture": "{identical:.0%}",
+        "total variation": "{total_variation:.4f}",
+        "nats a code": "{surprise:.3f}",
+    }
     judged = dict.fromkeys(name for row in rows for name in row["quality"])
     cells |= {name: f"{{quality[{name}]:.3g}}" for name in judged}
     return _formatted(cells, rows)

@@ -34,7 +34,7 @@ def test_recorded_passes_say_the_same(small_voice: Callable[..., Voice], monkeyp
 
     def spoken(said: list[int], drafter: Any = None) -> list[int]:
         target = Speaker(network, voice.script([said]))
-        how = {"sampling": Sampling(), "limit": 12, "seed": 1}
+        how = {"sampling": Sampling(), "max_new_tokens": 12, "seed": 1}
         steps = decode(target, drafter, make_rule("gumbel-match"), [[voice.end]], **how)  # type: ignore[arg-type]
         return [token for step in steps for token in step.emitted]
 
