@@ -2,7 +2,7 @@
 
 What only some of them can do is a Protocol of its own, checked with `isinstance` where the loop or another drafter is
 built; `capabilities` lists those of a drafter. Knows drafts and distributions, nothing of what a token means: a target
-returns logits, and `Scores` turns them into distributions row by row.
+returns logits, and `Scores` turns them into distributions row by row. Over 400 lines, since the contract is one thing.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 The independent draft model of speculative sampling (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318)
 and its trees. The draft model is any Target: a language model, a table or a cheaper view of the target itself.
+Over 400 lines, since chains, sampled trees and ranked trees of one model share its cache's upkeep.
 """
 
 from __future__ import annotations
