@@ -1,7 +1,7 @@
-"""Copies between host and device that avoid needless synchronisation, and the memory that this process uses.
+"""Copies between host and device without needless synchronisation, and the memory use of this process.
 
-On CUDA, making a tensor from Python numbers waits for the stream; `upload` does not. Knows nothing of drafts or
-distributions.
+On CUDA, creating a tensor from Python numbers synchronises with the stream; `upload` does not. Knows nothing of drafts
+or distributions.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # glibc's names of what mallopt sets
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # glibc's constants for mallopt
 
 
 def upload(values: Sequence[Any] | Tensor, device: torch.device | str, dtype: torch.dtype | None = None) -> Tensor:
-    """Numbers, or a tensor on the host, as a tensor on the device; nobody waits."""
+    """Copy numbers or a host tensor to the device, without synchronising."""
     tensor = values if isinstance(values, Tensor) else torch.tensor(values, dtype=dtype)
     if torch.device(device).type == "cpu":
         return tensor
@@ -32,19 +32,20 @@ def upload(values: Sequence[Any] | Tensor, device: torch.device | str, dtype: to
 
 
 class SideTransfer:
-    """Something done beside what this thread does: in a second thread, and on CUDA on a second stream."""
+    """Runs work concurrently with the calling thread: in a second thread, and on CUDA on a second stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._worker = ThreadPoolExecutor(1, "outrider-aside")
+        self._worker = ThreadPoolExecutor(1, "outrider-side")
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     @contextmanager
-    def run(self, work: Callable[..., None], *given: Any) -> Iterator[None]:
-        """`work` goes on while the body does, and both have ended (on CUDA: what follows waits for both) behind it."""
+    def run(self, work: Callable[..., None], *args: Any) -> Iterator[None]:
+        """Run `work(*args)` while the body of the `with` runs, and wait for it at the end (on CUDA the current stream
+        waits, not the host)."""
         if self._stream is not None:  # pragma: CUDA
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        future = self._worker.submit(self._on_stream, work, given)
+        future = self._worker.submit(self._on_stream, work, args)
         try:
             yield
         finally:
@@ -52,9 +53,9 @@ class SideTransfer:
             if self._stream is not None:  # pragma: CUDA
                 torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
-    def _on_stream(self, work: Callable[..., None], given: Sequence[Any]) -> None:
+    def _on_stream(self, work: Callable[..., None], args: Sequence[Any]) -> None:
         with torch.no_grad(), torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
-            work(*given)
+            work(*args)
 
     def end(self) -> None:
         self._worker.shutdown()
@@ -62,12 +63,12 @@ class SideTransfer:
 
 @lru_cache(maxsize=4096)
 def constant(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """The same, remembered: for numbers that come up again in every step."""
+    """`upload` with a cache, for index tensors that every round needs."""
     return upload(values, device, torch.long)
 
 
 def fetch(*tensors: Tensor) -> list[np.ndarray]:
-    """Tensors [B, ...] as arrays on the host, in one transfer whatever their number. This is the wait of a step."""
+    """Copy tensors [B, ...] to the host in one transfer. This is the one synchronisation of a round."""
     if tensors[0].device.type == "cpu":
         return [tensor.numpy() for tensor in tensors]
     flat = torch.cat([tensor.double().flatten(1) for tensor in tensors], 1).cpu().numpy()  # pragma: CUDA
@@ -79,24 +80,24 @@ def fetch(*tensors: Tensor) -> list[np.ndarray]:
 
 
 def peak_memory() -> int:
-    """Bytes that this process has held at most; on a GPU, that its tensors have held there."""
+    """Peak memory of this process in bytes: of its tensors on the GPU once CUDA is in use, else main memory."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # pragma: CUDA
         return int(torch.cuda.max_memory_allocated())
     return lifetime_peak()
 
 
 def lifetime_peak() -> int:
-    """Bytes of main memory that this process has held at most; 0 where that can't be asked."""
+    """Peak main memory of this process in bytes; 0 where the system does not report it."""
     try:
         import resource
     except ImportError:  # Windows
         return 0
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else 1024 * most
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def resident_memory() -> int:
-    """Bytes of main memory that this process holds now; where that can't be asked, at most so far."""
+    """Main memory that this process uses now, in bytes; its peak where the system does not report that."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -104,9 +105,9 @@ def resident_memory() -> int:
 
 
 def keep_memory() -> None:
-    """Have large tensors on a CPU reuse memory, instead of giving it back each time and getting it cleared page by
-    page, which takes longer than the arithmetic. Where the C library is not glibc, nothing changes."""
-    option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if option is not None:
-        option(_MMAP_MAX, 0)
-        option(_TRIM_THRESHOLD, 2**31 - 1)
+    """Make glibc keep freed memory for reuse. Otherwise each large CPU tensor is mapped anew and its pages are cleared,
+    which takes longer than the arithmetic. No effect with other C libraries."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_MMAP_MAX, 0)
+        mallopt(_TRIM_THRESHOLD, 2**31 - 1)

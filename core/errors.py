@@ -1,4 +1,4 @@
-"""What can go wrong, in words for the reader: what was given, what was expected, what to do next."""
+"""Exceptions. A message says what was given, what was expected and what to do next."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from difflib import get_close_matches
 
 
 class OutriderError(Exception):
-    """Any error whose message is meant for the person at the keyboard."""
+    """Base class of errors whose message is written for the user."""
 
 
 class InvalidOption(OutriderError):
-    """An option has a name or a value that does not exist or makes no sense."""
+    """An option has an unknown name or an invalid value."""
 
 
 class Incompatible(OutriderError):
-    """Two parts, each fine by itself, that do not work together."""
+    """Two valid components do not work together."""
 
 
 class TraceError(OutriderError):
-    """A trace file is not what it claims to be."""
+    """A trace file is malformed."""
 
 
 def unknown(what: str, given: object, known: Iterable[str]) -> InvalidOption:
-    """The error for a name that is not in a table: it lists the names that are."""
+    """The error for an unknown name: suggests the closest known name and lists all of them."""
     names = sorted(known)
-    near = get_close_matches(str(given), names, n=1)
-    hint = f" Did you mean '{near[0]}'?" if near else ""
+    matches = get_close_matches(str(given), names, n=1)
+    hint = f" Did you mean '{matches[0]}'?" if matches else ""
     shown = " ".join(str(given).split())[:200]
     return InvalidOption(f"unknown {what} '{shown}'.{hint} Known: {', '.join(names)}")

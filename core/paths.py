@@ -1,4 +1,4 @@
-"""Where Outrider keeps files on this machine."""
+"""The folder where Outrider keeps downloads and compiled code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """The folder for downloads and compiled code: $OUTRIDER_CACHE, or the system's cache folder for this user."""
+    """$OUTRIDER_CACHE, or `outrider` in the user's cache folder."""
     if folder := os.environ.get("OUTRIDER_CACHE"):
         return Path(folder).expanduser()
     if sys.platform == "darwin":

@@ -1,1 +1,1 @@
-"""Models that run: a small decoder of our own with a cache that can be cut back, and adapters for those of others."""
+"""Target models: our own decoder with its KV cache, CUDA graphs, offload and quantization, and adapters for others."""

@@ -1,10 +1,9 @@
-"""Exact rules as one launch each, recorded like a network's passes (outrider.core.engine.cuda_graphs) for every shape
-of draft that comes up.
+"""Exact acceptance rules in CUDA graphs (outrider.core.engine.cuda_graphs), one per shape of draft.
 
-A rule is a pure function of draft, scores and random generator: what it reads goes into buffers that stay, and its
-uniforms are made before. Static shapes, chains above all, are recorded as they are; a tree that was grown is taken for
-one as deep and as wide as the next power of two. What a rule can't be recorded with (penalties, which remember; other
-rules; generators that do not draw) goes through it as it is. Knows drafts and distributions; nothing of networks.
+A rule is a pure function of draft, scores and random numbers, so all its inputs go into fixed buffers; its uniforms are
+drawn before. Static trees, chains above all, are captured as they are; the depth and width of a dynamic tree are
+rounded up to powers of two. Other rules, stateful penalties and other generators run without a graph. Knows drafts and
+distributions; nothing of networks.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from outrider.core.rng import CounterRNG, Purpose
 from outrider.core.rules.exact import Block, Exact, SampleMatch, Token
 from outrider.core.tree import Tree
 
-_READS = {  # what numbers each rule draws
+_PURPOSES = {  # the random numbers that each rule reads
     Exact: (Purpose.NEXT, Purpose.ACCEPT),
     Token: (Purpose.NEXT, Purpose.ACCEPT),
     Block: (Purpose.NEXT, Purpose.ACCEPT),
@@ -33,99 +32,88 @@ _READS = {  # what numbers each rule draws
 }
 
 
-class _Drawn(CounterRNG):
-    """Uniforms [B, N + 1] that were drawn already, for each purpose."""
+class _Predrawn(CounterRNG):
+    """A generator that returns uniforms [B, N + 1] drawn before, one table per purpose."""
 
     def __init__(self, tables: dict[Purpose, Tensor], rows: int, device: torch.device) -> None:
         super().__init__([0] * rows, device)
-        self._drawn = tables
+        self._tables = tables
 
     def table(self, purpose: Purpose) -> Tensor:
-        return self._drawn[purpose]
+        return self._tables[purpose]
 
 
 class CapturedRule:
-    """A rule, its verdicts recorded where that can be done."""
+    """An acceptance rule that runs from a CUDA graph where it can."""
 
-    def __init__(self, rule: Rule, stills: GraphPool) -> None:
-        self.rule, self.stills = rule, stills
+    def __init__(self, rule: Rule, graph_pool: GraphPool) -> None:
+        self.rule, self.graph_pool = rule, graph_pool
 
     @property
     def lossless(self) -> bool:
         return self.rule.lossless
 
     def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
-        purposes = _READS.get(type(self.rule))
+        purposes = _PURPOSES.get(type(self.rule))
         logits = scores.whole
-        fits = logits is not None and not scores.sampling.remembers and draft.rows
-        if purposes is None or type(rng) is not CounterRNG or not fits:
+        capturable = logits is not None and not scores.sampling.remembers and draft.rows
+        if purposes is None or type(rng) is not CounterRNG or not capturable:
             return self.rule(draft, scores, rng)
         assert logits is not None
-        tree, own = draft.tree, draft.tree.static
-        bounds = (
-            (tree.depth, tree.width) if own else tuple(_rounded(one, draft.size) for one in (tree.depth, tree.width))
-        )
-        if own:
-            _ = tree.ancestors, tree.children, tree.paths  # worked out once, not in every recording
-        certain = scores.sampling.greedy and isinstance(
-            self.rule, Exact | SampleMatch
-        )  # neither distributions nor numbers
-        distributions, every = (
-            None if certain else draft.distributions,
-            torch.arange(draft.size + 1, device=logits.device),
-        )
+        tree, static = draft.tree, draft.tree.static
+        bounds = (tree.depth, tree.width)
+        if static:
+            _ = tree.ancestors, tree.children, tree.paths  # cached properties: compute them outside the graph
+        else:
+            bounds = _rounded(tree.depth, draft.size), _rounded(tree.width, draft.size)
+        # greedy decoding reads neither draft distributions nor random numbers
+        greedy = scores.sampling.greedy and isinstance(self.rule, Exact | SampleMatch)
+        distributions = None if greedy else draft.distributions
+        nodes = torch.arange(draft.size + 1, device=logits.device).expand(draft.rows, -1)
         inputs = [
             logits,
             draft.tokens,
             draft.live,
             draft.probe,
-            None if own else tree.parents,
+            None if static else tree.parents,
             None if distributions is None else distributions.probs,
             None if distributions is None else distributions.tokens,
             None if distributions is None else draft.source,
             None if distributions is None else draft.fresh,
-            *(() if certain else (rng.uniform(one, every.expand(draft.rows, -1)) for one in purposes)),
+            *(() if greedy else (rng.uniform(purpose, nodes) for purpose in purposes)),
         ]
-        form = replace(draft, tokens=draft.tokens[:0], live=draft.live[:0], distributions=None, note=None, belief=None)
-        form = replace(
-            form,
-            probe=None,
-            positions=None,
-            tree=tree if own else Tree.chain(0),
-            carry=None,
-            embeddings=None,
-            source=None,
-            fresh=None,
+        empty_tree = tree if static else Tree.chain(0)
+        template = Draft(draft.tokens[:0], empty_tree, draft.live[:0], replacement=draft.replacement, mixed=draft.mixed)
+        key = (
+            *(self.rule, scores.sampling, logits.shape, bounds),
+            *(draft.replacement, draft.mixed, id(tree) if static else 0),
         )
-        key = (self.rule, scores.sampling, logits.shape, bounds, draft.replacement, draft.mixed, id(tree) if own else 0)
-        work = partial(self._judge, form, None if own else bounds, scores.sampling, purposes)
-        parts = self.stills.run(("verdict", *key), inputs, work, tree if own else None)
+        work = partial(self._apply, template, None if static else bounds, scores.sampling, purposes)
+        parts = self.graph_pool.run(("verdict", *key), inputs, work, tree if static else None)
         return Verdict.of((parts[0][:, : tree.depth], *parts[1:]))
 
-    def _judge(
-        self, form: Draft, bounds: Any, sampling: Any, purposes: Sequence[Purpose], inputs: Sequence[Tensor | None]
+    def _apply(
+        self, template: Draft, bounds: Any, sampling: Any, purposes: Sequence[Purpose], inputs: Sequence[Tensor | None]
     ) -> tuple[Tensor, ...]:
-        logits, tokens, live, probe, parents, probs, support, source, fresh, *drawn = inputs
+        logits, tokens, live, probe, parents, probs, support, source, fresh, *uniforms = inputs
         assert logits is not None and tokens is not None and live is not None
-        tree = form.tree if parents is None else Tree(parents, *bounds)
-        distributions = None if probs is None else Distribution(probs, support, logits.shape[-1])
         draft = replace(
-            form,
+            template,
             tokens=tokens,
             live=live,
             probe=probe,
-            tree=tree,
-            distributions=distributions,
+            tree=template.tree if parents is None else Tree(parents, *bounds),
+            distributions=None if probs is None else Distribution(probs, support, logits.shape[-1]),
             source=source,
             fresh=fresh,
         )
         pipeline = LogitsPipeline(sampling, [], logits.shape[-1], logits.device)
-        nothing = torch.zeros(len(tokens), dtype=torch.long, device=tokens.device)
-        tables = {one: table for one, table in zip(purposes, drawn, strict=False) if table is not None}
-        rng = _Drawn(tables, len(tokens), tokens.device)
-        return self.rule(draft, Scores(draft, pipeline, nothing, logits), rng).parts
+        lengths = torch.zeros(len(tokens), dtype=torch.long, device=tokens.device)  # read by no capturable sampling
+        tables = {purpose: table for purpose, table in zip(purposes, uniforms, strict=False) if table is not None}
+        rng = _Predrawn(tables, len(tokens), tokens.device)
+        return self.rule(draft, Scores(draft, pipeline, lengths, logits), rng).parts
 
 
 def _rounded(bound: int, size: int) -> int:
-    """Up to the next power of two, so that there are few."""
+    """The next power of two, at most `size`, so that few shapes are captured."""
     return min(1 << max(bound - 1, 0).bit_length(), max(size, 1))

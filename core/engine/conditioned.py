@@ -86,22 +86,22 @@ class Informed(Decoder):
             self.network = ConditionedDecoder(self._whole, told, self._ahead)
             return
         self._give_back()
-        spare = graphs.spare
-        found = next((one for one in spare if isinstance(one, ConditionedDecoder) and one.tell(told)), None)
+        idle = graphs.idle
+        found = next((one for one in idle if isinstance(one, ConditionedDecoder) and one.tell(told)), None)
         if found is None:
             room = -(-told.shape[1] // _ROOM) * _ROOM
             long = torch.cat([told, told[:, -1:].expand(-1, room - told.shape[1], -1)], 1)
             found = ConditionedDecoder(self._whole, long, self._ahead)
-            graphs.of(found)
+            graphs.attach(found)
         else:
-            spare.remove(found)
+            idle.remove(found)
         assert found.graphs is not None
         self.network, self._lent = found, True
-        self.cache.keeper = found.graphs.stills
+        self.cache.keeper = found.graphs.pool
 
     def _give_back(self) -> None:
         if self._lent and self._whole.graphs is not None:
-            self._whole.graphs.spare.append(self.network)
+            self._whole.graphs.idle.append(self.network)
         self._lent = False
 
     def end(self) -> None:

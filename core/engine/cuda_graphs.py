@@ -1,10 +1,9 @@
-"""Work on tensors as one launch: a pass of a network, a verdict, or what a trained drafter guesses, recorded in a CUDA
-graph for each shape that comes up, its inputs in buffers that stay where they are.
+"""CUDA graphs of a pass, a verdict or a trained drafter's proposal: one per input shape, with inputs in fixed buffers.
 
-A small model's pass is some 240 kernels of a few microseconds each, and launching them one by one takes longer than
-running them. Shapes are few: so many rows, so many tokens, so many columns of the cache in steps. Where there is no
-CUDA, or a recording fails, the same buffers go through the same code unrecorded (`OUTRIDER_GRAPHS=0`: no graphs at
-all). Knows tensors only; nothing of networks or drafts.
+A pass of a small model is about 240 kernels of a few microseconds each; launching them one by one takes longer than
+running them. There are few shapes: rows, tokens, and cache columns in coarse steps. Without CUDA, or if a capture
+fails, the same code runs eagerly on the same buffers; `OUTRIDER_GRAPHS=0` turns graphs off. Knows tensors only; nothing
+of networks or drafts.
 """
 
 from __future__ import annotations
@@ -20,37 +19,36 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-_MOST = 96  # recorded shapes; the one unused for longest is let go
-_STORES = 2  # that nobody uses at the moment, and that are kept
-_WARM = 2  # runs ahead of a recording, in which libraries set themselves up
+_MAX_CAPTURES = 96  # per pool; the least recently used one is evicted
+_MAX_FREE_STORES = 2  # unused KV stores kept per pool
+_WARMUP_RUNS = 2  # before a capture, so that libraries allocate their workspaces
 
 Inputs = Sequence[Tensor | None]
 Replay = Callable[[], object]
 Out = TypeVar("Out")
-Recorder = Callable[
-    [Callable[[], Any]], tuple[Any, Replay]
-]  # work -> its outputs, and what computes them anew in place
+# work -> its outputs, and a function that computes them again in place
+Recorder = Callable[[Callable[[], Any]], tuple[Any, Replay]]
 
 
-def wanted(device: torch.device) -> bool:
+def graphs_enabled(device: torch.device) -> bool:
     return device.type == "cuda" and os.environ.get("OUTRIDER_GRAPHS", "1") != "0"
 
 
-class Cuda:  # pragma: CUDA
-    """Records in CUDA graphs, which share their memory."""
+class CudaRecorder:  # pragma: CUDA
+    """Captures CUDA graphs that share one memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._pool: Any = None
 
     def __call__(self, work: Callable[[], Any]) -> tuple[Any, Replay]:
-        """What work writes it would write again, so that running it more than once does no harm."""
-        now, side = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(now)
+        """Warm up and capture. `work` must be idempotent: it runs several times."""
+        current, side = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        side.wait_stream(current)
         with torch.cuda.stream(side):
-            for _ in range(_WARM):
+            for _ in range(_WARMUP_RUNS):
                 work()
-        now.wait_stream(side)
+        current.wait_stream(side)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
@@ -59,97 +57,100 @@ class Cuda:  # pragma: CUDA
         return out, graph.replay
 
 
-def again(work: Callable[[], Any]) -> tuple[Any, Replay]:
-    """A recorder without a device: a replay runs the work that was recorded, with all that it held then, into the
-    outputs that there are. What would not do in a graph does not do here: inputs that are in no buffer are old, and
-    shapes that change are refused."""
+def record_on_cpu(work: Callable[[], Any]) -> tuple[Any, Replay]:
+    """A recorder without CUDA, for tests: a replay runs the recorded work and copies its results into the recorded
+    outputs. It has the limits of a graph: inputs outside the buffers stay those of the recording, and outputs may not
+    change their shape."""
     out = work()
 
     def replay() -> None:
-        for into, value in zip(_tensors(out), _tensors(work()), strict=True):
-            if into.shape != value.shape:
-                raise RuntimeError(f"recorded with {tuple(into.shape)} numbers and now {tuple(value.shape)}")
-            into.copy_(value)
+        for output, value in zip(_tensors(out), _tensors(work()), strict=True):
+            if output.shape != value.shape:
+                raise RuntimeError(f"recorded with shape {tuple(output.shape)}, replayed with {tuple(value.shape)}")
+            output.copy_(value)
 
     return out, replay
 
 
 @dataclass(eq=False)
-class _Recording:
-    """One shape: its inputs, the work on them, what comes out, and how that is computed anew, if it is recorded."""
+class _Capture:
+    """The work for one shape: its input buffers, and its outputs and replay once it is recorded."""
 
     inputs: list[Tensor | None]
     work: Callable[[], Any]
-    kept: Any  # what the work reads and nobody else may free
+    references: Any  # further tensors that the work reads, kept alive
     out: Any = None
     replay: Replay | None = None
 
 
 class GraphPool:
-    """Work by shape, and stores of keys and values that outlive a generation, so that recordings do too."""
+    """Captures by shape, and KV stores that outlive a generation, so that captures stay valid."""
 
     def __init__(self, device: torch.device, record: Recorder | None) -> None:
         self.device, self.record = device, record
         self.captured = self.replayed = 0
-        self._stills: OrderedDict[tuple[object, ...], _Recording] = OrderedDict()
+        self._captures: OrderedDict[tuple[object, ...], _Capture] = OrderedDict()
         self._stores: list[Tensor] = []
 
     def __len__(self) -> int:
-        """Shapes that came up."""
-        return len(self._stills)
+        """The number of shapes seen."""
+        return len(self._captures)
 
     def borrow(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A store [L, B, 2 K, C, d] of so many columns or more; what is in it is old, and finite."""
+        """A KV store [L, B, 2 K, C, d] with at least this many columns; its contents are stale but finite."""
         layers, rows, heads, columns, dim = shape
         columns = max(1 << (columns - 1).bit_length(), 1024)
-        whole = (layers, rows, heads, columns, dim)
-        for place, store in enumerate(self._stores):
-            if tuple(store.shape) == whole and store.dtype == dtype:
-                return self._stores.pop(place)
-        return torch.zeros(whole, dtype=dtype, device=self.device)
+        padded = (layers, rows, heads, columns, dim)
+        for index, store in enumerate(self._stores):
+            if tuple(store.shape) == padded and store.dtype == dtype:
+                return self._stores.pop(index)
+        return torch.zeros(padded, dtype=dtype, device=self.device)
 
     def give_back(self, store: Tensor) -> None:
         if store.numel():
             self._stores.append(store)
-        while len(self._stores) > _STORES:
-            gone = self._stores.pop(0).data_ptr()
-            for key in [key for key in self._stills if key[0] == gone]:  # recordings would hold it
-                del self._stills[key]
+        while len(self._stores) > _MAX_FREE_STORES:
+            address = self._stores.pop(0).data_ptr()
+            for key in [key for key in self._captures if key[0] == address]:  # their graphs refer to the freed store
+                del self._captures[key]
 
-    def run(self, key: tuple[object, ...], inputs: Inputs, work: Callable[[Inputs], Out], kept: Any = None) -> Out:
-        """What the work makes of inputs. It may read nothing else that changes, but what `key` names."""
-        shapes = (None if one is None else (*one.shape, one.dtype) for one in inputs)
+    def run(
+        self, key: tuple[object, ...], inputs: Inputs, work: Callable[[Inputs], Out], references: Any = None
+    ) -> Out:
+        """`work(inputs)`, replayed if it was captured for these shapes. Everything else that it reads must be fixed or
+        identified by `key`."""
+        shapes = (None if value is None else (*value.shape, value.dtype) for value in inputs)
         key = (*key, *shapes)
-        one = self._stills.get(key)
-        if one is None:
+        capture = self._captures.get(key)
+        if capture is None:
             buffers = [None if value is None else value.clone() for value in inputs]
-            one = self._stills[key] = _Recording(buffers, partial(work, buffers), kept)
-            if len(self._stills) > _MOST:
-                self._stills.popitem(last=False)
-        self._stills.move_to_end(key)
-        for buffer, value in zip(one.inputs, inputs, strict=True):
+            capture = self._captures[key] = _Capture(buffers, partial(work, buffers), references)
+            if len(self._captures) > _MAX_CAPTURES:
+                self._captures.popitem(last=False)
+        self._captures.move_to_end(key)
+        for buffer, value in zip(capture.inputs, inputs, strict=True):
             if buffer is not None and value is not None:
                 buffer.copy_(value)
-        if self.record is not None and one.replay is None:
-            self._recorded(one, self.record)
-        if one.replay is None:
-            return one.work()  # type: ignore[no-any-return]
-        one.replay()
+        if self.record is not None and capture.replay is None:
+            self._record(capture, self.record)
+        if capture.replay is None:
+            return capture.work()  # type: ignore[no-any-return]
+        capture.replay()
         self.replayed += 1
-        return _cloned(one.out)  # type: ignore[no-any-return]
+        return _cloned(capture.out)  # type: ignore[no-any-return]
 
-    def _recorded(self, one: _Recording, record: Recorder) -> None:
+    def _record(self, capture: _Capture, record: Recorder) -> None:
         try:
-            one.out, one.replay = record(one.work)
+            capture.out, capture.replay = record(capture.work)
             self.captured += 1
         except RuntimeError as error:
-            self.record, one.out, one.replay = None, None, None
+            self.record, capture.out, capture.replay = None, None, None
             warnings.warn(f"passes are not captured in CUDA graphs: {str(error).splitlines()[0]}", stacklevel=3)
 
 
-def apart(record: Recorder | None) -> Recorder | None:
+def separate_recorder(record: Recorder | None) -> Recorder | None:
     """A recorder of the same kind whose graphs share no memory with those of `record`."""
-    return Cuda(record.device) if isinstance(record, Cuda) else record
+    return CudaRecorder(record.device) if isinstance(record, CudaRecorder) else record
 
 
 def _tensors(out: Any) -> list[Tensor]:
@@ -160,7 +161,7 @@ def _tensors(out: Any) -> list[Tensor]:
 
 
 def _cloned(out: Any) -> Any:
-    """The next replay writes over what there is."""
+    """A copy, since the next replay overwrites the outputs."""
     if isinstance(out, Tensor):
         return out.clone()
     if isinstance(out, dict):

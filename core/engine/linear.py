@@ -1,7 +1,7 @@
-"""Matrix products with weights that stay as they are: plainly, or laid out once for the processor at hand.
+"""Linear layers for inference: weights as they are, or converted once to the fastest layout for this processor.
 
-oneDNN's own layout of 16-bit weights reads them at the full speed of memory and adds little for up to 32 rows; plain
-`F.linear` rearranges them on every call. Knows shapes and layouts, nothing of what the weights are for.
+With oneDNN's layout, products with 16-bit weights run at memory bandwidth for up to 32 rows; plain `F.linear`
+rearranges the weights on every call. Knows shapes and layouts, nothing of what the weights are for.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from torch.nn import functional as F
 
 from outrider.core.kernels import native
 
-_FEW = 12  # tokens; from 16 on torch's own product is faster
+_FEW = 12  # tokens up to which the compiled product is used; from 16 on torch's is faster
 
 
 class Linear(Protocol):
-    """x [N, in] -> [N, out], whatever the weights look like."""
+    """x [N, in] -> [N, out], for any storage of the weights."""
 
     @property
     def weight_bytes(self) -> int: ...
     @property
-    def weight(self) -> Tensor: ...  # [out, in] as numbers: a copy where they are kept in another form
+    def weight(self) -> Tensor: ...  # [out, in]; a dequantised or rearranged copy if stored in another form
     @property
     def bias(self) -> Tensor | None: ...
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
 def size(*parts: Tensor | None) -> int:
-    """Bytes."""
+    """Bytes of the tensors' elements."""
     return sum(part.numel() * part.element_size() for part in parts if part is not None)
 
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """Weights as they are."""
+    """A plain weight tensor."""
 
     weight: Tensor  # [out, in]
     bias: Tensor | None = None
@@ -51,14 +51,14 @@ class Dense:
 
 
 class Streamed(Dense):
-    """32-bit weights as they are, read once for a few tokens; what is more than a few is torch's to do."""
+    """32-bit weights; up to `_FEW` tokens are computed by the compiled product, which reads the weights once."""
 
     def __call__(self, x: Tensor) -> Tensor:
         return native.few(x, self.weight, self.bias) if 0 < x.shape[0] <= _FEW else super().__call__(x)
 
 
 class Packed:
-    """16-bit weights in oneDNN's layout, on a CPU that multiplies 16-bit numbers."""
+    """16-bit weights in oneDNN's layout, for CPUs with 16-bit instructions."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 1)
@@ -77,11 +77,11 @@ class Packed:
 
 
 class Widened:
-    """16-bit weights in 32 bits, on a CPU that is a hundred times slower at products of 16."""
+    """16-bit weights stored in 32 bits, for CPUs where 16-bit products are a hundred times slower."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._wide, self._dtype, self.bias = weight.float(), weight.dtype, bias
-        self._offset = None if bias is None else bias.float()
+        self._wide_bias = None if bias is None else bias.float()
         self.weight_bytes = size(self._wide, bias)
 
     @property
@@ -89,11 +89,11 @@ class Widened:
         return self._wide.to(self._dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x.float(), self._wide, self._offset).to(self._dtype)
+        return F.linear(x.float(), self._wide, self._wide_bias).to(self._dtype)
 
 
 def packs(dtype: torch.dtype, device: torch.device) -> bool:
-    """Does laying out such weights pay here?"""
+    """Whether oneDNN's layout is faster for such weights on this machine."""
     if device.type != "cpu" or not torch._C._has_mkldnn:
         return False
     try:
@@ -101,13 +101,13 @@ def packs(dtype: torch.dtype, device: torch.device) -> bool:
             return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
         if dtype == torch.float16:
             return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-    except (AttributeError, RuntimeError):  # private to torch: another version may have none
+    except (AttributeError, RuntimeError):  # private functions of torch, absent in some versions
         pass
     return False
 
 
 def fastest(linear: Linear) -> Linear:
-    """The same product, laid out for this machine where that pays."""
+    """The same layer in the fastest layout for this machine."""
     if isinstance(linear, Dense) and native.tiles(linear.weight.shape, linear.weight.dtype, linear.weight.device):
         return native.Tiled(linear.weight, None, None, linear.bias)
     if isinstance(linear, Dense) and native.streams(linear.weight.dtype, linear.weight.device):

@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outrider.core.engine.cuda_graphs import Cuda, GraphPool, Inputs, Recorder, apart, wanted
+from outrider.core.engine.cuda_graphs import (
+    CudaRecorder,
+    GraphPool,
+    Inputs,
+    Recorder,
+    graphs_enabled,
+    separate_recorder,
+)
 from outrider.core.engine.kv_cache import int8
 from outrider.core.engine.linear import Dense, Linear
 from outrider.core.engine.native.draft_chain import Chains
@@ -28,7 +35,7 @@ from outrider.core.kernels import native
 
 _LOGITS = 1 << 23  # up to so many are computed within the captured pass
 _VIEWS = 8  # of a network whose recordings are kept
-Found = tuple[Tensor, Tensor | None, dict[str, Tensor]]
+PassResult = tuple[Tensor, Tensor | None, dict[str, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,20 +267,20 @@ class Graphs:
     """A network's passes by shape. `record`: how, where it is not for the device to say."""
 
     def __init__(self, network: Network, *, record: Recorder | None = None) -> None:
-        if record is None and wanted(network.device):  # pragma: CUDA
-            record = Cuda(network.device)
-        self.network, self.stills = network, GraphPool(network.device, record)
-        self.rules = self.beside()  # verdicts
+        if record is None and graphs_enabled(network.device):  # pragma: CUDA
+            record = CudaRecorder(network.device)
+        self.network, self.pool = network, GraphPool(network.device, record)
+        self.rules = self.separate_pool()  # verdicts
         self.views: dict[object, Network] = {}  # the network seen cheaper
-        self.spare: list[Network] = []  # variants of the network that nobody runs at the moment, with their recordings
+        self.idle: list[Network] = []  # variants of the network that nobody runs at the moment, with their recordings
 
-    def beside(self) -> GraphPool:
+    def separate_pool(self) -> GraphPool:
         """For what drafts for this network, perhaps while it computes: recordings that share no memory with its own."""
-        return GraphPool(self.network.device, apart(self.stills.record))
+        return GraphPool(self.network.device, separate_recorder(self.pool.record))
 
-    def of(self, network: Network) -> Network:
+    def attach(self, network: Network) -> Network:
         """Another network that drafts for this one, its passes recorded likewise."""
-        network.graphs = Graphs(network, record=apart(self.stills.record))
+        network.graphs = Graphs(network, record=separate_recorder(self.pool.record))
         return network
 
     def seen(self, how: object, make: Callable[[], Network]) -> Network:
@@ -281,19 +288,21 @@ class Graphs:
         if how not in self.views:
             while len(self.views) >= _VIEWS:
                 self.views.pop(next(iter(self.views)))
-            self.views[how] = self.of(make())
+            self.views[how] = self.attach(make())
         return self.views[how]
 
-    def run(self, ids: Tensor, store: Tensor, places: Places, taps: Collection[str], *, speaks: bool = True) -> Found:
+    def run(
+        self, ids: Tensor, store: Tensor, places: Places, taps: Collection[str], *, speaks: bool = True
+    ) -> PassResult:
         """Ids [B, Q] -> normed states [B, Q, D], logits [B, Q, V] unless they are very many or nobody asks, and the
         states at taps; "stream" is what leaves the last layer, as it is."""
         angles = self.network.angles
         key = (store.data_ptr(), *store.shape, places.columns, angles[0].data_ptr(), speaks, *sorted(taps))
         inputs = (ids, places.positions, places.mask, places.slots)
         work = partial(self._compute, store, places.columns, frozenset(taps), speaks)
-        return self.stills.run(key, inputs, work, angles)
+        return self.pool.run(key, inputs, work, angles)
 
-    def _compute(self, store: Tensor, columns: int, taps: Collection[str], speaks: bool, inputs: Inputs) -> Found:
+    def _compute(self, store: Tensor, columns: int, taps: Collection[str], speaks: bool, inputs: Inputs) -> PassResult:
         ids, positions, mask, slots = inputs
         assert ids is not None and positions is not None
         network, found = self.network, {tap: list[Tensor]() for tap in taps}
@@ -308,7 +317,7 @@ class Graphs:
 
 def served(network: Network) -> Network:
     """The network, its passes captured where that is wanted."""
-    if wanted(network.device) and network.graphs is None:  # pragma: CUDA
+    if graphs_enabled(network.device) and network.graphs is None:  # pragma: CUDA
         network.graphs = Graphs(network)
     return network
 

@@ -157,7 +157,7 @@ class View:
                 self._cache, self._left_out = model.window(*window, len(self.network.layers), between)
                 if (graphs := self.network.graphs) is not None:
                     self._cache.exact = model.exact
-                    _settle(self._cache, graphs.stills)
+                    _settle(self._cache, graphs.pool)
             elif model.scored >= 0 and model.writer is not self:  # what the model has scored, it may yet keep
                 self._gap = rows.pending.shape[1] + model.scored
         cache = self._cache

@@ -66,7 +66,7 @@ class Decoder:
         self.cache = Cache((cfg.layers, 2 * cfg.kv_heads, wide), kept, network.device)
         self._taps: frozenset[str] = frozenset()
         if network.graphs is not None:
-            self.cache.keeper = network.graphs.stills
+            self.cache.keeper = network.graphs.pool
 
     @classmethod
     def random(

@@ -11,7 +11,7 @@ import torch
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.drafters.parallel_decoding.jacobi import Jacobi
-from outrider.core.engine.cuda_graphs import again
+from outrider.core.engine.cuda_graphs import record_on_cpu
 from outrider.core.engine.kv_cache.cache import Cache
 from outrider.core.engine.network import Graphs
 from outrider.core.methods import make_rule
@@ -40,13 +40,13 @@ def test_recorded_passes_say_the_same(small_voice: Callable[..., Voice], monkeyp
 
     eager = [spoken(one) for one in SAID]
     assert eager[0] != eager[1]
-    graphs = network.graphs = Graphs(network, record=again)
+    graphs = network.graphs = Graphs(network, record=record_on_cpu)
     for _ in range(2):
         assert [spoken(one) for one in SAID] == eager
         assert [spoken(one, Jacobi()) for one in SAID] == eager
-    assert len(graphs.spare) == 1, "one after another share what is recorded"
-    own = graphs.spare[0].graphs
-    assert own is not None and own.stills.replayed > own.stills.captured > 1
+    assert len(graphs.idle) == 1, "one after another share what is recorded"
+    own = graphs.idle[0].graphs
+    assert own is not None and own.pool.replayed > own.pool.captured > 1
     # side by side, each has its own
     one, other = (Speaker(network, voice.script([said])) for said in SAID[:2])
     streams = [

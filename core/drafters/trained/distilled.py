@@ -86,7 +86,7 @@ class SmallModel(DraftHead):
         if self._network is None:
             self._network = self._assembled(target.network)
             if target.network.graphs is not None:
-                target.network.graphs.of(self._network)
+                target.network.graphs.attach(self._network)
         return Decoder(self._network)
 
     def shared(self, config: Mapping[str, Any]) -> dict[str, str]:

@@ -269,5 +269,5 @@ def ready(draft_head: Any, target: Any) -> Any:
     module.load_state_dict(weights, assign=True)  # in the precision they are in
     network = target.network
     copy: Any = settled(module, network.dtype, network.device)
-    copy.graph_pool = None if network.graphs is None else network.graphs.beside()
+    copy.graph_pool = None if network.graphs is None else network.graphs.separate_pool()
     return copy

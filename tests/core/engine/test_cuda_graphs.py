@@ -1,4 +1,5 @@
-"""Passes by shape, through buffers that stay: the same numbers, on a CPU uncaptured and on a GPU in graphs."""
+"""Captured passes and rules give the same numbers as uncaptured ones: on a CPU with a mock recorder, on a GPU in
+graphs."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.drafters.lookup.prompt_lookup import PromptLookup
-from outrider.core.engine.cuda_graphs import GraphPool, Recorder, Replay, again
+from outrider.core.engine.cuda_graphs import GraphPool, Recorder, Replay, record_on_cpu
 from outrider.core.engine.kv_cache.cache import Cache
 from outrider.core.engine.network import Graphs, random_network
 from outrider.core.engine.transformer import Decoder
@@ -31,90 +32,90 @@ PROMPTS = [[1, 2, 3, 4, 5, 2, 3], [6, 7], [8] * 40]
 GREEDY = Sampling(temperature=0)
 
 
-RECORDERS = [None, again]
+RECORDERS = [None, record_on_cpu]
 
 
 def pair(device: str = "cpu", record: Recorder | None = None) -> tuple[Decoder, Decoder]:
-    """Without and with; on a CPU both work with bounds, as on a GPU."""
+    """A decoder without captures and one with; on a CPU both know only bounds on the row lengths, as on a GPU."""
     dtype = torch.float64 if device == "cpu" else torch.float32
     plain = Decoder(random_network(CONFIG, 1, dtype=dtype, device=device))
     network = random_network(CONFIG, 1, dtype=dtype, device=device)
     network.graphs = Graphs(network, record=record)
-    still = Decoder(network)
-    for one in (plain, still):
-        one.cache.exact = False
-    return plain, still
+    captured = Decoder(network)
+    for model in (plain, captured):
+        model.cache.exact = False
+    return plain, captured
 
 
-def histories(device: str, record: Recorder | None = None) -> GraphPool:
-    """Random drafts and verdicts through both."""
-    plain, still = pair(device, record)
+def compare_histories(device: str, record: Recorder | None = None) -> GraphPool:
+    """Run both decoders on random drafts and verdicts, compare all logits and states, and return the graph pool."""
+    plain, captured = pair(device, record)
     taps = frozenset({"layer.0", "last"})
     for seed in range(3):
         rng = random.Random(seed)
-        for one in (plain, still):
-            one.begin(PROMPTS, GREEDY, taps)
+        for model in (plain, captured):
+            model.begin(PROMPTS, GREEDY, taps)
         for _ in range(12):
             draft, parents = random_draft(rng, len(PROMPTS), CONFIG.vocabulary, 7)
             verdict, count = random_verdict(rng, draft, parents, CONFIG.vocabulary)
-            found, wanted = still.score(draft), plain.score(draft)
+            result, expected = captured.score(draft), plain.score(draft)
             close = 1e-9 if device == "cpu" else 1e-3
-            torch.testing.assert_close(found.logits(), wanted.logits(), rtol=0, atol=close)
+            torch.testing.assert_close(result.logits(), expected.logits(), rtol=0, atol=close)
             for tap in taps:
-                torch.testing.assert_close(found.hidden[tap], wanted.hidden[tap], rtol=0, atol=close)
-            for one in (plain, still):
-                one.keep(draft, verdict, count)
-        for one in (plain, still):
-            one.end()
-    assert still.network.graphs is not None
-    return still.network.graphs.stills
+                torch.testing.assert_close(result.hidden[tap], expected.hidden[tap], rtol=0, atol=close)
+            for model in (plain, captured):
+                model.keep(draft, verdict, count)
+        for model in (plain, captured):
+            model.end()
+    assert captured.network.graphs is not None
+    return captured.network.graphs.pool
 
 
-def test_buffers_that_stay_change_nothing() -> None:
-    stills = histories("cpu")
-    assert stills.captured == stills.replayed == 0 and len(stills) > 3
+def test_fixed_buffers_do_not_change_results() -> None:
+    pool = compare_histories("cpu")
+    assert pool.captured == pool.replayed == 0 and len(pool) > 3
 
 
-def test_what_is_recorded_is_replayed_from_buffers_alone() -> None:
-    stills = histories("cpu", again)
-    assert stills.captured == len(stills) > 3 and stills.replayed > 2 * stills.captured
+def test_replays_read_only_the_buffers() -> None:
+    pool = compare_histories("cpu", record_on_cpu)
+    assert pool.captured == len(pool) > 3 and pool.replayed > 2 * pool.captured
 
 
-def test_work_that_would_not_do_in_a_graph_is_told_apart() -> None:
-    stills = GraphPool(torch.device("cpu"), again)
-    for number in (1.0, 2.0):  # read from outside of the buffers
-        found = stills.run(("outside",), [torch.ones(2)], lambda given, number=number: given[0] * number)
-    assert found.tolist() == [1, 1], "the number is that of the recording"
-    stills.run(("shape",), [torch.ones(3)], lambda given: given[0][given[0] > 0])
-    with pytest.raises(RuntimeError, match="recorded with"):
-        stills.run(("shape",), [torch.tensor([1.0, -1, 1])], lambda given: given[0])
+def test_the_mock_recorder_has_the_limits_of_a_graph() -> None:
+    pool = GraphPool(torch.device("cpu"), record_on_cpu)
+    for number in (1.0, 2.0):  # read from outside the buffers
+        result = pool.run(("outside",), [torch.ones(2)], lambda inputs, number=number: inputs[0] * number)
+    assert result.tolist() == [1, 1], "the number is that of the recording"
+    pool.run(("shape",), [torch.ones(3)], lambda inputs: inputs[0][inputs[0] > 0])
+    with pytest.raises(RuntimeError, match="recorded with shape"):
+        pool.run(("shape",), [torch.tensor([1.0, -1, 1])], lambda inputs: inputs[0])
 
 
-def test_what_cannot_be_recorded_runs_as_it_is() -> None:
-    def refuses(work: Callable[[], Any]) -> tuple[Any, Replay]:
+def test_a_failed_capture_falls_back_to_eager_execution() -> None:
+    def failing(work: Callable[[], Any]) -> tuple[Any, Replay]:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    stills = GraphPool(torch.device("cpu"), refuses)
+    pool = GraphPool(torch.device("cpu"), failing)
     with pytest.warns(UserWarning, match="not captured in CUDA graphs: operation not permitted"):
-        first = stills.run(("sum",), [torch.ones(2)], lambda given: given[0].sum())
-    assert first == 2 and stills.run(("sum",), [torch.zeros(2)], lambda given: given[0].sum()) == 0
-    assert stills.captured == stills.replayed == 0
+        first = pool.run(("sum",), [torch.ones(2)], lambda inputs: inputs[0].sum())
+    assert first == 2 and pool.run(("sum",), [torch.zeros(2)], lambda inputs: inputs[0].sum()) == 0
+    assert pool.captured == pool.replayed == 0
 
 
-BOUNDED = Cache.begin
+CACHE_BEGIN = Cache.begin
 
 
-def bounded(self: Cache, prompts: Any) -> None:
-    """As on a device, the host knows bounds alone."""
+def begin_with_bounds(self: Cache, prompts: Any) -> None:
+    """Cache.begin as on a device, where the host knows only bounds on the row lengths."""
     self.exact = False
-    BOUNDED(self, prompts)
+    CACHE_BEGIN(self, prompts)
 
 
-@pytest.mark.parametrize("name", [name for name, one in DRAFTERS.items() if "draft_head" in one.needs])
-def test_trained_drafters_guess_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cache, "begin", bounded)
-    method, found = DRAFTERS[name], []
-    for record in (None, again):
+@pytest.mark.parametrize("name", [name for name, method in DRAFTERS.items() if "draft_head" in method.needs])
+def test_trained_drafters_propose_the_same_when_captured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cache, "begin", begin_with_bounds)
+    method, histories = DRAFTERS[name], []
+    for record in (None, record_on_cpu):
         network = random_network(CONFIG, 1, dtype=torch.float64)
         if record is not None:
             network.graphs = Graphs(network, record=record)
@@ -125,42 +126,42 @@ def test_trained_drafters_guess_the_same(name: str, monkeypatch: pytest.MonkeyPa
             steps = list(
                 decode(target, method.make(draft_head), make_rule("exact"), PROMPTS, sampling=GREEDY, max_new_tokens=7)
             )
-            found.append([(step.row, step.emitted, step.drafted, step.path) for step in steps])
-        if record is not None and name != "pass":  # whose places the target itself reads
-            stills = draft_head.network.graphs.stills if isinstance(draft_head, Decoder) else draft_head.graph_pool
-            assert stills.captured and stills.replayed > stills.captured
-    assert all(one == found[0] for one in found)
+            histories.append([(step.row, step.emitted, step.drafted, step.path) for step in steps])
+        if record is not None and name != "pass":  # PaSS has no network of its own
+            pool = draft_head.network.graphs.pool if isinstance(draft_head, Decoder) else draft_head.graph_pool
+            assert pool.captured and pool.replayed > pool.captured
+    assert all(history == histories[0] for history in histories)
 
 
-def test_a_store_is_lent_again() -> None:
-    _, still = pair()
-    still.begin(PROMPTS, GREEDY)
-    first = still.cache.store.data_ptr()
-    still.end()
-    still.begin([[9, 9], [3], [4]], GREEDY)
-    assert still.cache.store.data_ptr() == first
-    other = Decoder(still.network)
+def test_a_returned_store_is_reused() -> None:
+    _, captured = pair()
+    captured.begin(PROMPTS, GREEDY)
+    first = captured.cache.store.data_ptr()
+    captured.end()
+    captured.begin([[9, 9], [3], [4]], GREEDY)
+    assert captured.cache.store.data_ptr() == first
+    other = Decoder(captured.network)
     other.begin(PROMPTS, GREEDY)
     assert other.cache.store.data_ptr() != first
 
 
-def test_recordings_end_with_the_store_they_are_of() -> None:
-    _, still = recorded()
-    assert still.network.graphs is not None
-    stills = still.network.graphs.stills
+def test_captures_are_dropped_with_their_store() -> None:
+    _, captured = plain_and_captured()
+    assert captured.network.graphs is not None
+    pool = captured.network.graphs.pool
     for rows in (1, 2, 3, 4):
-        still.cache.exact = False
-        still.begin([[5, 6, 7]] * rows, GREEDY)
-        still.cache.rows = replace(still.cache.rows, even=False)
-        still.score(Draft.empty(rows))
-        assert any(key[0] == still.cache.store.data_ptr() for key in stills._stills)
-        still.end()
-    assert len(stills) == 2, "of the two stores that are kept"
+        captured.cache.exact = False
+        captured.begin([[5, 6, 7]] * rows, GREEDY)
+        captured.cache.rows = replace(captured.cache.rows, even=False)
+        captured.score(Draft.empty(rows))
+        assert any(key[0] == captured.cache.store.data_ptr() for key in pool._captures)
+        captured.end()
+    assert len(pool) == 2, "one for each of the two stores that are kept"
 
 
 @pytest.mark.parametrize("record", RECORDERS)
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling()])
-def test_tokens_are_the_same(sampling: Sampling, record: Recorder | None) -> None:
+def test_captured_decoding_emits_the_same_tokens(sampling: Sampling, record: Recorder | None) -> None:
     outputs = []
     for model in pair(record=record):
         for _ in range(2):
@@ -168,31 +169,31 @@ def test_tokens_are_the_same(sampling: Sampling, record: Recorder | None) -> Non
                 model, PromptLookup(length=3), make_rule("exact"), PROMPTS, sampling=sampling, max_new_tokens=30
             )
             outputs.append([(step.row, step.emitted) for step in steps])
-    assert all(one == outputs[0] for one in outputs)
+    assert all(output == outputs[0] for output in outputs)
 
 
-def recorded(device: str = "cpu", record: Recorder | None = again) -> tuple[Decoder, Decoder]:
-    """The same network twice: plainly, and with all that can be recorded."""
-    plain, still = (Decoder(random_network(CONFIG, 1, dtype=torch.float64, device=device)) for _ in range(2))
-    still.network.graphs = Graphs(still.network, record=record)
-    return plain, Decoder(still.network)
+def plain_and_captured(device: str = "cpu", record: Recorder | None = record_on_cpu) -> tuple[Decoder, Decoder]:
+    """A decoder without captures and one of the same weights with passes and rules captured."""
+    plain, captured = (Decoder(random_network(CONFIG, 1, dtype=torch.float64, device=device)) for _ in range(2))
+    captured.network.graphs = Graphs(captured.network, record=record)
+    return plain, Decoder(captured.network)
 
 
-def written(model: Decoder, name: str, rule: str, sampling: Sampling, limit: int = 24) -> list[Any]:
-    """All that two generations' steps say."""
+def traces(model: Decoder, name: str, rule: str, sampling: Sampling, limit: int = 24) -> list[Any]:
+    """The steps of two generations as tuples."""
 
     def small() -> Decoder:
         return Decoder(random_network(CONFIG, 3, dtype=torch.float64, device=model.device))
 
-    found: list[Any] = []
+    result: list[Any] = []
     for seed in (1, 2):
         drafter = equip(DRAFTERS[name], DRAFTERS[name].trials[0], small)
         for step in decode(
             model, drafter, make_rule(rule), PROMPTS, sampling=sampling, max_new_tokens=limit, seed=seed
         ):
-            found.append((step.row, step.emitted, step.sources, step.drafted, step.tried, step.path))
-            found.append([[round(one, 6) for one in numbers] for numbers in (step.chance, step.p, step.q)])
-    return found
+            result.append((step.row, step.emitted, step.sources, step.drafted, step.tried, step.path))
+            result.append([[round(number, 6) for number in numbers] for numbers in (step.chance, step.p, step.q)])
+    return result
 
 
 SAMPLINGS = [GREEDY, Sampling(), Sampling(temperature=0.7, top_k=5), Sampling(top_p=0.9)]
@@ -201,20 +202,20 @@ SAMPLINGS = [GREEDY, Sampling(), Sampling(temperature=0.7, top_k=5), Sampling(to
 @pytest.mark.parametrize(
     ("name", "rule", "sampling"),
     [
-        *(("prompt-lookup", "exact", one) for one in SAMPLINGS),
-        *(("draft-model", "exact", one) for one in SAMPLINGS),
-        *(("draft-model", "token", one) for one in (GREEDY, SAMPLINGS[2])),
-        *((name, "exact", one) for name in ("token-recycling", "sequoia") for one in (GREEDY, Sampling())),
+        *(("prompt-lookup", "exact", sampling) for sampling in SAMPLINGS),
+        *(("draft-model", "exact", sampling) for sampling in SAMPLINGS),
+        *(("draft-model", "token", sampling) for sampling in (GREEDY, SAMPLINGS[2])),
+        *((name, "exact", sampling) for name in ("token-recycling", "sequoia") for sampling in (GREEDY, Sampling())),
         ("prompt-lookup", "sample-match", Sampling()),
     ],
 )
-def test_verdicts_are_replayed_and_the_same(
+def test_captured_rules_return_the_same_verdicts(
     name: str, rule: str, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Cache, "begin", bounded)
-    plain, still = recorded()
-    assert written(still, name, rule, sampling) == written(plain, name, rule, sampling)
-    graphs = still.network.graphs
+    monkeypatch.setattr(Cache, "begin", begin_with_bounds)
+    plain, captured = plain_and_captured()
+    assert traces(captured, name, rule, sampling) == traces(plain, name, rule, sampling)
+    graphs = captured.network.graphs
     assert graphs is not None and graphs.rules.captured == len(graphs.rules) > 0
     assert graphs.rules.replayed > graphs.rules.captured
 
@@ -223,10 +224,10 @@ def test_verdicts_are_replayed_and_the_same(
     ("rule", "sampling"),
     [("gumbel-match", Sampling()), ("typical", Sampling()), ("exact", Sampling(repetition_penalty=1.3))],
 )
-def test_rules_that_can_not_be_recorded_judge_as_they_are(rule: str, sampling: Sampling) -> None:
-    plain, still = recorded()
-    assert written(still, "prompt-lookup", rule, sampling) == written(plain, "prompt-lookup", rule, sampling)
-    graphs = still.network.graphs
+def test_rules_that_cannot_be_captured_run_eagerly(rule: str, sampling: Sampling) -> None:
+    plain, captured = plain_and_captured()
+    assert traces(captured, "prompt-lookup", rule, sampling) == traces(plain, "prompt-lookup", rule, sampling)
+    graphs = captured.network.graphs
     assert graphs is not None and not len(graphs.rules)
 
 
@@ -234,43 +235,43 @@ VIEWED = ["draft-on-the-fly", "layer-skip", "sparse-cache", "triforce", "qspec"]
 
 
 @pytest.mark.parametrize("name", [name for name in VIEWED if name in DRAFTERS])
-def test_views_are_recorded_and_guess_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cache, "begin", bounded)
-    plain, still = recorded()
-    assert written(still, name, "exact", GREEDY) == written(plain, name, "exact", GREEDY)
-    graphs = still.network.graphs
+def test_captured_views_propose_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cache, "begin", begin_with_bounds)
+    plain, captured = plain_and_captured()
+    assert traces(captured, name, "exact", GREEDY) == traces(plain, name, "exact", GREEDY)
+    graphs = captured.network.graphs
     assert graphs is not None and len(graphs.views) >= 1
-    passes = [one.graphs.stills for one in graphs.views.values() if one.graphs is not None]
-    assert len(passes) == len(graphs.views)
-    assert sum(one.replayed for one in passes) > sum(one.captured for one in passes) > 0
+    pools = [view.graphs.pool for view in graphs.views.values() if view.graphs is not None]
+    assert len(pools) == len(graphs.views)
+    assert sum(pool.replayed for pool in pools) > sum(pool.captured for pool in pools) > 0
 
 
-def test_views_that_nobody_wants_any_more_are_let_go() -> None:
-    _, still = recorded()
-    graphs = still.network.graphs
+def test_the_oldest_views_are_evicted() -> None:
+    _, captured = plain_and_captured()
+    graphs = captured.network.graphs
     assert graphs is not None
     for exit in (*range(1, 4), 1, 2):
         for skip in ("attention.0", "mlp.0", "mlp.1", "attention.1"):
-            still.begin(PROMPTS, GREEDY)
-            still.view(skip={skip}, exit=max(exit, 2))
-            still.end()
+            captured.begin(PROMPTS, GREEDY)
+            captured.view(skip={skip}, exit=max(exit, 2))
+            captured.end()
     assert len(graphs.views) == 8
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled", "top-k", "top-p"])
 @pytest.mark.parametrize("name", ["prompt-lookup", "token-recycling", "draft-model", "layer-skip", "sparse-cache"])
-def test_what_is_captured_says_the_same_with_one_wait_a_step(name: str, sampling: Sampling) -> None:
-    plain, still = recorded("cuda", None)
-    assert [one[:2] for one in written(still, name, "exact", sampling)[::2]] == [
-        one[:2] for one in written(plain, name, "exact", sampling)[::2]
+def test_captured_rounds_emit_the_same_tokens_and_synchronise_once(name: str, sampling: Sampling) -> None:
+    plain, captured = plain_and_captured("cuda", None)
+    assert [step[:2] for step in traces(captured, name, "exact", sampling)[::2]] == [
+        step[:2] for step in traces(plain, name, "exact", sampling)[::2]
     ]
-    graphs = still.network.graphs
+    graphs = captured.network.graphs
     assert graphs is not None and graphs.rules.captured > 0 and graphs.rules.record is not None
     small = Decoder(random_network(CONFIG, 3, dtype=torch.float64, device="cuda"))
     drafter = equip(DRAFTERS[name], DRAFTERS[name].trials[0], lambda: small)
-    steps = decode(still, drafter, make_rule("exact"), PROMPTS, sampling=sampling, max_new_tokens=120)
-    while next(steps).index < 40:  # shapes are captured
+    steps = decode(captured, drafter, make_rule("exact"), PROMPTS, sampling=sampling, max_new_tokens=120)
+    while next(steps).index < 40:  # until all shapes are captured
         pass
     torch.cuda.set_sync_debug_mode("warn")
     try:
@@ -281,18 +282,18 @@ def test_what_is_captured_says_the_same_with_one_wait_a_step(name: str, sampling
     finally:
         torch.cuda.set_sync_debug_mode("default")
         steps.close()  # type: ignore[attr-defined]
-    assert sum("synchroniz" in str(one.message) for one in waits) <= last.index - first
+    assert sum("synchroniz" in str(warning.message) for warning in waits) <= last.index - first
 
 
 @pytest.mark.gpu
-def test_graphs_are_captured_and_change_nothing() -> None:
-    stills = histories("cuda")
-    assert stills.record is not None and stills.captured > 3
-    assert stills.replayed >= stills.captured
+def test_cuda_graphs_do_not_change_results() -> None:
+    pool = compare_histories("cuda")
+    assert pool.record is not None and pool.captured > 3
+    assert pool.replayed >= pool.captured
 
 
 @pytest.mark.gpu
-def test_a_replayed_pass_is_quicker() -> None:
+def test_a_replayed_pass_is_faster() -> None:
     config = Config(vocabulary=1000, width=576, layers=30, heads=9, kv_heads=3, head_dim=64, hidden=1536)
     seconds = []
     for graphed in (False, True):
