@@ -187,7 +187,7 @@ def test_drafters_that_see_their_target_cheaper_are_refused(drafter: str) -> Non
 # ---- distributions
 
 TRIALS = {  # where the table's own have thousands of branches
-    "sampled-tree": {"shape": (-1, -1, 0)},
+    "sampled-tree": {"tree": (-1, -1, 0)},
     "specinfer": {"samples": 2, "depth": 1},
     "predrafted": {"length": 1, "outcomes": 1},
     "pearl": {"length": 1},

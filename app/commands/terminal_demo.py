@@ -33,8 +33,8 @@ _PAUSE = 0.02  # seconds a call of the target, where somebody watches
 _TREE = branching((2, 2, 1))
 _SMALL: dict[str, dict[str, Any]] = {  # drafts that can be taken in at a glance
     "draft-model": {"length": 4},
-    "sampled-tree": {"shape": _TREE},
-    "top-k-tree": {"shape": _TREE},
+    "sampled-tree": {"tree": _TREE},
+    "top-k-tree": {"tree": _TREE},
     "dynamic-tree": {"nodes": 8, "width": 2, "depth": 3},
     "jacobi": {"window": 4},
     "prompt-lookup": {"length": 4},

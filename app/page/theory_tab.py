@@ -26,7 +26,7 @@ def theory(acceptance: float, cost: float, length: int, growth: float) -> Drawin
         return 1 + growth * (tokens - 1)
 
     here = speedup(acceptance, length, cost, verify(length + 1))
-    best, gain = best_length(acceptance, cost, verify, longest=16)
+    best, gain = best_length(acceptance, cost, verify, max_length=16)
     bound = break_even(length, cost, verify(length + 1)) if length else 0.0
     lengths = [(float(one), speedup(acceptance, one, cost, verify(one + 1))) for one in range(17)]
     chances = [(one / 50, speedup(one / 50, length, cost, verify(length + 1))) for one in range(51)]

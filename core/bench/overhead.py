@@ -81,8 +81,8 @@ def measure_loop(vocabulary: int = 49_152, steps: int = 200) -> list[Overhead]:
     logits = -1.6 * torch.log1p(ranks.float())  # Zipf's distribution: a perplexity of about 8
     flatter = 0.8 * logits
     drafters: dict[str, Callable[[], Drafter]] = {
-        "fixed tree": lambda: TopKTree(Bank(flatter), shape=TREE),
-        "drawn tree": lambda: SampledTree(Bank(flatter), shape=TREE),
+        "fixed tree": lambda: TopKTree(Bank(flatter), tree=TREE),
+        "drawn tree": lambda: SampledTree(Bank(flatter), tree=TREE),
         "drawn chain": lambda: DraftModel(Bank(flatter), length=16),
     }
     samplings = {"T=0": Sampling(temperature=0), "T=1": Sampling(), "top-p 0.9": Sampling(top_p=0.9)}

@@ -61,7 +61,7 @@ def speedup(acceptance: Acceptance, length: int, cost: float, verify: float = 1.
 
 
 def best_length(
-    acceptance: Acceptance, cost: float, verify: Cost | None = None, longest: int = 32
+    acceptance: Acceptance, cost: float, verify: Cost | None = None, max_length: int = 32
 ) -> tuple[int, float]:
     """The draft length with the highest speedup, and that speedup; (0, 1.0) where nothing pays.
 
@@ -69,10 +69,10 @@ def best_length(
     in plain passes. All lengths are tried: with a measured `verify` the speedup may rise and fall more than once.
     """
     if not isinstance(acceptance, int | float):
-        longest = min(longest, len(acceptance))
+        max_length = min(max_length, len(acceptance))
     plain = verify(1) if verify else 1.0
     best = (0, 1.0)
-    for length in range(1, longest + 1):
+    for length in range(1, max_length + 1):
         found = speedup(acceptance, length, cost, verify(length + 1) / plain if verify else 1.0)
         if found > best[1]:
             best = (length, found)

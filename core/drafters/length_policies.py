@@ -21,7 +21,7 @@ from outrider.core.errors import InvalidOption, unknown
 class Policy(Protocol):
     """`begin` is called per generation, `start` per step, `more` per draw, `learn` once the verdict is known."""
 
-    longest: int  # no draft is longer than this
+    max_length: int  # no draft is longer than this
 
     def begin(self, rows: int, device: torch.device) -> None: ...
     def start(self) -> Tensor: ...  # [B] the most tokens to draft for each row in this step
@@ -54,13 +54,13 @@ class Fixed:
     length: int = 5
 
     def __post_init__(self) -> None:
-        self.longest = _length(self.length)
+        self.max_length = _length(self.length)
 
     def begin(self, rows: int, device: torch.device) -> None:
-        self._wanted = torch.full((rows,), self.length, device=device)
+        self._lengths = torch.full((rows,), self.length, device=device)
 
     def start(self) -> Tensor:
-        return self._wanted
+        return self._lengths
 
     def more(self, distribution: Distribution, depth: int) -> Tensor:
         return torch.ones(len(distribution.probs), dtype=torch.bool, device=distribution.probs.device)
@@ -76,41 +76,41 @@ class Confidence(Fixed):
     distribution before the draw."""
 
     length: int = 8
-    bound: float = 0.4
+    threshold: float = 0.4
 
     def more(self, distribution: Distribution, depth: int) -> Tensor:
-        return distribution.probs.amax(-1) >= self.bound
+        return distribution.probs.amax(-1) >= self.threshold
 
 
 @dataclass
 class DraftExit(Fixed):
-    """The adaptive exit of Draft & Verify (arXiv 2309.08168): stop where the likeliest token falls below a bound, which
-    rises while the acceptance is below `wanted` and falls while it is above. With the paper's two moving averages, of
-    acceptance and of the bound; ours keeps a bound for each row, and decides before the draw."""
+    """The adaptive exit of Draft & Verify (arXiv 2309.08168): stop where the highest probability falls below a
+    threshold, which rises by `step` while the acceptance rate is below `target_acceptance` and falls otherwise. Both
+    are moving averages. Ours keeps a threshold per row, and decides before the draw."""
 
     length: int = 12
-    bound: float = 0.6
-    wanted: float = 0.85
+    threshold: float = 0.6
+    target_acceptance: float = 0.85
     step: float = 0.01
-    memory: float = 0.5
-    slowness: float = 0.9
+    acceptance_decay: float = 0.5
+    threshold_decay: float = 0.9
 
     def begin(self, rows: int, device: torch.device) -> None:
         super().begin(rows, device)
-        self._bound = torch.full((rows,), self.bound, dtype=torch.float64, device=device)
-        self._rate = torch.full_like(self._bound, self.wanted)
+        self._threshold = torch.full((rows,), self.threshold, dtype=torch.float64, device=device)
+        self._rate = torch.full_like(self._threshold, self.target_acceptance)
 
     def more(self, distribution: Distribution, depth: int) -> Tensor:
-        return distribution.probs.amax(-1) >= self._bound
+        return distribution.probs.amax(-1) >= self._threshold
 
     def learn(self, drafted: Tensor, accepted: Tensor) -> None:
         drafting = drafted > 0
-        rate = self.memory * self._rate + (1 - self.memory) * accepted / drafted.clamp(min=1)
+        rate = self.acceptance_decay * self._rate + (1 - self.acceptance_decay) * accepted / drafted.clamp(min=1)
         self._rate = torch.where(drafting, rate, self._rate)
-        aimed = self._bound + torch.where(self._rate < self.wanted, self.step, -self.step)
+        aimed = self._threshold + torch.where(self._rate < self.target_acceptance, self.step, -self.step)
         # if nothing was drafted the bound is too high to learn from: lower it
-        aimed = torch.where(drafting, aimed, self._bound - self.step)
-        self._bound = (self.slowness * self._bound + (1 - self.slowness) * aimed).clamp(0.0, 1.0)
+        aimed = torch.where(drafting, aimed, self._threshold - self.step)
+        self._threshold = (self.threshold_decay * self._threshold + (1 - self.threshold_decay) * aimed).clamp(0.0, 1.0)
 
 
 @dataclass
@@ -119,18 +119,18 @@ class Window(Fixed):
     generation (+2, -1)."""
 
     length: int = 5
-    longest: int = 16
+    max_length: int = 16
     grow: int = 2
     shrink: int = 1
 
     def __post_init__(self) -> None:
         _length(self.length)
-        _length(self.longest)
+        _length(self.max_length)
 
     def learn(self, drafted: Tensor, accepted: Tensor) -> None:
         whole = accepted >= drafted
-        wanted = torch.where(whole, self._wanted + self.grow, self._wanted - self.shrink).clamp(1, self.longest)
-        self._wanted = torch.where(drafted > 0, wanted, self._wanted)
+        lengths = torch.where(whole, self._lengths + self.grow, self._lengths - self.shrink).clamp(1, self.max_length)
+        self._lengths = torch.where(drafted > 0, lengths, self._lengths)
 
 
 @dataclass
@@ -139,28 +139,28 @@ class Best(Fixed):
     Adaptation of Speculative Decoding in Large Language Models", ACL 2025.acl-long.482; its throughput model is the
     published formula here). Costs are options, in target passes, so that a seed reproduces its output."""
 
-    length: int = 5  # unused: the first length follows from `trust`
+    length: int = 5  # unused: the first length follows from `initial_acceptance`
     cost: float = 0.1  # of one drafted token
     verify: Callable[[int], float] = field(default=lambda tokens: 1.0)  # cost of a pass over this many tokens
-    longest: int = 16
-    memory: float = 0.9
-    trust: float = 0.8  # the acceptance rate assumed at first
+    max_length: int = 16
+    acceptance_decay: float = 0.9
+    initial_acceptance: float = 0.8  # the acceptance rate assumed at first
 
     def __post_init__(self) -> None:
         _length(self.length)
-        _length(self.longest)
+        _length(self.max_length)
 
     def begin(self, rows: int, device: torch.device) -> None:
         super().begin(rows, device)
-        self._rate = torch.full((rows,), self.trust, dtype=torch.float64)
+        self._rate = torch.full((rows,), self.initial_acceptance, dtype=torch.float64)
 
     def start(self) -> Tensor:
-        wanted = [max(best_length(rate, self.cost, self.verify, self.longest)[0], 1) for rate in self._rate.tolist()]
-        return torch.tensor(wanted, device=self._wanted.device)
+        best = (best_length(rate, self.cost, self.verify, self.max_length)[0] for rate in self._rate.tolist())
+        return torch.tensor([max(length, 1) for length in best], device=self._lengths.device)
 
     def learn(self, drafted: Tensor, accepted: Tensor) -> None:
         tried = torch.minimum(accepted + 1, drafted).clamp(min=1)
-        rate = self.memory * self._rate + (1 - self.memory) * (accepted / tried).cpu()
+        rate = self.acceptance_decay * self._rate + (1 - self.acceptance_decay) * (accepted / tried).cpu()
         self._rate = torch.where(drafted.cpu() > 0, rate, self._rate)
 
 
@@ -194,7 +194,7 @@ class Risk(Fixed):
     distribution."""
 
     length: int = 16
-    bound: float = 0.7
+    threshold: float = 0.7
     head: Callable[[Tensor], Tensor] | Mapping[str, Tensor] | None = None  # of the state; tensors: an AcceptanceHead's
     tap: str | None = "last"
 
@@ -202,12 +202,12 @@ class Risk(Fixed):
         super().__post_init__()
         if self.head is None:
             raise InvalidOption("the policy 'risk' needs head=..., such as an AcceptanceHead")
-        if not 0 < self.bound < 1:
-            raise InvalidOption(f"bound is {self.bound}; it must be between 0 and 1")
+        if not 0 < self.threshold < 1:
+            raise InvalidOption(f"threshold is {self.threshold}; it must be between 0 and 1")
         self._head = self.head if callable(self.head) else AcceptanceHead(self.head)
 
     def start(self) -> Tensor:
-        self._all_accepted = torch.ones(len(self._wanted), dtype=torch.float64, device=self._wanted.device)
+        self._all_accepted = torch.ones(len(self._lengths), dtype=torch.float64, device=self._lengths.device)
         return super().start()
 
     def see(self, states: Tensor) -> None:
@@ -216,7 +216,7 @@ class Risk(Fixed):
     def more(self, distribution: Distribution, depth: int) -> Tensor:
         features = self._states if self.tap else facts(distribution, depth)
         self._all_accepted = self._all_accepted * self._head(features).double()
-        return 1 - self._all_accepted <= self.bound
+        return 1 - self._all_accepted <= self.threshold
 
 
 def facts(distribution: Distribution, depth: int) -> Tensor:

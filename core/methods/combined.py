@@ -43,7 +43,7 @@ GUARDED = Method(
     paper="Fast Inference from Transformers via Speculative Decoding (arXiv 2211.17192)",
     topology=("chain", "tree"),
     capabilities=(Capability.BATCHED, Capability.CROWD_AWARE),
-    trials=({"options": {"length": 2}, "probe": 2, "least": 1.5},),
+    trials=({"options": {"length": 2}, "probe": 2, "min_speedup": 1.5},),
 )
 
 ROWS = (

@@ -43,7 +43,7 @@ SAMPLED_TREE = Method(
     topology=("tree",),
     capabilities=(Capability.DISCARDS,),
     needs=(Need.MODEL,),
-    trials=({"shape": (-1, -1, 0, 1)}, {"shape": (-1, -1, 0, 0), "replacement": True}),
+    trials=({"tree": (-1, -1, 0, 1)}, {"tree": (-1, -1, 0, 0), "replacement": True}),
 )
 
 TOP_K_TREE = Method(
@@ -55,7 +55,7 @@ TOP_K_TREE = Method(
     topology=("tree",),
     capabilities=(Capability.DISCARDS,),
     needs=(Need.MODEL,),
-    trials=({"shape": (-1, -1, 0, 0, 1)},),
+    trials=({"tree": (-1, -1, 0, 0, 1)},),
 )
 
 DYNAMIC_TREE = Method(
@@ -101,7 +101,7 @@ PREDRAFTED = Method(
     topology=("chain",),
     capabilities=(Capability.OVERLAPPED,),
     needs=(Need.MODEL,),
-    trials=({"length": 1, "outcomes": 2}, {"length": 2, "outcomes": 1, "first": 1}),
+    trials=({"length": 1, "outcomes": 2}, {"length": 2, "outcomes": 1, "first_length": 1}),
 )
 
 PEARL = Method(
@@ -124,7 +124,7 @@ CS_DRAFTING = Method(
     paper="Cascade Speculative Drafting for Even Faster LLM Inference (arXiv 2312.11462)",
     topology=("chain",),
     needs=(Need.MODEL,),
-    trials=({"lengths": (2, 1), "inner": 2, "levels": 2}, {"lengths": (2, 0), "inner": 1}),
+    trials=({"lengths": (2, 1), "inner_length": 2, "max_ngram": 2}, {"lengths": (2, 0), "inner_length": 1}),
 )
 
 CROSS_VOCABULARY = Method(
@@ -138,7 +138,7 @@ CROSS_VOCABULARY = Method(
     needs=(Need.MODEL,),
     trials=(
         {"length": 2},
-        {"length": 2, "way": "shared", "bridge": Renamed({0: 1, 2: 0}, unknown=2)},
+        {"length": 2, "method": "shared", "bridge": Renamed({0: 1, 2: 0}, unknown=2)},
         {"length": 2, "policy": "confidence", "bridge": Renamed({0: 2, 1: 1})},
     ),
 )
@@ -157,38 +157,38 @@ SEQUOIA = Method(
 
 SPECDEC_PLUS_PLUS = Method(
     name="specdec-plus-plus",
-    make=partial(DraftModel, policy="risk", length=16, bound=0.7),
+    make=partial(DraftModel, policy="risk", length=16, threshold=0.7),
     systems=("SpecDec++",),
     summary="a smaller model drafts until a trained head sees the risk of a rejection",
     paper="SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths (arXiv 2405.19715)",
     topology=("chain",),
     capabilities=(Capability.DISCARDS,),
     needs=(Need.MODEL, Need.HEAD),
-    trials=({"head": _HEAD, "tap": None, "length": 3, "bound": 0.8},),
+    trials=({"head": _HEAD, "tap": None, "length": 3, "threshold": 0.8},),
 )
 
 BILD = Method(
     name="bild",
-    make=partial(DraftModel, policy="confidence", length=12, bound=0.5),
+    make=partial(DraftModel, policy="confidence", length=12, threshold=0.5),
     systems=("BiLD's drafting",),
     summary="a smaller model drafts until it is unsure; lossless but with the rule 'bild'",
     paper="Speculative Decoding with Big Little Decoder (arXiv 2302.07863)",
     topology=("chain",),
     capabilities=(Capability.BATCHED, Capability.DISCARDS),
     needs=(Need.MODEL,),
-    trials=({"length": 3, "bound": 0.42},),
+    trials=({"length": 3, "threshold": 0.42},),
 )
 
 ON_THE_FLY_WINDOW = Method(
     name="on-the-fly-window",
-    make=partial(DraftModel, policy="best", longest=16),
+    make=partial(DraftModel, policy="best", max_length=16),
     systems=("On-the-fly window",),
     summary="a smaller model drafts as far as should be fastest for what was accepted lately",
     paper="A Drop-In Solution for On-the-Fly Adaptation of Speculative Decoding (ACL 2025.acl-long.482)",
     topology=("chain",),
     capabilities=(Capability.DISCARDS,),
     needs=(Need.MODEL,),
-    trials=({"length": 2, "longest": 3}, {"policy": "window", "length": 1, "longest": 3}),
+    trials=({"length": 2, "max_length": 3}, {"policy": "window", "length": 1, "max_length": 3}),
 )
 
 ROWS = (

@@ -18,7 +18,7 @@ PROMPT_LOOKUP = Method(
     paper="Inference with Reference: Lossless Acceleration of Large Language Models (arXiv 2304.04487)",
     topology=("chain",),
     capabilities=(Capability.BATCHED, Capability.CATCHES_UP, Capability.WEIGHT_FREE),
-    trials=({"length": 2, "longest": 2}, {"length": 2, "references": ((0, 1, 2, 0, 2, 1, 1),)}),
+    trials=({"length": 2, "max_ngram": 2}, {"length": 2, "references": ((0, 1, 2, 0, 2, 1, 1),)}),
 )
 
 INPUT_GUIDED = Method(
@@ -40,7 +40,7 @@ REST = Method(
     paper="REST: Retrieval-Based Speculative Decoding (arXiv 2311.08252)",
     topology=("tree",),
     capabilities=(Capability.WEIGHT_FREE,),
-    trials=({"store": ((0, 1, 2, 0, 2, 1, 1, 0, 0, 2),), "nodes": 3, "length": 2, "shortest": 1},),
+    trials=({"store": ((0, 1, 2, 0, 2, 1, 1, 0, 0, 2),), "nodes": 3, "length": 2, "min_ngram": 1},),
 )
 
 ANPD = Method(
@@ -51,7 +51,7 @@ ANPD = Method(
     paper="Lossless Acceleration of LLM via Adaptive N-gram Parallel Decoding (arXiv 2404.08698)",
     topology=("chain",),
     capabilities=(Capability.WEIGHT_FREE,),
-    trials=({"length": 2, "levels": 2},),
+    trials=({"length": 2, "max_ngram": 2},),
 )
 
 N_GRAMMYS = Method(
@@ -88,8 +88,8 @@ TOKEN_RECYCLING = Method(
     capabilities=(Capability.BATCHED, Capability.CATCHES_UP, Capability.WEIGHT_FREE),
     trials=(
         {"nodes": 3, "depth": 2},
-        {"shape": (-1, -1, 0), "successors": 2},
-        {"shape": "static", "nodes": 3, "depth": 2},
+        {"tree": (-1, -1, 0), "successors": 2},
+        {"tree": "static", "nodes": 3, "depth": 2},
     ),
 )
 

@@ -45,7 +45,7 @@ DRAFT_VERIFY = Method(
     paper="Draft & Verify: Lossless LLM Acceleration via Self-Speculative Decoding (arXiv 2309.08168)",
     topology=("chain",),
     needs=(Need.SKIP,),
-    trials=({"skip": ("mlp.0",), "length": 2, "bound": 0.4},),
+    trials=({"skip": ("mlp.0",), "length": 2, "threshold": 0.4},),
 )
 
 SWIFT = Method(
@@ -55,7 +55,7 @@ SWIFT = Method(
     summary="the target without sublayers that are searched for on the running text; a tree cut where unsure",
     paper="SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration (arXiv 2410.06916)",
     topology=("tree",),
-    trials=({"nodes": 3, "width": 2, "depth": 2, "window": 2, "bayes": 0},),
+    trials=({"nodes": 3, "width": 2, "depth": 2, "window": 2, "bayes_interval": 0},),
 )
 
 DRAFT_ON_THE_FLY = Method(
@@ -65,7 +65,7 @@ DRAFT_ON_THE_FLY = Method(
     summary="the target without the sublayers that change least on the prompt",
     paper="Draft on the Fly: Adaptive Self-Speculative Decoding using Cosine Similarity (arXiv 2410.01028)",
     topology=("chain",),
-    trials=({"length": 2, "share": 0.5, "bound": 0.3},),
+    trials=({"length": 2, "skip_ratio": 0.5, "threshold": 0.3},),
 )
 
 ROWS = (

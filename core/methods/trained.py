@@ -28,10 +28,10 @@ MEDUSA = Method(
     needs=(Need.DRAFT_HEAD,),
     small={"heads": 2, "layers": 2, "vocabulary": (2, 0)},
     trials=(
-        {"shape": (-1, -1, 0)},
-        {"grow": "dynamic", "nodes": 2, "depth": 2},
-        {"grow": "chain", "length": 2},
-        {"grow": "sampled", "shape": (-1, -1, 0)},
+        {"tree": (-1, -1, 0)},
+        {"draft_kind": "dynamic", "nodes": 2, "depth": 2},
+        {"draft_kind": "chain", "length": 2},
+        {"draft_kind": "sampled", "tree": (-1, -1, 0)},
     ),
 )
 
@@ -47,10 +47,10 @@ SPATIAL = Method(
     needs=(Need.DRAFT_HEAD,),
     small={"heads": 2, "columns": 3, "vocabulary": (2, 0)},
     trials=(
-        {"shape": (-1, -1, 0)},
-        {"grow": "dynamic", "nodes": 2, "depth": 2},
-        {"grow": "chain", "length": 2},
-        {"grow": "sampled", "shape": (-1, -1, 0)},
+        {"tree": (-1, -1, 0)},
+        {"draft_kind": "dynamic", "nodes": 2, "depth": 2},
+        {"draft_kind": "chain", "length": 2},
+        {"draft_kind": "sampled", "tree": (-1, -1, 0)},
     ),
 )
 
@@ -65,10 +65,10 @@ HYDRA = Method(
     needs=(Need.DRAFT_HEAD,),
     small={"heads": 2, "vocabulary": (2, 0)},
     trials=(
-        {"grow": "tree", "shape": (-1, -1, 0, 1)},
+        {"draft_kind": "tree", "tree": (-1, -1, 0, 1)},
         {"nodes": 3, "width": 2, "depth": 2},
-        {"grow": "chain", "length": 2, "policy": "confidence"},
-        {"grow": "sampled", "shape": (-1, -1, 0)},
+        {"draft_kind": "chain", "length": 2, "policy": "confidence"},
+        {"draft_kind": "sampled", "tree": (-1, -1, 0)},
     ),
 )
 
@@ -82,7 +82,11 @@ EAGLE = Method(
     topology=("tree", "chain"),
     needs=(Need.DRAFT_HEAD,),
     small={"normed": False},
-    trials=({"shape": (-1, -1, 0)}, {"grow": "chain", "length": 2}, {"grow": "sampled", "shape": (-1, -1, 0)}),
+    trials=(
+        {"tree": (-1, -1, 0)},
+        {"draft_kind": "chain", "length": 2},
+        {"draft_kind": "sampled", "tree": (-1, -1, 0)},
+    ),
 )
 
 EAGLE2 = Method(
@@ -94,7 +98,7 @@ EAGLE2 = Method(
     paper="EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees (arXiv 2406.16858)",
     topology=("tree", "chain"),
     needs=(Need.DRAFT_HEAD,),
-    trials=({"nodes": 3, "width": 2, "depth": 2}, {"nodes": 3, "width": 2, "depth": 2, "least": 0.3}),
+    trials=({"nodes": 3, "width": 2, "depth": 2}, {"nodes": 3, "width": 2, "depth": 2, "min_probability": 0.3}),
 )
 
 EAGLE3 = Method(
@@ -110,9 +114,9 @@ EAGLE3 = Method(
     small={"taps": ("layer.0", "layer.1", "last"), "vocabulary": (2, 0)},
     trials=(
         {"nodes": 3, "width": 2, "depth": 2},
-        {"grow": "tree", "shape": (-1, -1, 0)},
-        {"grow": "chain", "length": 3},
-        {"grow": "sampled", "shape": (-1, -1, 1)},
+        {"draft_kind": "tree", "tree": (-1, -1, 0)},
+        {"draft_kind": "chain", "length": 3},
+        {"draft_kind": "sampled", "tree": (-1, -1, 1)},
     ),
 )
 
@@ -139,7 +143,7 @@ AMPHISTA = Method(
     topology=("tree", "chain"),
     needs=(Need.DRAFT_HEAD,),
     small={"heads": 2},
-    trials=({"shape": (-1, -1, 0)}, {"grow": "chain", "length": 2}),
+    trials=({"tree": (-1, -1, 0)}, {"draft_kind": "chain", "length": 2}),
 )
 
 DFLASH = Method(
@@ -152,7 +156,7 @@ DFLASH = Method(
     topology=("tree", "chain"),
     needs=(Need.DRAFT_HEAD,),
     small={"block": 2, "layers": 2, "taps": ("layer.0", "last"), "vocabulary": (2, 0)},
-    trials=({"nodes": 3, "depth": 2}, {"grow": "chain", "length": 2}),
+    trials=({"nodes": 3, "depth": 2}, {"draft_kind": "chain", "length": 2}),
 )
 
 DSPARK = Method(
@@ -165,7 +169,7 @@ DSPARK = Method(
     topology=("tree", "chain"),
     needs=(Need.DRAFT_HEAD,),
     small={"block": 2, "rank": 2, "taps": ("layer.0", "last")},
-    trials=({"nodes": 3, "width": 2, "depth": 2}, {"grow": "chain", "length": 2, "policy": "confident"}),
+    trials=({"nodes": 3, "width": 2, "depth": 2}, {"draft_kind": "chain", "length": 2, "policy": "confident"}),
 )
 
 SPECDEC = Method(
@@ -194,10 +198,10 @@ FALCON = Method(
     needs=(Need.DRAFT_HEAD,),
     small={"block": 2, "anchors": 4},
     trials=(
-        {"shape": (-1, -1, 0)},
-        {"grow": "dynamic", "nodes": 3, "width": 2, "depth": 3},
-        {"grow": "chain", "length": 3},
-        {"grow": "sampled", "shape": (-1, -1, 0)},
+        {"tree": (-1, -1, 0)},
+        {"draft_kind": "dynamic", "nodes": 3, "width": 2, "depth": 3},
+        {"draft_kind": "chain", "length": 3},
+        {"draft_kind": "sampled", "tree": (-1, -1, 0)},
     ),
 )
 
@@ -213,7 +217,7 @@ PASS = Method(
     modalities=("text",),
     needs=(Need.DRAFT_HEAD,),
     small={"embeddings": 2, "anchors": 4},
-    trials=({}, {"shape": (-1, -1, 0)}, {"apart": True}),
+    trials=({}, {"tree": (-1, -1, 0)}, {"separate_passes": True}),
 )
 
 LAYER_SKIP = Method(
@@ -226,7 +230,7 @@ LAYER_SKIP = Method(
     topology=("chain", "tree"),
     needs=(Need.DRAFT_HEAD,),
     small={"exit": 1, "hidden": 4},
-    trials=({"length": 2}, {"grow": "tree", "shape": (-1, -1, 0)}),
+    trials=({"length": 2}, {"draft_kind": "tree", "tree": (-1, -1, 0)}),
 )
 
 KANGAROO = Method(
@@ -239,7 +243,7 @@ KANGAROO = Method(
     topology=("chain", "tree"),
     needs=(Need.DRAFT_HEAD,),
     small={"exit": 1},
-    trials=({"length": 2, "policy": "confidence"}, {"grow": "dynamic", "nodes": 3, "width": 2, "depth": 2}),
+    trials=({"length": 2, "policy": "confidence"}, {"draft_kind": "dynamic", "nodes": 3, "width": 2, "depth": 2}),
 )
 
 MTP = Method(
@@ -252,7 +256,7 @@ MTP = Method(
     topology=("chain", "tree"),
     needs=(Need.DRAFT_HEAD,),
     small={"modules": 2},
-    trials=({"length": 3}, {"grow": "dynamic", "nodes": 3, "width": 2, "depth": 3}),
+    trials=({"length": 3}, {"draft_kind": "dynamic", "nodes": 3, "width": 2, "depth": 3}),
 )
 
 CTC = Method(

@@ -93,14 +93,14 @@ def read(teacher: Teacher, lessons: Sequence[Lesson], needs: frozenset[str]) -> 
     return Batch(words, there, counted, teacher.states(rows, needs), teacher.logits)
 
 
-def batches(lessons: Sequence[Lesson], tokens: int, seed: int, *, longest: int = 1024) -> list[list[Lesson]]:
+def batches(lessons: Sequence[Lesson], tokens: int, seed: int, *, max_length: int = 1024) -> list[list[Lesson]]:
     """Seeded batches of at most so many tokens, padding included; rows of similar length share one. Longer answers are
     cut, and prompts that leave no room for one are left out."""
-    if tokens < longest:
-        longest = tokens
+    if tokens < max_length:
+        max_length = tokens
     if tokens < 2:
         raise InvalidOption(f"a batch of {tokens} tokens holds nothing to learn; it must be 2 or more")
-    rows = [cut for one in lessons if (cut := _cut(one, longest)) is not None]
+    rows = [cut for one in lessons if (cut := _cut(one, max_length)) is not None]
     draw = random.Random(seed)
     draw.shuffle(rows)
     found = []
@@ -117,12 +117,12 @@ def batches(lessons: Sequence[Lesson], tokens: int, seed: int, *, longest: int =
     return found
 
 
-def _cut(one: Lesson, longest: int) -> Lesson | None:
-    room = longest - len(one.prompt)
+def _cut(one: Lesson, max_length: int) -> Lesson | None:
+    room = max_length - len(one.prompt)
     if room < 1 or not one.prompt or not one.answer:
         return None
     counts = None if one.counts is None else tuple(place for place in one.counts if place < room)
-    if one.size <= longest or counts == ():
+    if one.size <= max_length or counts == ():
         return one if counts != () else None
     return Lesson(one.prompt, one.answer[:room], one.kind, one.temperature, counts)
 

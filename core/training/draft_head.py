@@ -108,7 +108,7 @@ class DraftHead(nn.Module):
     config: Mapping[str, Any]  # the keyword arguments that make it again, besides the teacher
     graph_pool: GraphPool | None = None  # records its passes while drafting
     runner: Callable[[Any], Any] | None = None  # reads it while drafting; None: the usual HeadRunner
-    grower: Callable[..., Any] | None = None  # makes its drafts; None: those that `grow` names
+    grower: Callable[..., Any] | None = None  # makes its drafts; None: those that `draft_kind` names
 
     def guesses(self, batch: Batch) -> Iterable[Guess]:
         """What it guesses, with a gradient; training-time test (unrolled drafting) is one guess a round."""
@@ -151,7 +151,7 @@ class DraftingHead(Protocol):
     drafting_needs: frozenset[str] | None
     taps: tuple[str, ...]  # in the order in which it reads them, concatenated
     words: Words
-    grow: str  # how its paper drafts: one of outrider.core.drafters.trained.drafter.GROWTHS
+    draft_kind: str  # how its paper drafts: one of outrider.core.drafters.trained.drafter.DRAFT_KINDS
     depth: int | None  # how many tokens ahead it can guess; None: any number
     once: bool  # does it make all guesses at once, whatever is drafted?
     cached: int  # number of layers that attend to what was read before

@@ -35,18 +35,18 @@ class HeadTraining:
         out: Path,
         *,
         tokens: int = 4096,
-        longest: int = 768,
+        max_length: int = 768,
         depth: int = 7,
         seed: int = 0,
         losses: Mapping[str, str] | None = None,
     ) -> None:
-        """`tokens`: in a batch, padding included; `longest`: of a row; `depth`: of the drafts that are simulated."""
+        """`tokens`: in a batch, padding included; `max_length`: of a row; `depth`: of the drafts that are simulated."""
         if not draft_heads:
             raise InvalidOption("there is nothing to train; give at least one draft head")
         if tokens < 2:
             raise InvalidOption(f"tokens is {tokens}; it must be 2 or more")
         self.teacher, self.models, self.source, self.held, self.out = teacher, draft_heads, source, held, out
-        self.tokens, self.longest, self.depth, self.seed = tokens, longest, depth, seed
+        self.tokens, self.max_length, self.depth, self.seed = tokens, max_length, depth, seed
         self.losses = {name: (losses or {}).get(name, "kl") for name in draft_heads}
         self._losses = {name: resolve(loss) for name, loss in self.losses.items()}
         self._needs = frozenset[str]().union(*(head.needs for head in draft_heads.values()))
@@ -60,7 +60,7 @@ class HeadTraining:
             if position.examples is not None:
                 lessons = lessons[: position.examples]
             position.examples = len(lessons)
-            groups = batches(lessons, self.tokens, self.seed + position.epoch, longest=self.longest)
+            groups = batches(lessons, self.tokens, self.seed + position.epoch, max_length=self.max_length)
             if len(groups) < world:
                 raise TrainingError(
                     f"there are {len(lessons)} lessons, which make {len(groups)} batches for {world} devices; make more"
@@ -82,7 +82,7 @@ class HeadTraining:
         """Simulated acceptance on the greedy answers that were held out."""
         curves: dict[str, Curve] = {}
         greedy = [lesson for lesson in self.held if lesson.temperature == 0 and lesson.counts is None]
-        for group in batches(greedy, self.tokens, 0, longest=self.longest):
+        for group in batches(greedy, self.tokens, 0, max_length=self.max_length):
             batch = read(self.teacher, group, self._needs)
             for name, model in models.items():
                 assert isinstance(model, DraftHead)
@@ -96,6 +96,6 @@ class HeadTraining:
 
     def save(self, name: str, model: nn.Module, provenance: Mapping[str, Any]) -> None:
         assert isinstance(model, DraftHead)
-        settings = {"loss": self.losses[name], "tokens": self.tokens, "longest": self.longest}
+        settings = {"loss": self.losses[name], "tokens": self.tokens, "max_length": self.max_length}
         validation = {"rows": len(self.held), **provenance["validation"]}
         save(model, self.out / f"{name}.safetensors", {**provenance, "settings": settings, "validation": validation})

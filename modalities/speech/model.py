@@ -37,19 +37,19 @@ _WIDE = (-1, -1, -1, -1, -1, 0, 0, 0, 1, 1)
 # how drafters begin on speech, where nobody says otherwise
 USUAL: Mapping[str, Mapping[str, Any]] = {
     "jacobi": {"window": 16, "renew": "couple"},
-    "medusa": {"grow": "sampled", "shape": (*_WIDE, 2, 3, 4, 5, 6, 8)},
-    "hydra": {"grow": "sampled", "shape": (*_WIDE, 1, 2, 3, 5, 5, 6)},
-    "eagle3": {"grow": "sampled", "shape": (-1, -1, -1, -1, -1, -1, 0, 0, 0, 1, 2, 3, 6, 6, 7, 12)},
+    "medusa": {"draft_kind": "sampled", "tree": (*_WIDE, 2, 3, 4, 5, 6, 8)},
+    "hydra": {"draft_kind": "sampled", "tree": (*_WIDE, 1, 2, 3, 5, 5, 6)},
+    "eagle3": {"draft_kind": "sampled", "tree": (-1, -1, -1, -1, -1, -1, 0, 0, 0, 1, 2, 3, 6, 6, 7, 12)},
 }
 # under a relaxed rule, which is kinder to the likeliest tokens than to those that were drawn
 BENT: Mapping[str, Mapping[str, Any]] = {
-    "medusa": {"grow": "tree", "nodes": 24},
-    "hydra": {"grow": "dynamic", "nodes": 24},
-    "eagle3": {"grow": "tree", "nodes": 24},
+    "medusa": {"draft_kind": "tree", "nodes": 24},
+    "hydra": {"draft_kind": "dynamic", "nodes": 24},
+    "eagle3": {"draft_kind": "tree", "nodes": 24},
 }
 # and rules: so many draws change few words of what is heard (reports/speech)
 RULED: Mapping[str, Mapping[str, Any]] = {"tolerance": {"tau": 30}}
-_OTHERWISE = frozenset({"grow", "nodes"})  # who says one of these means another tree
+_OTHERWISE = frozenset({"draft_kind", "nodes"})  # who says one of these means another tree
 
 _STEP, _FAR = 0.45, 1e3  # from a code to its neighbour on an axis, for rules; and to the end
 
@@ -156,8 +156,8 @@ class SpeechModel:
             return wanted
         usual = USUAL.get(wanted, {}) if self.rule(options)[0].lossless else {**USUAL, **BENT}.get(wanted, {})
         given: dict[str, Any] = {**usual, **options.drafter_options}
-        if _OTHERWISE & set(options.drafter_options) and "shape" not in options.drafter_options:
-            given.pop("shape", None)
+        if _OTHERWISE & set(options.drafter_options) and "tree" not in options.drafter_options:
+            given.pop("tree", None)
         if "model" in DRAFTERS[wanted].needs:
             given.setdefault("model", self.draft_model(said, script))
         if "draft_head" in DRAFTERS[wanted].needs and "draft_head" not in given:

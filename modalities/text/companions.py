@@ -35,8 +35,8 @@ def met(model: TextModel, drafter: str, options: Mapping[str, Any]) -> dict[str,
         return _crossing(model, given)
     if "model" in given:
         given["model"] = _target(model, given["model"])
-    if isinstance(given.get("others"), Sequence) and not isinstance(given["others"], str):
-        given["others"] = [_target(model, one) for one in given["others"]]
+    if isinstance(given.get("other_models"), Sequence) and not isinstance(given["other_models"], str):
+        given["other_models"] = [_target(model, one) for one in given["other_models"]]
     path = calibration(model, drafter)
     if drafter == "sequoia" and given.get("acceptance") is None and path.is_file():
         given["acceptance"] = path

@@ -77,13 +77,13 @@ def _grammys(model: TextModel, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _recycling(model: TextModel, given: dict[str, Any]) -> dict[str, Any]:
-    """The table starts with the model's own bigrams, which measured best; `start=None` leaves it empty. Where they are
-    not known yet and would take a large model long, they are worked out only if asked for, by `start="bigrams"`."""
-    asked = "start" in given
-    if given.setdefault("start", "bigrams") == "bigrams":
+    """The table starts with the model's bigrams, which measured best; `initial_table=None` leaves it empty. Bigrams
+    that a large model would take long to compute are computed only if `initial_table="bigrams"` is given."""
+    asked = "initial_table" in given
+    if given.setdefault("initial_table", "bigrams") == "bigrams":
         wanted = asked or _soon(model.target())
         table = bigrams(model) if wanted else known_bigrams(model, model.target().vocabulary)
-        given["start"] = None if table is None else Bigrams(table)
+        given["initial_table"] = None if table is None else Bigrams(table)
     return given
 
 
@@ -183,4 +183,4 @@ def for_auto(model: TextModel, drafter: str) -> Mapping[str, Any]:
     if drafter != "token-recycling":
         return model.equipped(drafter, {})
     table = known_bigrams(model, model.target().vocabulary)
-    return {} if table is None else {"start": Bigrams(table)}
+    return {} if table is None else {"initial_table": Bigrams(table)}

@@ -109,8 +109,8 @@ FLEET: dict[str, Callable[[], Drafter]] = {
     "chain": lambda: DraftModel(target(blur=0.4), length=4),
     "window policy": lambda: DraftModel(target(blur=0.4), policy=Window(2)),
     "hotter drafter": lambda: DraftModel(target(blur=0.4), length=3, sampling=Sampling(temperature=1.5)),
-    "sampled tree": lambda: SampledTree(target(blur=0.4), shape=(-1, -1, 0, 0, 2)),
-    "top-k tree": lambda: TopKTree(target(blur=0.4), shape=(-1, 0, -1, 2, 1)),
+    "sampled tree": lambda: SampledTree(target(blur=0.4), tree=(-1, -1, 0, 0, 2)),
+    "top-k tree": lambda: TopKTree(target(blur=0.4), tree=(-1, 0, -1, 2, 1)),
     "dynamic tree": lambda: DynamicTree(target(blur=0.4), nodes=6, width=3, depth=3),
     "jacobi": lambda: Jacobi(window=5),
     "redraw": lambda: Jacobi(window=5, renew="redraw", filler="random"),
@@ -238,8 +238,8 @@ class Forward(TableTarget):
         (lambda: make_drafter("jacobi", window=0), "window is 0"),
         (lambda: make_drafter("prompt-lookup", length=0), "length=0"),
         (lambda: make_drafter("dynamic-tree", model=target(), nodes=0), "nodes=0"),
-        (lambda: make_drafter("sampled-tree", model=target(), shape=()), "no nodes"),
-        (lambda: make_drafter("sampled-tree", model=target(), shape=(3,)), "node 0"),
+        (lambda: make_drafter("sampled-tree", model=target(), tree=()), "no nodes"),
+        (lambda: make_drafter("sampled-tree", model=target(), tree=(3,)), "node 0"),
         (lambda: DraftModel(target(), length=0), "draft length is 0"),
         (lambda: make_rule("threshold", threshold=0), "threshold is 0"),
         (lambda: make_rule("lenience", lenience=2), "lenience is 2"),
@@ -379,7 +379,7 @@ def test_a_run_abandoned_at_the_interpreters_end_ends_quietly() -> None:
 @pytest.mark.parametrize("sampling", [END, Sampling(top_k=3, end=(6,))], ids=["greedy", "few"])
 def test_a_dynamic_tree_grows_alike_alone_and_beside_others(sampling: Sampling, least: float) -> None:
     def steps(prompts: Prompts, seeds: list[int]) -> list[Step]:
-        tree = DynamicTree(target(blur=0.4), nodes=6, width=3, depth=3, least=least)
+        tree = DynamicTree(target(blur=0.4), nodes=6, width=3, depth=3, min_probability=least)
         return run(tree, prompts, sampling=sampling, rule=GumbelMatch(), seed=seeds)[1]
 
     together = steps(PROMPTS, list(range(len(PROMPTS))))

@@ -200,14 +200,14 @@ def test_a_race_is_the_same_on_a_sparse_law() -> None:
 
 
 def test_lengths_follow_what_was_accepted() -> None:
-    window = Window(3, longest=6)
+    window = Window(3, max_length=6)
     window.begin(2, torch.device("cpu"))
     window.learn(torch.tensor([3, 3]), torch.tensor([3, 1]))
     assert window.start().tolist() == [5, 2]
     window.learn(torch.tensor([5, 0]), torch.tensor([5, 0]))
     assert window.start().tolist() == [6, 2]
     distribution = Distribution(torch.tensor([[0.5, 0.5], [0.9, 0.1]]), None, 2)
-    assert Confidence(4, bound=0.6).more(distribution, 0).tolist() == [False, True]
+    assert Confidence(4, threshold=0.6).more(distribution, 0).tolist() == [False, True]
 
 
 # ---- trees

@@ -30,21 +30,21 @@ MODES: dict[str, tuple[Sampling, Rule]] = {
 # settings of the size people use; the small ones of the method table are there to be enumerated
 USUAL: dict[str, Mapping[str, Any]] = {
     "draft-model": {"length": 4},
-    "sampled-tree": {"shape": (-1, -1, 0, 0, 1, 2)},
-    "top-k-tree": {"shape": (-1, -1, -1, 0, 0, 1, 3, 6)},
+    "sampled-tree": {"tree": (-1, -1, 0, 0, 1, 2)},
+    "top-k-tree": {"tree": (-1, -1, -1, 0, 0, 1, 3, 6)},
     "dynamic-tree": {"nodes": 8, "width": 3, "depth": 3},
     "jacobi": {"window": 6},
     "prompt-lookup": {"length": 5},
-    "cs-drafting": {"lengths": (3, 2), "inner": 3},
+    "cs-drafting": {"lengths": (3, 2), "inner_length": 3},
     "sequoia": {"acceptance": (0.5, 0.2, 0.1), "nodes": 8, "depth": 4},
     "specdec-plus-plus": {"head": lambda facts: facts[:, 0].sqrt(), "tap": None},
     "specinfer": {"samples": 3, "depth": 3},
     "specexec": {"nodes": 24, "batch": 4, "width": 4, "passes": 6},
-    "draft-verify": {"skip": ("attention.1",), "bound": 0.1},
-    "swift": {"window": 8, "trials": 12, "bayes": 3, "least": 0.05},
-    "draft-on-the-fly": {"bound": 0.1},
+    "draft-verify": {"skip": ("attention.1",), "threshold": 0.1},
+    "swift": {"window": 8, "trials": 12, "bayes_interval": 3, "min_probability": 0.05},
+    "draft-on-the-fly": {"threshold": 0.1},
     "input-guided": {"source": [*range(4, 61)] * 6, "anchor": 1},
-    "rest": {"store": [[(7 * n * n + n) % 61 for n in range(4000)]], "shortest": 1},
+    "rest": {"store": [[(7 * n * n + n) % 61 for n in range(4000)]], "min_ngram": 1},
     "lookahead": {"window": 4, "ngram": 3},
 }
 

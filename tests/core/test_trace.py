@@ -21,7 +21,7 @@ from outrider.core.trace import Step, Summary, Times, Trace, machine, versions
 def trace() -> Trace:
     steps = decode(
         TableTarget(9, seed=1),
-        TopKTree(TableTarget(9, seed=1, blur=0.3), shape=(-1, -1, 0, 2)),
+        TopKTree(TableTarget(9, seed=1, blur=0.3), tree=(-1, -1, 0, 2)),
         make_rule("lenience"),
         [[1, 2], [3]],
         sampling=Sampling(temperature=0.9),

@@ -101,7 +101,7 @@ def test_options_of_methods_are_of_their_kind() -> None:
     with pytest.raises(InvalidOption, match=r"length of the drafter 'prompt-lookup' is 1.5; it must be a whole number"):
         make_drafter("prompt-lookup", length=1.5)
     with pytest.raises(InvalidOption, match="whole numbers or None"):
-        make_drafter("top-k-tree", model=None or object(), shape="x")
+        make_drafter("top-k-tree", model=None or object(), tree="x")
 
 
 def test_every_method_says_of_what_kind_its_options_are() -> None:

@@ -46,21 +46,21 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("drafter", "options"),
     [
-        ("swift", {"window": 8, "trials": 6, "bayes": 2}),
+        ("swift", {"window": 8, "trials": 6, "bayes_interval": 2}),
         ("draft-on-the-fly", {}),
-        ("draft-verify", {"skip": "attention.1", "bound": 0.1}),
+        ("draft-verify", {"skip": "attention.1", "threshold": 0.1}),
         ("guarded", {"drafter": "token-recycling"}),
         ("adaptive", {"drafters": ["suffix", "draft-on-the-fly", "plain"]}),
         ("specexec", {"model": "same", "nodes": 32}),
-        ("specinfer", {"model": "same", "others": ["same"]}),
+        ("specinfer", {"model": "same", "other_models": ["same"]}),
         ("cs-drafting", {"model": "same"}),
         ("sequoia", {"model": "same"}),
         ("specexec", {"model": "foreign", "nodes": 16}),
         ("sampled-tree", {"model": "foreign"}),
-        ("specinfer", {"model": "foreign", "others": ["same"]}),
+        ("specinfer", {"model": "foreign", "other_models": ["same"]}),
         ("predrafted", {"model": "foreign"}),
         ("cross-vocabulary", {"model": "foreign"}),
-        ("cross-vocabulary", {"model": "foreign", "way": "shared"}),
+        ("cross-vocabulary", {"model": "foreign", "method": "shared"}),
     ],
 )
 def test_drafters_by_name_change_nothing(

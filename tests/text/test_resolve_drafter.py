@@ -149,12 +149,12 @@ def test_nobody_waits_long_for_bigrams_unless_asked_for(
     for drafter in ("token-recycling", "ensemble"):
         lm.generate("a cat", drafter=drafter, max_new_tokens=2)
     assert not (cache / "bigrams").exists()
-    lm.generate("a cat", drafter="token-recycling", drafter_options={"start": "bigrams"}, max_new_tokens=2)
+    lm.generate("a cat", drafter="token-recycling", drafter_options={"initial_table": "bigrams"}, max_new_tokens=2)
     assert (cache / "bigrams").exists()
 
 
 def test_recycling_starts_with_bigrams_unless_told_not_to(lm: TextModel, cache: Path) -> None:
-    lm.generate(PROMPT, drafter="token-recycling", max_new_tokens=4, drafter_options={"start": None})
+    lm.generate(PROMPT, drafter="token-recycling", max_new_tokens=4, drafter_options={"initial_table": None})
     assert not (cache / "bigrams").exists()
     out = lm.generate("x", drafter="token-recycling", raw=True, max_new_tokens=4)
     assert (cache / "bigrams").exists() and out.trace.steps[0].drafted

@@ -51,14 +51,14 @@ class Guarded:
         make: Callable[[], Drafter],
         name: str,
         *,
-        least: float = 1.0,
-        memory: float = 0.9,
+        min_speedup: float = 1.0,
+        decay: float = 0.9,
         probe: int = 16,
         cost: float | None = None,
         verify: Cost | None = None,
     ) -> None:
         self._make, self.name = make, name
-        self.least, self.memory, self.probe = least, memory, probe
+        self.min_speedup, self.decay, self.probe = min_speedup, decay, probe
         self._given, self._verify = cost, verify or constant_cost
         self._set(make())
         if isinstance(self._inner, StandaloneDrafter):
@@ -150,7 +150,7 @@ class Guarded:
         return replace(draft, note=(self.name,) * rows)
 
     def _tried(self, rows: int) -> bool:
-        pays = self.predicted >= self.least
+        pays = self.predicted >= self.min_speedup
         if rows == 1:
             return pays or self._weight < _TRUSTED or self._steps % self.probe == 0
         loss = self._loss
@@ -190,8 +190,8 @@ class Guarded:
         self._inner.observe(draft, scores, verdict, rng)
 
     def _learn(self, gain: float) -> None:
-        self._gain = self.memory * self._gain + (1 - self.memory) * gain
-        self._weight = self.memory * self._weight + 1 - self.memory
+        self._gain = self.decay * self._gain + (1 - self.decay) * gain
+        self._weight = self.decay * self._weight + 1 - self.decay
 
     def _catch_up(self) -> None:
         for row, tokens in enumerate(self._missed):
@@ -208,8 +208,8 @@ def guarded(
     *,
     drafter: Drafter | str = "prompt-lookup",
     options: Mapping[str, Any] | None = None,
-    least: float = 1.0,
-    memory: float = 0.9,
+    min_speedup: float = 1.0,
+    decay: float = 0.9,
     probe: int = 16,
     cost: float | None = None,
     verify: Cost | None = None,
@@ -220,4 +220,4 @@ def guarded(
     def make() -> Drafter:
         return by_name(drafter, options or {}) if isinstance(drafter, str) else drafter
 
-    return Guarded(make, name, least=least, memory=memory, probe=probe, cost=cost, verify=verify)
+    return Guarded(make, name, min_speedup=min_speedup, decay=decay, probe=probe, cost=cost, verify=verify)

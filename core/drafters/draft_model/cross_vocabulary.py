@@ -23,23 +23,23 @@ from outrider.core.protocol import Drafter, Prefill, Prompts, Scores, Target
 from outrider.core.rng import CounterRNG
 from outrider.core.tree import Tree
 
-WAYS = ("retokenise", "shared")
+METHODS = ("retokenise", "shared")
 
 
 def cross_vocabulary(
     model: Target,
     *,
     bridge: Bridge | None = None,
-    way: str = "retokenise",
+    method: str = "retokenise",
     length: int = 5,
     policy: Policy | str = "fixed",
 ) -> Drafter:
     """A chain of guesses by a model with another vocabulary; `length` counts the model's tokens. Without a bridge both
     are taken to have the same vocabulary. A policy says how far to draft, as for a draft model."""
-    if way not in WAYS:
-        raise unknown("way of crossing vocabularies", way, WAYS)
+    if method not in METHODS:
+        raise unknown("cross-vocabulary method", method, METHODS)
     bridge = bridge or Renamed({token: token for token in range(model.vocabulary)})
-    if way == "shared":
+    if method == "shared":
         return DraftModel(Translated(model, bridge), length=length, policy=policy)
     return Retokenised(model, bridge, make_policy(policy, length) if isinstance(policy, str) else policy)
 
@@ -66,7 +66,7 @@ class Retokenised:
         going = wanted > 0
         tokens = torch.zeros(len(left), 0, dtype=torch.long, device=rng.device)
         live = tokens.bool()
-        for depth in range(self.policy.longest):
+        for depth in range(self.policy.max_length):
             going = going & (wanted > depth)
             if rng.device.type == "cpu" and not bool(going.any()):
                 break

@@ -30,20 +30,20 @@ Rows = list[list[int]]
 class _Statistics:
     """The bottom: what mostly followed the longest known context, in each row's own text."""
 
-    def __init__(self, levels: int) -> None:
-        self.levels = levels
+    def __init__(self, max_ngram: int) -> None:
+        self.max_ngram = max_ngram
 
     def begin(self, prompts: Prompts) -> None:
         self.tables = []
         for prompt in prompts:
-            table = Counts(self.levels)
+            table = Counts(self.max_ngram)
             table.add(list(prompt))
             self.tables.append(table)
 
     def guess(self, ahead: Rows, wanted: Sequence[int]) -> Rows:
         found = []
         for table, before, count in zip(self.tables, ahead, wanted, strict=True):
-            context = [*table.tokens[-self.levels :], *before]
+            context = [*table.tokens[-self.max_ngram :], *before]
             start = len(context)
             while len(context) < start + count and (token := table.after(context)) is not None:
                 context.append(token)
@@ -54,8 +54,8 @@ class _Statistics:
 class _Stage:
     """A model whose passes are saved by the stage below."""
 
-    def __init__(self, model: Target, below: _Stage | _Statistics, inner: int) -> None:
-        self.model, self.below, self.inner = model, below, inner
+    def __init__(self, model: Target, below: _Stage | _Statistics, inner_length: int) -> None:
+        self.model, self.below, self.inner_length = model, below, inner_length
         self.bytes_read = 0
 
     def guess(self, ahead: Rows, wanted: Sequence[int]) -> Rows:
@@ -72,7 +72,7 @@ class _Stage:
         distributions = _Distributions(rows, max(wanted, default=0))
         while any(left := [count - len(one) for count, one in zip(wanted, found, strict=True)]):
             behind = [[*one, *two] for one, two in zip(ahead, found, strict=True)]
-            offered = self.below.guess(behind, [min(self.inner, max(one - 1, 0)) for one in left])
+            offered = self.below.guess(behind, [min(self.inner_length, max(one - 1, 0)) for one in left])
             draft = guesses(offered, device)
             self.bytes_read += self.model.weight_bytes
             scores = self.model.score(draft)
@@ -128,9 +128,9 @@ class _Distributions:
 
 
 class CSDrafting:
-    """`lengths` says how many positions each stage drafts: the model, the `others` in order, then n-grams of up to
-    `levels` tokens; each stage is guessed for, `inner` tokens a pass, by the one after it. (5, 0) is the vertical
-    cascade alone."""
+    """A cascade of `model`, `other_models` in order, and n-grams of up to `max_ngram` tokens. `lengths` gives the
+    number of positions that each stage drafts. For every pass of a model, the next stage guesses `inner_length` tokens.
+    Lengths (5, 0) give the vertical cascade alone."""
 
     needs: frozenset[str] = frozenset()
 
@@ -138,27 +138,28 @@ class CSDrafting:
         self,
         model: Target,
         *,
-        others: Sequence[Target] = (),
+        other_models: Sequence[Target] = (),
         lengths: Sequence[int] | None = None,
-        inner: int = 4,
-        levels: int = 4,
+        inner_length: int = 4,
+        max_ngram: int = 4,
     ) -> None:
-        models = [model, *others]
+        models = [model, *other_models]
         lengths = (4, *[2] * len(models)) if lengths is None else tuple(lengths)
-        if len(lengths) != len(models) + 1 or min(lengths) < 0 or not any(lengths) or min(inner, levels) < 1:
+        if len(lengths) != len(models) + 1 or min(lengths) < 0 or not any(lengths) or min(inner_length, max_ngram) < 1:
             raise InvalidOption(
-                f"lengths={lengths}, inner={inner}, levels={levels}: give {len(models) + 1} lengths of 0 or more, one "
-                "for each model and one for n-grams, not all 0; inner and levels are 1 or more"
+                f"lengths={lengths}, inner_length={inner_length}, max_ngram={max_ngram}: give {len(models) + 1} "
+                "lengths of 0 or more, one for each model and one for n-grams, not all 0; inner_length and max_ngram "
+                "must be 1 or more"
             )
         sizes = {one.vocabulary for one in models}
         if len(sizes) > 1:
             raise Incompatible(f"the models have vocabularies of {sorted(sizes)}; all must have the target's")
         self.vocabulary: int | None = model.vocabulary
-        self.lengths, self._statistics = lengths, _Statistics(levels)
+        self.lengths, self._statistics = lengths, _Statistics(max_ngram)
         below: _Stage | _Statistics = self._statistics
         self.stages: list[_Stage] = []
         for one in reversed(models):
-            below = _Stage(one, below, inner)
+            below = _Stage(one, below, inner_length)
             self.stages.insert(0, below)
 
     @property

@@ -67,10 +67,10 @@ class _ModelDrafter:
 
 
 class DraftModel(_ModelDrafter):
-    """A chain, drawn token by token; a policy says how far, with `bound`, `longest` and `cost` as its settings. The
-    policy "risk" (SpecDec++) reads the draft model's state `tap` (None: facts of the distribution) by a trained `head`.
-    `sampling` lets the model draw hotter or colder than the target (default: alike), which changes how much is accepted
-    and never the distribution of the output."""
+    """A chain, drawn token by token. A policy decides its length; `threshold`, `max_length` and `cost` are the policy's
+    settings. The policy "risk" (SpecDec++) applies a trained `head` to the draft model's hidden state `tap` (None: to
+    features of the distribution). `sampling` lets the model draw at other settings than the target's, which changes the
+    acceptance rate and never the distribution of the output."""
 
     def __init__(
         self,
@@ -78,15 +78,15 @@ class DraftModel(_ModelDrafter):
         *,
         length: int = 5,
         policy: Policy | str = "fixed",
-        bound: float | None = None,
-        longest: int | None = None,
+        threshold: float | None = None,
+        max_length: int | None = None,
         cost: float | None = None,
         head: Callable[[Tensor], Tensor] | Mapping[str, Tensor] | None = None,
         tap: str | None = "last",
         sampling: Sampling | None = None,
     ) -> None:
         super().__init__(model, sampling)
-        settings = {"bound": bound, "longest": longest, "cost": cost}
+        settings = {"threshold": threshold, "max_length": max_length, "cost": cost}
         reading = {} if head is None else {"head": head, "tap": tap}
         given = {name: value for name, value in settings.items() if value is not None}
         self.policy = make_policy(policy, length, **given, **reading)
@@ -99,17 +99,17 @@ class DraftModel(_ModelDrafter):
         self.policy.begin(len(prompts), self.model.device)
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
-        longest = min(self.policy.longest, int(room.max()))
+        max_length = min(self.policy.max_length, int(room.max()))
         wanted = torch.minimum(self.policy.start(), self._start(room, rng))
         draft = Draft.empty(len(room), rng.device)
-        rng.reserve(longest)
-        if (whole := self._drawn_whole(longest, rng)) is not None:
+        rng.reserve(max_length)
+        if (whole := self._drawn_whole(max_length, rng)) is not None:
             return whole
         tokens: list[Tensor] = []
         distributions: list[Distribution] = []
         live: list[Tensor] = []
         going = wanted > 0
-        for depth in range(longest):
+        for depth in range(max_length):
             scores = self.score(draft, depth - 1 if depth else None)
             distribution = scores.distributions(torch.full_like(wanted, depth)[:, None])  # [B, 1, S]
             going = going & (wanted > depth) & self._more(scores, distribution, depth)
@@ -175,9 +175,9 @@ class DraftModel(_ModelDrafter):
 class _Tree(_ModelDrafter):
     """A static shape, filled level by level."""
 
-    def __init__(self, model: Target, shape: Sequence[int] | None, sampling: Sampling | None) -> None:
+    def __init__(self, model: Target, tree: Sequence[int] | None, sampling: Sampling | None) -> None:
         super().__init__(model, sampling)
-        parents = validate(branching((3, 2, 1)) if shape is None else shape)
+        parents = validate(branching((3, 2, 1)) if tree is None else tree)
         if not parents:
             raise InvalidOption("the tree's shape has no nodes; give parents such as (-1, -1, 0), or drafter=None")
         levels = depths(parents)
@@ -200,11 +200,11 @@ class SampledTree(_Tree):
         self,
         model: Target,
         *,
-        shape: Sequence[int] | None = None,
+        tree: Sequence[int] | None = None,
         replacement: bool = False,
         sampling: Sampling | None = None,
     ) -> None:
-        super().__init__(model, shape, sampling)
+        super().__init__(model, tree, sampling)
         self.replacement = replacement
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
@@ -275,8 +275,8 @@ class TopKTree(_Tree):
     """A tree of the model's likeliest tokens, as fixed guesses: child number r of a node is its r-th likeliest
     successor (the static trees of Medusa, arXiv 2401.10774, and EAGLE, arXiv 2401.15077)."""
 
-    def __init__(self, model: Target, *, shape: Sequence[int] | None = None, sampling: Sampling | None = None) -> None:
-        super().__init__(model, shape, sampling)
+    def __init__(self, model: Target, *, tree: Sequence[int] | None = None, sampling: Sampling | None = None) -> None:
+        super().__init__(model, tree, sampling)
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         super().begin(prefill, prompts, softened(sampling))
@@ -301,9 +301,9 @@ class TopKTree(_Tree):
 
 
 class DynamicTree(_ModelDrafter):
-    """A tree that grows where the model is confident: each level expands the `width` most probable nodes, and of all
-    candidates the `nodes` most probable are kept (EAGLE-2, arXiv 2406.16858), none less likely than `least`. Fixed
-    guesses, so that the shape may depend on them."""
+    """A tree that grows where the model is confident (EAGLE-2, arXiv 2406.16858). Each level expands the `width` most
+    probable nodes; of all candidates the `nodes` most probable are kept, if their probability reaches
+    `min_probability`. Its nodes are fixed guesses, so the shape may depend on them."""
 
     def __init__(
         self,
@@ -312,17 +312,17 @@ class DynamicTree(_ModelDrafter):
         nodes: int = 16,
         width: int = 4,
         depth: int = 5,
-        least: float = 0.0,
+        min_probability: float = 0.0,
         sampling: Sampling | None = None,
     ) -> None:
         super().__init__(model, sampling)
-        if min(nodes, width, depth) < 1 or not 0 <= least < 1:
+        if min(nodes, width, depth) < 1 or not 0 <= min_probability < 1:
             raise InvalidOption(
-                f"nodes={nodes}, width={width}, depth={depth}, least={least}: the first three must be 1 or more, least "
-                "from 0 up to, but not, 1"
+                f"nodes={nodes}, width={width}, depth={depth}, min_probability={min_probability}: the first three must "
+                "be 1 or more, min_probability at least 0 and below 1"
             )
         self.nodes, self.width, self.depth = nodes, width, depth
-        self._floor = math.log(least) if least else -math.inf
+        self._floor = math.log(min_probability) if min_probability else -math.inf
         self._grower = model if isinstance(model, TreeGrowing) else None
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:

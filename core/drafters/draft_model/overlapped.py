@@ -33,7 +33,7 @@ class Overlapped:
     Which outcomes: each number accepted, by the acceptance seen so far, with the `width` tokens the model thinks
     likeliest behind it, all of them weighed against each other (the paper allots a fixed, geometric number to each
     length instead, and also bends what is drafted so that outcomes are easier to foresee; ours leaves the distribution
-    alone). `first` is how much is drafted where nothing was prepared. A prepared chain is drawn from the model's
+    alone). `first_length` is how much is drafted where nothing was prepared. A prepared chain is drawn from the model's
     distribution behind an outcome, with numbers of its own, and used only if that outcome comes true, so that it is as
     fresh as any.
 
@@ -49,17 +49,17 @@ class Overlapped:
         length: int = 4,
         outcomes: int = 4,
         width: int = 2,
-        first: int | None = None,
-        whole: bool = False,
+        first_length: int | None = None,
+        full_acceptance_only: bool = False,
         sampling: Sampling | None = None,
     ) -> None:
-        if min(length, outcomes, width) < 1 or (first is not None and not 1 <= first <= length):
+        if min(length, outcomes, width) < 1 or (first_length is not None and not 1 <= first_length <= length):
             raise InvalidOption(
-                f"length={length}, outcomes={outcomes}, width={width}, first={first}: each must be 1 or more, "
-                "and first not above the length"
+                f"length={length}, outcomes={outcomes}, width={width}, first_length={first_length}: each must be 1 or "
+                "more, and first_length at most length"
             )
         self.model, self.length, self.outcomes, self.width = model, length, outcomes, width
-        self.first, self.whole = first or length, whole
+        self.first_length, self.full_acceptance_only = first_length or length, full_acceptance_only
         self.vocabulary: int | None = model.vocabulary
         self.bytes_read = self.tries = self.hits = 0
         self._own = sampling
@@ -111,7 +111,7 @@ class Overlapped:
 
     def _draw(self, left: Tensor, rng: CounterRNG) -> tuple[Tensor, Distribution]:
         """A chain for every row, as nothing was prepared for some of them."""
-        longest = min(self.first, max(int(left.max()), 1)) if left.device.type == "cpu" else self.first
+        longest = min(self.first_length, max(int(left.max()), 1)) if left.device.type == "cpu" else self.first_length
         needed = self._open & ~self._hit
         rng.reserve(longest)
         draft, tokens, distributions = Draft.empty(len(left), rng.device), list[Tensor](), list[Distribution]()
@@ -176,7 +176,7 @@ class Overlapped:
         value, token = probs.topk(min(self.width, probs.shape[2]), -1)  # [B, N + 1, W]
         rate = self._rate.clamp(0.02, 0.98)
         chance = rate**there * torch.where(there < length, 1 - rate, 1.0)
-        usable = (there == length) if self.whole else (there <= length)
+        usable = (there == length) if self.full_acceptance_only else (there <= length)
         value = (value * (chance * usable)[..., None]).flatten(1)
         best = value.topk(min(self.outcomes, value.shape[1])).indices
         return best // token.shape[2], token.flatten(1).gather(1, best)
@@ -211,4 +211,6 @@ def pearl(model: Target, *, length: int = 4, sampling: Sampling | None = None) -
     next token, came true (post-verify); after it did not, the first new guess goes to the target at once, and the rest
     is drafted meanwhile (pre-verify). The paper drops the target's own token where all was accepted; ours keeps it, so
     that a hit also takes that this token is the drafter's."""
-    return Overlapped(model, length=length, outcomes=1, width=1, first=1, whole=True, sampling=sampling)
+    return Overlapped(
+        model, length=length, outcomes=1, width=1, first_length=1, full_acceptance_only=True, sampling=sampling
+    )

@@ -103,7 +103,7 @@ class Sequoia:
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         self._read = self.bytes_read
         kind = TopKTree if (self._own or sampling).greedy else SampledTree
-        self._tree = kind(self.model, shape=self.shape, sampling=self._own)
+        self._tree = kind(self.model, tree=self.shape, sampling=self._own)
         self._tree.begin(prefill, prompts, sampling)
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
@@ -138,7 +138,7 @@ def measure(
     counter = AcceptanceCounter()
     shape = comb(depth, width)
     for number, prompt in enumerate(prompts):
-        drafter = TopKTree(model, shape=shape) if sampling.greedy else SampledTree(model, shape=shape)
+        drafter = TopKTree(model, tree=shape) if sampling.greedy else SampledTree(model, tree=shape)
         for step in decode(
             target, drafter, Exact(), [prompt], sampling=sampling, max_new_tokens=tokens, seed=seed + number
         ):

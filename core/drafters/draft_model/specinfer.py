@@ -35,14 +35,14 @@ class SpecInfer:
         self,
         model: Target,
         *,
-        others: Sequence[Target] = (),
+        other_models: Sequence[Target] = (),
         samples: int = 2,
         depth: int = 4,
         sampling: Sampling | None = None,
     ) -> None:
         if samples < 1 or depth < 1:
             raise InvalidOption(f"samples={samples}, depth={depth}: each must be 1 or more")
-        self.models, self.samples, self.depth = [model, *others], samples, depth
+        self.models, self.samples, self.depth = [model, *other_models], samples, depth
         sizes = {one.vocabulary for one in self.models}
         if len(sizes) > 1:
             raise Incompatible(f"the models have vocabularies of {sorted(sizes)}; all must have the target's")

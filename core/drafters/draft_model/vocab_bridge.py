@@ -134,7 +134,7 @@ class Translated:
         if not pairs or len({theirs for _, theirs in pairs}) < len(pairs):
             raise InvalidOption(
                 "the vocabularies share no tokens, or one that stands for two; the drafter 'cross-vocabulary' with "
-                "way='retokenise' does without"
+                "method='retokenise' does without"
             )
         self._ours, self._theirs = (upload(list(one), model.device) for one in zip(*pairs, strict=True))
         nothing = torch.zeros(self.vocabulary, dtype=torch.long, device=model.device)

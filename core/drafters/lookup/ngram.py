@@ -26,10 +26,10 @@ from outrider.core.tree import Tree
 
 
 class Counts:
-    """What followed each context of 1 to `levels` tokens in a growing text, and how often."""
+    """What followed each context of 1 to `max_ngram` tokens in a growing text, and how often."""
 
-    def __init__(self, levels: int) -> None:
-        self.levels = levels
+    def __init__(self, max_ngram: int) -> None:
+        self.max_ngram = max_ngram
         self.tokens: list[int] = []
         self._seen: dict[tuple[int, ...], dict[int, int]] = {}
         self._best: dict[tuple[int, ...], int] = {}
@@ -37,7 +37,7 @@ class Counts:
     def add(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             end = len(self.tokens)
-            for length in range(1, min(self.levels, end) + 1):
+            for length in range(1, min(self.max_ngram, end) + 1):
                 context = tuple(self.tokens[end - length :])
                 counts = self._seen.setdefault(context, {})
                 counts[token] = counts.get(token, 0) + 1
@@ -47,7 +47,7 @@ class Counts:
 
     def after(self, context: Sequence[int]) -> int | None:
         """The token that mostly followed the longest end of a context that is known."""
-        for length in range(min(self.levels, len(context)), 0, -1):
+        for length in range(min(self.max_ngram, len(context)), 0, -1):
             best = self._best.get(tuple(context[len(context) - length :]))
             if best is not None:
                 return best
@@ -55,18 +55,18 @@ class Counts:
 
 
 class ANPD(WeightFree):
-    """A chain of up to `length` guesses, each from the longest context of up to `levels` tokens that is in the table,
-    guesses before it included."""
+    """A chain of up to `length` guesses. Each is the most frequent successor of the longest known context of up to
+    `max_ngram` tokens; contexts include the guesses before it."""
 
-    def __init__(self, *, length: int = 7, levels: int = 5) -> None:
-        if min(length, levels) < 1:
-            raise InvalidOption(f"length={length}, levels={levels}: both must be 1 or more")
-        self.length, self.levels = length, levels
+    def __init__(self, *, length: int = 7, max_ngram: int = 5) -> None:
+        if min(length, max_ngram) < 1:
+            raise InvalidOption(f"length={length}, max_ngram={max_ngram}: both must be 1 or more")
+        self.length, self.max_ngram = length, max_ngram
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         self._tables = []
         for prompt in prompts:
-            table = Counts(self.levels)
+            table = Counts(self.max_ngram)
             table.add(list(prompt))
             self._tables.append(table)
 
@@ -84,10 +84,10 @@ class ANPD(WeightFree):
 
 def _chain(table: Counts, most: int) -> list[int]:
     """Guess after guess, as long as the table knows what follows."""
-    context = table.tokens[-table.levels :]
+    context = table.tokens[-table.max_ngram :]
     known = len(context)
     for _ in range(most):
-        token = table.after(context[-table.levels :])
+        token = table.after(context[-table.max_ngram :])
         if token is None:
             break
         context.append(token)
@@ -99,23 +99,23 @@ class NGrammys(WeightFree, Grower):
     `bigrams` [V, K], each token's likeliest successors, are worked out at the first use if they are not given."""
 
     def __init__(
-        self, model: Target, *, bigrams: Tensor | None = None, drafts: int = 3, length: int = 4, query: int = 2
+        self, model: Target, *, bigrams: Tensor | None = None, drafts: int = 3, length: int = 4, max_ngram: int = 2
     ) -> None:
-        if min(drafts, length, query) < 1:
-            raise InvalidOption(f"drafts={drafts}, length={length}, query={query}: each must be 1 or more")
+        if min(drafts, length, max_ngram) < 1:
+            raise InvalidOption(f"drafts={drafts}, length={length}, max_ngram={max_ngram}: each must be 1 or more")
         self.vocabulary = model.vocabulary
         if bigrams is not None and (bigrams.dim() != 2 or len(bigrams) != model.vocabulary):
             raise Incompatible(
                 f"bigrams has the shape {tuple(bigrams.shape)}; for this model it must be [{model.vocabulary}, K]"
             )
         self.model, self.bigrams = model, bigrams
-        self.drafts, self.length, self.query = drafts, length, query
+        self.drafts, self.length, self.max_ngram = drafts, length, max_ngram
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         if self.bigrams is None:
             self.bigrams = bigram_table(self.model, self.drafts)
         self._after = self.bigrams.cpu().numpy()
-        self._texts = [_Places(self.query, prompt) for prompt in prompts]
+        self._texts = [_Places(self.max_ngram, prompt) for prompt in prompts]
 
     def tries(self, room: Sequence[int]) -> list[Trie]:
         return [self._guess(*pair) for pair in zip(self._texts, room, strict=True)]
@@ -148,10 +148,10 @@ class NGrammys(WeightFree, Grower):
 
 
 class _Places:
-    """A growing text, and where each of its n-grams of 1 to `query` tokens occurred."""
+    """A growing text, and where each of its n-grams of 1 to `max_ngram` tokens occurred."""
 
-    def __init__(self, query: int, prompt: Sequence[int]) -> None:
-        self.query = query
+    def __init__(self, max_ngram: int, prompt: Sequence[int]) -> None:
+        self.max_ngram = max_ngram
         self.tokens: list[int] = []
         self._places: dict[tuple[int, ...], list[int]] = {}
         self._known = 0
@@ -160,14 +160,14 @@ class _Places:
     def add(self, tokens: Sequence[int]) -> None:
         self.tokens += tokens
         for place in range(self._known + 1, len(self.tokens)):  # what something follows
-            for length in range(1, min(self.query, place) + 1):
+            for length in range(1, min(self.max_ngram, place) + 1):
                 self._places.setdefault(tuple(self.tokens[place - length : place]), []).append(place)
         self._known = max(len(self.tokens) - 1, 0)
 
     def continuations(self, count: int, most: int) -> list[list[int]]:
         """Different ones, behind longer matches first, then the more frequent, then the latest."""
         found: dict[tuple[int, ...], None] = {}
-        for length in range(min(self.query, len(self.tokens)), 0, -1):
+        for length in range(min(self.max_ngram, len(self.tokens)), 0, -1):
             places = self._places.get(tuple(self.tokens[len(self.tokens) - length :]), [])[-64:]
             votes: dict[tuple[int, ...], int] = {}
             for place in reversed(places):

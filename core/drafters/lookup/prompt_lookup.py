@@ -26,22 +26,22 @@ from outrider.core.tree import Tree
 class _Text:
     """A growing sequence, and where each of its n-grams last occurred."""
 
-    def __init__(self, longest: int) -> None:
-        self.longest = longest
+    def __init__(self, max_ngram: int) -> None:
+        self.max_ngram = max_ngram
         self.tokens: list[int] = []
-        self._next: list[dict[tuple[int, ...], int]] = [{} for _ in range(longest)]  # n-gram -> the place after it
+        self._next: list[dict[tuple[int, ...], int]] = [{} for _ in range(max_ngram)]  # n-gram -> the place after it
         self._known = 0
 
     def add(self, tokens: Sequence[int]) -> None:
         self.tokens += tokens
         for place in range(self._known + 1, len(self.tokens)):  # n-grams that something follows
-            for length in range(1, min(self.longest, place) + 1):
+            for length in range(1, min(self.max_ngram, place) + 1):
                 self._next[length - 1][tuple(self.tokens[place - length : place])] = place
         self._known = max(len(self.tokens) - 1, 0)
 
     def after(self, suffix: Sequence[int], length: int, least: int, most: int) -> tuple[int, list[int]]:
         """Length of the longest matching end of `suffix`, and up to `most` tokens that followed it here."""
-        for size in range(min(self.longest, len(suffix), length), least - 1, -1):
+        for size in range(min(self.max_ngram, len(suffix), length), least - 1, -1):
             place = self._next[size - 1].get(tuple(suffix[len(suffix) - size :]))
             if place is not None:
                 return size, self.tokens[place : place + most]
@@ -55,19 +55,19 @@ class PromptLookup(IndependentRows):
         self,
         *,
         length: int = 10,
-        longest: int = 3,
-        shortest: int = 1,
+        max_ngram: int = 3,
+        min_ngram: int = 1,
         references: Sequence[Sequence[int]] = (),
     ) -> None:
-        if length < 1 or not 1 <= shortest <= longest:
+        if length < 1 or not 1 <= min_ngram <= max_ngram:
             raise InvalidOption(
-                f"length={length}, shortest={shortest}, longest={longest}: "
-                "length must be 1 or more, and shortest from 1 to longest"
+                f"length={length}, min_ngram={min_ngram}, max_ngram={max_ngram}: "
+                "length must be 1 or more, and min_ngram from 1 to max_ngram"
             )
-        self.length, self.longest, self.shortest = length, longest, shortest
+        self.length, self.max_ngram, self.min_ngram = length, max_ngram, min_ngram
         self._references = []
         for reference in references:
-            text = _Text(longest)
+            text = _Text(max_ngram)
             text.add(reference)
             self._references.append(text)
 
@@ -75,7 +75,7 @@ class PromptLookup(IndependentRows):
         self._texts: list[_Text | None] = [self._read(prompt) for prompt in prompts]  # None: a hole
 
     def _read(self, prompt: Sequence[int]) -> _Text:
-        text = _Text(self.longest)
+        text = _Text(self.max_ngram)
         text.add(list(prompt))
         return text
 
@@ -108,7 +108,7 @@ class PromptLookup(IndependentRows):
             return []
         best: tuple[int, list[int]] = (0, [])
         for source in (text, *self._references):
-            size, tokens = source.after(text.tokens, self.longest, max(self.shortest, best[0] + 1), most)
+            size, tokens = source.after(text.tokens, self.max_ngram, max(self.min_ngram, best[0] + 1), most)
             if size > best[0]:
                 best = size, tokens
         return best[1]

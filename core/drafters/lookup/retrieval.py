@@ -111,9 +111,9 @@ class Datastore:
             )
         return cls(tokens, order, about)
 
-    def find(self, query: Sequence[int], longest: int, shortest: int) -> tuple[int, int, int]:
+    def find(self, query: Sequence[int], max_ngram: int, min_ngram: int) -> tuple[int, int, int]:
         """Length of the longest end of `query` that occurs, and the places in the order [first, last) where it does."""
-        low, high, best = shortest, min(longest, len(query), _DEPTH), (0, 0, 0)
+        low, high, best = min_ngram, min(max_ngram, len(query), _DEPTH), (0, 0, 0)
         while low <= high:  # what occurs at one length occurs at all shorter ones
             length = (low + high) // 2
             first, last = self._range(np.asarray(query[len(query) - length :], dtype=np.int32))
@@ -208,7 +208,7 @@ class _Row:
         bucket = min(length, len(_TRUST)) - 1
         return self.right[bucket] / self.seen[bucket]
 
-    def add(self, tokens: Sequence[int], longest: int) -> None:
+    def add(self, tokens: Sequence[int], max_ngram: int) -> None:
         """Tokens were committed; the guesses that stood there are known to be right or wrong."""
         reached = len(self.trie.follow(tokens))
         inner = {*self.trie.parents}
@@ -217,13 +217,13 @@ class _Row:
                 bucket = min(self.length + depth, len(_TRUST)) - 1
                 self.seen[bucket] += 1
                 self.right[bucket] += depth < reached
-        self.end = [*self.end, *tokens][-longest:]
+        self.end = [*self.end, *tokens][-max_ngram:]
 
 
 class REST(WeightFree, Grower):
-    """`store` is a datastore, the path of one, or texts as lists of token ids. Of the text's last `longest` to
-    `shortest` tokens the longest run that the store has counts; of what followed there the `nodes` heaviest are tried,
-    as far as they are thought at least `least` likely (0, with 64 nodes, is the paper's)."""
+    """Drafts a tree of what follows the longest suffix of the text, `min_ngram` to `max_ngram` tokens long, that occurs
+    in `store`: a datastore, its path, or texts as lists of token ids. Up to `max_matches` of its places vote; the
+    `nodes` heaviest nodes whose estimated probability reaches `min_probability` are kept (the paper: 64 nodes, 0)."""
 
     def __init__(
         self,
@@ -231,49 +231,53 @@ class REST(WeightFree, Grower):
         store: Datastore | Path | str | Sequence[Sequence[int]] = (),
         nodes: int = 64,
         length: int = 10,
-        longest: int = 16,
-        shortest: int = 1,
-        least: float = 0.03,
-        sample: int = 64,
+        max_ngram: int = 16,
+        min_ngram: int = 1,
+        min_probability: float = 0.03,
+        max_matches: int = 64,
     ) -> None:
-        if min(nodes, length, shortest, sample) < 1 or not shortest <= longest <= _DEPTH or not 0 <= least <= 1:
+        if (
+            min(nodes, length, min_ngram, max_matches) < 1
+            or not min_ngram <= max_ngram <= _DEPTH
+            or not 0 <= min_probability <= 1
+        ):
             raise InvalidOption(
-                f"nodes={nodes}, length={length}, shortest={shortest}, longest={longest}, least={least}, "
-                f"sample={sample}: all must be 1 or more, shortest up to longest, longest up to {_DEPTH}, and least "
-                "from 0 to 1"
+                f"nodes={nodes}, length={length}, min_ngram={min_ngram}, max_ngram={max_ngram}, "
+                f"max_matches={max_matches}, min_probability={min_probability}: counts and lengths must be 1 or more, "
+                f"min_ngram at most max_ngram, max_ngram at most {_DEPTH}, and min_probability from 0 to 1"
             )
         if isinstance(store, str | Path):
             store = Datastore.load(Path(store))
         self.store = store if isinstance(store, Datastore) else Datastore.build(store)
-        self.nodes, self.length, self.longest, self.shortest = nodes, length, longest, shortest
-        self.least, self.sample = least, sample
+        self.nodes, self.length, self.max_ngram, self.min_ngram = nodes, length, max_ngram, min_ngram
+        self.min_probability, self.max_matches = min_probability, max_matches
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
-        self._rows = [_Row(list(prompt)[-self.longest :]) for prompt in prompts]
+        self._rows = [_Row(list(prompt)[-self.max_ngram :]) for prompt in prompts]
 
     def tries(self, room: Sequence[int]) -> list[Trie]:
         return [self._guess(row, min(self.length, left)) for row, left in zip(self._rows, room, strict=True)]
 
     def _guess(self, row: _Row, most: int) -> Trie:
         trie = row.trie = Trie()
-        found = self.store.find(row.end, self.longest, self.shortest) if most > 0 else (0, 0, 0)
+        found = self.store.find(row.end, self.max_ngram, self.min_ngram) if most > 0 else (0, 0, 0)
         row.length = found[0]
         if not found[0]:
             return trie
         reach = [1.0]
-        while len(reach) <= most and reach[-1] >= self.least:  # deeper, no guess could be likely enough
+        while len(reach) <= most and reach[-1] >= self.min_probability:  # deeper, no guess could be likely enough
             reach.append(reach[-1] * row.trust(found[0] + len(reach) - 1))
-        chains = self.store.continuations(found, self.sample, len(reach) - 1)
+        chains = self.store.continuations(found, self.max_matches, len(reach) - 1)
         for chain in chains:
             trie.add(chain, 1 / len(chains))
         trie.weights = [weight * reach[depth] for weight, depth in zip(trie.weights, trie.depths, strict=True)]
-        likely = sum(weight >= self.least for weight in trie.weights)
+        likely = sum(weight >= self.min_probability for weight in trie.weights)
         row.trie = trie.best(min(self.nodes, likely))
         return row.trie
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         for row, tokens in zip(self._rows, verdict.rows(draft), strict=True):
-            row.add(tokens, self.longest)
+            row.add(tokens, self.max_ngram)
 
     def end(self) -> None:
         self._rows = []

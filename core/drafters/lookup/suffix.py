@@ -124,9 +124,9 @@ class _Row:
         self._trie, self._asked = Trie(), {}
         self.add(tokens)
 
-    def guess(self, most: int, deepest: int, least: float) -> Trie:
+    def guess(self, most: int, deepest: int, min_probability: float) -> Trie:
         """Best first: the likeliest node is taken and what may follow it becomes a candidate, as long as guesses are
-        likelier than `least`."""
+        likelier than `min_probability`."""
         trie = self._trie = Trie()
         self._asked = {}
         if most < 1 or deepest < 1:
@@ -139,7 +139,7 @@ class _Row:
         node, chance, number = -1, 1.0, 0
         while True:
             if node < 0 or trie.depths[node] < deepest:
-                for after, token, longer in self._after(node, matches, chance, least):
+                for after, token, longer in self._after(node, matches, chance, min_probability):
                     heapq.heappush(heap, (-after, number, node, token, longer))
                     number += 1
             if not heap or len(trie) >= most:
@@ -149,7 +149,7 @@ class _Row:
             trie.weights[node] = chance
 
     def _after(
-        self, node: int, matches: list[Match], reach: float, least: float
+        self, node: int, matches: list[Match], reach: float, min_probability: float
     ) -> list[tuple[float, int, list[Match]]]:
         """What may follow: chance, token, and the matches then. Longer matches have the first word, shorter ones what
         is left of the trust."""
@@ -157,7 +157,7 @@ class _Row:
         asked = self._asked[node] = []
         left = reach
         matches = [match for match in matches if match[1] > 0]
-        while matches and left > least and len(asked) < _LEVELS:
+        while matches and left > min_probability and len(asked) < _LEVELS:
             matches.sort(key=_length)
             automaton, state, length = matches.pop()
             shorter = automaton.link[state]
@@ -173,7 +173,7 @@ class _Row:
             left -= share
             for token, there in following.items():
                 chance = share * count[there] / total
-                if token < 0 or chance < least / 4:
+                if token < 0 or chance < min_probability / 4:
                     continue
                 if token not in found:
                     found[token] = chance, [(automaton, there, length + 1)]
@@ -182,7 +182,7 @@ class _Row:
                     if all(match[0] is not automaton for match in longer):
                         longer.append((automaton, there, length + 1))
                     found[token] = before + chance, longer
-        return [(chance, token, longer) for token, (chance, longer) in found.items() if chance >= least]
+        return [(chance, token, longer) for token, (chance, longer) in found.items() if chance >= min_probability]
 
 
 def _length(match: Match) -> int:
@@ -190,16 +190,18 @@ def _length(match: Match) -> int:
 
 
 class Suffix(IndependentRows, Grower):
-    """A tree of at most `nodes` guesses, each thought at least `least` likely. What was generated is remembered, up to
-    `memory` tokens, for as long as the drafter lives; 0 remembers nothing."""
+    """A tree of at most `nodes` guesses with an estimated probability of at least `min_probability` each. The drafter
+    remembers up to `memory` tokens of its past outputs, none if 0."""
 
-    def __init__(self, *, nodes: int = 16, depth: int = 16, least: float = 0.05, memory: int = 100_000) -> None:
-        if min(nodes, depth) < 1 or not 0 < least <= 1 or memory < 0:
+    def __init__(
+        self, *, nodes: int = 16, depth: int = 16, min_probability: float = 0.05, memory: int = 100_000
+    ) -> None:
+        if min(nodes, depth) < 1 or not 0 < min_probability <= 1 or memory < 0:
             raise InvalidOption(
-                f"nodes={nodes}, depth={depth}, least={least}, memory={memory}: nodes and depth must be 1 or more, "
-                "least above 0 and at most 1, memory 0 or more"
+                f"nodes={nodes}, depth={depth}, min_probability={min_probability}, memory={memory}: nodes and depth "
+                "must be 1 or more, min_probability above 0 and at most 1, memory 0 or more"
             )
-        self.nodes, self.depth, self.least, self.memory = nodes, depth, least, memory
+        self.nodes, self.depth, self.min_probability, self.memory = nodes, depth, min_probability, memory
         self.past = Automaton()
         self._kept: list[list[int]] = []  # the outputs that `past` is made of
         self._rows: list[_Row | None] = []  # None: a hole
@@ -232,7 +234,7 @@ class Suffix(IndependentRows, Grower):
     def tries(self, room: Sequence[int]) -> list[Trie]:
         self._open = [one >= 0 for one in room]
         return [
-            Trie() if row is None else row.guess(self.nodes, min(self.depth, most), self.least)
+            Trie() if row is None else row.guess(self.nodes, min(self.depth, most), self.min_probability)
             for row, most in zip(self._rows, room, strict=True)
         ]
 

@@ -4,7 +4,7 @@ Luo et al., "Turning trash into treasure: accelerating inference of large langua
 2408.08696): a table of vocabulary x k, renewed by every row of every verification, accepted or not, from which a
 static tree is read breadth first. Ours keeps one table a row of the batch, so that rows never see each other, and
 joins them when a generation ends; it notes how likely each successor is to come again, so that besides the static tree
-(`shape`) there is one that grows best first. Successors read off the prompt start it. Knows token ids only.
+(`tree`) there is one that grows best first. Successors read off the prompt start it. Knows token ids only.
 """
 
 from __future__ import annotations
@@ -35,35 +35,36 @@ _ROWS = 64  # of a pass that are recycled: the first so many
 
 
 class TokenRecycling(IndependentRows, Grower):
-    """`shape` gives the static tree as parents, children in order of rank, or as "static" the best of `nodes` for how
-    often each rank was right; left out, the tree grows best first to `nodes`, each thought at least `least` likely.
-    `start` is a table to begin with, such as the target's bigrams."""
+    """`tree` is a static tree, given by the parents of its nodes; "static" is the best tree of `nodes` nodes for the
+    measured acceptance by rank. By default the tree grows best first to `nodes` nodes, each with an estimated
+    probability of at least `min_probability`. `initial_table` is the table at the start, such as the target's
+    bigrams."""
 
     def __init__(
         self,
         *,
         nodes: int = 16,
         depth: int = 6,
-        least: float = 0.05,
+        min_probability: float = 0.05,
         successors: int = 8,
-        shape: Sequence[int] | str | None = None,
-        start: Mapping[int, Successors] | None = None,
+        tree: Sequence[int] | str | None = None,
+        initial_table: Mapping[int, Successors] | None = None,
         remember: bool = True,
     ) -> None:
-        if min(nodes, depth, successors) < 1 or not 0 <= least <= 1:
+        if min(nodes, depth, successors) < 1 or not 0 <= min_probability <= 1:
             raise InvalidOption(
-                f"nodes={nodes}, depth={depth}, successors={successors}, least={least}: the first three must be 1 or "
-                "more, least from 0 to 1"
+                f"nodes={nodes}, depth={depth}, successors={successors}, min_probability={min_probability}: the first "
+                "three must be 1 or more, min_probability from 0 to 1"
             )
-        self.nodes, self.depth, self.least, self.successors = nodes, depth, least, successors
-        if isinstance(shape, str):
-            if shape != STATIC:
-                raise unknown("shape", shape, (STATIC,))
-            shape = sequoia(_RANKS[:successors], nodes, depth).shape(nodes, depth)
-        self.shape = None if shape is None else validate(shape)
-        self._ranks = () if self.shape is None else ranks(self.shape)
+        self.nodes, self.depth, self.min_probability, self.successors = nodes, depth, min_probability, successors
+        if isinstance(tree, str):
+            if tree != STATIC:
+                raise unknown("tree", tree, (STATIC,))
+            tree = sequoia(_RANKS[:successors], nodes, depth).shape(nodes, depth)
+        self.tree = None if tree is None else validate(tree)
+        self._ranks = () if self.tree is None else ranks(self.tree)
         self.remember = remember
-        self.start: Mapping[int, Successors] = {} if start is None else start
+        self.initial_table: Mapping[int, Successors] = {} if initial_table is None else initial_table
         self.table: dict[int, Successors] = {}  # what generations before this one left
         self._rows: list[dict[int, Successors]] = []
 
@@ -107,17 +108,17 @@ class TokenRecycling(IndependentRows, Grower):
         return {token: (known, _shares(len(known))) for token, known in found.items()}
 
     def tries(self, room: Sequence[int]) -> list[Trie]:
-        grow = self._grow if self.shape is None else self._fill
+        grow = self._grow if self.tree is None else self._fill
         return [grow(row, last, left) for row, last, left in zip(self._rows, self._last, room, strict=True)]
 
     def _after(self, row: dict[int, Successors], token: int) -> Successors:
-        return row.get(token) or self.table.get(token) or self.start.get(token) or ([], [])
+        return row.get(token) or self.table.get(token) or self.initial_table.get(token) or ([], [])
 
     def _fill(self, row: dict[int, Successors], last: int, room: int) -> Trie:
         """The static tree, as far as successors are known."""
         trie, place = Trie(), {-1: -1}
-        assert self.shape is not None
-        for node, (parent, rank) in enumerate(zip(self.shape, self._ranks, strict=True)):
+        assert self.tree is not None
+        for node, (parent, rank) in enumerate(zip(self.tree, self._ranks, strict=True)):
             above = place.get(parent)
             if above is None or (trie.depths[above] if above >= 0 else 0) >= room:
                 continue
@@ -135,7 +136,7 @@ class TokenRecycling(IndependentRows, Grower):
             if node < 0 or trie.depths[node] < deepest:
                 known, shares = self._after(row, trie.tokens[node] if node >= 0 else last)
                 for token, share in zip(known, shares, strict=True):
-                    if chance * share >= self.least:
+                    if chance * share >= self.min_probability:
                         heapq.heappush(heap, (-chance * share, number, node, token))
                         number += 1
             if not heap or len(trie) >= self.nodes:

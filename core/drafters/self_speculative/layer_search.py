@@ -63,7 +63,7 @@ class Found:
 
 
 def search(
-    target: Target, prompts: Prompts, *, tokens: int = 64, trials: int = 100, seed: int = 0, longest: int = 12
+    target: Target, prompts: Prompts, *, tokens: int = 64, trials: int = 100, seed: int = 0, max_length: int = 12
 ) -> Iterator[Found]:
     """Draft & Verify's Bayesian optimisation, by Optuna: which sublayers to leave out. Yields the best set so far after
     each trial. Where the paper times each set on samples, ours has each set guess the target's own greedy answers in
@@ -90,7 +90,7 @@ def search(
             view.begin(texts, GREEDY, frozenset())
             rate = agreement(view.recall(texts, max(counts)), texts, counts).sum() / sum(counts)
             cost = view.weight_bytes / max(whole.weight_bytes, 1)
-            gains = {length: speedup(float(rate), length, cost) for length in range(1, longest + 1)}
+            gains = {length: speedup(float(rate), length, cost) for length in range(1, max_length + 1)}
             length = max(gains, key=lambda one: gains[one])
             study.tell(trial, gains[length])
             if best is None or gains[length] > best.speedup:
@@ -141,13 +141,13 @@ def inner(names: Sequence[str]) -> Sequence[str]:
 class LayerSearch:
     """One row's search: which sets were tried, and how much of the row's own text each would have guessed."""
 
-    def __init__(self, names: Sequence[str], count: int, bayes: int, seed: int) -> None:
-        self.names, self.count, self.bayes = names, count, bayes
+    def __init__(self, names: Sequence[str], count: int, bayes_interval: int, seed: int) -> None:
+        self.names, self.count, self.bayes_interval = names, count, bayes_interval
         self.random = np.random.default_rng(seed)
         self.tried: list[tuple[np.ndarray, float]] = []
         self.best, self.match = self._set(np.arange(len(names)) % 2 + np.arange(len(names)) / (2 * len(names))), -1.0
         self.study: Any = None
-        if bayes:
+        if bayes_interval:
             optuna = searcher()
             sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=1)
             self.study = optuna.create_study(direction="maximize", sampler=sampler)
@@ -163,7 +163,7 @@ class LayerSearch:
         number = len(self.tried)
         if not number:
             self.weights = np.array([float(name in self.best) for name in self.names])
-        elif self.bayes and number % self.bayes == 0:
+        elif self.bayes_interval and number % self.bayes_interval == 0:
             asked = self.study.ask(self.space)
             self.weights = np.array([asked.params[name] for name in self.names])
         else:
@@ -172,7 +172,7 @@ class LayerSearch:
 
     def tell(self, match: float) -> None:
         self.tried.append((self.weights, match))
-        if self.bayes:
+        if self.bayes_interval:
             params = dict(zip(self.names, self.weights.tolist(), strict=True))
             self.study.add_trial(self.trial(params=params, distributions=self.space, value=match))
         if match > self.match:

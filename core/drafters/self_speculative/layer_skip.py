@@ -152,9 +152,9 @@ def check(skip: Collection[str], known: Sequence[str]) -> frozenset[str]:
     return frozenset(skip)
 
 
-def few(share: float, names: Sequence[str]) -> int:
+def few(skip_ratio: float, names: Sequence[str]) -> int:
     """How many sublayers a share of them is: one at least, and never all."""
-    return max(min(round(share * len(names)), len(names) - 1), 1)
+    return max(min(round(skip_ratio * len(names)), len(names) - 1), 1)
 
 
 # ---- Draft & Verify: a set found beforehand
@@ -178,18 +178,22 @@ class Given:
 
 
 def draft_verify(
-    skip: Collection[str] | str | Path | Found, *, length: int | None = None, bound: float = 0.6, wanted: float = 0.85
+    skip: Collection[str] | str | Path | Found,
+    *,
+    length: int | None = None,
+    threshold: float = 0.6,
+    target_acceptance: float = 0.85,
 ) -> SelfDrafter:
-    """A fixed set of skipped sublayers: their names, or what `search` found, as it is or as the file it was saved to.
-    Drafting stops where the view is unsure, by a bound that follows the acceptance towards `wanted`. Where the paper
-    looks at the probability of the token already drawn, ours looks at the distribution before the draw. `length` is the
-    most that is drafted: by default what `search` found best, else the paper's 12."""
+    """Draft & Verify with a fixed set of skipped sublayers: their names, the result of `search`, or the file it was
+    saved to. Drafting stops where the highest probability falls below a threshold, which adapts so that the acceptance
+    rate approaches `target_acceptance`. The paper uses the probability of the drawn token; ours decides before the
+    draw. `length` is the longest draft; default: the length that `search` found best, else the paper's 12."""
     if isinstance(skip, Path) or (isinstance(skip, str) and skip.endswith(".json")):
         skip = Found.load(Path(skip))
     if isinstance(skip, str):
         skip = [one.strip() for one in skip.split(",") if one.strip()]
     names, best = (skip.skip, skip.length) if isinstance(skip, Found) else (tuple(skip), _USUAL)
-    policy = DraftExit(best if length is None else length, bound, wanted)
+    policy = DraftExit(best if length is None else length, threshold, target_acceptance)
     return SelfDrafter("draft-verify", lambda model: DraftModel(model, policy=policy), Given(frozenset(names)))
 
 
@@ -201,11 +205,11 @@ class Stream:
     """SWIFT's search: every step, one more set has a go at the last `window` tokens of the row's own output, in one
     pass, once there are so many; when one guesses enough of them, or after so many sets, the best is kept."""
 
-    share: float
+    skip_ratio: float
     window: int
     trials: int
-    enough: float
-    bayes: int
+    stop_agreement: float
+    bayes_interval: int
     seed: int
     bytes_read: int = 0
 
@@ -213,7 +217,7 @@ class Stream:
         self._model, self._starts = model, [len(prompt) for prompt in prompts]
         self._texts = [list(prompt) for prompt in prompts]
         names = inner(whole.sublayers)
-        self.quests = [LayerSearch(names, few(self.share, names), self.bayes, self.seed) for _ in prompts]
+        self.quests = [LayerSearch(names, few(self.skip_ratio, names), self.bayes_interval, self.seed) for _ in prompts]
         return [quest.best for quest in self.quests]
 
     def learn(self, emitted: Sequence[Sequence[int]]) -> None:
@@ -228,45 +232,45 @@ class Stream:
         if not any(counts):
             return None
         texts = [text if going else text[:1] for text, going in zip(self._texts, open_, strict=True)]
-        wanted = {row: self.quests[row].suggest() for row, count in enumerate(counts) if count}
-        for one in dict.fromkeys(wanted.values()):
+        suggested = {row: self.quests[row].suggest() for row, count in enumerate(counts) if count}
+        for one in dict.fromkeys(suggested.values()):
             view = self._model.seen(one)
             right = agreement(view.recall(texts, self.window), texts, counts)
             self.bytes_read += view.weight_bytes
-            for row in (row for row, suggested in wanted.items() if suggested == one):
+            for row in (row for row, sublayers in suggested.items() if sublayers == one):
                 self.quests[row].tell(right[row] / counts[row])
         return [quest.best for quest in self.quests]
 
     def _seeking(self, quest: LayerSearch) -> bool:
-        return len(quest.tried) < self.trials and quest.match < self.enough
+        return len(quest.tried) < self.trials and quest.match < self.stop_agreement
 
 
 def swift(
     *,
-    share: float = 0.45,
+    skip_ratio: float = 0.45,
     window: int = 16,
     trials: int = 32,
-    enough: float = 0.95,
-    bayes: int = 8,
+    stop_agreement: float = 0.95,
+    bayes_interval: int = 8,
     nodes: int = 12,
     width: int = 3,
     depth: int = 6,
-    least: float = 0.2,
+    min_probability: float = 0.2,
     seed: int = 0,
 ) -> SelfDrafter:
-    """A `share` of the sublayers is skipped; which, is searched for on the running text: at random, and every
-    `bayes`-th time (0: never) where Optuna thinks best. The draft is a tree that is cut where the view is unsure: no
-    node thought less than `least` likely. The first and the last layer are kept. Ours scores one set a step in a pass
-    of its own, on the row's last `window` tokens (the paper's are 32), and counts that pass."""
-    if not 0 < share < 1 or min(window, trials) < 1 or bayes < 0:
+    """SWIFT: skips a share `skip_ratio` of the sublayers, never those of the first and the last layer. Which ones is
+    searched for while decoding: candidates are random, and every `bayes_interval`-th (0: none) is Optuna's suggestion.
+    Drafts are trees of nodes whose probability reaches `min_probability`. Ours scores one candidate per round in a pass
+    of its own, on the row's last `window` tokens (the paper: 32), and counts that pass."""
+    if not 0 < skip_ratio < 1 or min(window, trials) < 1 or bayes_interval < 0:
         raise InvalidOption(
-            f"share={share}, window={window}, trials={trials}, bayes={bayes}: share must be between 0 and 1, window "
-            "and trials 1 or more, bayes 0 or more"
+            f"skip_ratio={skip_ratio}, window={window}, trials={trials}, bayes_interval={bayes_interval}: skip_ratio "
+            "must be between 0 and 1, window and trials 1 or more, bayes_interval 0 or more"
         )
     return SelfDrafter(
         "swift",
-        lambda model: DynamicTree(model, nodes=nodes, width=width, depth=depth, least=least),
-        Stream(share, window, trials, enough, bayes, seed),
+        lambda model: DynamicTree(model, nodes=nodes, width=width, depth=depth, min_probability=min_probability),
+        Stream(skip_ratio, window, trials, stop_agreement, bayes_interval, seed),
     )
 
 
@@ -277,8 +281,8 @@ def swift(
 class Alike:
     """What changes least when the prompt is read."""
 
-    share: float
-    least: float
+    skip_ratio: float
+    min_similarity: float
     parts: tuple[str, ...]
     bytes_read: int = 0
 
@@ -289,8 +293,8 @@ class Alike:
         self.bytes_read += whole.weight_bytes
         found = []
         for row in alike:
-            order = sorted(range(len(names)), key=lambda place: (-row[place], place))[: few(self.share, names)]
-            found.append(frozenset(names[place] for place in order if row[place] >= self.least))
+            order = sorted(range(len(names)), key=lambda place: (-row[place], place))[: few(self.skip_ratio, names)]
+            found.append(frozenset(names[place] for place in order if row[place] >= self.min_similarity))
         return found
 
     def again(self, open_: Sequence[bool]) -> None:
@@ -302,22 +306,23 @@ class Alike:
 
 def draft_on_the_fly(
     *,
-    share: float = 0.3,
-    least: float = 0.0,
+    skip_ratio: float = 0.3,
+    min_similarity: float = 0.0,
     parts: Collection[str] = ("attention",),
     length: int = 4,
-    bound: float = 0.4,
+    threshold: float = 0.4,
 ) -> SelfDrafter:
-    """Of each row, the `share` of sublayers whose input and output are most alike by cosine on its own prompt, no less
-    than `least`; `parts` says which kinds may go: attention, as in the paper, mlp, or both. The paper goes by
-    thresholds found for each model; ours ranks sublayers, so that one setting serves any model. Drafting stops where
-    the view is unsure."""
-    if not 0 < share < 1 or not parts or not set(parts) <= {"attention", "mlp"}:
+    """Draft on the Fly: skips, in each row, the share `skip_ratio` of sublayers whose input and output have the highest
+    cosine similarity on the row's prompt, if it reaches `min_similarity`. `parts` names the kinds that may be skipped:
+    attention (the paper's), mlp, or both. The paper has a threshold per model; ours ranks sublayers, so one setting
+    serves any model. Drafting stops where the highest probability falls below `threshold`."""
+    if not 0 < skip_ratio < 1 or not parts or not set(parts) <= {"attention", "mlp"}:
         raise InvalidOption(
-            f"share={share}, parts={tuple(parts)}: share must be between 0 and 1, parts from attention and mlp"
+            f"skip_ratio={skip_ratio}, parts={tuple(parts)}: skip_ratio must be between 0 and 1, and parts be "
+            "attention, mlp or both"
         )
     return SelfDrafter(
         "draft-on-the-fly",
-        lambda model: DraftModel(model, policy=Confidence(length, bound)),
-        Alike(share, least, tuple(parts)),
+        lambda model: DraftModel(model, policy=Confidence(length, threshold)),
+        Alike(skip_ratio, min_similarity, tuple(parts)),
     )

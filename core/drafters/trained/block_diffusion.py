@@ -101,7 +101,7 @@ class DFlashBlock(Anchored):
     `anchors` drawn in each row; of the block, later places count less. Ours begins as copies of the target's last
     layers, or is those, corrected to a rank of `lora`."""
 
-    grow, first = "dynamic", 1
+    draft_kind, first = "dynamic", 1
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class DSparkBlock(DFlashBlock):
     chain (policy "confident"). In the paper the bias has a table of its own; ours reads the target's embedding and
     speaks through its output rows."""
 
-    once, grow = False, "dynamic"
+    once, draft_kind = False, "dynamic"
 
     def __init__(self, target: Any, *, rank: int = 128, **options: Any) -> None:
         super().__init__(target, **options)
@@ -242,7 +242,7 @@ class SpecDecBlock(DFlashBlock):
     learned query for each of the places, all of which it fills in at once. The paper's encodes the source text of a
     translation; ours, with the decoder-only targets of today, encodes all that was committed, causally."""
 
-    grow = "chain"
+    draft_kind = "chain"
 
     def __init__(self, target: Any, *, encoder: int = 2, **options: Any) -> None:
         super().__init__(target, taps=("embedding",), **{key: one for key, one in options.items() if key != "taps"})

@@ -43,7 +43,7 @@ class CollapsedTree(TopKTree):
 
     def __init__(self, model: Any, *, nodes: int, depth: int, sampling: Sampling | None) -> None:
         self.chains, self.length = max(nodes // depth, 1), depth
-        super().__init__(model, shape=parallel(self.chains, depth), sampling=sampling)
+        super().__init__(model, tree=parallel(self.chains, depth), sampling=sampling)
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         left = self._start(room, rng)
@@ -67,7 +67,7 @@ class CtcFrames(DraftHead):
     behind it `frames` residual heads that look at one another both ways, in a layer whose MLP is `hidden` wide. A frame
     says one of the words, or the blank."""
 
-    once, cached, grow, taps, grower = True, 1, "tree", ("last",), CollapsedTree
+    once, cached, draft_kind, taps, grower = True, 1, "tree", ("last",), CollapsedTree
     needs = frozenset({"last"})
 
     def __init__(

@@ -26,7 +26,7 @@ from outrider.core.rng import CounterRNG
 from outrider.core.training.draft_head import ConfidentHead
 from outrider.core.tree import Tree
 
-GROWTHS = ("chain", "tree", "dynamic", "sampled")
+DRAFT_KINDS = ("chain", "tree", "dynamic", "sampled")
 _TYPICAL = (0.5, 0.13, 0.07, 0.04, 0.03, 0.02, 0.015, 0.01)  # acceptance by rank among siblings, for default shapes
 
 
@@ -34,7 +34,7 @@ class FixedChain(DraftModel):
     """A chain of likeliest tokens, as fixed guesses."""
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
-        longest = min(self.policy.longest, int(room.max()))
+        longest = min(self.policy.max_length, int(room.max()))
         wanted = torch.minimum(self.policy.start(), self._start(room, rng))
         draft = Draft.empty(len(room), rng.device)
         tokens, belief, live = draft.tokens, draft.tokens.double(), draft.live
@@ -57,10 +57,8 @@ class ParallelTree(TopKTree):
     """A tree of the likeliest tokens of distributions that are all known at once: Medusa's Cartesian product (arXiv
     2401.10774) in a static shape, or with `nodes` the most probable nodes of the shape."""
 
-    def __init__(
-        self, model: Any, *, shape: Sequence[int], sampling: Sampling | None, nodes: int | None = None
-    ) -> None:
-        super().__init__(model, shape=shape, sampling=sampling)
+    def __init__(self, model: Any, *, tree: Sequence[int], sampling: Sampling | None, nodes: int | None = None) -> None:
+        super().__init__(model, tree=tree, sampling=sampling)
         self.nodes = nodes
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
@@ -87,32 +85,35 @@ class ParallelTree(TopKTree):
 
 
 class Learned:
-    """A trained drafter. `grow` is the kind of draft: a "chain" (drawn, or at temperature 0 the likeliest tokens) as
-    long as a policy says; a static "tree" of the likeliest tokens in a `shape`, by default the best one with `nodes`
-    nodes; a "dynamic" tree of the `nodes` most probable paths, grown from the `width` best of each of `depth` levels,
-    none less likely than `least`; or a "sampled" tree of draws. Default: the kind in the draft head's paper. The policy
-    "confident" ends a chain where the draft head itself predicts a `risk` of rejection."""
+    """A drafter with a trained draft head. `draft_kind` (default: the one in the head's paper) is one of
+
+    - "chain": drawn tokens (at temperature 0 the likeliest), as many as `policy` decides. The policy "confident" stops
+      where the head itself predicts a `risk` of rejection.
+    - "tree": the likeliest tokens in the static shape `tree` (default: the best with `nodes` nodes).
+    - "dynamic": the `nodes` most probable nodes of a tree of `depth` levels that expands the `width` most probable
+      nodes of each level; their probability is at least `min_probability`.
+    - "sampled": draws in the shape `tree`."""
 
     def __init__(
         self,
         draft_head: Any,
         *,
-        grow: str | None = None,
+        draft_kind: str | None = None,
         length: int = 5,
         policy: Policy | str = "fixed",
         nodes: int = 16,
         width: int = 4,
         depth: int = 5,
-        least: float = 0.0,
-        shape: Sequence[int] | None = None,
+        min_probability: float = 0.0,
+        tree: Sequence[int] | None = None,
         replacement: bool = False,
         sampling: Sampling | None = None,
         risk: float = 0.6,
     ) -> None:
         self.draft_head = draft_head
-        self.grow = draft_head.grow if grow is None else grow
-        if self.grow not in GROWTHS:
-            raise unknown("way to grow drafts", self.grow, GROWTHS)
+        self.draft_kind = draft_head.draft_kind if draft_kind is None else draft_kind
+        if self.draft_kind not in DRAFT_KINDS:
+            raise unknown("draft kind", self.draft_kind, DRAFT_KINDS)
         if min(length, nodes, width, depth) < 1:
             raise InvalidOption(f"length={length}, nodes={nodes}, width={width}, depth={depth}: each must be 1 or more")
         deepest = draft_head.depth or max(length, depth)
@@ -131,25 +132,27 @@ class Learned:
         self._drawn: Any = None
         if draft_head.grower is not None:
             self._fixed = draft_head.grower(self.model, nodes=nodes, depth=min(depth, deepest), sampling=soft)
-        elif self.grow == "chain":
+        elif self.draft_kind == "chain":
             longest = min(length, deepest)
             if policy == "fixed" and not draft_head.once:  # a tree of width 1, which may grow in one call
                 self._fixed = DynamicTree(self.model, nodes=longest, width=1, depth=longest, sampling=soft)
             else:
                 self._fixed = FixedChain(self.model, length=longest, policy=policy, sampling=soft)
             self._drawn = DraftModel(self.model, length=longest, policy=policy, sampling=sampling)
-        elif self.grow == "dynamic" and not draft_head.once:
+        elif self.draft_kind == "dynamic" and not draft_head.once:
             depth = min(depth, deepest)
-            self._fixed = DynamicTree(self.model, nodes=nodes, width=width, depth=depth, least=least, sampling=soft)
-        elif self.grow == "dynamic":
+            self._fixed = DynamicTree(
+                self.model, nodes=nodes, width=width, depth=depth, min_probability=min_probability, sampling=soft
+            )
+        elif self.draft_kind == "dynamic":
             wide = best_shape(6 * nodes, min(depth, deepest))
-            self._fixed = ParallelTree(self.model, shape=wide, sampling=soft, nodes=nodes)
+            self._fixed = ParallelTree(self.model, tree=wide, sampling=soft, nodes=nodes)
         else:
-            shape = best_shape(nodes, min(depth, deepest)) if shape is None else shallow(shape, deepest)
-            tree = ParallelTree if draft_head.once else TopKTree
-            self._fixed = tree(self.model, shape=shape, sampling=soft)
-            if self.grow == "sampled":
-                self._drawn = SampledTree(self.model, shape=shape, replacement=replacement, sampling=sampling)
+            shape = best_shape(nodes, min(depth, deepest)) if tree is None else shallow(tree, deepest)
+            kind = ParallelTree if draft_head.once else TopKTree
+            self._fixed = kind(self.model, tree=shape, sampling=soft)
+            if self.draft_kind == "sampled":
+                self._drawn = SampledTree(self.model, tree=shape, replacement=replacement, sampling=sampling)
         self._inner = self._fixed
 
     @property
@@ -165,7 +168,7 @@ class Learned:
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         draft: Draft = self._inner.propose(room, rng)
         carry = (
-            None if self.grow == "dynamic" else self.model.carry()
+            None if self.draft_kind == "dynamic" else self.model.carry()
         )  # a dynamic tree's nodes were read in other places
         return draft if carry is None else replace(draft, carry=carry)
 

@@ -58,7 +58,7 @@ class EagleHead(DraftHead):
     copy of the target's last layer; more `rounds` than one train it on its own states too. Its tree is static; grown
     dynamically it is EAGLE-2 (arXiv 2406.16858)."""
 
-    once, cached, grow, taps, depth = False, 1, "tree", ("last",), None
+    once, cached, draft_kind, taps, depth = False, 1, "tree", ("last",), None
     needs = frozenset({"last"})
 
     def __init__(
@@ -146,7 +146,7 @@ class Eagle3Head(DraftHead):
     feeds states back normed, as EAGLE-3.1 does (arXiv 2605.09992). Ours begins as a copy of the target's last layer (or
     is that layer, corrected to a rank of `lora`), and refers to the target's output rows unless it has its `own`."""
 
-    once, cached, grow, depth = False, 1, "dynamic", None
+    once, cached, draft_kind, depth = False, 1, "dynamic", None
 
     def __init__(
         self,
@@ -275,26 +275,26 @@ def said(draft_head: Any, states: Iterator[Tensor], rounds: int) -> Iterator[Gue
 def eagle2(
     draft_head: Any,
     *,
-    grow: str = "dynamic",
+    draft_kind: str = "dynamic",
     length: int = 5,
     policy: Policy | str = "fixed",
     nodes: int = 16,
     width: int = 4,
     depth: int = 5,
-    least: float = 0.0,
+    min_probability: float = 0.0,
     sampling: Sampling | None = None,
 ) -> Learned:
-    """EAGLE's drafter grown as in EAGLE-2 (arXiv 2406.16858): each level goes on from the `width` nodes that are most
-    probable as a path, and of all candidates the `nodes` most probable are kept, none less likely than `least`."""
+    """EAGLE's drafter with the dynamic trees of EAGLE-2 (arXiv 2406.16858): each level expands the `width` nodes with
+    the most probable paths; of all candidates the `nodes` most probable are kept, if they reach `min_probability`."""
     return Learned(
         draft_head,
-        grow=grow,
+        draft_kind=draft_kind,
         length=length,
         policy=policy,
         nodes=nodes,
         width=width,
         depth=depth,
-        least=least,
+        min_probability=min_probability,
         sampling=sampling,
     )
 

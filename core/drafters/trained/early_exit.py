@@ -113,7 +113,7 @@ class ExitHead(DraftHead):
     goes on from the states that they left instead of reading the tokens anew. The paper trains the whole target to
     bear early exits; ours leaves it as it is and trains the exit: a small residual MLP before the output rows."""
 
-    once, cached, grow, depth, runner = False, 0, "chain", None, Early
+    once, cached, draft_kind, depth, runner = False, 0, "chain", None, Early
     drafting_needs = frozenset[str]()  # the view runs the layers that the tap is on
 
     def __init__(self, target: Any, *, exit: int = 0, hidden: int = 256, vocabulary: PrefixCache = 0) -> None:
@@ -160,7 +160,7 @@ class KangarooHead(DraftHead):
     paper asks behind the token drawn, ours ahead of the draw. Its attention begins as that of the target's last
     layer. The paper leaves after 2 of 32 layers; ours, for small targets, after a sixth of them unless told."""
 
-    once, cached, grow, depth, runner = False, 1, "chain", None, Early
+    once, cached, draft_kind, depth, runner = False, 1, "chain", None, Early
 
     def __init__(self, target: Any, *, exit: int = 0, vocabulary: PrefixCache = 0) -> None:
         super().__init__()

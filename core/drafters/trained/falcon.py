@@ -34,7 +34,7 @@ class FalconHead(Anchored):
     tokens' inputs; the learned vectors stand in for both. Its tree is fixed by hand, ours by shape or number of nodes.
     The layer begins as the target's last, or is that one, corrected to a rank of `lora`."""
 
-    once, cached, grow, first, depth = False, 1, "tree", 1, None  # type: ignore[assignment]
+    once, cached, draft_kind, first, depth = False, 1, "tree", 1, None  # type: ignore[assignment]
 
     def __init__(
         self,

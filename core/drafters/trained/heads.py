@@ -28,7 +28,7 @@ class MedusaHeads(DraftHead):
     Cartesian product of what the heads find likeliest. Ours share the target's output rows instead of each having
     rows of its `own` (they may have); `layers` such steps may stand behind one another."""
 
-    once, cached, grow, taps = True, 0, "tree", ("last",)
+    once, cached, draft_kind, taps = True, 0, "tree", ("last",)
     needs = frozenset({"last"})
 
     def __init__(
@@ -95,7 +95,7 @@ class HydraHeads(DraftHead):
     target's output rows, and norm what they read. A head is a matrix over all that it reads, or with `hidden` an MLP so
     wide, then `layers` steps like Medusa's."""
 
-    once, grow, taps = False, "dynamic", ("last",)
+    once, draft_kind, taps = False, "dynamic", ("last",)
     needs = frozenset({"last"})
 
     def __init__(

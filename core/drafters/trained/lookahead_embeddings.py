@@ -152,16 +152,21 @@ def grown(shape: tuple[int, ...], ahead: int) -> tuple[int, ...]:
 
 
 class PaSS(WeightFree):
-    """Look-ahead embeddings at work. A chain of as many guesses as there are embeddings (or `length`), drawn from what
-    the target said behind them, at temperature 0 the likeliest; or, with a `shape`, a tree of the likeliest at each
-    place. The paper's passes draft and verify in turn (`apart`). Ours do both at once: a pass of N guesses and L
-    embeddings also reads L probes behind the root and behind each guess, wherever the accepted path may end, (N + 1) L
-    of them. Probes are read, and never tried."""
+    """Drafts with look-ahead embeddings: a chain with one guess per embedding (at most `length`), drawn from the
+    target's distributions after the embeddings (at temperature 0: the likeliest); or a static `tree` of the likeliest
+    tokens. In the paper drafting and verifying passes alternate (`separate_passes`). Ours does both in one pass: it
+    reads L probes after the root and after each of N guesses, wherever the accepted path may end, (N + 1) L in all.
+    Rules never try probes."""
 
     standalone: Literal[True] = True  # its guesses are read off its own draft
 
     def __init__(
-        self, draft_head: Any, *, length: int | None = None, shape: Sequence[int] | None = None, apart: bool = False
+        self,
+        draft_head: Any,
+        *,
+        length: int | None = None,
+        tree: Sequence[int] | None = None,
+        separate_passes: bool = False,
     ) -> None:
         self.embeddings: Tensor = draft_head.embeddings.detach()
         self.known: int = draft_head.words.known
@@ -169,11 +174,11 @@ class PaSS(WeightFree):
         most = len(self.embeddings)
         if length is not None and length < 1:
             raise InvalidOption(f"length is {length}; it must be 1 or more")
-        self.drawn = shape is None
-        parents = chain(min(length or most, most)) if shape is None else shallow(validate(shape), most)
+        self.drawn = tree is None
+        parents = chain(min(length or most, most)) if tree is None else shallow(validate(tree), most)
         if not parents:
             raise InvalidOption("the tree's shape has no nodes; give parents such as (-1, -1, 0), or drafter=None")
-        self.parents, self.apart = tuple(parents), apart
+        self.parents, self.separate_passes = tuple(parents), separate_passes
         self.depth = Tree.of(self.parents).depth
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
@@ -193,7 +198,7 @@ class PaSS(WeightFree):
         shape = (
             () if distribution is None or most < 1 else shallow(self.parents, min(distribution.probs.shape[1], most))
         )
-        looks = not (self.apart and shape)
+        looks = not (self.separate_passes and shape)
         self._guesses, self._ahead = len(shape), max(min(self.depth, most - 1), 0) if looks else 0
         tree = Tree.of(grown(shape, self._ahead), device)
         if not tree.size:

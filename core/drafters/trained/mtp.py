@@ -56,7 +56,7 @@ class MtpModules(DraftHead):
     Each attends to what it read: of committed tokens with the target's states, of drafted ones with those of the module
     whose turn it was. In the paper module k reads all tokens with module k - 1's states."""
 
-    once, grow, taps, depth = False, "chain", ("last",), None
+    once, draft_kind, taps, depth = False, "chain", ("last",), None
     needs = frozenset({"last"})
 
     def __init__(

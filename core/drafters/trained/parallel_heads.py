@@ -28,7 +28,7 @@ class ParallelHeads(DraftHead):
     """What draft heads that guess at once have in common. `trunk` gives states [B, T, D], `every` turns those of some
     places [N, D] into states of the next K, [N, K, D]; guess 1 is about the token `first` places on."""
 
-    once, cached, grow, first = True, 0, "tree", 2
+    once, cached, draft_kind, first = True, 0, "tree", 2
     taps: tuple[str, ...] = ("last",)
     needs = frozenset({"last"})
     depth: int
@@ -78,7 +78,7 @@ class BlockwiseHeads(ParallelHeads):
     pass that verifies a block is the one that predicts the next. Drafts are chains. In the paper the model may be
     trained along; here it is frozen, and heads share its output rows."""
 
-    grow = "chain"
+    draft_kind = "chain"
 
     def __init__(
         self, target: Any, *, heads: int = 4, hidden: int = 256, vocabulary: PrefixCache = 0, fade: float = 0.8

@@ -68,7 +68,7 @@ class SpatialHeads(DraftHead):
     """Head k says x + SiLU(W_k [x, a]) about the token k places behind the next one: x is the target's last state and a
     its state behind the token above that place, `columns` before it; in the first row, the earliest there is."""
 
-    once, cached, grow, taps, runner = True, 0, "tree", ("last",), Above
+    once, cached, draft_kind, taps, runner = True, 0, "tree", ("last",), Above
     needs = frozenset({"last"})
 
     def __init__(

@@ -238,7 +238,7 @@ def _teach(given: _Given, wanted: TrainingRequest, facts: dict[str, Any], say: C
         lessons.held,
         given.out,
         tokens=given.batch * length,
-        longest=length,
+        max_length=length,
         seed=wanted.seed,
     )
     best = Trainer(training, plan, given.out, device=device, facts=facts, quiet=wanted.quiet).run().best

@@ -47,7 +47,7 @@ def measured_tree(
     of a generation, such as the temperature: the tree is best for these."""
     if not texts:
         raise InvalidOption("there are no sentences to measure acceptance on")
-    drafting: Mapping[str, Any] = {**options.pop("drafter_options", {}), "shape": branching(wide)}
+    drafting: Mapping[str, Any] = {**options.pop("drafter_options", {}), "tree": branching(wide)}
     found = sp.generate(list(texts), drafter=drafter, drafter_options=drafting, **options)
     return best_tree((step for one in found for step in one.trace.steps), nodes)
 

@@ -143,7 +143,7 @@ def _teach(
         held[: JUDGED[device.type != "cpu"]],
         out,
         tokens=wanted.batch or chosen.batch[device.type != "cpu"],
-        longest=1024,
+        max_length=1024,
         seed=wanted.seed,
         losses={name: chosen.loss},
     )

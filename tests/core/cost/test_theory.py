@@ -84,7 +84,7 @@ def test_best_length_beats_every_other(a: float, c: float, slope: float) -> None
     def passes(tokens: int) -> float:
         return 7.0 * (1 + slope * tokens)  # in any unit
 
-    found, value = best_length(a, c, passes, longest=12)
+    found, value = best_length(a, c, passes, max_length=12)
     others = [speedup(a, k, c, passes(k + 1) / passes(1)) for k in range(13)]
     assert value == pytest.approx(max(others))
     assert others[found] == pytest.approx(max(others))
@@ -93,13 +93,13 @@ def test_best_length_beats_every_other(a: float, c: float, slope: float) -> None
 
 def test_best_length_stays_within_what_is_known() -> None:
     assert best_length([0.9, 0.9], 0.01) == (2, speedup(0.9, 2, 0.01))
-    assert best_length(0.9, 0.01, longest=0) == (0, 1.0)
+    assert best_length(0.9, 0.01, max_length=0) == (0, 1.0)
     assert best_length(0.3, 0.5) == (0, 1.0)
 
 
 def test_best_length_sees_past_a_dip() -> None:
     steps = {1: 1.0, 2: 2.0, 3: 2.0, 4: 2.0, 5: 2.0}  # a kernel for one token, another for up to five
-    assert best_length(1.0, 0.0, lambda q: steps[q], longest=4) == (4, 2.5)
+    assert best_length(1.0, 0.0, lambda q: steps[q], max_length=4) == (4, 2.5)
 
 
 @settings(deadline=None)

@@ -58,14 +58,14 @@ def test_specdec_reads_the_draft_models_own_state() -> None:
         return torch.full((len(states),), 0.9)
 
     target, model = Decoder.random(SHAPE, seed=1), Decoder.random(SHAPE, seed=1)
-    drafter = make_drafter("specdec-plus-plus", model=model, head=head, bound=0.35, length=9)
+    drafter = make_drafter("specdec-plus-plus", model=model, head=head, threshold=0.35, length=9)
     steps = list(decode(target, drafter, Exact(), [[1, 2], [5]], max_new_tokens=30))
     assert set(seen) == {(2, SHAPE.width)}
     assert max(len(step.drafted) for step in steps) == 4, "0.9^4 = 0.66 is the last above 0.65"
 
 
 def test_an_exit_comes_earlier_while_too_little_is_accepted() -> None:
-    policy = DraftExit(8, bound=0.5, wanted=0.8, step=0.1)
+    policy = DraftExit(8, threshold=0.5, target_acceptance=0.8, step=0.1)
     policy.begin(2, CPU)
     for _ in range(20):
         policy.learn(torch.tensor([4, 4]), torch.tensor([0, 4]))
@@ -74,23 +74,23 @@ def test_an_exit_comes_earlier_while_too_little_is_accepted() -> None:
 
 
 def test_the_best_window_follows_acceptance() -> None:
-    policy = Best(5, cost=0.1, longest=12)
+    policy = Best(5, cost=0.1, max_length=12)
     policy.begin(2, CPU)
-    assert policy.start().tolist() == [best_length(0.8, 0.1, longest=12)[0]] * 2
+    assert policy.start().tolist() == [best_length(0.8, 0.1, max_length=12)[0]] * 2
     for _ in range(60):
         policy.learn(torch.tensor([6, 6]), torch.tensor([6, 1]))
     high, low = policy.start().tolist()
-    assert high == 12 and low == best_length(0.5, 0.1, longest=12)[0] < 5
+    assert high == 12 and low == best_length(0.5, 0.1, max_length=12)[0] < 5
 
 
 def test_windows_grow_and_shrink_row_by_row() -> None:
-    policy = Window(4, longest=8)
+    policy = Window(4, max_length=8)
     policy.begin(3, CPU)
     policy.learn(torch.tensor([4, 4, 0]), torch.tensor([4, 2, 0]))
     assert policy.start().tolist() == [6, 3, 4]
     for policy_ in ("best", "window"):
         small = TableTarget(5, seed=3, blur=0.1)
-        drafter = make_drafter("on-the-fly-window", model=small, policy=policy_, length=2, longest=9)
+        drafter = make_drafter("on-the-fly-window", model=small, policy=policy_, length=2, max_length=9)
         steps = list(
             decode(TableTarget(5, seed=3), drafter, Exact(), [[1]], sampling=Sampling(temperature=0), max_new_tokens=60)
         )
@@ -100,10 +100,10 @@ def test_windows_grow_and_shrink_row_by_row() -> None:
 def test_a_policys_settings_are_checked() -> None:
     for options, message in (
         ({"policy": "guess"}, "Known: best"),
-        ({"policy": "fixed", "bound": 0.5}, "option of the policy 'fixed'"),
+        ({"policy": "fixed", "threshold": 0.5}, "option of the policy 'fixed'"),
         ({"policy": "risk"}, "needs head"),
-        ({"policy": Window(4), "longest": 8}, "made already"),
-        ({"policy": "risk", "head": lambda facts: facts[:, 0], "bound": 1.5}, "bound is 1.5"),
+        ({"policy": Window(4), "max_length": 8}, "made already"),
+        ({"policy": "risk", "head": lambda facts: facts[:, 0], "threshold": 1.5}, "threshold is 1.5"),
     ):
         with pytest.raises(InvalidOption, match=message):
             DraftModel(TableTarget(5), **options)  # type: ignore[arg-type]

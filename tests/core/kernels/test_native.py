@@ -159,7 +159,7 @@ def test_trees_in_one_call_agree_with_scores(ways: str, vocabulary: int, least: 
     prompt = [7 * place % SHAPE.vocabulary for place in range(21)]
     prefill = target.begin([prompt], Sampling(), head.draft_head.needs)
     head.set_hidden(prefill.hidden)
-    drafter = DynamicTree(head, nodes=400, width=3, depth=4, least=least)
+    drafter = DynamicTree(head, nodes=400, width=3, depth=4, min_probability=least)
     drafter.begin(prefill, [prompt], Sampling(temperature=0))
     for _ in range(3):
         assert head.grow_tree(1, 3, -math.inf) is not None
@@ -262,7 +262,7 @@ def test_drafting_changes_no_token_in_few_bits(bits: int | None) -> None:
     small = Decoder(laid_out(random_network(SHAPE, seed=0, dtype=torch.bfloat16, gain=1.0), 4))
     assert run(None, prompts) == plain
     assert run("prompt-lookup", prompts, length=5) == plain
-    assert run("top-k-tree", prompts, model=small, shape=(-1, -1, 0, 0, 1, 2)) == plain
+    assert run("top-k-tree", prompts, model=small, tree=(-1, -1, 0, 0, 1, 2)) == plain
     assert [run("dynamic-tree", [prompt], model=small, nodes=8, width=3, depth=3)[0] for prompt in prompts] == plain
 
 

@@ -168,9 +168,9 @@ class Company:
     def __init__(self) -> None:
         self.members: list[Drafter] = [
             DraftModel(model(), length=2),
-            TopKTree(model(), shape=(-1, -1, 0)),
+            TopKTree(model(), tree=(-1, -1, 0)),
             PromptLookup(length=2),
-            SampledTree(model(), shape=(-1, -1, 1)),
+            SampledTree(model(), tree=(-1, -1, 1)),
             Jacobi(window=2),
         ]
 
@@ -216,10 +216,10 @@ def test_what_a_sure_law_leaves_to_later_siblings_is_not_lost(rule: Rule) -> Non
     def sure() -> TableTarget:
         return TableTarget(3, seed=1, sharpness=20, blur=0.4)
 
-    assert distance(lambda: SampledTree(sure(), shape=(-1, -1, 0)), rule, Sampling()) < 1e-12
+    assert distance(lambda: SampledTree(sure(), tree=(-1, -1, 0)), rule, Sampling()) < 1e-12
 
 
-@pytest.mark.parametrize("policy", [Confidence(3, bound=0.45), Confidence(2, bound=0.6)])
+@pytest.mark.parametrize("policy", [Confidence(3, threshold=0.45), Confidence(2, threshold=0.6)])
 @pytest.mark.parametrize("rule", [Block(), Token()], ids=["block", "token"])
 def test_a_length_decided_before_the_draw_is_exact(rule: Rule, policy: Confidence) -> None:
     assert distance(lambda: DraftModel(model(), policy=policy), rule, Sampling()) < 1e-12
@@ -313,8 +313,8 @@ def first_token(distribution: SequenceDistribution) -> SequenceDistribution:
 
 PRICED: dict[str, Callable[[], Drafter]] = {
     "drawn chain": lambda: DraftModel(model(), length=2),
-    "drawn with replacement": lambda: SampledTree(model(), shape=(-1, -1, 0), replacement=True),
-    "fixed tree": lambda: TopKTree(model(), shape=(-1, -1, 0, 1)),
+    "drawn with replacement": lambda: SampledTree(model(), tree=(-1, -1, 0), replacement=True),
+    "fixed tree": lambda: TopKTree(model(), tree=(-1, -1, 0, 1)),
     "fixed chain": lambda: PromptLookup(length=2),
 }
 BENT = [
@@ -340,7 +340,7 @@ def test_the_price_is_the_total_variation(kind: str, rule: Rule, sampling: str, 
 @pytest.mark.parametrize("rule", [Lenience(lenience=0.5), Trust(), Typical(epsilon=0.3, delta=0.6)])
 def test_the_price_of_a_later_token_holds_given_the_accepted_one(rule: Rule) -> None:
     prompt = PROMPTS[0]
-    case = Case(target=target, drafter=lambda: TopKTree(model(), shape=(-1, 0)), rule=rule, prompts=[prompt])
+    case = Case(target=target, drafter=lambda: TopKTree(model(), tree=(-1, 0)), rule=rule, prompts=[prompt])
     distribution = enumerate_output(case)[0]
     steps = (next(decode(target(), case.drafter(), rule, [prompt], max_new_tokens=3, seed=seed)) for seed in range(50))
     step = next(step for step in steps if step.accepted)
@@ -357,7 +357,7 @@ def test_the_price_of_a_later_token_holds_given_the_accepted_one(rule: Rule) -> 
 
 def test_without_replacement_the_mean_price_bounds_the_total_variation() -> None:
     prompt, rule = PROMPTS[1], Lenience(lenience=0.5)
-    case = Case(target=target, drafter=lambda: SampledTree(model(), shape=(-1, -1)), rule=rule, prompts=[prompt])
+    case = Case(target=target, drafter=lambda: SampledTree(model(), tree=(-1, -1)), rule=rule, prompts=[prompt])
     found = total_variation(first_token(enumerate_output(case)[0]), target_law(target(), prompt, Sampling(), 1))
     prices = [
         next(decode(target(), case.drafter(), rule, [prompt], max_new_tokens=3, seed=seed)).total_variation[0]
@@ -370,7 +370,7 @@ def test_without_replacement_the_mean_price_bounds_the_total_variation() -> None
 def test_end_tokens_are_tried_strictly(rule: Method) -> None:
     """With every token an end token, a relaxed rule has nothing left to relax."""
     found = distance(
-        partial(equip, DRAFTERS["top-k-tree"], {"shape": (-1, -1, 0)}, model), rule.make(), Sampling(end=(0, 1, 2))
+        partial(equip, DRAFTERS["top-k-tree"], {"tree": (-1, -1, 0)}, model), rule.make(), Sampling(end=(0, 1, 2))
     )
     assert found < 1e-12
 

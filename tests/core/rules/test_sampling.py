@@ -49,7 +49,7 @@ def meets(method: Method, number: int, rule: Method) -> bool:
     meets every setting of those, and one of every other drafter: one that draws, if there is one."""
     if rule.name != "exact":
         return method.name in SHAPES and not number and (rule.name != "block" or method.name == "draft-model")
-    draws = [place for place, one in enumerate(method.trials) if one.get("grow") in ("chain", "sampled")]
+    draws = [place for place, one in enumerate(method.trials) if one.get("draft_kind") in ("chain", "sampled")]
     return method.name in SHAPES or number == (draws or [0])[-1]
 
 

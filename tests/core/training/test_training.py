@@ -80,11 +80,11 @@ def test_rows_of_unequal_length_are_read_as_if_alone(target: Decoder) -> None:
 
 def test_batches_hold_every_lesson_once_and_no_more_tokens_than_they_may() -> None:
     rows = [Lesson((1,) * (n % 7 + 1), (2,) * (n % 11 + 1), str(n)) for n in range(200)]
-    found = batches(rows, 64, 5, longest=18)
+    found = batches(rows, 64, 5, max_length=18)
     assert sorted(one.kind for group in found for one in group) == sorted(one.kind for one in rows)
     assert all(len(group) * max(one.size for one in group) <= 64 for group in found)
-    assert found == batches(rows, 64, 5, longest=18) != batches(rows, 64, 6, longest=18)
-    short = batches(rows, 64, 5, longest=6)
+    assert found == batches(rows, 64, 5, max_length=18) != batches(rows, 64, 6, max_length=18)
+    short = batches(rows, 64, 5, max_length=6)
     assert all(one.size <= 6 for group in short for one in group)
     many = [Lesson((n, 1), (2,)) for n in range(400)]
     learned, held = split(many, 10)

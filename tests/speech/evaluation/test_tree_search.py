@@ -55,7 +55,7 @@ def test_a_drafter_is_measured_and_runs_its_tree(small_voice: Callable[..., Voic
     found = measured_tree(model, "medusa", ["Yes.", "No."], nodes=4, wide=(4, 2), temperature=0.5)
     assert 1 <= len(found.shape) <= 4 and 1 < found.tokens_per_call <= 3
     options = {"rule": "gumbel-match", "seed": 1, "temperature": 0.5}
-    said = model.generate("Two.", drafter="medusa", drafter_options={"shape": found.shape}, **options)  # type: ignore[arg-type]
+    said = model.generate("Two.", drafter="medusa", drafter_options={"tree": found.shape}, **options)  # type: ignore[arg-type]
     assert said.tokens == model.generate("Two.", **options).tokens  # type: ignore[arg-type]
     assert max(len(one.drafted) for one in said.trace.steps) == len(found.shape)
     with pytest.raises(InvalidOption, match="no sentences"):

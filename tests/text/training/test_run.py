@@ -161,10 +161,11 @@ def test_an_acceptance_head_learns_of_the_draft_model_there_is(folder: Path, pro
     judged = json.loads(file.with_suffix(".json").read_text())["provenance"]["validation"]
     lm = text.load(folder, dtype="float32")
     steps = {}
-    for bound in (0.05, 0.95):
-        out = lm.generate(PROMPTS[1], drafter="specdec-plus-plus", drafter_options={"bound": bound}, max_new_tokens=40)
+    for threshold in (0.05, 0.95):
+        options = {"threshold": threshold}
+        out = lm.generate(PROMPTS[1], drafter="specdec-plus-plus", drafter_options=options, max_new_tokens=40)
         assert out.tokens == lm.generate(PROMPTS[1], drafter=None, max_new_tokens=40).tokens
-        steps[bound] = sum(len(one.drafted) for one in out.trace.steps)
+        steps[threshold] = sum(len(one.drafted) for one in out.trace.steps)
     assert steps[0.05] < steps[0.95]
     assert judged["conditional"][0] > 0.55
 

@@ -154,7 +154,7 @@ def test_a_batch_that_drains_drafts_again() -> None:
 
 
 def test_a_target_that_drafts_for_itself_is_not_free_and_is_switched_off() -> None:
-    drafter = guarded(drafter="draft-on-the-fly", options={"length": 3, "share": 0.2})
+    drafter = guarded(drafter="draft-on-the-fly", options={"length": 3, "skip_ratio": 0.2})
     steps = list(decode(Decoder.random(SHAPE, 1), drafter, Exact(), [PROMPTS[0]], sampling=GREEDY, max_new_tokens=40))
     assert steps[0].cost > 1
     assert any("off" in step.note for step in steps)

@@ -30,7 +30,7 @@ def renamed(vocabulary: int) -> Renamed:
 
 @pytest.mark.parametrize("way", ["retokenise", "shared"])
 def test_the_model_reads_and_writes_its_own_ids(way: str) -> None:
-    drafter = cross_vocabulary(TableTarget(5, seed=1), bridge=renamed(5), way=way, length=4)
+    drafter = cross_vocabulary(TableTarget(5, seed=1), bridge=renamed(5), method=way, length=4)
     drafter.begin(Prefill(), [[0, 4], [2]], GREEDY)
     draft = drafter.propose(torch.tensor([9, 2]), CounterRNG.of(0, 2))
     for row, prompt in enumerate([[1, 0], [3]]):
@@ -43,7 +43,7 @@ def test_the_model_reads_and_writes_its_own_ids(way: str) -> None:
 def test_the_law_over_shared_tokens_is_renormalised() -> None:
     names = {0: 3, 2: 1}  # two of the model's five
     model = TableTarget(5, seed=1)
-    drafter = cross_vocabulary(model, bridge=Renamed(names, unknown=4, size=3), way="shared", length=1)
+    drafter = cross_vocabulary(model, bridge=Renamed(names, unknown=4, size=3), method="shared", length=1)
     drafter.begin(Prefill(), [[0, 1]], Sampling())
     draft = drafter.propose(torch.tensor([5]), CounterRNG.of(0, 1))
     alone = TableTarget(5, seed=1)
@@ -61,9 +61,9 @@ def test_what_cannot_be_drafted_is_not() -> None:
     assert passage.settled() == [0, 2] and passage.settled() == [] and passage.tail == []
     assert passage.back([1, 0, 2, 1]) == [1, 0]
     with pytest.raises(InvalidOption, match="share no tokens"):
-        cross_vocabulary(TableTarget(3), bridge=Renamed({}), way="shared")
+        cross_vocabulary(TableTarget(3), bridge=Renamed({}), method="shared")
     with pytest.raises(InvalidOption, match="retokenise"):
-        cross_vocabulary(TableTarget(3), way="telepathy")
+        cross_vocabulary(TableTarget(3), method="telepathy")
 
 
 # ---- Sequoia

@@ -42,7 +42,7 @@ def test_a_vertical_cascade_draws_what_the_model_alone_draws(sampling: Sampling,
     """Token for token and seed for seed, whatever the stages below guess."""
     alone, first = Counting(5, seed=3, blur=0.3), Counting(5, seed=3, blur=0.3)
     below = [TableTarget(5, seed=3, blur=0.35) for _ in range(others)]
-    cascade = CSDrafting(first, others=below, lengths=(4, *[0] * (others + 1)), inner=3)
+    cascade = CSDrafting(first, other_models=below, lengths=(4, *[0] * (others + 1)), inner_length=3)
     assert run(cascade, sampling) == run(DraftModel(alone, length=4), sampling)
     if others or sampling.greedy:
         assert first.passes < alone.passes
@@ -50,7 +50,7 @@ def test_a_vertical_cascade_draws_what_the_model_alone_draws(sampling: Sampling,
 
 def test_later_positions_are_left_to_cheaper_stages() -> None:
     model, other = Counting(5, seed=3, blur=0.3), TableTarget(5, seed=3, blur=0.5)
-    drafter = CSDrafting(model, others=[other], lengths=(2, 2, 2), inner=2)
+    drafter = CSDrafting(model, other_models=[other], lengths=(2, 2, 2), inner_length=2)
     steps = list(decode(TableTarget(5, seed=3), drafter, Exact(), PROMPTS, max_new_tokens=30, seed=1))
     full = [step for step in steps if len(step.drafted) == 6]
     assert full and all(step.fixed == (False,) * 4 + (True,) * 2 for step in full)
@@ -60,7 +60,7 @@ def test_later_positions_are_left_to_cheaper_stages() -> None:
 def test_every_cascade_keeps_the_law(lengths: tuple[int, ...]) -> None:
     def cascade() -> Drafter:
         models = [TableTarget(3, seed=1, sharpness=0.7, blur=blur) for blur in (0.4, 0.6)]
-        return CSDrafting(models[0], others=models[1:], lengths=lengths, inner=2, levels=2)
+        return CSDrafting(models[0], other_models=models[1:], lengths=lengths, inner_length=2, max_ngram=2)
 
     prompts = [(0, 1), (2, 1, 0, 1)]
     case = Case(
@@ -79,4 +79,4 @@ def test_what_makes_no_cascade_is_refused() -> None:
     with pytest.raises(InvalidOption, match="2 lengths"):
         CSDrafting(TableTarget(5), lengths=(1, 2, 3))
     with pytest.raises(Incompatible, match="vocabularies of"):
-        CSDrafting(TableTarget(5), others=[TableTarget(6)])
+        CSDrafting(TableTarget(5), other_models=[TableTarget(6)])

@@ -72,8 +72,8 @@ def test_pearl_has_its_first_guess_verified_at_once_after_a_failure() -> None:
 
 
 def test_what_cannot_be_is_said() -> None:
-    with pytest.raises(InvalidOption, match="first not above"):
-        Overlapped(TableTarget(9), length=2, first=3)
+    with pytest.raises(InvalidOption, match="at most length"):
+        Overlapped(TableTarget(9), length=2, first_length=3)
     with pytest.raises(InvalidOption, match="1 or more"):
         Overlapped(TableTarget(9), outcomes=0)
 

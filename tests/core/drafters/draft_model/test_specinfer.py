@@ -33,7 +33,7 @@ def test_several_models_in_one_tree_keep_the_law(rule: Rule, sampling: Sampling)
     """Each model has its own distribution, so siblings were drawn from different ones."""
 
     def merged() -> Drafter:
-        return SpecInfer(table(0.4), others=[table(0.8)], samples=1, depth=2)
+        return SpecInfer(table(0.4), other_models=[table(0.8)], samples=1, depth=2)
 
     prompts = [(0, 1), (2, 1, 0, 1)]
     case = Case(target=lambda: table(0), drafter=merged, rule=rule, prompts=prompts, sampling=sampling, limits=(3, 2))
@@ -60,7 +60,7 @@ def test_samples_share_a_node_where_they_agree() -> None:
 
 def test_models_of_one_tree_have_one_vocabulary() -> None:
     with pytest.raises(Incompatible, match=r"\[3, 4\]"):
-        SpecInfer(table(0.1), others=[table(0.1, 4)])
+        SpecInfer(table(0.1), other_models=[table(0.1, 4)])
 
 
 def best_nodes(model: TableTarget, prompt: list[int], count: int, width: int) -> dict[tuple[int, ...], float]:

@@ -33,10 +33,10 @@ def translated() -> Translated:
     ("name", "options"),
     [
         ("draft-model", {"length": 2}),
-        ("sampled-tree", {"shape": (-1, -1, 0)}),
+        ("sampled-tree", {"tree": (-1, -1, 0)}),
         ("dynamic-tree", {"nodes": 3, "width": 2, "depth": 2}),
         ("specexec", {"nodes": 3, "batch": 1, "width": 2}),
-        ("cs-drafting", {"lengths": (2, 1), "inner": 2}),
+        ("cs-drafting", {"lengths": (2, 1), "inner_length": 2}),
     ],
 )
 def test_drafters_keep_the_law_with_it(name: str, options: Mapping[str, Any], sampling: Sampling) -> None:

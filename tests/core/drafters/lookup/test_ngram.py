@@ -72,7 +72,7 @@ def test_a_table_of_another_vocabulary_is_refused() -> None:
         NGrammys(Decoder.random(CONFIG), bigrams=torch.zeros(60, 4, dtype=torch.long))
 
 
-@pytest.mark.parametrize("make", [lambda: ANPD(length=0), lambda: ANPD(levels=0)])
+@pytest.mark.parametrize("make", [lambda: ANPD(length=0), lambda: ANPD(max_ngram=0)])
 def test_options_that_make_no_sense_are_refused(make: Any) -> None:
     with pytest.raises(InvalidOption, match="must be 1"):
         make()

@@ -51,12 +51,12 @@ def test_places_are_sorted_by_what_stands_there() -> None:
 def test_the_tree_holds_the_heaviest_continuations() -> None:
     corpus = [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 6], [7, 2, 8]]
     row = _Row([0, 1, 2])
-    trie = REST(store=corpus, nodes=2, least=0)._guess(row, 5)
+    trie = REST(store=corpus, nodes=2, min_probability=0)._guess(row, 5)
     assert trie.tokens == [3, 6] and trie.weights[0] == pytest.approx(2 * trie.weights[1])
     assert trie.weights[0] == pytest.approx(2 / 3 * row.trust(2))
-    assert REST(store=corpus, least=0)._guess(row, 5).tokens == [3, 4, 5, 6]
-    assert REST(store=corpus, least=0)._guess(row, 1).tokens == [3, 6], "no deeper than there is room"
-    assert len(REST(store=corpus, shortest=3)._guess(_Row([0, 9, 2]), 5)) == 0
+    assert REST(store=corpus, min_probability=0)._guess(row, 5).tokens == [3, 4, 5, 6]
+    assert REST(store=corpus, min_probability=0)._guess(row, 1).tokens == [3, 6], "no deeper than there is room"
+    assert len(REST(store=corpus, min_ngram=3)._guess(_Row([0, 9, 2]), 5)) == 0
 
 
 def test_a_store_that_is_right_is_trusted_further(say: Any) -> None:
@@ -165,7 +165,7 @@ def test_torn_files_raise_one_error(tmp_path: Path) -> None:
         Datastore.load(tmp_path)
 
 
-@pytest.mark.parametrize("options", [{"nodes": 0}, {"length": 0}, {"shortest": 4, "longest": 3}, {"longest": 33}])
+@pytest.mark.parametrize("options", [{"nodes": 0}, {"length": 0}, {"min_ngram": 4, "max_ngram": 3}, {"max_ngram": 33}])
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption):
         REST(**options)

@@ -123,7 +123,9 @@ def test_of_too_much_the_older_half_is_forgotten(say: Any) -> None:
     assert drafter.past.size <= 40 + len(drafter._kept) and drafter._kept[-1] == list(range(49, 59))
 
 
-@pytest.mark.parametrize("options", [{"nodes": 0}, {"depth": 0}, {"least": 0.0}, {"least": 2.0}, {"memory": -1}])
+@pytest.mark.parametrize(
+    "options", [{"nodes": 0}, {"depth": 0}, {"min_probability": 0.0}, {"min_probability": 2.0}, {"memory": -1}]
+)
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption, match="must be"):
         Suffix(**options)

@@ -52,22 +52,22 @@ def successors(text: list[int], count: int) -> list[int]:
 
 def test_the_static_tree_is_followed_rank_by_rank() -> None:
     table = {1: ([2, 3], [0.6, 0.4]), 2: ([4, 5], [0.9, 0.1]), 3: ([6], [1.0])}
-    drafter = TokenRecycling(shape=(-1, -1, 0, 0, 1, 1), start=table)
+    drafter = TokenRecycling(tree=(-1, -1, 0, 0, 1, 1), initial_table=table)
     trie = drafter._fill({}, 1, 5)
     assert trie.tokens == [2, 3, 4, 5, 6] and trie.parents == [-1, -1, 0, 0, 1]
     assert drafter._fill({}, 1, 1).tokens == [2, 3], "no deeper than there is room"
 
 
 def test_the_static_tree_is_the_best_for_its_size() -> None:
-    shape = TokenRecycling(shape="static", nodes=12).shape
+    shape = TokenRecycling(tree="static", nodes=12).tree
     assert shape is not None and len(shape) == 12 and max(depths(shape)) >= 2
     with pytest.raises(InvalidOption, match="static"):
-        TokenRecycling(shape="statc")
+        TokenRecycling(tree="statc")
 
 
 def test_the_growing_tree_takes_the_likeliest() -> None:
     table = {1: ([2, 3], [0.6, 0.4]), 2: ([4, 5], [0.9, 0.1]), 3: ([6], [1.0])}
-    trie = TokenRecycling(nodes=4, start=table)._grow({}, 1, 5)
+    trie = TokenRecycling(nodes=4, initial_table=table)._grow({}, 1, 5)
     assert trie.tokens == [2, 4, 3, 6] and trie.weights == pytest.approx([0.6, 0.54, 0.4, 0.4])
 
 
@@ -88,7 +88,9 @@ def test_rows_of_a_batch_have_tables_of_their_own(say: Any) -> None:
     assert [step.drafted for step in found] == [step.drafted for step in alone]
 
 
-@pytest.mark.parametrize("options", [{"nodes": 0}, {"depth": 0}, {"successors": 0}, {"least": 2}, {"shape": (0,)}])
+@pytest.mark.parametrize(
+    "options", [{"nodes": 0}, {"depth": 0}, {"successors": 0}, {"min_probability": 2}, {"tree": (0,)}]
+)
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption):
         TokenRecycling(**options)

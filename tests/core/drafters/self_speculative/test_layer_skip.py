@@ -50,7 +50,7 @@ def run(drafter: SelfDrafter | None, prompts: list[list[int]] = PROMPTS, limit: 
 
 
 def test_what_changes_least_on_the_prompt_is_left_out() -> None:
-    drafter = draft_on_the_fly(share=0.5, least=0.999, parts=BOTH)
+    drafter = draft_on_the_fly(skip_ratio=0.5, min_similarity=0.999, parts=BOTH)
     assert run(drafter) == run(None)
     model = target()
     sets = drafter.chooser.begin(model, drafter._model, PROMPTS) if model.begin(PROMPTS, GREEDY) else []
@@ -58,7 +58,7 @@ def test_what_changes_least_on_the_prompt_is_left_out() -> None:
 
 
 def test_each_row_has_its_own_set_whoever_its_mates_are() -> None:
-    together = draft_on_the_fly(share=0.4, parts=BOTH)
+    together = draft_on_the_fly(skip_ratio=0.4, parts=BOTH)
     model = target()
     model.begin(PROMPTS, GREEDY)
     sets = together.chooser.begin(model, None, PROMPTS)  # type: ignore[arg-type]
@@ -70,19 +70,19 @@ def test_each_row_has_its_own_set_whoever_its_mates_are() -> None:
 
 @pytest.mark.slow
 def test_swift_finds_a_better_set_on_the_way_and_alone_the_same() -> None:
-    drafter = swift(share=0.5, window=16, trials=30, bayes=4)
+    drafter = swift(skip_ratio=0.5, window=16, trials=30, bayes_interval=4)
     assert run(drafter, limit=60) == run(None, limit=60)
     quests = drafter.chooser.quests  # type: ignore[attr-defined]
     for quest in quests:
         matches = [match for _, match in quest.tried]
         assert quest.match == max(matches) > matches[0]
-    alone = swift(share=0.5, window=16, trials=30, bayes=4)
+    alone = swift(skip_ratio=0.5, window=16, trials=30, bayes_interval=4)
     run(alone, [PROMPTS[1]], limit=60)
     assert alone.chooser.quests[0].best == quests[1].best  # type: ignore[attr-defined]
 
 
 def test_swift_judges_nothing_by_less_than_its_window() -> None:
-    drafter = swift(share=0.5, window=16, bayes=0)
+    drafter = swift(skip_ratio=0.5, window=16, bayes_interval=0)
     assert run(drafter, limit=15) == run(None, limit=15)
     assert not any(quest.tried for quest in drafter.chooser.quests)  # type: ignore[attr-defined]
 
@@ -97,7 +97,7 @@ def test_the_search_finds_what_is_idle_and_again(tmp_path: Path) -> None:
     assert list(search(target(), PROMPTS, tokens=24, trials=60, seed=1))[-1] == best
     best.save(tmp_path / "skip.json")
     assert Found.load(tmp_path / "skip.json") == best
-    assert run(draft_verify(tmp_path / "skip.json", bound=0.1)) == run(None)
+    assert run(draft_verify(tmp_path / "skip.json", threshold=0.1)) == run(None)
     for text in ("[]", '{"skip": 3}', "nonsense"):
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(InvalidOption, match="no skipped sublayers"):
@@ -110,7 +110,7 @@ def test_the_search_begins_with_what_changes_least() -> None:
 
 
 def test_idle_sublayers_cost_no_acceptance() -> None:
-    drafter = draft_verify(IDLE, length=5, bound=0.0)
+    drafter = draft_verify(IDLE, length=5, threshold=0.0)
     steps = list(decode(target(), drafter, Exact(), [PROMPTS[0]], sampling=GREEDY, max_new_tokens=40))
     assert len(steps) <= 9
     assert steps[0].cost < 6, "five passes of the view, each cheaper than the whole"
@@ -123,12 +123,12 @@ def test_what_is_no_sublayer_or_no_such_target_is_refused() -> None:
             return Prefill()
 
     with pytest.raises(Incompatible, match="'swift' drafts with the target's own layers"):
-        list(decode(Foreign(5), swift(bayes=0), Exact(), [[1]], max_new_tokens=3))
+        list(decode(Foreign(5), swift(bayes_interval=0), Exact(), [[1]], max_new_tokens=3))
     with pytest.raises(InvalidOption, match=r"no sublayer 'mlp\.9'"):
         list(decode(TableTarget(5), draft_verify("mlp.9"), Exact(), [[1]], max_new_tokens=3))
-    with pytest.raises(InvalidOption, match="share=1"):
-        swift(share=1)
-    with pytest.raises(InvalidOption, match="attention and mlp"):
+    with pytest.raises(InvalidOption, match="skip_ratio=1"):
+        swift(skip_ratio=1)
+    with pytest.raises(InvalidOption, match="attention, mlp or both"):
         draft_on_the_fly(parts=("heads",))
 
 

@@ -155,11 +155,15 @@ class Audited(Learned):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("grow", [*(pytest.param(one, marks=pytest.mark.slow) for one in ("tree", "dynamic")), "chain"])
+@pytest.mark.parametrize(
+    "draft_kind", [*(pytest.param(one, marks=pytest.mark.slow) for one in ("tree", "dynamic")), "chain"]
+)
 @pytest.mark.parametrize("method", TRAINED.values(), ids=lambda method: method.name)
-def test_what_was_read_stays_true(method: Method, grow: str) -> None:
+def test_what_was_read_stays_true(method: Method, draft_kind: str) -> None:
     model = target()
-    drafter = Audited(draft_head(method, model, vocabulary=0).drafts(model), grow=grow, length=3, nodes=12, depth=3)
+    drafter = Audited(
+        draft_head(method, model, vocabulary=0).drafts(model), draft_kind=draft_kind, length=3, nodes=12, depth=3
+    )
     prompts = [[1, 2, 3, 4], [5, 8], [6, 7, 8]]  # of a single token the first is read, as there is no other
     steps = list(decode(model, drafter, Exact(), prompts, sampling=GREEDY, max_new_tokens=[24, 25, 26], seed=0))
     assert drafter.checked > 20
@@ -211,7 +215,7 @@ def test_it_learns_and_drafts_as_well_as_was_foreseen(method: Method, measured: 
     assert last < 0.9 * first
     assert after.tokens_per_call > max(before.tokens_per_call - 0.1, 1.3)  # some begin as the output layer itself
     length = learner.depth or 4
-    drafter = Learned(learner.drafts(model), grow="chain", length=length, nodes=length)
+    drafter = Learned(learner.drafts(model), draft_kind="chain", length=length, nodes=length)
     steps = decode(model, drafter, Exact(), [one.prompt for one in held], sampling=GREEDY, max_new_tokens=24)
     emitted = [len(step.emitted) for step in steps]
     real = sum(emitted) / len(emitted)
@@ -232,8 +236,8 @@ def test_shapes() -> None:
 def test_what_cannot_be_is_refused() -> None:
     model = target()
     heads = untaught(DRAFTERS["medusa"], model)
-    with pytest.raises(InvalidOption, match="grow"):
-        Learned(heads, grow="weed")
+    with pytest.raises(InvalidOption, match="draft kind"):
+        Learned(heads, draft_kind="weed")
     with pytest.raises(InvalidOption, match="1 or more"):
         Learned(heads, nodes=0)
     with pytest.raises(InvalidOption, match="each once"):

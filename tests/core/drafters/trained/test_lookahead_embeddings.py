@@ -123,7 +123,7 @@ class Audited(PaSS):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"shape": (-1, -1, 0, 0, 2)}, {"apart": True}, {"length": 2}])
+@pytest.mark.parametrize("options", [{}, {"tree": (-1, -1, 0, 0, 2)}, {"separate_passes": True}, {"length": 2}])
 def test_guesses_are_what_was_said_where_the_path_ended(options: dict[str, Any]) -> None:
     model = target()
     learned = draft_head(model).drafts(model)
@@ -134,7 +134,7 @@ def test_guesses_are_what_was_said_where_the_path_ended(options: dict[str, Any])
         assert drafter.checked > 10
         most = max(len(step.drafted) for step in steps)
         assert most == len(drafter.parents), "probes are no guesses"
-        if options.get("apart"):
+        if options.get("separate_passes"):
             assert {len(step.drafted) for step in steps if step.row == 0} >= {0, 3}
 
 
@@ -191,6 +191,6 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(InvalidOption, match="1 or more"):
         PaSS(learned, length=0)
     with pytest.raises(InvalidOption, match="no nodes"):
-        PaSS(learned, shape=())
+        PaSS(learned, tree=())
     with pytest.raises(Incompatible, match="learned inputs"):
         PaSS(learned).begin(Prefill(), [[1]], GREEDY)

@@ -30,7 +30,7 @@ def behind(tokens: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("prompts", [[[1], [2]], [[1, 2, 3], [4], [0, 1, 2, 3, 4, 0, 1, 2]]])
-@pytest.mark.parametrize("options", [{"grow": "chain", "length": 3}, {"shape": (-1, -1, 0, 1, 2)}])
+@pytest.mark.parametrize("options", [{"draft_kind": "chain", "length": 3}, {"tree": (-1, -1, 0, 1, 2)}])
 def test_what_stands_above_is_the_target_s_own_state(prompts: list[list[int]], options: dict[str, object]) -> None:
     draft_head = untaught(DRAFTERS["spatial"], target(), heads=3, columns=COLUMNS, vocabulary=0)
     drafter = Learned(draft_head, **options)  # type: ignore[arg-type]
