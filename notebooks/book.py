@@ -1,6 +1,6 @@
-"""The notebooks as static pages, with what they show as it is kept: `python notebooks/book.py [FOLDER]`.
+"""Convert the notebooks, with their saved outputs, to static pages: `python notebooks/book.py [FOLDER]`.
 
-One page each and a table of contents; nothing is fetched when they are read. Runs nothing.
+Writes one page a notebook and a table of contents. The pages load nothing from the network, and no code is run.
 """
 
 from __future__ import annotations
@@ -53,60 +53,63 @@ ol.contents p { margin: .2em 0; color: #555; }
 _IMAGE = re.compile(r'<img alt="[^"]*" src="data:image/svg\+xml;base64,([^"]*)"[^>]*>')
 
 
-def inlined(body: str) -> str:
-    """Drawings as parts of the page: what is pointed at says what it is."""
-    return _IMAGE.sub(lambda found: base64.b64decode(found[1]).decode(), body)
+def inline_svgs(body: str) -> str:
+    """Replace SVG images by inline SVG, which shows tooltips."""
+    return _IMAGE.sub(lambda match: base64.b64decode(match[1]).decode(), body)
 
 
 def title(notebook: nbformat.NotebookNode) -> str:
     return str(notebook.cells[0].source.splitlines()[0].lstrip("# "))
 
 
-def about(notebook: nbformat.NotebookNode) -> str:
-    """Its first paragraph, as words."""
+def summary(notebook: nbformat.NotebookNode) -> str:
+    """Return its first paragraph as plain text."""
     text = re.sub(r"[*`]|\[([^]]*)\]\([^)]*\)", r"\1", notebook.cells[0].source.split("\n\n")[1])
-    return text if not text.endswith(":") else text[: text.rfind(".") + 1]  # a list would follow
+    return text if not text.endswith(":") else text[: text.rfind(".") + 1]  # drop a sentence that introduces a list
 
 
-def page(name: str, body: str) -> str:
+def page(title_text: str, body: str) -> str:
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(name)}</title>'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title_text)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{STYLE}{HtmlFormatter(style='default').get_style_defs('.highlight')}</style></head>"
         f"<body>{body}</body></html>\n"
     )
 
 
-def made(folder: Path) -> list[Path]:
-    """Write all pages; their files."""
+def build(folder: Path) -> list[Path]:
+    """Write all pages and return their paths, the table of contents first."""
     folder.mkdir(parents=True, exist_ok=True)
     exporter = HTMLExporter(template_name="basic", exclude_input_prompt=True, exclude_output_prompt=True)
     files = notebooks()
-    read = [nbformat.read(path, as_version=4) for path in files]
+    loaded = [nbformat.read(path, as_version=4) for path in files]
     written, entries = [], []
-    for place, (path, notebook) in enumerate(zip(files, read, strict=True)):
+    for index, (path, notebook) in enumerate(zip(files, loaded, strict=True)):
         body, _ = exporter.from_notebook_node(notebook)
-        body = re.sub(r'href="([0-9][0-9]-[^"]*)\.ipynb"', r'href="\1.html"', inlined(body))
-        before = f'<a href="{files[place - 1].stem}.html">← {html.escape(title(read[place - 1]))}</a>' if place else ""
-        after = ""
-        if place + 1 < len(files):
-            after = f'<a href="{files[place + 1].stem}.html">{html.escape(title(read[place + 1]))} →</a>'
-        ways = f'{before or "<span></span>"}<a href="index.html">Contents</a>{after or "<span></span>"}'
+        body = re.sub(r'href="([0-9][0-9]-[^"]*)\.ipynb"', r'href="\1.html"', inline_svgs(body))
+        previous = following = "<span></span>"
+        if index:
+            previous = f'<a href="{files[index - 1].stem}.html">← {html.escape(title(loaded[index - 1]))}</a>'
+        if index + 1 < len(files):
+            following = f'<a href="{files[index + 1].stem}.html">{html.escape(title(loaded[index + 1]))} →</a>'
+        links = f'{previous}<a href="index.html">Contents</a>{following}'
         out = folder / f"{path.stem}.html"
-        out.write_text(page(title(notebook), f'<nav>{ways}</nav>{body}<nav class="end">{ways}</nav>'), encoding="utf-8")
+        out.write_text(
+            page(title(notebook), f'<nav>{links}</nav>{body}<nav class="end">{links}</nav>'), encoding="utf-8"
+        )
         written.append(out)
         entries.append(
-            f'<li><a href="{out.name}">{html.escape(title(notebook))}</a><p>{html.escape(about(notebook))}</p></li>'
+            f'<li><a href="{out.name}">{html.escape(title(notebook))}</a><p>{html.escape(summary(notebook))}</p></li>'
         )
-    index = folder / "index.html"
+    contents_page = folder / "index.html"
     contents = (
-        "<h1>Speculative decoding, notebook by notebook</h1><p>What it is, why it works, and how to add a method of "
-        f'your own: to be read in order.</p><ol class="contents">{"".join(entries)}</ol>'
+        "<h1>Speculative decoding in ten notebooks</h1><p>What it is, why it works, and how to add a method of "
+        f'your own. Read them in order.</p><ol class="contents">{"".join(entries)}</ol>'
     )
-    index.write_text(page("Speculative decoding, notebook by notebook", contents), encoding="utf-8")
-    return [index, *written]
+    contents_page.write_text(page("Speculative decoding in ten notebooks", contents), encoding="utf-8")
+    return [contents_page, *written]
 
 
 if __name__ == "__main__":
-    pages = made(Path(sys.argv[1] if len(sys.argv) > 1 else "build/book"))
+    pages = build(Path(sys.argv[1] if len(sys.argv) > 1 else "build/book"))
     print(f"{len(pages)} pages; begin with {pages[0]}")

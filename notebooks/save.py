@@ -1,7 +1,7 @@
-"""Run the notebooks from top to bottom and keep what they show: `python notebooks/save.py [NAME ...]`.
+"""Run the notebooks and save their outputs: `python notebooks/save.py [NAME ...]`.
 
-What is kept is clean: no machine's paths, no progress bars, no warnings, no state of widgets, no times of running. Each
-drawing is kept as pixels as well, which is all that a notebook shows before it is trusted.
+Saved outputs contain no machine paths, progress bars, warnings, widget state or run times. Each SVG is also saved as a
+PNG, because JupyterLab shows no SVG in an untrusted notebook.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from PIL import Image
 
 FOLDER = Path(__file__).resolve().parent
 _WIDGET = "application/vnd.jupyter.widget-view+json"
-_DRAWING, _PIXELS = "image/svg+xml", "image/png"
+_SVG, _PNG = "image/svg+xml", "image/png"
 _SOLUTION = re.compile(r"<details>.*?```python\n(.*?)```.*?</details>", re.DOTALL)
 
 
 def notebooks() -> list[Path]:
-    """All of them, in reading order."""
+    """Return the paths of all notebooks in reading order."""
     return sorted(FOLDER.glob("[0-9][0-9]-*.ipynb"))
 
 
 def solutions(notebook: Any) -> list[str]:
-    """The code of the solutions that its exercises hide."""
-    prose = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
-    return [code for text in prose for code in _SOLUTION.findall(text)]
+    """Return the code of the hidden solutions to its exercises."""
+    texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    return [code for text in texts for code in _SOLUTION.findall(text)]
 
 
 def run(path: Path, *, solved: bool = False, timeout: int = 600) -> Any:
-    """Run a notebook in a kernel of its own; with `solved` its solutions too, at the end."""
+    """Run a notebook in a new kernel; with `solved`, run the solutions after its last cell."""
     notebook = nbformat.read(path, as_version=4)
     if solved:
         notebook.cells += [nbformat.v4.new_code_cell(code) for code in solutions(notebook)]
@@ -50,25 +50,25 @@ def run(path: Path, *, solved: bool = False, timeout: int = 600) -> Any:
         record_timing=False,
         resources={"metadata": {"path": str(path.parent)}},
     )
-    asyncio.run(client.async_execute())  # in a loop that is closed afterwards
+    asyncio.run(client.async_execute())  # unlike execute(), closes its event loop
     return notebook
 
 
-def pixels(drawing: str) -> str:
-    """A drawing as PNG of few colours, in base64."""
+def png(drawing: str) -> str:
+    """Render an SVG as a 64-colour PNG in base64."""
     from resvg import render, usvg
 
     options = usvg.Options.default()
     options.load_system_fonts()
     tree = usvg.Tree.from_str(drawing.replace("currentColor", "#222"), options)
-    held = io.BytesIO(bytes(render(tree, (1.0, 0.0, 0.0, 0.0, 1.0, 0.0))))
-    small = io.BytesIO()
-    Image.open(held).convert("RGB").quantize(64).save(small, "PNG", optimize=True)
-    return base64.b64encode(small.getvalue()).decode()
+    rendered = io.BytesIO(bytes(render(tree, (1.0, 0.0, 0.0, 0.0, 1.0, 0.0))))
+    compressed = io.BytesIO()
+    Image.open(rendered).convert("RGB").quantize(64).save(compressed, "PNG", optimize=True)
+    return base64.b64encode(compressed.getvalue()).decode()
 
 
-def cleaned(notebook: Any) -> Any:
-    """The same with the outputs that a reader wants, and no others."""
+def clean(notebook: Any) -> Any:
+    """Drop stderr, widgets, timing and metadata, add PNGs, and number the cells."""
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number + 1:02}"
         if cell.cell_type != "code":
@@ -82,10 +82,10 @@ def cleaned(notebook: Any) -> Any:
                 output.data.pop(_WIDGET, None)
                 if not set(output.data) - {"text/plain"} and "(children=" in output.data.get("text/plain", ""):
                     continue  # a bare widget, such as a progress bar
-                if _DRAWING in output.data:
-                    output.data[_PIXELS] = pixels(output.data[_DRAWING])
+                if _SVG in output.data:
+                    output.data[_PNG] = png(output.data[_SVG])
             if output.output_type == "stream" and outputs and outputs[-1].output_type == "stream":
-                outputs[-1].text += output.text  # cut by chance of timing
+                outputs[-1].text += output.text  # Jupyter splits a stream at arbitrary points
                 continue
             outputs.append(output)
         cell.outputs = outputs
@@ -104,7 +104,7 @@ def main(names: list[str]) -> None:
         if names and not any(path.name.startswith(name) for name in names):
             continue
         start = time.monotonic()
-        nbformat.write(cleaned(run(path)), path)
+        nbformat.write(clean(run(path)), path)
         print(f"{path.name}: {time.monotonic() - start:.0f} s, {path.stat().st_size / 1e3:.0f} kB", flush=True)
 
 

@@ -1,7 +1,7 @@
-"""What the notebooks share: the small mode, sentences with numbers in them, and the app's drawings as pictures.
+"""Helpers of the notebooks: the small mode, computed sentences, and the app's drawings as SVG pictures.
 
-A code-hosting page takes styles out of HTML, so every drawing is shown as an SVG picture, and a slider leaves the one
-for its first value behind. Knows nothing of models.
+Code-hosting sites remove styles from HTML, so every drawing is displayed as an SVG, and a slider also stores the
+picture for its initial values. Knows nothing about models.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from IPython.display import Markdown, display
 
@@ -17,49 +17,50 @@ from outrider.app.viz import svg
 from outrider.app.viz.token_styles import LOOKS, SERIES, placed
 from outrider.core.trace import Step
 
-SMALL = os.environ.get("OUTRIDER_SMALL", "0") not in ("", "0")  # everything in five minutes on two cores
-_PICTURE = "image/svg+xml"
+SMALL = os.environ.get("OUTRIDER_SMALL", "0") not in ("", "0")  # all ten notebooks in five minutes on two cores
+T = TypeVar("T")
+_SVG = "image/svg+xml"
 _HEAD = re.compile(r'<svg viewBox="0 0 (\S+) (\S+)"(.*?)style="(?:[^"]*max-width:(\S+?)px)?[^"]*">')
 
 
-def some(usual: int, small: int) -> int:
-    """How many of something: `usual`, or a few where OUTRIDER_SMALL=1."""
-    return small if SMALL else usual
+def scaled(full: T, small: T) -> T:
+    """Return `full`, or `small` if OUTRIDER_SMALL=1."""
+    return small if SMALL else full
 
 
 def say(text: str) -> None:
-    """A sentence with numbers in it that were computed above."""
+    """Display Markdown text that contains computed numbers."""
     display(Markdown(text))
 
 
 def picture(drawing: str) -> str:
-    """A drawing as a picture of its own: dark on white, whatever stands around it."""
-    found = re.search(r"<svg.*</svg>", drawing, re.DOTALL)
-    assert found is not None, "this drawing is words; a picture needs an SVG"
-    text = found[0]
+    """Return the drawing as a standalone SVG, dark on white whatever the page's theme."""
+    match = re.search(r"<svg.*</svg>", drawing, re.DOTALL)
+    assert match is not None, "the drawing contains no <svg> element"
+    text = match[0]
     head = _HEAD.match(text)
     assert head is not None
-    wide, high = float(head[1]), float(head[2])
-    scale = float(head[4]) / wide if head[4] else 1.0
-    opened = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-6 -4 {wide + 12:g} {high + 8:g}" '
-        f'width="{scale * (wide + 12):.0f}" height="{scale * (high + 8):.0f}"{head[3]}'
+    width, height = float(head[1]), float(head[2])
+    scale = float(head[4]) / width if head[4] else 1.0
+    opening = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-6 -4 {width + 12:g} {height + 8:g}" '
+        f'width="{scale * (width + 12):.0f}" height="{scale * (height + 8):.0f}"{head[3]}'
         'style="color:#222;background:#fff" font-family="DejaVu Sans, Arial, sans-serif">'
         '<rect x="-6" y="-4" width="100%" height="100%" fill="#fff"/>'
     )
-    return opened + text[head.end() :]
+    return opening + text[head.end() :]
 
 
 def show(*drawings: str) -> None:
-    """Drawings, one below the other."""
-    for one in drawings:
-        display({_PICTURE: picture(one), "text/plain": "<drawing>"}, raw=True)
+    """Display drawings one below the other."""
+    for drawing in drawings:
+        display({_SVG: picture(drawing), "text/plain": "<drawing>"}, raw=True)
 
 
 def explore(draw: Callable[..., str], **choices: Sequence[Any]) -> None:
-    """A slider for each argument of `draw`, over the values given; it starts in their middle.
+    """Display the drawing with a slider for each argument of `draw`, starting at the middle of its values.
 
-    Where nothing can move (a saved notebook, a page) the drawing for these stands.
+    Saved notebooks and static pages show the drawing for these initial values.
     """
     import ipywidgets
 
@@ -68,50 +69,52 @@ def explore(draw: Callable[..., str], **choices: Sequence[Any]) -> None:
         for name, values in choices.items()
     }
 
-    def drawn() -> str:
+    def current() -> str:
         return picture(draw(**{name: slider.value for name, slider in sliders.items()}))
 
-    still = drawn()
-    moving = ipywidgets.HTML(value=still)
+    initial = current()
+    live = ipywidgets.HTML(value=initial)
 
     def redraw(_: object) -> None:
-        moving.value = drawn()
+        live.value = current()
 
     for slider in sliders.values():
         slider.observe(redraw, "value")
-    box = ipywidgets.VBox([*sliders.values(), moving])
-    display({**box._repr_mimebundle_(), _PICTURE: still}, raw=True)
+    box = ipywidgets.VBox([*sliders.values(), live])
+    display({**box._repr_mimebundle_(), _SVG: initial}, raw=True)
 
 
-# ---- drawings of what no trace holds
+# ---- drawings that need no trace
 
 
-def bars(title: str, found: Mapping[str, float], unit: str = "", base: float | None = None) -> svg.Drawing:
-    """A bar for each name."""
-    return svg.bars(title, [(name, one, one, one) for name, one in found.items()], SERIES[0], unit=unit, base=base)
+def bars(title: str, values: Mapping[str, float], unit: str = "", base: float | None = None) -> svg.Drawing:
+    """Draw one bar for each name; `base` is a dashed reference line."""
+    return svg.bars(
+        title, [(name, value, value, value) for name, value in values.items()], SERIES[0], unit=unit, base=base
+    )
 
 
-def distributions(found: Mapping[str, Sequence[float]], words: Sequence[str], *, stacked: bool = False) -> svg.Drawing:
-    """Distributions over a few words, side by side or on top of one another."""
-    top = max(map(sum, zip(*found.values(), strict=True))) if stacked else max(map(max, found.values()))
-    plot = svg.Plot(" and ".join(found), "the next word", (-0.5, len(words) - 0.5), top, "probability")
-    width = 0.6 if stacked else 0.8 / len(found)
-    low = [0.0] * len(words)
-    for place, (name, values) in enumerate(found.items()):
-        colour = SERIES[place % len(SERIES)]
-        for at, (word, value) in enumerate(zip(words, values, strict=True)):
-            left = at - 0.3 if stacked else at - 0.4 + place * width
-            plot.bar(left, left + width * 0.94, low[at], low[at] + value, colour, f"{name}: {word} {value:.4f}")
-            low[at] += value if stacked else 0.0
+def distributions(rows: Mapping[str, Sequence[float]], words: Sequence[str], *, stacked: bool = False) -> svg.Drawing:
+    """Draw distributions over a few words, side by side or stacked."""
+    top = max(map(sum, zip(*rows.values(), strict=True))) if stacked else max(map(max, rows.values()))
+    plot = svg.Plot(" and ".join(rows), "the next word", (-0.5, len(words) - 0.5), top, "probability")
+    width = 0.6 if stacked else 0.8 / len(rows)
+    bottom = [0.0] * len(words)
+    for index, (name, values) in enumerate(rows.items()):
+        colour = SERIES[index % len(SERIES)]
+        for x, (word, value) in enumerate(zip(words, values, strict=True)):
+            left = x - 0.3 if stacked else x - 0.4 + index * width
+            plot.bar(left, left + width * 0.94, bottom[x], bottom[x] + value, colour, f"{name}: {word} {value:.4f}")
+            bottom[x] += value if stacked else 0.0
         plot.key(name, colour)
     return plot.drawn(list(enumerate(words)))
 
 
-def written(
+def token_strip(
     steps: Sequence[Step], name: Callable[[int], str], *, rejected: bool = True, columns: int = 96
 ) -> svg.Drawing:
-    """What was written, each token by who wrote it, the guesses that were rejected where they were made."""
-    wide, high, column, line = 6.7, 21.0, 0, 0
+    """Draw the text with each token coloured by its source; rejected drafts are struck through in place."""
+    char_width, line_height, column, line = 6.7, 21.0, 0, 0
     parts, shown = [], set()
     for step in steps:
         for kind, token, _, _ in placed(step):
@@ -121,7 +124,7 @@ def written(
             look, text = LOOKS[kind], svg.visible(name(token))
             if column + len(text) > columns:
                 column, line = 0, line + 1
-            x, y, width = column * wide, line * high, len(text) * wide
+            x, y, width = column * char_width, line * line_height, len(text) * char_width
             parts.append(svg.box(x, y, width - 1, 17, look.colour + "44", title=look.words, round_=3))
             struck = ' text-decoration="line-through"' if kind == "rejected" else ""
             fit = f' textLength="{width - 2:.1f}" lengthAdjust="spacingAndGlyphs" xml:space="preserve"'
@@ -131,10 +134,10 @@ def written(
             )
             parts.append(svg.box(x, y + 15.5, width - 1, 2, look.colour))
             column += len(text)
-    y, x = (line + 1) * high + 12, 0.0
+    y, x = (line + 1) * line_height + 12, 0.0
     for kind, look in LOOKS.items():
         if kind in shown:
             parts.append(svg.box(x, y - 9, 11, 11, look.colour))
             parts.append(svg.label(x + 15, y + 1, kind, anchor="start"))
             x += 28 + 7 * len(kind)
-    return svg.drawing(parts, columns * wide, y + 6, "who wrote what", scale=1.1)
+    return svg.drawing(parts, columns * char_width, y + 6, "tokens by source", scale=1.1)

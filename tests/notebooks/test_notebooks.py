@@ -1,4 +1,4 @@
-"""The notebooks: what is kept of them is clean and whole, and all run from top to bottom, their solutions too."""
+"""The notebooks: saved outputs are complete and clean, and every notebook and solution runs."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "notebooks"
 PATHS = sorted(FOLDER.glob("*.ipynb"))
-LARGEST = 1_500_000  # bytes of one
+MAX_BYTES = 1_500_000  # of one notebook
 _CODE = re.compile(r"```.*?```|`[^`\n]*`|\[[^]]*\]\([^)]*\)|<[^>]+>", re.DOTALL)
-_FIGURE = re.compile(r"\d+[.,]\d|\d\s?(?:ms|seconds|MB|GB|x\b|times faster|tokens/s)")  # what looks measured
-_OURS = re.compile(r"/(?:root|home|tmp|work|Users|usr)/|[A-Z]:\\\\|\bWarning\b|it/s\]|Traceback")
+_FIGURE = re.compile(r"\d+[.,]\d|\d\s?(?:ms|seconds|MB|GB|x\b|times faster|tokens/s)")  # looks like a measurement
+_FORBIDDEN = re.compile(r"/(?:root|home|tmp|work|Users|usr)/|[A-Z]:\\\\|\bWarning\b|it/s\]|Traceback")
 
 pytestmark = pytest.mark.slow
 
 
 def tool(name: str) -> ModuleType:
-    """A script of the notebooks' folder."""
+    """Import a script from the notebooks' folder."""
     spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    sys.modules[name] = made
-    spec.loader.exec_module(made)
-    return made
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def read(path: Path) -> Any:
@@ -37,38 +37,38 @@ def read(path: Path) -> Any:
 
 
 def prose(notebook: Any) -> str:
-    """What stands between the cells, without code and links."""
+    """Return the Markdown text without code and links."""
     return "\n".join(_CODE.sub(" ", cell.source) for cell in notebook.cells if cell.cell_type == "markdown")
 
 
-def shown(notebook: Any) -> list[Any]:
+def all_outputs(notebook: Any) -> list[Any]:
     return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
 
 
-def test_they_are_numbered_in_reading_order() -> None:
+def test_notebooks_are_numbered_in_reading_order() -> None:
     assert [path.name[:2] for path in PATHS] == [f"{number:02}" for number in range(1, len(PATHS) + 1)]
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_what_is_kept_is_whole_and_clean(path: Path) -> None:
+def test_saved_outputs_are_complete_and_clean(path: Path) -> None:
     notebook = read(path)
     pytest.importorskip("nbformat").validate(notebook)
-    assert path.stat().st_size < LARGEST
+    assert path.stat().st_size < MAX_BYTES
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))  # all, in order
-    outputs = shown(notebook)
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))  # every cell has run, in order
+    outputs = all_outputs(notebook)
     assert not any(output.output_type == "error" or output.get("name") == "stderr" for output in outputs)
     assert "widgets" not in notebook.metadata
     pictures = [output for output in outputs if {"image/svg+xml", "image/png"} & set(output.get("data", {}))]
     assert len(pictures) >= 2
-    assert all("image/png" in output.data for output in pictures)  # before it is trusted, JupyterLab shows no SVG
+    assert all("image/png" in output.data for output in pictures)  # JupyterLab shows no SVG in an untrusted notebook
     for output in outputs:
-        said = output.get("text") or "".join(str(part) for part in output.data.values())
-        assert _OURS.search(said) is None, said[:300]
+        text = output.get("text") or "".join(str(part) for part in output.data.values())
+        assert _FORBIDDEN.search(text) is None, text[:300]
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_each_says_what_it_needs_and_asks_something(path: Path) -> None:
+def test_each_states_its_needs_and_has_exercises(path: Path) -> None:
     notebook = read(path)
     opening = notebook.cells[0].source
     assert opening.startswith(f"# {int(path.name[:2])}. ")
@@ -82,23 +82,23 @@ def test_each_says_what_it_needs_and_asks_something(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_no_figure_is_typed_into_the_prose(path: Path) -> None:
+def test_the_text_contains_no_typed_measurements(path: Path) -> None:
     assert _FIGURE.findall(prose(read(path))) == []
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_cells_are_short(path: Path) -> None:
-    """One idea a cell: a class may take more room than a measurement."""
+    """The limit leaves room for a class; other cells should be shorter."""
     notebook = read(path)
     assert max(len(cell.source.splitlines()) for cell in notebook.cells if cell.cell_type == "code") <= 50
     kinds = [cell.cell_type for cell in notebook.cells]
     assert kinds.count("markdown") >= 0.6 * kinds.count("code")
 
 
-def test_the_pages_hold_all_of_it_and_fetch_nothing(tmp_path: Path) -> None:
+def test_static_pages_are_complete_and_self_contained(tmp_path: Path) -> None:
     pytest.importorskip("nbconvert")
     tool("save")
-    pages = tool("book").made(tmp_path)
+    pages = tool("book").build(tmp_path)
     assert [page.stem for page in pages] == ["index", *(path.stem for path in PATHS)]
     for page in pages:
         text = page.read_text(encoding="utf-8")
@@ -106,25 +106,25 @@ def test_the_pages_hold_all_of_it_and_fetch_nothing(tmp_path: Path) -> None:
         for name in re.findall(r'href="([^"#:]+)"', text):
             assert (tmp_path / name).is_file(), name
     for path, page in zip(PATHS, pages[1:], strict=True):
-        drawings = sum("image/svg+xml" in output.get("data", {}) for output in shown(read(path)))
+        drawings = sum("image/svg+xml" in output.get("data", {}) for output in all_outputs(read(path)))
         assert page.read_text(encoding="utf-8").count("<svg") >= drawings
 
 
-def test_a_slider_leaves_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slider_stores_its_initial_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ipywidgets")
     teaching = tool("teaching")
-    held: list[dict[str, Any]] = []
-    monkeypatch.setattr(teaching, "display", lambda data, raw: held.append(data))
+    displayed: list[dict[str, Any]] = []
+    monkeypatch.setattr(teaching, "display", lambda data, raw: displayed.append(data))
     teaching.explore(lambda size: teaching.bars("sizes", {"size": size}), size=[1, 2, 3])
-    assert "size: 2 " in held[0]["image/svg+xml"]  # the middle one
-    assert "application/vnd.jupyter.widget-view+json" in held[0]
+    assert "size: 2 " in displayed[0]["image/svg+xml"]  # the initial value is the middle one
+    assert "application/vnd.jupyter.widget-view+json" in displayed[0]
 
 
-@pytest.mark.filterwarnings("ignore")  # of jupyter's own parts, in this process
+@pytest.mark.filterwarnings("ignore")  # from Jupyter's own modules
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_it_runs_from_top_to_bottom(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the solutions of its exercises, in the small mode."""
+def test_notebook_and_solutions_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in the small mode, the solutions last."""
     monkeypatch.setenv("OUTRIDER_SMALL", "1")
     pytest.importorskip("nbclient")
     notebook = tool("save").run(path, solved=True)
-    assert shown(notebook)
+    assert all_outputs(notebook)
