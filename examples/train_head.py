@@ -17,7 +17,9 @@ from outrider.core.training.dataset import DecoderTeacher, Lesson
 from outrider.core.training.head_training import HeadTraining
 from outrider.core.training.trainer import Plan, Trainer
 
-target = Decoder.random(Config(vocabulary=48, width=32, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=48), seed=3)
+target = Decoder.random(
+    Config(vocabulary=48, hidden_size=32, layers=3, heads=4, kv_heads=2, head_dim=8, intermediate_size=48), seed=3
+)
 
 
 def answers(prompts, drafter=None):  # greedy; row i answers prompt i

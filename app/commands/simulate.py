@@ -99,7 +99,7 @@ def _measured(model: str, prompts: Path | None, limit: int, tokens: int, repeat:
         if not isinstance(target, Decoder):
             raise Incompatible(f"what is measured runs on our own decoder, and {model} does not")
         form = target.config
-        facts[dtype] = {"weight_bytes": target.weight_bytes, "layers": form.layers, "width": form.width}
+        facts[dtype] = {"weight_bytes": target.weight_bytes, "layers": form.layers, "width": form.hidden_size}
         facts[dtype]["parameters"] = _parameters(lm)
     with console.status("Timing the matrices alone ..."):
         taken = products({dtype: lm.target().network for dtype, lm in models.items()})  # type: ignore[attr-defined]

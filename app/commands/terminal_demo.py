@@ -39,7 +39,9 @@ _SMALL: dict[str, dict[str, Any]] = {  # drafts that can be taken in at a glance
     "jacobi": {"window": 4},
     "prompt-lookup": {"length": 4},
 }
-_SHAPE = Config(vocabulary=VOCABULARY, width=64, layers=8, heads=4, kv_heads=2, head_dim=16, hidden=128)
+_SHAPE = Config(
+    vocabulary=VOCABULARY, hidden_size=64, layers=8, heads=4, kv_heads=2, head_dim=16, intermediate_size=128
+)
 _EXIT = 2  # layers it drafts with
 _REFINING = 0.2  # how much the layers behind them add: as in trained models, less than the first ones
 _RELAXED, _SETTINGS = "lenience", {"lenience": 0.5}

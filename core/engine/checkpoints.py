@@ -85,12 +85,12 @@ def configure(described: Mapping[str, Any]) -> Config:
     theta, scaling = _rope(described)
     return Config(
         vocabulary=described["vocab_size"],
-        width=width,
+        hidden_size=width,
         layers=described["num_hidden_layers"],
         heads=heads,
         kv_heads=described.get("num_key_value_heads") or heads,
         head_dim=described.get("head_dim") or width // heads,
-        hidden=described["intermediate_size"],
+        intermediate_size=described["intermediate_size"],
         rope_theta=theta,
         rope_scaling=scaling,
         norm_eps=described.get("rms_norm_eps", 1e-6),
@@ -215,7 +215,7 @@ def assemble(
     into its form, such as `fastest`, as soon as it is read, so that no more than one is held twice, and each layer is
     `put` where it shall be."""
     take = _Tensors(tensors, dtype, device, form)
-    width, dim = config.width, config.head_dim
+    width, dim = config.hidden_size, config.head_dim
     spread, shared = config.heads * dim, config.kv_heads * dim
     embedding = take("model.embed_tokens.weight", config.vocabulary, width)
     layers = []
@@ -234,8 +234,8 @@ def assemble(
                     qkv=take.linear(attention, [spread, shared, shared], width, config.attention_bias),
                     out=take.linear([f"{at}.self_attn.o_proj"], [width], spread, config.out_bias),
                     mlp_norm=take(f"{at}.post_attention_layernorm.weight", width),
-                    up_gate=take.linear(mlp, [config.hidden] * 2, width, config.mlp_bias),
-                    down=take.linear([f"{at}.mlp.down_proj"], [width], config.hidden, config.mlp_bias),
+                    up_gate=take.linear(mlp, [config.intermediate_size] * 2, width, config.mlp_bias),
+                    down=take.linear([f"{at}.mlp.down_proj"], [width], config.intermediate_size, config.mlp_bias),
                     qk_norm=qk_norm,
                 )
             )

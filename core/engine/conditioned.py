@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outrider.core.engine.network import Network
 from outrider.core.engine.transformer import Decoder
-from outrider.core.engine.types import Places
+from outrider.core.engine.types import PassLayout
 from outrider.core.errors import InvalidOption
 
 _ROOM = 256  # positions that are told, in steps, where recordings look for them
@@ -47,7 +47,7 @@ class ConditionedDecoder(Network):
         self,
         x: Tensor,
         store: Tensor,
-        places: Places,
+        places: PassLayout,
         taps: dict[str, list[Tensor]] | None = None,
         span: tuple[int, int] | None = None,
     ) -> Tensor:

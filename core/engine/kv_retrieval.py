@@ -28,7 +28,7 @@ def asked(network: Network, cache: Cache) -> Tensor:
     stands = (cache.rows.entries + cache.rows.waiting - 1)[:, None]
     found = []
     for index, (states,) in enumerate(taps.values()):
-        x = states.gather(1, root.expand(-1, 1, cfg.width))[:, 0].to(network.wide)
+        x = states.gather(1, root.expand(-1, 1, cfg.hidden_size))[:, 0].to(network.wide)
         found.append(network.queries(x, index, stands))
     return torch.stack(found)
 

@@ -18,12 +18,12 @@ from outrider.core.device import upload
 from outrider.core.draft import Draft
 from outrider.core.engine.kv_cache.cache import Cache, Rows
 from outrider.core.engine.network import Network
-from outrider.core.engine.types import Places
+from outrider.core.engine.types import PassLayout
 from outrider.core.protocol import Prompts
 
 
 @contextmanager
-def replayed(cache: Cache, texts: Prompts, count: int) -> Iterator[tuple[Tensor, Places]]:
+def replayed(cache: Cache, texts: Prompts, count: int) -> Iterator[tuple[Tensor, PassLayout]]:
     """The tokens ahead of each of the last `count` of each row's, ids [B, count], and places for them behind what the
     cache holds, as if they were still to be read. Rows with fewer are padded on the right."""
     kept, device = cache.rows, cache.device
@@ -44,7 +44,7 @@ def likeness(network: Network, cache: Cache, texts: Prompts, count: int) -> Tens
     """[B, 2 L] cosine of what enters and what leaves each layer's attention and MLP, residual stream included."""
     halves = [
         network.replaced(
-            lambda linear: linear, [replace(layer, attends=not mlp, thinks=mlp) for layer in network.layers]
+            lambda linear: linear, [replace(layer, use_attention=not mlp, use_mlp=mlp) for layer in network.layers]
         )
         for mlp in (False, True)
     ]

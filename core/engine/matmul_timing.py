@@ -47,8 +47,8 @@ def products(
 def _matrices(network: Network) -> list[tuple[Linear, int]]:
     """All that a pass multiplies by, and how many numbers go in."""
     form = network.config
-    sizes = (form.width, form.heads * form.head_dim, form.width, form.hidden)
+    sizes = (form.hidden_size, form.heads * form.head_dim, form.hidden_size, form.intermediate_size)
     found = list[tuple[Linear, int]]()
     for layer in network.layers:
         found += zip((layer.qkv, layer.out, layer.up_gate, layer.down), sizes, strict=True)
-    return [*found, (network.head, form.width)]
+    return [*found, (network.head, form.hidden_size)]

@@ -29,7 +29,7 @@ from outrider.core.engine.linear import Dense, Linear
 from outrider.core.engine.native.draft_chain import Chains
 from outrider.core.engine.native.native_pass import Passes, passes
 from outrider.core.engine.rotary import rope_table
-from outrider.core.engine.types import Config, Layer, Places
+from outrider.core.engine.types import Config, Layer, PassLayout
 from outrider.core.errors import Incompatible
 from outrider.core.kernels import native
 
@@ -60,7 +60,7 @@ class Network:
         self.weight_bytes = sum(layer.weight_bytes for layer in layers) + head.weight_bytes
         self.wide = self.dtype if self.dtype.itemsize > 2 else torch.float32
         # x / sqrt(mean x^2 + eps) w = x / hypot(|x|, sqrt(D eps)) (sqrt(D) w), in fewer and cheaper operations
-        root = math.sqrt(config.width)
+        root = math.sqrt(config.hidden_size)
         self._floor = torch.tensor([[root * math.sqrt(config.norm_eps)]], dtype=self.wide, device=self.device)
         self._norms = [
             (layer.attention_norm.to(self.wide) * root, layer.mlp_norm.to(self.wide) * root) for layer in layers
@@ -137,7 +137,7 @@ class Network:
         self,
         x: Tensor,
         store: Tensor,
-        places: Places,
+        places: PassLayout,
         taps: dict[str, list[Tensor]] | None = None,
         span: tuple[int, int] | None = None,
     ) -> Tensor:
@@ -147,7 +147,7 @@ class Network:
         rows, count = store.shape[1], len(x) // store.shape[1]
         if not count:
             for states in (taps or {}).values():
-                states.append(x.view(rows, 0, self.config.width).to(self.dtype))
+                states.append(x.view(rows, 0, self.config.hidden_size).to(self.dtype))
             return x
         if taps and "embedding" in taps:
             taps["embedding"].append(x.view(rows, count, -1).to(self.dtype))
@@ -157,15 +157,15 @@ class Network:
             return self._run_native(self._passes, x, store, places, taps, span)
         sights = self._sights(store, places, count)
         buffer = torch.empty(x.shape, dtype=self.dtype, device=self.device)
-        hidden = self.config.hidden
+        hidden = self.config.intermediate_size
         for index in range(*span):
             layer, norms = self.layers[index], self._norms[index]
             if self.arrive is not None:
                 self.arrive(index)
-            if layer.attends:
+            if layer.use_attention:
                 every = layer.qkv(self.normed(x, norms[0], buffer))
                 x += layer.out(self.attend(layer, every, index, sights))
-            if layer.thinks:
+            if layer.use_mlp:
                 both = layer.up_gate(self.normed(x, norms[1], buffer))
                 x += layer.down(F.glu(both, -1).mul_(both[:, hidden:]))  # up sigmoid(gate) gate
             if taps and (tap := f"layer.{index}") in taps:
@@ -177,7 +177,7 @@ class Network:
         passes: Passes,
         x: Tensor,
         store: Tensor,
-        places: Places,
+        places: PassLayout,
         taps: dict[str, list[Tensor]] | None,
         span: tuple[int, int],
     ) -> Tensor:
@@ -192,7 +192,7 @@ class Network:
                 passes.run(x, store, places, index, index + 1, taps=noted)
         for index, states in noted.items():
             assert taps is not None
-            taps[f"layer.{index}"].append(states.view(store.shape[1], -1, self.config.width).to(self.dtype))
+            taps[f"layer.{index}"].append(states.view(store.shape[1], -1, self.config.hidden_size).to(self.dtype))
         return x
 
     def finish(self, x: Tensor, rows: int, taps: dict[str, list[Tensor]] | None = None) -> Tensor:
@@ -201,12 +201,12 @@ class Network:
             states = self._passes.normed(x.contiguous(), self._last)
         else:
             states = self.normed(x, self._norm, torch.empty(x.shape, dtype=self.dtype, device=self.device))
-        states = states.view(rows, len(x) // rows, self.config.width)
+        states = states.view(rows, len(x) // rows, self.config.hidden_size)
         if taps and "last" in taps and len(x):
             taps["last"].append(states)
         return states
 
-    def _sights(self, store: Tensor, places: Places, count: int) -> _Masks:
+    def _sights(self, store: Tensor, places: PassLayout, count: int) -> _Masks:
         """All that the attention of every layer shares, worked out once a pass."""
         group = self.config.heads // self.config.kv_heads
         where = places.positions.clamp(0, len(self._angles[0]) - 1)
@@ -292,7 +292,7 @@ class Graphs:
         return self.views[how]
 
     def run(
-        self, ids: Tensor, store: Tensor, places: Places, taps: Collection[str], *, speaks: bool = True
+        self, ids: Tensor, store: Tensor, places: PassLayout, taps: Collection[str], *, speaks: bool = True
     ) -> PassResult:
         """Ids [B, Q] -> normed states [B, Q, D], logits [B, Q, V] unless they are very many or nobody asks, and the
         states at taps; "stream" is what leaves the last layer, as it is."""
@@ -307,7 +307,7 @@ class Graphs:
         assert ids is not None and positions is not None
         network, found = self.network, {tap: list[Tensor]() for tap in taps}
         rows, count = ids.shape
-        x = network.run(network.embed(ids), store, Places(positions, columns, mask, None, slots), found)
+        x = network.run(network.embed(ids), store, PassLayout(positions, columns, mask, None, slots), found)
         states = network.finish(x, rows, found)
         few = rows * count * network.config.vocabulary <= _LOGITS
         if "stream" in found:
@@ -349,17 +349,18 @@ def random_network(
     spread = cfg.heads * cfg.head_dim
     layers = [
         Layer(
-            attention_norm=norm(cfg.width),
-            qkv=dense(spread + 2 * cfg.kv_heads * cfg.head_dim, cfg.width, cfg.attention_bias, 1.5),
-            out=dense(cfg.width, spread, cfg.out_bias, 1.5),
-            mlp_norm=norm(cfg.width),
-            up_gate=dense(2 * cfg.hidden, cfg.width, cfg.mlp_bias, 1.5),
-            down=dense(cfg.width, cfg.hidden, cfg.mlp_bias),
+            attention_norm=norm(cfg.hidden_size),
+            qkv=dense(spread + 2 * cfg.kv_heads * cfg.head_dim, cfg.hidden_size, cfg.attention_bias, 1.5),
+            out=dense(cfg.hidden_size, spread, cfg.out_bias, 1.5),
+            mlp_norm=norm(cfg.hidden_size),
+            up_gate=dense(2 * cfg.intermediate_size, cfg.hidden_size, cfg.mlp_bias, 1.5),
+            down=dense(cfg.hidden_size, cfg.intermediate_size, cfg.mlp_bias),
             qk_norm=norm(cfg.heads + cfg.kv_heads, cfg.head_dim) * 1.5 if cfg.qk_norm else None,
         )
         for _ in range(cfg.layers)
     ]
-    embedding = draw(cfg.vocabulary, cfg.width, gain)
-    head = embedding if cfg.tied else draw(cfg.vocabulary, cfg.width, gain)
-    signs = torch.randint(0, 2, (cfg.width,), generator=generator) * 2 - 1  # else a tied head repeats the last token
-    return Network(cfg, embedding, layers, norm(cfg.width) * signs.to(device, dtype), Dense(head))
+    embedding = draw(cfg.vocabulary, cfg.hidden_size, gain)
+    head = embedding if cfg.tied else draw(cfg.vocabulary, cfg.hidden_size, gain)
+    # random signs in the last norm: otherwise a tied output layer repeats the last token
+    signs = torch.randint(0, 2, (cfg.hidden_size,), generator=generator) * 2 - 1
+    return Network(cfg, embedding, layers, norm(cfg.hidden_size) * signs.to(device, dtype), Dense(head))

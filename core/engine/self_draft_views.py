@@ -244,7 +244,7 @@ def _without(layers: Collection[Layer], skip: Collection[str]) -> list[Layer]:
             )
         index = int(parts[2])
         layer = found[index]
-        found[index] = replace(layer, attends=False) if parts[1] == "attention" else replace(layer, thinks=False)
+        found[index] = replace(layer, use_attention=False) if parts[1] == "attention" else replace(layer, use_mlp=False)
     return found
 
 

@@ -25,7 +25,7 @@ from outrider.core.engine.layer_subset import likeness
 from outrider.core.engine.linear import fastest
 from outrider.core.engine.network import Network, random_network
 from outrider.core.engine.self_draft_views import Carry, View, behind, furthest, scores
-from outrider.core.engine.types import Config, Places
+from outrider.core.engine.types import Config, PassLayout
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.protocol import PREFILL_CHUNK, Prefill, Prompts, Rule, Scores
 
@@ -125,14 +125,14 @@ class Decoder:
             self._piece(rows, *self.cache.chunk(start, min(start + PREFILL_CHUNK, length), rows), found)
         return self._joined(found, rows.stop - rows.start)
 
-    def _piece(self, rows: slice, ids: Tensor, places: Places, found: dict[str, list[Tensor]]) -> None:
+    def _piece(self, rows: slice, ids: Tensor, places: PassLayout, found: dict[str, list[Tensor]]) -> None:
         """Read ids [B, Q] of some rows' prompts."""
         x = self.network.run(self.network.embed(ids), self.cache.store[:, rows], places, found)
         if "last" in found:
             self.network.finish(x, len(ids), found)
 
     def _joined(self, found: dict[str, list[Tensor]], rows: int) -> dict[str, Tensor]:
-        nothing = torch.zeros(rows, 0, self.config.width, dtype=self.network.dtype, device=self.device)
+        nothing = torch.zeros(rows, 0, self.config.hidden_size, dtype=self.network.dtype, device=self.device)
         return {tap: torch.cat(parts, 1) if parts else nothing for tap, parts in found.items()}
 
     # ---- rows that come and go
@@ -234,12 +234,12 @@ class Decoder:
         brought = draft.embeddings.to(x.dtype)[place.clamp(0, len(draft.embeddings) - 1)]
         return torch.where((place >= 0)[:, None], brought, x)
 
-    def _resume(self, carry: Carry, ids: Tensor, places: Places) -> Tensor:
+    def _resume(self, carry: Carry, ids: Tensor, places: PassLayout) -> Tensor:
         """States behind the layer that a view left off at: its own, and those of nodes that it has not read."""
         known = carry.states[:, : ids.shape[1]]
         if known.shape[1] == ids.shape[1]:
             return known.flatten(0, 1)
-        rest, where = ids[:, known.shape[1] :], places.behind(known.shape[1])
+        rest, where = ids[:, known.shape[1] :], places.skip(known.shape[1])
         states = self.network.run(self.network.embed(rest), self.cache.store, where, None, (0, carry.layer))
         return torch.cat([known, states.view(*rest.shape, -1)], 1).flatten(0, 1)
 

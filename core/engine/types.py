@@ -1,4 +1,4 @@
-"""What describes a decoder and one pass through it: its shape, the weights of a layer, the positions of tokens.
+"""Data classes of the decoder: its configuration, the weights of a layer, the layout of one pass.
 
 Data only; the computation is in outrider.core.engine.network.
 """
@@ -16,19 +16,19 @@ from outrider.core.errors import InvalidOption
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The shape of a decoder."""
+    """The architecture of a decoder."""
 
     vocabulary: int
-    width: int
+    hidden_size: int
     layers: int
     heads: int
-    kv_heads: int  # heads of keys and values; each serves heads / kv_heads of the queries
+    kv_heads: int  # key/value heads; each serves heads / kv_heads query heads
     head_dim: int
-    hidden: int  # width within the MLP
+    intermediate_size: int  # of the MLP
     rope_theta: float = 10_000.0
-    rope_scaling: tuple[str, Mapping[str, float]] | None = None  # ("linear" | "llama3" | "grid", its numbers)
+    rope_scaling: tuple[str, Mapping[str, float]] | None = None  # ("linear" | "llama3" | "grid", its parameters)
     norm_eps: float = 1e-6
-    tied: bool = True  # the output layer is the embedding
+    tied: bool = True  # the output layer shares the embedding's weights
     attention_bias: bool = False  # of queries, keys and values
     out_bias: bool = False
     mlp_bias: bool = False
@@ -36,57 +36,65 @@ class Config:
     context: int = 2048
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "width", "layers", "heads", "kv_heads", "head_dim", "hidden", "context"):
+        counts = (
+            "vocabulary",
+            "hidden_size",
+            "layers",
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "intermediate_size",
+            "context",
+        )
+        for name in counts:
             if getattr(self, name) < 1:
                 raise InvalidOption(f"{name} is {getattr(self, name)}; it must be 1 or more")
         if self.heads % self.kv_heads:
-            raise InvalidOption(f"{self.heads} heads cannot share {self.kv_heads} of keys and values; take a divisor")
+            raise InvalidOption(f"kv_heads is {self.kv_heads}; it must divide heads, which is {self.heads}")
         if self.rope_scaling is not None and self.rope_scaling[0] == "grid" and self.head_dim % 4:
-            raise InvalidOption(
-                f"head_dim is {self.head_dim}; on a grid half of its pairs turn by the row: it must divide by 4"
-            )
+            raise InvalidOption(f"head_dim is {self.head_dim}; rotary positions on a grid need a multiple of 4")
         if self.head_dim % 2:
-            raise InvalidOption(f"head_dim is {self.head_dim}; rotary positions turn pairs, so it must be even")
+            raise InvalidOption(f"head_dim is {self.head_dim}; rotary positions rotate pairs, so it must be even")
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One block: attention, then the MLP, each behind its norm and beside the residual stream."""
+    """One block: attention, then the MLP, each with its norm before it and its residual connection."""
 
     attention_norm: Tensor  # [D]
     qkv: Linear  # D -> (H + 2 K) d: all queries, then keys, then values
     out: Linear  # H d -> D
     mlp_norm: Tensor  # [D]
-    up_gate: Linear  # D -> 2 M: what the gate lets through, then the gate
+    up_gate: Linear  # D -> 2 M: up, then gate
     down: Linear  # M -> D
-    attends: bool = True  # a view may leave either half out
-    thinks: bool = True
+    use_attention: bool = True  # a view may skip either sublayer
+    use_mlp: bool = True
     qk_norm: Tensor | None = None  # [H + K, d]
 
     def changed(self, change: Callable[[Linear], Linear]) -> Layer:
-        """The same with every matrix product exchanged."""
+        """A copy with `change` applied to every linear layer."""
         qkv, out = change(self.qkv), change(self.out)
         return replace(self, qkv=qkv, out=out, up_gate=change(self.up_gate), down=change(self.down))
 
     @property
     def weight_bytes(self) -> int:
-        attention, mlp = (self.qkv, self.out) * self.attends, (self.up_gate, self.down) * self.thinks
-        return sum(one.weight_bytes for one in (*attention, *mlp))
+        attention, mlp = (self.qkv, self.out) * self.use_attention, (self.up_gate, self.down) * self.use_mlp
+        return sum(linear.weight_bytes for linear in (*attention, *mlp))
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
-    """Where the tokens of one pass stand, and what they may look at."""
+class PassLayout:
+    """Positions, attention mask and cache slots of the tokens of one pass."""
 
     positions: Tensor  # [B|1, Q] for the rotary angles
-    columns: int  # how much of the store is read
-    mask: Tensor | None  # [B|1, Q, columns] bool: may look; None: all may look at all
-    start: int | None  # the first slot written, where that is the same for all rows
-    slots: Tensor | None = None  # [B, Q] the slots written, where it is not
+    columns: int  # slots of the KV store that are read
+    mask: Tensor | None  # [B|1, Q, columns] bool: true where attended; None: everything is
+    start: int | None  # the first slot written, if it is the same in all rows
+    slots: Tensor | None = None  # [B, Q] the slots written, if they differ between rows
 
-    def behind(self, count: int) -> Places:
-        """The same without the first tokens."""
-        return Places(
+    def skip(self, count: int) -> PassLayout:
+        """The layout without the first `count` tokens."""
+        return PassLayout(
             self.positions[:, count:],
             self.columns,
             None if self.mask is None else self.mask[:, count:],

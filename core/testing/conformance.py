@@ -134,7 +134,13 @@ def untaught(method: Method, target: Any, seed: int = 0, **config: Any) -> Any:
     assert method.draft_head is not None
     if isinstance(target, TableTarget):
         small = Config(
-            vocabulary=target.vocabulary, width=target.width, layers=2, heads=2, kv_heads=1, head_dim=4, hidden=12
+            vocabulary=target.vocabulary,
+            hidden_size=target.width,
+            layers=2,
+            heads=2,
+            kv_heads=1,
+            head_dim=4,
+            intermediate_size=12,
         )
         target = Decoder.random(small, seed, dtype=target.dtype, device=target.device, gain=1.0)
     with torch.random.fork_rng(devices=[]):

@@ -74,7 +74,7 @@ class TokenModel(DraftHead):
         self.drop = drop
         self._lender = [target] if lent else []  # a list hides it from nn.Module
         if lent:
-            self.through = nn.Linear(target.form.width, width, bias=False)
+            self.through = nn.Linear(target.form.hidden_size, width, bias=False)
         else:
             self.embedding = nn.Parameter(torch.randn(self.prompt_encoder.size, width) * 0.5)
         self.blocks = beginning(self.form)

@@ -218,5 +218,5 @@ class Speaker(Informed):
             raise InvalidOption("an utterance begins with one token: its prompt is the end, and what follows is spoken")
         found = super()._read(rows, length)
         if "ahead" in found:
-            found["ahead"] = found["ahead"].new_zeros(len(found["ahead"]), 0, AHEAD * self.config.width)
+            found["ahead"] = found["ahead"].new_zeros(len(found["ahead"]), 0, AHEAD * self.config.hidden_size)
         return found

@@ -22,7 +22,7 @@ from outrider.core.testing.conformance import KINDS, equip, untaught
 from outrider.core.testing.soak import SoakReport, alone, soak, wishes
 from outrider.core.testing.table_target import TableTarget
 
-CONFIG = Config(vocabulary=61, width=16, layers=2, heads=2, kv_heads=1, head_dim=8, hidden=24)
+CONFIG = Config(vocabulary=61, hidden_size=16, layers=2, heads=2, kv_heads=1, head_dim=8, intermediate_size=24)
 SAMPLINGS = {
     "greedy": Sampling(temperature=0, end=(3,)),
     "sampled": Sampling(temperature=0.8, end=(3,)),
@@ -89,7 +89,8 @@ def test_rows_come_out_as_they_do_alone(name: str | None, mode: str) -> None:
     batch.close()
 
 
-SOAKED = replace(CONFIG, width=32, kv_heads=2, head_dim=32, hidden=48)  # a kilobyte of cache for each token
+# a kilobyte of cache for each token
+SOAKED = replace(CONFIG, hidden_size=32, kv_heads=2, head_dim=32, intermediate_size=48)
 
 
 def soaked(count: int, name: str | None, mode: str, stop: Any = stop, *, check: int = 1) -> tuple[SoakReport, int]:
@@ -168,7 +169,9 @@ def test_the_bytes_that_are_told_are_those_of_the_store() -> None:
 
 
 def test_a_long_prompt_does_not_hold_up_the_others() -> None:
-    config = Config(vocabulary=61, width=16, layers=2, heads=2, kv_heads=1, head_dim=8, hidden=24, context=4096)
+    config = Config(
+        vocabulary=61, hidden_size=16, layers=2, heads=2, kv_heads=1, head_dim=8, intermediate_size=24, context=4096
+    )
     model = Decoder.random(config, 1)
     batch = ContinuousBatch(model, None, make_rule("exact"), sampling=Sampling(temperature=0), rows=3)
     short = batch.add([5, 6, 7], 40)

@@ -367,7 +367,8 @@ def test_a_run_abandoned_at_the_interpreters_end_ends_quietly() -> None:
         "from outrider.core.decode import decode\n"
         "from outrider.core.engine.transformer import Config, Decoder\n"
         "from outrider.core.rules.exact import Exact\n"
-        "small = Config(vocabulary=9, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, hidden=16)\n"
+        "small = Config(vocabulary=9, hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, "
+        "intermediate_size=16)\n"
         "steps = decode(Decoder.random(small), None, Exact(), [[1, 2]], max_new_tokens=9)\n"
         "next(steps)\n"
     )

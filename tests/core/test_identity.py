@@ -49,7 +49,7 @@ USUAL: dict[str, Mapping[str, Any]] = {
 }
 
 
-CONFIG = Config(vocabulary=VOCABULARY, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, hidden=64)
+CONFIG = Config(vocabulary=VOCABULARY, hidden_size=32, layers=2, heads=4, kv_heads=2, head_dim=8, intermediate_size=64)
 
 
 @lru_cache

@@ -17,7 +17,7 @@ from outrider.core.testing.conformance import equip
 from outrider.core.training import draft_head
 
 ROOT = Path(__file__).parents[2]
-CONFIG = Config(vocabulary=3, width=8, layers=2, heads=2, kv_heads=1, head_dim=4, hidden=12)
+CONFIG = Config(vocabulary=3, hidden_size=8, layers=2, heads=2, kv_heads=1, head_dim=4, intermediate_size=12)
 DECLARED = (Path(protocol.__file__), Path(draft_head.__file__))
 
 

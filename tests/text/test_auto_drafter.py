@@ -249,7 +249,9 @@ def test_rounds_of_several_rows_are_measured_when_there_are_so_many(lm: TextMode
 
 def test_a_short_context_is_enough_to_measure_in() -> None:
     few = Decoder.random(
-        Config(vocabulary=48, width=32, layers=1, heads=2, kv_heads=1, head_dim=16, hidden=48, context=96)
+        Config(
+            vocabulary=48, hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16, intermediate_size=48, context=96
+        )
     )
     assert {1, 2} <= {*auto_drafter.measure(few)}
 

@@ -32,7 +32,7 @@ class AcceptanceChance(DraftHead):
         if layers < 0 or temperature < 0:
             raise InvalidOption(f"layers={layers}, temperature={temperature}: each must be 0 or more")
         self.config = {"layers": layers, "temperature": temperature}
-        self.temperature, width = temperature, target.network.config.width
+        self.temperature, width = temperature, target.network.config.hidden_size
         self.layers: Any = nn.ModuleList(Matrix(width, width, bias=True, zero=True) for _ in range(layers))
         self.out = Matrix(width, 1, bias=True, zero=True)
         self._watched: list[SmallModel] = []  # in a list: no part of this module

@@ -125,9 +125,9 @@ class DFlashBlock(Anchored):
                 raise unknown("hidden tap", tap, target.taps)
         self.needs = frozenset(self.taps)
         self.config = {**self.config, "taps": list(self.taps), "hidden": hidden, "lora": lora}
-        self.form = replace(self.form, hidden=hidden or self.form.hidden)
+        self.form = replace(self.form, intermediate_size=hidden or self.form.intermediate_size)
         self.depth, self.cached, self.anchors = block, layers, anchors
-        width, eps = self.form.width, self.form.norm_eps
+        width, eps = self.form.hidden_size, self.form.norm_eps
         self.tap_norms: Any = nn.ModuleList(Norm(width, eps) for _ in self.taps)
         self.fuse = Matrix(len(self.taps) * width, width)
         self.context_norm = Norm(width, eps)
@@ -201,7 +201,7 @@ class DSparkBlock(DFlashBlock):
         if rank < 1:
             raise InvalidOption(f"rank is {rank}; it must be 1 or more")
         self.config = {**self.config, "rank": rank}
-        width = self.form.width
+        width = self.form.hidden_size
         self.embedded = Norm(width, self.form.norm_eps)
         self.into, self.out = Matrix(width, rank), Matrix(rank, width, zero=True)
         self.confidence = Matrix(width, 1, bias=True, zero=True)
@@ -256,7 +256,7 @@ class SpecDecBlock(DFlashBlock):
         self.encoder: Any = nn.ModuleList(deep)
         for one, layer in zip(deep, target.network.layers, strict=False):
             one.copy(layer)
-            adapted(one, self.config["lora"], known=self.form.width, changed=bool(self.config["hidden"]))
+            adapted(one, self.config["lora"], known=self.form.hidden_size, changed=bool(self.config["hidden"]))
         self.mask = nn.Parameter(self.mask.detach().repeat(self.depth, 1) + torch.randn(self.depth, 1) * 0.01)
 
     def _context(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:

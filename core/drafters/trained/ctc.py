@@ -93,7 +93,7 @@ class CtcFrames(DraftHead):
             "lora": lora,
             "vocabulary": kept(self.words),
         }
-        width, eps = self.form.width, self.form.norm_eps
+        width, eps = self.form.hidden_size, self.form.norm_eps
         self.embedded, self.norm = Norm(width, eps), Norm(width, eps)
         self.fuse = Matrix(2 * width, width)
         self.block = Block(self.form)
@@ -101,7 +101,7 @@ class CtcFrames(DraftHead):
         adapted(self.block, lora, known=width)
         self.heads = Matrix(width, frames * width, bias=True)
         self.place = nn.Parameter(torch.zeros(frames, width))
-        self.mixer = Block(replace(self.form, hidden=hidden or self.form.hidden))
+        self.mixer = Block(replace(self.form, intermediate_size=hidden or self.form.intermediate_size))
         self.blank = Matrix(width, 1, bias=True)
         self.angles = Angles(self.form)
         with torch.no_grad():

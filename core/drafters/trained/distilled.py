@@ -60,7 +60,7 @@ class SmallModel(DraftHead):
             if rank:
                 correct(block, rank)
             self.blocks.append(block)
-        self.norm = Norm(target.config.width, target.config.norm_eps)
+        self.norm = Norm(target.config.hidden_size, target.config.norm_eps)
         with torch.no_grad():
             self.norm.weight.copy_(network.norm)
         self._angles = Angles(target.config)

@@ -89,7 +89,7 @@ class EagleHead(DraftHead):
             "vocabulary": kept(self.words),
             "fade": fade,
         }
-        width = self.form.width
+        width = self.form.hidden_size
         self.fuse = Matrix(2 * width, width, bias=True)
         self.block = Block(self.form, normed=normed)
         self.block.copy(network.layers[-1])
@@ -187,7 +187,7 @@ class Eagle3Head(DraftHead):
             "vocabulary": kept(self.words),
             "fade": fade,
         }
-        width, eps, last = self.form.width, self.form.norm_eps, network.layers[-1]
+        width, eps, last = self.form.hidden_size, self.form.norm_eps, network.layers[-1]
         self.tap_norms = nn.ModuleList(Norm(width, eps) for _ in self.taps if steady)
         self.fuse = Matrix(len(self.taps) * width, width)
         self.embedded = Norm(width, eps)
@@ -259,7 +259,7 @@ class Eagle3Head(DraftHead):
 
 def shaped(config: Config, hidden: int, form: Mapping[str, Any] | None) -> Config:
     """The target's form, with another width of the MLP, or with other fields of it (of weights made elsewhere)."""
-    fields = {**(form or {}), **({"hidden": hidden} if hidden else {})}
+    fields = {**(form or {}), **({"intermediate_size": hidden} if hidden else {})}
     if fields.get("rope_scaling"):
         kind, numbers = fields["rope_scaling"]
         fields["rope_scaling"] = (kind, dict(numbers))

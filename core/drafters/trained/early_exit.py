@@ -124,9 +124,9 @@ class ExitHead(DraftHead):
         self.taps: tuple[str, ...] = (self.tap,)
         self.needs = frozenset(self.taps)
         self.words = Words(network, vocabulary)
-        self.form = replace(network.config, hidden=hidden)
+        self.form = replace(network.config, intermediate_size=hidden)
         self.config = {"exit": self.exit, "hidden": hidden, "vocabulary": kept(self.words)}
-        self.inner, self.norm = (Norm(self.form.width, self.form.norm_eps) for _ in range(2))
+        self.inner, self.norm = (Norm(self.form.hidden_size, self.form.norm_eps) for _ in range(2))
         self.mlp = Mlp(self.form)
         with torch.no_grad():
             self.mlp.down.weight.zero_()
@@ -172,7 +172,7 @@ class KangarooHead(DraftHead):
         self.words = Words(network, vocabulary)
         self.form = network.config
         self.config = {"exit": self.exit, "vocabulary": kept(self.words)}
-        self.entered, self.norm = (Norm(self.form.width, self.form.norm_eps) for _ in range(2))
+        self.entered, self.norm = (Norm(self.form.hidden_size, self.form.norm_eps) for _ in range(2))
         self.attention = Attention(self.form)
         self.angles = Angles(self.form)
         last = network.layers[-1]

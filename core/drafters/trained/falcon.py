@@ -56,7 +56,7 @@ class FalconHead(Anchored):
         self._begin(network, vocabulary, fade, block=block, anchors=anchors)
         self.config = {**self.config, "lora": lora, "glance": glance, "regress": regress, "noise": noise}
         self.anchors, self.glance, self.regress, self.noise = anchors, glance, regress, noise
-        width, eps = self.form.width, self.form.norm_eps
+        width, eps = self.form.hidden_size, self.form.norm_eps
         self.embedded, self.entered, self.norm = (Norm(width, eps) for _ in range(3))
         self.fuse = Matrix(2 * width, width)
         self.place = nn.Parameter(torch.randn(block, width) * 0.1)

@@ -20,7 +20,7 @@ from outrider.core.engine.native.draft_tree import Grown
 from outrider.core.engine.self_draft_views import furthest
 from outrider.core.engine.trainable.block import Angles, AttentionMask
 from outrider.core.engine.trainable.shared_embedding import settled
-from outrider.core.engine.types import Config, Places
+from outrider.core.engine.types import Config, PassLayout
 from outrider.core.protocol import Prefill, Prompts, Scores, SelfDraftable
 from outrider.core.training.draft_head import DraftingHead, ParallelHead
 from outrider.core.tree import Tree
@@ -112,7 +112,7 @@ class HeadRunner:
         self._states = features.new_zeros(0)
         return Prefill()
 
-    def _sight(self, places: Places, bound: int) -> AttentionMask:
+    def _sight(self, places: PassLayout, bound: int) -> AttentionMask:
         cos, sin = self.angles(places.positions, bound, self.dtype)
         return AttentionMask(cos, sin, places.mask, self.cache.store, places, bound=bound)
 
@@ -148,7 +148,7 @@ class HeadRunner:
             self._states = self._captured("future_states", future, (self._states[:, 0],), root_mask)
         self.cache.scored, self.cache.writer = 0, self
 
-    def _root_mask(self, places: Places, root: Tensor) -> AttentionMask:
+    def _root_mask(self, places: PassLayout, root: Tensor) -> AttentionMask:
         """What the root attends to, with the rotary angles of its position and of the next ones."""
         positions, mask = places.positions.expand(len(root), -1).gather(1, root[..., 0]), places.mask
         if mask is not None:

@@ -49,7 +49,7 @@ class MedusaHeads(DraftHead):
         self.config = {"heads": heads, "layers": layers, "own": own, "vocabulary": kept(self.words), "fade": fade}
         rows: list[Any] = [Words(network, vocabulary, own=True).own for _ in range(heads if own else 0)]
         self.outputs: Any = nn.ModuleList(rows)
-        width = network.config.width
+        width = network.config.hidden_size
         self.first = Matrix(width, heads * width, bias=True, zero=True)  # of all heads
         self.more = nn.ModuleList(_steps(width, layers - 1) for _ in range(heads))
 
@@ -122,7 +122,7 @@ class HydraHeads(DraftHead):
             "vocabulary": kept(self.words),
             "fade": fade,
         }
-        width, eps = network.config.width, network.config.norm_eps
+        width, eps = network.config.hidden_size, network.config.norm_eps
         self.cached = int(prefix)
         self.prefix = Block(network.config) if prefix else None
         self.embedded = Norm(width, eps)

@@ -31,7 +31,7 @@ _FORM = (
     "heads",
     "kv_heads",
     "head_dim",
-    "hidden",
+    "intermediate_size",
     "rope_theta",
     "rope_scaling",
     "norm_eps",
@@ -172,7 +172,7 @@ def _eagle(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target: 
     weights = _layer(take, layer, form) | {"fuse.weight": take(f"{fuse}.weight")}
     if normed:
         weights["block.attention_norm.weight"] = take(f"{layer}.input_layernorm.weight")
-    weights["fuse.bias"] = take(f"{fuse}.bias") if f"{fuse}.bias" in tensors else torch.zeros(target.config.width)
+    weights["fuse.bias"] = take(f"{fuse}.bias") if f"{fuse}.bias" in tensors else torch.zeros(target.config.hidden_size)
     take.done()
     return draft_head, weights
 
@@ -288,8 +288,8 @@ def _described(draft_head: Eagle3Head, form: Config, verifier: str, rows: int, l
     layer: dict[str, Any] = {
         "model_type": "llama",
         "vocab_size": form.vocabulary,
-        "hidden_size": form.width,
-        "intermediate_size": form.hidden,
+        "hidden_size": form.hidden_size,
+        "intermediate_size": form.intermediate_size,
         "num_hidden_layers": 1,
         "num_attention_heads": form.heads,
         "num_key_value_heads": form.kv_heads,

@@ -25,7 +25,7 @@ from outrider.core.drafters.trained.heads import PrefixCache
 from outrider.core.drafters.tree_shapes import chain, validate
 from outrider.core.engine.network import Network
 from outrider.core.engine.trainable.block import AttentionMask, Block
-from outrider.core.engine.types import Places
+from outrider.core.engine.types import PassLayout
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.protocol import Prefill, Prompts, Scores, WeightFree
 from outrider.core.rng import CounterRNG, Purpose
@@ -74,7 +74,7 @@ class LookaheadEmbeddings(Anchored):
             *self.angles(batch.positions, count, dtype),
             (place <= place[:, None])[None],
             store,
-            Places(batch.positions, count, None, 0),
+            PassLayout(batch.positions, count, None, 0),
         )
         with torch.no_grad():
             x = self.words.embed(batch.tokens).to(self.embeddings.dtype)

@@ -28,11 +28,11 @@ class Module(nn.Module):
 
     def __init__(self, form: Config, index: int) -> None:
         super().__init__()
-        self.embedded, self.entered = (Norm(form.width, form.norm_eps) for _ in range(2))
-        self.fuse = Matrix(2 * form.width, form.width)
+        self.embedded, self.entered = (Norm(form.hidden_size, form.norm_eps) for _ in range(2))
+        self.fuse = Matrix(2 * form.hidden_size, form.hidden_size)
         self.block = Block(form, index=index)
         with torch.no_grad():
-            self.fuse.weight[:, form.width :] += torch.eye(form.width)
+            self.fuse.weight[:, form.hidden_size :] += torch.eye(form.hidden_size)
 
     def forward(self, x: Tensor, embedded: Tensor, sight: AttentionMask) -> Tensor:
         result: Tensor = self.block(self._fused(x, embedded), sight)
@@ -89,7 +89,7 @@ class MtpModules(DraftHead):
         for one in chain:
             one.block.copy(network.layers[-1])
         self.chain: Any = nn.ModuleList(chain)
-        self.norm = Norm(self.form.width, self.form.norm_eps)
+        self.norm = Norm(self.form.hidden_size, self.form.norm_eps)
         self.angles = Angles(self.form)
         with torch.no_grad():
             self.norm.weight.copy_(network.norm)

@@ -86,7 +86,7 @@ class BlockwiseHeads(ParallelHeads):
         super().__init__()
         self._begin(target.network, vocabulary, fade, heads=heads, hidden=hidden)
         self.depth = heads
-        width = self.form.width
+        width = self.form.hidden_size
         self.up = Matrix(width, heads * hidden, bias=True)
         self.down: Any = nn.ModuleList(Matrix(hidden, width, bias=True, zero=True) for _ in range(heads))
 
@@ -118,14 +118,14 @@ class AmphistaHeads(ParallelHeads):
         self._begin(network, vocabulary, fade, heads=heads)
         self.config = {**self.config, "hidden": hidden, "lora": lora}
         self.depth = heads
-        width = self.form.width
+        width = self.form.hidden_size
         adapt = [Block(self.form, index=index) for index in range(2)]
         self.adapt: Any = nn.ModuleList(adapt)
         self.fuse = Matrix(2 * width, width)
         self.embedded = Norm(width, self.form.norm_eps)
         self.heads = Matrix(width, heads * width, bias=True)
         self.place = nn.Parameter(torch.zeros(heads, width))
-        self.mixer = Block(replace(self.form, hidden=hidden or self.form.hidden))
+        self.mixer = Block(replace(self.form, intermediate_size=hidden or self.form.intermediate_size))
         self.norm = Norm(width, self.form.norm_eps)
         for one, layer in zip(reversed(adapt), reversed(network.layers), strict=False):
             one.copy(layer)

@@ -83,7 +83,7 @@ class SpatialHeads(DraftHead):
         self.words = Words(network, vocabulary)
         self.form, self.depth, self.columns, self.fade = network.config, heads, columns, fade
         self.config = {"columns": columns, "heads": heads, "vocabulary": kept(self.words), "fade": fade}
-        width = network.config.width
+        width = network.config.hidden_size
         self.right = Matrix(width, heads * width, bias=True, zero=True)  # of all heads
         self.below = torch.nn.ModuleList(Matrix(width, width, zero=True) for _ in range(heads))
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.cuda_graphs import GraphPool
-from outrider.core.engine.types import Places
+from outrider.core.engine.types import PassLayout
 from outrider.core.protocol import Prompts, committed
 
 _FEW = 8  # rows that are quicker counted one by one
@@ -74,17 +74,17 @@ class Cache:
         nothing = torch.zeros(0, dtype=torch.long, device=self.device)
         self.rows = Rows(nothing, nothing[:, None], nothing, (), True)
 
-    def chunk(self, start: int, stop: int, rows: slice = slice(None)) -> tuple[Tensor, Places]:
+    def chunk(self, start: int, stop: int, rows: slice = slice(None)) -> tuple[Tensor, PassLayout]:
         """Read the prompts, or some rows of them, from `begin` on, at these columns: ids [B, Q] and their places.
         Shorter rows read on into their padding, which nothing looks at and a later pass writes over."""
         self._widen(stop)
         return self.rows.pending[rows, start:stop], self.stretch(start, stop)
 
-    def stretch(self, start: int, stop: int) -> Places:
+    def stretch(self, start: int, stop: int) -> PassLayout:
         """The places of tokens read one after another."""
         positions = torch.arange(start, stop, device=self.device)
         mask = torch.arange(stop, device=self.device) <= positions[:, None]
-        return Places(positions[None], stop, mask[None], start)
+        return PassLayout(positions[None], stop, mask[None], start)
 
     # ---- rows that come and go
 
@@ -165,7 +165,7 @@ class Cache:
         """All of each prompt but its last token has been read."""
         self.rows = prefilled(prompts, self.device, self.exact)
 
-    def plan(self, draft: Draft, since: int | None, gap: int = 0) -> tuple[Tensor, Places]:
+    def plan(self, draft: Draft, since: int | None, gap: int = 0) -> tuple[Tensor, PassLayout]:
         """What to feed, ids [B, Q], and where: the waiting tokens and the nodes; with `since`, the nodes from there.
         A gap leaves slots alone that somebody else's scratch is in."""
         rows = self.rows
@@ -180,9 +180,9 @@ class Cache:
         if rows.even:
             first, start = rows.host[0], rows.host[0] + gap
             if draft.tree.is_chain and total - skip == 1 and not gap:
-                return ids, Places(positions, start + total, None, start + skip)
+                return ids, PassLayout(positions, start + total, None, start + skip)
             mask = _behind(first, gap, near(rows, draft)[:, skip:])
-            return ids, Places(positions, start + total, mask, start + skip)
+            return ids, PassLayout(positions, start + total, mask, start + skip)
         close = near(rows, draft)[:, skip:].expand(len(ids), -1, -1)
         column = torch.arange(columns, device=self.device)
         behind = (column - rows.entries[:, None])[:, None]  # [B, 1, C]
@@ -190,7 +190,7 @@ class Cache:
         inside = (place >= 0) & (place < total)
         found = close.gather(2, place.clamp(0, total - 1).expand(-1, close.shape[1], -1))
         slots = rows.entries[:, None] + torch.arange(gap + skip, gap + total, device=self.device)
-        return ids, Places(positions, columns, (behind < 0) | (inside & found), None, slots)
+        return ids, PassLayout(positions, columns, (behind < 0) | (inside & found), None, slots)
 
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> Tensor:
         """Keep the first `count` [B] emitted tokens of each row -> those tokens [B, D + 1], -1 behind them."""

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from outrider.core.engine.linear import Linear
 from outrider.core.engine.native.native_pass import Passes
-from outrider.core.engine.types import Places
+from outrider.core.engine.types import PassLayout
 from outrider.core.kernels import native
 
 _TILE = 16  # rows of a matrix
@@ -69,7 +69,7 @@ class Chains:
         by = None if numbers is None else np.ascontiguousarray(numbers, np.float64)
         waiting, told = waiting.contiguous(), None if told is None else told.contiguous()
         space = native.work(max(code.outrider_product_work(head, 1, threads), self._passes.work(wait, columns)))
-        where = Places(torch.zeros(1, 1, dtype=torch.long), columns, None, behind)
+        where = PassLayout(torch.zeros(1, 1, dtype=torch.long), columns, None, behind)
         x, logits = floats[: wait * width].view(wait, width), floats[wait * width :]
         given, _kept = self._passes.given(x, store, where, 0, self._passes.layers)
         drawing = _Drawing(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.engine.native.native_pass import Passes
-from outrider.core.engine.types import Places
+from outrider.core.engine.types import PassLayout
 from outrider.core.kernels import native
 
 Grown = tuple[list[int], list[int], list[float]]  # tokens, parents (-1: the root), logarithms of their paths' chances
@@ -79,7 +79,7 @@ class Levels:
             self._passes.work(widest, columns),
         )
         space = native.work(max(needed))  # before anyone takes its address
-        somewhere = Places(torch.zeros(1, 1, dtype=torch.long), columns, None, behind)
+        somewhere = PassLayout(torch.zeros(1, 1, dtype=torch.long), columns, None, behind)
         told, _kept = self._passes.given(floats[: widest * width].view(widest, width), store, somewhere, 0, 1)
         growth = _Growth.from_buffer_copy(self._known)
         growth.features, growth.waiting = features.data_ptr(), waiting.data_ptr()

@@ -9,7 +9,7 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from outrider.core.engine.types import Config, Layer, Places
+from outrider.core.engine.types import Config, Layer, PassLayout
 from outrider.core.kernels import native
 
 
@@ -17,13 +17,13 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "qk_norm")),
         *((name, native.Matrix) for name in ("qkv", "out", "up_gate", "down")),
-        *((name, c_int32) for name in ("attends", "thinks")),
+        *((name, c_int32) for name in ("use_attention", "use_mlp")),
     )
 
 
 class _Shape(ctypes.Structure):
     _fields_ = (
-        *((name, c_int32) for name in ("width", "heads", "kv", "dim", "hidden", "into")),
+        *((name, c_int32) for name in ("hidden_size", "heads", "kv_heads", "head_dim", "intermediate_size", "into")),
         ("eps", c_float),
     )
 
@@ -43,12 +43,12 @@ class Passes:
 
     def __init__(self, config: Config, layers: Sequence[Layer]) -> None:
         into = {layer.qkv.matrix.in_ for layer in layers}  # type: ignore[attr-defined]
-        sizes = config.width, config.heads, config.kv_heads, config.head_dim, config.hidden, max(into)
+        sizes = config.hidden_size, config.heads, config.kv_heads, config.head_dim, config.intermediate_size, max(into)
         self._shape = _Shape(*sizes, config.norm_eps)
         self._layers, self.layers = (_Layer * len(layers))(), len(layers)
         self._kept: list[object] = [layers]
         for into, layer in zip(self._layers, layers, strict=True):
-            into.attends, into.thinks = layer.attends, layer.thinks
+            into.use_attention, into.use_mlp = layer.use_attention, layer.use_mlp
             for name in ("attention_norm", "mlp_norm", "qk_norm"):
                 weight = getattr(layer, name)
                 self._kept.append(weight := None if weight is None else weight.float().contiguous())
@@ -65,7 +65,7 @@ class Passes:
         self,
         x: Tensor,
         store: Tensor,
-        places: Places,
+        places: PassLayout,
         first: int,
         last: int,
         read: Tensor | None = None,
@@ -94,7 +94,7 @@ class Passes:
         return size
 
     def given(
-        self, x: Tensor, store: Tensor, places: Places, first: int, last: int, read: Tensor | None = None
+        self, x: Tensor, store: Tensor, places: PassLayout, first: int, last: int, read: Tensor | None = None
     ) -> tuple[_Pass, object]:
         """What a run is told, and what has to be kept until it is over."""
         code, threads = native.library(), torch.get_num_threads()

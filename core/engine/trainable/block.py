@@ -19,7 +19,7 @@ from outrider.core.engine.native import training_block
 from outrider.core.engine.native.native_pass import Passes, passes
 from outrider.core.engine.quantization.quantize import leanest
 from outrider.core.engine.rotary import rope_table
-from outrider.core.engine.types import Config, Layer, Places
+from outrider.core.engine.types import Config, Layer, PassLayout
 from outrider.core.kernels import native
 
 Rounds = dict[int, list[tuple[Tensor, Tensor]]]  # attention -> the keys and values [B, K, Q, d] of each round
@@ -71,7 +71,7 @@ class AttentionMask:
     sin: Tensor
     mask: Tensor | None  # [B|1, Q, C] bool: may look; None: all may look at all
     store: Tensor | None = None  # [L, B, 2 K, C, d] of a cache, and the places in it; None: only what is fed
-    places: Places | None = None
+    places: PassLayout | None = None
     rounds: Rounds | None = None  # unrolled training: the columns are those of the first round
     context: Sequence[tuple[Tensor, Tensor]] | None = None  # of each layer keys and values [B, K, C, d] before its own
     bound: int = 0  # all positions in `places` are below it
@@ -134,8 +134,8 @@ class Attention(nn.Module):
         cfg, self.index = config, index
         self.heads, self.kv, self.dim, self.eps = cfg.heads, cfg.kv_heads, cfg.head_dim, cfg.norm_eps
         spread = self.heads * self.dim
-        self.qkv = Matrix(into or cfg.width, spread + 2 * self.kv * self.dim, bias=cfg.attention_bias)
-        self.out = Matrix(spread, cfg.width, bias=cfg.out_bias)
+        self.qkv = Matrix(into or cfg.hidden_size, spread + 2 * self.kv * self.dim, bias=cfg.attention_bias)
+        self.out = Matrix(spread, cfg.hidden_size, bias=cfg.out_bias)
         self.qk_norm = nn.Parameter(torch.ones(self.heads + self.kv, self.dim)) if cfg.qk_norm else None
 
     def forward(self, x: Tensor, sight: AttentionMask) -> Tensor:
@@ -217,8 +217,8 @@ class Mlp(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.up_gate = Matrix(config.width, 2 * config.hidden, bias=config.mlp_bias)  # what is let through, the gate
-        self.down = Matrix(config.hidden, config.width, bias=config.mlp_bias)
+        self.up_gate = Matrix(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
+        self.down = Matrix(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         up, gate = self.up_gate(x).chunk(2, -1)
@@ -234,9 +234,9 @@ class Block(nn.Module):
         super().__init__()
         self.config, self._reach = config, 0
         self.passes: Passes | None = None
-        self.attention_norm = Norm(config.width, config.norm_eps) if normed else None
+        self.attention_norm = Norm(config.hidden_size, config.norm_eps) if normed else None
         self.attention = Attention(config, into=into, index=index)
-        self.mlp_norm = Norm(config.width, config.norm_eps)
+        self.mlp_norm = Norm(config.hidden_size, config.norm_eps)
         self.mlp = Mlp(config)
 
     def forward(self, x: Tensor, sight: AttentionMask, read: Tensor | None = None) -> Tensor:

@@ -29,7 +29,7 @@ class Words(nn.Module):
         rows that are learned, beginning as the teacher's."""
         super().__init__()
         self.known = network.config.vocabulary
-        self.width = network.config.width
+        self.width = network.config.hidden_size
         self.register_buffer("embedding", network.embedding, persistent=False)
         ids = _ids(vocabulary, self.known)
         self.register_buffer("vocabulary", None if ids is None else ids.to(network.device))

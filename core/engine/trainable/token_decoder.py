@@ -19,12 +19,12 @@ def shape(vocabulary: int, *, width: int, layers: int, heads: int, hidden: int) 
     """For some thousand tokens at most, the words that are read not being those that are said."""
     return Config(
         vocabulary=vocabulary,
-        width=width,
+        hidden_size=width,
         layers=layers,
         heads=heads,
         kv_heads=heads,
         head_dim=width // heads,
-        hidden=hidden,
+        intermediate_size=hidden,
         rope_theta=1000.0,
         tied=False,
         qk_norm=True,

@@ -168,12 +168,12 @@ def opened(folder: Path, dtype: str, device: torch.device | str, *, text: str | 
     dim = width // heads
     config = Config(
         vocabulary=len(tensors["model.embed_tokens.weight"]),
-        width=width,
+        hidden_size=width,
         layers=layers,
         heads=heads,
         kv_heads=len(tensors["model.layers.0.self_attn.k_proj.weight"]) // dim,
         head_dim=dim,
-        hidden=len(tensors["model.layers.0.mlp.gate_proj.weight"]),
+        intermediate_size=len(tensors["model.layers.0.mlp.gate_proj.weight"]),
         norm_eps=1e-5,
         tied=False,
     )

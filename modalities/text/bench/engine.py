@@ -207,7 +207,7 @@ def soaked(
     """What outrider.core.testing.soak takes, for a model by its name, or for a small random one."""
     make: Callable[[], Drafter] | None
     if model == "random":
-        config = Config(vocabulary=61, width=32, layers=2, heads=2, kv_heads=2, head_dim=32, hidden=48)
+        config = Config(vocabulary=61, hidden_size=32, layers=2, heads=2, kv_heads=2, head_dim=32, intermediate_size=48)
         network, kept = random_network(config, 1, device=device), None if cache is None else 8
 
         def target() -> BatchedTarget:

@@ -74,7 +74,7 @@ def _medusa(draft_head: Any, lm: TextModel, folder: Path, length: int) -> None:
     map of a reduced vocabulary that its own code reads, and a token that we would not have guessed is verified like
     any other."""
     _kind(draft_head, MedusaHeads)
-    words, layers, width = draft_head.words, draft_head.config["layers"], draft_head.form.width
+    words, layers, width = draft_head.words, draft_head.config["layers"], draft_head.form.hidden_size
     if draft_head.outputs and words.vocabulary is not None:
         raise Incompatible("vLLM's Medusa has no reduced vocabulary for heads with output rows of their own")
     found: dict[str, Tensor] = {}

@@ -17,7 +17,7 @@ from outrider.core.rules.exact import Exact
 from outrider.core.testing.table_target import TableTarget
 
 CPU = torch.device("cpu")
-SHAPE = Config(vocabulary=31, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, hidden=64)
+SHAPE = Config(vocabulary=31, hidden_size=32, layers=2, heads=4, kv_heads=2, head_dim=8, intermediate_size=64)
 
 
 def distribution(*probs: float) -> Distribution:
@@ -60,7 +60,7 @@ def test_specdec_reads_the_draft_models_own_state() -> None:
     target, model = Decoder.random(SHAPE, seed=1), Decoder.random(SHAPE, seed=1)
     drafter = make_drafter("specdec-plus-plus", model=model, head=head, threshold=0.35, length=9)
     steps = list(decode(target, drafter, Exact(), [[1, 2], [5]], max_new_tokens=30))
-    assert set(seen) == {(2, SHAPE.width)}
+    assert set(seen) == {(2, SHAPE.hidden_size)}
     assert max(len(step.drafted) for step in steps) == 4, "0.9^4 = 0.66 is the last above 0.65"
 
 

@@ -88,7 +88,7 @@ def test_weights_are_counted() -> None:
         ({"rope_parameters": {"rope_type": "yarn"}}, r"type 'yarn' is unknown here"),
         ({"sliding_window": 16, "model_type": "mistral"}, r"sliding window"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"only part of each head"),
-        ({"num_key_value_heads": 3}, r"4 heads cannot share 3"),
+        ({"num_key_value_heads": 3}, r"kv_heads is 3; it must divide heads"),
     ],
 )
 def test_what_cannot_be_run_is_said(change: dict[str, Any], complaint: str) -> None:

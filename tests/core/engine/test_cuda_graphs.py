@@ -27,7 +27,7 @@ from outrider.core.testing.cache_audit import random_draft, random_verdict
 from outrider.core.testing.conformance import equip, untaught
 
 pytestmark = pytest.mark.slow
-CONFIG = Config(vocabulary=61, width=32, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=64)
+CONFIG = Config(vocabulary=61, hidden_size=32, layers=3, heads=4, kv_heads=2, head_dim=8, intermediate_size=64)
 PROMPTS = [[1, 2, 3, 4, 5, 2, 3], [6, 7], [8] * 40]
 GREEDY = Sampling(temperature=0)
 
@@ -294,7 +294,9 @@ def test_cuda_graphs_do_not_change_results() -> None:
 
 @pytest.mark.gpu
 def test_a_replayed_pass_is_faster() -> None:
-    config = Config(vocabulary=1000, width=576, layers=30, heads=9, kv_heads=3, head_dim=64, hidden=1536)
+    config = Config(
+        vocabulary=1000, hidden_size=576, layers=30, heads=9, kv_heads=3, head_dim=64, intermediate_size=1536
+    )
     seconds = []
     for graphed in (False, True):
         network = random_network(config, 1, dtype=torch.bfloat16, device="cuda")

@@ -53,8 +53,8 @@ def test_a_torch_that_does_not_say_what_it_packs_packs_nothing(monkeypatch: pyte
 
 def test_products_alone_are_timed_for_every_network() -> None:
     shape = Config(
-        vocabulary=32, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, hidden=32, rope_theta=1e4, norm_eps=1e-5,
-        context=64,
+        vocabulary=32, hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate_size=32, rope_theta=1e4,
+        norm_eps=1e-5, context=64,
     )  # fmt: skip
     made = {name: random_network(shape, dtype=dtype) for name, dtype in (("a", torch.float32), ("b", torch.float64))}
     found = matmul_timing.products(made, (1, 3), rounds=2)

@@ -21,7 +21,7 @@ from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.methods import make_rule
 from outrider.core.tree import Tree
 
-CONFIG = Config(vocabulary=64, width=32, layers=7, heads=2, kv_heads=1, head_dim=32, hidden=64)
+CONFIG = Config(vocabulary=64, hidden_size=32, layers=7, heads=2, kv_heads=1, head_dim=32, intermediate_size=64)
 PROMPTS = [[1, 2, 3, 4, 5], [6, 7]]
 
 

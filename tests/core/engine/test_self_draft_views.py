@@ -22,7 +22,7 @@ from outrider.core.rng import CounterRNG
 from outrider.core.testing.cache_audit import emitted, paths, random_draft, random_verdict, reference
 from outrider.core.tree import Tree
 
-SHAPE = Config(vocabulary=31, width=32, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=64)
+SHAPE = Config(vocabulary=31, hidden_size=32, layers=3, heads=4, kv_heads=2, head_dim=8, intermediate_size=64)
 GREEDY = Sampling(temperature=0)
 VIEWS: dict[str, dict[str, Any]] = {
     "all of it": {},

@@ -32,10 +32,26 @@ from outrider.core.methods import make_drafter, make_rule
 from outrider.core.tree import Tree
 
 SHAPE = Config(
-    vocabulary=96, width=64, layers=3, heads=6, kv_heads=2, head_dim=32, hidden=96, attention_bias=True, qk_norm=True
+    vocabulary=96,
+    hidden_size=64,
+    layers=3,
+    heads=6,
+    kv_heads=2,
+    head_dim=32,
+    intermediate_size=96,
+    attention_bias=True,
+    qk_norm=True,
 )
 WIDE = Config(
-    vocabulary=96, width=96, layers=2, heads=2, kv_heads=2, head_dim=64, hidden=160, mlp_bias=True, out_bias=True
+    vocabulary=96,
+    hidden_size=96,
+    layers=2,
+    heads=2,
+    kv_heads=2,
+    head_dim=64,
+    intermediate_size=160,
+    mlp_bias=True,
+    out_bias=True,
 )
 KINDS = (None, Int8, Int4)
 

@@ -30,7 +30,7 @@ from outrider.core.training.head_training import HeadTraining
 from outrider.core.training.losses import Loss, kl
 from outrider.core.training.trainer import Plan, Trainer
 
-CONFIG = Config(vocabulary=48, width=32, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=48)
+CONFIG = Config(vocabulary=48, hidden_size=32, layers=3, heads=4, kv_heads=2, head_dim=8, intermediate_size=48)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -191,7 +191,9 @@ def test_low_rank_corrections_are_all_that_is_kept(target: Decoder, lessons: lis
 
 
 def test_large_matrices_are_kept_in_8_bits(tmp_path: Path) -> None:
-    target = Decoder.random(Config(vocabulary=48, width=64, layers=1, heads=4, kv_heads=2, head_dim=16, hidden=96))
+    target = Decoder.random(
+        Config(vocabulary=48, hidden_size=64, layers=1, heads=4, kv_heads=2, head_dim=16, intermediate_size=96)
+    )
     path, short = tmp_path / "small.safetensors", {"SmallModel": SmallModel}
     draft_head = SmallModel(target, layers=(0,))
     large = [name for name, one in draft_head.state_dict().items() if one.ndim > 1 and one.numel() >= 4096]
@@ -217,7 +219,9 @@ def test_large_matrices_are_kept_in_8_bits(tmp_path: Path) -> None:
 def test_files_that_do_not_fit_are_refused(target: Decoder, tmp_path: Path) -> None:
     path = tmp_path / "small.safetensors"
     save(SmallModel(target, layers=(0,)), path, {})
-    wider = Decoder.random(Config(vocabulary=48, width=16, layers=3, heads=2, kv_heads=2, head_dim=8, hidden=48))
+    wider = Decoder.random(
+        Config(vocabulary=48, hidden_size=16, layers=3, heads=2, kv_heads=2, head_dim=8, intermediate_size=48)
+    )
     with pytest.raises(OutriderError, match="does not fit"):
         load(path, {"SmallModel": SmallModel}, wider)
     with pytest.raises(OutriderError, match="kind of trained weights"):
@@ -264,7 +268,8 @@ from outrider.core.training.dataset import DecoderTeacher, Lesson
 from outrider.core.training.head_training import HeadTraining
 from outrider.core.training.trainer import Plan, Trainer
 
-target = Decoder.random(Config(vocabulary=48, width=32, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=48), 3)
+config = Config(vocabulary=48, hidden_size=32, layers=3, heads=4, kv_heads=2, head_dim=8, intermediate_size=48)
+target = Decoder.random(config, 3)
 draw = torch.Generator().manual_seed(0)
 rows = torch.randint(48, (40, 16), generator=draw).tolist()
 lessons = [Lesson(tuple(row[:4]), tuple(row[4:])) for row in rows]

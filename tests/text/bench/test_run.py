@@ -31,7 +31,7 @@ from outrider.text.bench.run import (
     write,
 )
 
-SMALL = Config(vocabulary=61, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, hidden=64)
+SMALL = Config(vocabulary=61, hidden_size=32, layers=2, heads=4, kv_heads=2, head_dim=8, intermediate_size=64)
 
 
 def lines(path: Path, *found: Any) -> Path:

@@ -220,7 +220,15 @@ def test_of_several_runs_the_best_weights_are_found(cache: Path) -> None:
 def test_weights_are_small() -> None:
     """A recipe's for the default model, in 16 bits, and all that ship."""
     shape = Config(
-        vocabulary=9000, width=576, layers=8, heads=9, kv_heads=3, head_dim=64, hidden=1536, tied=True, context=64
+        vocabulary=9000,
+        hidden_size=576,
+        layers=8,
+        heads=9,
+        kv_heads=3,
+        head_dim=64,
+        intermediate_size=1536,
+        tied=True,
+        context=64,
     )
     target = Decoder.random(shape, dtype=torch.bfloat16)
     for one in recipes.RECIPES.values():

@@ -23,7 +23,7 @@ from outrider.core.testing.conformance import Case, enumerate_output, target_law
 from outrider.core.testing.table_target import TableTarget
 from outrider.core.trace import Step
 
-SHAPE = Config(vocabulary=31, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, hidden=64)
+SHAPE = Config(vocabulary=31, hidden_size=32, layers=2, heads=4, kv_heads=2, head_dim=8, intermediate_size=64)
 GREEDY = Sampling(temperature=0)
 PROMPTS = [[3, 9, 4, 17, 9], [8], [20, 21, 22, 1]]
 

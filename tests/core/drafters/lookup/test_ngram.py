@@ -17,7 +17,7 @@ from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.testing.table_target import TableTarget
 
-CONFIG = Config(vocabulary=61, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, hidden=64)
+CONFIG = Config(vocabulary=61, hidden_size=32, layers=2, heads=4, kv_heads=2, head_dim=8, intermediate_size=64)
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=30), st.integers(1, 4))

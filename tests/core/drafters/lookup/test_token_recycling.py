@@ -15,7 +15,7 @@ from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import InvalidOption
 from outrider.core.rules.exact import Exact
 
-CONFIG = Config(vocabulary=61, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, hidden=64)
+CONFIG = Config(vocabulary=61, hidden_size=32, layers=2, heads=4, kv_heads=2, head_dim=8, intermediate_size=64)
 
 
 def test_the_table_holds_what_was_said_last_behind_each_token() -> None:

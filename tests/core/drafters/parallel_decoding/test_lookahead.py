@@ -20,7 +20,7 @@ from outrider.core.protocol import Prefill, Prompts, Scores
 from outrider.core.rules.exact import Exact
 
 GREEDY = Sampling(temperature=0)
-CONFIG = Config(vocabulary=61, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, hidden=64)
+CONFIG = Config(vocabulary=61, hidden_size=32, layers=2, heads=4, kv_heads=2, head_dim=8, intermediate_size=64)
 
 
 def test_the_window_is_a_comb_whose_teeth_see_the_spine_before_them() -> None:

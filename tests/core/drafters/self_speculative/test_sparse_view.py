@@ -13,7 +13,7 @@ from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.protocol import Prefill
 from outrider.core.rules.exact import Exact
 
-CONFIG = Config(vocabulary=61, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, hidden=64)
+CONFIG = Config(vocabulary=61, hidden_size=32, layers=2, heads=4, kv_heads=2, head_dim=8, intermediate_size=64)
 PROMPTS = [[int(token) for token in (torch.arange(size) * 7 + size) % 57 + 4] for size in (1, 40, 90)]
 GREEDY = Sampling(temperature=0)
 

@@ -27,7 +27,7 @@ from outrider.core.training.dataset import DecoderTeacher, Lesson, read
 from outrider.core.training.losses import resolve
 from outrider.core.tree import Tree
 
-SHAPE = Config(vocabulary=31, width=32, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=48)
+SHAPE = Config(vocabulary=31, hidden_size=32, layers=3, heads=4, kv_heads=2, head_dim=8, intermediate_size=48)
 TRAINED = {name: method for name, method in DRAFTERS.items() if method.make in (Learned,)}
 SPOKEN = [method for method in TRAINED.values() if method.name != "ctc"]  # frames are not about places
 GREEDY = Sampling(temperature=0)

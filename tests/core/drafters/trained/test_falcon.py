@@ -19,7 +19,7 @@ from outrider.core.training.draft_head import Batch
 from outrider.core.training.losses import resolve
 from outrider.core.tree import Tree
 
-SHAPE = Config(vocabulary=31, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, hidden=48)
+SHAPE = Config(vocabulary=31, hidden_size=32, layers=2, heads=4, kv_heads=2, head_dim=8, intermediate_size=48)
 TOKENS = [3, 14, 15, 9, 2, 6, 5, 3]
 
 

@@ -26,7 +26,9 @@ from outrider.core.errors import Incompatible
 from outrider.core.rules.exact import Exact
 from outrider.core.tree import Tree
 
-SHAPE = Config(vocabulary=40, width=16, layers=9, heads=4, kv_heads=2, head_dim=4, hidden=24, tied=False)
+SHAPE = Config(
+    vocabulary=40, hidden_size=16, layers=9, heads=4, kv_heads=2, head_dim=4, intermediate_size=24, tied=False
+)
 KEPT = (3, 4, 5, 9, 11, 17, 23, 30, 38)
 TEXT = [7, 1, 30, 12, 5, 9, 22]
 LAYER = {

@@ -25,7 +25,9 @@ from outrider.core.training.dataset import DecoderTeacher, Lesson, read
 from outrider.core.training.losses import resolve
 from outrider.core.tree import Tree
 
-SHAPE = Config(vocabulary=31, width=32, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=48, qk_norm=True)
+SHAPE = Config(
+    vocabulary=31, hidden_size=32, layers=3, heads=4, kv_heads=2, head_dim=8, intermediate_size=48, qk_norm=True
+)
 GREEDY = Sampling(temperature=0)
 
 

@@ -15,7 +15,7 @@ from outrider.core.methods import DRAFTERS
 from outrider.core.rules.exact import Exact
 from outrider.core.testing.conformance import untaught
 
-CONFIG = Config(vocabulary=5, width=16, layers=2, heads=2, kv_heads=1, head_dim=8, hidden=24)
+CONFIG = Config(vocabulary=5, hidden_size=16, layers=2, heads=2, kv_heads=1, head_dim=8, intermediate_size=24)
 COLUMNS = 6
 
 

@@ -20,7 +20,15 @@ from outrider.core.testing.cache_audit import emitted, paths, random_draft, rand
 from outrider.core.tree import Tree
 
 SHAPE = Config(
-    vocabulary=31, width=24, layers=2, heads=4, kv_heads=2, head_dim=6, hidden=40, qk_norm=True, attention_bias=True
+    vocabulary=31,
+    hidden_size=24,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=6,
+    intermediate_size=40,
+    qk_norm=True,
+    attention_bias=True,
 )
 CLOSE = {torch.float64: 1e-10, torch.float32: 1e-4}  # logits spread over +-15
 

@@ -26,8 +26,10 @@ from outrider.core.protocol import Drafter
 from outrider.core.testing.cache_audit import emitted, paths, random_draft, random_verdict
 from outrider.core.tree import Tree
 
-SHAPE = Config(vocabulary=31, width=24, layers=2, heads=4, kv_heads=2, head_dim=6, hidden=40, qk_norm=True)
-WIDE = Config(vocabulary=61, width=64, layers=3, heads=6, kv_heads=2, head_dim=32, hidden=96)
+SHAPE = Config(
+    vocabulary=31, hidden_size=24, layers=2, heads=4, kv_heads=2, head_dim=6, intermediate_size=40, qk_norm=True
+)
+WIDE = Config(vocabulary=61, hidden_size=64, layers=3, heads=6, kv_heads=2, head_dim=32, intermediate_size=96)
 GREEDY = Sampling(temperature=0)
 PROMPTS = [[5, 6, 7, 8, 5, 6, 7, 8, 5, 6], [9, 3], [4, 1, 2, 4, 1, 2, 4] * 3]
 

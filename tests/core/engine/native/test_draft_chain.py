@@ -22,7 +22,9 @@ from outrider.core.methods import make_rule
 from outrider.core.trace import Trace
 from outrider.core.tree import Tree
 
-SHAPE = Config(vocabulary=96, width=64, layers=3, heads=2, kv_heads=1, head_dim=32, hidden=96, qk_norm=True)
+SHAPE = Config(
+    vocabulary=96, hidden_size=64, layers=3, heads=2, kv_heads=1, head_dim=32, intermediate_size=96, qk_norm=True
+)
 ODD = replace(SHAPE, vocabulary=91)  # no whole number of tiles
 PROMPT = [3, 17, 5, 88]
 
@@ -41,7 +43,7 @@ def opened(shape: Config, sampling: Sampling, told: Tensor | None = None) -> Dec
 @pytest.mark.parametrize("informed", [False, True])
 @pytest.mark.parametrize("shape", [SHAPE, ODD], ids=["tiles", "odd"])
 def test_laws_are_those_of_the_tokens_before_them(shape: Config, informed: bool) -> None:
-    told = torch.randn(1, 6, shape.width, generator=torch.Generator().manual_seed(2)) if informed else None
+    told = torch.randn(1, 6, shape.hidden_size, generator=torch.Generator().manual_seed(2)) if informed else None
     sampling, numbers = Sampling(temperature=0.7), np.array([0.1, 0.9, 0.35, 0.6, 0.999])
     model = opened(shape, sampling, told)
     found = model.draw_chain(numbers)

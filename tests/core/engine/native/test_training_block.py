@@ -16,8 +16,8 @@ here = pytest.mark.skipif(
 
 
 def config(**other: object) -> Config:
-    given = {"vocabulary": 10, "width": 64, "layers": 1, "heads": 4, "kv_heads": 2, "head_dim": 32, "hidden": 96}
-    return Config(**{**given, **other})  # type: ignore[arg-type]
+    sizes = {"hidden_size": 64, "layers": 1, "heads": 4, "kv_heads": 2, "head_dim": 32, "intermediate_size": 96}
+    return Config(**{"vocabulary": 10, **sizes, **other})  # type: ignore[arg-type]
 
 
 def gradients(block: Block, form: Config, x: Tensor, fast: bool, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
@@ -39,7 +39,7 @@ def gradients(block: Block, form: Config, x: Tensor, fast: bool, monkeypatch: py
 
 
 @here
-@pytest.mark.parametrize("other", [{}, {"kv_heads": 4}, {"qk_norm": True}, {"kv_heads": 1, "hidden": 112}])
+@pytest.mark.parametrize("other", [{}, {"kv_heads": 4}, {"qk_norm": True}, {"kv_heads": 1, "intermediate_size": 112}])
 @pytest.mark.parametrize("count", [1, 17, 40])
 def test_the_same_is_learned(other: dict[str, object], count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
@@ -49,7 +49,7 @@ def test_the_same_is_learned(other: dict[str, object], count: int, monkeypatch: 
         for one in block.parameters():
             if one.dim() == 1 or one.shape == (form.heads + form.kv_heads, form.head_dim):
                 one.add_(0.3 * torch.randn(one.shape))  # norms that matter
-    x = torch.randn(3, count, form.width)
+    x = torch.randn(3, count, form.hidden_size)
     ours = gradients(block, form, x, True, monkeypatch)
     theirs = gradients(block, form, x, False, monkeypatch)
     exact = gradients(block.double(), form, x.double(), False, monkeypatch)
@@ -62,7 +62,7 @@ def test_the_same_is_learned(other: dict[str, object], count: int, monkeypatch: 
 @here
 def test_what_is_not_such_a_pass_goes_through_torch() -> None:
     form = config()
-    block, x = Block(form), torch.randn(1, 5, form.width)
+    block, x = Block(form), torch.randn(1, 5, form.hidden_size)
     cos, sin = Angles(form)(torch.arange(5)[None], 5, torch.float32)
     sight = each_before(5, cos, sin)
     assert not block.trains_in_kernels(x, sight), "in 32 bits"

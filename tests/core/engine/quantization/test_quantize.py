@@ -15,7 +15,9 @@ from outrider.core.engine.types import Config
 from outrider.core.kernels import native
 from outrider.core.tree import Tree
 
-SHAPE = Config(vocabulary=64, width=64, layers=2, heads=4, kv_heads=2, head_dim=16, hidden=96, attention_bias=True)
+SHAPE = Config(
+    vocabulary=64, hidden_size=64, layers=2, heads=4, kv_heads=2, head_dim=16, intermediate_size=96, attention_bias=True
+)
 
 
 def noise(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:

@@ -35,7 +35,9 @@ def test_eight_bits_are_the_same_numbers(biased: bool) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("bits", [8, 4])
 def test_a_decoder_in_few_bits_on_a_gpu(bits: int) -> None:
-    config = Config(vocabulary=512, width=1024, layers=2, heads=8, kv_heads=4, head_dim=64, hidden=2048)
+    config = Config(
+        vocabulary=512, hidden_size=1024, layers=2, heads=8, kv_heads=4, head_dim=64, intermediate_size=2048
+    )
     network = random_network(config, 1, dtype=torch.bfloat16, device="cuda")
     few = quantised(network, bits)
     assert isinstance(few.layers[0].qkv, torchao_linear.Ao)

@@ -17,10 +17,10 @@ from outrider.core.engine.types import Config
 from outrider.core.errors import InvalidOption
 from outrider.core.kernels import native
 
-PLAIN = Config(vocabulary=23, width=16, layers=2, heads=4, kv_heads=2, head_dim=4, hidden=24)
+PLAIN = Config(vocabulary=23, hidden_size=16, layers=2, heads=4, kv_heads=2, head_dim=4, intermediate_size=24)
 BIASED = Config(
-    vocabulary=23, width=16, layers=2, heads=2, kv_heads=2, head_dim=6, hidden=20, attention_bias=True, mlp_bias=True,
-    out_bias=True, qk_norm=True, tied=False, rope_theta=500.0,
+    vocabulary=23, hidden_size=16, layers=2, heads=2, kv_heads=2, head_dim=6, intermediate_size=20, attention_bias=True,
+    mlp_bias=True, out_bias=True, qk_norm=True, tied=False, rope_theta=500.0,
 )  # fmt: skip
 
 
@@ -90,7 +90,9 @@ def test_gradients_reach_every_weight() -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_words_are_the_teachers(tied: bool) -> None:
-    config = Config(vocabulary=23, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, hidden=8, tied=tied)
+    config = Config(
+        vocabulary=23, hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate_size=8, tied=tied
+    )
     network = random_network(config, 1)
     x = torch.randn(3, 16)
     every, some = Words(network), Words(network, (7, 2, 20))
