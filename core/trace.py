@@ -138,8 +138,8 @@ class Summary:
     """The metrics of a trace. A step is one target pass for one row."""
 
     tokens: int
-    target_calls: int
-    tokens_per_call: float  # mean accepted length, the target's own token included; plain decoding has 1
+    target_passes: int
+    tokens_per_pass: float  # mean accepted length, the target's own token included; plain decoding has 1
     equivalents_per_token: float  # passes of all models, weighted by the bytes they read, for each token
     drafted: int  # tokens that the rule may have tried
     accepted: int
@@ -170,8 +170,8 @@ class Summary:
         before = [sum(c >= i and d > i for c, d in zip(accepted, depths, strict=True)) for i in range(len(offered))]
         return cls(
             tokens=tokens,
-            target_calls=len(steps),
-            tokens_per_call=tokens / len(steps) if steps else 0.0,
+            target_passes=len(steps),
+            tokens_per_pass=tokens / len(steps) if steps else 0.0,
             equivalents_per_token=sum(step.cost for step in steps) / tokens if tokens else 0.0,
             drafted=drafted,
             accepted=sum(accepted),

@@ -21,4 +21,4 @@ with lm.batch(rows=options.rows, drafter="prompt-lookup", max_new_tokens=options
             print(f"{piece.row}: {requests[piece.row].text!r}")
 
 for request in requests:
-    print(f"{request.number}: {request.result.trace.summary().tokens_per_call:.2f} tokens per target pass")
+    print(f"{request.number}: {request.result.trace.summary().tokens_per_pass:.2f} tokens per target pass")

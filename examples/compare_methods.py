@@ -21,6 +21,6 @@ for name in options.drafters:
     out = lm.generate(prompt, drafter=name, max_new_tokens=options.max_new_tokens)
     summary = out.trace.summary()
     print(
-        f"{name:16} {summary.tokens_per_call:.2f} tokens per target pass, {summary.acceptance_rate:4.0%} accepted, "
+        f"{name:16} {summary.tokens_per_pass:.2f} tokens per target pass, {summary.acceptance_rate:4.0%} accepted, "
         f"{plain.trace.summary().seconds / summary.seconds:.2f}x, same output: {out.tokens == plain.tokens}"
     )

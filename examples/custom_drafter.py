@@ -37,4 +37,4 @@ if __name__ == "__main__":
     lm = text.load(*sys.argv[1:] or ["smollm2-135m"])
     plain, fast = (lm.generate("Count from 1 to 30.", drafter=one, max_new_tokens=48) for one in (None, LastTime()))
     print("same tokens as plain decoding:", fast.tokens == plain.tokens)
-    print(f"{fast.trace.summary().tokens_per_call:.2f} tokens per target pass")
+    print(f"{fast.trace.summary().tokens_per_pass:.2f} tokens per target pass")

@@ -35,5 +35,5 @@ if __name__ == "__main__":
         drafter, rule = DraftModel(small, length=4), SecondChance(chance=chance)
         steps = decode(target, drafter, rule, [[1, 2]], max_new_tokens=200, seed=0)
         summary = Trace(tuple(steps)).summary()
-        print(f"chance {chance}: {summary.tokens_per_call:.2f} tokens per target pass, ", end="")
+        print(f"chance {chance}: {summary.tokens_per_pass:.2f} tokens per target pass, ", end="")
         print(f"{summary.total_variation:.2f} total variation")

@@ -21,5 +21,5 @@ for rule, rule_options in (("exact", {}), ("lantern", {"delta": options.delta}))
     out.image.resize((256, 256)).save(options.output / f"{rule}.png")
     summary = out.trace.summary()
     print(
-        f"{rule}: {summary.tokens_per_call:.2f} tokens per target pass, {summary.total_variation:.2f} total variation"
+        f"{rule}: {summary.tokens_per_pass:.2f} tokens per target pass, {summary.total_variation:.2f} total variation"
     )

@@ -20,4 +20,4 @@ fast = lm.generate(prompt, drafter=options.drafter, max_new_tokens=options.max_n
 
 print(fast.text)
 print("same tokens as plain decoding:", fast.tokens == plain.tokens)
-print(f"{fast.trace.summary().tokens_per_call:.2f} tokens per target pass")
+print(f"{fast.trace.summary().tokens_per_pass:.2f} tokens per target pass")

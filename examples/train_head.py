@@ -39,4 +39,4 @@ with tempfile.TemporaryDirectory() as folder:  # weights, curve and checkpoint
     print(f"validation: {Trainer(training, plan, out).run().best['eagle3']:.2f} tokens per target pass")
 
 drafter = make_drafter("eagle3", draft_head=head.eval().drafts(target), draft_kind="chain", length=4)
-print(f"decoding: {answers(prompts[80:], drafter).summary().tokens_per_call:.2f} tokens per target pass")
+print(f"decoding: {answers(prompts[80:], drafter).summary().tokens_per_pass:.2f} tokens per target pass")

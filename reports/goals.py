@@ -154,7 +154,7 @@ def _apart(measure: str, key: str = "apart") -> Callable[[Results], float | None
         rows = [
             row for section in results for row in section["rows"] if not row["lossless"] and measure in row["quality"]
         ]
-        best = max(rows, key=lambda row: float(row["tokens_per_call"]), default=None)
+        best = max(rows, key=lambda row: float(row["tokens_per_pass"]), default=None)
         return None if best is None else float(best["quality"][measure][key])
 
     return figure
@@ -183,7 +183,7 @@ def _work(results: Results) -> float | None:
     return work(rows[0]) if rows else None
 
 
-_CALLS, _SOUND = "tokens_per_call", "without_looping"
+_CALLS, _SOUND = "tokens_per_pass", "without_looping"
 GOALS = (
     Goal("text", "peers-bfloat16", "plain decoding, times transformers'", _beside("transformers"), 3.0),
     Goal("text", "peers-int4", "plain decoding in 4 bits, times OpenVINO's", _beside("openvino-genai"), 1.0),

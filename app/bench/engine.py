@@ -229,7 +229,7 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "drafter": ("drafter", "{}"),
     "tokens_per_second": ("tok/s", "{:.1f}"),
     "speedup": ("x plain", "{:.2f}"),
-    "tokens_per_call": ("tok/call", "{:.2f}"),
+    "tokens_per_pass": ("tok/call", "{:.2f}"),
     "read_seconds": ("prompt read in s", "{:.1f}"),
     "cache_bytes": ("cache MB", "{:.1f}"),
     "copied_bytes": ("copied of it MB", "{:.1f}"),

@@ -142,7 +142,7 @@ def _table(rows: list[Row]) -> Any:
         table.add_row(
             row.name,
             f"{row.speedup:.2f} ({row.speedup_low:.2f}-{row.speedup_high:.2f})",
-            f"{row.tokens_per_call:.2f}",
+            f"{row.tokens_per_pass:.2f}",
             f"{row.background_per_call:.2f}",
             f"{row.ink_per_call:.2f}",
             f"{row.equivalents_per_token:.2f}",

@@ -33,7 +33,7 @@ def draw_all(report: Report, folder: Path) -> list[Path]:
         raise InvalidOption(f"{folder} can't be made: {error.strerror}") from None
     pictures: dict[str, Callable[[Report, Any], bool]] = {
         "speed": speed,
-        "tokens-per-call": tokens_per_call,
+        "tokens-per-call": tokens_per_pass,
         "acceptance": acceptance,
         "predicted": predicted,
     }
@@ -67,9 +67,9 @@ def speed(report: Report, axes: Any) -> bool:
     return True
 
 
-def tokens_per_call(report: Report, axes: Any) -> bool:
-    rows = [row for row in report["rows"] if row["tokens_per_call"] is not None]
-    _bars(axes, rows, "tokens_per_call", "tokens of one call of the target")
+def tokens_per_pass(report: Report, axes: Any) -> bool:
+    rows = [row for row in report["rows"] if row["tokens_per_pass"] is not None]
+    _bars(axes, rows, "tokens_per_pass", "tokens of one call of the target")
     return bool(rows)
 
 

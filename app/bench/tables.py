@@ -81,7 +81,7 @@ COLUMNS: dict[str, tuple[Callable[[Row], Cell], bool]] = {  # title -> (what is 
     "quartiles": (lambda row: f"{row['tokens_per_second_low']:.0f}-{row['tokens_per_second_high']:.0f}", False),
     "speedup (95 %)": (_speedup, True),
     "decoding": (lambda row: _number(row.get("decode_speedup"), ".2f"), False),  # reports of before lack it
-    "tok/call": (lambda row: _number(row["tokens_per_call"], ".2f"), True),
+    "tok/call": (lambda row: _number(row["tokens_per_pass"], ".2f"), True),
     "accepted": (lambda row: _number(row["acceptance_rate"], ".0%"), True),
     "passes/tok": (lambda row: _number(row["equivalents_per_token"], ".2f"), False),
     "same output": (same, True),

@@ -89,7 +89,7 @@ def image(
 
 def _told(result: Result) -> str:
     found = result.trace.summary()
-    words = f"{found.tokens} codes in {found.target_calls} calls of the target, {found.tokens_per_call:.2f} a call"
+    words = f"{found.tokens} codes in {found.target_passes} calls of the target, {found.tokens_per_pass:.2f} a call"
     if found.total_variation:
         relaxed = found.sources.get("relaxed", 0)
         words += (
@@ -104,8 +104,8 @@ def _compared(im: ImageModel | PublishedModel, prompt: str, options: dict[str, A
     same = sum(one == other for one, other in zip(plain.tokens, result.tokens, strict=True))
     return "\n".join(
         (
-            f"plain decoding  {before.target_calls} calls, {before.seconds:.2f} s",
-            f"{result.trace.method:14}  {after.target_calls} calls, {after.seconds:.2f} s",
+            f"plain decoding  {before.target_passes} calls, {before.seconds:.2f} s",
+            f"{result.trace.method:14}  {after.target_passes} calls, {after.seconds:.2f} s",
             f"the same        {same} of {before.tokens} codes (rule gumbel-match gives the same picture for one seed)",
         )
     )

@@ -175,7 +175,7 @@ def cells(row: Mapping[str, Any], times: bool) -> list[str]:
         str(looked["queries"]),
         f"{looked['right'] / guesses:.0%}" if guesses else "-",
         f"{looked['taken_back'] / row['tokens']:.1%}" if guesses else "-",
-        "-" if row["tokens_per_call"] is None else f"{row['tokens_per_call']:.2f}",
+        "-" if row["tokens_per_pass"] is None else f"{row['tokens_per_pass']:.2f}",
         f"{row['read']:.0f}" if row["read"] else "-",
     ]
     if times:

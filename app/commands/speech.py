@@ -113,7 +113,7 @@ def _published(
     prompt: str | Sound = Sound.load(asked) if not sp.audible else asked
     result: Said = sp.generate(prompt, limit=limit, **options)
     found = result.trace.summary()
-    words = f"{found.tokens} tokens in {found.target_calls} calls of the target, {found.tokens_per_call:.2f} a call"
+    words = f"{found.tokens} tokens in {found.target_passes} calls of the target, {found.tokens_per_pass:.2f} a call"
     if sp.audible:
         sound = sp.heard(result)
         sound.save(output)
@@ -126,14 +126,14 @@ def _published(
     if compare:
         plain = sp.generate(prompt, limit=limit, **(options | {"drafter": None, "drafter_options": {}}))
         same = "the same tokens" if plain.tokens == result.tokens else "other tokens (rule gumbel-match gives the same)"
-        print(f"plain decoding  {plain.trace.summary().target_calls} calls; {same}", file=sys.stderr)
+        print(f"plain decoding  {plain.trace.summary().target_passes} calls; {same}", file=sys.stderr)
 
 
 def _told(result: Result) -> str:
     found, factor = result.trace.summary(), result.factor
     words = (
-        f"{result.sound.seconds:.1f} s of speech, {found.tokens} tokens in {found.target_calls} calls of the target, "
-        f"{found.tokens_per_call:.2f} a call; {factor.total:.2f} s of work a second "
+        f"{result.sound.seconds:.1f} s of speech, {found.tokens} tokens in {found.target_passes} calls of the target, "
+        f"{found.tokens_per_pass:.2f} a call; {factor.total:.2f} s of work a second "
         f"(model {factor.model:.2f}, codec {factor.codec:.2f}, vocoder {factor.vocoder:.2f})"
     )
     if result.first is not None:
@@ -154,7 +154,7 @@ def _compared(sp: SpeechModel, text: str, options: dict[str, Any], result: Resul
     same = "the same tokens" if plain.tokens == result.tokens else "other tokens (rule gumbel-match gives the same)"
     return "\n".join(
         (
-            f"plain decoding  {before.target_calls} calls, {before.seconds:.2f} s",
-            f"{result.trace.method:14}  {after.target_calls} calls, {after.seconds:.2f} s, {same}",
+            f"plain decoding  {before.target_passes} calls, {before.seconds:.2f} s",
+            f"{result.trace.method:14}  {after.target_passes} calls, {after.seconds:.2f} s, {same}",
         )
     )

@@ -115,7 +115,7 @@ def comparison(lm: TextModel, prompt: str, options: dict[str, Any]) -> str:
         speeds.append(rates)
         ratios.append(rates[1] / rates[0])
     same = "the same tokens as plain decoding" if before.tokens == after.tokens else _difference(before, after)
-    method, calls = after.trace.method, after.trace.summary().tokens_per_call
+    method, calls = after.trace.method, after.trace.summary().tokens_per_pass
     lines = [
         f"{method}: {same}",
         f"tokens a call   {calls:.2f} (plain 1.00)",

@@ -128,7 +128,7 @@ def told(rows: Sequence[Mapping[str, Any]], runs: Sequence[Run], cost: PassCost 
             "Tokens a second",
             compared(rows, "tokens_per_second", "tokens a second", "", rows[0]["tokens_per_second"]),
         ),
-        ("Tokens per call", compared(rows, "tokens_per_call", "tokens per call", "", 1.0)),
+        ("Tokens per call", compared(rows, "tokens_per_pass", "tokens per call", "", 1.0)),
     ]
     points = [
         (str(one["drafter"]), float(one["predicted_tokens_per_second"]), float(one["decode_tokens_per_second"]))
@@ -151,18 +151,18 @@ def _cells(one: Mapping[str, Any], runs: Sequence[Run], cost: PassCost | None) -
     """One method's figures in words."""
     total = pooled(runs)
     length, point = "", ""
-    if cost is not None and total.drafted and total.target_calls:
+    if cost is not None and total.drafted and total.target_passes:
         each = total.times.draft / total.drafted / cost(1)
         best, gain = best_length(total.conditional, each, cost)
         length = f"{best} ({gain:.2f} x)"
-        depth = max(round(total.drafted / total.target_calls), 1)
+        depth = max(round(total.drafted / total.target_passes), 1)
         bound = break_even(depth, each, cost.relative(depth + 1))
         point = "never" if bound > 1 else f"{bound:.0%}"
     speed, ahead = one["tokens_per_second"], one.get("predicted_tokens_per_second")
     return [
         f"{speed:.1f}",
         "" if one["speedup"] is None else f"{one['speedup']:.2f} x",
-        "" if one["tokens_per_call"] is None else f"{one['tokens_per_call']:.2f}",
+        "" if one["tokens_per_pass"] is None else f"{one['tokens_per_pass']:.2f}",
         f"{one['acceptance_rate']:.0%}" if total.drafted else "-",
         "" if one["identical"] is None else f"{one['identical']:.0%}",
         f"{total.total_variation / max(total.tokens, 1):.4f}" if not one["lossless"] else "0",

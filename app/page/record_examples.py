@@ -78,7 +78,7 @@ def record(subjects: Mapping[str, Backend], folder: Path) -> Iterator[str]:
         path = folder / f"{name}.json"
         path.write_text(recording.to_json() + "\n", encoding="utf-8")
         summary = recording.trace.summary()
-        yield f"{name}: {summary.tokens_per_call:.2f} tokens per call, {path.stat().st_size / 1000:.0f} kB"
+        yield f"{name}: {summary.tokens_per_pass:.2f} tokens per call, {path.stat().st_size / 1000:.0f} kB"
 
 
 if __name__ == "__main__":

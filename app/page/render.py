@@ -149,7 +149,7 @@ def race(recording: Recording, slower: float = 1.0, round_: int = 0) -> Drawing:
             inner = trace_html.tokens(one.trace.steps, one.name, clock=times, rejected=False)
         lanes.append(
             f'<div class="or-lane"><div class="or-lane-head"><b>{safe(name)}</b> {found.seconds:.2f} s, '
-            f"{found.target_calls} calls, {found.tokens_per_second:.1f} tokens a second</div>"
+            f"{found.target_passes} calls, {found.tokens_per_second:.1f} tokens a second</div>"
             f'<div class="or-track"><div class="or-run" style="--takes:{max(end, 0.01):.3f}s;'
             f'--share:{100 * end / max(longest, 1e-9):.1f}%"></div></div>{inner}{player(one, name)}</div>'
         )

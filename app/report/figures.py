@@ -22,7 +22,7 @@ def draw(methods: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> li
     most = max(len(one["rows"]) for some in methods.values() for one in some)
     found = []
     for name, key, label in (
-        ("tokens-per-call", "tokens_per_call", "tokens of one call of the target"),
+        ("tokens-per-call", "tokens_per_pass", "tokens of one call of the target"),
         ("speedup", "speedup", "times plain decoding's speed, with 95 % intervals"),
     ):
         figure = Figure(figsize=(5.5 * len(methods), 1.6 + 0.24 * most), layout="constrained")

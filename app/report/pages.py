@@ -183,7 +183,7 @@ def _matrix(methods: Mapping[str, Sequence[Found]]) -> str:
         for one in some:
             for row in one["rows"]:
                 key = name, float(one["settings"]["temperature"])
-                calls.setdefault(str(row["drafter"]), {})[key] = row["tokens_per_call"]
+                calls.setdefault(str(row["drafter"]), {})[key] = row["tokens_per_pass"]
     body = []
     for drafter, values in calls.items():
         cells = [[f"{values[name, t]:.2f}" if (name, t) in values else "-" for t in (0.0, 1.0)] for name in methods]

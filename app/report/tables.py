@@ -97,7 +97,7 @@ def paying(found: Sequence[Found]) -> list[str]:
         for row in one["rows"]:
             if not row["acceptance_rate"] or row["equivalents_per_token"] is None:
                 continue
-            tokens = row["tokens_per_call"]
+            tokens = row["tokens_per_pass"]
             drafting = max(tokens * row["equivalents_per_token"] - 1, 0.0)
             wide = cost.relative(1 + (tokens - 1) / row["acceptance_rate"])
             room = f"below {tokens - wide:.2f}" if tokens > wide else "never"
@@ -122,7 +122,7 @@ def _pictures(found: Sequence[Found]) -> str:
     rows = [row for number, one in enumerate(found) for row in one["rows"][min(number, 1) :]]
     cells = {"": "{name}", "speedup (95 %)": "{speedup:.2f} ({speedup_low:.2f}-{speedup_high:.2f})"}
     cells |= {
-        "codes a call": "{tokens_per_call:.2f}",
+        "codes a call": "{tokens_per_pass:.2f}",
         "white": "{background_per_call:.2f}",
         "ink": "{ink_per_call:.2f}",
     }

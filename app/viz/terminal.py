@@ -102,10 +102,10 @@ def comparison(columns: Mapping[str, Summary]) -> Table:
     every = columns.values()
     rows: dict[str, Callable[[Summary], str]] = {
         "tokens": lambda one: f"{one.tokens}",
-        "calls of the target": lambda one: f"{one.target_calls}",
-        "tokens per call": lambda one: f"{one.tokens_per_call:.2f}",
+        "calls of the target": lambda one: f"{one.target_passes}",
+        "tokens per call": lambda one: f"{one.tokens_per_pass:.2f}",
     }
-    if any(one.equivalents_per_token * one.tokens != one.target_calls for one in every):
+    if any(one.equivalents_per_token * one.tokens != one.target_passes for one in every):
         rows["passes per token, by bytes read"] = lambda one: f"{one.equivalents_per_token:.2f}"
     rows["accepted of drafted"] = lambda one: f"{one.accepted} of {one.drafted}" if one.drafted else "-"
     rows["acceptance rate"] = lambda one: f"{one.acceptance_rate:.0%}" if one.drafted else "-"

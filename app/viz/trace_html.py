@@ -30,8 +30,8 @@ def facts(trace: Trace) -> dict[str, str]:
     found = trace.summary()
     said = {
         "tokens": f"{found.tokens}",
-        "calls of the target": f"{found.target_calls}",
-        "tokens per call": f"{found.tokens_per_call:.2f}",
+        "calls of the target": f"{found.target_passes}",
+        "tokens per call": f"{found.tokens_per_pass:.2f}",
         "accepted": f"{found.accepted} of {found.drafted}" if found.drafted else "nothing drafted",
         "time": f"{found.seconds:.2f} s" if found.seconds >= 1 else f"{1e3 * found.seconds:.0f} ms",
         "tokens a second": f"{found.tokens_per_second:.1f}",

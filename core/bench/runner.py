@@ -202,7 +202,7 @@ def figures(runs: Sequence[Run], plain: Sequence[Run], same: Mapping[str, Same] 
     found["decode_speedup"] = median(median(one) for one in behind.values()) if behind else None
     traced = any(run.outcome.steps for run in runs)
     total = pooled(runs)
-    found["tokens_per_call"] = total.tokens_per_call if traced else None
+    found["tokens_per_pass"] = total.tokens_per_pass if traced else None
     found["acceptance_rate"] = total.acceptance_rate if traced else None
     found["equivalents_per_token"] = total.equivalents_per_token if traced else None
     compared = [same[name] for name in speeds if name in same] if same is not None else []
@@ -276,7 +276,7 @@ def note(found: Mapping[str, Any], total: Summary, cost: PassCost | None) -> str
         off = found["undrafted"]
         return f"nothing drafted in {off:.0%} of steps" if off > 0.005 else ""
     said = f"slower than plain decoding: leave it off ({found['acceptance_rate']:.0%} of drafted tokens accepted"
-    calls = max(total.target_calls, 1)
+    calls = max(total.target_passes, 1)
     length = round(total.drafted / calls)
     if cost is not None and length:
         each = total.times.draft / calls / length / cost(1)
@@ -296,7 +296,7 @@ def predicted(runs: Sequence[Run], cost: PassCost) -> float:
     for (nodes, deep), group in groupby(shapes, key=lambda one: one[0]):
         drafting = [seconds for _, seconds in group]
         one = predict(expected_tokens(total.conditional, deep), nodes, cost, mean(drafting), rest)
-        tokens += len(drafting) * one.tokens_per_call
+        tokens += len(drafting) * one.tokens_per_pass
         seconds += len(drafting) * one.step
     return tokens / seconds if seconds else 0.0
 

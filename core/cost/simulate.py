@@ -106,7 +106,7 @@ class Workload:
         return cls(name, tuple(shapes), layers)
 
     @property
-    def tokens_per_call(self) -> float:
+    def tokens_per_pass(self) -> float:
         return sum(one.emitted for one in self.shapes) / len(self.shapes)
 
 

@@ -101,7 +101,7 @@ def break_even(length: int, cost: float, verify: float = 1.0) -> float:
 class Prediction:
     """One step, in seconds, beside the plain pass it replaces."""
 
-    tokens_per_call: float
+    tokens_per_pass: float
     draft: float
     verify: float
     rest: float  # the rule, bookkeeping
@@ -113,25 +113,25 @@ class Prediction:
 
     @property
     def tokens_per_second(self) -> float:
-        return self.tokens_per_call / self.step
+        return self.tokens_per_pass / self.step
 
     @property
     def speedup(self) -> float:
-        return self.tokens_per_call * self.plain / self.step
+        return self.tokens_per_pass * self.plain / self.step
 
 
-def predict(tokens_per_call: float, nodes: int, verify: Cost, draft: float, rest: float = 0.0) -> Prediction:
+def predict(tokens_per_pass: float, nodes: int, verify: Cost, draft: float, rest: float = 0.0) -> Prediction:
     """What a draft of `nodes` nodes should do: chain or tree, any drafter, any rule.
 
-    `tokens_per_call` comes from `expected_tokens`, `shapes.tree_value` or a trace; `verify(q)` from a stopwatch, a
+    `tokens_per_pass` comes from `expected_tokens`, `shapes.tree_value` or a trace; `verify(q)` from a stopwatch, a
     `PassCost` or `pass_seconds`; `draft` is the seconds that making the whole draft takes.
     """
-    if nodes < 0 or draft < 0 or rest < 0 or not 1 <= tokens_per_call <= nodes + 1:
+    if nodes < 0 or draft < 0 or rest < 0 or not 1 <= tokens_per_pass <= nodes + 1:
         raise InvalidOption(
-            f"tokens_per_call={tokens_per_call}, nodes={nodes}, draft={draft}, rest={rest}: "
+            f"tokens_per_pass={tokens_per_pass}, nodes={nodes}, draft={draft}, rest={rest}: "
             "a call gives from 1 to nodes + 1 tokens, and times are 0 or more"
         )
-    return Prediction(tokens_per_call, draft, verify(nodes + 1), rest, verify(1))
+    return Prediction(tokens_per_pass, draft, verify(nodes + 1), rest, verify(1))
 
 
 @dataclass(frozen=True)

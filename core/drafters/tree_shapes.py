@@ -158,7 +158,7 @@ class Choice:
     """A tree and what it is predicted to do."""
 
     shape: Shape
-    tokens_per_call: float
+    tokens_per_pass: float
     cost: float  # of drafting and verifying it, in the unit the costs were given in
     speedup: float  # over plain decoding
 

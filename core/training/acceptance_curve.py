@@ -31,7 +31,7 @@ class Curve:
     right: tuple[int, ...]  # ... and it was too
 
     @property
-    def tokens_per_call(self) -> float:
+    def tokens_per_pass(self) -> float:
         return self.tokens / self.calls if self.calls else 1.0
 
     @property
@@ -51,7 +51,7 @@ class Curve:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {
-            "tokens_per_call": self.tokens_per_call,
+            "tokens_per_pass": self.tokens_per_pass,
             "conditional": self.conditional,
             "unconditional": self.unconditional,
         }
@@ -83,7 +83,7 @@ class Places:
     """One drafter's acceptance by place in the draft."""
 
     name: str
-    tokens_per_call: float
+    tokens_per_pass: float
     conditional: tuple[float, ...]
     unconditional: tuple[float, ...]
     minutes: float | None = None  # of training
@@ -95,7 +95,7 @@ class Places:
         size = reached[-1] + 1 if reached else 0
         return cls(
             name=name,
-            tokens_per_call=float(curve["tokens_per_call"]),
+            tokens_per_pass=float(curve["tokens_per_pass"]),
             conditional=tuple(map(float, curve["conditional"][:size])),
             unconditional=tuple(map(float, curve["unconditional"][:size])),
             minutes=None if minutes is None else float(minutes),
@@ -108,9 +108,9 @@ def gathered(files: Iterable[Path]) -> list[Places]:
     best: dict[str, Places] = {}
     for file in files:
         for one in _read(Path(file)):
-            if one.name not in best or one.tokens_per_call > best[one.name].tokens_per_call:
+            if one.name not in best or one.tokens_per_pass > best[one.name].tokens_per_pass:
                 best[one.name] = one
-    return sorted(best.values(), key=lambda one: (-one.tokens_per_call, one.name))
+    return sorted(best.values(), key=lambda one: (-one.tokens_per_pass, one.name))
 
 
 def _read(file: Path) -> list[Places]:
@@ -146,7 +146,7 @@ def table(found: Iterable[Places]) -> str:
     ]
     for one in rows:
         pairs = [f"{a:.0%} ({b:.0%})" for a, b in zip(one.conditional, one.unconditional, strict=True)]
-        cells = [one.name, f"{one.tokens_per_call:.2f}", *pairs, *[""] * (deepest - len(pairs))]
+        cells = [one.name, f"{one.tokens_per_pass:.2f}", *pairs, *[""] * (deepest - len(pairs))]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", "At each place: right, of the guesses that were reached (of all drafts)."]) + "\n"
 
@@ -163,7 +163,7 @@ def figure(found: Iterable[Places]) -> Any:
     styles = ("-", "--", ":", "-.")
     for number, one in enumerate(rows):
         style = {"marker": "o", "markersize": 3.5, "color": f"C{number % 10}", "linestyle": styles[number // 10 % 4]}
-        label = f"{one.name} ({one.tokens_per_call:.2f})"
+        label = f"{one.name} ({one.tokens_per_pass:.2f})"
         left.plot(range(1, len(one.conditional) + 1), one.conditional, label=label, **style)
         right.plot(range(1, len(one.unconditional) + 1), one.unconditional, label=label, **style)
     left.set(title="right, of the guesses that were reached", xlabel="place in the draft", ylabel="share", ylim=(0, 1))

@@ -90,7 +90,7 @@ class HeadTraining:
                     curve = walk(model.hits(batch, self.depth), batch.answer)
                 curves[name] = curves[name] + curve if name in curves else curve
         return {
-            name: Validation(curve.tokens_per_call, {"architecture": type(models[name]).__name__, **curve.to_dict()})
+            name: Validation(curve.tokens_per_pass, {"architecture": type(models[name]).__name__, **curve.to_dict()})
             for name, curve in curves.items()
         }
 

@@ -56,7 +56,7 @@ def load(
     rounded, so that outputs may differ from those of `cache=None`; drafting changes nothing there either.
 
     >>> lm = load("smollm2-135m", dtype="float32")
-    >>> lm.generate("Count to three.", drafter=None, max_new_tokens=8).trace.summary().tokens_per_call
+    >>> lm.generate("Count to three.", drafter=None, max_new_tokens=8).trace.summary().tokens_per_pass
     1.0
     """
     if dtype not in DTYPES:

@@ -213,7 +213,7 @@ def worth(path: Path) -> float | None:
     with suppress(OutriderError, OSError):
         provenance = about(path).get("provenance")
         validation = provenance.get("validation") if isinstance(provenance, dict) else None
-        value = validation.get("tokens_per_call") if isinstance(validation, dict) else None
+        value = validation.get("tokens_per_pass") if isinstance(validation, dict) else None
         return float(value) if isinstance(value, int | float) else 0.0
     return None
 

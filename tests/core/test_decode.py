@@ -303,7 +303,7 @@ def test_the_summary_counts_committed_tokens_only() -> None:
     rows, steps = run(DraftModel(target(), length=5), sampling=Sampling(), max_new_tokens=8)
     summary = Summary.of(steps)
     assert summary.tokens == sum(map(len, rows)) == 40
-    assert summary.target_calls == 10 and summary.tokens_per_call == 4
+    assert summary.target_passes == 10 and summary.tokens_per_pass == 4
     assert summary.histogram == (0, 5, 0, 0, 0, 5) and sum(summary.sources.values()) == 40
     assert summary.by_position == (1, 1, 1, 1, 1)[: len(summary.by_position)]
     assert summary.total_variation == 0 and summary.equivalents_per_token == 10 / 40

@@ -124,8 +124,8 @@ def test_metrics_by_hand() -> None:
         )
 
     found = Summary.of([step(0, 3, 1.5), step(1, 0, 1.5), step(2, 1, 1.0)])
-    assert (found.tokens, found.target_calls, found.drafted, found.accepted) == (7, 3, 9, 4)
-    assert found.tokens_per_call == pytest.approx(7 / 3) and found.acceptance_rate == pytest.approx(4 / 9)
+    assert (found.tokens, found.target_passes, found.drafted, found.accepted) == (7, 3, 9, 4)
+    assert found.tokens_per_pass == pytest.approx(7 / 3) and found.acceptance_rate == pytest.approx(4 / 9)
     assert found.equivalents_per_token == pytest.approx(4 / 7)
     assert found.histogram == (1, 1, 0, 1)
     assert found.by_position == pytest.approx((2 / 3, 1 / 3, 1 / 3))
@@ -133,4 +133,4 @@ def test_metrics_by_hand() -> None:
     assert found.sources == {"drafted": 4, "relaxed": 0, "resampled": 2, "bonus": 1}
     assert found.total_variation == pytest.approx(0.7) and found.seconds == 30
     assert found.tokens_per_second == pytest.approx(7 / 30) and found.times == Times(3, 6, 9, 12)
-    assert Summary.of([]).tokens_per_call == 0
+    assert Summary.of([]).tokens_per_pass == 0

@@ -28,7 +28,7 @@ def test_a_prompt_gives_a_picture_with_its_codes_and_trace(im: ImageModel) -> No
 def test_a_list_gives_a_list_and_guidance_may_be_off(im: ImageModel) -> None:
     found = im.generate(["cat", "house"], guidance=1.0, drafter=None, temperature=0.0)
     assert [one.prompt for one in found] == ["cat", "house"]
-    assert all(one.trace.summary().tokens_per_call == 1 for one in found)
+    assert all(one.trace.summary().tokens_per_pass == 1 for one in found)
     assert found[0].tokens == im.generate("cat", guidance=1.0, drafter=None, temperature=0.0).tokens
 
 

@@ -62,7 +62,7 @@ class Row:
     rule: str
     lossless: bool
     pictures: int
-    tokens_per_call: float
+    tokens_per_pass: float
     background_per_call: float  # codes of white patches, and of all others, for each call spent on them
     ink_per_call: float
     equivalents_per_token: float
@@ -192,7 +192,7 @@ def _row(
         rule=setting.rule,
         lossless=found[0].trace.lossless,
         pictures=len(found),
-        tokens_per_call=len(codes) / len(steps),
+        tokens_per_pass=len(codes) / len(steps),
         background_per_call=white / calls[True] if calls[True] else 0.0,
         ink_per_call=(len(codes) - white) / calls[False] if calls[False] else 0.0,
         equivalents_per_token=sum(step.cost for step in steps) / len(codes),
@@ -257,12 +257,12 @@ def plot(rows: Sequence[Row], path: Path) -> bool:
     figure = Figure(figsize=(4.6 * len(shown), 4.4), layout="constrained")
     for axes, (measure, title, less) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         points = [(row, value) for row in rows if (value := _measure(row, measure)) is not None]
-        edge = front([(row.tokens_per_call, -value if less else value) for row, value in points])
+        edge = front([(row.tokens_per_pass, -value if less else value) for row, value in points])
         axes.plot(
-            *zip(*((points[n][0].tokens_per_call, points[n][1]) for n in edge), strict=True), color="0.85", linewidth=6
+            *zip(*((points[n][0].tokens_per_pass, points[n][1]) for n in edge), strict=True), color="0.85", linewidth=6
         )
         for label in dict.fromkeys(_line(row) for row, _ in points):
-            own = sorted((row.tokens_per_call, value) for row, value in points if _line(row) == label)
+            own = sorted((row.tokens_per_pass, value) for row, value in points if _line(row) == label)
             axes.plot(*zip(*own, strict=True), "o-", markersize=4, linewidth=1, label=label)
         axes.set(title=title, xlabel="codes a call of the target")
         axes.grid(alpha=0.3)

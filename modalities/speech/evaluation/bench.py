@@ -349,15 +349,15 @@ def plot(told: Mapping[str, Any], path: Path) -> bool:
     axes = figure.subplots()
     names = {id(one): one["drafter"] if one["drafter"] == PLAIN else f"{one['drafter']} {one['rule']}" for one in rows}
     for number, name in enumerate(dict.fromkeys(names.values())):
-        own = sorted((one for one in rows if names[id(one)] == name), key=lambda one: one["tokens_per_call"])
+        own = sorted((one for one in rows if names[id(one)] == name), key=lambda one: one["tokens_per_pass"])
         error = [one["quality"]["word_error"] for one in own]
         value = np.array([one["value"] for one in error])
         bounds = np.abs(np.array([[one["low"], one["high"]] for one in error]).T - value)
-        calls, look = [one["tokens_per_call"] for one in own], f"{'os^'[number // 10 % 3]}-"
+        calls, look = [one["tokens_per_pass"] for one in own], f"{'os^'[number // 10 % 3]}-"
         axes.errorbar(calls, 100 * value, 100 * bounds, fmt=look, color=f"C{number % 10}", capsize=3, label=name)
         for one, at in zip(own, value, strict=True):
             label = ", ".join(f"{key}={value}" for key, value in one["rule_options"].items())
-            axes.annotate(label, (one["tokens_per_call"], 100 * at), textcoords="offset points", xytext=(5, 5))
+            axes.annotate(label, (one["tokens_per_pass"], 100 * at), textcoords="offset points", xytext=(5, 5))
     for name, rung in told["ladder"].items():
         axes.axhline(100 * rung["word_error"]["value"], linestyle=":", color="grey")
         axes.annotate(name, (1.0, 100 * rung["word_error"]["value"]), xytext=(2, 2), textcoords="offset points")

@@ -30,7 +30,7 @@ class Measured:
     """A tree, what it is predicted to give, and what that rests on."""
 
     shape: Shape  # to be given as a drafter's option `shape`
-    tokens_per_call: float
+    tokens_per_pass: float
     acceptance: tuple[tuple[float, ...], ...]  # of each level, by place among siblings
 
 

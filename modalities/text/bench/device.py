@@ -67,7 +67,7 @@ def captured(
         case()
     counted = {name: launches(case, network.device) for name, case in cases.items()}
     for row in turns(cases, repeat):
-        calls = row["tokens"] / row["tokens_per_call"]
+        calls = row["tokens"] / row["tokens_per_pass"]
         found = counted[row["drafter"]]
         yield row | {
             "launches_per_call": None if found is None else found / calls,

@@ -61,7 +61,7 @@ def turns(cases: dict[str, Callable[[], Round]], repeat: int, beside: Mapping[st
                 "tokens": last.tokens,
                 "tokens_per_second": statistics.median(it.tokens / it.seconds for it in found),
                 "speedup": statistics.median(ratios),
-                "tokens_per_call": last.tokens / last.calls,
+                "tokens_per_pass": last.tokens / last.calls,
                 "same": same,
                 "of": len(last.outputs),
                 **last.more,

@@ -227,7 +227,7 @@ class Measured:
         found |= {"questions": done, "lossless": METHODS[way.method].lossless}
         found |= {"correct": sum(one.answered_by(it.text) for one, it in zip(asked, said, strict=True))}
         found |= {"tokens": sum(len(one.tokens) for one in said), "lookups": asdict(total)}
-        found |= {"tokens_per_call": Summary.of(steps).tokens_per_call if steps else None}
+        found |= {"tokens_per_pass": Summary.of(steps).tokens_per_pass if steps else None}
         found |= {"read": mean(one.read for one in said), "wrote": mean(one.wrote for one in said)}
         found |= {"seconds": median(one.seconds for one in said), "identical": None, "speedup": None}
         if base := self.said.get(_BESIDE.get(way.method, ""), [])[:done]:

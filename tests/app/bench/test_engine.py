@@ -26,7 +26,7 @@ def run(folder: Path, *words: str) -> dict[str, object]:
     rows = found["rows"]
     assert isinstance(rows, list)
     for row in rows:
-        assert row["same"] == row["of"] and row["tokens_per_second"] > 0 and row["tokens_per_call"] >= 1
+        assert row["same"] == row["of"] and row["tokens_per_second"] > 0 and row["tokens_per_pass"] >= 1
     return found
 
 

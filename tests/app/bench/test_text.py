@@ -137,7 +137,7 @@ def test_the_command_line_loads_nothing_heavy() -> None:
 
 def row(drafter: str, speedup: float, **more: Any) -> dict[str, Any]:
     numbers = {"tokens_per_second": 60.0 * speedup, "tokens_per_second_low": 50.0, "tokens_per_second_high": 400.0}
-    found = {"speedup": speedup, "speedup_low": speedup - 0.1, "speedup_high": speedup + 0.1, "tokens_per_call": 1.5}
+    found = {"speedup": speedup, "speedup_low": speedup - 0.1, "speedup_high": speedup + 0.1, "tokens_per_pass": 1.5}
     found |= {"acceptance_rate": 0.3, "equivalents_per_token": 0.7, "identical": 0.5, "near_ties": 0.5, "wrong": 0.0}
     found |= {"memory": 10**9, "drafter": drafter, "engine": "outrider", "note": "", **numbers}
     return found | {"without_looping": {**found, **numbers}, "tasks": {"a": found, "b": None}, **more}
@@ -153,7 +153,7 @@ def drawn(report: dict[str, Any], width: int) -> str:
 def test_tables_say_what_is_wrong_switched_off_looping_and_skipped(width: int) -> None:
     asked = {"model": "m", "dtype": "int4", "device": "cpu", "prompts": 3, "prompts_wanted": 3, "max_new_tokens": 9}
     faulty = row("bad", 0.8, wrong=0.5, near_ties=0.0, quality={"worst_gap": 3.5}, note="switched off throughout")
-    peer = row("plain", 2.0, engine="vllm", tokens_per_call=None, acceptance_rate=None, identical=None)
+    peer = row("plain", 2.0, engine="vllm", tokens_per_pass=None, acceptance_rate=None, identical=None)
     report = {
         "machine": {"threads": 2},
         "settings": asked | {"temperature": 0.0, "looping": ["x"]},
@@ -189,4 +189,4 @@ def test_what_is_calibrated_is_used_from_then_on(few: list[str], folder: str, tm
     assert len(list((tmp_path / "cache" / "calibrations").glob("*.json"))) == 2
     rows = json.loads(out.read_text())["rows"]
     assert [row["identical"] for row in rows] == [1.0] * 4
-    assert rows[3]["tokens_per_call"] > 2, "the draft model is the target"
+    assert rows[3]["tokens_per_pass"] > 2, "the draft model is the target"

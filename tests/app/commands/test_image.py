@@ -81,7 +81,7 @@ def test_a_table_of_drafters_and_rules(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     told = json.loads(file.read_text())
     assert [row["rule"] for row in told["rows"]] == ["exact", "exact", "annealed"]
-    assert told["rows"][0]["tokens_per_call"] == 1 and told["settings"]["pictures"] == 1
+    assert told["rows"][0]["tokens_per_pass"] == 1 and told["settings"]["pictures"] == 1
     assert "1.00" in done.output and "annealed" in done.output.replace("\n", "")
 
 

@@ -39,7 +39,7 @@ def test_a_picture_of_a_model_that_is_named(tmp_path: Path) -> None:
     )
     assert done.exit_code == 0, done.output
     plain, *others = json.loads(table.read_text())["rows"]
-    assert plain["tokens_per_call"] == 1 and all(one["tokens_per_call"] > 1 for one in others) and len(others) == 2
+    assert plain["tokens_per_pass"] == 1 and all(one["tokens_per_pass"] > 1 for one in others) and len(others) == 2
 
 
 def test_sound_of_a_model_that_is_named(tmp_path: Path) -> None:

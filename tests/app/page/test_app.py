@@ -229,8 +229,8 @@ def test_figures_shown_are_those_of_the_trace(subjects: dict[str, Backend], name
     said = render.figures(recording.trace)
     for one in (
         f"<b>{found.tokens}</b> tokens",
-        f"<b>{found.target_calls}</b> calls",
-        f"<b>{found.tokens_per_call:.2f}</b>",
+        f"<b>{found.target_passes}</b> calls",
+        f"<b>{found.tokens_per_pass:.2f}</b>",
     ):
         assert one in said
     bars = charts.by_position(found)
@@ -241,7 +241,7 @@ def test_figures_shown_are_those_of_the_trace(subjects: dict[str, Backend], name
     split = charts.time_split(found.times)
     assert f"draft: {1e3 * found.times.draft:.1f} ms" in split and f"score: {1e3 * found.times.score:.1f} ms" in split
     running = charts.running(recording.trace.steps)
-    assert running[-1][1] == pytest.approx(found.tokens_per_call)
+    assert running[-1][1] == pytest.approx(found.tokens_per_pass)
     assert sum(sum(one.sources.values()) for one in charts.calls(recording.trace.steps, 10**6)) == found.tokens
     for place, step in enumerate(recording.trace.steps):
         tree = render.step(recording, place)
@@ -271,7 +271,7 @@ def test_a_race_is_replayed_by_the_clock_of_both_traces(subjects: dict[str, Back
     fast, plain = made(subject, drafter="suffix"), made(subject, drafter=PLAIN)
     whole = replace(fast, plain=plain)
     assert "came to the same, token for token" in render.verdict(whole)
-    assert plain.trace.summary().tokens_per_call == 1.0
+    assert plain.trace.summary().tokens_per_pass == 1.0
     times = render.clock(fast.trace)
     assert times[-1] == pytest.approx(fast.trace.summary().seconds) and times == sorted(times)
     shown = render.race(whole)

@@ -38,7 +38,7 @@ def goals(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def figures(**changes: object) -> dict[str, object]:
     found = {"tokens_per_second": 100.0, "tokens_per_second_low": 90.0, "tokens_per_second_high": 110.0}
-    found |= {"speedup": 1.5, "speedup_low": 1.4, "speedup_high": 1.6, "tokens_per_call": 2.0, "acceptance_rate": 0.5}
+    found |= {"speedup": 1.5, "speedup_low": 1.4, "speedup_high": 1.6, "tokens_per_pass": 2.0, "acceptance_rate": 0.5}
     found |= {"equivalents_per_token": 0.6, "identical": 1.0, "near_ties": 0.0, "wrong": 0.0, "memory": 1 << 30}
     found |= {"decode_speedup": 1.7}
     return found | changes
@@ -218,15 +218,15 @@ def spoken(drafter: str, rule: str = "exact", **changes: object) -> dict[str, ob
 
 
 def test_missed_goals_are_listed_with_their_distance(goals: ModuleType) -> None:
-    plain, heads = spoken("plain"), spoken("medusa", tokens_per_call=1.3)
-    bent = spoken("jacobi", "tolerance", tokens_per_call=2.6, speedup=1.9)
+    plain, heads = spoken("plain"), spoken("medusa", tokens_per_pass=1.3)
+    bent = spoken("jacobi", "tolerance", tokens_per_pass=2.6, speedup=1.9)
     short = goals.short({"speech": {"speed": [benched(plain, heads, bent)]}})
     assert "speech, heads with the speech tree, tokens a call: 1.30, wanted at least 1.4 (7% off" in short
     assert f"3 of {len(goals.GOALS)} goals are met, 1 missed" in short
     ladder = {"codec": rung(word_error=0.03)}
     plain["quality"] = rung(word_error=0.2, missing_end=0.01)
     bent["quality"] = rung(word_error=2.5, dnsmos=2.9)
-    less = spoken("medusa", "tolerance", tokens_per_call=2.0, quality=rung(word_error=0.0))
+    less = spoken("medusa", "tolerance", tokens_per_pass=2.0, quality=rung(word_error=0.0))
     short = goals.short({"speech": {"judged": [benched(plain, less, bent) | {"ladder": ladder}]}})
     for words in (
         "word error of plain decoding: 0.20, wanted at most 0.12 (67% off)",

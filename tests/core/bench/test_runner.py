@@ -179,7 +179,7 @@ def test_the_speedup_of_decoding_alone_leaves_the_prompt_out() -> None:
 def test_without_plain_beside_it_there_is_no_speedup() -> None:
     found = figures([run("x", ITEMS[0], 1.0)], [run(PLAIN, ITEMS[1], 1.0)])
     assert found["speedup"] is None
-    assert found["tokens_per_call"] is None, "nobody saw its steps"
+    assert found["tokens_per_pass"] is None, "nobody saw its steps"
 
 
 def test_the_bootstrap_covers_what_it_should() -> None:
@@ -198,8 +198,8 @@ def test_runs_are_pooled_though_their_steps_have_the_same_numbers() -> None:
     one = run("x", ITEMS[0], 1.0, [step(0, 2, 2), step(1, 2, 0), step(2, 0, 0)])
     two = run("x", ITEMS[1], 1.0, [step(0, 2, 1), step(1, 0, 0)])
     total = pooled([one, two])
-    assert (total.tokens, total.target_calls) == (8, 5)
-    assert total.tokens_per_call == 8 / 5
+    assert (total.tokens, total.target_passes) == (8, 5)
+    assert total.tokens_per_pass == 8 / 5
     assert total.acceptance_rate == 3 / 6
     assert total.seconds == pytest.approx(0.5)
     assert total.by_position == pytest.approx((2 / 3, 1 / 3))
@@ -257,12 +257,12 @@ def test_a_row_of_the_json_on_a_real_loop() -> None:
         row(bench, one, same=same, looping=looping, cost=cost, quality=quality)  # type: ignore[arg-type]
         for one in bench.contenders
     )
-    wanted = {"drafter", "rule", "lossless", "tokens_per_call", "acceptance_rate", "tokens_per_second", "speedup"}
+    wanted = {"drafter", "rule", "lossless", "tokens_per_pass", "acceptance_rate", "tokens_per_second", "speedup"}
     wanted |= {"speedup_low", "speedup_high", "identical", "quality", "equivalents_per_token", "memory"}
     assert wanted <= plain.keys() == lookup.keys()
     assert (plain["drafter"], lookup["drafter"]) == (PLAIN, "prompt-lookup")
-    assert plain["tokens_per_call"] == plain["speedup"] == plain["equivalents_per_token"] == 1.0
-    assert lookup["tokens_per_call"] == pytest.approx(1 / lookup["equivalents_per_token"])
+    assert plain["tokens_per_pass"] == plain["speedup"] == plain["equivalents_per_token"] == 1.0
+    assert lookup["tokens_per_pass"] == pytest.approx(1 / lookup["equivalents_per_token"])
     assert (plain["identical"], plain["near_ties"], plain["wrong"]) == (1.0, 0.0, 0.0)
     assert set(lookup["tasks"]) == {"one", "two"}
     assert lookup["tasks"]["two"]["prompts"] == 2
@@ -279,7 +279,7 @@ def test_a_strangers_row_has_its_name_and_no_steps() -> None:
     list(bench.go())
     found = row(bench, bench.contenders[1])
     assert (found["engine"], found["drafter"], found["speedup"]) == ("vllm", "plain", 2.0)
-    assert found["tokens_per_call"] is None
+    assert found["tokens_per_pass"] is None
 
 
 def test_passes_and_memory_are_measured() -> None:

@@ -84,7 +84,7 @@ def test_what_drafts_costs_what_it_reads() -> None:
     chain = Step(row=0, index=1, drafted=(1, 2, 3), parents=(-1, 0, 1), emitted=(1,), cost=1.3)
     nothing = Step(row=0, index=2, emitted=(1,))
     work = Workload.of("any", [tree, chain, nothing], layers=2)
-    assert [one.passes for one in work.shapes] == [1, 3, 0] and work.tokens_per_call == pytest.approx(4 / 3)
+    assert [one.passes for one in work.shapes] == [1, 3, 0] and work.tokens_per_pass == pytest.approx(4 / 3)
     assert Workload.of("lookup", [replace(chain, cost=1.0)]).shapes[0].passes == 0
     with pytest.raises(InvalidOption, match="no steps"):
         Workload.of("none", [])

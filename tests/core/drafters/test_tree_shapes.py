@@ -200,15 +200,15 @@ def test_best_size_is_the_best_ratio(acceptance: list[float], draft: float, slop
     ratios = [
         table.value(nodes, depth) / (passes(nodes + 1) + draft * depth) for nodes in range(21) for depth in range(6)
     ]
-    assert choice.tokens_per_call / choice.cost == pytest.approx(max(ratios))
+    assert choice.tokens_per_pass / choice.cost == pytest.approx(max(ratios))
     assert choice.speedup == pytest.approx(max(ratios) * passes(1))
-    assert tree_value(choice.shape, acceptance) == pytest.approx(choice.tokens_per_call)
+    assert tree_value(choice.shape, acceptance) == pytest.approx(choice.tokens_per_pass)
     assert choice.speedup >= 1 - 1e-12
 
 
 def test_plain_decoding_wins_where_nothing_pays() -> None:
     choice = sequoia([0.1], 8, 8).best(float, 1.0)
-    assert (choice.shape, choice.tokens_per_call, choice.speedup) == ((), 1.0, 1.0)
+    assert (choice.shape, choice.tokens_per_pass, choice.speedup) == ((), 1.0, 1.0)
 
 
 def test_a_cheaper_large_pass_does_not_hide_wasted_nodes() -> None:

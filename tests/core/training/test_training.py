@@ -109,7 +109,7 @@ def test_simulated_acceptance_is_the_walk_that_the_loop_makes() -> None:
     batch = _batch(tokens, answer)
     always, never = torch.ones(1, 12, dtype=torch.bool), torch.zeros(1, 12, dtype=torch.bool)
     alone = walk(agreement([_guess(batch, 1, never)], batch, 4), answer)
-    assert (alone.calls, alone.tokens, alone.tokens_per_call) == (8, 8, 1.0)
+    assert (alone.calls, alone.tokens, alone.tokens_per_pass) == (8, 8, 1.0)
     chain = walk(agreement([_guess(batch, 1, always)], batch, 3), answer)
     assert (chain.calls, chain.tokens) == (2, 8)  # 3 drafted and one more, twice
     heads = walk(agreement([_guess(batch, 2, always), _guess(batch, 3, never)], batch, 4), answer)
@@ -132,7 +132,7 @@ def test_a_draft_model_learns_its_target_and_drafts_what_was_simulated(
         DecoderTeacher(target), {"draft-model": draft_head}, lambda *_: learned, held, tmp_path, tokens=256, depth=4
     )
     progress = Trainer(training, plan, tmp_path, quiet=True).run()
-    first, last = (row["models"]["draft-model"]["tokens_per_call"] for row in progress.history)
+    first, last = (row["models"]["draft-model"]["tokens_per_pass"] for row in progress.history)
     assert last > max(first, 1.15)
     assert {"curve.json", "curve.png", "draft-model.safetensors", "draft-model.json"} <= {
         p.name for p in tmp_path.iterdir()

@@ -30,19 +30,19 @@ def rows(im: ImageModel) -> list[Row]:
 def test_plain_decoding_is_a_call_a_code(rows: list[Row]) -> None:
     plain = rows[0]
     assert plain.name == "plain" and plain.lossless and plain.identical == 1
-    assert plain.tokens_per_call == plain.background_per_call == plain.ink_per_call == 1
+    assert plain.tokens_per_pass == plain.background_per_call == plain.ink_per_call == 1
     assert plain.total_variation == plain.relaxed == 0 and plain.pictures == 3
 
 
 @pytest.mark.slow
 def test_drafting_spares_calls_and_relaxing_is_paid_for(rows: list[Row]) -> None:
     _, exact, relaxed = rows
-    assert exact.tokens_per_call > 1 and exact.lossless and exact.total_variation == 0
+    assert exact.tokens_per_pass > 1 and exact.lossless and exact.total_variation == 0
     assert exact.name == "jacobi gumbel-match (renew=gumbel)"
-    assert relaxed.tokens_per_call > 1 and not relaxed.lossless and relaxed.total_variation > 0 and relaxed.relaxed > 0
+    assert relaxed.tokens_per_pass > 1 and not relaxed.lossless and relaxed.total_variation > 0 and relaxed.relaxed > 0
     total = 3 * 256
     for row in rows:
-        found = row.tokens_per_call
+        found = row.tokens_per_pass
         low, high = sorted((row.background_per_call, row.ink_per_call))
         assert low - 1e-9 <= found <= high + 1e-9 and total / found >= 3
 

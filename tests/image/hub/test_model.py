@@ -110,7 +110,7 @@ def check_plain_decoding(name: str, prompts: Sequence[str]) -> None:
     for result in plain:
         assert getattr(im.published, "sequence", list)(result.tokens) == expected[result.prompt]
         assert len(result.tokens) >= 64 and len(set(result.tokens)) > 1
-        assert result.trace.summary().tokens_per_call == 1
+        assert result.trace.summary().tokens_per_pass == 1
     assert len({token for result in plain for token in result.tokens}) > 5
 
 

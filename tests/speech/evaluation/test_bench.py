@@ -43,7 +43,7 @@ def test_a_report_has_everybody_and_how_open_the_laws_are(speaker: SpeechModel) 
     found = report(measuring, speech, {}, about={"prompts": 1})
     plain, jacobi, tolerance = found["rows"]
     assert [row["drafter"] for row in found["rows"]] == ["plain", "jacobi", "token-recycling"]
-    assert plain["tokens_per_call"] == 1 and plain["speedup"] == 1 and jacobi["speedup"] > 0
+    assert plain["tokens_per_pass"] == 1 and plain["speedup"] == 1 and jacobi["speedup"] > 0
     assert plain["lossless"] and not tolerance["lossless"] and jacobi["price_per_token"] == 0
     assert tolerance["setting"] == "token-recycling tolerance" and tolerance["price_per_token"] >= 0
     for row in found["rows"]:
@@ -84,7 +84,7 @@ def test_a_curve_is_drawn_of_what_was_judged(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     quality = measured([heard(1, 10), heard(2, 10)], [heard(1, 10), heard(1, 10)])
     rows = [
-        {"drafter": name, "rule": rule, "rule_options": told, "tokens_per_call": calls, "quality": quality}
+        {"drafter": name, "rule": rule, "rule_options": told, "tokens_per_pass": calls, "quality": quality}
         for name, rule, told, calls in (
             ("plain", "exact", {}, 1.0),
             ("medusa", "tolerance", {"tau": 3}, 1.9),

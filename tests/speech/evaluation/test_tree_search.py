@@ -40,9 +40,9 @@ def test_each_level_has_its_own_measure() -> None:
     steps = [step(0, 2), *[step(0, 3)] * 3, step(0), step(1), step(1), step(), step(), step()]
     found = best_tree(steps, 6)
     assert found.acceptance[0] == pytest.approx((0.5, 0.2)) and found.acceptance[1] == pytest.approx((3 / 7, 1 / 7))
-    assert found.shape == WIDE and found.tokens_per_call == pytest.approx(1 + 0.7 + 0.7 * 4 / 7)
+    assert found.shape == WIDE and found.tokens_per_pass == pytest.approx(1 + 0.7 + 0.7 * 4 / 7)
     small = best_tree(steps, 2)
-    assert small.shape == (-1, 0) and small.tokens_per_call == pytest.approx(1 + 0.5 + 0.5 * 3 / 7)
+    assert small.shape == (-1, 0) and small.tokens_per_pass == pytest.approx(1 + 0.5 + 0.5 * 3 / 7)
     with pytest.raises(InvalidOption, match="nothing was drafted"):
         best_tree([Step(row=0, index=0)], 4)
 
@@ -53,7 +53,7 @@ def test_a_drafter_is_measured_and_runs_its_tree(small_voice: Callable[..., Voic
 
     model = SpeechModel(small_voice(), speaker.codec, speaker.vocoder, name="small", taught=taught, dtype=torch.float64)
     found = measured_tree(model, "medusa", ["Yes.", "No."], nodes=4, wide=(4, 2), temperature=0.5)
-    assert 1 <= len(found.shape) <= 4 and 1 < found.tokens_per_call <= 3
+    assert 1 <= len(found.shape) <= 4 and 1 < found.tokens_per_pass <= 3
     options = {"rule": "gumbel-match", "seed": 1, "temperature": 0.5}
     said = model.generate("Two.", drafter="medusa", drafter_options={"tree": found.shape}, **options)  # type: ignore[arg-type]
     assert said.tokens == model.generate("Two.", **options).tokens  # type: ignore[arg-type]

@@ -204,7 +204,7 @@ def test_of_several_runs_the_best_weights_are_found(cache: Path) -> None:
                 "schema": 1,
                 "architecture": "",
                 "config": {},
-                "provenance": {"validation": {"tokens_per_call": worth}},
+                "provenance": {"validation": {"tokens_per_pass": worth}},
             }
             (home / run / f"{name}.json").write_text(json.dumps(found))
     (home / "broken").mkdir()

@@ -64,7 +64,7 @@ def test_drafters_are_compared_with_vllms_own_plain_decoding(tmp_path: Path, mon
     found = one.report({"prompts_from": "built in"})
     rows = {row["drafter"]: row for row in found["rows"]}
     assert list(rows) == ["plain", "prompt-lookup", "suffix"] and not found["peers"]
-    assert rows["plain"]["tokens_per_call"] == 1 and rows["prompt-lookup"]["tokens_per_call"] == pytest.approx(8 / 7)
+    assert rows["plain"]["tokens_per_pass"] == 1 and rows["prompt-lookup"]["tokens_per_pass"] == pytest.approx(8 / 7)
     assert (rows["prompt-lookup"]["identical"], rows["suffix"]["wrong"]) == (1, 1)
     assert rows["prompt-lookup"]["acceptance_rate"] == pytest.approx(0.5)
     assert found["settings"]["vllm_counters"]["prompt-lookup"]["drafts"] == 3  # warming up is counted too

@@ -219,7 +219,7 @@ def test_acceptance_comes_back_as_steps(served: str) -> None:
     trace = Trace(steps=steps, method="vllm")
     assert Trace.from_json(trace.to_json()).tokens() == list(reply.tokens)
     found = Summary.of(steps)
-    assert (found.target_calls, found.tokens, found.drafted, found.accepted) == (4, 7, 9, 3)
+    assert (found.target_passes, found.tokens, found.drafted, found.accepted) == (4, 7, 9, 3)
     assert found.by_position == pytest.approx((2 / 3, 1 / 3, 0))
     assert [len(step.drafted) for step in steps] == [0, 3, 3, 3]
     assert [step.finish for step in steps] == [None, None, None, "limit"]
@@ -257,7 +257,7 @@ def test_an_answer_may_be_left_halfway(served: str) -> None:
 def test_plain_decoding_has_no_drafts() -> None:
     reply = Reply((1, 2, 3), ((1,), (2,), (3,)), 0.3, "stop", Counters())
     found = Summary.of(reply.steps())
-    assert (found.tokens_per_call, found.drafted, found.accepted) == (1, 0, 0)
+    assert (found.tokens_per_pass, found.drafted, found.accepted) == (1, 0, 0)
     assert reply.steps()[-1].finish == "end"
     assert Counters.read("nothing here\n") == Counters()
 

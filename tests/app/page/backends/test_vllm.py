@@ -69,7 +69,7 @@ def test_a_run_is_shown_with_the_servers_own_counts(server: str) -> None:
     *live, (_, recording) = follow(subject, asked, lambda: True, "served")
     assert recording is not None and "w11" in str(live[-1][0][1])
     found = recording.trace.summary()
-    assert (found.tokens, found.target_calls, found.drafted, found.accepted) == (7, 4, 9, 3)
+    assert (found.tokens, found.target_passes, found.drafted, found.accepted) == (7, 4, 9, 3)
     assert recording.trace.method == SERVED and recording.trace.seed == 3
     again = recordings.read(recording.to_json())  # a file of it opens as any other
     assert again.trace == recording.trace and again.name(-1) == "?"

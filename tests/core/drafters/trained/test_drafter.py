@@ -211,16 +211,16 @@ def test_it_learns_and_drafts_as_well_as_was_foreseen(method: Method, measured: 
     after = judged(learner, teacher, held)
     first, last = sum(curve[:5]), sum(curve[-5:])
     measured("training on a tiny target: loss, last over first", name=method.name, value=last / first)
-    measured("training on a tiny target: simulated tokens a call", name=method.name, value=after.tokens_per_call)
+    measured("training on a tiny target: simulated tokens a call", name=method.name, value=after.tokens_per_pass)
     assert last < 0.9 * first
-    assert after.tokens_per_call > max(before.tokens_per_call - 0.1, 1.3)  # some begin as the output layer itself
+    assert after.tokens_per_pass > max(before.tokens_per_pass - 0.1, 1.3)  # some begin as the output layer itself
     length = learner.depth or 4
     drafter = Learned(learner.drafts(model), draft_kind="chain", length=length, nodes=length)
     steps = decode(model, drafter, Exact(), [one.prompt for one in held], sampling=GREEDY, max_new_tokens=24)
     emitted = [len(step.emitted) for step in steps]
     real = sum(emitted) / len(emitted)
     measured("training on a tiny target: real tokens a call", name=method.name, value=real)
-    assert real == pytest.approx(after.tokens_per_call, rel=0.12)
+    assert real == pytest.approx(after.tokens_per_pass, rel=0.12)
 
 
 def test_frames_collapse() -> None:

@@ -174,7 +174,7 @@ def test_it_learns_and_drafts_as_well_as_was_foreseen(measured: Any) -> None:
         curve.append(float(value.detach()))
     batch = read(teacher, held, learner.needs)
     with torch.no_grad():
-        foreseen = walk(learner.hits(batch, 3), batch.answer).tokens_per_call
+        foreseen = walk(learner.hits(batch, 3), batch.answer).tokens_per_pass
     assert sum(curve[-5:]) < 0.95 * sum(curve[:5])
     steps = decode(
         model, PaSS(learner.drafts(model)), Exact(), [one.prompt for one in held], sampling=GREEDY, max_new_tokens=24

@@ -130,4 +130,4 @@ def test_a_draft_model_says_what_it_says_pass_by_pass(temperature: float, monkey
     monkeypatch.setattr(Decoder, "draw_chain", lambda *given: None)
     one_by_one = said()
     assert at_once.tokens() == one_by_one.tokens()
-    assert at_once.summary().tokens_per_call == one_by_one.summary().tokens_per_call > 1
+    assert at_once.summary().tokens_per_pass == one_by_one.summary().tokens_per_pass > 1
