@@ -84,14 +84,14 @@ def image(
     judges = _judges(cast("ImageModel", im), style, device, data, weights) if judge else None
     count = len(settings) + 1 + judge
     with tqdm(total=pictures * count, unit="picture", leave=False, disable=None) as bar:
-        asking = None if judges is None else judges.of
-        rows = bench.measure(im, asked, settings, judge=asking, progress=bar.update, **wanted)
+        asking = None if judges is None else judges.of_results
+        rows = bench.measure(im, asked, settings, quality=asking, progress=bar.update, **wanted)
     console = Console()
     (console if console.width >= _WIDTH else Console(width=_WIDTH)).print(_table(rows))
     if output is not None:
         about = {"model": im.name, "dtype": dtype, "prompts": prompts, "pictures": pictures, **wanted}
         if judges is not None:
-            about["of held-out real pictures"] = judges.usual
+            about["of held-out real pictures"] = judges.reference
             about["of the classifier"] = _how_good(weights)
         told = bench.to_json(rows, about)
         output.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
@@ -102,11 +102,11 @@ def image(
 def _judges(im: ImageModel, style: str | None, device: str, data: Path | None, weights: Path | None) -> Any:
     """Everything that judging needs, refused now where it is missing."""
     from outrider.image import recipes
-    from outrider.image.evaluation.quality import Judges
-    from outrider.image.training.data import prepared
+    from outrider.image.evaluation.quality import QualityMetrics
+    from outrider.image.training.data import load_or_render
 
     classifier = recipes.classifier(weights).to(device)
-    return Judges(prepared(data), im.codec, classifier, style, device)
+    return QualityMetrics(load_or_render(data), im.codec, classifier, style, device)
 
 
 def _how_good(weights: Path | None) -> Any:
@@ -114,7 +114,7 @@ def _how_good(weights: Path | None) -> Any:
     from outrider.core.training.checkpoint import about
     from outrider.image import recipes
 
-    return about(recipes.classifier_file(weights))["provenance"].get(recipes.RIGHT)
+    return about(recipes.classifier_file(weights))["provenance"].get(recipes.ACCURACY)
 
 
 def _table(rows: list[Row]) -> Any:

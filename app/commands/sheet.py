@@ -32,13 +32,13 @@ def sheet(
 
     from outrider.core.errors import unknown
     from outrider.image import load
-    from outrider.image.evaluation.contact_sheet import panels, usual
+    from outrider.image.evaluation.contact_sheet import default_settings, panels
     from outrider.image.evaluation.contact_sheet import sheet as together
     from outrider.image.resolve_drafter import drafters
 
     if drafter not in drafters():
         raise unknown("drafter", drafter, drafters())
-    asked, settings = image_prompts(prompts)[:pictures], usual(drafter)
+    asked, settings = image_prompts(prompts)[:pictures], default_settings(drafter)
     im = load("emoji", device=device, dtype=dtype, folder=weights)
     options: dict[str, Any] = {
         "style": style,

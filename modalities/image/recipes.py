@@ -1,7 +1,7 @@
-"""What is trained for images, by name; where its weights are; and how they are opened.
+"""Training recipes of the image models by name, and functions that open their weights.
 
-Weights that ship stand in the folder `weights`: the tokenizer's as diffusers' VQModel reads them, the others as
-emoji.NAME.safetensors. Those that were trained here stand in the cache folder. Knows nothing of how training runs.
+Shipped weights are in the folder `weights`: the tokenizer as a VQModel of diffusers, the others as
+emoji.NAME.safetensors. Weights trained on this machine are in the cache folder. Knows nothing of how training runs.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from outrider.image.training.classifier import Classifier
 
 MODEL = "emoji"
 PREFIX = "image-"
-JUDGE = "image-classifier"
+CLASSIFIER = "image-classifier"
 PLAN = "image-plan"
-RIGHT = "right on styles it has not seen"  # what is noted with the judge
+ACCURACY = "accuracy on styles left out"  # a key in the classifier's provenance
 
 
 RECIPES = table(
     Recipe(
         name="image-tokenizer",
-        summary="pictures of 64x64 to 16x16 codes of 1,000 and back",
+        summary="the tokenizer: 64x64 pixels to 16x16 codes of 1,000 and back",
         options={"channels": (32, 64, 80)},
         rate=2e-3,
         batch=(32, 128),
     ),
     Recipe(
         name=PLAN,
-        summary="what a picture of some words looks like from afar, by which the model of codes draws",
+        summary="the layout planner: predicts all codes from the prompt at once, as an input of the token model",
         options={"channels": 64},
         rate=2e-3,
         batch=(128, 512),
@@ -47,7 +47,7 @@ RECIPES = table(
     ),
     Recipe(
         name="image-tokens",
-        summary="the model of those codes that a style and a few words ask for",
+        summary="the token model: codes in raster order, given a style and a few words",
         options={"width": 256, "layers": 5, "heads": 4, "hidden": 576, "plan": 64},
         rate=3e-3,
         batch=(16, 256),
@@ -56,7 +56,7 @@ RECIPES = table(
     ),
     Recipe(
         name="image-draft",
-        summary="a small model that learns what it says under guidance, and drafts for it",
+        summary="a small token model that imitates the guided token model and drafts for it",
         options={"width": 128, "layers": 2, "heads": 2, "hidden": 320, "plan": 64, "lent": True},
         rate=2e-3,
         batch=(32, 256),
@@ -64,7 +64,7 @@ RECIPES = table(
     ),
     Recipe(
         name="image-medusa",
-        summary="four heads on the guided model's last state, each for one of the next codes",
+        summary="Medusa: four heads on the guided model's last hidden state, one for each of the next codes",
         options={"heads": 4},
         rate=1e-3,
         batch=(4, 64),
@@ -72,7 +72,7 @@ RECIPES = table(
     ),
     Recipe(
         name="image-spatial",
-        summary="four heads that see the last state and the one above the code they guess",
+        summary="four heads that read the last hidden state and the one of the row above the predicted code",
         options={"heads": 4, "columns": 16},
         rate=1e-3,
         batch=(4, 64),
@@ -80,21 +80,23 @@ RECIPES = table(
     ),
     Recipe(
         name="image-eagle",
-        summary="one layer that foresees the guided model's next states",
+        summary="EAGLE: one layer that predicts the guided model's next hidden states",
         rate=1e-3,
         batch=(4, 64),
         kind=EagleHead,
     ),
     Recipe(
-        name=JUDGE,
-        summary="a judge of whether pictures show what was asked for, worked out at once",
+        name=CLASSIFIER,
+        summary="the classifier that measures whether pictures match their prompts, fitted in closed form",
         options={"width": 256, "shrink": 0.3},
         rate=0.0,
         batch=(0, 0),
     ),
 )
 _CLASSES: tuple[Callable[..., DraftHead], ...] = (Classifier, LayoutPlanner, TokenModel)
-KINDS = {one.__name__: one for one in (*_CLASSES, *(one.kind for one in RECIPES.values() if one.kind is not None))}
+KINDS = {
+    kind.__name__: kind for kind in (*_CLASSES, *(each.kind for each in RECIPES.values() if each.kind is not None))
+}
 
 
 SHELF = Shelf("outrider.image", MODEL, MODEL, RECIPES)
@@ -102,7 +104,7 @@ recipe, home, weights, missing = SHELF.recipe, SHELF.home, SHELF.weights, SHELF.
 
 
 def tokenizer_folder() -> Path:
-    """Where the tokenizer is: ours, else the one that was trained here."""
+    """The folder of the shipped tokenizer, or else of the one trained on this machine."""
     for folder in (SHELF.shipped(), home("image-tokenizer")):
         if (folder / "diffusion_pytorch_model.safetensors").is_file():
             return folder
@@ -114,28 +116,29 @@ def tokenizer(folder: Path | None = None) -> Tokenizer:
 
 
 def draft_head(drafter: str, target: Decoder, folder: Path | None = None) -> DraftHead:
-    """What a trained drafter guesses with: the weights of the recipe that makes its kind."""
+    """The trained draft head of a drafter."""
     kind = DRAFTERS[drafter].draft_head
-    for one in RECIPES.values():
-        if one.kind is kind:
-            return load_trained(weights(one.name, folder), KINDS, target)
-    raise NoWeights(f"nobody has made a recipe of '{drafter}' for pictures; there is {', '.join(RECIPES)}")
+    for candidate in RECIPES.values():
+        if candidate.kind is kind:
+            return load_trained(weights(candidate.name, folder), KINDS, target)
+    raise NoWeights(f"no image recipe trains '{drafter}'; the recipes are {', '.join(RECIPES)}")
 
 
 def tokens(name: str = "image-tokens", path: Path | None = None, target: TokenModel | None = None) -> TokenModel:
-    """A token model: the target, or the one that drafts for `target`."""
-    found: DraftHead = load_trained(path or weights(name), KINDS, target)
-    assert isinstance(found, TokenModel)
-    return found
+    """The token model, or the draft model for `target` with name="image-draft"."""
+    model: DraftHead = load_trained(path or weights(name), KINDS, target)
+    assert isinstance(model, TokenModel)
+    return model
 
 
 def plan() -> LayoutPlanner:
-    """A plan by which a token model is to learn to draw: the one that was trained here, else that of our own model."""
+    """The layout planner to train a token model with: the one trained on this machine, or else the shipped token
+    model's."""
     path = home(PLAN) / f"{short(PLAN)}.safetensors"
     if path.is_file():
-        found: DraftHead = load_trained(path, KINDS, None)
-        assert isinstance(found, LayoutPlanner)
-        return found
+        planner: DraftHead = load_trained(path, KINDS, None)
+        assert isinstance(planner, LayoutPlanner)
+        return planner
     try:
         teller = tokens().teller
     except NoWeights:
@@ -146,11 +149,11 @@ def plan() -> LayoutPlanner:
 
 
 def classifier_file(folder: Path | None = None) -> Path:
-    return weights(JUDGE, folder)
+    return weights(CLASSIFIER, folder)
 
 
 def classifier(folder: Path | None = None) -> Classifier:
-    """The judge of what pictures show."""
-    found: DraftHead = load_trained(classifier_file(folder), KINDS, None)
-    assert isinstance(found, Classifier)
-    return found
+    """The classifier of pictures by name."""
+    model: DraftHead = load_trained(classifier_file(folder), KINDS, None)
+    assert isinstance(model, Classifier)
+    return model

@@ -14,7 +14,7 @@ from outrider.app.page.backends.image import Pictures
 from outrider.core.errors import InvalidOption
 from outrider.image.loading import load
 from outrider.image.prompt_encoder import COMMON, HELD_OUT, LENGTH, PromptEncoder, most_common_words, words
-from outrider.image.training.data import HELD_NAME, LEARNED, Drawn, split
+from outrider.image.training.data import HELD_NAME, TRAIN, Picture, split
 
 ENCODER = PromptEncoder(10, ("noto", "fluent"), ("cat", "cherry", "dance", "face", "heart", "red", "tear"))
 
@@ -70,8 +70,8 @@ def test_the_vocabulary_prefers_words_in_names_to_keywords() -> None:
 
 def test_the_held_out_names_are_not_in_the_training_split() -> None:
     assert len(set(HELD_OUT)) == len(HELD_OUT) >= 60
-    drawn = [Drawn(name, (), np.zeros((2, 2, 3), np.uint8)) for name in (*HELD_OUT, *COMMON)]
-    assert split({"noto": drawn}).split.tolist() == [HELD_NAME] * len(HELD_OUT) + [LEARNED] * len(COMMON)
+    drawn = [Picture(name, (), np.zeros((2, 2, 3), np.uint8)) for name in (*HELD_OUT, *COMMON)]
+    assert split({"noto": drawn}).split.tolist() == [HELD_NAME] * len(HELD_OUT) + [TRAIN] * len(COMMON)
     known = load("emoji").names.words
     assert all(word in known for name in HELD_OUT for word in words(name))
 

@@ -1,8 +1,9 @@
-"""How many calls of the target drafters and rules spare on pictures, and what relaxed ones change.
+"""Benchmark of drafters and acceptance rules on pictures: tokens per target pass, speedup, and the quality of relaxed
+rules.
 
-Every row of the table is one drafter under one rule, on the same prompts and seeds; the first is plain decoding. Rows
-take turns, batch by batch. Calls are split between background (the white code) and ink: a step's call is shared evenly
-by the codes it committed.
+Each row of the table is one drafter under one rule, on the same prompts and seeds; the first row is plain decoding.
+Rows take turns, batch by batch. Target passes are split between background (the white code) and ink (all other codes):
+a pass is shared evenly by the codes it committed.
 """
 
 from __future__ import annotations
@@ -27,35 +28,35 @@ from outrider.image.hub.model import PublishedModel
 from outrider.image.model import ImageModel
 from outrider.image.stream import Result
 
-Drawing = ImageModel | PublishedModel
+AnyImageModel = ImageModel | PublishedModel
 
 SCHEMA = 3
-_ANOTHER = 1_000_003  # added to the seed of plain decoding that stands beside plain decoding
-Judge = Callable[[Sequence[Result], Sequence[Result]], Mapping[str, float]]  # pictures, and plain decoding's
+_SEED_SHIFT = 1_000_003  # added to the seeds of the second plain decoding, the reference for quality
+QualityMeasure = Callable[[Sequence[Result], Sequence[Result]], Mapping[str, float]]  # of pictures and plain decoding's
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One row: who drafts and who judges."""
+    """One row: a drafter and a rule with their options."""
 
     drafter: str | None
     rule: str = "exact"
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
     rule_options: Mapping[str, Any] = field(default_factory=dict)
-    shift: int = 0  # of the seed
+    shift: int = 0  # added to the seed
 
     @property
     def name(self) -> str:
         if self.shift:
             return "plain, other seeds"
-        told = [f"{name}={value}" for name, value in (*self.drafter_options.items(), *self.rule_options.items())]
+        options = [f"{name}={value}" for name, value in (*self.drafter_options.items(), *self.rule_options.items())]
         parts = [self.drafter or "plain", *([] if self.rule == "exact" else [self.rule])]
-        return " ".join((" ".join(parts), f"({', '.join(told)})" if told else "")).strip()
+        return " ".join((" ".join(parts), f"({', '.join(options)})" if options else "")).strip()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What one setting did."""
+    """The measurements of one setting."""
 
     name: str
     drafter: str
@@ -63,38 +64,38 @@ class Row:
     lossless: bool
     pictures: int
     tokens_per_pass: float
-    background_per_call: float  # codes of white patches, and of all others, for each call spent on them
+    background_per_call: float  # white codes per target pass spent on them; ink: all other codes
     ink_per_call: float
     equivalents_per_token: float
     acceptance_rate: float
     relaxed: float  # share of codes that were accepted only because the rule is relaxed
-    total_variation: float  # total variation a code, on average
-    identical: float  # share of pictures that are plain decoding's of the same seed
-    surprise: float  # nats a code: what the guided target thinks of the pictures
+    total_variation: float  # mean per code
+    identical: float  # share of pictures equal to plain decoding's with the same seed
+    surprise: float  # negative log-likelihood under the guided target, nats per code
     ink_surprise: float
-    seconds: float  # a picture, in batches
-    speedup: float  # over plain decoding: the median picture's, and a 95 % interval of that
+    seconds: float  # per picture, in batches
+    speedup: float  # over plain decoding: median over pictures, with its 95 % interval
     speedup_low: float
     speedup_high: float
     options: Mapping[str, Any]  # of the drafter and of the rule
-    quality: Mapping[str, float]  # what judges say; empty: nobody was asked
+    quality: Mapping[str, float]  # further measures by name; empty if none was requested
 
 
 def settings(
-    drafters: Sequence[str], rules: Sequence[str], of_drafters: Mapping[str, Any], of_rules: Mapping[str, Any]
+    drafters: Sequence[str], rules: Sequence[str], drafter_options: Mapping[str, Any], rule_options: Mapping[str, Any]
 ) -> list[Setting]:
-    """Every drafter under every rule. An option goes to all that have it, or with a name and a dot before it
-    (`lantern.delta`) to one; a list of values makes a setting of each."""
+    """Every drafter under every rule. An option applies to all methods that have it, or to one if prefixed with its
+    name (`lantern.delta`). A list of values makes one setting for each."""
     return [
-        Setting(drafter=drafter, rule=rule, drafter_options=theirs, rule_options=its)
+        Setting(drafter=drafter, rule=rule, drafter_options=drafter_values, rule_options=rule_values)
         for drafter, rule in product(drafters, rules)
-        for theirs in sweep(drafter, drafters, DRAFTERS, of_drafters)
-        for its in sweep(rule, rules, RULES, of_rules)
+        for drafter_values in sweep(drafter, drafters, DRAFTERS, drafter_options)
+        for rule_values in sweep(rule, rules, RULES, rule_options)
     ]
 
 
 def measure(
-    im: Drawing,
+    im: AnyImageModel,
     prompts: Sequence[str],
     settings: Sequence[Setting],
     *,
@@ -104,41 +105,44 @@ def measure(
     top_k: int = 0,
     seed: int = 0,
     batch: int = 16,
-    judge: Judge | None = None,
+    quality: QualityMeasure | None = None,
     progress: Callable[[int], Any] = lambda count: None,
 ) -> list[Row]:
-    """A row for plain decoding, and one for each setting. Where pictures are judged, plain decoding with other seeds
-    stands between: what differs less than that is no difference."""
+    """One row for plain decoding, then one for each setting. With `quality`, the second row is plain decoding with
+    other seeds: smaller differences than its are not significant."""
     if not prompts:
-        raise InvalidOption("there are no prompts to measure with")
+        raise InvalidOption("there are no prompts to measure with; give at least one")
     guidance = im.guidance if guidance is None else guidance
-    spread = [] if judge is None else [Setting(drafter=None, shift=_ANOTHER)]
-    everyone = [Setting(drafter=None), *spread, *settings]
-    found: list[list[Result]] = [[] for _ in everyone]
+    reseeded = [] if quality is None else [Setting(drafter=None, shift=_SEED_SHIFT)]
+    all_settings = [Setting(drafter=None), *reseeded, *settings]
+    results: list[list[Result]] = [[] for _ in all_settings]
     options = {"style": style, "guidance": guidance, "temperature": temperature, "top_k": top_k}
     for turn, start in enumerate(range(0, len(prompts), batch)):
         part = prompts[start : start + batch]
-        for place in range(len(everyone)):
-            who = (place + turn) % len(everyone)  # nobody always runs on a warm or a tired machine
-            one = drawn(im, part, everyone[who], seed=seed + start, batch=batch, progress=progress, **options)
-            found[who] += map(_lean, one)
+        for offset in range(len(all_settings)):
+            index = (offset + turn) % len(all_settings)  # the order rotates, so that none always runs first
+            setting = all_settings[index]
+            generated = generate_batches(
+                im, part, setting, seed=seed + start, batch=batch, progress=progress, **options
+            )
+            results[index] += map(_compact, generated)
     rows = []
-    for setting, results in zip(everyone, found, strict=True):
-        row = _row(im, setting, results, found[0], style, guidance, batch)
-        rows.append(row if judge is None else replace(row, quality=dict(judge(results, found[0]))))
+    for setting, own in zip(all_settings, results, strict=True):
+        row = _row(im, setting, own, results[0], style, guidance, batch)
+        rows.append(row if quality is None else replace(row, quality=dict(quality(own, results[0]))))
     return rows
 
 
-def _lean(one: Result) -> Result:
-    """Without what nobody counts of its steps: thousands of pictures are kept until all are there."""
+def _compact(result: Result) -> Result:
+    """The result without the per-node fields of its steps, which no measure uses; thousands are held in memory."""
     steps = tuple(
-        replace(step, parents=(), fixed=(), tried=(), chance=(), p=(), q=(), path=()) for step in one.trace.steps
+        replace(step, parents=(), fixed=(), tried=(), chance=(), p=(), q=(), path=()) for step in result.trace.steps
     )
-    return replace(one, trace=replace(one.trace, steps=steps))
+    return replace(result, trace=replace(result.trace, steps=steps))
 
 
-def drawn(
-    im: Drawing,
+def generate_batches(
+    im: AnyImageModel,
     prompts: Sequence[str],
     setting: Setting,
     *,
@@ -147,11 +151,11 @@ def drawn(
     progress: Callable[[int], Any] = lambda count: None,
     **options: Any,
 ) -> list[Result]:
-    """Pictures of all prompts by one setting, in batches; the same prompts and seeds stand together in every one."""
-    found: list[Result] = []
+    """Generate one picture for each prompt in batches, which have the same prompts and seeds for every setting."""
+    results: list[Result] = []
     for start in range(0, len(prompts), batch):
         part = list(prompts[start : start + batch])
-        found += im.generate(
+        results += im.generate(
             part,
             drafter=setting.drafter,
             rule=setting.rule,
@@ -161,48 +165,49 @@ def drawn(
             **options,
         )
         progress(len(part))
-    return found
+    return results
 
 
 def _row(
-    im: Drawing,
+    im: AnyImageModel,
     setting: Setting,
-    found: Sequence[Result],
+    results: Sequence[Result],
     plain: Sequence[Result],
     style: str | None,
     guidance: float,
     batch: int,
 ) -> Row:
-    steps = [step for one in found for step in one.trace.steps]
-    codes = [code for one in found for code in one.tokens]
-    calls = {True: 0.0, False: 0.0}  # on background, on ink
+    steps = [step for result in results for step in result.trace.steps]
+    codes = [code for result in results for code in result.tokens]
+    passes = {True: 0.0, False: 0.0}  # on background, on ink
     for step in steps:
         for code in step.emitted:
-            calls[code == im.white] += 1 / len(step.emitted)
+            passes[code == im.white] += 1 / len(step.emitted)
     white = sum(code == im.white for code in codes)
-    each = torch.cat([surprise(im, found[at : at + batch], style, guidance) for at in range(0, len(found), batch)])
-    ink = torch.tensor([one.tokens for one in found]) != im.white
+    starts = range(0, len(results), batch)
+    nll = torch.cat([code_nll(im, results[start : start + batch], style, guidance) for start in starts])
+    ink = torch.tensor([result.tokens for result in results]) != im.white
     drafted = sum(len(step.drafted) for step in steps)
-    taken = [_seconds(one) for one in found]
-    ratios = [_seconds(base) / max(own, 1e-9) for base, own in zip(plain, taken, strict=True)]
-    low, high = bootstrap([[one] for one in ratios])
+    seconds = [_seconds(result) for result in results]
+    ratios = [_seconds(base) / max(own, 1e-9) for base, own in zip(plain, seconds, strict=True)]
+    low, high = bootstrap([[ratio] for ratio in ratios])
     return Row(
         name=setting.name,
         drafter=setting.drafter or "plain",
         rule=setting.rule,
-        lossless=found[0].trace.lossless,
-        pictures=len(found),
+        lossless=results[0].trace.lossless,
+        pictures=len(results),
         tokens_per_pass=len(codes) / len(steps),
-        background_per_call=white / calls[True] if calls[True] else 0.0,
-        ink_per_call=(len(codes) - white) / calls[False] if calls[False] else 0.0,
+        background_per_call=white / passes[True] if passes[True] else 0.0,
+        ink_per_call=(len(codes) - white) / passes[False] if passes[False] else 0.0,
         equivalents_per_token=sum(step.cost for step in steps) / len(codes),
         acceptance_rate=sum(step.accepted for step in steps) / drafted if drafted else 0.0,
         relaxed=sum(step.sources.count("relaxed") for step in steps) / len(codes),
         total_variation=sum(sum(step.total_variation) for step in steps) / len(codes),
-        identical=sum(one.tokens == other.tokens for one, other in zip(found, plain, strict=True)) / len(found),
-        surprise=float(each.mean()),
-        ink_surprise=float(each[ink].mean()) if bool(ink.any()) else 0.0,
-        seconds=sum(taken) / len(found),
+        identical=sum(own.tokens == base.tokens for own, base in zip(results, plain, strict=True)) / len(results),
+        surprise=float(nll.mean()),
+        ink_surprise=float(nll[ink].mean()) if bool(ink.any()) else 0.0,
+        seconds=sum(seconds) / len(results),
         speedup=median(ratios),
         speedup_low=low,
         speedup_high=high,
@@ -211,20 +216,19 @@ def _row(
     )
 
 
-def _seconds(one: Result) -> float:
-    """A picture's share of the steps it took part in."""
-    return sum(step.times.total / step.alive for step in one.trace.steps)
+def _seconds(result: Result) -> float:
+    """The picture's share of the time of its steps, each divided equally among the batch rows still active."""
+    return sum(step.times.total / step.alive for step in result.trace.steps)
 
 
 @torch.no_grad()
-def surprise(im: Drawing, found: Sequence[Result], style: str | None, guidance: float) -> torch.Tensor:
-    """-log of the guided target's distribution at each code of whole pictures, in one pass -> [B, N], at temperature
-    1."""
-    asked = [im.read(one.prompt, style) for one in found]
-    target = im.target(asked, guidance)
-    codes = torch.tensor([one.tokens for one in found], device=target.device)
+def code_nll(im: AnyImageModel, results: Sequence[Result], style: str | None, guidance: float) -> torch.Tensor:
+    """Negative log-likelihood [B, N] in nats of each code of complete pictures, under the guided target at temperature
+    1. One target pass scores all codes."""
+    target = im.target([im.read(result.prompt, style) for result in results], guidance)
+    codes = torch.tensor([result.tokens for result in results], device=target.device)
     try:
-        target.begin([[im.root]] * len(found), Sampling(), frozenset())
+        target.begin([[im.root]] * len(results), Sampling(), frozenset())
         draft = Draft.guess(codes, Tree.chain(codes.shape[1], target.device), torch.ones_like(codes, dtype=torch.bool))
         logits = target.score(draft).logits()[:, :-1]
         return -logits.float().log_softmax(-1).gather(2, codes[..., None])[..., 0].cpu()
@@ -237,34 +241,34 @@ def to_json(rows: Sequence[Row], settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**facts, "rows": [asdict(row) for row in rows]}
 
 
-_SHOWN = (  # measures of rows, their titles, and whether less is better
-    ("surprise", "nats a code, for the target", True),
-    ("total_variation", "total variation a code", True),
+_PLOTTED = (  # measures of rows, their titles, and whether lower is better
+    ("surprise", "nats per code under the target", True),
+    ("total_variation", "total variation per code", True),
     ("KID", "KID to real pictures", True),
     ("LPIPS", "LPIPS to plain decoding", True),
-    ("top-5", "its name among the classifier's five", False),
+    ("top-5", "prompt in the classifier's top 5", False),
 )
 
 
 def plot(rows: Sequence[Row], path: Path) -> bool:
-    """Speed against every measure of quality: a line for each drafter and rule through its settings, and behind them
-    the front, beyond which no setting is both faster and better. False without matplotlib."""
+    """Plot each measure of quality against tokens per target pass: one line for each drafter and rule through its
+    settings, over the Pareto front. Returns False without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return False
-    shown = [one for one in _SHOWN if any(_measure(row, one[0]) is not None for row in rows)]
-    figure = Figure(figsize=(4.6 * len(shown), 4.4), layout="constrained")
-    for axes, (measure, title, less) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+    plots = [plot for plot in _PLOTTED if any(_measure(row, plot[0]) is not None for row in rows)]
+    figure = Figure(figsize=(4.6 * len(plots), 4.4), layout="constrained")
+    for axes, (measure, title, lower) in zip(figure.subplots(1, len(plots), squeeze=False)[0], plots, strict=True):
         points = [(row, value) for row in rows if (value := _measure(row, measure)) is not None]
-        edge = front([(row.tokens_per_pass, -value if less else value) for row, value in points])
+        front = pareto_front([(row.tokens_per_pass, -value if lower else value) for row, value in points])
         axes.plot(
-            *zip(*((points[n][0].tokens_per_pass, points[n][1]) for n in edge), strict=True), color="0.85", linewidth=6
+            *zip(*((points[n][0].tokens_per_pass, points[n][1]) for n in front), strict=True), color="0.85", linewidth=6
         )
         for label in dict.fromkeys(_line(row) for row, _ in points):
             own = sorted((row.tokens_per_pass, value) for row, value in points if _line(row) == label)
             axes.plot(*zip(*own, strict=True), "o-", markersize=4, linewidth=1, label=label)
-        axes.set(title=title, xlabel="codes a call of the target")
+        axes.set(title=title, xlabel="tokens per target pass")
         axes.grid(alpha=0.3)
     figure.axes[0].legend(fontsize="small")
     figure.savefig(path, dpi=110)
@@ -276,15 +280,15 @@ def _line(row: Row) -> str:
 
 
 def _measure(row: Row, name: str) -> float | None:
-    found = row.quality.get(name, getattr(row, name, None))
-    return None if found is None else float(found)
+    value = row.quality.get(name, getattr(row, name, None))
+    return None if value is None else float(value)
 
 
-def front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """The places of points that none is better than in both, where more is better, by the first."""
-    order = sorted(range(len(points)), key=lambda one: points[one], reverse=True)
-    found: list[int] = []
-    for one in order:
-        if not found or points[one][1] > points[found[-1]][1]:
-            found.append(one)
-    return found[::-1]
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """The indices of the points that no other point exceeds in both coordinates, sorted by the first coordinate."""
+    order = sorted(range(len(points)), key=lambda index: points[index], reverse=True)
+    front: list[int] = []
+    for index in order:
+        if not front or points[index][1] > points[front[-1]][1]:
+            front.append(index)
+    return front[::-1]

@@ -1,8 +1,7 @@
-"""Networks of others that look at pictures: Inception's features, and LPIPS. Fetched through
-outrider.core.assets.store.
+"""Third-party networks for picture metrics: Inception features and LPIPS, fetched through outrider.core.assets.store.
 
-Inception comes as a TorchScript archive, a graph that torch interprets; it is opened only as what its pinned checksum
-says it is. LPIPS comes as weights alone, and its network is written here. Knows pixels, nothing of what is measured.
+Inception is a TorchScript archive, which is opened only if its checksum matches the catalogue's. LPIPS is published as
+weights; its network is written here. Knows pixels, nothing of the metrics computed from them.
 """
 
 from __future__ import annotations
@@ -20,88 +19,91 @@ from torch.nn import functional as F
 from outrider.core.assets.store import Checkpoint, fetch, unpickled
 from outrider.core.paths import cache_folder
 
-_SIDE = 299  # pixels that Inception looks at
-_TOGETHER = 16  # pictures at a time
+_SIDE = 299  # pixels, the input size of Inception
+_BATCH = 16  # pictures per pass
 
 
 class Inception:
-    """Features of Inception v3 as Google trained it on ImageNet (arXiv 1512.00567), those that FID is made of."""
+    """The pooled features of Inception v3 (arXiv 1512.00567), trained by Google on ImageNet, that FID is defined on."""
 
     def __init__(self, network: Any, device: torch.device | str) -> None:
         self._network, self.device = network, device
 
     @classmethod
-    def fetched(cls, device: torch.device | str = "cpu") -> Inception:
+    def pretrained(cls, device: torch.device | str = "cpu") -> Inception:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # torch would like another form of file
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # of torch.jit.load; no torch.export archive is published
             network = torch.jit.load(str(fetch("inception") / "inception.pt"), map_location=device)  # type: ignore[no-untyped-call]
         return cls(network.eval(), device)
 
     @torch.no_grad()
     def features(self, pictures: Tensor) -> Tensor:
         """[N, 3, H, W] in [-1, 1] -> [N, 2048]."""
-        found = []
-        for part in torch.split(pictures, _TOGETHER):
+        chunks = []
+        for part in torch.split(pictures, _BATCH):
             large = F.interpolate(part.to(self.device), (_SIDE, _SIDE), mode="bicubic", antialias=True)
-            said = self._network(large.clamp(-1, 1))
-            found.append((said.mean((2, 3)) if said.dim() == 4 else said).cpu())
-        return torch.cat(found)
+            features = self._network(large.clamp(-1, 1))
+            chunks.append((features.mean((2, 3)) if features.dim() == 4 else features).cpu())
+        return torch.cat(chunks)
 
 
-def kept(pictures: Tensor, eyes: Callable[[], Inception]) -> Tensor:
-    """Features of pictures that are the same in every run: found once, and kept in the cache folder."""
+def cached_features(pictures: Tensor, inception: Callable[[], Inception]) -> Tensor:
+    """Inception features of pictures, stored in the cache folder under the pictures' hash. `inception` is called only
+    if they are not stored yet."""
     digest = hashlib.sha256(pictures.cpu().numpy().tobytes()).hexdigest()[:16]
     file = cache_folder() / "features" / f"inception-{digest}.npy"
     if file.is_file():
         return torch.from_numpy(np.load(file, allow_pickle=False))
-    found = eyes().features(pictures)
+    features = inception().features(pictures)
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".partial.npy")
-    np.save(partial, found.numpy())
+    np.save(partial, features.numpy())
     partial.replace(file)
-    return found
+    return features
 
 
 class Lpips:
     """LPIPS ("The Unreasonable Effectiveness of Deep Features as a Perceptual Metric", arXiv 1801.03924) on AlexNet, in
-    the shift-tolerant form that blurs before it takes fewer pixels (arXiv 2207.13686)."""
+    the shift-tolerant variant that blurs before downsampling (arXiv 2207.13686)."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self.weights = weights
 
     @classmethod
-    def fetched(cls, device: torch.device | str = "cpu") -> Lpips:
-        return cls({name: one.to(device) for name, one in Checkpoint(unpickled("lpips")).items()})
+    def pretrained(cls, device: torch.device | str = "cpu") -> Lpips:
+        return cls({name: tensor.to(device) for name, tensor in Checkpoint(unpickled("lpips")).items()})
 
     def _conv(self, x: Tensor, name: str, padding: int) -> Tensor:
         return F.conv2d(x, self.weights[f"net.{name}.weight"], self.weights[f"net.{name}.bias"], padding=padding)
 
-    def _halved(self, x: Tensor, name: str) -> Tensor:
+    def _blur_pool(self, x: Tensor, name: str) -> Tensor:
         blur = self.weights[f"net.{name}.filt"]
         return F.conv2d(F.pad(x, (2, 2, 2, 2), mode="reflect"), blur, stride=2, groups=len(blur))
 
-    def _taps(self, pictures: Tensor) -> list[Tensor]:
-        """What five layers see, each place of unit length."""
+    def _activations(self, pictures: Tensor) -> list[Tensor]:
+        """The activations of five layers, normalised over channels at each position."""
         x = (pictures - self.weights["scaling_layer.shift"]) / self.weights["scaling_layer.scale"]
-        taps = [self._halved(self._conv(x, "slice1.0", 2), "slice1.1").relu()]
-        x = self._halved(F.max_pool2d(taps[-1], 3, 1), "slice2.4")
-        taps.append(self._conv(x, "slice2.5", 2).relu())
-        x = self._halved(F.max_pool2d(taps[-1], 3, 1), "slice3.8")
+        layers = [self._blur_pool(self._conv(x, "slice1.0", 2), "slice1.1").relu()]
+        x = self._blur_pool(F.max_pool2d(layers[-1], 3, 1), "slice2.4")
+        layers.append(self._conv(x, "slice2.5", 2).relu())
+        x = self._blur_pool(F.max_pool2d(layers[-1], 3, 1), "slice3.8")
         for name in ("slice3.9", "slice4.11", "slice5.13"):
-            taps.append(self._conv(x, name, 1).relu())
-            x = taps[-1]
-        return [one / (one.square().sum(1, keepdim=True).sqrt() + 1e-10) for one in taps]
+            layers.append(self._conv(x, name, 1).relu())
+            x = layers[-1]
+        return [layer / (layer.square().sum(1, keepdim=True).sqrt() + 1e-10) for layer in layers]
 
     @torch.no_grad()
-    def apart(self, one: Tensor, other: Tensor) -> Tensor:
-        """[N, 3, H, W] twice, in [-1, 1] -> [N] how different they look; 0: the same."""
-        found = []
+    def distance(self, first: Tensor, second: Tensor) -> Tensor:
+        """Two batches [N, 3, H, W] in [-1, 1] -> the perceptual distance [N] of each pair, 0 for equal pictures."""
+        chunks = []
         device = self.weights["lin0.model.1.weight"].device
-        for a, b in zip(torch.split(one, _TOGETHER), torch.split(other, _TOGETHER), strict=True):
-            pairs = zip(self._taps(a.to(device)), self._taps(b.to(device)), strict=True)
-            off = [
+        for a, b in zip(torch.split(first, _BATCH), torch.split(second, _BATCH), strict=True):
+            pairs = zip(self._activations(a.to(device)), self._activations(b.to(device)), strict=True)
+            distances = [
                 F.conv2d((x - y).square(), self.weights[f"lin{n}.model.1.weight"]).mean((1, 2, 3))
                 for n, (x, y) in enumerate(pairs)
             ]
-            found.append(torch.stack(off).sum(0).cpu())
-        return torch.cat(found)
+            chunks.append(torch.stack(distances).sum(0).cpu())
+        return torch.cat(chunks)

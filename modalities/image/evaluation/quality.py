@@ -1,8 +1,9 @@
-"""How good pictures are: beside real ones, beside plain decoding's of the same seeds, and beside their prompts.
+"""Quality metrics of pictures: compared with real pictures, with plain decoding's of the same seeds, and with their
+prompts.
 
-Distances of Inception features (FID, arXiv 1706.08500; KID, arXiv 1801.01401; precision and recall, arXiv 1904.06991)
-are good for differences between rows of one table only: the network is a copy that travels in a package, and hundreds
-of pictures are few for it. Knows pictures and features, nothing of decoding.
+Metrics of Inception features (FID, arXiv 1706.08500; KID, arXiv 1801.01401; precision and recall, arXiv 1904.06991) are
+comparable within one table only, because hundreds of pictures are few for them and the network is a repackaged copy.
+Knows pictures and features, nothing of decoding.
 """
 
 from __future__ import annotations
@@ -18,91 +19,95 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import InvalidOption
-from outrider.image.evaluation.inception_lpips import Inception, Lpips, kept
+from outrider.image.evaluation.inception_lpips import Inception, Lpips, cached_features
 from outrider.image.tokenizer import Tokenizer
-from outrider.image.training.classifier import Classifier, agreement
-from outrider.image.training.data import HELD_NAME, LEARNED, Pictures
+from outrider.image.training.classifier import Classifier, top_k_accuracy
+from outrider.image.training.data import HELD_NAME, TRAIN, Pictures
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from outrider.image.stream import Result
 
-REAL = 1024  # real pictures, at most, that features are compared with
-_NEIGHBOURS = 3  # whose distance is how far a picture's surroundings reach
+MAX_REAL = 1024  # real pictures to compare features with
+_NEIGHBOURS = 3  # precision and recall: a ball reaches to the third nearest neighbour of its centre
 
 
-def fid(found: Tensor, real: Tensor) -> float:
-    """The Frechet distance of Gaussians fitted to features [N, D] and [M, D]. The trace of the root of the product of
-    the covariances is the sum of the singular values of X Y^T, N by M, so that no D by D root is taken."""
-    x, y = _pair(found, real)
+def fid(generated: Tensor, real: Tensor) -> float:
+    """The Frechet distance of Gaussians fitted to features [N, D] and [M, D]. The trace of the square root of the
+    product of the covariances equals the sum of the singular values of X Y^T [N, M], so no D x D root is computed."""
+    x, y = _checked_pair(generated, real)
     means = (x.mean(0) - y.mean(0)).square().sum()
-    x, y = ((one - one.mean(0)) / max(len(one) - 1, 1) ** 0.5 for one in (x, y))
+    x, y = ((features - features.mean(0)) / max(len(features) - 1, 1) ** 0.5 for features in (x, y))
     return float(means + x.square().sum() + y.square().sum() - 2 * torch.linalg.svdvals(x @ y.T).sum())
 
 
-def kid(found: Tensor, real: Tensor) -> float:
-    """The squared maximum mean discrepancy of features under the kernel (x y / D + 1)^3, estimated without bias from
-    all pairs at once (the paper averages over blocks of them); it may be a little below 0."""
-    x, y = _pair(found, real)
+def kid(generated: Tensor, real: Tensor) -> float:
+    """The squared maximum mean discrepancy of features under the kernel (x y / D + 1)^3. The unbiased estimate uses all
+    pairs, where the paper averages over blocks; it can be slightly negative."""
+    x, y = _checked_pair(generated, real)
 
-    def kernel(one: Tensor, other: Tensor) -> Tensor:
-        return (one @ other.T / one.shape[1] + 1) ** 3
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        return (a @ b.T / a.shape[1] + 1) ** 3
 
-    def within(one: Tensor) -> Tensor:
-        all_ = kernel(one, one)
-        return (all_.sum() - all_.diagonal().sum()) / (len(one) * (len(one) - 1))
+    def within(a: Tensor) -> Tensor:
+        values = kernel(a, a)
+        return (values.sum() - values.diagonal().sum()) / (len(a) * (len(a) - 1))
 
     return float(within(x) + within(y) - 2 * kernel(x, y).mean())
 
 
-def precision_recall(found: Tensor, real: Tensor, neighbours: int = _NEIGHBOURS) -> tuple[float, float]:
-    """How many of the pictures lie in the surroundings of a real one, and how many real ones in those of a picture."""
-    x, y = _pair(found, real, more=neighbours)
+def precision_recall(generated: Tensor, real: Tensor, neighbours: int = _NEIGHBOURS) -> tuple[float, float]:
+    """The share of generated pictures within the k-nearest-neighbour balls of real ones, and the converse."""
+    x, y = _checked_pair(generated, real, minimum=neighbours + 1)
     return _covered(x, y, neighbours), _covered(y, x, neighbours)
 
 
 def _covered(points: Tensor, centres: Tensor, neighbours: int) -> float:
-    """The share of points that are no further from some centre than its k-th nearest other centre is."""
-    far = torch.cdist(centres, centres).kthvalue(neighbours + 1, dim=1).values  # the first is itself
-    return float((torch.cdist(points, centres) <= far).any(1).double().mean())
+    """The share of points within the ball of a centre, whose radius is the distance to its k-th nearest other
+    centre."""
+    radii = torch.cdist(centres, centres).kthvalue(neighbours + 1, dim=1).values  # the nearest is the centre itself
+    return float((torch.cdist(points, centres) <= radii).any(1).double().mean())
 
 
-def _pair(found: Tensor, real: Tensor, more: int = 1) -> tuple[Tensor, Tensor]:
-    if min(len(found), len(real)) <= more:
-        raise InvalidOption(f"{len(found)} pictures and {len(real)} real ones can't be compared; take more")
-    return found.double().cpu(), real.double().cpu()
+def _checked_pair(generated: Tensor, real: Tensor, minimum: int = 2) -> tuple[Tensor, Tensor]:
+    if min(len(generated), len(real)) < minimum:
+        raise InvalidOption(
+            f"there are {len(generated)} generated and {len(real)} real pictures; the metric takes {minimum} of each"
+        )
+    return generated.double().cpu(), real.double().cpu()
 
 
-def usage(codes: Tensor, real: Tensor, size: int) -> dict[str, float]:
-    """How many codes are used, as the perplexity of their frequencies, and how far those are from real pictures' (the
-    Jensen-Shannon divergence, in nats)."""
-    p, q = (torch.bincount(one.flatten().cpu(), minlength=size).double() / one.numel() for one in (codes, real))
+def code_usage(codes: Tensor, real: Tensor, size: int) -> dict[str, float]:
+    """The perplexity of the code frequencies ("codes"), and their Jensen-Shannon divergence in nats from those of real
+    pictures ("codes apart")."""
+    p, q = (torch.bincount(ids.flatten().cpu(), minlength=size).double() / ids.numel() for ids in (codes, real))
     middle = (p + q) / 2
 
     def entropy(distribution: Tensor) -> Tensor:
         return -torch.xlogy(distribution, distribution).sum()
 
-    apart = entropy(middle) - (entropy(p) + entropy(q)) / 2
-    return {"codes": float(entropy(p).exp()), "codes apart": float(apart)}
+    divergence = entropy(middle) - (entropy(p) + entropy(q)) / 2
+    return {"codes": float(entropy(p).exp()), "codes apart": float(divergence)}
 
 
-def nearest(found: Tensor, learned: Tensor) -> Tensor:
-    """[N] how far each picture [N, ...] is from the learned one that is most like it: root mean square of pixels."""
-    x, y = found.flatten(1).float(), learned.flatten(1).float()
+def nearest_distance(pictures: Tensor, training: Tensor) -> Tensor:
+    """The root-mean-square pixel distance [N] of each picture [N, ...] to the nearest training picture."""
+    x, y = pictures.flatten(1).float(), training.flatten(1).float()
     parts = [torch.cdist(part, y).amin(1) for part in torch.split(x, 64)]
     return torch.cat(parts) / math.sqrt(x.shape[1])
 
 
-def tensors(images: Sequence[Image]) -> Tensor:
-    """[N, 3, H, W] in [-1, 1]."""
-    pixels = np.stack([np.asarray(one) for one in images])
+def to_tensor(images: Sequence[Image]) -> Tensor:
+    """PIL images -> pixels [N, 3, H, W] in [-1, 1]."""
+    pixels = np.stack([np.asarray(image) for image in images])
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
 @dataclass(eq=False)
-class Judges:
-    """All measures, on pictures of one style or of all. Networks and features of real pictures are made once."""
+class QualityMetrics:
+    """All metrics, on pictures of one style or of all styles. Networks and features of real pictures load on first
+    use."""
 
     pictures: Pictures
     codec: Tokenizer
@@ -112,70 +117,70 @@ class Judges:
 
     @cached_property
     def _inception(self) -> Inception:
-        return Inception.fetched(self.device)
+        return Inception.pretrained(self.device)
 
     @cached_property
     def _lpips(self) -> Lpips:
-        return Lpips.fetched(self.device)
+        return Lpips.pretrained(self.device)
 
-    def _chosen(self, split: int, most: int) -> Tensor:
-        """Real pictures of one use, always the same ones."""
-        places = self.pictures.chosen(split)
+    def _sample(self, split: int, limit: int) -> Tensor:
+        """Up to `limit` real pictures of a split, the same ones each time."""
+        indices = self.pictures.indices(split)
         if self.style is not None:
-            places = places[self.pictures.style[places] == self.pictures.styles.index(self.style)]
-        some = np.random.default_rng(0).permutation(places)[:most]
-        found: Tensor = self.pictures.tensor[torch.from_numpy(some)]
-        return found.float() / 127.5 - 1
+            indices = indices[self.pictures.style[indices] == self.pictures.styles.index(self.style)]
+        sample = np.random.default_rng(0).permutation(indices)[:limit]
+        pixels: Tensor = self.pictures.tensor[torch.from_numpy(sample)]
+        return pixels.float() / 127.5 - 1
 
     @cached_property
     def _real(self) -> Tensor:
-        return self._chosen(LEARNED, REAL)
+        return self._sample(TRAIN, MAX_REAL)
 
     @cached_property
-    def _features(self) -> Tensor:
-        """Of real pictures."""
-        return kept(self._real, lambda: self._inception)
+    def _real_features(self) -> Tensor:
+        return cached_features(self._real, lambda: self._inception)
 
     @cached_property
-    def _codes(self) -> Tensor:
+    def _real_codes(self) -> Tensor:
         device = self.codec.codebook.device
         with torch.no_grad():
             return torch.cat([self.codec.encode(part.to(device)).cpu() for part in torch.split(self._real, 64)])
 
     @cached_property
-    def _learned(self) -> Tensor:
-        return self._chosen(LEARNED, len(self.pictures))
+    def _training(self) -> Tensor:
+        return self._sample(TRAIN, len(self.pictures))
 
     @cached_property
-    def usual(self) -> dict[str, float]:
-        """What real pictures that nobody learned from get, and what the tokenizer alone costs."""
-        held = self._chosen(HELD_NAME, REAL // 2)
-        found = {"nearest": float(nearest(held, self._learned).mean())}
-        if len(held) > _NEIGHBOURS:
-            features = self._inception.features(held)
-            found |= {"FID": fid(features, self._features), "KID": kid(features, self._features)}
-        return found
+    def reference(self) -> dict[str, float]:
+        """The metrics of held-out real pictures."""
+        held_out = self._sample(HELD_NAME, MAX_REAL // 2)
+        metrics = {"nearest": float(nearest_distance(held_out, self._training).mean())}
+        if len(held_out) > _NEIGHBOURS:
+            features = self._inception.features(held_out)
+            metrics |= {"FID": fid(features, self._real_features), "KID": kid(features, self._real_features)}
+        return metrics
 
-    def of(self, found: Sequence[Result], plain: Sequence[Result]) -> dict[str, float]:
-        """What a generation gave, beside plain decoding of the same prompts and seeds."""
-        codes = torch.stack([one.grid for one in found])
-        pictures, others = ([one.image for one in results] for results in (found, plain))
-        return self.judge(pictures, codes, [one.prompt for one in found], others)
+    def of_results(self, results: Sequence[Result], plain: Sequence[Result]) -> dict[str, float]:
+        """The metrics of results, given plain decoding's of the same prompts and seeds."""
+        codes = torch.stack([result.grid for result in results])
+        images, plain_images = ([result.image for result in group] for group in (results, plain))
+        return self.measure(images, codes, [result.prompt for result in results], plain_images)
 
-    def judge(
-        self, images: Sequence[Image], codes: Tensor, named: Sequence[str], plain: Sequence[Image]
+    def measure(
+        self, images: Sequence[Image], codes: Tensor, prompts: Sequence[str], plain: Sequence[Image]
     ) -> dict[str, float]:
-        """Pictures with their codes [N, ...] and prompts, and plain decoding's of the same seeds."""
-        seen = tensors(images)
-        features = self._inception.features(seen)
-        precision, recall = precision_recall(features, self._features)
+        """The metrics of pictures with codes [N, ...] and prompts, given plain decoding's pictures of the same
+        seeds."""
+        pixels = to_tensor(images)
+        features = self._inception.features(pixels)
+        precision, recall = precision_recall(features, self._real_features)
         return {
-            "KID": kid(features, self._features),
-            "FID": fid(features, self._features),
+            "KID": kid(features, self._real_features),
+            "FID": fid(features, self._real_features),
             "precision": precision,
             "recall": recall,
-            "LPIPS": float(self._lpips.apart(seen, tensors(plain)).mean()),
-            **agreement(self.classifier.ranks(features, named)),
-            **usage(codes, self._codes, self.codec.layout.codes),
-            "nearest": float(nearest(seen, self._learned).mean()),
+            "LPIPS": float(self._lpips.distance(pixels, to_tensor(plain)).mean()),
+            **top_k_accuracy(self.classifier.ranks(features, prompts)),
+            **code_usage(codes, self._real_codes, self.codec.layout.codes),
+            "nearest": float(nearest_distance(pixels, self._training).mean()),
         }

@@ -1,8 +1,7 @@
-"""`outrider train image-...`: from nothing to weights. Pictures are fetched and drawn, or a prepared file of them is
-taken; the tokenizer learns to bring them back, token models to say them, and drafters what the guided model says.
+"""`outrider train image-...`: trains each recipe of outrider.image.recipes, from the training set to a weight file.
 
-The parts are outrider.image.training.data, outrider.image.training.objectives, outrider.image.recipes and
-outrider.core.training.trainer; here they are put in order.
+The data are in outrider.image.training.data, losses and batches in outrider.image.training.objectives, and the training
+loop in outrider.core.training.trainer; this module combines them.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from outrider.core.training.trainer import Plan, Trainer
 from outrider.image import recipes
 from outrider.image.layout_planner import LayoutPlanner, decoder
 from outrider.image.prompt_encoder import PromptEncoder, most_common_words
-from outrider.image.recipes import JUDGE, MODEL, home, recipe
+from outrider.image.recipes import CLASSIFIER, MODEL, home
 from outrider.image.token_model import TokenModel
 from outrider.image.tokenizer import Layout, Tokenizer
-from outrider.image.training.classifier import taught
-from outrider.image.training.data import LEARNED, SIZE, Pictures, prepared
+from outrider.image.training.classifier import train_classifier
+from outrider.image.training.data import SIZE, TRAIN, Pictures, load_or_render
 from outrider.image.training.objectives import (
-    JUDGED,
+    VALIDATION_SIZE,
     CodecObjective,
     CodecTask,
     ImitationObjective,
@@ -43,39 +42,39 @@ from outrider.image.training.objectives import (
     TokensTask,
 )
 
-WORDS = 2800  # that a token model knows at most
-GUIDANCE = 3.0  # under which drafters learn
+WORDS = 2800  # the vocabulary size of prompts
+GUIDANCE = 3.0  # at which drafters are trained
 
 
 class TrainingRequest(Request):
-    """The same, of pictures."""
+    """A request whose recipes are image recipes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in self.recipes:
-            recipe(name)
+            recipes.recipe(name)  # raises for unknown names
 
 
-def train(wanted: TrainingRequest, say: Callable[[str], None] = print) -> list[Path]:
-    """Train one recipe after another, and give the files of weights."""
-    pictures = prepared(wanted.data, say)
+def train(request: TrainingRequest, say: Callable[[str], None] = print) -> list[Path]:
+    """Train the request's recipes in order and return their weight files."""
+    pictures = load_or_render(request.data, say)
     say(pictures.describe())
-    return [_train(recipe(name), pictures, wanted, say) for name in wanted.recipes]
+    return [_train(recipes.recipe(name), pictures, request, say) for name in request.recipes]
 
 
 @dataclass(frozen=True)
-class _Lesson:
-    """What is needed to learn one part."""
+class _Job:
+    """A model with its task, its weight file and the function that writes it."""
 
     model: nn.Module
-    course: TrainingTask
-    file: Path  # of its weights
-    keep: Save
+    task: TrainingTask
+    file: Path
+    save: Save
 
 
 @dataclass(frozen=True)
-class _Given:
-    """What a part is made of."""
+class _Context:
+    """A recipe with the data and settings to train it with."""
 
     recipe: Recipe
     pictures: Pictures
@@ -91,162 +90,176 @@ class _Given:
     def file(self) -> Path:
         return self.out / f"{short(self.recipe.name)}.safetensors"
 
-    def begun(self, draft_head: DraftHead) -> None:
-        """Give it the weights that it is to begin from, if there are any."""
+    def begin(self, model: DraftHead) -> None:
+        """Load the weights to start from, if any were given, into the model."""
         if self.start is not None:
-            begin(draft_head, self.start, self.say)
+            begin(model, self.start, self.say)
 
-    def keeps(self, part: str) -> Save:
-        """Write a part of what learns as trained weights."""
+    def saver(self, part: str) -> Save:
+        """A function that writes an attribute of the trained objective to the weight file."""
 
-        def keep(learned: nn.Module, told: Mapping[str, Any]) -> None:
-            save(cast(DraftHead, getattr(learned, part)), self.file, {"target": MODEL, **told})
+        def save_part(objective: nn.Module, provenance: Mapping[str, Any]) -> None:
+            save(cast(DraftHead, getattr(objective, part)), self.file, {"target": MODEL, **provenance})
 
-        return keep
+        return save_part
 
-
-def _train(chosen: Recipe, pictures: Pictures, wanted: TrainingRequest, say: Callable[[str], None]) -> Path:
-    device, out = wanted.place, wanted.begin(home(chosen.name))
-    batch = wanted.batch or chosen.batch[device.type != "cpu"]
-    options = {**chosen.options, **(wanted.options or {})}
-    given = _Given(chosen, pictures, out, batch, wanted.seed, device, options, wanted.start, say)
-    facts = {**wanted.facts(chosen.name, pictures.describe()), "batch": batch}
-    if chosen.kind is not None:
-        return _teach(given, wanted, facts, say)
-    if chosen.name == JUDGE:
-        return _judge(given, facts, say)
-    lesson = _LESSONS[chosen.name](given)
-    size = sum(one.numel() for one in lesson.model.parameters())
-    say(f"{chosen.name}: {size:,} parameters, batches of {batch} pictures")
-    training = ModelTraining(chosen.name, lesson.model.to(device), lesson.course, lesson.keep)
-    plan = wanted.plan(chosen.rate, chosen.decay, chosen.matrices)
-    progress = Trainer(training, plan, out, device=device, facts=facts, quiet=wanted.quiet).run()
-    best = progress.best[chosen.name]
-    say(f"{chosen.name}: {progress.steps:,} steps, best {best:.4f}; weights, curve and checkpoint are in {out}")
-    return lesson.file
+    def tokens_task(self, codec: Tokenizer, prompt_encoder: PromptEncoder) -> TokensTask:
+        return TokensTask(self.pictures, codec, prompt_encoder, self.batch, self.seed, self.device)
 
 
-# ---- the parts, each with what it learns from
+def _train(recipe: Recipe, pictures: Pictures, request: TrainingRequest, say: Callable[[str], None]) -> Path:
+    device, out = request.place, request.begin(home(recipe.name))
+    batch = request.batch or recipe.batch[device.type != "cpu"]
+    options = {**recipe.options, **(request.options or {})}
+    context = _Context(recipe, pictures, out, batch, request.seed, device, options, request.start, say)
+    facts = {**request.facts(recipe.name, pictures.describe()), "batch": batch}
+    if recipe.kind is not None:
+        return _train_head(context, request, facts)
+    if recipe.name == CLASSIFIER:
+        return _train_classifier(context, facts)
+    job = _JOBS[recipe.name](context)
+    size = sum(parameter.numel() for parameter in job.model.parameters())
+    say(f"{recipe.name}: {size:,} parameters, batches of {batch} pictures")
+    training = ModelTraining(recipe.name, job.model.to(device), job.task, job.save)
+    plan = request.plan(recipe.rate, recipe.decay, recipe.matrices)
+    progress = Trainer(training, plan, out, device=device, facts=facts, quiet=request.quiet).run()
+    best = progress.best[recipe.name]
+    say(f"{recipe.name}: {progress.steps:,} steps, best {best:.4f}; weights, curve and checkpoint are in {out}")
+    return job.file
 
 
-def _codec(given: _Given) -> _Lesson:
-    def keep(learned: nn.Module, told: Mapping[str, Any]) -> None:
-        cast(CodecObjective, learned).codec.save(given.out, told)
-
-    course = CodecTask(given.pictures, given.batch, given.seed, given.device)
-    file = given.out / "diffusion_pytorch_model.safetensors"
-    start = given.start and (given.start.parent if given.start.is_file() else given.start)
-    codec = recipes.tokenizer(start) if start else Tokenizer(Layout(**given.options))
-    return _Lesson(CodecObjective(codec), course, file, keep)
+# ---- models trained on pictures
 
 
-def _plan(given: _Given) -> _Lesson:
-    codec, names = _read(given)
+def _tokenizer(context: _Context) -> _Job:
+    def save_codec(objective: nn.Module, provenance: Mapping[str, Any]) -> None:
+        cast(CodecObjective, objective).codec.save(context.out, provenance)
+
+    task = CodecTask(context.pictures, context.batch, context.seed, context.device)
+    file = context.out / "diffusion_pytorch_model.safetensors"
+    start = context.start and (context.start.parent if context.start.is_file() else context.start)
+    codec = recipes.tokenizer(start) if start else Tokenizer(Layout(**context.options))
+    return _Job(CodecObjective(codec), task, file, save_codec)
+
+
+def _plan(context: _Context) -> _Job:
+    codec, prompt_encoder = _encoders(context)
     model = LayoutPlanner(
-        codes=names.codes,
-        styles=names.styles,
-        words=names.words,
-        **{"levels": codec.layout.levels, "side": SIZE // codec.factor, **given.options},
+        codes=prompt_encoder.codes,
+        styles=prompt_encoder.styles,
+        words=prompt_encoder.words,
+        **{"levels": codec.layout.levels, "side": SIZE // codec.factor, **context.options},
     )
-    given.begun(model)
-    course = TokensTask(given.pictures, codec, names, given.batch, given.seed, given.device)
-    return _Lesson(PlanObjective(model), PlanTask(course), given.file, given.keeps("plan"))
+    context.begin(model)
+    task = PlanTask(context.tokens_task(codec, prompt_encoder))
+    return _Job(PlanObjective(model), task, context.file, context.saver("plan"))
 
 
-def _tokens(given: _Given) -> _Lesson:
-    codec, names = _read(given)
-    plan = recipes.plan() if given.options.get("plan") else None
-    size = {} if plan is None else {"levels": plan.levels, "plan": plan.config["channels"]}
-    model = TokenModel(codes=names.codes, styles=names.styles, words=names.words, **{**given.options, **size})
-    given.begun(model)
+def _tokens(context: _Context) -> _Job:
+    codec, prompt_encoder = _encoders(context)
+    plan = recipes.plan() if context.options.get("plan") else None
+    options = {**context.options}
+    if plan is not None:
+        options |= {"levels": plan.levels, "plan": plan.config["channels"]}
+    model = _token_model(prompt_encoder, options)
+    context.begin(model)
     if plan is not None and model.teller is not None:
         try:
             model.teller.planner.load_state_dict(plan.state_dict())
         except RuntimeError:
-            raise Incompatible("the plan was learned from other pictures; train image-plan anew") from None
-    course = TokensTask(given.pictures, codec, names, given.batch, given.seed, given.device)
-    return _Lesson(TokensObjective(model), course, given.file, given.keeps("tokens"))
+            raise Incompatible(
+                "the layout planner was trained on another set of pictures; train image-plan again"
+            ) from None
+    task = context.tokens_task(codec, prompt_encoder)
+    return _Job(TokensObjective(model), task, context.file, context.saver("tokens"))
 
 
-def _draft(given: _Given) -> _Lesson:
-    """A small token model that learns what the large one says, under guidance, and draws by its plan."""
-    codec, teacher = recipes.tokenizer().to(given.device), recipes.tokens().to(given.device)
-    names = teacher.prompt_encoder
-    model = TokenModel(teacher, codes=names.codes, styles=names.styles, words=names.words, **given.options)
-    given.begun(model)
-    course = TokensTask(given.pictures, codec, names, given.batch, given.seed, given.device)
-    network = teacher.network(torch.bfloat16, given.device)
-    imitation = ImitationTask(course, network, GUIDANCE)
-    return _Lesson(ImitationObjective(model, teacher), imitation, given.file, given.keeps("tokens"))
+def _draft(context: _Context) -> _Job:
+    codec, teacher = recipes.tokenizer().to(context.device), recipes.tokens().to(context.device)
+    model = _token_model(teacher.prompt_encoder, context.options, teacher)
+    context.begin(model)
+    tokens_task = context.tokens_task(codec, teacher.prompt_encoder)
+    task = ImitationTask(tokens_task, teacher.network(torch.bfloat16, context.device), GUIDANCE)
+    return _Job(ImitationObjective(model, teacher), task, context.file, context.saver("tokens"))
 
 
-def _read(given: _Given) -> tuple[Tokenizer, PromptEncoder]:
-    """The tokenizer, and the names of what is learned from."""
-    codec = recipes.tokenizer().to(given.device)
-    return codec, PromptEncoder(codec.layout.codes, given.pictures.styles, _words(given.pictures))
+def _token_model(encoder: PromptEncoder, options: Mapping[str, Any], target: TokenModel | None = None) -> TokenModel:
+    return TokenModel(target, codes=encoder.codes, styles=encoder.styles, words=encoder.words, **options)
 
 
-_LESSONS: Mapping[str, Callable[[_Given], _Lesson]] = {
-    "image-tokenizer": _codec,
+def _encoders(context: _Context) -> tuple[Tokenizer, PromptEncoder]:
+    """The tokenizer, and the prompt encoder of the training pictures' styles and words."""
+    codec = recipes.tokenizer().to(context.device)
+    return codec, PromptEncoder(codec.layout.codes, context.pictures.styles, _words(context.pictures))
+
+
+_JOBS: Mapping[str, Callable[[_Context], _Job]] = {
+    "image-tokenizer": _tokenizer,
     "image-plan": _plan,
     "image-tokens": _tokens,
     "image-draft": _draft,
 }
 
 
-def _judge(given: _Given, facts: dict[str, Any], say: Callable[[str], None]) -> Path:
-    """The judge is not learned step by step; nearly all of its time goes into looking at pictures."""
-    from outrider.image.evaluation.inception_lpips import Inception, kept
-
-    eyes = cache(lambda: Inception.fetched(given.device))
-    codec = recipes.tokenizer().to(given.device)
-    made, right = taught(given.pictures, codec, lambda pictures: kept(pictures, eyes), **given.options)
-    save(made, given.file, {"target": MODEL, **facts, recipes.RIGHT: right})
-    for about, shares in right.items():
-        say(f"{given.recipe.name}: {about}: " + ", ".join(f"{name} {share:.1%}" for name, share in shares.items()))
-    return given.file
+# ---- the classifier, and draft heads
 
 
-def _teach(given: _Given, wanted: TrainingRequest, facts: dict[str, Any], say: Callable[[str], None]) -> Path:
-    """Heads and feature drafters learn from the guided model."""
+def _train_classifier(context: _Context, facts: dict[str, Any]) -> Path:
+    """Fit the classifier in closed form; nearly all of the time goes into the features of pictures."""
+    from outrider.image.evaluation.inception_lpips import Inception, cached_features
+
+    inception = cache(lambda: Inception.pretrained(context.device))
+    codec = recipes.tokenizer().to(context.device)
+    classifier, accuracy = train_classifier(
+        context.pictures, codec, lambda pictures: cached_features(pictures, inception), **context.options
+    )
+    save(classifier, context.file, {"target": MODEL, **facts, recipes.ACCURACY: accuracy})
+    for group, shares in accuracy.items():
+        text = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+        context.say(f"{context.recipe.name}: {group}: {text}")
+    return context.file
+
+
+def _train_head(context: _Context, request: TrainingRequest, facts: dict[str, Any]) -> Path:
+    """Train heads or a feature drafter on the guided token model's states and distributions."""
     from outrider.core.training.head_training import HeadTraining
     from outrider.image.training.teacher import GuidedTeacher, Lessons
 
-    chosen, device = given.recipe, given.device
-    assert chosen.kind is not None
+    recipe, device = context.recipe, context.device
+    assert recipe.kind is not None
     codec, tokens = recipes.tokenizer().to(device), recipes.tokens()
     network = tokens.network(torch.bfloat16, device)
     teacher = GuidedTeacher(network, tokens.prompt_encoder, GUIDANCE)
-    course = TokensTask(given.pictures, codec, tokens.prompt_encoder, given.batch, wanted.seed, device)
-    lessons = Lessons(teacher, course, JUDGED[device.type != "cpu"])
-    draft_head = chosen.kind(decoder(network), **given.options).to(device)
-    given.begun(draft_head)
-    length = 1 + course.length
+    task = context.tokens_task(codec, tokens.prompt_encoder)
+    lessons = Lessons(teacher, task, VALIDATION_SIZE[device.type != "cpu"])
+    draft_head = recipe.kind(decoder(network), **context.options).to(device)
+    context.begin(draft_head)
+    length = 1 + task.length
     plan = Plan(
-        minutes=wanted.minutes,
-        steps=wanted.steps,
-        rate=wanted.rate or chosen.rate,
-        decay=chosen.decay,
-        seed=wanted.seed,
+        minutes=request.minutes,
+        steps=request.steps,
+        rate=request.rate or recipe.rate,
+        decay=recipe.decay,
+        seed=request.seed,
     )
-    name = given.file.stem
+    name = context.file.stem
     facts = {"target": MODEL, "guidance": GUIDANCE, **facts}
     training = HeadTraining(
         teacher,
         {name: draft_head},
         lessons,
-        lessons.held,
-        given.out,
-        tokens=given.batch * length,
+        lessons.validation,
+        context.out,
+        tokens=context.batch * length,
         max_length=length,
-        seed=wanted.seed,
+        seed=request.seed,
     )
-    best = Trainer(training, plan, given.out, device=device, facts=facts, quiet=wanted.quiet).run().best
-    say(f"{chosen.name}: {best.get(name, 0.0):.3f} codes a target call (simulated chains on held-out pictures)")
-    return given.file
+    best = Trainer(training, plan, context.out, device=device, facts=facts, quiet=request.quiet).run().best
+    context.say(f"{recipe.name}: {best.get(name, 0.0):.3f} codes per target pass (simulated chains, held-out pictures)")
+    return context.file
 
 
 def _words(pictures: Pictures) -> tuple[str, ...]:
-    """Those of what is learned from; of what is held out nothing is known."""
-    learned = pictures.chosen(LEARNED)
-    return most_common_words(((pictures.names[place], pictures.keywords[place]) for place in learned), WORDS)
+    """The most common words of the training pictures' names and keywords."""
+    indices = pictures.indices(TRAIN)
+    return most_common_words(((pictures.names[index], pictures.keywords[index]) for index in indices), WORDS)

@@ -1,7 +1,7 @@
-"""The guided model as a teacher of heads and feature drafters, and pictures as its lessons.
+"""The guided token model as the teacher of draft heads, and pictures as its lessons.
 
-What a draft head reads are the combined states of both streams, and what it learns is the guided distribution: just
-what it meets when it drafts. Rows are a picture's codes alone; what each was asked for by, the teacher keeps to itself.
+A draft head reads the combined hidden states of the conditional and the unconditional stream and learns the guided
+distribution, as in drafting. Rows hold a picture's codes only; the teacher looks up the prompt of each row.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from outrider.image.layout_planner import decoder
 from outrider.image.prompt_encoder import PromptEncoder
 from outrider.image.training.objectives import TokensTask
 
-_EPOCH = 1024  # pictures that are drawn anew and read again
+_EPOCH = 1024  # pictures per epoch; each epoch shifts them again
 
 
 class GuidedTeacher:
-    """A token model under guidance, read in rows of a root and codes."""
+    """A token model under guidance, evaluated on rows of a root and codes."""
 
-    def __init__(self, network: Network, names: PromptEncoder, guidance: float) -> None:
-        self.network, self.names, self.guidance = network, names, guidance
+    def __init__(self, network: Network, prompt_encoder: PromptEncoder, guidance: float) -> None:
+        self.network, self.prompt_encoder, self.guidance = network, prompt_encoder, guidance
         self.device, self.vocabulary = network.device, network.config.vocabulary
-        self.asked: dict[tuple[int, ...], list[int]] = {}  # of a row, what it was asked for by
+        self.prompts: dict[tuple[int, ...], list[int]] = {}  # row -> its prompt
 
     def states(self, rows: Sequence[Sequence[int]], needs: frozenset[str]) -> Mapping[str, Tensor]:
-        """States [B, T, D] behind every token; a prefill leaves out the last one, so each row gets one more."""
-        asked = [self.asked[tuple(row)] for row in rows]
-        target = Guided(decoder(self.network), asked, self.names.unconditional, self.guidance)
-        try:
+        """Hidden states [B, T, D] after each token, by tap."""
+        prompts = [self.prompts[tuple(row)] for row in rows]
+        target = Guided(decoder(self.network), prompts, self.prompt_encoder.unconditional, self.guidance)
+        try:  # a prefill omits the last token's state, so one token is appended
             return target.begin([[*row, 0] for row in rows], Sampling(), needs | {"last"}).hidden
         finally:
             target.end()
 
     def logits(self, states: Tensor, vocabulary: Tensor | None) -> Tensor:
-        """[N, D] -> [N, V], or over some ids alone [N, R]."""
+        """[N, D] -> logits [N, V], or [N, R] of the ids in `vocabulary`."""
         states = states.to(self.network.dtype)
         if vocabulary is None:
             return self.network.logits(states)
@@ -50,36 +50,39 @@ class GuidedTeacher:
 
 
 class Lessons:
-    """Pictures as they are learned from, moved anew in every epoch; and, as they are, those that judge."""
+    """The training lessons of each epoch, with pictures shifted at random, and `size` fixed validation lessons. Both
+    register their prompts with the teacher."""
 
-    def __init__(self, teacher: GuidedTeacher, course: TokensTask, judges: int) -> None:
-        self.teacher, self.course = teacher, course
-        self._judging: dict[tuple[int, ...], list[int]] = {}
-        held = np.concatenate([course.held["held-out pairs"], course.held["held-out names"]])
-        asked = [course.named(int(one)) for one in held[:judges]]
-        self.held = self._lessons(course.encode(course.draws.read(held[:judges])), asked, self._judging)
-        teacher.asked = dict(self._judging)
+    def __init__(self, teacher: GuidedTeacher, task: TokensTask, size: int) -> None:
+        self.teacher, self.task = teacher, task
+        self._validation_prompts: dict[tuple[int, ...], list[int]] = {}
+        indices = np.concatenate([task.validation["held-out pairs"], task.validation["held-out names"]])[:size]
+        prompts = [task.full_prompt(int(index)) for index in indices]
+        codes = task.encode(task.batches.pixels(indices))
+        self.validation = self._lessons(codes, prompts, self._validation_prompts)
+        teacher.prompts = dict(self._validation_prompts)
 
     def _lessons(
-        self, codes: Tensor, asked: Sequence[list[int]], told: dict[tuple[int, ...], list[int]]
+        self, codes: Tensor, prompts: Sequence[list[int]], by_row: dict[tuple[int, ...], list[int]]
     ) -> list[Lesson]:
-        root = self.course.codec.white
-        found = []
-        for row, ids in zip(codes.tolist(), asked, strict=True):
-            told[(root, *row)] = ids
-            found.append(Lesson((root,), tuple(row), "picture"))
-        return found
+        """Codes [B, N] as lessons; their prompts are added to `by_row`."""
+        root = self.task.codec.white
+        lessons = []
+        for row, prompt in zip(codes.tolist(), prompts, strict=True):
+            by_row[(root, *row)] = prompt
+            lessons.append(Lesson((root,), tuple(row), "picture"))
+        return lessons
 
     def __call__(self, epoch: int, share: float) -> Sequence[Lesson]:
-        course, told, found = self.course, dict(self._judging), list[Lesson]()
-        draw = random.Random(f"{course.draws.seed}/taught/{epoch}")
-        size = course.draws.size
-        for number in range(-(-_EPOCH // size)):
-            at = epoch * (-(-_EPOCH // size)) + number
-            places, generator = course.draws.places(at), course.draws.generator(at)
-            still = torch.zeros(len(places), dtype=torch.bool)
-            pictures = course.draws.moved(course.draws.read(places), generator, still)
-            asked = [course.asked(int(place), draw) for place in places]
-            found += self._lessons(course.encode(pictures), asked, told)
-        self.teacher.asked = told
-        return found
+        task, batches = self.task, self.task.batches
+        by_row, lessons = dict(self._validation_prompts), list[Lesson]()
+        rng = random.Random(f"{batches.seed}/taught/{epoch}")
+        count = -(-_EPOCH // batches.size)
+        for number in range(epoch * count, (epoch + 1) * count):
+            indices, generator = batches.indices(number), batches.generator(number)
+            flip = torch.zeros(len(indices), dtype=torch.bool)
+            pictures = batches.augment(batches.pixels(indices), generator, flip)
+            prompts = [task.random_prompt(int(index), rng) for index in indices]
+            lessons += self._lessons(task.encode(pictures), prompts, by_row)
+        self.teacher.prompts = by_row
+        return lessons

@@ -1,4 +1,4 @@
-"""The table of `outrider bench image`: what it counts, and that plain decoding costs a call a code."""
+"""The table of `outrider bench image`: its figures, options and plots. Plain decoding takes one pass per code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.errors import InvalidOption
-from outrider.image.evaluation.bench import Row, Setting, front, measure, plot, settings, surprise, to_json
+from outrider.image.evaluation.bench import Row, Setting, code_nll, measure, pareto_front, plot, settings, to_json
 from outrider.image.model import ImageModel
 from outrider.image.stream import Result
 
@@ -27,7 +27,7 @@ def rows(im: ImageModel) -> list[Row]:
 
 
 @pytest.mark.slow
-def test_plain_decoding_is_a_call_a_code(rows: list[Row]) -> None:
+def test_plain_decoding_takes_one_pass_per_code(rows: list[Row]) -> None:
     plain = rows[0]
     assert plain.name == "plain" and plain.lossless and plain.identical == 1
     assert plain.tokens_per_pass == plain.background_per_call == plain.ink_per_call == 1
@@ -35,39 +35,37 @@ def test_plain_decoding_is_a_call_a_code(rows: list[Row]) -> None:
 
 
 @pytest.mark.slow
-def test_drafting_spares_calls_and_relaxing_is_paid_for(rows: list[Row]) -> None:
+def test_drafting_saves_passes_and_relaxed_rules_have_a_total_variation(rows: list[Row]) -> None:
     _, exact, relaxed = rows
     assert exact.tokens_per_pass > 1 and exact.lossless and exact.total_variation == 0
     assert exact.name == "jacobi gumbel-match (renew=gumbel)"
     assert relaxed.tokens_per_pass > 1 and not relaxed.lossless and relaxed.total_variation > 0 and relaxed.relaxed > 0
     total = 3 * 256
     for row in rows:
-        found = row.tokens_per_pass
         low, high = sorted((row.background_per_call, row.ink_per_call))
-        assert low - 1e-9 <= found <= high + 1e-9 and total / found >= 3
+        assert low - 1e-9 <= row.tokens_per_pass <= high + 1e-9 and total / row.tokens_per_pass >= 3
 
 
-def test_surprise_is_that_of_plain_laws(im: ImageModel) -> None:
-    found = im.generate(["cat"], drafter=None, guidance=2.0, seed=1)
-    each = surprise(im, found, None, 2.0)
-    assert each.shape == (1, 256)
-    asked = [im.read("cat")]
-    target = im.target(asked, 2.0)
-    target.begin([[im.root, *found[0].tokens[:9]]], Sampling())
+def test_code_nll_equals_that_of_plain_decoding(im: ImageModel) -> None:
+    (result,) = im.generate(["cat"], drafter=None, guidance=2.0, seed=1)
+    nll = code_nll(im, [result], None, 2.0)
+    assert nll.shape == (1, 256)
+    target = im.target([im.read("cat")], 2.0)
+    target.begin([[im.root, *result.tokens[:9]]], Sampling())
     distribution = target.score(Draft.empty(1)).distribution(torch.zeros(1, dtype=torch.long))
-    assert float(each[0, 9]) == pytest.approx(-float(distribution.probs[0, found[0].tokens[9]].log()), rel=1e-4)
+    assert float(nll[0, 9]) == pytest.approx(-float(distribution.probs[0, result.tokens[9]].log()), rel=1e-4)
 
 
-def test_the_table_is_written_and_drawn(rows: list[Row], tmp_path: Path) -> None:
-    told = to_json(rows, {"guidance": 1.0})
-    assert json.loads(json.dumps(told))["rows"][1]["drafter"] == "jacobi"
+def test_the_table_is_written_and_plotted(rows: list[Row], tmp_path: Path) -> None:
+    table = to_json(rows, {"guidance": 1.0})
+    assert json.loads(json.dumps(table))["rows"][1]["drafter"] == "jacobi"
     assert plot(rows, tmp_path / "speed.png") and (tmp_path / "speed.png").stat().st_size > 5000
 
 
-def test_listed_values_make_a_setting_each() -> None:
-    given = {"lantern.delta": [0.1, 0.2], "k": [5, 9], "annealed.weight": 3.0}
-    found = settings(["jacobi"], ["lantern", "annealed", "exact"], {"window": [4]}, given)
-    assert [(one.rule, one.rule_options) for one in found] == [
+def test_listed_values_make_one_setting_each() -> None:
+    options = {"lantern.delta": [0.1, 0.2], "k": [5, 9], "annealed.weight": 3.0}
+    swept = settings(["jacobi"], ["lantern", "annealed", "exact"], {"window": [4]}, options)
+    assert [(setting.rule, setting.rule_options) for setting in swept] == [
         ("lantern", {"delta": 0.1, "k": 5}),
         ("lantern", {"delta": 0.1, "k": 9}),
         ("lantern", {"delta": 0.2, "k": 5}),
@@ -75,30 +73,30 @@ def test_listed_values_make_a_setting_each() -> None:
         ("annealed", {"weight": 3.0}),
         ("exact", {}),
     ]
-    assert all(one.drafter_options == {"window": 4} for one in found)
+    assert all(setting.drafter_options == {"window": 4} for setting in swept)
     with pytest.raises(InvalidOption, match=r"'lantern\.delta' belongs to none of exact"):
         settings(["jacobi"], ["exact"], {}, {"lantern.delta": [0.1]})
     with pytest.raises(InvalidOption, match="'colour' belongs to none"):
         settings(["jacobi"], ["exact"], {"colour": ["red"]}, {})
 
 
-def test_the_front_is_what_nothing_else_beats() -> None:
-    assert front([(1.0, 5.0), (2.0, 4.0), (1.5, 3.0), (3.0, 4.5), (3.0, 1.0)]) == [0, 3]
+def test_pareto_front() -> None:
+    assert pareto_front([(1.0, 5.0), (2.0, 4.0), (1.5, 3.0), (3.0, 4.5), (3.0, 1.0)]) == [0, 3]
 
 
 @pytest.mark.slow
-def test_judged_pictures_stand_beside_plain_ones_of_other_seeds(im: ImageModel, tmp_path: Path) -> None:
-    def judge(found: Sequence[Result], plain: Sequence[Result]) -> dict[str, float]:
-        return {"LPIPS": sum(one.tokens != other.tokens for one, other in zip(found, plain, strict=True)) / 2}
+def test_quality_is_compared_with_plain_decoding_of_other_seeds(im: ImageModel, tmp_path: Path) -> None:
+    def quality(results: Sequence[Result], plain: Sequence[Result]) -> dict[str, float]:
+        return {"LPIPS": sum(own.tokens != base.tokens for own, base in zip(results, plain, strict=True)) / 2}
 
     jacobi = Setting(drafter="jacobi", rule="annealed", rule_options={"weight": 2.0})
-    rows = measure(im, ["cat", "house"], [jacobi], guidance=1.0, judge=judge)
+    rows = measure(im, ["cat", "house"], [jacobi], guidance=1.0, quality=quality)
     assert [row.name for row in rows] == ["plain", "plain, other seeds", "jacobi annealed (weight=2.0)"]
     assert [row.quality["LPIPS"] for row in rows[:2]] == [0, 1] and rows[1].identical == 0
     assert rows[2].options == {"weight": 2.0}
     assert plot(rows, tmp_path / "judged.png")
 
 
-def test_nothing_to_measure_with(im: ImageModel) -> None:
+def test_no_prompts_are_refused(im: ImageModel) -> None:
     with pytest.raises(InvalidOption, match="no prompts"):
         measure(im, [], [])

@@ -1,4 +1,4 @@
-"""From pictures to weights: what is held out stays so, both recipes learn, a run goes on where it was broken off."""
+"""Training of the image models: splits, files, every recipe, resuming a run, and batches."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from outrider.image.model import load
 from outrider.image.prompt_encoder import COMMON, PromptEncoder
 from outrider.image.token_model import TokenModel
 from outrider.image.tokenizer import Tokenizer
-from outrider.image.training.data import HELD_NAME, HELD_PAIR, LEARNED, DataError, Drawn, Pictures, on_white, split
+from outrider.image.training.data import HELD_NAME, HELD_PAIR, TRAIN, DataError, Picture, Pictures, on_white, split
 from outrider.image.training.objectives import CodecObjective, CodecTask, ImitationObjective, ImitationTask, TokensTask
 from outrider.image.training.run import TrainingRequest, _words, train
 
 
-def drawn(name: str, colour: tuple[int, int, int], side: int, place: int = 16) -> Drawn:
+def square(name: str, colour: tuple[int, int, int], side: int, offset: int = 16) -> Picture:
     pixels = np.full((64, 64, 3), 255, np.uint8)
-    pixels[place : place + side, place : place + side] = colour
-    return Drawn(name, (f"{name.split()[0]} thing",), pixels)
+    pixels[offset : offset + side, offset : offset + side] = colour
+    return Picture(name, (f"{name.split()[0]} thing",), pixels)
 
 
 COLOURS = {"red": (220, 20, 30), "green": (20, 180, 60), "blue": (30, 40, 220), "black": (20, 20, 20)}
@@ -34,10 +34,10 @@ COLOURS = {"red": (220, 20, 30), "green": (20, 180, 60), "blue": (30, 40, 220), 
 
 @pytest.fixture(scope="module")
 def pictures() -> Pictures:
-    """Squares of four colours and some sizes, in two styles."""
+    """Squares of four colours and eleven sizes, in two styles."""
     sets = {
         style: [
-            drawn(f"{colour} square {side}", value, side, 12 + offset)
+            square(f"{colour} square {side}", value, side, 12 + offset)
             for colour, value in COLOURS.items()
             for side in range(8, 40, 3)
         ]
@@ -47,14 +47,14 @@ def pictures() -> Pictures:
 
 
 def test_names_are_held_out_in_every_style(pictures: Pictures) -> None:
-    uses: dict[str, set[int]] = {}
-    for name, use in zip(pictures.names, pictures.split.tolist(), strict=True):
-        uses.setdefault(name, set()).add(use)
-    held = {name for name, found in uses.items() if HELD_NAME in found}
-    assert held and all(uses[name] == {HELD_NAME} for name in held)
-    assert any(HELD_PAIR in found and LEARNED in found for found in uses.values())
-    common = split({"noto": [drawn(name, (1, 2, 3), 8) for name in COMMON]})
-    assert (common.split == LEARNED).all()  # what people ask for is learned, where there is one style
+    splits: dict[str, set[int]] = {}
+    for name, part in zip(pictures.names, pictures.split.tolist(), strict=True):
+        splits.setdefault(name, set()).add(part)
+    held_out = {name for name, parts in splits.items() if HELD_NAME in parts}
+    assert held_out and all(splits[name] == {HELD_NAME} for name in held_out)
+    assert any(HELD_PAIR in parts and TRAIN in parts for parts in splits.values())
+    common = split({"noto": [square(name, (1, 2, 3), 8) for name in COMMON]})
+    assert (common.split == TRAIN).all()  # common names of a single style are never held out
 
 
 def test_a_prepared_file_reads_back(pictures: Pictures, tmp_path: Path) -> None:
@@ -65,19 +65,19 @@ def test_a_prepared_file_reads_back(pictures: Pictures, tmp_path: Path) -> None:
     assert np.array_equal(again.pixels, pictures.pixels) and np.array_equal(again.split, pictures.split)
     assert "88 pictures (noto 44, fluent 44)" in again.describe()
     (tmp_path / "broken.npz").write_bytes(file.read_bytes()[:2000])
-    with pytest.raises(DataError, match="no prepared set"):
+    with pytest.raises(DataError, match="not a prepared set"):
         Pictures.load(tmp_path / "broken.npz")
 
 
-def test_transparent_parts_are_white() -> None:
+def test_transparent_pixels_become_white() -> None:
     import io
 
     from PIL import Image
 
-    made = Image.new("RGBA", (72, 72), (0, 0, 0, 0))
-    made.paste((255, 0, 0, 255), (20, 20, 52, 52))
+    image = Image.new("RGBA", (72, 72), (0, 0, 0, 0))
+    image.paste((255, 0, 0, 255), (20, 20, 52, 52))
     out = io.BytesIO()
-    made.save(out, "PNG")
+    image.save(out, "PNG")
     pixels = on_white(out.getvalue())
     assert pixels.shape == (64, 64, 3)
     assert (pixels[0, 0] == 255).all() and pixels[32, 32].tolist() == [255, 0, 0]
@@ -100,15 +100,15 @@ def curve_of(folder: Path, name: str) -> list[dict[str, float]]:
 
 
 @pytest.mark.slow
-def test_from_pictures_to_a_model_that_draws(cache: Path) -> None:
+def test_every_recipe_trains_and_the_model_generates(cache: Path) -> None:
     said: list[str] = []
     wanted = {"steps": 40, "minutes": 5.0, "batch": 8, "quiet": True}
     train(TrainingRequest(recipes=("image-tokenizer",), options=SMALL, **wanted), said.append)  # type: ignore[arg-type]
     with pytest.raises(recipes.NoWeights, match="image-plan"):
         train(TrainingRequest(recipes=("image-tokens",), options=TINY, **wanted), said.append)  # type: ignore[arg-type]
     train(TrainingRequest(recipes=("image-plan",), options={"channels": 8}, **wanted), said.append)  # type: ignore[arg-type]
-    foreseen = curve_of(recipes.home("image-plan"), "image-plan")
-    assert foreseen[-1]["NLL, learned"] < foreseen[0]["NLL, learned"] - 0.5
+    plan = curve_of(recipes.home("image-plan"), "image-plan")
+    assert plan[-1]["NLL, learned"] < plan[0]["NLL, learned"] - 0.5
     train(TrainingRequest(recipes=("image-tokens",), options=TINY, **wanted), said.append)  # type: ignore[arg-type]
     codec = recipes.home("image-tokenizer")
     curve = curve_of(codec, "image-tokenizer")
@@ -121,9 +121,9 @@ def test_from_pictures_to_a_model_that_draws(cache: Path) -> None:
         options = SMALL if name == "image-tokenizer" else TINY
         more = TrainingRequest(recipes=(name,), options=options, start=start, out=again, **{**wanted, "steps": 1})  # type: ignore[arg-type]
         train(more, said.append)
-        first, last = (curve_of(at, name) for at in (again, start.parent))
-        what = "PSNR" if name == "image-tokenizer" else "NLL"
-        assert first[0][what] == pytest.approx(last[-1][what], abs=0.1), "it begins where the other ended"
+        second, first = (curve_of(folder, name) for folder in (again, start.parent))
+        measure = "PSNR" if name == "image-tokenizer" else "NLL"
+        assert second[0][measure] == pytest.approx(first[-1][measure], abs=0.1), "it starts from the given weights"
     assert any("tensors begin as" in line for line in said)
     im = load("emoji")
     assert im.styles == ("noto", "fluent") and "square" in im.names.words
@@ -134,41 +134,41 @@ def test_from_pictures_to_a_model_that_draws(cache: Path) -> None:
     parts = (("image-draft", TINY), ("image-medusa", None), ("image-spatial", None), ("image-eagle", None))
     for name, options in parts:
         train(TrainingRequest(recipes=(name,), options=options, **{**wanted, "steps": 4}), said.append)  # type: ignore[arg-type]
-    drawn = load("emoji")
+    im = load("emoji")
     for drafter in ("draft-model", "medusa", "spatial", "eagle", "eagle2"):
-        found = drawn.generate("red square", drafter=drafter, rule="gumbel-match", seed=2)
-        assert found.tokens == plain.tokens and found.trace.method == drafter
+        result = im.generate("red square", drafter=drafter, rule="gumbel-match", seed=2)
+        assert result.tokens == plain.tokens and result.trace.method == drafter
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not ASSETS["inception"].here, reason="the judge's eyes are not here")
-def test_the_judge_is_made_at_once_and_opens_again(
+@pytest.mark.skipif(not ASSETS["inception"].here, reason="Inception is not here")
+def test_the_classifier_is_fitted_and_loads_again(
     codec: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recipes, "tokenizer", lambda: codec)
     monkeypatch.setattr("outrider.image.evaluation.inception_lpips.cache_folder", lambda: tmp_path)
     sets = {
-        style: [drawn("red heart", (240, 20, 30), 20 + n), drawn("pizza", (30, 90, 20 * n), 40, 4)]
+        style: [square("red heart", (240, 20, 30), 20 + n), square("pizza", (30, 90, 20 * n), 40, 4)]
         for n, style in enumerate(("noto", "fluent"))
     }
     split(sets).save(tmp_path / "pictures.npz")
     said: list[str] = []
     train(TrainingRequest(recipes=("image-classifier",), data=tmp_path / "pictures.npz", out=tmp_path), said.append)
-    judge = recipes.classifier(tmp_path)
-    assert judge.names == ("red heart", "pizza") and judge.config["features"] == 2048
-    about = json.loads((tmp_path / "classifier.json").read_text())["provenance"][recipes.RIGHT]
+    classifier = recipes.classifier(tmp_path)
+    assert classifier.names == ("red heart", "pizza") and classifier.config["features"] == 2048
+    about = json.loads((tmp_path / "classifier.json").read_text())["provenance"][recipes.ACCURACY]
     assert about["common names, real pictures"]["top-5"] == 1.0 and any("top-1" in line for line in said)
     assert len(list((tmp_path / "features").glob("*.npy"))) == 2
 
 
 @pytest.mark.slow
-def test_a_broken_off_run_goes_on_as_if_it_had_not_been(pictures: Pictures, tmp_path: Path) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(pictures: Pictures, tmp_path: Path) -> None:
     def run(out: Path, steps: int) -> dict[str, torch.Tensor]:
         torch.manual_seed(0)
         model = CodecObjective(Tokenizer(recipes_layout()))
-        course = CodecTask(pictures, 4, 0, torch.device("cpu"))
+        task = CodecTask(pictures, 4, 0, torch.device("cpu"))
         plan = Plan(minutes=1e6, steps=steps, precision="no", warmup=0.0, floor=1.0, average=0.998, validations=1)
-        Trainer(ModelTraining("codec", model, course, lambda model, facts: None), plan, out, quiet=True).run()
+        Trainer(ModelTraining("codec", model, task, lambda model, facts: None), plan, out, quiet=True).run()
         return dict(model.state_dict())
 
     whole = run(tmp_path / "whole", 6)
@@ -179,8 +179,7 @@ def test_a_broken_off_run_goes_on_as_if_it_had_not_been(pictures: Pictures, tmp_
     state = json.loads((tmp_path / "parts" / "checkpoint" / "state.json").read_text())
     assert state["steps"] == 6 and len(state["history"]) == 3
     assert whole.keys() == parts.keys()
-    close = [torch.allclose(whole[name], parts[name], atol=1e-6) for name in whole]
-    assert all(close)
+    assert all(torch.allclose(whole[name], parts[name], atol=1e-6) for name in whole)
 
 
 def recipes_layout() -> object:
@@ -189,30 +188,30 @@ def recipes_layout() -> object:
     return Layout(**SMALL)  # type: ignore[arg-type]
 
 
-def test_a_batch_is_its_number_s(pictures: Pictures, codec: Tokenizer) -> None:
-    names = PromptEncoder(36, pictures.styles, _words(pictures))
-    course = TokensTask(pictures, codec, names, 8, 0, torch.device("cpu"))
-    ids, codes = course.batch(3, 0.0)
-    again = TokensTask(pictures, codec, names, 8, 0, torch.device("cpu")).batch(3, 0.7)
+def test_a_batch_depends_on_its_number_alone(pictures: Pictures, codec: Tokenizer) -> None:
+    encoder = PromptEncoder(36, pictures.styles, _words(pictures))
+    task = TokensTask(pictures, codec, encoder, 8, 0, torch.device("cpu"))
+    ids, codes = task.batch(3, 0.0)
+    again = TokensTask(pictures, codec, encoder, 8, 0, torch.device("cpu")).batch(3, 0.7)
     assert torch.equal(ids, again[0]) and torch.equal(codes, again[1])
-    assert not torch.equal(codes, course.batch(4, 0.0)[1])
-    assert ids.shape == (8, names.length + 256) and codes.shape == (8, 256)
-    assert (ids[:, names.length] == codec.white).all() and int(codes.max()) < 36
-    assert (ids[:, : names.length] >= 36).all() and int(ids.max()) < names.size
-    held = {name for name, use in zip(pictures.names, pictures.split, strict=True) if use == HELD_NAME}
-    seen = {pictures.names[place] for number in range(40) for place in course.draws.places(number)}
-    assert not seen & held
+    assert not torch.equal(codes, task.batch(4, 0.0)[1])
+    assert ids.shape == (8, encoder.length + 256) and codes.shape == (8, 256)
+    assert (ids[:, encoder.length] == codec.white).all() and int(codes.max()) < 36
+    assert (ids[:, : encoder.length] >= 36).all() and int(ids.max()) < encoder.size
+    held_out = {pictures.names[index] for index in pictures.indices(HELD_NAME)}
+    trained = {pictures.names[index] for number in range(40) for index in task.batches.indices(number)}
+    assert not trained & held_out
 
 
 @pytest.mark.slow
-def test_a_small_model_learns_what_the_large_one_says(pictures: Pictures, codec: Tokenizer, tokens: TokenModel) -> None:
+def test_a_small_model_imitates_the_large_one(pictures: Pictures, codec: Tokenizer, tokens: TokenModel) -> None:
     torch.manual_seed(0)
-    course = TokensTask(pictures, codec, tokens.prompt_encoder, 4, 0, torch.device("cpu"))
-    imitation = ImitationTask(course, tokens.network(), 2.0)
+    tokens_task = TokensTask(pictures, codec, tokens.prompt_encoder, 4, 0, torch.device("cpu"))
+    imitation = ImitationTask(tokens_task, tokens.network(), 2.0)
     other = {**tokens.config, "layers": 1, "drop": 0.0}
     model = ImitationObjective(TokenModel(**other), tokens)  # type: ignore[arg-type]
     own, again = imitation.batch(1, 0.0), imitation.batch(3, 0.0)
-    assert torch.equal(own[0], again[0]) and not torch.equal(own[2], again[2])  # the same pictures, other strengths
+    assert torch.equal(own[0], again[0]) and not torch.equal(own[2], again[2])  # the same pictures, another guidance
     assert own[0].shape == own[1].shape == (4, tokens.prompt_encoder.length + 256)
     assert (own[1][:, : tokens.prompt_encoder.length] == tokens.prompt_encoder.empty).all()
     assert float(own[2].min()) >= 1 and float(own[2].max()) <= 3
