@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.app.report.pages import held
+from outrider.app.report.pages import results
 from outrider.app.report.sections import SECTIONS
-from outrider.app.report.tables import work
+from outrider.app.report.tables import real_time_factor
 
 Row = Mapping[str, Any]
 Results = Sequence[Mapping[str, Any]]
 _TWO_CORES = "trained on two cores alone; `outrider train` goes on"
 _LONG_PROMPTS = "no draft shortens reading a long prompt, and on two cores a longer draft makes a target pass slower"
-_ONE_PAIR = "the spread is that of one pair of seeds, which may be close by chance"
+_ONE_PAIR = "measured from one pair of seeds, which may be close by chance"
 
 
 @dataclass(frozen=True)
@@ -180,63 +180,84 @@ def _plain(key: str) -> Callable[[Results], float | None]:
 
 def _work(results: Results) -> float | None:
     rows = [row for section in results for row in section["rows"] if row["drafter"] == "plain"]
-    return work(rows[0]) if rows else None
+    return real_time_factor(rows[0]) if rows else None
 
 
 _CALLS, _SOUND = "tokens_per_pass", "without_looping"
 GOALS = (
-    Goal("text", "peers-bfloat16", "plain decoding, times transformers'", _beside("transformers"), 3.0),
-    Goal("text", "peers-int4", "plain decoding in 4 bits, times OpenVINO's", _beside("openvino-genai"), 1.0),
-    Goal("text", "peers-int4", "EAGLE-3 in 4 bits, times OpenVINO's best", _beside("openvino-genai", "eagle3"), 1.0),
+    Goal("text", "peers-bfloat16", "plain decoding, speed relative to transformers", _beside("transformers"), 3.0),
+    Goal(
+        "text",
+        "peers-int4",
+        "plain decoding in 4 bits, speed relative to OpenVINO GenAI",
+        _beside("openvino-genai"),
+        1.0,
+    ),
+    Goal(
+        "text",
+        "peers-int4",
+        "EAGLE-3 in 4 bits, speed relative to OpenVINO GenAI's best",
+        _beside("openvino-genai", "eagle3"),
+        1.0,
+    ),
     Goal(
         "text",
         "editing",
-        "input-guided drafting on editing, tokens a call",
+        "input-guided drafting on editing, tokens per target pass",
         _best(_CALLS, "input-guided"),
         2.5,
     ),
-    Goal("text", "given", "the best without training, speedup, on average over tasks", _of_tasks(), 1.25),
+    Goal("text", "given", "the best without training, mean speedup over tasks", _of_tasks(), 1.25),
     Goal(
         "text",
         "given",
-        "the same, on summaries and retrieval",
+        "the same, on summarisation and retrieval",
         _of_tasks("summarization", "rag"),
         1.5,
         why=_LONG_PROMPTS,
     ),
-    Goal("text", "given", "the guard at its slowest task, speedup", _worst_task("guarded"), 0.95),
-    Goal("text", "trained", "EAGLE-3, tokens a call", _best(_CALLS, "eagle3", part=_SOUND), 2.2, why=_TWO_CORES),
-    Goal("text", "trained", "Medusa, tokens a call", _best(_CALLS, "medusa", part=_SOUND), 1.6, why=_TWO_CORES),
+    Goal("text", "given", "guarded on its slowest task, speedup", _worst_task("guarded"), 0.95),
     Goal(
-        "text", "trained", "draft model, tokens a call", _best(_CALLS, "draft-model", part=_SOUND), 1.8, why=_TWO_CORES
+        "text", "trained", "EAGLE-3, tokens per target pass", _best(_CALLS, "eagle3", part=_SOUND), 2.2, why=_TWO_CORES
+    ),
+    Goal(
+        "text", "trained", "Medusa, tokens per target pass", _best(_CALLS, "medusa", part=_SOUND), 1.6, why=_TWO_CORES
     ),
     Goal(
         "text",
         "trained",
-        "the best trained drafter, alone or as auto has it, speedup",
+        "draft model, tokens per target pass",
+        _best(_CALLS, "draft-model", part=_SOUND),
+        1.8,
+        why=_TWO_CORES,
+    ),
+    Goal(
+        "text",
+        "trained",
+        "the best trained drafter, alone or in auto, speedup",
         _best("speedup", "draft-model,medusa,hydra,eagle3,dspark,kangaroo,auto", part=_SOUND),
         1.25,
         why=_TWO_CORES,
     ),
-    Goal("image", "methods", "coupled Jacobi, codes a call", _best(_CALLS, "jacobi", temperature=1.0), 2.0),
-    Goal("image", "methods", "the best exact method, codes a call", _best(_CALLS, temperature=1.0), 2.5),
+    Goal("image", "methods", "coupled Jacobi, codes per target pass", _best(_CALLS, "jacobi", temperature=1.0), 2.0),
+    Goal("image", "methods", "the best exact method, codes per target pass", _best(_CALLS, temperature=1.0), 2.5),
     Goal("image", "methods", "the best exact method, speedup", _best("speedup", temperature=1.0), 1.4),
-    Goal("image", "relaxed", "the best relaxed rule, codes a call", _relaxed(_CALLS), 4.0),
+    Goal("image", "relaxed", "the best relaxed rule, codes per target pass", _relaxed(_CALLS), 4.0),
     Goal("image", "relaxed", "the best relaxed rule, speedup", _relaxed("speedup"), 2.0),
-    Goal("image", "judged", "the relaxed rule judged, codes a call", _relaxed(_CALLS), 4.0),
+    Goal("image", "judged", "the relaxed rule judged, codes per target pass", _relaxed(_CALLS), 4.0),
     Goal(
         "image",
         "judged",
-        "its KID above plain decoding's, in spreads of seeds",
+        "its KID above plain decoding's, in differences between seeds",
         _judged("KID", spreads=True),
         maximum=1.0,
         why=_ONE_PAIR,
     ),
-    Goal("image", "judged", "its prompts met, above plain decoding's", _judged("top-5"), -0.02),
+    Goal("image", "judged", "its top-5 prompt agreement above plain decoding's", _judged("top-5"), -0.02),
     Goal(
         "speech",
         "speed",
-        "heads with the speech tree, tokens a call",
+        "heads with the speech tree, tokens per target pass",
         _best(_CALLS, "medusa,hydra", temperature=None),
         1.4,
     ),
@@ -248,8 +269,8 @@ GOALS = (
         _best("speedup", temperature=None, rule="tolerance"),
         1.7,
     ),
-    Goal("speech", "speed", "work of plain decoding, seconds for a second of sound", _work, maximum=1.0),
-    Goal("speech", "judged", "tolerance, tokens a call", _relaxed(_CALLS), 2.5),
+    Goal("speech", "speed", "real-time factor of plain decoding", _work, maximum=1.0),
+    Goal("speech", "judged", "tolerance, tokens per target pass", _relaxed(_CALLS), 2.5),
     Goal(
         "speech",
         "judged",
@@ -260,15 +281,15 @@ GOALS = (
     Goal("speech", "judged", "its DNSMOS above plain decoding's", _apart("dnsmos"), -0.05),
     Goal("speech", "judged", "word error of plain decoding", _heard("word_error"), maximum=0.12),
     Goal("speech", "judged", "DNSMOS of plain decoding", _heard("dnsmos"), 2.8),
-    Goal("speech", "judged", "plain decoding that comes to no end", _heard("missing_end"), maximum=0.02),
+    Goal("speech", "judged", "share of plain decoding without an end token", _heard("missing_end"), maximum=0.02),
     Goal(
         "speech",
         "judged",
-        "word error of what the codec leaves of the teacher",
+        "word error of the teacher passed through the codec",
         _rung("codec", "word_error"),
         maximum=0.04,
     ),
-    Goal("speech", "judged", "nats of the voice's own distribution", _plain("target_entropy"), 1.5),
+    Goal("speech", "judged", "entropy per token of plain decoding", _plain("target_entropy"), 1.5),
 )
 
 
@@ -293,8 +314,8 @@ def short(everything: Mapping[str, Mapping[str, Results]]) -> str:
 
 
 def main(folder: Path) -> None:
-    results = {name: {section.name: held(folder / name, section) for section in SECTIONS[name]} for name in SECTIONS}
-    print(short(results), end="")
+    found = {name: {section.name: results(folder / name, section) for section in SECTIONS[name]} for name in SECTIONS}
+    print(short(found), end="")
 
 
 if __name__ == "__main__":

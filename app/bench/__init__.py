@@ -1,1 +1,1 @@
-"""`outrider bench`: one command a file, and how its results are drawn."""
+"""The `outrider bench` commands, and the tables and plots of their results."""

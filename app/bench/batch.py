@@ -1,4 +1,4 @@
-"""`outrider bench batch`: prompts side by side against one after another, as a table or JSON."""
+"""`outrider bench batch`: a batch of prompts compared with the same prompts decoded one at a time."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import typer
 
 
 def batch(
-    dtypes: Annotated[str, typer.Option(help="Precisions with commas between them.")] = "float32,bfloat16,int4",
-    drafter: Annotated[str | None, typer.Option(help="Who drafts; left out: nobody.")] = None,
+    dtypes: Annotated[str, typer.Option(help="Precisions, comma-separated.")] = "float32,bfloat16,int4",
+    drafter: Annotated[str | None, typer.Option(help="The drafter. Default: plain decoding.")] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines, each with `prompt` or `turns`; left out: prompts of our own.")
+        Path | None, typer.Option(help="JSON lines, each with `prompt` or `turns`. Default: built-in prompts.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=2, help="Prompts in the batch, every task in turn.")] = 8,
-    repeat: Annotated[int, typer.Option(min=1, help="Rounds; the middle one is shown.")] = 3,
+    limit: Annotated[int, typer.Option(min=2, help="Prompts in the batch, from every task in turn.")] = 8,
+    repeat: Annotated[int, typer.Option(min=1, help="Repetitions; the table shows the median one.")] = 3,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="For each prompt.")] = 96,
     model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a GGUF file.")] = "smollm2-135m",
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the table there; - is stdout.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the table to this file; - is stdout.")] = None,
 ) -> None:
-    """Tokens a second of a batch beside one prompt after another, and whether each row comes out the same."""
+    """Measure tokens per second of a batch and of the same prompts one at a time, and compare the outputs."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -34,25 +34,26 @@ def batch(
     from outrider.text.bench.run import load_prompts
 
     items = load_prompts(prompts, limit)
-    found = []
+    comparisons = []
     with Console(stderr=True, highlight=False).status("Loading ...") as status:
         for dtype in dict.fromkeys(name.strip() for name in dtypes.split(",") if name.strip()):
             lm = text.load(model, device=device, dtype=dtype)
             status.update(f"{dtype}: {len(items)} prompts ...")
-            found.append(middle(list(compare(lm, items, drafter=drafter, tokens=max_new_tokens, repeat=repeat))))
+            comparisons.append(middle(list(compare(lm, items, drafter=drafter, tokens=max_new_tokens, repeat=repeat))))
     if json_file is not None:
-        about = {"model": model, "device": device, "max_new_tokens": max_new_tokens, "repeat": repeat}
-        rows = [asdict(one) | {"ratio": one.ratio} for one in found]
-        report = {"machine": machine(), "versions": versions(), "settings": about, "rows": rows}
+        settings = {"model": model, "device": device, "max_new_tokens": max_new_tokens, "repeat": repeat}
+        rows = [asdict(row) | {"ratio": row.ratio} for row in comparisons]
+        report = {"machine": machine(), "versions": versions(), "settings": settings, "rows": rows}
         written = json.dumps(report, indent=2)
         if str(json_file) == "-":
             print(written)
             return
         json_file.write_text(written + "\n", encoding="utf-8")
-    table = Table("", "drafter", "tok/s in all", "one after another", "ratio", "same output", box=SIMPLE_HEAD)
+    titles = ("", "drafter", "tokens / s, batch", "tokens / s, one by one", "ratio", "same output")
+    table = Table(*titles, box=SIMPLE_HEAD)
     for column in table.columns[2:]:
         column.justify = "right"
-    for one in found:
-        pace = (f"{one.together:.0f}", f"{one.alone:.0f}", f"{one.ratio:.2f}")
-        table.add_row(one.dtype, one.drafter, *pace, f"{one.same} of {one.rows}")
+    for row in comparisons:
+        speeds = (f"{row.together:.0f}", f"{row.alone:.0f}", f"{row.ratio:.2f}")
+        table.add_row(row.dtype, row.drafter, *speeds, f"{row.same} of {row.rows}")
     Console(highlight=False).print(table)

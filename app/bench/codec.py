@@ -1,4 +1,4 @@
-"""`outrider bench codec`: how far the codec carries to a human whom it never heard.
+"""`outrider bench codec`: the quality of the speech codec on a human voice outside its training data.
 
 Heavy packages are imported when it runs.
 """
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 def codec(
-    limit: Annotated[int, typer.Option(min=1, help="So many clips.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Number of clips.")] = 20,
     weights: OwnWeights = None,
     device: Device = "cpu",
     output: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write everything; - is stdout.")
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the results to this file; - is stdout.")
     ] = None,
 ) -> None:
-    """What the codec of speech, and the vocoder alone, leave of a human's speech, beside that itself."""
+    """Measure what the speech codec, and the vocoder alone, do to recordings of a human voice."""
     import torch
     from rich.console import Console
 
     from outrider.app.bench.progress import bar
-    from outrider.app.bench.speech import say
+    from outrider.app.bench.speech import show
     from outrider.speech import load
     from outrider.speech.evaluation import human_speech, opus
     from outrider.speech.evaluation.metrics import Judges
@@ -41,11 +41,11 @@ def codec(
         sp = load(device=device, folder=weights)
     with bar(console, 3 * limit, "Listening") as step:
         heard = human_speech.ladder(sp, human_speech.clips(), Judges(torch.get_num_threads()), limit, step)
-    say(human_speech.report(sp, heard, about={"clips_wanted": limit, "device": device}), output, draw)
+    show(human_speech.report(sp, heard, about={"clips_wanted": limit, "device": device}), output, draw)
 
 
-def draw(console: Console, told: Mapping[str, Any]) -> None:
-    """The table: what is heard, beside what is heard of the human."""
-    from outrider.app.bench.speech import heard_table
+def draw(console: Console, report: Mapping[str, Any]) -> None:
+    """Print the table of speech quality, compared with the recordings."""
+    from outrider.app.bench.speech import quality_table
 
-    console.print(heard_table(f"What is heard of {told['judged']} clips of a human", told["ladder"], "human"))
+    console.print(quality_table(f"Speech quality over {report['judged']} human clips", report["ladder"], "human"))

@@ -1,4 +1,4 @@
-"""`outrider bench crowd | long | offload | soak | device`: the engine room's tables, for people or as JSON."""
+"""`outrider bench crowd | long | offload | soak | device`: the decoding engine under load, as a table or JSON."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import typer
 from outrider.app.options import Cache
 
 _MODEL = Annotated[str, typer.Option(help="A name, a hub id, a folder or a GGUF file.")]
-_DRAFTERS = Annotated[str, typer.Option(help="Names with commas between them.")]
+_DRAFTERS = Annotated[str, typer.Option(help="Drafters, comma-separated.")]
 _DTYPE = Annotated[str, typer.Option(help="float32, bfloat16, int8, int4, ...")]
 _DEVICE = Annotated[str, typer.Option(help="cpu, cuda, ...")]
-_PROMPTS = Annotated[Path | None, typer.Option(help="JSON lines; left out: prompts of our own.")]
-_LIMIT = Annotated[int, typer.Option(min=1, help="Prompts, every task in turn.")]
+_PROMPTS = Annotated[Path | None, typer.Option(help="JSON lines. Default: built-in prompts.")]
+_LIMIT = Annotated[int, typer.Option(min=1, help="Number of prompts, from every task in turn.")]
 _TOKENS = Annotated[int, typer.Option(min=1, help="For each prompt.")]
-_REPEAT = Annotated[int, typer.Option(min=1, help="Rounds; the middle one is shown.")]
-_JSON = Annotated[Path | None, typer.Option("--json", help="Write the table there; - is stdout.")]
+_REPEAT = Annotated[int, typer.Option(min=1, help="Repetitions; the table shows the median one.")]
+_JSON = Annotated[Path | None, typer.Option("--json", help="Write the table to this file; - is stdout.")]
 
 
 def crowd(
-    rows: Annotated[str, typer.Option(help="Batch sizes with commas between them.")] = "1,2,4,8,16,32",
+    rows: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,2,4,8,16,32",
     drafters: _DRAFTERS = "prompt-lookup,suffix,auto",
     model: _MODEL = "smollm2-135m",
     dtype: _DTYPE = "bfloat16",
@@ -35,7 +35,7 @@ def crowd(
     cache: Cache = None,
     json_file: _JSON = None,
 ) -> None:
-    """Requests that enter and leave a batch, with and without drafting, by its size; where drafting stops paying."""
+    """Measure continuous batching by batch size, with and without drafting, and where drafting stops paying."""
     from outrider.text.bench.engine import crowd as measure
     from outrider.text.bench.engine import pays_until
 
@@ -49,7 +49,9 @@ def crowd(
 
 
 def long(
-    contexts: Annotated[str, typer.Option(help="Tokens of a long text before every prompt.")] = "6000,8000",
+    contexts: Annotated[
+        str, typer.Option(help="Tokens of filler text before every prompt, comma-separated.")
+    ] = "6000,8000",
     drafters: _DRAFTERS = "sparse-cache,triforce,prompt-lookup",
     model: _MODEL = "smollm2-135m",
     dtype: _DTYPE = "bfloat16",
@@ -60,8 +62,7 @@ def long(
     repeat: _REPEAT = 3,
     json_file: _JSON = None,
 ) -> None:
-    """Behind long prompts, over a cache of full precision and over one of 8 bits: speed without the prompt's reading,
-    and what the caches hold."""
+    """Measure long prompts with a KV cache of full precision and of 8 bits: speed without prefill, and cache sizes."""
     from outrider.text.bench.engine import long as measure
 
     lm, items = _loaded(model, dtype, device, prompts, limit)
@@ -72,9 +73,11 @@ def long(
 
 
 def offload(
-    budgets: Annotated[str, typer.Option(help="Fractions of the layers, or bytes.")] = "0.25,0.5,1",
+    budgets: Annotated[
+        str, typer.Option(help="Memory for layers, as fractions of all layers or in bytes, comma-separated.")
+    ] = "0.25,0.5,1",
     drafters: _DRAFTERS = "draft-model,specexec,suffix",
-    nodes: Annotated[int, typer.Option(min=1, help="Of specexec's tree.")] = 128,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes of specexec's tree.")] = 128,
     model: _MODEL = "smollm2-135m",
     dtype: _DTYPE = "bfloat16",
     prompts: _PROMPTS = None,
@@ -83,7 +86,7 @@ def offload(
     repeat: _REPEAT = 3,
     json_file: _JSON = None,
 ) -> None:
-    """Layers read from the disk in every pass, but for those that a budget lets stay; the drafter stays in memory."""
+    """Measure decoding with layers read from disk in every pass, except for those that fit a memory budget."""
     from outrider.text.bench.engine import offloaded
 
     lm, items = _loaded(model, dtype, "cpu", prompts, limit)
@@ -101,22 +104,23 @@ def offload(
 
 
 def soak(
-    requests: Annotated[int, typer.Option(min=1, help="So many.")] = 2000,
-    drafter: Annotated[str, typer.Option(help="Who drafts, or plain.")] = "prompt-lookup",
+    requests: Annotated[int, typer.Option(min=1, help="Number of requests.")] = 2000,
+    drafter: Annotated[str, typer.Option(help="The drafter, or plain.")] = "prompt-lookup",
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
-    rows: Annotated[int, typer.Option(min=1, help="Side by side, at most.")] = 8,
+    rows: Annotated[int, typer.Option(min=1, help="Rows of the batch.")] = 8,
     model: Annotated[
-        str, typer.Option(help="A name, a hub id, a folder or a GGUF file; random: a small one.")
+        str, typer.Option(help="A name, a hub id, a folder or a GGUF file; random: a small model with random weights.")
     ] = "random",
     dtype: _DTYPE = "bfloat16",
     device: _DEVICE = "cpu",
     cache: Cache = None,
-    check: Annotated[int, typer.Option(min=1, help="Decode every so many-th once more alone.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of prompts, limits and cancels.")] = 17,
+    check: Annotated[int, typer.Option(min=1, help="Decode every Nth request again by itself and compare.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of prompts, limits and cancellations.")] = 17,
     json_file: _JSON = None,
 ) -> None:
-    """Requests with random limits, stops and cancels: is every finished row what it is alone, and does memory stay
-    flat? Ends with 1 where not."""
+    """Run many requests with random limits, stop strings and cancellations; fail if outputs differ or memory grows.
+
+    Every finished request has to equal the same request decoded by itself, and memory has to stay flat."""
     from dataclasses import asdict
 
     from rich.console import Console
@@ -130,7 +134,7 @@ def soak(
         model, drafter, dtype=dtype, device=device, cache=cache, temperature=temperature, seed=seed
     )
     with bar(console, requests, "Soaking") as step:
-        found = run(
+        result = run(
             target,
             make,
             rule,
@@ -143,20 +147,21 @@ def soak(
             seed=seed,
             say=lambda done: step("", done, requests),
         )
-    told = {**asdict(found), "growth": found.growth, "flat": found.flat}
+    report = {**asdict(result), "growth": result.growth, "flat": result.flat}
     if json_file is not None and str(json_file) == "-":
-        print(json.dumps(told, indent=2))
+        print(json.dumps(report, indent=2))
     else:
         if json_file is not None:
-            json_file.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+            json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
         print(
-            f"{found.requests:,} requests in {found.rounds:,} rounds, {found.emitted:,} tokens: {found.finished:,} "
-            f"finished ({found.stopped:,} by a stop), {found.cancelled:,} cancelled\n"
-            f"not what they are alone: {found.wrong} of {found.finished // check:,} looked at\n"
-            f"cache: {found.cache_bytes / 1e6:.1f} MB at most; memory: {found.resident[0] / 1e6:.0f} MB at first, "
-            f"{found.resident[-1] / 1e6:.0f} MB at last, {found.growth / 1e6:+.1f} MB from the second quarter on"
+            f"{result.requests:,} requests in {result.rounds:,} rounds, {result.emitted:,} tokens: {result.finished:,} "
+            f"finished ({result.stopped:,} by a stop string), {result.cancelled:,} cancelled\n"
+            f"outputs that differ from decoding alone: {result.wrong} of {result.finished // check:,} checked\n"
+            f"KV cache: at most {result.cache_bytes / 1e6:.1f} MB; process memory: {result.resident[0] / 1e6:.0f} MB "
+            f"at the start, {result.resident[-1] / 1e6:.0f} MB at the end, {result.growth / 1e6:+.1f} MB since the "
+            "second quarter"
         )
-    if found.wrong or not found.flat:
+    if result.wrong or not result.flat:
         raise typer.Exit(1)
 
 
@@ -169,13 +174,15 @@ def device(
     limit: _LIMIT = 4,
     max_new_tokens: _TOKENS = 128,
     repeat: _REPEAT = 5,
-    peers: Annotated[bool, typer.Option("--peers", help="transformers' generate() too, plain and static.")] = False,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Also measure generate() of transformers, with dynamic and static cache.")
+    ] = False,
     modality: Annotated[
-        str, typer.Option(help="text; or image or speech, on weights as they begin: speed doesn't depend on them.")
+        str, typer.Option(help="text, image or speech; image and speech use random weights of the trained sizes.")
     ] = "text",
     json_file: _JSON = None,
 ) -> None:
-    """Captured passes beside uncaptured ones, launches a step, and the distance to the speed of the device's memory."""
+    """Compare CUDA-graph passes with eager ones, count kernel launches, and compare with the memory bandwidth."""
     from outrider.core.errors import unknown
     from outrider.text.bench.device import captured
     from outrider.text.bench.device import device as measure
@@ -187,8 +194,8 @@ def device(
         from outrider.app.bench.random_models import DRAFTERS, PARTS
 
         network, run = PARTS[modality](dtype, device, limit, max_new_tokens)
-        found = captured(network, run, drafters=DRAFTERS, repeat=repeat)
-        _write(_watched(found, "Device"), settings | {"model": f"untrained, {modality}"}, json_file)
+        measured = captured(network, run, drafters=DRAFTERS, repeat=repeat)
+        _write(_watched(measured, "Device"), settings | {"model": f"untrained, {modality}"}, json_file)
         return
     lm, items = _loaded(model, dtype, device, prompts, limit)
     rows = measure(lm, items, drafters=_names(drafters), tokens=max_new_tokens, repeat=repeat, peers=peers)
@@ -210,15 +217,15 @@ def _loaded(
 
 
 def _watched(rows: Iterable[Mapping[str, Any]], title: str) -> list[dict[str, Any]]:
-    """All of them, what is done being said meanwhile."""
+    """The rows as a list, with a status line that counts them while they are measured."""
     from rich.console import Console
 
-    found: list[dict[str, Any]] = []
+    measured: list[dict[str, Any]] = []
     with Console(stderr=True, highlight=False).status(f"{title} ...") as status:
         for row in rows:
-            found.append(dict(row))
-            status.update(f"{title}: {len(found)} measured ...")
-    return found
+            measured.append(dict(row))
+            status.update(f"{title}: {len(measured)} measured ...")
+    return measured
 
 
 COLUMNS: Mapping[str, tuple[str, str]] = {
@@ -227,33 +234,33 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "cache": ("cache", "{}"),
     "budget": ("budget", "{:g}"),
     "drafter": ("drafter", "{}"),
-    "tokens_per_second": ("tok/s", "{:.1f}"),
-    "speedup": ("x plain", "{:.2f}"),
-    "tokens_per_pass": ("tok/call", "{:.2f}"),
-    "read_seconds": ("prompt read in s", "{:.1f}"),
-    "cache_bytes": ("cache MB", "{:.1f}"),
-    "copied_bytes": ("copied of it MB", "{:.1f}"),
-    "as_exact": ("as exact", "{:.0%}"),
-    "held_bytes": ("layers held MB", "{:.1f}"),
-    "read_bytes_per_token": ("read MB/tok", "{:.1f}"),
-    "waited": ("of it waiting", "{:.0%}"),
-    "launches_per_call": ("launches/call", "{:.0f}"),
-    "floor_ms": ("floor ms/tok", "{:.3f}"),
-    "times_floor": ("x floor", "{:.2f}"),
+    "tokens_per_second": ("tokens / s", "{:.1f}"),
+    "speedup": ("speedup", "{:.2f}"),
+    "tokens_per_pass": ("tokens / pass", "{:.2f}"),
+    "read_seconds": ("prefill s", "{:.1f}"),
+    "cache_bytes": ("KV cache MB", "{:.1f}"),
+    "copied_bytes": ("drafter's copy MB", "{:.1f}"),
+    "as_exact": ("same as full-precision cache", "{:.0%}"),
+    "held_bytes": ("layers in memory MB", "{:.1f}"),
+    "read_bytes_per_token": ("read MB / token", "{:.1f}"),
+    "waited": ("waiting for disk", "{:.0%}"),
+    "launches_per_call": ("launches / pass", "{:.0f}"),
+    "floor_ms": ("bandwidth bound ms / token", "{:.3f}"),
+    "times_floor": ("relative to bound", "{:.2f}"),
 }
 
 
 def lines(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Titles and cells of a table."""
-    there = [name for name in COLUMNS if name in rows[0]]
+    """The titles and the cells of a table."""
+    shown = [name for name in COLUMNS if name in rows[0]]
     body = []
     for row in rows:
         cells = []
-        for name in there:
+        for name in shown:
             value = row[name] / 1e6 if "MB" in COLUMNS[name][0] else row[name]
             cells.append("-" if value is None else COLUMNS[name][1].format(value))
         body.append([*cells, f"{row['same']} of {row['of']}"])
-    return [*(COLUMNS[name][0] for name in there), "same output"], body
+    return [*(COLUMNS[name][0] for name in shown), "same output"], body
 
 
 def _write(rows: list[dict[str, Any]], settings: dict[str, Any], json_file: Path | None) -> None:
@@ -264,8 +271,8 @@ def _write(rows: list[dict[str, Any]], settings: dict[str, Any], json_file: Path
     from outrider.core.trace import machine, versions
 
     if json_file is not None:
-        found = {"machine": machine(), "versions": versions(), "settings": settings, "engine": True, "rows": rows}
-        written = json.dumps(found, indent=2)
+        report = {"machine": machine(), "versions": versions(), "settings": settings, "engine": True, "rows": rows}
+        written = json.dumps(report, indent=2)
         if str(json_file) == "-":
             print(written)
             return
@@ -279,4 +286,6 @@ def _write(rows: list[dict[str, Any]], settings: dict[str, Any], json_file: Path
     console = Console(highlight=False)
     console.print(table)
     for name, size in settings.get("stops_paying_at", {}).items():
-        console.print(f"{name}: " + ("pays in every batch" if size is None else f"stops paying in a batch of {size}"))
+        console.print(
+            f"{name}: " + ("pays at every batch size" if size is None else f"stops paying at batch size {size}")
+        )

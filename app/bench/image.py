@@ -1,4 +1,7 @@
-"""`outrider bench image`: a table of drafters and rules on pictures. Heavy packages are imported when it runs."""
+"""`outrider bench image`: a table of drafters and rules on pictures.
+
+Heavy packages are imported when it runs.
+"""
 
 from __future__ import annotations
 
@@ -15,32 +18,38 @@ if TYPE_CHECKING:
     from outrider.image.evaluation.bench import Row
 
 _WIDTH = 132  # of the table; a narrower terminal wraps its lines
-_JUDGED = ("KID", "FID", "LPIPS", "top-5")  # of what judges say; all of it is in the JSON
+_JUDGED = ("KID", "FID", "LPIPS", "top-5")  # the measures of quality in the table; the JSON has all of them
 
 
 def image(
     prompts: Prompts = "common",
-    drafters: Annotated[str, typer.Option(help="Names with commas between them.")] = "jacobi,token-recycling,suffix",
-    rules: Annotated[str, typer.Option(help="Names with commas between them; each drafter meets each.")] = "exact",
+    drafters: Annotated[str, typer.Option(help="Names, comma-separated.")] = "jacobi,token-recycling,suffix",
+    rules: Annotated[
+        str, typer.Option(help="Names, comma-separated; every drafter is measured with every rule.")
+    ] = "exact",
     drafter_option: Annotated[
         list[str] | None,
-        typer.Option(metavar="K=V,...", help="Of every drafter that has it, or DRAFTER.K=V; a row for each value."),
+        typer.Option(
+            metavar="K=V,...", help="An option of every drafter that has it, or DRAFTER.K=V; one row for each value."
+        ),
     ] = None,
     rule_option: Annotated[
         list[str] | None,
-        typer.Option(metavar="K=V,...", help="Of every rule that has it, or RULE.K=V; a row for each value."),
+        typer.Option(
+            metavar="K=V,...", help="An option of every rule that has it, or RULE.K=V; one row for each value."
+        ),
     ] = None,
     judge: Annotated[
-        bool, typer.Option("--judge", help="Judge the pictures too: KID, FID, LPIPS, prompt agreement ...")
+        bool, typer.Option("--judge", help="Also judge the pictures: KID, FID, LPIPS, prompt agreement.")
     ] = False,
-    data: Annotated[Path | None, typer.Option(metavar="FILE", help="Prepared pictures to judge beside.")] = None,
-    pictures: Annotated[int, typer.Option(min=1, help="For each row of the table.")] = 32,
-    style: Annotated[str | None, typer.Option(help="Whose style.")] = None,
-    guidance: Annotated[float | None, typer.Option(help="1 is none. Default: 3, or the model's own.")] = None,
+    data: Annotated[Path | None, typer.Option(metavar="FILE", help="Prepared real pictures to judge against.")] = None,
+    pictures: Annotated[int, typer.Option(min=1, help="Pictures for each row of the table.")] = 32,
+    style: Annotated[str | None, typer.Option(help="The emoji set whose style to draw in.")] = None,
+    guidance: Annotated[float | None, typer.Option(help="1 is off. Default: 3, or the published model's own.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="0 is off.")] = 0,
     seed: Annotated[int, typer.Option(help="Of the first picture.")] = 0,
-    batch: Annotated[int, typer.Option(min=1, help="Pictures at a time.")] = 16,
+    batch: Annotated[int, typer.Option(min=1, help="Pictures decoded at a time.")] = 16,
     model: Model = None,
     draft: Draft = None,
     model_option: ModelOptions = None,
@@ -50,7 +59,7 @@ def image(
     output: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the table as JSON.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw speed against quality.")] = None,
 ) -> None:
-    """Calls of the target on pictures, background and ink apart, and what relaxed rules change."""
+    """Measure codes per target pass, for background and foreground too, and what relaxed rules change."""
     from itertools import cycle, islice
 
     from rich.console import Console
@@ -61,7 +70,7 @@ def image(
     from outrider.image.resolve_drafter import drafters as known_drafters
     from outrider.image.resolve_drafter import rules as known_rules
 
-    said = image_prompts(prompts)
+    texts = image_prompts(prompts)
     chosen = [one.strip() for one in drafters.split(",")], [one.strip() for one in rules.split(",")]
     for what, names, known in (("drafter", chosen[0], known_drafters()), ("rule", chosen[1], known_rules())):
         for name in names:
@@ -70,9 +79,9 @@ def image(
     options = listed(drafter_option, "--drafter-option"), listed(rule_option, "--rule-option")
     settings = bench.settings(*chosen, *options)
     if judge and model is not None:
-        raise typer.BadParameter("is for our own model: it knows no other's pictures", param_hint="--judge")
+        raise typer.BadParameter("works with our own model only; leave out --model", param_hint="--judge")
     im = image_model(model, draft, model_option, weights, device=device, dtype=dtype)
-    wanted: dict[str, Any] = {
+    options_of_all: dict[str, Any] = {
         "style": style,
         "guidance": guidance,
         "temperature": temperature,
@@ -80,27 +89,27 @@ def image(
         "seed": seed,
         "batch": batch,
     }
-    asked = list(islice(cycle(said), pictures))
+    repeated = list(islice(cycle(texts), pictures))
     judges = _judges(cast("ImageModel", im), style, device, data, weights) if judge else None
     count = len(settings) + 1 + judge
     with tqdm(total=pictures * count, unit="picture", leave=False, disable=None) as bar:
-        asking = None if judges is None else judges.of_results
-        rows = bench.measure(im, asked, settings, quality=asking, progress=bar.update, **wanted)
+        judging = None if judges is None else judges.of_results
+        rows = bench.measure(im, repeated, settings, quality=judging, progress=bar.update, **options_of_all)
     console = Console()
     (console if console.width >= _WIDTH else Console(width=_WIDTH)).print(_table(rows))
     if output is not None:
-        about = {"model": im.name, "dtype": dtype, "prompts": prompts, "pictures": pictures, **wanted}
+        about = {"model": im.name, "dtype": dtype, "prompts": prompts, "pictures": pictures, **options_of_all}
         if judges is not None:
             about["of held-out real pictures"] = judges.reference
-            about["of the classifier"] = _how_good(weights)
-        told = bench.to_json(rows, about)
-        output.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+            about["of the classifier"] = _accuracy(weights)
+        report = bench.to_json(rows, about)
+        output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if plot is not None:
         bench.plot(rows, plot)
 
 
 def _judges(im: ImageModel, style: str | None, device: str, data: Path | None, weights: Path | None) -> Any:
-    """Everything that judging needs, refused now where it is missing."""
+    """The judges of pictures; raises an error if the data or the weights that they need are missing."""
     from outrider.image import recipes
     from outrider.image.evaluation.quality import QualityMetrics
     from outrider.image.training.data import load_or_render
@@ -109,8 +118,8 @@ def _judges(im: ImageModel, style: str | None, device: str, data: Path | None, w
     return QualityMetrics(load_or_render(data), im.codec, classifier, style, device)
 
 
-def _how_good(weights: Path | None) -> Any:
-    """How often the classifier is right, as was noted when it was made."""
+def _accuracy(weights: Path | None) -> Any:
+    """The classifier's accuracy, as recorded when it was trained."""
     from outrider.core.training.checkpoint import about
     from outrider.image import recipes
 
@@ -126,14 +135,14 @@ def _table(rows: list[Row]) -> Any:
     measures = [name for name in _JUDGED if any(name in row.quality for row in rows)]
     for title in (
         "speedup",
-        "codes a call",
-        "white",
-        "ink",
-        "passes a code",
+        "codes / pass",
+        "background / pass",
+        "foreground / pass",
+        "passes / code",
         "accepted",
         "relaxed",
-        "total_variation",
-        "nats a code",
+        "total variation / code",
+        "NLL / code",
         *measures,
     ):
         table.add_column(title, justify="right", no_wrap=True)

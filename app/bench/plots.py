@@ -1,6 +1,6 @@
-"""What was measured, as pictures: speed, tokens a call, acceptance by position, predicted against measured.
+"""Plots of `bench text`: speed, tokens per target pass, acceptance by position, predicted against measured speed.
 
-Knows the report's JSON and matplotlib, which is an extra and is imported when something is drawn.
+Knows the JSON of the benchmarks. matplotlib belongs to an extra and is imported when something is drawn.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ _OURS, _THEIRS, _PREDICTED = "#2f6f9f", "#b0b0b0", "#e08a2e"
 
 
 def check() -> None:
-    """Is there something to draw with?"""
+    """Raise InvalidOption unless matplotlib is installed."""
     if find_spec("matplotlib") is None:
         raise InvalidOption("plots need matplotlib: pip install 'outrider[bench]'")
 
 
 def draw_all(report: Report, folder: Path) -> list[Path]:
-    """Write every picture that there are figures for; their files."""
+    """Write every plot for which the report has figures, and return their files."""
     from matplotlib.figure import Figure
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidOption(f"{folder} can't be made: {error.strerror}") from None
-    pictures: dict[str, Callable[[Report, Any], bool]] = {
+        raise InvalidOption(f"cannot create the folder {folder}: {error.strerror}; choose another") from None
+    plots: dict[str, Callable[[Report, Any], bool]] = {
         "speed": speed,
         "tokens-per-call": tokens_per_pass,
         "acceptance": acceptance,
         "predicted": predicted,
     }
-    drawn = []
-    for name, picture in pictures.items():
+    files = []
+    for name, plot in plots.items():
         figure = Figure(figsize=(8, 4.5), layout="constrained")
-        if picture(report, figure.subplots()):
+        if plot(report, figure.subplots()):
             path = folder / f"{name}.png"
             figure.savefig(path, dpi=144)
-            drawn.append(path)
-    return drawn
+            files.append(path)
+    return files
 
 
 def _bars(axes: Any, rows: Sequence[Mapping[str, Any]], key: str, label: str, spread: bool = False) -> None:
@@ -63,13 +63,13 @@ def _bars(axes: Any, rows: Sequence[Mapping[str, Any]], key: str, label: str, sp
 
 def speed(report: Report, axes: Any) -> bool:
     rows = [*report["rows"], *report["peers"]]
-    _bars(axes, rows, "tokens_per_second", "tokens a second: median over prompts, and quartiles", spread=True)
+    _bars(axes, rows, "tokens_per_second", "tokens per second: median over prompts, and quartiles", spread=True)
     return True
 
 
 def tokens_per_pass(report: Report, axes: Any) -> bool:
     rows = [row for row in report["rows"] if row["tokens_per_pass"] is not None]
-    _bars(axes, rows, "tokens_per_pass", "tokens of one call of the target")
+    _bars(axes, rows, "tokens_per_pass", "tokens per target pass")
     return bool(rows)
 
 
@@ -79,7 +79,7 @@ def acceptance(report: Report, axes: Any) -> bool:
         places = range(1, len(row["by_position"]) + 1)
         (line,) = axes.plot(places, row["by_position"], marker="o", label=name_of(row))
         axes.plot(places, row["conditional"], marker=".", linestyle="--", color=line.get_color(), alpha=0.6)
-    axes.set_xlabel("position in the draft (dashed: if all before it were accepted)")
+    axes.set_xlabel("position in the draft (dashed: if all earlier positions were accepted)")
     axes.set_ylabel("accepted")
     axes.set_ylim(0, 1.02)
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -94,11 +94,11 @@ def predicted(report: Report, axes: Any) -> bool:
         x, y = row["predicted_tokens_per_second"], row["decode_tokens_per_second"]
         axes.scatter([x], [y], color=_PREDICTED, zorder=2)
         axes.annotate(name_of(row), (x, y), textcoords="offset points", xytext=(6, 4))
-    most = 1.1 * max(
+    limit = 1.1 * max(
         (max(row["predicted_tokens_per_second"], row["decode_tokens_per_second"]) for row in rows), default=1
     )
-    axes.plot([0, most], [0, most], color=_THEIRS, zorder=1)
+    axes.plot([0, limit], [0, limit], color=_THEIRS, zorder=1)
     axes.margins(x=0.12)  # room for the names
-    axes.set_xlabel("predicted tokens a second, from acceptance and what passes cost")
-    axes.set_ylabel("measured (the prompt's reading left out)")
+    axes.set_xlabel("predicted tokens per second, from acceptance and the cost of passes")
+    axes.set_ylabel("measured tokens per second (without prefill)")
     return bool(rows)

@@ -1,4 +1,4 @@
-"""`outrider bench precision`: what fewer bits cost and bring, as a table or JSON."""
+"""`outrider bench precision`: perplexity, agreement and speed of a model at lower precisions."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import typer
 
 
 def precision(
-    dtypes: Annotated[str, typer.Option(help="Precisions with commas between them.")] = "bfloat16,int8,int4",
+    dtypes: Annotated[str, typer.Option(help="Precisions, comma-separated.")] = "bfloat16,int8,int4",
     prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines, each with `prompt` or `turns`; left out: prompts of our own.")
+        Path | None, typer.Option(help="JSON lines, each with `prompt` or `turns`. Default: built-in prompts.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="So many prompts only, every task in turn.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Decoded plainly for each prompt.")] = 96,
+    limit: Annotated[int | None, typer.Option(min=1, help="Number of prompts, from every task in turn.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="For each prompt, by plain decoding.")] = 96,
     model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a GGUF file.")] = "smollm2-135m",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the table there; - is stdout.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the table to this file; - is stdout.")] = None,
 ) -> None:
-    """Perplexity and greedy agreement with 32 bits, beside the speed of plain decoding, on the prompts' own text."""
+    """Measure perplexity, greedy agreement with float32, and the speed of plain decoding, on the text of prompts."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -36,17 +36,17 @@ def precision(
     rows: list[Precision] = []
     with Console(stderr=True, highlight=False).status("Loading ...") as status:
         models = {name: text.load(model, dtype=name) for name in names}
-        for found in compare(models, items, tokens=max_new_tokens):
-            if isinstance(found, str):
-                status.update(f"{found} ...")
+        for event in compare(models, items, tokens=max_new_tokens):
+            if isinstance(event, str):
+                status.update(f"{event} ...")
             else:
-                rows.append(found)
+                rows.append(event)
     if json_file is not None:
-        about = {"model": model, "prompts": len(items), "max_new_tokens": max_new_tokens}
+        settings = {"model": model, "prompts": len(items), "max_new_tokens": max_new_tokens}
         report = {
             "machine": machine(),
             "versions": versions(),
-            "settings": about,
+            "settings": settings,
             "rows": [asdict(row) for row in rows],
         }
         written = json.dumps(report, indent=2)
@@ -54,10 +54,11 @@ def precision(
             print(written)
             return
         json_file.write_text(written + "\n", encoding="utf-8")
-    table = Table("", "weights", "perplexity", "agrees", "tok/s", "slowest", "fastest", box=SIMPLE_HEAD)
+    titles = ("", "weights", "perplexity", "greedy agreement", "tokens / s", "slowest", "fastest")
+    table = Table(*titles, box=SIMPLE_HEAD)
     for column in table.columns[1:]:
         column.justify = "right"
     for row in rows:
-        pace = (f"{one:.1f}" for one in (row.tokens_per_second, row.slowest, row.fastest))
-        table.add_row(row.dtype, file_size(row.weight_bytes), f"{row.perplexity:.2f}", f"{row.agreement:.1%}", *pace)
+        speeds = (f"{speed:.1f}" for speed in (row.tokens_per_second, row.slowest, row.fastest))
+        table.add_row(row.dtype, file_size(row.weight_bytes), f"{row.perplexity:.2f}", f"{row.agreement:.1%}", *speeds)
     Console(highlight=False).print(table)

@@ -1,4 +1,4 @@
-"""Progress bars for the terminal, of benchmarks and other long work."""
+"""Progress bars in the terminal for benchmarks and other long work."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def go(bench: Bench, console: Console) -> bool:
             for name in bench.go():
                 step(name)
         except KeyboardInterrupt:
-            console.print("Stopped: this is what is done.")
+            console.print("Stopped; these are the results so far.")
             return False
     return True
 
 
 @contextmanager
 def bar(console: Console, total: int, title: str = "Measuring") -> Iterator[Any]:
-    """A progress bar; the value is `step(name, done, count)`, which moves it on by one, or to `done` of `count`."""
+    """A progress bar; yields `step(name, done, count)`, which advances it by one, or to `done` of `count`."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (

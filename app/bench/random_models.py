@@ -1,5 +1,5 @@
-"""The models of pictures and speech in the sizes that are learned, with weights as they begin, for measuring passes:
-how long one takes does not depend on what weights say.
+"""Image and speech models of the trained sizes with random weights, for measuring the speed of passes, which does not
+depend on the values of the weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Run = Callable[[str | None], tuple[list[list[int]], int]]
 
 
 def picture(dtype: str, device: str, count: int, tokens: int) -> tuple[Any, Run]:
-    """So many pictures, two streams each: the network, and how it is run."""
+    """A network and a function that decodes `count` pictures with it, under guidance (two streams for each)."""
     from outrider.core.engine.adapters.guidance import Guided
     from outrider.image.layout_planner import decoder
     from outrider.image.token_model import TokenModel
@@ -30,14 +30,14 @@ def picture(dtype: str, device: str, count: int, tokens: int) -> tuple[Any, Run]
     network = model.network(getattr(torch, dtype), device)
     encoder = model.prompt_encoder
     prompt_ids = encoder.encode_checked("red heart", "any")
-    prompt = [0] * 17  # a row of white patches and one more, which drafters may copy from
+    prompt = [0] * 17  # a row of background codes and one more, so that lookup drafters have something to copy
     return network, _run(
         lambda: Guided(decoder(network), [prompt_ids], encoder.unconditional, _GUIDANCE), prompt, count, tokens
     )
 
 
 def utterance(dtype: str, device: str, count: int, tokens: int) -> tuple[Any, Run]:
-    """So many utterances."""
+    """A network and a function that decodes `count` utterances with it."""
     from outrider.speech.voice import Speaker, Voice
 
     torch.manual_seed(0)
@@ -51,13 +51,14 @@ PARTS: Mapping[str, Callable[[str, str, int, int], tuple[Any, Run]]] = {"image":
 
 
 def _run(target: Callable[[], Target], prompt: list[int], count: int, tokens: int) -> Run:
-    """Drawn at temperature 1, and yet the same whoever drafts."""
+    """A function that decodes with a drafter at temperature 1; its output does not depend on the drafter, because the
+    rule is gumbel-match. It returns the outputs and the number of target passes."""
 
     def run(drafter: str | None) -> tuple[list[list[int]], int]:
-        outputs, calls = [], 0
+        outputs, passes = [], 0
         for seed in range(count):
             drafts = None if drafter is None else make_drafter(drafter)
-            how = decode(
+            steps = decode(
                 target(),
                 drafts,
                 make_rule("gumbel-match"),
@@ -66,9 +67,9 @@ def _run(target: Callable[[], Target], prompt: list[int], count: int, tokens: in
                 max_new_tokens=tokens,
                 seed=seed,
             )
-            steps = list(how)
-            outputs.append([token for step in steps for token in step.emitted])
-            calls += len(steps)
-        return outputs, calls
+            finished = list(steps)
+            outputs.append([token for step in finished for token in step.emitted])
+            passes += len(finished)
+        return outputs, passes
 
     return run

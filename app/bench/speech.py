@@ -1,6 +1,6 @@
-"""`outrider bench speech`: drafters and rules on sentences read aloud, and what judges hear.
+"""`outrider bench speech`: drafters and rules on sentences, and the quality of the speech by automatic judges.
 
-Heavy packages are imported when it runs; Ctrl-C gives the tables of what is done.
+Heavy packages are imported when it runs; Ctrl-C shows the tables so far.
 """
 
 from __future__ import annotations
@@ -20,54 +20,67 @@ if TYPE_CHECKING:
     from outrider.speech.evaluation.bench import Heard, Read, Speech
 
 _WIDTH = 120  # of the tables; a narrower terminal wraps their lines
-SHOWN = (  # of the quality: title, measure, factor, form
-    ("words wrong", "word_error", 100, ".1f"),
-    ("letters", "letter_error", 100, ".1f"),
+SHOWN = (  # measures of quality: title, key, factor, format
+    ("word errors %", "word_error", 100, ".1f"),
+    ("letter errors %", "letter_error", 100, ".1f"),
     ("DNSMOS", "dnsmos", 1, ".2f"),
-    ("speaker", "speaker_similarity", 1, ".3f"),
-    ("duration", "duration_ratio", 1, ".2f"),
-    ("no end", "missing_end", 100, ".1f"),
+    ("speaker similarity", "speaker_similarity", 1, ".3f"),
+    ("relative duration", "duration_ratio", 1, ".2f"),
+    ("no end token %", "missing_end", 100, ".1f"),
 )
 
 
 def speech(
     prompts: Annotated[
-        Path | None, typer.Option(help="A sentence a line; left out: held-out ones of all kinds.")
+        Path | None, typer.Option(help="A text file, one sentence per line. Default: held-out sentences of all kinds.")
     ] = None,
-    drafters: Annotated[str, typer.Option(help="Names with commas between them.")] = "medusa,jacobi,token-recycling",
-    rules: Annotated[str, typer.Option(help="Names with commas between them; each drafter meets each.")] = "exact",
+    drafters: Annotated[str, typer.Option(help="Names, comma-separated.")] = "medusa,jacobi,token-recycling",
+    rules: Annotated[
+        str, typer.Option(help="Names, comma-separated; every drafter is measured with every rule.")
+    ] = "exact",
     drafter_option: Annotated[
         list[str] | None,
-        typer.Option(metavar="K=V", help="Of every drafter that has it, or DRAFTER.K=V1,V2: a row each."),
+        typer.Option(
+            metavar="K=V,...", help="An option of every drafter that has it, or DRAFTER.K=V; one row for each value."
+        ),
     ] = None,
     rule_option: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="Of every rule that has it, or RULE.K=V1,V2: a row each.")
+        list[str] | None,
+        typer.Option(
+            metavar="K=V,...", help="An option of every rule that has it, or RULE.K=V; one row for each value."
+        ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="So many sentences.")] = 20,
-    repeat: Annotated[int, typer.Option(min=1, help="Times that everyone says each.")] = 1,
+    limit: Annotated[int, typer.Option(min=1, help="Number of sentences.")] = 20,
+    repeat: Annotated[int, typer.Option(min=1, help="How often every setting speaks each sentence.")] = 1,
     judge: Annotated[
-        bool, typer.Option("--judge", help="Word error, DNSMOS, speaker ..., beside the teacher and the codec.")
+        bool,
+        typer.Option(
+            "--judge", help="Judge the speech: word errors, DNSMOS, speaker similarity; also of the teacher and codec."
+        ),
     ] = False,
     rated: Annotated[
-        int | None, typer.Option(min=1, help="Of what is judged, DNSMOS for so many; left out: for all.")
+        int | None, typer.Option(min=1, help="Number of judged sentences to rate with DNSMOS. Default: all.")
     ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.6,
     top_k: Annotated[int, typer.Option(min=0, help="0 is off.")] = 0,
-    presence_penalty: Annotated[float, typer.Option(help="On tokens that were said already.")] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option(help="On tokens, for every time they were said.")] = 0.0,
+    presence_penalty: Annotated[float, typer.Option(help="On tokens that have occurred.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="On tokens, for each occurrence.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the first sentence.")] = 0,
-    weights: Annotated[Path | None, typer.Option(metavar="DIR", help="Weights of your own training.")] = None,
+    weights: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of weights that you trained.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda ...")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     output: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write everything; - is stdout.")
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the results to this file; - is stdout.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw tokens a call against word error.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw tokens per target pass against word errors.")
+    ] = None,
     samples: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write what everybody says of the first five there, as Ogg Opus.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Write the first five sentences of every setting there, as Ogg Opus."),
     ] = None,
 ) -> None:
-    """Tokens a target call and speed on speech, what relaxed rules cost, and with --judge what is heard of it."""
+    """Measure tokens per target pass and speed on speech, total variation, and with --judge the quality."""
     from rich.console import Console
 
     from outrider.app.bench.progress import go
@@ -89,41 +102,41 @@ def speech(
     of_drafters, of_rules = listed(drafter_option, "--drafter-option"), listed(rule_option, "--rule-option")
     settings = bench.settings(*chosen, of_drafters, of_rules)
     if samples is not None:
-        opus.library()  # is it there? asked now, and not when all is measured
+        opus.library()  # fail now if it is missing, not after measuring
     if prompts is None:
         items = bench.sentences(limit)
     else:
         lines = filter(None, map(str.strip, prompts.read_text("utf-8").splitlines()))
-        items = [Item(str(place), "given", line) for place, line in enumerate(lines)][:limit]
+        items = [Item(str(index), "given", line) for index, line in enumerate(lines)][:limit]
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k}
     options |= {"presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty}
     console = Console(stderr=True, highlight=False)
     with console.status("Loading ..."):
         sp = load(device=device, dtype=dtype, folder=weights)
-    asked = bench.Speech(sp, settings, seed, options)
-    found = Bench(asked.contenders(), items, repeat)
-    whole = go(found, console)
-    if not found.runs:
+    speakers = bench.Speech(sp, settings, seed, options)
+    measured = Bench(speakers.contenders(), items, repeat)
+    complete = go(measured, console)
+    if not measured.runs:
         raise InvalidOption("stopped before anything was measured")
     read, skipped = _teacher() if judge or samples is not None else (None, {})
     if reader() is None:
         skipped["hibari-tts"] = (
-            "not installed, so that words are read by their spelling; pip install 'outrider[speech]'"
+            "not installed, so words are pronounced by their spelling; pip install 'outrider[speech]'"
         )
-    heard = _judged(asked, items, read, rated, console) if judge else {}
-    about = {"prompts": len(found.first("plain")), "prompts_wanted": len(items), "device": device, "repeat": repeat}
-    told = bench.report(found, asked, heard, about=about, skipped=skipped)
+    heard = _judge(speakers, items, read, rated, console) if judge else {}
+    about = {"prompts": len(measured.first("plain")), "prompts_wanted": len(items), "device": device, "repeat": repeat}
+    report = bench.report(measured, speakers, heard, about=about, skipped=skipped)
     if samples is not None:
-        told["samples"] = sampled.written(asked, items, read, samples)
-    say(told, output, draw)
-    if plot is not None and not bench.plot(told, plot):
-        print("there is nothing to draw: that takes --judge and matplotlib", file=sys.stderr)
-    if not whole:
+        report["samples"] = sampled.written(speakers, items, read, samples)
+    show(report, output, draw)
+    if plot is not None and not bench.plot(report, plot):
+        print("nothing to plot: --plot needs --judge and matplotlib", file=sys.stderr)
+    if not complete:
         raise typer.Exit(130)
 
 
 def _teacher() -> tuple[Read | None, dict[str, str]]:
-    """Who reads aloud as the voice was taught, or why nobody does."""
+    """The model that taught our voice, as a function that reads text aloud, or the reason why it is not available."""
     from outrider.core.assets.store import AssetError
     from outrider.speech.evaluation import bench
     from outrider.speech.training.kokoro import TeacherError
@@ -134,51 +147,50 @@ def _teacher() -> tuple[Read | None, dict[str, str]]:
         return None, {bench.TEACHER: str(error)}
 
 
-def _judged(
-    asked: Speech, items: list[Item], read: Read | None, rated: int | None, console: Console
+def _judge(
+    speakers: Speech, items: list[Item], read: Read | None, rated: int | None, console: Console
 ) -> Mapping[str, list[Heard]]:
-    """What is heard of everybody."""
+    """The judges' results for every setting, the teacher and the codec."""
     import torch
 
     from outrider.app.bench.progress import bar
     from outrider.speech.evaluation import bench
     from outrider.speech.evaluation.metrics import Judges
 
-    count = len(items) * (1 + len(asked.settings) + 2 * (read is not None))
+    count = len(items) * (1 + len(speakers.settings) + 2 * (read is not None))
     with bar(console, count, "Listening") as step:
-        return bench.ladder(asked, items, Judges(1, torch.get_num_threads()), read, step, rated)
+        return bench.ladder(speakers, items, Judges(1, torch.get_num_threads()), read, step, rated)
 
 
-def say(told: Mapping[str, Any], output: Path | None, drawn: Callable[[Console, Mapping[str, Any]], None]) -> None:
-    """Tables, and everything into a file; or that alone, on stdout."""
+def show(report: Mapping[str, Any], output: Path | None, draw: Callable[[Console, Mapping[str, Any]], None]) -> None:
+    """Print the tables and write the report to a file; if the file is `-`, print only the report's JSON."""
     from rich.console import Console
 
     if output is not None and str(output) == "-":
-        print(json.dumps(told, indent=1))
+        print(json.dumps(report, indent=1))
         return
-    wide = Console(highlight=False)
-    drawn(wide if wide.width >= _WIDTH else Console(highlight=False, width=_WIDTH), told)
+    console = Console(highlight=False)
+    draw(console if console.width >= _WIDTH else Console(highlight=False, width=_WIDTH), report)
     if output is not None:
-        output.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
-def draw(console: Console, told: Mapping[str, Any]) -> None:
-    """The tables: what drafting spares, and what is heard."""
+def draw(console: Console, report: Mapping[str, Any]) -> None:
+    """Print the tables of speed, real-time factors and, if judged, speech quality."""
     from rich.text import Text
 
-    from outrider.app.bench.tables import remarks
+    from outrider.app.bench.tables import remarks, sampling_name
 
-    asked, rows = told["settings"], told["rows"]
-    sampled = "greedy" if asked["temperature"] == 0 else f"temperature {asked['temperature']:g}"
-    where = asked["device"] if asked["device"] != "cpu" else f"{told['machine'].get('threads', '?')} threads"
-    count = f"{asked['prompts']} of {asked['prompts_wanted']} sentences"
-    said = f"{asked['model']}, {asked['dtype']}, {where}; {count}, {sampled}"
-    console.print(Text(said, style="bold"))
-    console.print(_speeds(rows), _shares(rows))
-    if told["judged"]:
-        qualities = {**told["ladder"], **{row["setting"]: row["quality"] for row in rows}}
-        console.print(heard_table(f"What is heard of {told['judged']} sentences", qualities, "plain"))
-    for line in remarks({**told, "rows": [{**row, "drafter": row["setting"]} for row in rows]}):
+    settings, rows = report["settings"], report["rows"]
+    device = settings["device"] if settings["device"] != "cpu" else f"{report['machine'].get('threads', '?')} threads"
+    count = f"{settings['prompts']} of {settings['prompts_wanted']} sentences"
+    sampling = sampling_name(settings["temperature"])
+    console.print(Text(f"{settings['model']}, {settings['dtype']}, {device}; {count}, {sampling}", style="bold"))
+    console.print(_speeds(rows), _real_time_factors(rows))
+    if report["judged"]:
+        qualities = {**report["ladder"], **{row["setting"]: row["quality"] for row in rows}}
+        console.print(quality_table(f"Speech quality over {report['judged']} sentences", qualities, "plain"))
+    for line in remarks({**report, "rows": [{**row, "drafter": row["setting"]} for row in rows]}):
         console.print(line, soft_wrap=True)
 
 
@@ -194,40 +206,41 @@ def _table(title: str, columns: list[str]) -> Any:
 
 
 def _speeds(rows: list[Mapping[str, Any]]) -> Any:
-    """The language model alone; beside acceptance, how open its distributions are."""
+    """Speed and acceptance of the language model alone, and the entropy of its distributions."""
     from outrider.app.bench.tables import COLUMNS
 
-    shown = {name: COLUMNS[name][0] for name in ("tok/s", "speedup (95 %)", "tok/call", "accepted", "same output")}
-    table = _table("The language model", [*shown, "nats/tok", "relaxed", "price/tok"])
+    titles = ("tokens / s", "speedup (95 %)", "tokens / pass", "accepted", "same output")
+    shown = {title: COLUMNS[title][0] for title in titles}
+    table = _table("The language model", [*shown, "entropy / token", "relaxed", "total variation / token"])
     for row in rows:
         relaxed = ("", "") if row["lossless"] else (f"{row['relaxed_share']:.0%}", f"{row['price_per_token']:.4f}")
         table.add_row(row["setting"], *(cell(row) for cell in shown.values()), f"{row['target_entropy']:.2f}", *relaxed)
     return table
 
 
-def _shares(rows: list[Mapping[str, Any]]) -> Any:
+def _real_time_factors(rows: list[Mapping[str, Any]]) -> Any:
     parts = ("model", "codec", "vocoder")
-    table = _table("Seconds of work for a second of sound", [*parts, "together", "first heard"])
+    table = _table("Real-time factor: seconds for one second of sound", [*parts, "total", "time to first sound"])
     for row in rows:
         factors = [row["quality"][f"factor_{part}"] for part in parts]
-        first = row["quality"]["first_heard"]
-        heard = "-" if first is None else f"{first:.2f} s"
-        table.add_row(row["setting"], *(f"{one:.3f}" for one in (*factors, sum(factors))), heard)
+        seconds = row["quality"]["first_heard"]
+        first = "-" if seconds is None else f"{seconds:.2f} s"
+        table.add_row(row["setting"], *(f"{factor:.3f}" for factor in (*factors, sum(factors))), first)
     return table
 
 
-def heard_table(title: str, rungs: Mapping[str, Mapping[str, Any]], base: str) -> Any:
-    """The ladder; of word error also how far it is from one of them."""
+def quality_table(title: str, qualities: Mapping[str, Mapping[str, Any]], base: str) -> Any:
+    """Speech quality by setting; the word error rate also as a difference from the setting `base`."""
     titles = [title for title, *_ in SHOWN]
-    table = _table(title, [titles[0], f"beside {base} (95 %)", *titles[1:]])
-    for name, found in rungs.items():
-        if "word_error" not in found:
+    table = _table(title, [titles[0], f"difference from {base} (95 %)", *titles[1:]])
+    for name, quality in qualities.items():
+        if "word_error" not in quality:
             continue
-        cells = [format(factor * found[measure]["value"], form) for _, measure, factor, form in SHOWN]
-        table.add_row(name, cells[0], "" if name == base else apart_from(found["word_error"]), *cells[1:])
+        cells = [format(factor * quality[measure]["value"], form) for _, measure, factor, form in SHOWN]
+        table.add_row(name, cells[0], "" if name == base else difference(quality["word_error"]), *cells[1:])
     return table
 
 
-def apart_from(error: Mapping[str, float]) -> str:
-    """A difference of word errors in percent, and its interval."""
+def difference(error: Mapping[str, float]) -> str:
+    """A difference of word error rates in percentage points, with its 95 % interval."""
     return f"{100 * error['apart']:+.1f} ({100 * error['apart_low']:+.1f} to {100 * error['apart_high']:+.1f})"

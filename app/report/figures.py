@@ -1,6 +1,6 @@
-"""Pictures of the report of all: tokens of a call and speedups of every method, a panel a modality.
+"""Plots of the summary report: tokens per target pass and speedup of every method, one panel for each modality.
 
-Knows the report's JSON and matplotlib, which is an extra: without it nothing is drawn.
+Knows the JSON of the benchmarks. Draws nothing if matplotlib, which belongs to an extra, is not installed.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ _COLOURS = {0.0: "#2f6f9f", 1.0: "#e08a2e"}
 
 
 def draw(methods: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> list[Path]:
-    """The pictures' files."""
+    """Write the plots of `methods` (results by modality) into a folder, and return their files."""
     if not methods or find_spec("matplotlib") is None:
         return []
     from matplotlib.figure import Figure
 
-    most = max(len(one["rows"]) for some in methods.values() for one in some)
-    found = []
+    rows = max(len(one["rows"]) for group in methods.values() for one in group)
+    files = []
     for name, key, label in (
-        ("tokens-per-call", "tokens_per_pass", "tokens of one call of the target"),
-        ("speedup", "speedup", "times plain decoding's speed, with 95 % intervals"),
+        ("tokens-per-call", "tokens_per_pass", "tokens per target pass"),
+        ("speedup", "speedup", "speedup over plain decoding, with 95 % intervals"),
     ):
-        figure = Figure(figsize=(5.5 * len(methods), 1.6 + 0.24 * most), layout="constrained")
-        for axes, (modality, some) in zip(
+        figure = Figure(figsize=(5.5 * len(methods), 1.6 + 0.24 * rows), layout="constrained")
+        for axes, (modality, group) in zip(
             figure.subplots(1, len(methods), squeeze=False)[0], methods.items(), strict=True
         ):
-            _panel(axes, some, key)
+            _panel(axes, group, key)
             axes.set(title=modality, xlabel=label)
         figure.axes[0].legend(fontsize="small")
         path = folder / f"{name}.png"
         figure.savefig(path, dpi=110)
-        found.append(path)
-    return found
+        files.append(path)
+    return files
 
 
-def _panel(axes: Any, some: Sequence[Mapping[str, Any]], key: str) -> None:
-    """A row for each method, best first at the first temperature, and a mark for each temperature."""
-    best: dict[str, float] = {}
-    for one in some:
+def _panel(axes: Any, results: Sequence[Mapping[str, Any]], key: str) -> None:
+    """One line for each method, sorted by the value at the first temperature, with a marker for each temperature."""
+    first: dict[str, float] = {}
+    for one in results:
         for row in one["rows"]:
             if row[key] is not None:
-                best.setdefault(str(row["drafter"]), row[key])
-    order = sorted(best, key=lambda name: best[name])
-    for one in some:
+                first.setdefault(str(row["drafter"]), row[key])
+    order = sorted(first, key=lambda name: first[name])
+    for one in results:
         temperature = float(one["settings"]["temperature"])
         rows = [row for row in one["rows"] if row[key] is not None]
         values = [row[key] for row in rows]

@@ -1,6 +1,6 @@
-"""Every method as a Markdown table: what of the literature it stands for, and on what it runs.
+"""The Markdown table of every method: the published systems it implements, and the modalities it runs on.
 
-The README holds it; `outrider methods --markdown` prints it. Knows the tables of methods and which weights ship.
+`outrider methods --markdown` prints it, and the README contains it. Knows the method tables and the bundled weights.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from pathlib import Path
 from outrider.app.report.tables import table
 from outrider.app.report.weights import recipe_of
 
-_TARGETS = {"text": (), "image": ("tokens",), "speech": ("codec", "voice")}  # what is drafted for, where it is ours
+_TARGETS = {"text": (), "image": ("tokens",), "speech": ("codec", "voice")}  # parts of our own targets
 _SIGNS = {"yes": "✓", "train": "○", "no": ""}
 
 
 def markdown() -> str:
-    """Drafters, then rules: ✓ runs, ○ runs once its weights are trained."""
+    """The tables of drafters and of rules: ✓ runs, ○ runs once its weights are trained."""
     from outrider.core.methods import DRAFTERS, RULES
     from outrider.image.resolve_drafter import drafters as of_image
     from outrider.image.resolve_drafter import rules as rules_of_image
@@ -27,21 +27,25 @@ def markdown() -> str:
 
     known = {"text": of_text(), "image": of_image(), "speech": of_speech()}
     body = [
-        [f"`{name}`", "; ".join(method.systems), *(_SIGNS[_state(one, name, some)] for one, some in known.items())]
+        [
+            f"`{name}`",
+            "; ".join(method.systems),
+            *(_SIGNS[_state(modality, name, names)] for modality, names in known.items()),
+        ]
         for name, method in DRAFTERS.items()
     ]
-    parts = [table(("drafter", "stands for", *known), body, left=2)]
-    judged = {"text": rules_of_text(), "image": rules_of_image(), "speech": rules_of_speech()}
+    parts = [table(("drafter", "implements", *known), body, left=2)]
+    known = {"text": rules_of_text(), "image": rules_of_image(), "speech": rules_of_speech()}
     body = [
         [
             f"`{name}`",
             "; ".join(method.systems),
             "exact" if method.lossless else "relaxed",
-            *(_SIGNS["yes" if name in some else "no"] for some in judged.values()),
+            *(_SIGNS["yes" if name in names else "no"] for names in known.values()),
         ]
         for name, method in RULES.items()
     ]
-    return "\n".join([*parts, table(("rule", "stands for", "", *judged), body, left=3)])
+    return "\n".join([*parts, table(("rule", "implements", "", *known), body, left=3)])
 
 
 def _state(modality: str, drafter: str, known: list[str]) -> str:
@@ -54,6 +58,6 @@ def _state(modality: str, drafter: str, known: list[str]) -> str:
 
 
 def shipped(modality: str) -> set[str]:
-    """The parts whose weights are in the package, by what their files are called."""
+    """The parts whose weights are in the package, by the names of their files."""
     folder = Path(str(resources.files(f"outrider.{modality}"))) / "weights"
     return {path.name.split(".")[-2] for path in folder.glob("*.safetensors")}

@@ -1,6 +1,6 @@
-"""What is measured for the reports: of every modality its sections, each some words and the commands behind its tables.
+"""The sections of `outrider report` for each modality: title, description and the benchmark commands behind the tables.
 
-Knows the words of command lines; runs nothing, imports nothing heavy.
+Contains command lines as text; runs nothing and imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -34,24 +34,25 @@ _DRAWN = "--prompts held-out --dtype bfloat16 --batch 1 --drafter-option jacobi.
 _RELAXED = "tolerance,top-k-membership,additive-beta,typical,lantern,annealed"
 _BUILD = "datastore build {python}/pydoc_data -o {store}"
 CURVES = "curves -o {folder}/curves.png"
-METHODS = "methods"  # the section of every modality that the report of all is made of
+METHODS = "methods"  # the section that every modality has; the summary report compares these
 
 
 @dataclass(frozen=True)
 class Section:
-    """Commands are what follows `outrider bench`; {prompts} is the file somebody gave, without which the section is
-    left out, {store} a datastore in the page's {folder}, and {python} where Python's own library is."""
+    """One section of a report. `commands` are the arguments of `outrider bench`. Placeholders: {prompts}, the file
+    given by --prompts (the section is skipped without it); {folder}, the report's folder; {store}, a datastore in that
+    folder; {python}, the folder of Python's standard library."""
 
     name: str
     title: str
     about: str
     commands: tuple[str, ...]
-    before: str = ""  # a command of outrider's that has to run first
-    needs: tuple[str, ...] = ()  # recipes whose weights have to be there
-    quick: bool = False  # measured too when everything is, in a hurry
-    main: bool = False  # on the page of all modalities too
-    pictures: tuple[str, ...] = ()  # that its commands draw into the folder
-    pays: bool = False  # with a table of where each drafter starts to pay
+    before: str = ""  # arguments of an `outrider` command that has to run first
+    needs: tuple[str, ...] = ()  # recipes whose weights must exist
+    quick: bool = False  # included in `outrider report all --quick`
+    main: bool = False  # also shown in the summary report
+    pictures: tuple[str, ...] = ()  # files that the commands draw into the folder
+    pays: bool = False  # add a table of each drafter's break-even cost
 
     def files(self, folder: Path) -> list[Path]:
         if len(self.commands) == 1:
@@ -67,8 +68,8 @@ TEXT = (
     Section(
         METHODS,
         "Every method, at temperature 0 and 1",
-        "Every drafter there are weights for, under the rule that changes nothing. `rest` looks things up in the "
-        "language reference that Python brings along.",
+        "Every drafter whose weights are installed, with the exact rule. The datastore of `rest` is Python's language "
+        "reference.",
         _both(
             f"text --drafters {_FREE},{_SHORTER},{_MORE} {_OPTIONS} --max-new-tokens 64 --limit 14 "
             "--calibrate sequoia,draft-verify"
@@ -78,28 +79,27 @@ TEXT = (
     ),
     Section(
         "precision",
-        "Fewer bits",
-        "Perplexity and the likeliest token's agreement with 32 bits on the prompts' own text, beside the speed of "
-        "plain decoding.",
+        "Lower precision",
+        "Perplexity and greedy agreement with float32 on the text of the prompts, and the speed of plain decoding.",
         ("precision --limit 14",),
     ),
     Section(
         "batch",
         "A batch of eight",
-        "Eight prompts of different lengths decoded side by side and one after another, in turns.",
+        "Eight prompts of different lengths, decoded as one batch and one at a time, in turns.",
         ("batch",),
     ),
     Section(
         "peers-bfloat16",
-        "Beside other engines, 16 bits",
-        "Greedy, the same prompts in the same run. OpenVINO GenAI reads the same GGUF in 4 bits.",
+        "Compared with other engines, 16 bits",
+        "Greedy decoding of the same prompts in the same run. OpenVINO GenAI reads the same GGUF file in 4 bits.",
         ("text --drafters prompt-lookup,ensemble,auto --max-new-tokens 96 --limit 7 --peers",),
         main=True,
     ),
     Section(
         "peers-int4",
-        "Beside other engines, 4 bits",
-        "As above, ours in 4 bits.",
+        "Compared with other engines, 4 bits",
+        "As above, with Outrider in 4 bits.",
         (
             "text --dtype int4 --drafters prompt-lookup,ensemble,eagle3,auto --drafter-option eagle3.nodes=15 "
             "--max-new-tokens 96 --limit 7 --peers",
@@ -109,24 +109,24 @@ TEXT = (
     Section(
         "greedy",
         "Without training, greedy",
-        "Every drafter that needs no training, and those that take the small draft model that ships. The datastore of "
-        "`rest` is the language reference that Python brings along. Sequoia's shape was found on the same prompts "
-        "beforehand. Those that leave out layers are below.",
+        "Every drafter that needs no training, and those that use the bundled draft model. The datastore of `rest` is "
+        "Python's language reference. The tree shape of `sequoia` was calibrated on the same prompts beforehand. "
+        "Drafters that skip layers are listed below.",
         (f"text --drafters {_FREE} {_OPTIONS} --max-new-tokens 96 --limit 48 --calibrate sequoia",),
         _BUILD,
     ),
     Section(
         "sampled",
         "Without training, temperature 0.7",
-        "The same, drawn; all of these keep the distribution of the output.",
+        "The same drafters with sampling; all of them preserve the target's distribution.",
         (f"text --drafters {_FREE} {_OPTIONS} --max-new-tokens 96 --limit 48 --temperature 0.7 --calibrate sequoia",),
         _BUILD,
     ),
     Section(
         "shorter",
-        "With layers left out, greedy and at temperature 0.7",
-        "The model drafts for itself with some of its layers left out; which, draft-verify found on the same prompts "
-        "before the first command ran.",
+        "Skipping layers, greedy and at temperature 0.7",
+        "The target drafts for itself with some of its layers skipped. `draft-verify` chose the layers on the same "
+        "prompts before the first command.",
         (
             f"text --drafters {_SHORTER} --max-new-tokens 96 --limit 48 --calibrate draft-verify",
             f"text --drafters {_SHORTER} --max-new-tokens 96 --limit 48 --temperature 0.7",
@@ -136,7 +136,7 @@ TEXT = (
     Section(
         "rules",
         "Relaxed rules for text, temperature 0.7",
-        "These change the output's distribution; what they cost is in each trace (`relaxed price`).",
+        "These rules change the distribution of the output; each trace holds their total variation.",
         tuple(
             f"text --drafters {drafter} --rule {rule} --max-new-tokens 96 --limit 48 --temperature 0.7"
             for drafter, rule in (("draft-model", "top-beta"), ("bild", "bild"), ("draft-model", "verify-every"))
@@ -147,28 +147,28 @@ TEXT = (
     Section(
         "editing",
         "Editing",
-        "Rewriting with small changes and correcting, where the output repeats the input.",
+        "Rewriting and correcting text, where the output repeats most of the input.",
         ("text --tasks editing --drafters input-guided,prompt-lookup,suffix,ensemble --max-new-tokens 96",),
     ),
     Section(
         "given",
-        "All tasks of a given set",
-        "The best of those without training on a set of prompts, every task in turn, and the guard.",
+        "All tasks of a prompt file",
+        "The best drafters without training, and `guarded`, on a given prompt file, with tasks taken in turn.",
         ("text --prompts {prompts} --limit 52 --drafters ensemble,suffix,auto,guarded --max-new-tokens 96",),
     ),
     Section(
         "trained",
         "Trained drafters",
-        "Those whose weights ship, beside the best without training and both together: all of their guesses, and as "
-        "many as should be the fastest (auto); every task in turn; and how often their guesses are right, by place in "
-        "the draft, on answers that were held out of training.",
+        "Drafters whose weights are bundled, the best one without training, and combinations of the two: `ensemble` "
+        "proposes all tokens of both, `auto` as many as it predicts to be fastest. Tasks are taken in turn. The curves "
+        "show how often a draft token is right, by position, on answers held out of training.",
         _both(f"text --prompts {{prompts}} --limit 52 --drafters {_TRAINED} {_TREES} --max-new-tokens 96"),
         CURVES,
     ),
     Section(
         "crowd",
         "Batches of 1 to 32",
-        "Requests that enter and leave a batch, twice as many as it has rows, plainly and with drafting.",
+        "Continuous batching with twice as many requests as rows, with and without drafting.",
         (
             "crowd --max-new-tokens 32 --repeat 2",
             "crowd --dtype int4 --rows 1,8,32 --max-new-tokens 32 --repeat 2",
@@ -176,8 +176,8 @@ TEXT = (
     ),
     Section(
         "quantised",
-        "Drafting in fewer bits",
-        "Plain decoding and drafters in 16, 8 and 4 bits; qspec drafts with the same weights in 4 bits.",
+        "Drafting in lower precision",
+        "Plain decoding and drafters in 16, 8 and 4 bits; `qspec` drafts with the same weights in 4 bits.",
         (
             "text --drafters prompt-lookup,qspec,auto --max-new-tokens 64 --limit 7",
             "text --dtype int8 --drafters prompt-lookup,qspec,auto --max-new-tokens 64 --limit 7",
@@ -187,22 +187,23 @@ TEXT = (
     Section(
         "offload",
         "Layers read from the disk",
-        "So much of the layers stays in memory, and the rest is read in every pass; drafters stay.",
+        "A fraction of the layers (`budget`) stays in memory; the others are read from disk in every pass. Drafters "
+        "stay in memory.",
         ("offload --limit 2 --max-new-tokens 32 --repeat 2",),
     ),
     Section(
         "long",
         "Prompts of 6,000 and 8,000 tokens",
-        "The source of Python's argparse before a question, over a cache of 16 and one of 8 bits; speeds are those "
-        "behind the prompt. sparse-cache and triforce draft with a copy of part of the cache. 'As exact' is how much "
-        "was decoded before it differs from plain decoding over the cache of 16 bits.",
+        "The source of Python's argparse followed by a question, with a KV cache of 16 and of 8 bits. Speeds exclude "
+        "prefill. `sparse-cache` and `triforce` draft with a copy of part of the cache. 'Same as full-precision "
+        "cache' is the share of the output before it first differs from plain decoding with the 16-bit cache.",
         ("long --repeat 2",),
     ),
     Section(
         "larger",
         "A larger target",
-        "Qwen2.5-Coder-1.5B-Instruct, for which leaving out layers, and SmolLM2-135M with its other vocabulary, cost "
-        "a smaller share of a pass.",
+        "Qwen2.5-Coder-1.5B-Instruct: skipped layers, and SmolLM2-135M with its different vocabulary, cost a smaller "
+        "share of its target pass.",
         tuple(
             f"text --model qwen2.5-coder-1.5b --dtype {dtype} --draft-model smollm2-135m --calibrate draft-verify "
             f"--drafters {drafters} --max-new-tokens 64 --limit 7"
@@ -223,8 +224,8 @@ IMAGE = (
     Section(
         METHODS,
         "Every method, at temperature 0 and 1",
-        "Every drafter there are weights for, under the rule that changes nothing and the guidance that looks best, on "
-        "the same held-out names and seeds, a picture at a time.",
+        "Every drafter whose weights are installed, with the exact rule and the default guidance, on the same held-out "
+        "names and seeds, one picture at a time.",
         _both(f"image --drafters {_CODES},medusa,spatial,eagle,eagle2 --pictures 32 {_DRAWN}"),
         needs=_PAINTER,
         quick=True,
@@ -232,8 +233,8 @@ IMAGE = (
     Section(
         "relaxed",
         "Relaxed rules, temperature 1",
-        "Calls spared against what each rule takes from the distribution: the price is the total variation of a code "
-        "on average; nats a code are what the target itself thinks of the pictures.",
+        "Target passes saved against the change in the distribution: mean total variation per code, and the target's "
+        "own negative log-likelihood (NLL) of the pictures.",
         (
             f"image --drafters jacobi --rules exact,{_RELAXED},lantern-plus-plus,grouped {_LATE} {_DRAWN} "
             "--plot {folder}/relaxed.png",
@@ -246,9 +247,9 @@ IMAGE = (
     Section(
         "quality",
         "Speed and quality, judged",
-        "Four settings each of five rules, 256 pictures a row: KID to real pictures, LPIPS to plain decoding's, and "
-        "how often the classifier sees what was asked for. Plain decoding with other seeds stands beside: what "
-        "differs less than that is no difference.",
+        "Four settings of each of five rules, 256 pictures per row: KID to real pictures, LPIPS to the pictures of "
+        "plain decoding, and how often the classifier recognises the prompt. Plain decoding with other seeds shows how "
+        "much of a difference is chance.",
         (
             "image --drafters jacobi --rules exact,lantern,lantern-plus-plus,annealed,grouped,tolerance --rule-option "
             "lantern.delta=0.02,0.05,0.1,0.2 --rule-option lantern-plus-plus.ratio=0.5,1,2,4 --rule-option "
@@ -262,7 +263,7 @@ IMAGE = (
     Section(
         "judged",
         "The best relaxed settings, on 2,000 pictures",
-        "Beside plain decoding of the same seeds and of others: KID within their spread, and prompts as well met.",
+        "Compared with plain decoding with the same seeds and with others, by KID and prompt agreement.",
         (
             "image --drafters jacobi --rules annealed,grouped,tolerance --rule-option annealed.weight=4 --rule-option "
             f"annealed.nu=0.1 {_JUDGED} --pictures 2000",
@@ -286,17 +287,17 @@ SPEECH = (
     Section(
         METHODS,
         "Every method, at temperature 0 and 1",
-        "Every drafter there are weights for, under the rule that changes nothing, on held-out sentences of all kinds; "
-        "times are the language model's. Nats/tok say how open the voice's own distributions are; work is what model, "
-        "codec and vocoder take, in seconds for a second of sound.",
+        "Every drafter whose weights are installed, with the exact rule, on held-out sentences of all kinds. Speeds "
+        "are those of the language model alone; entropy is that of the target's distributions; the real-time factor is "
+        "the seconds that model, codec and vocoder take for one second of sound.",
         _both(f"speech --drafters {_SPOKEN} --limit 14 --dtype bfloat16"),
         needs=_VOICE,
         quick=True,
     ),
     Section(
         "speed",
-        "The fastest, by the clock",
-        "Those that spare the most calls, under the rule that changes nothing and under tolerance as it begins.",
+        "The fastest, by wall-clock time",
+        "The drafters that save the most target passes, with the exact rule and with `tolerance` at its defaults.",
         (f"speech --drafters jacobi,medusa,hydra,draft-model --rules exact,tolerance --limit 30 --repeat 2 {_SAID}",),
         needs=_VOICE,
         main=True,
@@ -304,8 +305,8 @@ SPEECH = (
     Section(
         "relaxed",
         "Relaxed rules, judged",
-        "What is heard of each rule beside plain decoding, the teacher and what the codec leaves of it; intervals are "
-        "bootstraps over sentences.",
+        "Speech quality of each rule compared with plain decoding, the teacher, and the teacher's speech passed "
+        "through the codec. Intervals are bootstrapped over sentences.",
         (
             f"speech --drafters jacobi --rules exact,{_BENT} --limit 40 {_SAID} --judge --rated 20 "
             "--plot {folder}/relaxed.png",
@@ -317,7 +318,7 @@ SPEECH = (
     Section(
         "curve",
         "Tolerance from strict to lax",
-        "Tokens of a call against words wrong, as more draws from the target's distribution let a guess pass.",
+        "Tokens per target pass against word error rate, for increasing tolerance `tau`.",
         (
             f"speech {_HEARD} --rules tolerance --rule-option tolerance.tau=3,8,30,100 --limit 60 {_SAID} "
             "--judge --rated 30 --plot {folder}/curve.png",
@@ -327,9 +328,9 @@ SPEECH = (
     ),
     Section(
         "judged",
-        "What ships, judged",
-        "Tolerance as it begins beside plain decoding, the teacher and what the codec leaves of it; and a sentence of "
-        "every kind, to be listened to.",
+        "The default relaxed rule, judged",
+        "`tolerance` at its defaults compared with plain decoding, the teacher, and the teacher's speech passed "
+        "through the codec, with one sentence of every kind to listen to.",
         (f"speech {_HEARD} --rules tolerance --limit 500 {_SAID} --judge --rated 150 --samples {{folder}}/samples",),
         needs=_HEADS,
         quick=True,
@@ -337,9 +338,10 @@ SPEECH = (
     ),
     Section(
         "human",
-        "A human whom the codec never heard",
-        "The codec learned from one synthetic voice: what it leaves of another, and what the vocoder alone does. These "
-        "are prompts of a telephone exchange (Allison Smith, CC-BY-SA-3.0), their words as the recogniser hears them.",
+        "A human voice outside the training data",
+        "The codec was trained on one synthetic voice. This measures it, and the vocoder alone, on a human voice: the "
+        "telephone prompts recorded by Allison Smith (CC-BY-SA-3.0), compared with the recogniser's own transcript of "
+        "the recordings.",
         ("codec --limit 100",),
         needs=_VOICE,
     ),
@@ -347,13 +349,13 @@ SPEECH = (
 
 SECTIONS: Mapping[str, tuple[Section, ...]] = {"text": TEXT, "image": IMAGE, "speech": SPEECH}
 
-# Whose rows no report has, and why.
+# Methods that no report measures, and why.
 NOT_MEASURED: Mapping[str, Mapping[str, str]] = {
     "text": {},
     "image": {},
     "speech": {
         "rest": "there is no datastore of speech",
-        "n-grammys": "nobody has counted pairs of speech tokens",
+        "n-grammys": "there is no bigram table of speech tokens",
         "cross-vocabulary": "there is no smaller voice with other tokens",
     },
 }

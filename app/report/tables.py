@@ -1,6 +1,6 @@
-"""The tables of `outrider report`, of every modality: what a section's JSON says, as Markdown.
+"""The Markdown tables of `outrider report` for every modality, from the JSON of its benchmarks.
 
-Knows the JSON of benches; nothing of pages, nor of what was measured.
+Knows the JSON schema of the benchmarks; nothing of the pages that hold the tables.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ Row = Mapping[str, Any]
 
 
 def tables(modality: str, found: Sequence[Found]) -> list[str]:
-    """What a section's JSON says, as Markdown."""
+    """The Markdown tables of a section's results."""
     if modality == "image":
-        return apart(found, lambda some: [_pictures(some)])
+        return grouped(found, lambda group: [_pictures(group)])
     if modality == "speech":
-        return apart(found, lambda some: [_speech(some)])
+        return grouped(found, lambda group: [_speech(group)])
     return _text(found)
 
 
-def apart(found: Sequence[Found], drawn: Any) -> list[str]:
-    """Tables of what was measured alike: reports of other precisions and temperatures stand under their own words."""
+def grouped(found: Sequence[Found], drawn: Any) -> list[str]:
+    """`drawn` applied to the results of each precision and temperature, under a line that names them."""
     for key, form in (("dtype", "In {}:\n"), ("temperature", "Temperature {:g}:\n")):
         values = list(dict.fromkeys(one["settings"].get(key) for one in found))
         if len(values) > 1:
             groups = [(value, [one for one in found if one["settings"].get(key) == value]) for value in values]
-            return [part for value, some in groups for part in (form.format(value), *apart(some, drawn))]
+            return [part for value, group in groups for part in (form.format(value), *grouped(group, drawn))]
     return list(drawn(found))
 
 
@@ -39,18 +39,18 @@ def _text(found: Sequence[Found]) -> list[str]:
     if "engine" in found[0]:
         return [table(*engine_lines(one["rows"])) for one in found]
     if "perplexity" in first:
-        cells = {"": "{dtype}", "perplexity": "{perplexity:.2f}", "agrees": "{agreement:.1%}"}
-        cells |= {"tok/s": "{tokens_per_second:.1f}", "slowest to fastest": "{slowest:.0f}-{fastest:.0f}"}
+        cells = {"": "{dtype}", "perplexity": "{perplexity:.2f}", "greedy agreement": "{agreement:.1%}"}
+        cells |= {"tokens / s": "{tokens_per_second:.1f}", "slowest - fastest": "{slowest:.0f}-{fastest:.0f}"}
         return [_formatted(cells, found[0]["rows"])]
     if "together" in first:
-        cells = {"": "{dtype}", "drafter": "{drafter}", "tok/s in all": "{together:.0f}"}
-        cells |= {"one after another": "{alone:.0f}", "ratio": "{ratio:.2f}", "same output": "{same} of {rows}"}
+        cells = {"": "{dtype}", "drafter": "{drafter}", "tokens / s, batch": "{together:.0f}"}
+        cells |= {"tokens / s, one by one": "{alone:.0f}", "ratio": "{ratio:.2f}", "same output": "{same} of {rows}"}
         return [_formatted(cells, [{**row, "ratio": row["together"] / row["alone"]} for row in found[0]["rows"]])]
-    return apart([one for one in found if one["rows"]], _benched)
+    return grouped([one for one in found if one["rows"]], _benched)
 
 
 def _benched(found: Sequence[Found]) -> list[str]:
-    """What `bench text` says: everything, then without what loops, then by task."""
+    """The tables of `bench text`: all prompts, then without those that loop, then by task."""
     from outrider.app.bench.tables import COLUMNS, name_of, remarks
 
     titles = [title for title in COLUMNS if title != "quartiles"]
@@ -69,25 +69,24 @@ def _benched(found: Sequence[Found]) -> list[str]:
     without = [{**row, **row["without_looping"]} for row in everyone if row["without_looping"]]
     if looping and without:
         count = found[0]["settings"]["prompts"]
-        parts += [f"Without the {len(looping)} of {count} prompts on which plain decoding goes round in circles:\n"]
+        parts += [f"Without the {len(looping)} of {count} prompts on which plain decoding repeats itself:\n"]
         parts.append(of(without))
     tasks = sorted({task for row in everyone for task in row["tasks"]})
     if len(tasks) > 1:
-        for key, words in (("speedup", ""), ("decode_speedup", ", without the prompt's reading")):
+        for key, words in (("speedup", ""), ("decode_speedup", ", without prefill")):
             speeds = [[(row["tasks"].get(task) or {}).get(key) for task in tasks] for row in everyone]
             if any(one for cells in speeds for one in cells):
                 body = [
                     [named(row), *("-" if not one else f"{one:.2f}" for one in (_average(cells), *cells))]
                     for row, cells in zip(everyone, speeds, strict=True)
                 ]
-                said = f"By task, times plain decoding's tokens a second{words}:\n"
-                parts += [said, table(("", "on average", *tasks), body)]
+                parts += [f"Speedup by task{words}:\n", table(("", "mean", *tasks), body)]
     lines = [f"- {line.plain}" for one in found for line in remarks(one)]
     return [*parts, *(["\n".join(lines) + "\n"] if lines else [])]
 
 
 def paying(found: Sequence[Found]) -> list[str]:
-    """Where each drafter starts to pay: predicted by what passes cost here, and measured."""
+    """A table of the drafting cost below which each drafter pays, with the predicted and the measured speedup."""
     from outrider.core.cost.theory import PassCost
 
     body = []
@@ -103,13 +102,13 @@ def paying(found: Sequence[Found]) -> list[str]:
             room = f"below {tokens - wide:.2f}" if tokens > wide else "never"
             figures = (tokens, wide, drafting, tokens / (wide + drafting), row["decode_speedup"] or row["speedup"])
             body.append([row["drafter"], asked, *(f"{figure:.2f}" for figure in figures), room])
-    titles = ("tok/call", "its pass", "its drafting", "predicted", "measured, decoding", "drafting would pay")
+    titles = ("tokens / pass", "verify cost", "draft cost", "predicted", "measured, decoding", "pays if draft cost")
     return [
-        "Where each starts to pay. A pass with its guesses, and its drafting, are in plain passes of this target: the "
-        "one by what wider passes take here, the other by the bytes that drafting reads. The speed predicted is the "
-        "tokens of a call over both; drafting pays where it costs less than a call brings beyond its own pass. Against "
-        "a target of twice the size the same drafter costs half; left-out layers cost the same share of any.\n",
-        table(("", "", *titles), body),
+        "Break-even. Costs are in plain passes of this target: verification by the measured cost of wider passes, "
+        "drafting by the bytes it reads. The predicted speedup is tokens per pass divided by the sum of both costs; "
+        "drafting pays while its cost is below tokens per pass minus the verify cost. A draft model costs half as much "
+        "relative to a target of twice the size; skipped layers cost the same share of any target.\n",
+        table(("", "settings", *titles), body),
     ]
 
 
@@ -122,15 +121,15 @@ def _pictures(found: Sequence[Found]) -> str:
     rows = [row for number, one in enumerate(found) for row in one["rows"][min(number, 1) :]]
     cells = {"": "{name}", "speedup (95 %)": "{speedup:.2f} ({speedup_low:.2f}-{speedup_high:.2f})"}
     cells |= {
-        "codes a call": "{tokens_per_pass:.2f}",
-        "white": "{background_per_call:.2f}",
-        "ink": "{ink_per_call:.2f}",
+        "codes / pass": "{tokens_per_pass:.2f}",
+        "background / pass": "{background_per_call:.2f}",
+        "foreground / pass": "{ink_per_call:.2f}",
     }
-    cells |= {"passes a code": "{equivalents_per_token:.2f}", "accepted": "{acceptance_rate:.0%}"}
+    cells |= {"passes / code": "{equivalents_per_token:.2f}", "accepted": "{acceptance_rate:.0%}"}
     cells |= {
         "same picture": "{identical:.0%}",
-        "total variation": "{total_variation:.4f}",
-        "nats a code": "{surprise:.3f}",
+        "total variation / code": "{total_variation:.4f}",
+        "NLL / code": "{surprise:.3f}",
     }
     judged = dict.fromkeys(name for row in rows for name in row["quality"])
     cells |= {name: f"{{quality[{name}]:.3g}}" for name in judged}
@@ -138,49 +137,51 @@ def _pictures(found: Sequence[Found]) -> str:
 
 
 def _speech(found: Sequence[Found]) -> str:
-    """What drafting spares, and under it what is heard: of nobody who drafts, that alone."""
+    """The table of speeds, if there are drafters, then the table of speech quality, if it was judged."""
     from outrider.app.bench.tables import COLUMNS
 
-    titles = ("tok/s", "speedup (95 %)", "tok/call", "accepted", "passes/tok", "same output")
+    titles = ("tokens / s", "speedup (95 %)", "tokens / pass", "accepted", "passes / token", "same output")
     rows = [row for number, one in enumerate(found) for row in one["rows"][min(number, 1) :]]
     body = []
     for row in rows:
         cells = [row["setting"], *(str(COLUMNS[title][0](row)) for title in titles), f"{row['price_per_token']:.4f}"]
-        body.append([*cells, f"{row['target_entropy']:.2f}", f"{work(row):.3f}"])
-    parts = [table(("", *titles, "price/tok", "nats/tok", "work"), body)] if body else []
-    rungs = [(name, rung) for one in found for name, rung in one["ladder"].items()]
-    rungs += [(row["setting"], row["quality"]) for row in rows if "word_error" in row["quality"]]
-    parts += [_heard(rungs, found)] if rungs else []
-    gone = [f"- skipped {name}: {why}" for one in found for name, why in one["skipped"].items()]
-    return "\n".join([*parts, *(["\n".join(dict.fromkeys(gone)) + "\n"] if gone else [])])
+        body.append([*cells, f"{row['target_entropy']:.2f}", f"{real_time_factor(row):.3f}"])
+    headings = ("", *titles, "total variation / token", "entropy / token", "real-time factor")
+    parts = [table(headings, body)] if body else []
+    qualities = [(name, quality) for one in found for name, quality in one["ladder"].items()]
+    qualities += [(row["setting"], row["quality"]) for row in rows if "word_error" in row["quality"]]
+    parts += [_quality(qualities, found)] if qualities else []
+    skipped = [f"- skipped {name}: {why}" for one in found for name, why in one["skipped"].items()]
+    return "\n".join([*parts, *(["\n".join(dict.fromkeys(skipped)) + "\n"] if skipped else [])])
 
 
-def work(row: Row) -> float:
-    """Seconds that model, codec and vocoder work for a second of sound: the real-time factor."""
+def real_time_factor(row: Row) -> float:
+    """Seconds that model, codec and vocoder together take for one second of sound."""
     return sum(float(row["quality"][f"factor_{part}"]) for part in ("model", "codec", "vocoder"))
 
 
-def _heard(rungs: Sequence[tuple[str, Mapping[str, Any]]], found: Sequence[Found]) -> str:
-    from outrider.app.bench.speech import SHOWN, apart_from
+def _quality(qualities: Sequence[tuple[str, Mapping[str, Any]]], found: Sequence[Found]) -> str:
+    """Speech quality of each reference and setting; the word error rate also as a difference from the first."""
+    from outrider.app.bench.speech import SHOWN, difference
 
-    base = "plain" if any(one["rows"] for one in found) else rungs[0][0]
+    base = "plain" if any(one["rows"] for one in found) else qualities[0][0]
     body = []
-    for name, rung in rungs:
-        cells = [_value(rung[key], times, form) for _, key, times, form in SHOWN]
-        body.append([name, cells[0], "" if name == base else apart_from(rung["word_error"]), *cells[1:]])
+    for name, quality in qualities:
+        cells = [_value(quality[key], factor, form) for _, key, factor, form in SHOWN]
+        body.append([name, cells[0], "" if name == base else difference(quality["word_error"]), *cells[1:]])
     titles = [title for title, *_ in SHOWN]
     count = sum(one["judged"] for one in found)
-    what = f"What is heard of {count} {'sentences' if base == 'plain' else 'clips'}:\n\n"
-    return what + table(("", titles[0], f"beside {base}", *titles[1:]), body)
+    heading = f"Speech quality over {count} {'sentences' if base == 'plain' else 'clips'}:\n\n"
+    return heading + table(("", titles[0], f"difference from {base}", *titles[1:]), body)
 
 
-def _value(one: Mapping[str, float], times: float, form: str) -> str:
-    value, low, high = (format(times * one[key], form) for key in ("value", "low", "high"))
+def _value(measure: Mapping[str, float], factor: float, form: str) -> str:
+    value, low, high = (format(factor * measure[key], form) for key in ("value", "low", "high"))
     return f"{value} ({low}-{high})"
 
 
 def sampled(found: Sequence[Found], folder: Path) -> list[str]:
-    """Sentences by who says them, with links to what can be listened to."""
+    """A table of sentences with links to the recordings of each setting."""
     parts = []
     for one in found:
         samples = one.get("samples", ())
@@ -190,12 +191,12 @@ def sampled(found: Sequence[Found], folder: Path) -> list[str]:
             for sample in samples
         ]
         if names:
-            parts += ["To be listened to:\n", table(("sentence", *names), body)]
+            parts += ["Recordings:\n", table(("sentence", *names), body)]
     return parts
 
 
 def _link(file: str | None, folder: Path) -> str:
-    return f"[hear]({file})" if file and (folder / file).is_file() else "-"
+    return f"[listen]({file})" if file and (folder / file).is_file() else "-"
 
 
 def _formatted(cells: Mapping[str, str], rows: Sequence[Row]) -> str:

@@ -1,4 +1,7 @@
-"""Which weights a drafter needs, which recipe trains them, and which are there. Imports nothing heavy by itself."""
+"""The recipe that trains each drafter's weights, and the recipes whose weights are missing.
+
+Imports nothing heavy at module level.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Sequence
 
 
 def untrained(modality: str, recipes: Sequence[str]) -> list[str]:
-    """Which of these recipes' weights are not there: neither shipped nor trained here."""
+    """The recipes whose weights are missing: neither bundled nor trained on this machine."""
     if modality == "text":
         from outrider.text.recipes import find
 
@@ -15,22 +18,22 @@ def untrained(modality: str, recipes: Sequence[str]) -> list[str]:
     from outrider.image import recipes as images
     from outrider.speech import recipes as speeches
 
-    def there(one: str) -> object:
-        if one == "image-tokenizer":
+    def find_weights(recipe: str) -> object:
+        if recipe == "image-tokenizer":
             return images.tokenizer_folder()
-        return images.weights(one) if modality == "image" else speeches.weights(one)
+        return images.weights(recipe) if modality == "image" else speeches.weights(recipe)
 
-    found = []
-    for one in recipes:
+    missing = []
+    for recipe in recipes:
         try:
-            there(one)
+            find_weights(recipe)
         except NoWeights:
-            found.append(one)
-    return found
+            missing.append(recipe)
+    return missing
 
 
 def recipe_of(modality: str, drafter: str) -> str:
-    """What trains a drafter: the name of a recipe, or nothing where it needs none."""
+    """The name of the recipe that trains a drafter's weights; empty if it needs none."""
     from outrider.core.methods import DRAFTERS
 
     if drafter not in DRAFTERS:

@@ -1,7 +1,7 @@
-"""Set-up, run by `make` with the Python of a new .venv: standard library only, for nothing is installed yet.
+"""Installation, run by `make` with the Python of a new .venv; standard library only, since nothing is installed yet.
 
-Brings a torch that fits the machine, then Outrider in place with the extras named, as constraints.txt pins them, and
-mends what can't be imported. A torch that is there already and new enough is left alone.
+Installs a torch build that suits the machine, unless a recent enough one is present, then Outrider in editable mode
+with the given extras and the versions in constraints.txt, and finally runs `outrider doctor --mend`.
 """
 
 from __future__ import annotations
@@ -23,32 +23,31 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 @dataclass(frozen=True)
 class Attempt:
-    """One place to take torch from; all but the last may fail quietly."""
+    """One way to install torch: the line to print, and the arguments of pip."""
 
-    says: str
+    message: str
     arguments: tuple[str, ...]
 
 
 def attempts(version: str, system: str, gpus: int) -> list[Attempt]:
-    """Where to look for torch, best first: on Linux the default build is gigabytes of CUDA, of no use without a GPU."""
+    """The ways to install torch, best first. On Linux the default build contains gigabytes of CUDA libraries, so that
+    machines without a GPU try the CPU builds first."""
     plain = Attempt(f"torch {version}", (f"torch=={version}",))
     if gpus or system != "Linux":
         return [plain]
     cpu = ("--no-deps", f"torch=={version}+cpu")
     return [
-        Attempt(f"torch {version} for CPUs, where pip looks by default", cpu),
+        Attempt(f"torch {version} for CPUs, from pip's default index", cpu),
         Attempt(
             f"torch {version} for CPUs, from PyTorch's own index",
             ("--timeout=10", "--retries=1", f"--index-url={CPU_INDEX}", *cpu),
         ),
-        Attempt(
-            f"torch {version} with CUDA (large, and of no use here): no build for CPUs can be reached", plain.arguments
-        ),
+        Attempt(f"torch {version} with CUDA (large), because no CPU build could be downloaded", plain.arguments),
     ]
 
 
 def nvidia_gpus() -> list[str]:
-    """The names of the NVIDIA GPUs that the driver lists; none without a driver."""
+    """The names of the NVIDIA GPUs that the driver lists; empty without a driver."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -57,13 +56,13 @@ def nvidia_gpus() -> list[str]:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The numbers of a version, without what marks the build: 2.13.0+cpu is (2, 13, 0)."""
+    """The numbers of a version without its build suffix: 2.13.0+cpu is (2, 13, 0)."""
     numbers = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(int(number) for number in numbers[0].split(".")) if numbers else ()
 
 
 def torch_here() -> str | None:
-    """The version of torch in this environment if it is one Outrider can use."""
+    """The version of torch in this environment, or None if it is missing or older than pyproject.toml requires."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     floor = next(line.removeprefix("torch>=") for line in project["dependencies"] if line.startswith("torch>="))
     try:
@@ -74,14 +73,14 @@ def torch_here() -> str | None:
 
 
 def pinned(constraints: str, name: str) -> str:
-    found = re.search(rf"^{name}==(\S+)", constraints, re.MULTILINE)
-    if found is None:
-        raise SystemExit(f"constraints.txt doesn't pin {name}")
-    return found[1]
+    match = re.search(rf"^{name}==(\S+)", constraints, re.MULTILINE)
+    if match is None:
+        raise SystemExit(f"constraints.txt has no line '{name}==VERSION'; add one and run make again")
+    return match[1]
 
 
 def keeping(constraints: str, torch: str) -> str:
-    """The constraints with torch pinned to the version that is here, so that pip doesn't replace it."""
+    """The constraints with torch pinned to the installed version, so that pip does not replace it."""
     return re.sub(r"^torch==\S+", f"torch=={torch.partition('+')[0]}", constraints, flags=re.MULTILINE)
 
 
@@ -91,29 +90,29 @@ def pip(*arguments: str, quiet: bool = False) -> bool:
 
 
 def install_torch(version: str) -> None:
-    *quiet, last = attempts(version, platform.system(), len(nvidia_gpus()))
-    for attempt in quiet:
-        print(f"==> {attempt.says}", flush=True)
+    *preferred, fallback = attempts(version, platform.system(), len(nvidia_gpus()))
+    for attempt in preferred:
+        print(f"==> {attempt.message}", flush=True)
         if pip(*attempt.arguments, quiet=True):
             return
-    print(f"==> {last.says}", flush=True)
-    if not pip(*last.arguments):
-        raise SystemExit("Outrider needs torch, and pip could not install it: its last lines above say why.")
+    print(f"==> {fallback.message}", flush=True)
+    if not pip(*fallback.arguments):
+        raise SystemExit("pip could not install torch, which Outrider needs; see pip's last lines above.")
 
 
 def main(extras: str) -> None:
     constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
-    here = torch_here()
-    if here is None:
+    torch = torch_here()
+    if torch is None:
         install_torch(pinned(constraints, "torch"))
-        here = metadata.version("torch")
+        torch = metadata.version("torch")
     with tempfile.TemporaryDirectory() as folder:
         pins = Path(folder) / "constraints.txt"
-        pins.write_text(keeping(constraints, here), encoding="utf-8")
+        pins.write_text(keeping(constraints, torch), encoding="utf-8")
         print(f"==> Outrider with {extras}", flush=True)
         if not pip("--editable", f"{ROOT}[{extras}]", "--constraint", str(pins)):
             raise SystemExit(
-                "pip could not install what Outrider needs: its last lines above say why. Then make it again."
+                "pip could not install Outrider's dependencies; see pip's last lines above, then run make."
             )
     raise SystemExit(
         subprocess.run([sys.executable, "-P", "-m", "outrider.app.cli", "doctor", "--mend"], check=False).returncode

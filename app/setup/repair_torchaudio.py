@@ -1,8 +1,8 @@
-"""The one known trap of the dependencies, and its cure.
+"""Repairs a torchaudio that cannot be imported because it was built for CUDA and torch was not.
 
-torchaudio's wheel for Linux links CUDA. Beside a torch without it, torchaudio can't be imported, and neither can the
-models of transformers, which import torchaudio wherever it is installed. The parts in use here (transforms, functional)
-are Python: with the compiled libraries out of the way they work.
+torchaudio's default Linux wheel links CUDA libraries. With a CPU build of torch its import fails, and with it the
+import of transformers models, which load torchaudio if it is installed. Outrider uses only its Python parts
+(transforms, functional), which work once the compiled libraries are renamed.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ PARKED = ".disabled"
 
 
 def mend(package: Path, cuda: bool, error: Callable[[], str | None]) -> str | None:
-    """Bring an installed torchaudio to where it imports; says what was done, or None if nothing was.
+    """Make an installed torchaudio importable; returns a description of the change, or None if nothing was changed.
 
-    `error` imports torchaudio afresh and says what went wrong. Libraries are renamed, never removed, and come back
-    as soon as torch has CUDA. What doesn't help is undone.
+    `error` imports torchaudio in a new process and returns its error. Libraries are renamed, never removed, and are
+    restored once torch has CUDA. A change that does not help is undone.
     """
     live, parked = _libraries(package, "*.so"), _libraries(package, f"*.so{PARKED}")
     if parked and not live and cuda:
         _rename(parked)
         if error() is None:
-            return f"torchaudio: torch has CUDA now, so its {len(parked)} compiled libraries are enabled again"
+            return f"torchaudio: enabled its {len(parked)} compiled libraries again, since torch now has CUDA"
         _rename(_libraries(package, "*.so"))
         return None
     if not live or error() is None:
@@ -33,8 +33,8 @@ def mend(package: Path, cuda: bool, error: Callable[[], str | None]) -> str | No
         _rename(_libraries(package, f"*.so{PARKED}"))
         return None
     return (
-        f"torchaudio: its {len(live)} compiled libraries need a CUDA that this torch doesn't have; renamed them to "
-        f"*{PARKED} in {package / 'lib'}, and its Python parts work"
+        f"torchaudio: renamed its {len(live)} compiled libraries to *{PARKED} in {package / 'lib'}, because they need "
+        "CUDA and this torch has none; its Python parts work"
     )
 
 
@@ -43,7 +43,7 @@ def _libraries(package: Path, pattern: str) -> list[Path]:
 
 
 def _rename(libraries: list[Path]) -> None:
-    """Park live libraries, bring parked ones back; pip's record follows, or it would leave them behind one day."""
+    """Disable enabled libraries and enable disabled ones, in pip's RECORD too, so that uninstalling removes them."""
     for library in libraries:
         parked = library.name.endswith(PARKED)
         name = library.name.removesuffix(PARKED) if parked else library.name + PARKED

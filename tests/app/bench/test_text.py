@@ -1,4 +1,4 @@
-"""`outrider bench` as a person or a script meets it, on a tiny model; tables and pictures on a report made by hand."""
+"""`outrider bench text` on a tiny model, and its tables and plots on a report written by hand."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def few(folder: str, tmp_path: Path) -> list[str]:
-    """Arguments for a run of a second."""
+    """Arguments of a benchmark that takes about a second."""
     path = tmp_path / "p.jsonl"
     path.write_text('{"turns": ["the cat sat"], "category": "a"}\n{"prompt": "a quick fox", "task": "b"}\n')
     tail = ["--model", folder, "--dtype", "float32", "--prompts", str(path), "--max-new-tokens", "6"]
@@ -47,13 +47,13 @@ def few(folder: str, tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_run_draws_tables_and_writes_json_and_pictures(few: list[str], tmp_path: Path) -> None:
+def test_a_run_writes_tables_json_and_plots(few: list[str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     out, pictures = tmp_path / "out.json", tmp_path / "plots"
-    told = CliRunner().invoke(cli, [*few, "--json", str(out), "--plots", str(pictures)])
-    assert told.exit_code == 0, told.output
+    result = CliRunner().invoke(cli, [*few, "--json", str(out), "--plots", str(pictures)])
+    assert result.exit_code == 0, result.output
     for words in ("2 prompts, up to 6 tokens, greedy", "speedup", "same output", "By task", "prompt-lookup", "jacobi"):
-        assert words in told.stdout
+        assert words in result.stdout
     found = json.loads(out.read_text())
     assert [row["drafter"] for row in found["rows"]] == ["plain", "prompt-lookup", "jacobi"]
     assert [row["identical"] for row in found["rows"]] == [1.0, 1.0, 1.0]
@@ -62,12 +62,12 @@ def test_a_run_draws_tables_and_writes_json_and_pictures(few: list[str], tmp_pat
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in pictures.iterdir())
 
 
-def test_json_on_stdout_is_nothing_else(few: list[str]) -> None:
-    told = CliRunner().invoke(cli, [*few, "--json", "-", "--limit", "1"])
-    assert json.loads(told.stdout)["settings"]["prompts"] == 1
+def test_json_to_stdout_prints_nothing_else(few: list[str]) -> None:
+    result = CliRunner().invoke(cli, [*few, "--json", "-", "--limit", "1"])
+    assert json.loads(result.stdout)["settings"]["prompts"] == 1
 
 
-def test_stopped_it_draws_what_is_done(few: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_shows_the_results_so_far(few: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Bench.go
 
     def go(self: Bench) -> Iterator[str]:
@@ -77,21 +77,21 @@ def test_stopped_it_draws_what_is_done(few: list[str], monkeypatch: pytest.Monke
                 raise KeyboardInterrupt
 
     monkeypatch.setattr(Bench, "go", go)
-    told = CliRunner().invoke(cli, few)
-    assert told.exit_code == 130
-    assert "1 of 2 prompts" in told.stdout
-    assert "jacobi" in told.stdout
+    result = CliRunner().invoke(cli, few)
+    assert result.exit_code == 130
+    assert "1 of 2 prompts" in result.stdout
+    assert "jacobi" in result.stdout
 
 
-def test_stopped_before_anything_was_measured_it_says_so(few: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_before_the_first_result_is_an_error(few: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def go(self: Bench) -> Iterator[str]:
         raise KeyboardInterrupt
         yield ""
 
     monkeypatch.setattr(Bench, "go", go)
-    told = CliRunner().invoke(cli, few)
-    assert isinstance(told.exception, InvalidOption)
-    assert "before anything was measured" in str(told.exception)
+    result = CliRunner().invoke(cli, few)
+    assert isinstance(result.exception, InvalidOption)
+    assert "before anything was measured" in str(result.exception)
 
 
 @pytest.mark.parametrize(
@@ -104,35 +104,35 @@ def test_stopped_before_anything_was_measured_it_says_so(few: list[str], monkeyp
         (["--dtype", "float3"], "unknown dtype 'float3'"),
     ],
 )
-def test_an_option_that_makes_no_sense(arguments: list[str], words: str, few: list[str]) -> None:
-    told = CliRunner().invoke(cli, [*few, *arguments])
-    assert isinstance(told.exception, InvalidOption)
-    assert words in str(told.exception)
+def test_wrong_options_are_refused(arguments: list[str], words: str, few: list[str]) -> None:
+    result = CliRunner().invoke(cli, [*few, *arguments])
+    assert isinstance(result.exception, InvalidOption)
+    assert words in str(result.exception)
 
 
 @pytest.mark.slow
 def test_errors_are_one_line(tmp_path: Path) -> None:
     command = Path(sysconfig.get_path("scripts")) / "outrider"
     arguments = ["bench", "text", "--prompts", str(tmp_path / "none.jsonl")]
-    told = subprocess.run([command, *arguments], capture_output=True, text=True, check=False)
-    assert told.returncode == 1
-    assert told.stderr == f"outrider: {tmp_path / 'none.jsonl'} can't be read: No such file or directory\n"
-    told = subprocess.run([command, "bench", "text", "--limit", "0"], capture_output=True, text=True, check=False)
-    assert told.returncode == 2
+    result = subprocess.run([command, *arguments], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr == f"outrider: {tmp_path / 'none.jsonl'} can't be read: No such file or directory\n"
+    result = subprocess.run([command, "bench", "text", "--limit", "0"], capture_output=True, text=True, check=False)
+    assert result.returncode == 2
 
 
 def test_a_prompts_file_is_read_before_anything_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text("no JSON\n")
-    told = CliRunner().invoke(cli, ["bench", "text", "--prompts", str(path), "--model", "none"])
-    assert isinstance(told.exception, PromptsError)
-    assert "line 1 is not JSON" in str(told.exception)
+    result = CliRunner().invoke(cli, ["bench", "text", "--prompts", str(path), "--model", "none"])
+    assert isinstance(result.exception, PromptsError)
+    assert "line 1 is not JSON" in str(result.exception)
 
 
-def test_the_command_line_loads_nothing_heavy() -> None:
+def test_importing_the_command_line_loads_nothing_heavy() -> None:
     code = "import sys, outrider.app.cli; print([m for m in ('torch', 'rich.table', 'matplotlib') if m in sys.modules])"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout == "[]\n"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
 
 
 def row(drafter: str, speedup: float, **more: Any) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def drawn(report: dict[str, Any], width: int) -> str:
 
 
 @pytest.mark.parametrize("width", [60, 140])
-def test_tables_say_what_is_wrong_switched_off_looping_and_skipped(width: int) -> None:
+def test_tables_report_wrong_disabled_looping_and_skipped_contenders(width: int) -> None:
     asked = {"model": "m", "dtype": "int4", "device": "cpu", "prompts": 3, "prompts_wanted": 3, "max_new_tokens": 9}
     faulty = row("bad", 0.8, wrong=0.5, near_ties=0.0, quality={"worst_gap": 3.5}, note="switched off throughout")
     peer = row("plain", 2.0, engine="vllm", tokens_per_pass=None, acceptance_rate=None, identical=None)
@@ -164,28 +164,28 @@ def test_tables_say_what_is_wrong_switched_off_looping_and_skipped(width: int) -
     report["rows"][0]["tasks"]["c"] = report["rows"][0]["tasks"]["a"]
     text = " ".join(drawn(report, width).split())
     assert "50% WRONG" in text or width < 100
-    assert "bad: 50% of outputs hold tokens" in text
-    assert "up to 3.50 below the likeliest" in text
+    assert "bad: 50% of outputs contain tokens" in text
+    assert "up to 3.50 below the most likely token" in text
     assert "bad: switched off throughout" in text
     assert "skipped openvino-genai: not installable here" in text
     assert "Without the 1 of 3 prompts" in text
     assert ("vllm plain" in text) or width < 100
-    assert ("1 GB" in text) == (width >= 100), "memory is left out where there is no room"
+    assert ("1 GB" in text) == (width >= 100), "narrow tables have no memory column"
 
 
-def test_plots_without_matplotlib_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plots_without_matplotlib_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plots, "find_spec", lambda name: None)
     with pytest.raises(InvalidOption, match=r"outrider\[bench\]"):
         plots.check()
 
 
 @pytest.mark.slow
-def test_what_is_calibrated_is_used_from_then_on(few: list[str], folder: str, tmp_path: Path) -> None:
+def test_calibrations_are_saved_and_used(few: list[str], folder: str, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     names = ["--calibrate", "draft-verify,sequoia", "--drafters", "draft-verify,sequoia,draft-model"]
-    told = CliRunner().invoke(cli, [*few, *names, "--draft-model", folder, "--json", str(out)])
-    assert told.exit_code == 0, told.output
-    assert "draft-verify: " in told.stderr and "sequoia: acceptance 1.00" in told.stderr
+    result = CliRunner().invoke(cli, [*few, *names, "--draft-model", folder, "--json", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "draft-verify: " in result.stderr and "sequoia: acceptance 1.00" in result.stderr
     assert len(list((tmp_path / "cache" / "calibrations").glob("*.json"))) == 2
     rows = json.loads(out.read_text())["rows"]
     assert [row["identical"] for row in rows] == [1.0] * 4

@@ -1,4 +1,4 @@
-"""Set-up's choices: which torch, from where, and when to leave what is there alone."""
+"""The installer: which torch build it installs, from where, and when it keeps the installed one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.app.setup import install
 PINS = "numpy==2.4.6\ntorch==2.13.0\ntorchaudio==2.11.0\n"
 
 
-def test_without_a_gpu_linux_tries_builds_for_cpus_first() -> None:
+def test_linux_without_a_gpu_tries_cpu_builds_first() -> None:
     default, index, plain = install.attempts("2.13.0", "Linux", gpus=0)
     assert default.arguments == ("--no-deps", "torch==2.13.0+cpu")
     assert f"--index-url={install.CPU_INDEX}" in index.arguments
@@ -22,31 +22,31 @@ def test_without_a_gpu_linux_tries_builds_for_cpus_first() -> None:
 
 
 @pytest.mark.parametrize(("system", "gpus"), [("Linux", 1), ("Darwin", 0), ("Windows", 0)])
-def test_elsewhere_the_default_build_is_the_right_one(system: str, gpus: int) -> None:
+def test_other_machines_install_the_default_build(system: str, gpus: int) -> None:
     assert [attempt.arguments for attempt in install.attempts("2.13.0", system, gpus)] == [("torch==2.13.0",)]
 
 
 @pytest.mark.parametrize("works", [0, 1, 2])
-def test_torch_comes_from_the_first_place_that_has_it(
+def test_torch_is_installed_by_the_first_attempt_that_works(
     works: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[tuple[str, ...]] = []
+    tried: list[tuple[str, ...]] = []
 
     def pip(*arguments: str, quiet: bool = False) -> bool:
-        asked.append(arguments)
-        return len(asked) == works + 1
+        tried.append(arguments)
+        return len(tried) == works + 1
 
     monkeypatch.setattr(install, "pip", pip)
     monkeypatch.setattr(install.platform, "system", lambda: "Linux")
     monkeypatch.setattr(install, "nvidia_gpus", list)
     install.install_torch("2.13.0")
-    assert asked == [one.arguments for one in install.attempts("2.13.0", "Linux", 0)][: works + 1]
+    assert tried == [attempt.arguments for attempt in install.attempts("2.13.0", "Linux", 0)][: works + 1]
     assert ("with CUDA" in capsys.readouterr().out) == (works == 2)
 
 
-def test_without_any_torch_set_up_stops_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installation_stops_if_no_attempt_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install, "pip", lambda *_, **__: False)
-    with pytest.raises(SystemExit, match="needs torch"):
+    with pytest.raises(SystemExit, match="could not install torch"):
         install.install_torch("2.13.0")
 
 
@@ -54,9 +54,7 @@ def test_without_any_torch_set_up_stops_and_says_so(monkeypatch: pytest.MonkeyPa
     ("installed", "kept"),
     [("2.13.0+cpu", True), ("2.15.1", True), ("2.15.0a0+gitabc", True), ("2.6.0+cu124", False), (None, False)],
 )
-def test_a_torch_that_is_new_enough_is_left_alone(
-    installed: str | None, kept: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recent_torch_is_kept(installed: str | None, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
         if installed is None:
             raise metadata.PackageNotFoundError(name)
@@ -66,12 +64,12 @@ def test_a_torch_that_is_new_enough_is_left_alone(
     assert install.torch_here() == (installed if kept else None)
 
 
-def test_pip_is_told_to_keep_the_torch_that_is_here() -> None:
+def test_constraints_pin_the_installed_torch() -> None:
     assert install.pinned(PINS, "torch") == "2.13.0"
     assert install.keeping(PINS, "2.15.1+cu130") == PINS.replace("torch==2.13.0", "torch==2.15.1")
 
 
-@pytest.mark.skipif(os.name == "nt", reason="the stand-in is a shell script")
+@pytest.mark.skipif(os.name == "nt", reason="the fake nvidia-smi is a shell script")
 @pytest.mark.parametrize(
     ("listing", "names"),
     [
@@ -80,7 +78,7 @@ def test_pip_is_told_to_keep_the_torch_that_is_here() -> None:
         ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", []),
     ],
 )
-def test_gpus_are_those_the_driver_lists(
+def test_gpus_are_read_from_the_driver(
     listing: str, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool = tmp_path / "nvidia-smi"

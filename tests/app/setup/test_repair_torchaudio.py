@@ -1,4 +1,4 @@
-"""The cure of torchaudio on a stand-in that has its trap: compiled libraries that can't be loaded here."""
+"""The repair of torchaudio, on a fake package whose compiled libraries cannot be loaded; and import probes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from outrider.app.commands.probe import probe
 from outrider.app.setup.repair_torchaudio import mend
 
-TRAP = """
+BROKEN = """
 import pathlib
 for library in (pathlib.Path(__file__).parent / "lib").glob("*.so"):
     if library.read_text() == "needs CUDA":
@@ -23,10 +23,10 @@ RECORD = (
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A torchaudio beside a torch that it doesn't fit, first on the path of child processes."""
+    """A fake torchaudio built for another torch, first on the path of child processes."""
     folder = tmp_path / "torchaudio"
     (folder / "lib").mkdir(parents=True)
-    (folder / "__init__.py").write_text(TRAP, encoding="utf-8")
+    (folder / "__init__.py").write_text(BROKEN, encoding="utf-8")
     for name in LIBRARIES:
         (folder / "lib" / name).write_text("needs CUDA", encoding="utf-8")
     (tmp_path / "torchaudio-2.11.0.dist-info").mkdir()
@@ -48,10 +48,10 @@ def error() -> str | None:
 
 
 def never() -> str | None:
-    raise AssertionError("there was nothing to try")
+    raise AssertionError("the import must not be tried")
 
 
-def test_libraries_that_need_cuda_are_put_aside_once(package: Path) -> None:
+def test_libraries_that_need_cuda_are_disabled_once(package: Path) -> None:
     assert "Could not load this library" in (error() or "")
     done = mend(package, cuda=False, error=error)
     assert done is not None
@@ -62,15 +62,15 @@ def test_libraries_that_need_cuda_are_put_aside_once(package: Path) -> None:
     assert mend(package, cuda=False, error=never) is None
 
 
-def test_with_cuda_they_come_back(package: Path) -> None:
+def test_with_cuda_they_are_enabled_again(package: Path) -> None:
     mend(package, cuda=False, error=error)
-    (package / "__init__.py").write_text("", encoding="utf-8")  # torch has what they need now
-    assert "enabled again" in (mend(package, cuda=True, error=error) or "")
+    (package / "__init__.py").write_text("", encoding="utf-8")  # now torch has CUDA
+    assert "enabled" in (mend(package, cuda=True, error=error) or "")
     assert files(package) == list(LIBRARIES)
     assert record(package) == RECORD
 
 
-def test_with_another_cuda_they_stay_aside(package: Path) -> None:
+def test_with_another_cuda_they_stay_disabled(package: Path) -> None:
     mend(package, cuda=False, error=error)
     assert mend(package, cuda=True, error=error) is None
     assert files(package) == [f"{name}.disabled" for name in LIBRARIES]
@@ -78,20 +78,20 @@ def test_with_another_cuda_they_stay_aside(package: Path) -> None:
 
 
 @pytest.mark.parametrize("cuda", [True, False])
-def test_what_works_is_left_alone(package: Path, cuda: bool) -> None:
+def test_a_working_torchaudio_is_not_changed(package: Path, cuda: bool) -> None:
     (package / "__init__.py").write_text("", encoding="utf-8")
     assert mend(package, cuda=cuda, error=error) is None
     assert files(package) == list(LIBRARIES)
 
 
-def test_what_does_not_help_is_undone(package: Path) -> None:
+def test_a_change_that_does_not_help_is_undone(package: Path) -> None:
     (package / "__init__.py").write_text("import no_such_module", encoding="utf-8")
     assert mend(package, cuda=False, error=error) is None
     assert files(package) == list(LIBRARIES)
     assert record(package) == RECORD
 
 
-def test_libraries_of_a_new_install_are_tried_afresh(package: Path) -> None:
+def test_libraries_of_a_new_installation_are_tried_again(package: Path) -> None:
     mend(package, cuda=False, error=error)
     for name in LIBRARIES:
         (package / "lib" / name).write_text("fits", encoding="utf-8")
@@ -110,7 +110,7 @@ def test_libraries_of_a_new_install_are_tried_afresh(package: Path) -> None:
         ("print('a word of its own')", None),
     ],
 )
-def test_a_probe_survives_whatever_the_import_does(
+def test_a_probe_reports_imports_that_fail_exit_or_crash(
     code: str, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "fragile.py").write_text(code, encoding="utf-8")
@@ -119,6 +119,6 @@ def test_a_probe_survives_whatever_the_import_does(
 
 
 @pytest.mark.slow
-def test_torch_is_asked_what_it_can_do() -> None:
+def test_the_probe_of_torch_lists_devices_and_dtypes() -> None:
     facts = probe("torch").facts
     assert facts["devices"]["cpu"]["dtypes"][:2] == ["float64", "float32"]
