@@ -1,8 +1,7 @@
-"""A decoder that is told something at every position: what to say there, or what a picture looks like from afar.
+"""A decoder with a conditioning vector per position, added to its input: the phoneme to speak, the plan of an image.
 
-It is added to what is read, so that a model need not find out by itself where in the text or in the picture it is.
-Passes may be recorded all the same: recordings look for what they are told in one place, whoever is told. Knows
-positions and states, nothing of what is told.
+Each generation has its own conditioning. With CUDA graphs a network is reused for the next generation, its conditioning
+copied into the captured buffer. Knows positions and states, nothing of what the conditioning means.
 """
 
 from __future__ import annotations
@@ -17,92 +16,94 @@ from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import PassLayout
 from outrider.core.errors import InvalidOption
 
-_ROOM = 256  # positions that are told, in steps, where recordings look for them
+_ROOM = 256  # captured conditioning buffers have a multiple of this many positions
 
 
-class ConditionedDecoder(Network):
-    """A network of which every position is told something [B, T, D], those behind the last as that. At the tap "ahead",
-    where that is asked for, stands what the `ahead` positions behind the next one are told, side by side."""
+class ConditionedNetwork(Network):
+    """A network that adds conditioning [B, T, D] to its input; positions beyond T use the last vector. The tap "ahead"
+    holds the conditioning of the `ahead` positions after the current one, side by side."""
 
-    def __init__(self, network: Network, told: Tensor, ahead: int = 0) -> None:
+    def __init__(self, network: Network, conditioning: Tensor, ahead: int = 0) -> None:
         super().__init__(network.config, network.embedding, network.layers, network.norm, network.head)
-        self.told, self.ahead = told.to(self.wide), ahead
+        self.conditioning, self.ahead = conditioning.to(self.residual_dtype), ahead
 
-    def tell(self, told: Tensor) -> bool:
-        """Something else from now on, where recordings look for it; False: there is no room for it."""
-        rows, room = self.told.shape[:2]
-        if len(told) != rows or told.shape[1] > room:
+    def set_conditioning(self, conditioning: Tensor) -> bool:
+        """Copy new conditioning into the buffer that captures read; False if it does not fit."""
+        rows, room = self.conditioning.shape[:2]
+        if len(conditioning) != rows or conditioning.shape[1] > room:
             return False
-        self.told[:, : told.shape[1]] = told
-        self.told[:, told.shape[1] :] = told[:, -1:]
+        self.conditioning[:, : conditioning.shape[1]] = conditioning
+        self.conditioning[:, conditioning.shape[1] :] = conditioning[:, -1:]
         return True
 
-    def told_to(self, row: int) -> Tensor | None:
-        return self.told[row]
+    def conditioning_of(self, row: int) -> Tensor | None:
+        return self.conditioning[row]
 
-    def replaced(self, *given: Any, **named: Any) -> Network:
-        return ConditionedDecoder(super().replaced(*given, **named), self.told, self.ahead)
+    def map_linears(self, *args: Any, **kwargs: Any) -> Network:
+        return ConditionedNetwork(super().map_linears(*args, **kwargs), self.conditioning, self.ahead)
 
     def run(
         self,
         x: Tensor,
         store: Tensor,
-        places: PassLayout,
+        layout: PassLayout,
         taps: dict[str, list[Tensor]] | None = None,
         span: tuple[int, int] | None = None,
     ) -> Tensor:
         rows = store.shape[1]
         if not len(x) or (span is not None and span[0]):
-            return super().run(x, store, places, taps, span)
-        if rows != len(self.told):
-            raise InvalidOption(f"{len(self.told)} rows are told something, and {rows} are read")
-        place = places.positions.expand(rows, -1)
-        x = x + self.at(place).flatten(0, 1)
-        seen = taps.pop("ahead", None) if taps else None
-        result = super().run(x, store, places, taps, span)
-        if taps is not None and seen is not None:
-            further = place[..., None] + torch.arange(1, self.ahead + 1, device=place.device)
-            seen.append(self.at(further.flatten(1)).view(rows, place.shape[1], -1).to(self.dtype))
-            taps["ahead"] = seen
+            return super().run(x, store, layout, taps, span)
+        if rows != len(self.conditioning):
+            raise InvalidOption(
+                f"there is conditioning for {len(self.conditioning)} rows and the batch has {rows}; give one per row"
+            )
+        positions = layout.positions.expand(rows, -1)
+        x = x + self._at(positions).flatten(0, 1)
+        lookahead = taps.pop("ahead", None) if taps else None
+        result = super().run(x, store, layout, taps, span)
+        if taps is not None and lookahead is not None:
+            later = positions[..., None] + torch.arange(1, self.ahead + 1, device=positions.device)
+            lookahead.append(self._at(later.flatten(1)).view(rows, positions.shape[1], -1).to(self.dtype))
+            taps["ahead"] = lookahead
         return result
 
-    def at(self, place: Tensor) -> Tensor:
-        """[B, Q] -> [B, Q, D]; behind the end, what is told there."""
-        index = place.clamp(0, self.told.shape[1] - 1)[..., None]
-        return self.told.gather(1, index.expand(-1, -1, self.told.shape[2]))
+    def _at(self, positions: Tensor) -> Tensor:
+        """Positions [B, Q] -> conditioning [B, Q, D]."""
+        index = positions.clamp(0, self.conditioning.shape[1] - 1)[..., None]
+        return self.conditioning.gather(1, index.expand(-1, -1, self.conditioning.shape[2]))
 
 
-class Informed(Decoder):
-    """A decoder whose network can be told something, anew for each generation."""
+class ConditionedDecoder(Decoder):
+    """A decoder with new conditioning for each generation."""
 
     def __init__(self, network: Network, ahead: int = 0) -> None:
         super().__init__(network)
-        self._whole, self._ahead, self._lent = network, ahead, False
+        self._base, self._ahead, self._borrowed = network, ahead, False
 
-    def tell(self, told: Tensor) -> None:
-        """[B, T, D]. A network whose passes are recorded is nobody else's as long as this generation lasts."""
-        graphs, told = self._whole.graphs, told.to(self.device)
+    def set_conditioning(self, conditioning: Tensor) -> None:
+        """Use conditioning [B, T, D] for the next generation. A captured network is reserved until `end`."""
+        graphs, conditioning = self._base.graphs, conditioning.to(self.device)
         if graphs is None:
-            self.network = ConditionedDecoder(self._whole, told, self._ahead)
+            self.network = ConditionedNetwork(self._base, conditioning, self._ahead)
             return
         self._give_back()
-        idle = graphs.idle
-        found = next((one for one in idle if isinstance(one, ConditionedDecoder) and one.tell(told)), None)
-        if found is None:
-            room = -(-told.shape[1] // _ROOM) * _ROOM
-            long = torch.cat([told, told[:, -1:].expand(-1, room - told.shape[1], -1)], 1)
-            found = ConditionedDecoder(self._whole, long, self._ahead)
-            graphs.attach(found)
+        networks = (network for network in graphs.idle if isinstance(network, ConditionedNetwork))
+        network = next((network for network in networks if network.set_conditioning(conditioning)), None)
+        if network is None:
+            padding = -conditioning.shape[1] % _ROOM
+            padded = torch.cat([conditioning, conditioning[:, -1:].expand(-1, padding, -1)], 1)
+            network = ConditionedNetwork(self._base, padded, self._ahead)
+            graphs.attach(network)
         else:
-            idle.remove(found)
-        assert found.graphs is not None
-        self.network, self._lent = found, True
-        self.cache.keeper = found.graphs.pool
+            graphs.idle.remove(network)
+        assert network.graphs is not None
+        self.network, self._borrowed = network, True
+        self.cache.pool = network.graphs.pool
 
     def _give_back(self) -> None:
-        if self._lent and self._whole.graphs is not None:
-            self._whole.graphs.idle.append(self.network)
-        self._lent = False
+        if self._borrowed and self._base.graphs is not None:
+            self._base.graphs.idle.append(self.network)
+        self._borrowed = False
 
     def end(self) -> None:
         super().end()

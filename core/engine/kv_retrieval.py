@@ -21,14 +21,14 @@ def asked(network: Network, cache: Cache) -> Tensor:
     cfg, depth = network.config, len(network.layers)
     gap = cache.rows.pending.shape[1] + max(cache.scored, 0)  # somebody's scratch may be there
     ids, places = cache.plan(Draft.empty(len(cache.rows.host), cache.device), None, gap)
-    network.reach(max(cache.rows.host) + gap + ids.shape[1] + 1)
+    network.ensure_positions(max(cache.rows.host) + gap + ids.shape[1] + 1)
     taps: dict[str, list[Tensor]] = {"embedding": [], **{f"layer.{index}": [] for index in range(depth - 1)}}
     network.run(network.embed(ids), cache.store, places, taps)
     root = (cache.rows.waiting - 1)[:, None, None]
     stands = (cache.rows.entries + cache.rows.waiting - 1)[:, None]
     found = []
     for index, (states,) in enumerate(taps.values()):
-        x = states.gather(1, root.expand(-1, 1, cfg.hidden_size))[:, 0].to(network.wide)
+        x = states.gather(1, root.expand(-1, 1, cfg.hidden_size))[:, 0].to(network.residual_dtype)
         found.append(network.queries(x, index, stands))
     return torch.stack(found)
 

@@ -43,7 +43,7 @@ def replayed(cache: Cache, texts: Prompts, count: int) -> Iterator[tuple[Tensor,
 def likeness(network: Network, cache: Cache, texts: Prompts, count: int) -> Tensor:
     """[B, 2 L] cosine of what enters and what leaves each layer's attention and MLP, residual stream included."""
     halves = [
-        network.replaced(
+        network.map_linears(
             lambda linear: linear, [replace(layer, use_attention=not mlp, use_mlp=mlp) for layer in network.layers]
         )
         for mlp in (False, True)
@@ -54,7 +54,7 @@ def likeness(network: Network, cache: Cache, texts: Prompts, count: int) -> Tens
         there = torch.arange(count, device=ids.device) < cache.rows.waiting[:, None]
         x = network.embed(ids)
         for half in halves:
-            half.reach(longest + 1)
+            half.ensure_positions(longest + 1)
         for index in range(len(network.layers)):
             for half in halves:
                 after = half.run(x, cache.store, places, None, (index, index + 1))

@@ -1,8 +1,8 @@
-"""A decoder-only transformer as plain tensors, and one pass through it: rotary positions, grouped queries, SwiGLU,
-RMSNorm (the family of Llama, arXiv 2302.13971, and Qwen).
+"""The weights of a decoder-only transformer and its forward pass: rotary positions, grouped-query attention, SwiGLU and
+RMSNorm, as in Llama (arXiv 2302.13971) and Qwen.
 
-Knows weights and where in a store keys and values go; nothing of drafts, prompts or what is committed. Written for few
-operations a layer: at one token a pass, calling an operation costs as much as many of them compute.
+Knows weights and slots of a KV store; nothing of drafts, prompts or committed tokens. The code uses few operations per
+layer, since in a pass of one token the launch of an operation takes longer than its arithmetic.
 """
 
 from __future__ import annotations
@@ -26,124 +26,121 @@ from outrider.core.engine.cuda_graphs import (
 )
 from outrider.core.engine.kv_cache import int8
 from outrider.core.engine.linear import Dense, Linear
-from outrider.core.engine.native.draft_chain import Chains
-from outrider.core.engine.native.native_pass import Passes, passes
+from outrider.core.engine.native.draft_chain import NativeChain
+from outrider.core.engine.native.native_pass import NativePass, native_pass
 from outrider.core.engine.rotary import rope_table
 from outrider.core.engine.types import Config, Layer, PassLayout
 from outrider.core.errors import Incompatible
 from outrider.core.kernels import native
 
-_LOGITS = 1 << 23  # up to so many are computed within the captured pass
-_VIEWS = 8  # of a network whose recordings are kept
-PassResult = tuple[Tensor, Tensor | None, dict[str, Tensor]]
+_MAX_GRAPH_LOGITS = 1 << 23  # up to this many logits are computed within the captured pass
+_MAX_VIEWS = 8  # views of a network whose captures are kept
+PassResult = tuple[Tensor, Tensor | None, dict[str, Tensor]]  # normed states, logits, states at taps
 
 
 @dataclass(frozen=True, eq=False)
-class _Masks:
-    """What the attention of every layer shares in one pass, and where each finds its own."""
+class _AttentionInputs:
+    """Rotary angles, mask and KV views of one pass, computed once for all layers."""
 
     rows: int
     cos: Tensor  # [B|1, Q, 1, d]
     sin: Tensor
-    mask: Tensor | None  # [B|1, 1, Q G, C] to be added, for G queries that share a head of keys
-    past: Sequence[Tensor]  # [B, 2 K, C, d] of each layer, keys and values; in 8 bits slots of bytes instead of d
-    into: Sequence[Tensor]  # [B, Q, 2 K, d] where each layer's keys and values go
-    at: tuple[Tensor, Tensor | None] | None  # ... or which rows and slots of it, where rows differ
+    mask: Tensor | None  # [B|1, 1, Q G, C] additive, for the G query heads of each key/value head
+    read: Sequence[Tensor]  # for each layer the keys and values [B, 2 K, C, d]; in 8 bits slots of bytes instead of d
+    write: Sequence[Tensor]  # for each layer where new keys and values go: [B, Q, 2 K, d], or with `index` all slots
+    index: tuple[Tensor, Tensor | None] | None  # rows and slots to write, if slots differ between rows
 
 
 class Network:
-    """Weights, and one pass through them. The residual stream is kept in 32 bits where weights have 16."""
+    """Weights and the forward pass. With 16-bit weights the residual stream is kept in 32 bits."""
 
     def __init__(self, config: Config, embedding: Tensor, layers: Sequence[Layer], norm: Tensor, head: Linear) -> None:
         self.config, self.embedding, self.layers, self.norm, self.head = config, embedding, layers, norm, head
         self.dtype, self.device = embedding.dtype, embedding.device
         self.weight_bytes = sum(layer.weight_bytes for layer in layers) + head.weight_bytes
-        self.wide = self.dtype if self.dtype.itemsize > 2 else torch.float32
-        # x / sqrt(mean x^2 + eps) w = x / hypot(|x|, sqrt(D eps)) (sqrt(D) w), in fewer and cheaper operations
+        self.residual_dtype = wide = self.dtype if self.dtype.itemsize > 2 else torch.float32
+        # RMSNorm as x / hypot(|x|, sqrt(D eps)) * (sqrt(D) w): equal to x / sqrt(mean x^2 + eps) * w, but cheaper
         root = math.sqrt(config.hidden_size)
-        self._floor = torch.tensor([[root * math.sqrt(config.norm_eps)]], dtype=self.wide, device=self.device)
-        self._norms = [
-            (layer.attention_norm.to(self.wide) * root, layer.mlp_norm.to(self.wide) * root) for layer in layers
-        ]
-        self._norm = norm.to(self.wide) * root
-        self._last = norm.float().contiguous()
+        self._norm_floor = torch.tensor([[root * math.sqrt(config.norm_eps)]], dtype=wide, device=self.device)
+        self._layer_norms = [(layer.attention_norm.to(wide) * root, layer.mlp_norm.to(wide) * root) for layer in layers]
+        self._scaled_norm = norm.to(wide) * root
+        self._norm32 = norm.float().contiguous()
         self._angles = torch.zeros(0), torch.zeros(0)
-        self.arrive: Callable[[int], None] | None = None  # called ahead of each layer, where weights come and go
-        self.graphs: Graphs | None = None  # passes captured by shape, where that was asked for
-        self._passes = passes(config, layers, self.dtype)
+        self.before_layer: Callable[[int], None] | None = None  # called before each layer; offload loads weights in it
+        self.graphs: Graphs | None = None  # captured passes, if enabled
+        self._native = native_pass(config, layers, self.dtype)
 
     @cached_property
-    def chains(self) -> Chains | None:
-        """Whole chains in one call, where passes are our code's and the layers are here; else None."""
-        if self._passes is None or self.arrive is not None or self.embedding.dtype != torch.bfloat16:
+    def native_chain(self) -> NativeChain | None:
+        """Draws a whole chain in one call of the compiled kernels; None where they cannot run this network."""
+        if self._native is None or self.before_layer is not None or self.embedding.dtype != torch.bfloat16:
             return None
-        return Chains(self._passes, self.embedding.contiguous(), self._last, self.head)
+        return NativeChain(self._native, self.embedding.contiguous(), self._norm32, self.head)
 
-    def replaced(
+    def map_linears(
         self,
         change: Callable[[Linear], Linear],
         layers: Sequence[Layer] | None = None,
         head: Callable[[Linear], Linear] | None = None,
     ) -> Network:
-        """The same network with every matrix product exchanged (the output layer's by `head`, where that differs), and
-        perhaps other layers."""
-        if self.arrive is not None:
+        """A copy with `change` applied to every linear layer (`head` to the output layer, if given) of these layers, or
+        of the network's own."""
+        if self.before_layer is not None:
             raise Incompatible(
-                "this model's layers are streamed, and can't be seen cheaper or in other bits; draft with another "
+                "this model's layers are offloaded, so they can be neither quantized nor skipped; draft with another "
                 "model, or load it without `offload`"
             )
-        changed = [layer.changed(change) for layer in (self.layers if layers is None else layers)]
+        changed = [layer.map_linears(change) for layer in (self.layers if layers is None else layers)]
         return Network(self.config, self.embedding, changed, self.norm, (head or change)(self.head))
 
-    def told_to(self, row: int) -> Tensor | None:
-        """[T, D] what is added to what a row reads, by position; None: nothing."""
+    def conditioning_of(self, row: int) -> Tensor | None:
+        """[T, D] added to a row's embeddings, by position; None: nothing."""
         return None
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Token ids [B, Q], impossible ones included, -> [B Q, D]. There may be more to read than can be said:
-        conditions, whose rows stand behind the vocabulary's."""
+        """Token ids [B, Q] -> [B Q, D]; invalid ids are clamped. The embedding may have more rows than the vocabulary:
+        conditions, which are read but never predicted."""
         states = F.embedding(ids.flatten().clamp(0, len(self.embedding) - 1), self.embedding)
-        return states.to(self.wide)
+        return states.to(self.residual_dtype)
 
     def logits(self, x: Tensor) -> Tensor:
         """Normed states [..., D] -> [..., V]."""
         if not x.numel():
             return x.new_zeros(*x.shape[:-1], self.config.vocabulary)
         flat = x.flatten(0, -2)
-        found = self.head.product(flat, torch.float32) if isinstance(self.head, native.Tiled) else self.head(flat)
-        return found.view(*x.shape[:-1], self.config.vocabulary)
+        logits = self.head.product(flat, torch.float32) if isinstance(self.head, native.Tiled) else self.head(flat)
+        return logits.view(*x.shape[:-1], self.config.vocabulary)
 
-    def reach(self, positions: int) -> None:
-        """Make the tables of angles long enough for this many positions."""
-        if len(self._angles[0]) < positions:
-            size = max(2 * positions, min(self.config.context, 4096))
+    def ensure_positions(self, count: int) -> None:
+        """Extend the rotary tables to at least `count` positions."""
+        if len(self._angles[0]) < count:
+            size = max(2 * count, min(self.config.context, 4096))
             self._angles = rope_table(self.config, size, self.dtype, self.device)
-            if self._passes is not None:
+            if self._native is not None:
                 half = self.config.head_dim // 2
                 cosine, sine = rope_table(self.config, size, torch.float32, self.device)
-                self._passes.reach(cosine[:, :half], sine[:, half:])
+                self._native.set_angles(cosine[:, :half], sine[:, half:])
 
     @property
     def angles(self) -> tuple[Tensor, Tensor]:
         """The tables of cosines and sines, [positions, d] each."""
         return self._angles
 
-    def normed(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
-        """RMSNorm of x [N, D] into `out`."""
+    def _rms_norm(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+        """RMSNorm of x [N, D] into `out`; `weight` is scaled by sqrt(D)."""
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return torch.mul(x / torch.hypot(length, self._floor), weight, out=out)
+        return torch.mul(x / torch.hypot(length, self._norm_floor), weight, out=out)
 
     def run(
         self,
         x: Tensor,
         store: Tensor,
-        places: PassLayout,
+        layout: PassLayout,
         taps: dict[str, list[Tensor]] | None = None,
         span: tuple[int, int] | None = None,
     ) -> Tensor:
-        """States [B Q, D] of embedded tokens -> states [B Q, D] behind the last layer, or behind those in `span`;
-        writes keys and values into the store [L, B, 2 K, C, d] (in 8 bits: slots, see eightbit), and at each tap asked
-        for appends what flows there."""
+        """Run all layers, or those in `span`, on states [B Q, D]. Writes keys and values to the store [L, B, 2 K, C, d]
+        (8-bit slots: see kv_cache.int8) and appends the states at each key of `taps` to its list."""
         rows, count = store.shape[1], len(x) // store.shape[1]
         if not count:
             for states in (taps or {}).values():
@@ -153,170 +150,173 @@ class Network:
             taps["embedding"].append(x.view(rows, count, -1).to(self.dtype))
         x = x.clone()
         span = span or (0, len(self.layers))
-        if self._passes is not None:
-            return self._run_native(self._passes, x, store, places, taps, span)
-        sights = self._sights(store, places, count)
+        if self._native is not None:
+            return self._run_native(self._native, x, store, layout, taps, span)
+        inputs = self._attention_inputs(store, layout, count)
         buffer = torch.empty(x.shape, dtype=self.dtype, device=self.device)
-        hidden = self.config.intermediate_size
+        middle = self.config.intermediate_size
         for index in range(*span):
-            layer, norms = self.layers[index], self._norms[index]
-            if self.arrive is not None:
-                self.arrive(index)
+            layer, norms = self.layers[index], self._layer_norms[index]
+            if self.before_layer is not None:
+                self.before_layer(index)
             if layer.use_attention:
-                every = layer.qkv(self.normed(x, norms[0], buffer))
-                x += layer.out(self.attend(layer, every, index, sights))
+                qkv = layer.qkv(self._rms_norm(x, norms[0], buffer))
+                x += layer.out(self._attend(layer, qkv, index, inputs))
             if layer.use_mlp:
-                both = layer.up_gate(self.normed(x, norms[1], buffer))
-                x += layer.down(F.glu(both, -1).mul_(both[:, hidden:]))  # up sigmoid(gate) gate
+                up_gate = layer.up_gate(self._rms_norm(x, norms[1], buffer))
+                x += layer.down(F.glu(up_gate, -1).mul_(up_gate[:, middle:]))  # up sigmoid(gate) gate
             if taps and (tap := f"layer.{index}") in taps:
                 taps[tap].append(x.view(rows, count, -1).to(self.dtype, copy=True))
         return x
 
     def _run_native(
         self,
-        passes: Passes,
+        runner: NativePass,
         x: Tensor,
         store: Tensor,
-        places: PassLayout,
+        layout: PassLayout,
         taps: dict[str, list[Tensor]] | None,
         span: tuple[int, int],
     ) -> Tensor:
-        """The same in one call, or where layers have to arrive first, in one for each."""
+        """`run` in one call of the compiled kernels, or in one per layer if layers are offloaded."""
         tapped = [index for index in range(*span) if taps and f"layer.{index}" in taps]
-        noted = {index: torch.empty(x.shape, dtype=torch.bfloat16) for index in tapped}
-        if self.arrive is None:
-            passes.run(x, store, places, *span, taps=noted)
+        recorded = {index: torch.empty(x.shape, dtype=torch.bfloat16) for index in tapped}
+        if self.before_layer is None:
+            runner.run(x, store, layout, *span, taps=recorded)
         else:
             for index in range(*span):
-                self.arrive(index)
-                passes.run(x, store, places, index, index + 1, taps=noted)
-        for index, states in noted.items():
+                self.before_layer(index)
+                runner.run(x, store, layout, index, index + 1, taps=recorded)
+        for index, states in recorded.items():
             assert taps is not None
             taps[f"layer.{index}"].append(states.view(store.shape[1], -1, self.config.hidden_size).to(self.dtype))
         return x
 
-    def finish(self, x: Tensor, rows: int, taps: dict[str, list[Tensor]] | None = None) -> Tensor:
-        """States behind the last layer -> normed [B, Q, D], what the output layer reads; the tap "last"."""
-        if self._passes is not None and x.dtype == torch.float32:
-            states = self._passes.normed(x.contiguous(), self._last)
+    def final_norm(self, x: Tensor, rows: int, taps: dict[str, list[Tensor]] | None = None) -> Tensor:
+        """The last layer's states [B Q, D] -> normed states [B, Q, D], which the output layer reads; the tap "last"."""
+        if self._native is not None and x.dtype == torch.float32:
+            states = self._native.rms_norm(x.contiguous(), self._norm32)
         else:
-            states = self.normed(x, self._norm, torch.empty(x.shape, dtype=self.dtype, device=self.device))
+            out = torch.empty(x.shape, dtype=self.dtype, device=self.device)
+            states = self._rms_norm(x, self._scaled_norm, out)
         states = states.view(rows, len(x) // rows, self.config.hidden_size)
         if taps and "last" in taps and len(x):
             taps["last"].append(states)
         return states
 
-    def _sights(self, store: Tensor, places: PassLayout, count: int) -> _Masks:
-        """All that the attention of every layer shares, worked out once a pass."""
+    def _attention_inputs(self, store: Tensor, layout: PassLayout, count: int) -> _AttentionInputs:
         group = self.config.heads // self.config.kv_heads
-        where = places.positions.clamp(0, len(self._angles[0]) - 1)
-        cos, sin = (table[where][:, :, None] for table in self._angles)
-        added = None
-        if places.mask is not None:
-            shape = places.mask.shape
-            added = torch.zeros(shape, dtype=self.dtype, device=self.device).masked_fill_(~places.mask, -math.inf)
-            added = added.repeat_interleave(group, 1)[:, None]
-        past = store[:, :, :, : places.columns]
-        if places.start is None:
-            into = store.transpose(2, 3)  # [L, B, C, 2 K, d]
-            at = torch.arange(store.shape[1], device=store.device)[:, None], places.slots
+        positions = layout.positions.clamp(0, len(self._angles[0]) - 1)
+        cos, sin = (table[positions][:, :, None] for table in self._angles)
+        mask = None
+        if layout.mask is not None:
+            shape = layout.mask.shape
+            mask = torch.zeros(shape, dtype=self.dtype, device=self.device).masked_fill_(~layout.mask, -math.inf)
+            mask = mask.repeat_interleave(group, 1)[:, None]
+        read = store[:, :, :, : layout.columns]
+        if layout.start is None:
+            write = store.transpose(2, 3)  # [L, B, C, 2 K, d]
+            index = torch.arange(store.shape[1], device=store.device)[:, None], layout.slots
         else:
-            into, at = store[:, :, :, places.start : places.start + count].transpose(2, 3), None
-        return _Masks(store.shape[1], cos, sin, added, past.unbind(), into.unbind(), at)
+            write, index = store[:, :, :, layout.start : layout.start + count].transpose(2, 3), None
+        return _AttentionInputs(store.shape[1], cos, sin, mask, read.unbind(), write.unbind(), index)
 
     def queries(self, x: Tensor, index: int, positions: Tensor) -> Tensor:
-        """What one token of each row, states x [B, D] that enter a layer, asks for there: [B, H, d], turned."""
+        """The rotated queries [B, H, d] of layer `index` for one token per row, from its input states x [B, D]."""
         layer, cfg = self.layers[index], self.config
         buffer = torch.empty(x.shape, dtype=self.dtype, device=self.device)
-        every = layer.qkv(self.normed(x, self._norms[index][0], buffer))[:, : cfg.heads * cfg.head_dim]
-        found = every.view(len(x), cfg.heads, cfg.head_dim)
+        flat = layer.qkv(self._rms_norm(x, self._layer_norms[index][0], buffer))[:, : cfg.heads * cfg.head_dim]
+        queries = flat.view(len(x), cfg.heads, cfg.head_dim)
         if layer.qk_norm is not None:
-            found = F.rms_norm(found, (cfg.head_dim,), None, cfg.norm_eps) * layer.qk_norm[: cfg.heads]
+            queries = F.rms_norm(queries, (cfg.head_dim,), None, cfg.norm_eps) * layer.qk_norm[: cfg.heads]
         cos, sin = (table[positions.clamp(0, len(table) - 1)] for table in self._angles)  # [B, 1, d]
-        return found * cos + found.roll(cfg.head_dim // 2, -1) * sin
+        return queries * cos + queries.roll(cfg.head_dim // 2, -1) * sin
 
-    def attend(self, layer: Layer, qkv: Tensor, index: int, sights: _Masks) -> Tensor:
-        """Queries, keys and values [B Q, (H + 2 K) d] -> what the queries found, [B Q, H d]."""
-        cfg, rows = self.config, sights.rows
-        heads, kv, dim, count = cfg.heads, cfg.kv_heads, cfg.head_dim, len(qkv) // sights.rows
-        every = qkv.view(rows, count, heads + 2 * kv, dim)
-        turning = head = every[:, :, : heads + kv]
+    def _attend(self, layer: Layer, qkv: Tensor, index: int, inputs: _AttentionInputs) -> Tensor:
+        """Queries, keys and values [B Q, (H + 2 K) d] -> attention output [B Q, H d]; writes keys and values."""
+        cfg, rows = self.config, inputs.rows
+        heads, kv, dim, count = cfg.heads, cfg.kv_heads, cfg.head_dim, len(qkv) // inputs.rows
+        split = qkv.view(rows, count, heads + 2 * kv, dim)
+        rotated = normed = split[:, :, : heads + kv]
         if layer.qk_norm is not None:
-            turning = F.rms_norm(turning, (dim,), None, cfg.norm_eps) * layer.qk_norm
-        torch.addcmul(turning * sights.cos, turning.roll(dim // 2, -1), sights.sin, out=head)
-        fresh, past = every[:, :, heads:], sights.past[index]
-        small = past.dtype == torch.int8
-        if small:
-            fresh = int8.pack(fresh)
-        if sights.at is None:
-            sights.into[index].copy_(fresh)
+            normed = F.rms_norm(normed, (dim,), None, cfg.norm_eps) * layer.qk_norm
+        torch.addcmul(normed * inputs.cos, normed.roll(dim // 2, -1), inputs.sin, out=rotated)
+        new, past = split[:, :, heads:], inputs.read[index]
+        is_int8 = past.dtype == torch.int8
+        if is_int8:
+            new = int8.pack(new)
+        if inputs.index is None:
+            inputs.write[index].copy_(new)
         else:
-            sights.into[index].index_put_(sights.at, fresh)
-        if small:
+            inputs.write[index].index_put_(inputs.index, new)
+        if is_int8:
             past = int8.unpack(past, dim, self.dtype)
         key, value = past[:, :kv], past[:, kv:]
         if count == 1:
-            query = every[:, 0, :heads].view(rows, kv, heads // kv, dim)
-            return F.scaled_dot_product_attention(query, key, value, sights.mask).reshape(rows, heads * dim)
-        query = every[:, :, :heads].view(rows, count, kv, -1, dim).transpose(1, 2).reshape(rows, kv, -1, dim)
-        found = F.scaled_dot_product_attention(query, key, value, sights.mask)  # [B, K, Q G, d]
-        return found.view(rows, kv, count, -1, dim).transpose(1, 2).reshape(rows * count, heads * dim)
+            query = split[:, 0, :heads].view(rows, kv, heads // kv, dim)
+            return F.scaled_dot_product_attention(query, key, value, inputs.mask).reshape(rows, heads * dim)
+        query = split[:, :, :heads].view(rows, count, kv, -1, dim).transpose(1, 2).reshape(rows, kv, -1, dim)
+        out = F.scaled_dot_product_attention(query, key, value, inputs.mask)  # [B, K, Q G, d]
+        return out.view(rows, kv, count, -1, dim).transpose(1, 2).reshape(rows * count, heads * dim)
 
 
 class Graphs:
-    """A network's passes by shape. `record`: how, where it is not for the device to say."""
+    """The captured passes of a network, its views and its rules. `record` replaces the device's own recorder."""
 
     def __init__(self, network: Network, *, record: Recorder | None = None) -> None:
         if record is None and graphs_enabled(network.device):  # pragma: CUDA
             record = CudaRecorder(network.device)
         self.network, self.pool = network, GraphPool(network.device, record)
-        self.rules = self.separate_pool()  # verdicts
-        self.views: dict[object, Network] = {}  # the network seen cheaper
-        self.idle: list[Network] = []  # variants of the network that nobody runs at the moment, with their recordings
+        self.rules = self.separate_pool()  # acceptance rules
+        self.views: dict[object, Network] = {}  # cheaper variants, by their settings
+        self.idle: list[Network] = []  # conditioned variants not in use, kept with their captures
 
     def separate_pool(self) -> GraphPool:
-        """For what drafts for this network, perhaps while it computes: recordings that share no memory with its own."""
+        """A pool that shares no memory with this one, for a drafter that may run at the same time."""
         return GraphPool(self.network.device, separate_recorder(self.pool.record))
 
     def attach(self, network: Network) -> Network:
-        """Another network that drafts for this one, its passes recorded likewise."""
+        """Capture the passes of a network that drafts for this one, in a pool of its own."""
         network.graphs = Graphs(network, record=separate_recorder(self.pool.record))
         return network
 
-    def seen(self, how: object, make: Callable[[], Network]) -> Network:
-        """The network seen cheaper, as `how` says, its passes recorded likewise: made once, so that recordings last."""
-        if how not in self.views:
-            while len(self.views) >= _VIEWS:
+    def view(self, settings: object, make: Callable[[], Network]) -> Network:
+        """The view of the network with these settings, made once so that its captures are reused."""
+        if settings not in self.views:
+            while len(self.views) >= _MAX_VIEWS:
                 self.views.pop(next(iter(self.views)))
-            self.views[how] = self.attach(make())
-        return self.views[how]
+            self.views[settings] = self.attach(make())
+        return self.views[settings]
 
     def run(
-        self, ids: Tensor, store: Tensor, places: PassLayout, taps: Collection[str], *, speaks: bool = True
+        self, ids: Tensor, store: Tensor, layout: PassLayout, taps: Collection[str], *, with_logits: bool = True
     ) -> PassResult:
-        """Ids [B, Q] -> normed states [B, Q, D], logits [B, Q, V] unless they are very many or nobody asks, and the
-        states at taps; "stream" is what leaves the last layer, as it is."""
+        """Ids [B, Q] -> normed states [B, Q, D], logits [B, Q, V] (None if too many or not wanted), and the states at
+        taps; the tap "stream" is the residual stream after the last layer."""
         angles = self.network.angles
-        key = (store.data_ptr(), *store.shape, places.columns, angles[0].data_ptr(), speaks, *sorted(taps))
-        inputs = (ids, places.positions, places.mask, places.slots)
-        work = partial(self._compute, store, places.columns, frozenset(taps), speaks)
+        key = (store.data_ptr(), *store.shape, layout.columns, angles[0].data_ptr(), with_logits, *sorted(taps))
+        inputs = (ids, layout.positions, layout.mask, layout.slots)
+        work = partial(self._compute, store, layout.columns, frozenset(taps), with_logits)
         return self.pool.run(key, inputs, work, angles)
 
-    def _compute(self, store: Tensor, columns: int, taps: Collection[str], speaks: bool, inputs: Inputs) -> PassResult:
+    def _compute(
+        self, store: Tensor, columns: int, taps: Collection[str], with_logits: bool, inputs: Inputs
+    ) -> PassResult:
         ids, positions, mask, slots = inputs
         assert ids is not None and positions is not None
-        network, found = self.network, {tap: list[Tensor]() for tap in taps}
+        network, tapped = self.network, {tap: list[Tensor]() for tap in taps}
         rows, count = ids.shape
-        x = network.run(network.embed(ids), store, PassLayout(positions, columns, mask, None, slots), found)
-        states = network.finish(x, rows, found)
-        few = rows * count * network.config.vocabulary <= _LOGITS
-        if "stream" in found:
-            found["stream"].append(x.view(rows, count, -1))
-        return states, network.logits(states) if speaks and few else None, {tap: one[0] for tap, one in found.items()}
+        x = network.run(network.embed(ids), store, PassLayout(positions, columns, mask, None, slots), tapped)
+        states = network.final_norm(x, rows, tapped)
+        if "stream" in tapped:
+            tapped["stream"].append(x.view(rows, count, -1))
+        few = rows * count * network.config.vocabulary <= _MAX_GRAPH_LOGITS
+        logits = network.logits(states) if with_logits and few else None
+        return states, logits, {tap: chunks[0] for tap, chunks in tapped.items()}
 
 
-def served(network: Network) -> Network:
-    """The network, its passes captured where that is wanted."""
+def with_graphs(network: Network) -> Network:
+    """The network, set to capture its passes where graphs are enabled."""
     if graphs_enabled(network.device) and network.graphs is None:  # pragma: CUDA
         network.graphs = Graphs(network)
     return network
@@ -330,14 +330,14 @@ def random_network(
     device: torch.device | str = "cpu",
     gain: float = 4.0,
 ) -> Network:
-    """Seeded random weights, the same in every precision. Logits have a spread of `gain`, so that distributions are
-    neither flat nor certain, and what was read early still moves them."""
+    """Seeded random weights, the same in every precision. Logits have a standard deviation of about `gain`, so that
+    distributions are neither flat nor certain and still depend on early tokens."""
     generator = torch.Generator().manual_seed(seed)
     cfg = config
 
     def draw(rows: int, columns: int, scale: float = 1.0) -> Tensor:
-        made = torch.randn(rows, columns, generator=generator) * (scale / math.sqrt(columns))
-        return made.to(device, dtype)
+        weight = torch.randn(rows, columns, generator=generator) * (scale / math.sqrt(columns))
+        return weight.to(device, dtype)
 
     def dense(rows: int, columns: int, bias: bool, scale: float = 1.0) -> Dense:
         weight = draw(rows, columns, scale)
@@ -346,12 +346,12 @@ def random_network(
     def norm(*shape: int) -> Tensor:
         return (1 + 0.1 * torch.randn(*shape, generator=generator)).to(device, dtype)
 
-    spread = cfg.heads * cfg.head_dim
+    query_size = cfg.heads * cfg.head_dim
     layers = [
         Layer(
             attention_norm=norm(cfg.hidden_size),
-            qkv=dense(spread + 2 * cfg.kv_heads * cfg.head_dim, cfg.hidden_size, cfg.attention_bias, 1.5),
-            out=dense(cfg.hidden_size, spread, cfg.out_bias, 1.5),
+            qkv=dense(query_size + 2 * cfg.kv_heads * cfg.head_dim, cfg.hidden_size, cfg.attention_bias, 1.5),
+            out=dense(cfg.hidden_size, query_size, cfg.out_bias, 1.5),
             mlp_norm=norm(cfg.hidden_size),
             up_gate=dense(2 * cfg.intermediate_size, cfg.hidden_size, cfg.mlp_bias, 1.5),
             down=dense(cfg.hidden_size, cfg.intermediate_size, cfg.mlp_bias),

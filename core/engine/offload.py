@@ -76,7 +76,7 @@ class Shelf:
 
     def put(self, layer: Layer) -> Layer:
         """The same layer where it will be found when it is needed."""
-        layer = layer.changed(_plain)
+        layer = layer.map_linears(_plain)
         sizes = [part.numel() * part.element_size() for part in _tensors(layer)]
         size = sum(-(-one // _ALIGNED) * _ALIGNED for one in sizes)
         if not self._count:
@@ -116,7 +116,7 @@ class Shelf:
 
     def serve(self, network: Network) -> Network:
         """A network whose layers have been put here asks for them from now on."""
-        network.arrive = self.arrive if self.streamed else None
+        network.before_layer = self.arrive if self.streamed else None
         return network
 
     def arrive(self, index: int) -> None:
@@ -264,7 +264,7 @@ def _housed(layer: Layer, slot: Tensor, *, fill: bool) -> Layer:
         start += -(-size // _ALIGNED) * _ALIGNED
         return there.copy_(part) if fill else there
 
-    return layer.changed(lambda linear: _moved(linear, house))
+    return layer.map_linears(lambda linear: _moved(linear, house))
 
 
 def _moved(linear: Linear, house: Callable[[Tensor], Tensor]) -> Linear:

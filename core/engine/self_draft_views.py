@@ -81,11 +81,11 @@ class View:
         layers = _without(network.layers, skip)[:exit]
 
         def made() -> Network:
-            seen = network.replaced(lambda linear: linear, layers)
+            seen = network.map_linears(lambda linear: linear, layers)
             return seen if bits is None else quantised(seen, bits)
 
         graphs = network.graphs
-        self.network = made() if graphs is None else graphs.seen((frozenset(skip), exit, bits), made)
+        self.network = made() if graphs is None else graphs.view((frozenset(skip), exit, bits), made)
         self._model, self._window = cache, window
         self._whose, self._chunks, self._refresh = network, chunks, refresh
         self._between: Tensor | None = None  # the slots of the chunks
@@ -164,14 +164,14 @@ class View:
         ids, places = cache.plan(draft, since, self._gap)
         if self._window is not None:
             places = replace(places, positions=places.positions + self._left_out[:, None])
-        self.network.reach(furthest(model, draft))
+        self.network.ensure_positions(furthest(model, draft))
         graphs, logits = self.network.graphs, None
         if graphs is not None and places.slots is not None and ids.numel():
-            states, logits, found = graphs.run(ids, cache.store, places, {"stream"}, speaks=not self.mute)
+            states, logits, found = graphs.run(ids, cache.store, places, {"stream"}, with_logits=not self.mute)
             left = found["stream"]
         else:
             x = self.network.run(self.network.embed(ids), cache.store, places)
-            states, left = self.network.finish(x, len(ids)), x.view(*ids.shape, x.shape[1])
+            states, left = self.network.final_norm(x, len(ids)), x.view(*ids.shape, x.shape[1])
         cache.writer, self._read, self._scored = self if not self._gap else cache.writer, rows, draft.size
         self._states.append(left)
         if self.mute:  # somebody else says something from the states that leave here
@@ -191,9 +191,9 @@ class View:
             raise Incompatible("a view through a window does not look back; recall is for views that see every entry")
         self._forget()
         with replayed(self._model, texts, count) as (ids, places):
-            self.network.reach(max(map(len, texts)) + 1)
+            self.network.ensure_positions(max(map(len, texts)) + 1)
             x = self.network.run(self.network.embed(ids), self._model.store, places)
-            return self.network.logits(self.network.finish(x, len(ids)))
+            return self.network.logits(self.network.final_norm(x, len(ids)))
 
     def carry(self) -> Carry | None:
         """For the model to go on from; None where this view computes something else than its first layers."""
@@ -229,7 +229,7 @@ def _settle(cache: Cache, stills: GraphPool) -> None:
     """A cache whose store stands where the last one stood, so that passes over it may be recorded."""
     whole = stills.borrow(tuple(cache.store.shape), cache.dtype)
     whole[:, :, :, : cache.store.shape[3]] = cache.store
-    cache.store, cache.keeper = whole, stills
+    cache.store, cache.pool = whole, stills
 
 
 def _without(layers: Collection[Layer], skip: Collection[str]) -> list[Layer]:

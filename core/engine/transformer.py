@@ -66,7 +66,7 @@ class Decoder:
         self.cache = Cache((cfg.layers, 2 * cfg.kv_heads, wide), kept, network.device)
         self._taps: frozenset[str] = frozenset()
         if network.graphs is not None:
-            self.cache.keeper = network.graphs.pool
+            self.cache.pool = network.graphs.pool
 
     @classmethod
     def random(
@@ -79,7 +79,7 @@ class Decoder:
         gain: float = 4.0,
     ) -> Decoder:
         """Seeded random weights, the same in every precision; logits have a spread of `gain`."""
-        return cls(random_network(config, seed, dtype=dtype, device=device, gain=gain).replaced(fastest))
+        return cls(random_network(config, seed, dtype=dtype, device=device, gain=gain).map_linears(fastest))
 
     @property
     def taps(self) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ class Decoder:
         self._fits(longest)
         self._pipeline = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
         self.cache.begin(prompts)
-        self.network.reach(longest)
+        self.network.ensure_positions(longest)
         lengths = [len(prompt) - 1 for prompt in prompts]
         if self.cache.exact and len(prompts) * longest > _PADDED * sum(map(len, prompts)):
             read = [self._read(slice(row, row + 1), length) for row, length in enumerate(lengths)]
@@ -129,7 +129,7 @@ class Decoder:
         """Read ids [B, Q] of some rows' prompts."""
         x = self.network.run(self.network.embed(ids), self.cache.store[:, rows], places, found)
         if "last" in found:
-            self.network.finish(x, len(ids), found)
+            self.network.final_norm(x, len(ids), found)
 
     def _joined(self, found: dict[str, list[Tensor]], rows: int) -> dict[str, Tensor]:
         nothing = torch.zeros(rows, 0, self.config.hidden_size, dtype=self.network.dtype, device=self.device)
@@ -156,7 +156,7 @@ class Decoder:
     def enter(self, row: Callable[[], int], prompt: Sequence[int]) -> Generator[None, None, Prefill]:
         """Read a prompt into a row, in the pieces that it would be read in alone."""
         self._fits(len(prompt))
-        self.network.reach(len(prompt))
+        self.network.ensure_positions(len(prompt))
         self._pipeline.enter(row(), prompt)
         found: dict[str, list[Tensor]] = {tap: [] for tap in self._taps}
         length = len(prompt) - 1
@@ -181,9 +181,9 @@ class Decoder:
             since = None  # somebody else has written there: read it again
         carry = draft.carry if since is None else None
         ids, places = cache.plan(draft, since)
-        network.reach(furthest(cache, draft))
+        network.ensure_positions(furthest(cache, draft))
         resumes = isinstance(carry, Carry) and carry.fits(cache, self._taps)
-        graphs = None if resumes or draft.embeddings is not None or network.arrive is not None else network.graphs
+        graphs = None if resumes or draft.embeddings is not None or network.before_layer is not None else network.graphs
         logits: Tensor | None = None
         if graphs is not None and places.slots is not None and ids.numel():
             states, logits, hidden = graphs.run(ids, cache.store, places, self._taps)
@@ -194,7 +194,7 @@ class Decoder:
                 x = network.run(x, cache.store, places, found, (carry.layer, self.config.layers))
             else:
                 x = network.run(self._embed(ids, draft), cache.store, places, found)
-            states = network.finish(x, len(ids), found)
+            states = network.final_norm(x, len(ids), found)
             hidden = {tap: parts[0] for tap, parts in found.items()}
         cache.scored, cache.writer = draft.size, self
         hidden = {tap: behind(part, cache.rows, draft, first, since) for tap, part in hidden.items()}
@@ -209,14 +209,14 @@ class Decoder:
         """A chain behind the root of a single row, in one call: tokens [1, N], each drawn with one of the uniform
         numbers [N], and their distributions. All tokens but the last are then scored. None: one pass per token is
         needed."""
-        rows, chains, sampling = self.cache.rows, self.network.chains, self._pipeline.sampling
+        rows, chains, sampling = self.cache.rows, self.network.native_chain, self._pipeline.sampling
         usual = type(self._pipeline) is LogitsPipeline and sampling.plain and type(self).score is Decoder.score
         if chains is None or not usual or self._taps or len(rows.host) > 1:
             return None
         wait, steps = rows.pending.shape[1], len(numbers)
         self.cache.reserve(wait + steps)
-        self.network.reach(rows.host[0] + wait + steps)
-        by, told = None if sampling.greedy else numbers, self.network.told_to(0)
+        self.network.ensure_positions(rows.host[0] + wait + steps)
+        by, told = None if sampling.greedy else numbers, self.network.conditioning_of(0)
         tokens, distributions = chains.draw(
             rows.pending[0], rows.host[0], self.cache.store, steps, told, by, sampling.temperature
         )

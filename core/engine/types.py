@@ -71,7 +71,7 @@ class Layer:
     use_mlp: bool = True
     qk_norm: Tensor | None = None  # [H + K, d]
 
-    def changed(self, change: Callable[[Linear], Linear]) -> Layer:
+    def map_linears(self, change: Callable[[Linear], Linear]) -> Layer:
         """A copy with `change` applied to every linear layer."""
         qkv, out = change(self.qkv), change(self.out)
         return replace(self, qkv=qkv, out=out, up_gate=change(self.up_gate), down=change(self.down))

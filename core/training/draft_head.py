@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.core.engine.cuda_graphs import GraphPool
-from outrider.core.engine.native.draft_tree import Levels
+from outrider.core.engine.native.draft_tree import NativeTree
 from outrider.core.engine.trainable.block import AttentionMask
 from outrider.core.engine.trainable.shared_embedding import Words
 from outrider.core.engine.types import Config
@@ -132,7 +132,7 @@ class DraftHead(nn.Module):
         """What the drafter takes as its `model`: by default the draft head itself."""
         return self
 
-    def native_tree(self) -> Levels | None:
+    def native_tree(self) -> NativeTree | None:
         """Compiled code that grows its trees in one call; None: there is none."""
         return None
 
@@ -163,7 +163,7 @@ class DraftingHead(Protocol):
 
     def open(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor: ...  # [B,P,F], [B,P] -> [B,P,S]
     def logits(self, states: Tensor) -> Tensor: ...  # [..., S] -> [..., R] of the next token
-    def native_tree(self) -> Levels | None: ...
+    def native_tree(self) -> NativeTree | None: ...
 
 
 class SequentialHead(DraftingHead, Protocol):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.core.distribution import Sampling
-from outrider.core.engine.conditioned import Informed
+from outrider.core.engine.conditioned import ConditionedDecoder
 from outrider.core.engine.network import Network
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption
@@ -142,18 +142,18 @@ class PlannedNetwork(Network):
     def condition(self, prompts: Prompts) -> Tensor:
         """The vectors [B, T, D] to add at each position; zero at the prompt's own."""
         ids = torch.tensor([list(prompt[: self.prompt_length]) for prompt in prompts], device=self.device)
-        return F.pad(self.conditioning(ids).to(self.wide), (0, 0, self.prompt_length, 0))
+        return F.pad(self.conditioning(ids).to(self.residual_dtype), (0, 0, self.prompt_length, 0))
 
     def run(self, *args: Any, **kwargs: Any) -> Tensor:
         raise InvalidOption("this network needs a plan; make its decoder with outrider.image.layout_planner.decoder")
 
 
-class PlannedDecoder(Informed):
+class PlannedDecoder(ConditionedDecoder):
     """A decoder that computes the plan from the start of its prompts when a generation begins."""
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
-        assert isinstance(self._whole, PlannedNetwork)
-        self.tell(self._whole.condition(prompts))
+        assert isinstance(self._base, PlannedNetwork)
+        self.set_conditioning(self._base.condition(prompts))
         return super().begin(prompts, sampling, needs)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outrider.core.engine.network import Network, served
+from outrider.core.engine.network import Network, with_graphs
 from outrider.core.engine.trainable.block import Angles, Norm, each_before
 from outrider.core.engine.trainable.token_decoder import beginning, shape, spoken
 from outrider.core.engine.transformer import Decoder
@@ -141,8 +141,8 @@ class TokenModel(DraftHead):
         network = spoken(self.form, self.blocks, self.embeddings(), self.norm, self.head, dtype, device)
         if self.teller is None:
             return network
-        conditioning = copy.deepcopy(self.teller).eval().requires_grad_(False).to(device, network.wide)
-        return served(PlannedNetwork(network, conditioning, self.prompt_encoder.length))
+        conditioning = copy.deepcopy(self.teller).eval().requires_grad_(False).to(device, network.residual_dtype)
+        return with_graphs(PlannedNetwork(network, conditioning, self.prompt_encoder.length))
 
     def drafts(self, target: Any) -> Decoder:
         """A decoder in the target's precision, with its own cache."""

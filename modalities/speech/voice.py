@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.core.distribution import Sampling
-from outrider.core.engine.conditioned import Informed
+from outrider.core.engine.conditioned import ConditionedDecoder
 from outrider.core.engine.network import Network
 from outrider.core.engine.trainable.block import Angles, Norm, each_before
 from outrider.core.engine.trainable.token_decoder import beginning, shape, spoken
@@ -195,7 +195,7 @@ def seconds(tokens: int) -> float:
     return tokens / _RATE
 
 
-class Speaker(Informed):
+class Speaker(ConditionedDecoder):
     """The decoder of some utterances: prompts are the end alone, one for each. Besides the usual taps there is "ahead":
     what the AHEAD tokens behind the next one are told, side by side."""
 
@@ -210,7 +210,7 @@ class Speaker(Informed):
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
         if len(prompts) != len(self.script.lengths):
             raise InvalidOption(f"there are {len(prompts)} prompts and {len(self.script.lengths)} utterances")
-        self.tell(self.script.told)
+        self.set_conditioning(self.script.told)
         return super().begin(prompts, sampling, needs)
 
     def _read(self, rows: slice, length: int) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ import torch
 from outrider.core.assets import store
 from outrider.core.engine import checkpoints
 from outrider.core.engine.linear import fastest
-from outrider.core.engine.network import served
+from outrider.core.engine.network import with_graphs
 from outrider.core.engine.offload import Shelf, streamed
 from outrider.core.engine.quantization.quantize import quantised
 from outrider.core.engine.transformer import Decoder
@@ -137,7 +137,7 @@ def _target(
         network = quantised(network, int(dtype.removeprefix("int")))
         if offload is not None:
             network, _ = streamed(network, offload)
-    return partial(Decoder, served(network), cache_bits=None if cache is None else 8), config.context
+    return partial(Decoder, with_graphs(network), cache_bits=None if cache is None else 8), config.context
 
 
 def find(source: str | Path, *, dtype: str = "bfloat16", revision: str | None = None) -> tuple[Path, str]:

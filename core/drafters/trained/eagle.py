@@ -22,7 +22,7 @@ from outrider.core.drafters.trained.drafter import Learned
 from outrider.core.drafters.trained.head_runner import ready
 from outrider.core.drafters.trained.heads import PrefixCache, before, causal, kept
 from outrider.core.drafters.trained.lora import adapted
-from outrider.core.engine.native.draft_tree import Levels
+from outrider.core.engine.native.draft_tree import NativeTree
 from outrider.core.engine.trainable.block import Angles, AttentionMask, Block, Matrix, Norm, Rounds
 from outrider.core.engine.trainable.shared_embedding import Words, weight_bytes
 from outrider.core.engine.types import Config
@@ -238,8 +238,8 @@ class Eagle3Head(DraftHead):
     def logits(self, states: Tensor) -> Tensor:
         return self.words.logits(states if self.steady else self.norm(states))
 
-    def native_tree(self) -> Levels | None:
-        passes, words, fuse = self.block.passes, self.words, self.fuse.fast
+    def native_tree(self) -> NativeTree | None:
+        passes, words, fuse = self.block.runner, self.words, self.fuse.fast
         said = words.fast if words.own is None else words.own.fast
         if passes is None or not isinstance(said, Tiled) or not isinstance(fuse, Tiled):
             return None
@@ -247,7 +247,7 @@ class Eagle3Head(DraftHead):
             return None
         norms = [one.weight.detach() for one in (self.embedded, self.entered, self.norm)]
         taps = [one.detach() for one in self.tap_norms.parameters()]
-        return Levels(passes, words.embedding, norms, taps, fuse, said, words.vocabulary)
+        return NativeTree(passes, words.embedding, norms, taps, fuse, said, words.vocabulary)
 
     @property
     def pass_bytes(self) -> int:

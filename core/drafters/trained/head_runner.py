@@ -71,7 +71,7 @@ class HeadRunner:
         self.cache = Cache((draft_head.cached, 2 * form.kv_heads, form.head_dim), self.dtype, self.device)
         self.angles = Angles(form)
         self._graph_pool = draft_head.graph_pool
-        self.cache.keeper = self._graph_pool
+        self.cache.pool = self._graph_pool
         self._native_tree = draft_head.native_tree()
         self._parallel = draft_head if isinstance(draft_head, ParallelHead) else None
         self._hidden: Mapping[str, Tensor] = {}
@@ -206,7 +206,7 @@ class HeadRunner:
         waiting, behind, block = rows.pending[0], rows.host[0], self.draft_head.block
         room = len(waiting) + depth * width
         cache.reserve(room)
-        block.reach(block.passes, behind + room)
+        block.ensure_positions(block.runner, behind + room)
         cache.scored, cache.writer = 0, self
         return tree.grow(self._pending[0], waiting, behind, cache.store[0, None], depth, width, floor)
 

@@ -47,7 +47,7 @@ class Cache:
         self.dtype, self.device = dtype, device
         self.exact = device.type == "cpu"
         self.store = torch.zeros(0)  # [L, B, 2 K, C, d]
-        self.keeper: GraphPool | None = None  # who lends stores, where they are to stay in one place
+        self.pool: GraphPool | None = None  # who lends stores, where they are to stay in one place
 
     def begin(self, prompts: Prompts) -> None:
         """Nothing read yet; each prompt waits."""
@@ -60,13 +60,13 @@ class Cache:
         self.store = self._empty((layers, len(prompts), heads, longest + 64, dim))
 
     def _empty(self, shape: tuple[int, int, int, int, int]) -> Tensor:
-        if self.keeper is not None:
-            return self.keeper.borrow(shape, self.dtype)
+        if self.pool is not None:
+            return self.pool.borrow(shape, self.dtype)
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def _return(self) -> None:
-        if self.keeper is not None and self.store.dim() == 5:
-            self.keeper.give_back(self.store)
+        if self.pool is not None and self.store.dim() == 5:
+            self.pool.give_back(self.store)
         self.store = torch.zeros(0)
 
     def end(self) -> None:
@@ -234,7 +234,7 @@ class Cache:
 
     def _columns(self, needed: int) -> int:
         """On a device, in steps: fewer different shapes, and fewer still where each is captured."""
-        step = 64 if self.keeper is None else 256 if needed <= 2048 else 1024
+        step = 64 if self.pool is None else 256 if needed <= 2048 else 1024
         return needed if self.exact else min(-(-needed // step) * step, self.store.shape[3])
 
     def reserve(self, extra: int) -> None:

@@ -1,1 +1,1 @@
-"""Passes, draft trees and training blocks that run in the compiled CPU kernels."""
+"""Passes, draft chains, draft trees and training blocks that run in the compiled CPU kernels."""

@@ -1,7 +1,7 @@
-"""Chains that a small decoder draws by itself, on a CPU with code for it: all its tokens in one call.
+"""Draft chains of a small decoder in one call of the compiled kernels (core/kernels/csrc/chain.h).
 
-Between passes of a small model torch's calls would take longer than the passes. Knows tokens, numbers and addresses;
-nothing of drafts or of who judges them.
+Drawn token by token through torch, the calls between the passes would take longer than the passes. Knows tokens,
+uniform numbers and memory addresses; nothing of drafts or rules.
 """
 
 from __future__ import annotations
@@ -15,77 +15,74 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outrider.core.engine.linear import Linear
-from outrider.core.engine.native.native_pass import Passes
+from outrider.core.engine.native.native_pass import NativePass
 from outrider.core.engine.types import PassLayout
 from outrider.core.kernels import native
 
-_TILE = 16  # rows of a matrix
+_TILE = 16  # output rows of a tile
 
 
-class _Drawing(ctypes.Structure):
+class _Chain(ctypes.Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("embedding", "told", "norm", "head", "numbers", "waiting")),
-        *((name, c_void_p) for name in ("tokens", "distributions", "logits", "state", "mask", "work")),
-        *((name, c_int64) for name in ("entries", "places")),
-        *((name, c_int32) for name in ("wait", "behind", "steps", "vocabulary")),
+        *((name, c_void_p) for name in ("embedding", "conditioning", "norm", "head", "uniforms", "pending")),
+        *((name, c_void_p) for name in ("tokens", "distributions", "logits", "state", "mask", "workspace")),
+        *((name, c_int64) for name in ("embedding_rows", "conditioning_rows")),
+        *((name, c_int32) for name in ("pending_count", "entries", "steps", "vocabulary")),
         ("temperature", c_float),
     )
 
 
-class Chains:
-    """Of one network. Its output layer is laid out once more where it isn't in tiles."""
+class NativeChain:
+    """Draws chains from one network. Keeps a tiled copy of the output layer if that is not tiled already."""
 
-    def __init__(self, passes: Passes, embedding: Tensor, norm: Tensor, head: Linear) -> None:
-        self._passes, self._embedding, self._norm = passes, embedding, norm.float().contiguous()
-        self._words = head.weight.shape[0] if not isinstance(head, native.Tiled) else head.shape[0]
+    def __init__(self, runner: NativePass, embedding: Tensor, norm: Tensor, head: Linear) -> None:
+        self._runner, self._embedding, self._norm = runner, embedding, norm.float().contiguous()
+        self._vocabulary = head.weight.shape[0] if not isinstance(head, native.Tiled) else head.shape[0]
         self._head = head if isinstance(head, native.Tiled) else _tiled(head)
 
     def draw(
         self,
-        waiting: Tensor,
-        behind: int,
+        pending: Tensor,
+        entries: int,
         store: Tensor,
         steps: int,
-        told: Tensor | None,
-        numbers: np.ndarray | None,
+        conditioning: Tensor | None,
+        uniforms: np.ndarray | None,
         temperature: float,
     ) -> tuple[Tensor, Tensor | None]:
-        """Read the tokens that wait [P], behind so many, into the store of one row; draw the next by the first of the
-        numbers, read it, and so on: `steps` tokens [steps], all but the last of them read, and the distributions
-        [steps, V] they were drawn from. Without numbers each is the likeliest. `told` [T, D] is added to what is read,
-        by position."""
+        """Read the pending tokens [P] of a row with `entries` cached tokens, then draw `steps` tokens one by one.
+
+        Token i is drawn with uniforms[i]; without uniforms each token is the most probable one. Returns the tokens
+        [steps] and their distributions [steps, V] (None without uniforms). Keys and values of all tokens but the last
+        are written to the store. `conditioning` [T, D] is added to the embeddings, by position."""
         code = native.library()
         assert code is not None
-        width, rows, wait, threads = (
-            self._embedding.shape[1],
-            self._head.shape[0],
-            len(waiting),
-            torch.get_num_threads(),
+        size, head_rows, count = self._embedding.shape[1], self._head.shape[0], len(pending)
+        columns, head = entries + count + steps, ctypes.addressof(self._head.matrix)
+        tokens, floats = torch.empty(steps, dtype=torch.long), torch.empty(count * size + head_rows)
+        distributions = None if uniforms is None else torch.empty(steps, self._vocabulary)
+        state, mask = torch.empty(size, dtype=torch.bfloat16), torch.empty(count * columns, dtype=torch.bool)
+        numbers = None if uniforms is None else np.ascontiguousarray(uniforms, np.float64)
+        pending, conditioning = pending.contiguous(), None if conditioning is None else conditioning.contiguous()
+        head_workspace = code.outrider_product_work(head, 1, torch.get_num_threads())
+        workspace = native.work(max(head_workspace, self._runner.workspace_size(count, columns)))
+        layout = PassLayout(torch.zeros(1, 1, dtype=torch.long), columns, None, entries)
+        x, logits = floats[: count * size].view(count, size), floats[count * size :]
+        arguments, _references = self._runner.arguments(x, store, layout, 0, self._runner.layers)
+        chain = _Chain(
+            *(native.at(part) for part in (self._embedding, conditioning, self._norm)),
+            *(head, None if numbers is None else numbers.ctypes.data),
+            *(native.at(part) for part in (pending, tokens, distributions, logits, state, mask)),
+            *(workspace, len(self._embedding), 0 if conditioning is None else len(conditioning)),
+            *(count, entries, steps, self._vocabulary, temperature),
         )
-        columns, head = behind + wait + steps, ctypes.addressof(self._head.matrix)
-        tokens, floats = torch.empty(steps, dtype=torch.long), torch.empty(wait * width + rows)
-        distributions = None if numbers is None else torch.empty(steps, self._words)
-        state, mask = torch.empty(width, dtype=torch.bfloat16), torch.empty(wait * columns, dtype=torch.bool)
-        by = None if numbers is None else np.ascontiguousarray(numbers, np.float64)
-        waiting, told = waiting.contiguous(), None if told is None else told.contiguous()
-        space = native.work(max(code.outrider_product_work(head, 1, threads), self._passes.work(wait, columns)))
-        where = PassLayout(torch.zeros(1, 1, dtype=torch.long), columns, None, behind)
-        x, logits = floats[: wait * width].view(wait, width), floats[wait * width :]
-        given, _kept = self._passes.given(x, store, where, 0, self._passes.layers)
-        drawing = _Drawing(
-            *(native.at(part) for part in (self._embedding, told, self._norm)),
-            *(head, None if by is None else by.ctypes.data),
-            *(native.at(part) for part in (waiting, tokens, distributions, logits, state, mask)),
-            *(space, len(self._embedding), 0 if told is None else len(told)),
-            *(wait, behind, steps, self._words, temperature),
-        )
-        code.outrider_draw(*self._passes.addresses, ctypes.addressof(given), ctypes.addressof(drawing))
+        code.outrider_draw(*self._runner.addresses, ctypes.addressof(arguments), ctypes.addressof(chain))
         return tokens, distributions
 
 
 def _tiled(head: Linear) -> native.Tiled:
-    """The same in tiles; rows are filled up with such as say nothing."""
+    """The layer in tiles, padded with zero rows to a whole number of tiles."""
     weight = head.weight
-    more = -len(weight) % _TILE
-    bias = None if head.bias is None else F.pad(head.bias, (0, more))
-    return native.Tiled(F.pad(weight.to(torch.bfloat16), (0, 0, 0, more)), None, None, bias)
+    padding = -len(weight) % _TILE
+    bias = None if head.bias is None else F.pad(head.bias, (0, padding))
+    return native.Tiled(F.pad(weight.to(torch.bfloat16), (0, 0, 0, padding)), None, None, bias)

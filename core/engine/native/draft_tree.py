@@ -1,7 +1,7 @@
-"""Trees that a trained layer grows beside its target, on a CPU with code for it: each in one call.
+"""Draft trees of a trained head with one layer, each in one call of the compiled kernels (core/kernels/csrc/levels.h).
 
-Between a level's few products torch's calls would take longer than the products themselves. Knows states, tokens and
-addresses; nothing of drafts or distributions.
+Grown level by level through torch, the calls between the products would take longer than the products. Knows states,
+tokens and memory addresses; nothing of drafts or distributions.
 """
 
 from __future__ import annotations
@@ -13,92 +13,106 @@ from ctypes import c_double, c_int32, c_void_p
 import torch
 from torch import Tensor
 
-from outrider.core.engine.native.native_pass import Passes
+from outrider.core.engine.native.native_pass import NativePass
 from outrider.core.engine.types import PassLayout
 from outrider.core.kernels import native
 
-Grown = tuple[list[int], list[int], list[float]]  # tokens, parents (-1: the root), logarithms of their paths' chances
+Grown = tuple[list[int], list[int], list[float]]  # tokens, parents (-1: the root), log probabilities of their paths
 
 
 class _Growth(ctypes.Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("embedding", "embedded_norm", "entered_norm", "norm", "words", "ids")),
-        *((name, c_void_p) for name in ("tap_norms", "fuse", "features", "waiting")),
-        *((name, c_void_p) for name in ("tokens", "parents", "logs", "states", "x", "logits", "taken", "read")),
-        *((name, c_void_p) for name in ("values", "places", "positions", "mask", "work")),
+        *((name, c_void_p) for name in ("embedding", "token_norm", "state_norm", "norm", "head", "head_ids")),
+        *((name, c_void_p) for name in ("tap_norms", "fuse", "features", "pending")),
+        *(
+            (name, c_void_p)
+            for name in ("tokens", "parents", "log_probs", "states", "x", "logits", "tap_states", "read")
+        ),
+        *((name, c_void_p) for name in ("top_values", "top_tokens", "positions", "mask", "workspace")),
         ("floor", c_double),
-        *((name, c_int32) for name in ("taps", "wait", "behind", "depth", "breadth", "threads")),
+        *((name, c_int32) for name in ("taps", "pending_count", "entries", "depth", "breadth", "threads")),
     )
 
 
-class Levels:
-    """What a layer makes of tokens and of states before them, the two side by side behind a norm each: of the target's
-    states at some taps, normed and put together by a matrix; or of its own, normed. `norms` are those of tokens, of
-    states and of what comes out."""
+class NativeTree:
+    """Grows trees with a one-layer draft head.
+
+    The layer reads a token's embedding and the state before it, each normed, side by side. For pending tokens that
+    state is `fuse` of the target's normed states at the taps; for drafted tokens it is the layer's own output. `norms`:
+    of tokens, of states, and before the output layer `head`, whose row i predicts the token head_ids[i] (None: i)."""
 
     def __init__(
         self,
-        passes: Passes,
+        runner: NativePass,
         embedding: Tensor,
         norms: Sequence[Tensor],
         taps: Sequence[Tensor],
         fuse: native.Tiled,
-        words: native.Tiled,
-        ids: Tensor | None,
+        head: native.Tiled,
+        head_ids: Tensor | None,
     ) -> None:
-        self._passes, self._embedding, self._words, self._fuse = passes, embedding, words, fuse
+        self._runner, self._embedding, self._head, self._fuse = runner, embedding, head, fuse
         self._norms = [norm.float().contiguous() for norm in norms]
-        self._taps, self._ids = torch.stack([norm.float() for norm in taps]), None if ids is None else ids.contiguous()
-        self._known = _Growth(
+        self._tap_norms = torch.stack([norm.float() for norm in taps])
+        self._head_ids = None if head_ids is None else head_ids.contiguous()
+        self._template = _Growth(
             *(part.data_ptr() for part in (embedding, *self._norms)),
-            ctypes.addressof(words.matrix),
-            None if self._ids is None else self._ids.data_ptr(),
-            self._taps.data_ptr(),
+            ctypes.addressof(head.matrix),
+            native.at(self._head_ids),
+            self._tap_norms.data_ptr(),
             ctypes.addressof(fuse.matrix),
             taps=len(taps),
         )
 
     def grow(
-        self, features: Tensor, waiting: Tensor, behind: int, store: Tensor, depth: int, breadth: int, floor: float
+        self, features: Tensor, pending: Tensor, entries: int, store: Tensor, depth: int, breadth: int, floor: float
     ) -> Grown:
-        """Read the tokens that wait [P], behind so many, with the features before them [P, taps D]; grow `depth` levels
-        from the last of them, the `breadth` likeliest tokens behind each node, those of at least `floor`, and levels
-        below the likeliest of them. All that was found, in that order; the store needs room for what is read."""
+        """Read the pending tokens [P] of a row with `entries` cached tokens, with the target's states before them
+        [P, taps D]; then grow a tree of `depth` levels below the last of them.
+
+        Each expanded node gets its `breadth` most probable tokens, except those whose path has a log probability below
+        `floor`; of each level the `breadth` most probable nodes are expanded. Returns all nodes, level by level. The
+        store needs room for P + depth * breadth more tokens."""
         code, threads = native.library(), torch.get_num_threads()
         assert code is not None
-        wait, width, words = len(waiting), self._embedding.shape[1], self._words.shape[0]
-        widest, most, columns = max(wait, breadth), breadth + (depth - 1) * breadth**2, behind + wait + depth * breadth
-        features, waiting = features.contiguous(), waiting.contiguous()
-        floats = torch.empty(widest * width + breadth * max(words, width) + breadth**2)
-        halves = torch.empty((1 + depth * breadth + 2 * widest + wait * len(self._taps)) * width, dtype=torch.bfloat16)
-        longs = torch.empty(2 * most + breadth**2 + widest, dtype=torch.long)
-        logs, mask = torch.empty(most, dtype=torch.double), torch.empty(widest * columns, dtype=torch.bool)
-        needed = (
-            code.outrider_product_work(ctypes.addressof(self._words.matrix), breadth, threads),
-            code.outrider_product_work(ctypes.addressof(self._fuse.matrix), wait, threads),
-            self._passes.work(widest, columns),
+        count, size, head_rows, taps = len(pending), self._embedding.shape[1], self._head.shape[0], len(self._tap_norms)
+        widest, columns = max(count, breadth), entries + count + depth * breadth
+        max_nodes = breadth + (depth - 1) * breadth**2
+        features, pending = features.contiguous(), pending.contiguous()
+        floats = torch.empty(widest * size + breadth * max(head_rows, size) + breadth**2)
+        halves = torch.empty((1 + depth * breadth + 2 * widest + count * taps) * size, dtype=torch.bfloat16)
+        longs = torch.empty(2 * max_nodes + breadth**2 + widest, dtype=torch.long)
+        log_probs = torch.empty(max_nodes, dtype=torch.double)
+        mask = torch.empty(widest * columns, dtype=torch.bool)
+        workspace_sizes = (
+            code.outrider_product_work(ctypes.addressof(self._head.matrix), breadth, threads),
+            code.outrider_product_work(ctypes.addressof(self._fuse.matrix), count, threads),
+            self._runner.workspace_size(widest, columns),
         )
-        space = native.work(max(needed))  # before anyone takes its address
-        somewhere = PassLayout(torch.zeros(1, 1, dtype=torch.long), columns, None, behind)
-        told, _kept = self._passes.given(floats[: widest * width].view(widest, width), store, somewhere, 0, 1)
-        growth = _Growth.from_buffer_copy(self._known)
-        growth.features, growth.waiting = features.data_ptr(), waiting.data_ptr()
-        growth.work, growth.floor = space, floor
-        growth.wait, growth.behind, growth.depth, growth.breadth, growth.threads = wait, behind, depth, breadth, threads
-        growth.logs, growth.mask = logs.data_ptr(), mask.data_ptr()
-        growth.x, growth.logits, growth.values = _parts(floats, widest * width, breadth * max(words, width))
-        growth.states, growth.taken, growth.read = _parts(
-            halves, (1 + depth * breadth) * width, wait * len(self._taps) * width
+        workspace = native.work(max(workspace_sizes))  # before `arguments`, which stores the address
+        layout = PassLayout(torch.zeros(1, 1, dtype=torch.long), columns, None, entries)
+        x = floats[: widest * size].view(widest, size)
+        arguments, _references = self._runner.arguments(x, store, layout, 0, 1)
+        growth = _Growth.from_buffer_copy(self._template)
+        growth.features, growth.pending = features.data_ptr(), pending.data_ptr()
+        growth.pending_count, growth.entries, growth.threads = count, entries, threads
+        growth.depth, growth.breadth, growth.floor = depth, breadth, floor
+        growth.log_probs, growth.mask, growth.workspace = log_probs.data_ptr(), mask.data_ptr(), workspace
+        growth.x, growth.logits, growth.top_values = _split(floats, widest * size, breadth * max(head_rows, size))
+        growth.states, growth.tap_states, growth.read = _split(
+            halves, (1 + depth * breadth) * size, count * taps * size
         )
-        growth.tokens, growth.parents, growth.places, growth.positions = _parts(longs, most, most, breadth**2)
-        count = code.outrider_grow(*self._passes.addresses, ctypes.addressof(told), ctypes.addressof(growth))
-        return longs[:count].tolist(), longs[most : most + count].tolist(), logs[:count].tolist()
+        growth.tokens, growth.parents, growth.top_tokens, growth.positions = _split(
+            longs, max_nodes, max_nodes, breadth**2
+        )
+        nodes = code.outrider_grow(*self._runner.addresses, ctypes.addressof(arguments), ctypes.addressof(growth))
+        return longs[:nodes].tolist(), longs[max_nodes : max_nodes + nodes].tolist(), log_probs[:nodes].tolist()
 
 
-def _parts(whole: Tensor, *sizes: int) -> list[int]:
-    """The addresses of parts of these sizes, and of what is behind them."""
-    at, found = whole.data_ptr(), []
+def _split(buffer: Tensor, *sizes: int) -> list[int]:
+    """The addresses of consecutive parts of a buffer, `sizes` elements each, and of the remainder."""
+    address, addresses = buffer.data_ptr(), []
     for size in (*sizes, 0):
-        found.append(at)
-        at += size * whole.element_size()
-    return found
+        addresses.append(address)
+        address += size * buffer.element_size()
+    return addresses

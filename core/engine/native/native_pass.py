@@ -1,4 +1,7 @@
-"""Forward passes through the layers of a network in one call of the compiled kernels (core/kernels/csrc/native.cpp)."""
+"""Forward passes through the layers of a network in one call of the compiled kernels (core/kernels/csrc/native.cpp).
+
+Knows weights, states and memory addresses; nothing of tokens or drafts. The structures mirror csrc/layout.h.
+"""
 
 from __future__ import annotations
 
@@ -38,75 +41,75 @@ class _Pass(ctypes.Structure):
     )
 
 
-class Passes:
-    """All layers of a network in one call."""
+class NativePass:
+    """The layers of a network, described to the compiled kernels."""
 
     def __init__(self, config: Config, layers: Sequence[Layer]) -> None:
-        into = {layer.qkv.matrix.in_ for layer in layers}  # type: ignore[attr-defined]
-        sizes = config.hidden_size, config.heads, config.kv_heads, config.head_dim, config.intermediate_size, max(into)
+        input_size = max(layer.qkv.matrix.in_ for layer in layers)  # type: ignore[attr-defined]
+        sizes = config.hidden_size, config.heads, config.kv_heads, config.head_dim, config.intermediate_size, input_size
         self._shape = _Shape(*sizes, config.norm_eps)
         self._layers, self.layers = (_Layer * len(layers))(), len(layers)
-        self._kept: list[object] = [layers]
-        for into, layer in zip(self._layers, layers, strict=True):
-            into.use_attention, into.use_mlp = layer.use_attention, layer.use_mlp
+        self._references: list[object] = [layers]  # keeps the memory behind the addresses alive
+        for struct, layer in zip(self._layers, layers, strict=True):
+            struct.use_attention, struct.use_mlp = layer.use_attention, layer.use_mlp
             for name in ("attention_norm", "mlp_norm", "qk_norm"):
                 weight = getattr(layer, name)
-                self._kept.append(weight := None if weight is None else weight.float().contiguous())
-                setattr(into, name, native.at(weight))
+                self._references.append(weight := None if weight is None else weight.float().contiguous())
+                setattr(struct, name, native.at(weight))
             for name in ("qkv", "out", "up_gate", "down"):
-                setattr(into, name, getattr(layer, name).matrix)
+                setattr(struct, name, getattr(layer, name).matrix)
         self._angles = torch.zeros(2, 0)
 
-    def reach(self, cosine: Tensor, sine: Tensor) -> None:
-        """Angles [positions, d / 2] in 32 bits."""
+    def set_angles(self, cosine: Tensor, sine: Tensor) -> None:
+        """Set the rotary tables, [positions, d / 2] each, in 32 bits."""
         self._angles = torch.stack([cosine, sine])
 
     def run(
         self,
         x: Tensor,
         store: Tensor,
-        places: PassLayout,
+        layout: PassLayout,
         first: int,
         last: int,
         read: Tensor | None = None,
         taps: Mapping[int, Tensor] | None = None,
     ) -> None:
-        """States x [N, D] in 32 bits, changed in place; keys and values are written to the store. Attention reads
-        `read` [N, into], if given, instead of the normed states; behind some layers these are noted in `taps`."""
+        """Run layers `first` to `last` - 1 on states x [N, D] in 32 bits, in place, and write keys and values to the
+        store. Attention reads `read` [N, input size] instead of the normed states if given. The output states of the
+        layers in `taps` are copied to its tensors."""
         code = native.library()
         assert code is not None
-        given, _kept = self.given(x, store, places, first, last, read)
+        arguments, _references = self.arguments(x, store, layout, first, last, read)
         if taps:
-            noted = (c_void_p * last)(*(native.at(taps.get(index)) for index in range(last)))
-            given.taps = ctypes.addressof(noted)
-        code.outrider_run(*self.addresses, ctypes.addressof(given))
+            addresses = (c_void_p * last)(*(native.at(taps.get(index)) for index in range(last)))
+            arguments.taps = ctypes.addressof(addresses)
+        code.outrider_run(*self.addresses, ctypes.addressof(arguments))
 
     @property
     def addresses(self) -> tuple[int, int]:
-        """Of the shape and of the layers."""
+        """The addresses of the shape and of the layers."""
         return ctypes.addressof(self._shape), ctypes.addressof(self._layers)
 
-    def work(self, tokens: int, columns: int) -> int:
-        """The bytes of scratch space that a run of so many tokens needs."""
+    def workspace_size(self, tokens: int, columns: int) -> int:
+        """The bytes of scratch memory that a pass over this many tokens needs."""
         code = native.library()
         assert code is not None
         size: int = code.outrider_work(ctypes.addressof(self._shape), tokens, columns, torch.get_num_threads())
         return size
 
-    def given(
-        self, x: Tensor, store: Tensor, places: PassLayout, first: int, last: int, read: Tensor | None = None
+    def arguments(
+        self, x: Tensor, store: Tensor, layout: PassLayout, first: int, last: int, read: Tensor | None = None
     ) -> tuple[_Pass, object]:
-        """What a run is told, and what has to be kept until it is over."""
-        code, threads = native.library(), torch.get_num_threads()
-        assert code is not None
-        positions = places.positions.contiguous()
-        mask = None if places.mask is None else places.mask.contiguous()
-        slots = None if places.slots is None else places.slots.contiguous()
-        angles = self._angles  # which another thread may exchange for longer ones meanwhile
+        """The arguments of one pass, and references that must be kept until it has run."""
+        threads = torch.get_num_threads()
+        positions = layout.positions.contiguous()
+        mask = None if layout.mask is None else layout.mask.contiguous()
+        slots = None if layout.slots is None else layout.slots.contiguous()
+        angles = self._angles  # another thread may replace them meanwhile
         rows, count, reach = store.shape[1], positions.shape[1], angles.shape[1]
-        space = native.work(self.work(len(x), places.columns))
+        workspace = native.work(self.workspace_size(len(x), layout.columns))
         strides = [store.stride(axis) * store.element_size() for axis in range(4)]
-        told = _Pass(
+        arguments = _Pass(
             *(x.data_ptr(), store.data_ptr(), *strides),
             *(
                 native.at(angles[0]),
@@ -114,27 +117,28 @@ class Passes:
                 native.at(positions),
                 native.at(slots),
                 native.at(mask),
-                space,
+                workspace,
                 native.at(read),
                 None,
             ),
-            *(count if len(positions) > 1 else 0, 0 if mask is None or len(mask) == 1 else count * places.columns),
-            *(places.start or 0, rows, count, places.columns, reach, first, last, threads, store.dtype == torch.int8),
+            *(count if len(positions) > 1 else 0, 0 if mask is None or len(mask) == 1 else count * layout.columns),
+            *(layout.start or 0, rows, count, layout.columns, reach, first, last, threads, store.dtype == torch.int8),
         )
-        return told, (positions, mask, slots, angles)
+        return arguments, (positions, mask, slots, angles)
 
-    def normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RMSNorm of states x [N, D] in 32 bits, in 16 bits."""
+    def rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """RMSNorm of states x [N, D] in 32 bits -> 16 bits."""
         code, out = native.library(), torch.empty(x.shape, dtype=torch.bfloat16)
         assert code is not None
-        where = x.data_ptr(), weight.data_ptr()
-        code.outrider_normed(*where, *x.shape, self._shape.eps, out.data_ptr())
+        code.outrider_normed(x.data_ptr(), weight.data_ptr(), *x.shape, self._shape.eps, out.data_ptr())
         return out
 
 
-def passes(config: Config, layers: Sequence[Layer], dtype: torch.dtype) -> Passes | None:
-    """Whole passes, where the network's numbers fit; else None."""
-    products = [one for layer in layers for one in (layer.qkv, layer.out, layer.up_gate, layer.down)]
-    if dtype != torch.bfloat16 or config.head_dim % 32 or not all(isinstance(one, native.Tiled) for one in products):
+def native_pass(config: Config, layers: Sequence[Layer], dtype: torch.dtype) -> NativePass | None:
+    """The layers for the compiled kernels; None unless they are in bfloat16, tiled, and heads have a multiple of 32."""
+    linears = [linear for layer in layers for linear in (layer.qkv, layer.out, layer.up_gate, layer.down)]
+    if dtype != torch.bfloat16 or config.head_dim % 32:
         return None
-    return Passes(config, layers) if products else None
+    if not linears or not all(isinstance(linear, native.Tiled) for linear in linears):
+        return None
+    return NativePass(config, layers)

@@ -172,6 +172,6 @@ def quantised(network: Network, bits: int) -> Network:
     layer has 8 bits in either case, which costs a tenth of a millisecond and spares most of the damage."""
     if bits not in _KINDS:
         raise unknown("number of bits", bits, map(str, _KINDS))
-    return network.replaced(
+    return network.map_linears(
         partial(rounded, bits=bits, most=_FEW[bits]), head=partial(rounded, bits=8, most=_FEW_OUTPUTS)
     )

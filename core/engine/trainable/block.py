@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from outrider.core.engine.linear import Dense, Linear, fastest, size
 from outrider.core.engine.native import training_block
-from outrider.core.engine.native.native_pass import Passes, passes
+from outrider.core.engine.native.native_pass import NativePass, native_pass
 from outrider.core.engine.quantization.quantize import leanest
 from outrider.core.engine.rotary import rope_table
 from outrider.core.engine.types import Config, Layer, PassLayout
@@ -232,8 +232,8 @@ class Block(nn.Module):
 
     def __init__(self, config: Config, *, into: int | None = None, index: int = 0, normed: bool = True) -> None:
         super().__init__()
-        self.config, self._reach = config, 0
-        self.passes: Passes | None = None
+        self.config, self._max_position = config, 0
+        self.runner: NativePass | None = None
         self.attention_norm = Norm(config.hidden_size, config.norm_eps) if normed else None
         self.attention = Attention(config, into=into, index=index)
         self.mlp_norm = Norm(config.hidden_size, config.norm_eps)
@@ -245,8 +245,8 @@ class Block(nn.Module):
             if self.trains_in_kernels(x, sight):
                 return self._train_in_kernels(x, sight)
             read = x if self.attention_norm is None else self.attention_norm(x)
-        if self.passes is not None and sight.places is not None and sight.context is None:
-            return self._in_one(self.passes, x, sight, read)
+        if self.runner is not None and sight.places is not None and sight.context is None:
+            return self._run_native(self.runner, x, sight, read)
         x = x + self.attention(read, sight)
         result: Tensor = x + self.mlp(self.mlp_norm(x))
         return result
@@ -271,21 +271,20 @@ class Block(nn.Module):
         )
         return training_block.apply(x, sight.cos[0, :, 0], sight.sin[0, :, 0], shape, weights)
 
-    def _in_one(self, passes: Passes, x: Tensor, sight: AttentionMask, read: Tensor) -> Tensor:
-        """The same in one call."""
+    def _run_native(self, runner: NativePass, x: Tensor, sight: AttentionMask, read: Tensor) -> Tensor:
         assert sight.store is not None and sight.places is not None
-        self.reach(passes, sight.bound)
+        self.ensure_positions(runner, sight.bound)
         states = x.flatten(0, 1).to(torch.float32, copy=True)
-        passes.run(states, sight.store[self.attention.index, None], sight.places, 0, 1, read.flatten(0, 1).contiguous())
+        runner.run(states, sight.store[self.attention.index, None], sight.places, 0, 1, read.flatten(0, 1).contiguous())
         return states.to(x.dtype).view(x.shape)
 
-    def reach(self, passes: Passes, bound: int) -> None:
-        """Angles for all positions below a bound."""
-        if bound > self._reach:
-            self._reach = max(2 * bound, min(self.config.context, 1024))
-            cosine, sine = rope_table(self.config, self._reach, torch.float32, torch.device("cpu"))
+    def ensure_positions(self, runner: NativePass, count: int) -> None:
+        """Extend the kernels' rotary tables to at least `count` positions."""
+        if count > self._max_position:
+            self._max_position = max(2 * count, min(self.config.context, 1024))
+            cosine, sine = rope_table(self.config, self._max_position, torch.float32, torch.device("cpu"))
             half = self.config.head_dim // 2
-            passes.reach(cosine[:, :half], sine[:, half:])
+            runner.set_angles(cosine[:, :half], sine[:, half:])
 
     def settle(self) -> None:
         """Have it run in one call where there is code for it, once its matrices are laid out."""
@@ -294,7 +293,7 @@ class Block(nn.Module):
             return
         norm = self.mlp_norm.weight.detach()  # attention's is never asked for: what it reads is given
         layer = Layer(norm, laid[0], laid[1], norm, laid[2], laid[3], qk_norm=self.attention.qk_norm)  # type: ignore[arg-type]
-        self.passes = passes(self.config, [layer], norm.dtype)
+        self.runner = native_pass(self.config, [layer], norm.dtype)
 
     @torch.no_grad()
     def copy(self, layer: Layer) -> None:

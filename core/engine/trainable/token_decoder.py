@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.core.engine.linear import Dense, fastest
-from outrider.core.engine.network import Network, served
+from outrider.core.engine.network import Network, with_graphs
 from outrider.core.engine.trainable.block import Block, Norm
 from outrider.core.engine.types import Config
 
@@ -58,4 +58,4 @@ def spoken(
         assert isinstance(block, Block)
         layers.append(block.layer(dtype, device))
     read, last, said = (one.detach().to(device, dtype) for one in (embedding, norm.weight, head))
-    return served(Network(form, read, layers, last, fastest(Dense(said))))
+    return with_graphs(Network(form, read, layers, last, fastest(Dense(said))))

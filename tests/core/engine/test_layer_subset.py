@@ -72,7 +72,7 @@ def test_likeness_is_the_cosine_around_each_sublayer() -> None:
     alone.begin([text[:3]], Sampling())
     torch.testing.assert_close(alone.likeness([text[:3]], 4)[0], found[1], atol=1e-6, rtol=0)
     network = model.network
-    half = Decoder(network.replaced(lambda linear: linear, [replace(network.layers[0], use_mlp=False)]))
+    half = Decoder(network.map_linears(lambda linear: linear, [replace(network.layers[0], use_mlp=False)]))
     middle = half.begin([text], Sampling(), frozenset({"layer.0"})).hidden["layer.0"][0, 2:6]
     before, after = (prefill.hidden[tap][0, 2:6] for tap in ("embedding", "layer.0"))
     for place, pair in enumerate(((before, middle), (middle, after))):

@@ -28,7 +28,7 @@ PROMPTS = [[1, 2, 3, 4, 5], [6, 7]]
 def network(form: str) -> Network:
     dtype = torch.float32 if form == "float32" else torch.bfloat16
     made = random_network(CONFIG, 3, dtype=dtype)
-    return quantised(made, int(form[3:])) if form.startswith("int") else made.replaced(fastest)
+    return quantised(made, int(form[3:])) if form.startswith("int") else made.map_linears(fastest)
 
 
 @pytest.mark.parametrize("form", ["float32", "bfloat16", "int8", "int4"])
@@ -90,6 +90,6 @@ def test_what_cannot_be_is_said(tmp_path: Path) -> None:
     under, shelf = streamed(network("float32"), 0.5, folder=tmp_path)
     model = Decoder(under)
     model.begin(PROMPTS, Sampling())
-    with pytest.raises(Incompatible, match="streamed"):
+    with pytest.raises(Incompatible, match="offloaded"):
         model.view(exit=2)
     shelf.close()

@@ -128,12 +128,12 @@ def test_threads_share_the_work_and_change_nothing(ways: str) -> None:
 
 
 def laid_out(network: Network, bits: int | None) -> Network:
-    return network.replaced(fastest) if bits is None else quantised(network, bits)
+    return network.map_linears(fastest) if bits is None else quantised(network, bits)
 
 
 def dense(network: Network) -> Network:
     """The same weights in 32 bits, through torch."""
-    layers = network.replaced(lambda one: Dense(one.weight.float(), None if one.bias is None else one.bias.float()))
+    layers = network.map_linears(lambda one: Dense(one.weight.float(), None if one.bias is None else one.bias.float()))
     return Network(network.config, network.embedding.float(), layers.layers, network.norm.float(), layers.head)
 
 
@@ -149,9 +149,9 @@ def test_blocks_that_draft_agree_with_torch(ways: str, kind: type[EagleHead | Ea
     found = []
     for native_too in (True, False):
         head = HeadRunner(ready(learned, target))
-        assert head.draft_head.block.passes is not None
+        assert head.draft_head.block.runner is not None
         if not native_too:
-            head.draft_head.block.passes = None
+            head.draft_head.block.runner = None
         head.set_hidden(target.begin(prompts, Sampling(), learned.needs).hidden)
         head.begin(prompts, Sampling())
         distributions = [head.score(Draft.empty(2)).logits()]
@@ -218,7 +218,7 @@ def test_whole_passes_agree_with_torch(ways: str, shape: Config, bits: int | Non
         scores = model.score(draft)
         said.append(scores.logits().double())
         hidden.append({tap: (start.hidden[tap].double(), scores.hidden[tap].double()) for tap in sorted(taps)})
-    assert ours.network._passes is not None and theirs.network._passes is None
+    assert ours.network._native is not None and theirs.network._native is None
     assert (said[0] - said[1]).abs().mean() < 0.03 * said[1].abs().mean()
     for tap, (prefilled, scored) in hidden[1].items():
         for found, wanted in zip(hidden[0][tap], (prefilled, scored), strict=True):
@@ -288,7 +288,7 @@ def test_without_it_everything_runs_through_torch(monkeypatch: pytest.MonkeyPatc
     assert isinstance(laid, Packed | Widened)
     assert laid.weight.dtype == torch.bfloat16 and laid(noise(2, 96)).dtype == torch.bfloat16
     network = laid_out(random_network(SHAPE, dtype=torch.bfloat16), 4)
-    assert network._passes is None
+    assert network._native is None
     model = Decoder(network)
     model.begin([[1, 2, 3]], Sampling())
     assert model.score(Draft.empty(1)).logits().isfinite().all()

@@ -39,7 +39,7 @@ def target() -> Decoder:
         return type(linear)(linear.weight * 1e-3, None)
 
     layers = [quiet(layer, index) for index, layer in enumerate(network.layers)]
-    return Decoder(network.replaced(lambda linear: linear, layers))
+    return Decoder(network.map_linears(lambda linear: linear, layers))
 
 
 def run(drafter: SelfDrafter | None, prompts: list[list[int]] = PROMPTS, limit: int = 40) -> list[list[int]]:

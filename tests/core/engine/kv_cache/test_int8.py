@@ -178,8 +178,8 @@ def test_machine_code_reads_what_it_rounded(tiles: bool) -> None:
     if code.outrider_ready(tiles) != 1 + tiles:
         pytest.skip("this processor has no tile unit")
     ours = Decoder.random(WIDE, 1, dtype=torch.bfloat16).network
-    assert ours._passes is not None
-    layers = ours.replaced(lambda one: Dense(one.weight.float(), None))
+    assert ours._native is not None
+    layers = ours.map_linears(lambda one: Dense(one.weight.float(), None))
     theirs = Network(WIDE, ours.embedding.float(), layers.layers, ours.norm.float(), layers.head)
     draft = Draft.guess(torch.arange(10).view(2, 5), Tree.of((-1, -1, 0, 2, 1)), torch.ones(2, 5).bool())
     said, apart = [], []

@@ -14,7 +14,7 @@ from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.draft_model.model import DraftModel
-from outrider.core.engine.conditioned import Informed
+from outrider.core.engine.conditioned import ConditionedDecoder
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config
 from outrider.core.kernels import native
@@ -33,9 +33,9 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="no compiler, o
 
 def opened(shape: Config, sampling: Sampling, told: Tensor | None = None) -> Decoder:
     network = Decoder.random(shape, 3, dtype=torch.bfloat16, gain=3.0).network
-    model = Decoder(network) if told is None else Informed(network)
-    if isinstance(model, Informed) and told is not None:
-        model.tell(told)
+    model = Decoder(network) if told is None else ConditionedDecoder(network)
+    if isinstance(model, ConditionedDecoder) and told is not None:
+        model.set_conditioning(told)
     model.begin([PROMPT], sampling)
     return model
 
