@@ -5,7 +5,7 @@ Prints whether the output is that of plain decoding, and the tokens per target p
 import sys
 
 from outrider import text
-from outrider.core.drafters.lookup.prompt_lookup import guesses
+from outrider.core.drafters.lookup.prompt_lookup import chain_draft
 
 
 class LastTime:
@@ -16,7 +16,7 @@ class LastTime:
 
     def propose(self, room, rng):  # room: how many tokens each row may still draft
         drafts = [self.chain(list(row), left) for row, left in zip(self.rows, room.tolist(), strict=True)]
-        return guesses(drafts, rng.device)
+        return chain_draft(drafts, rng.device)
 
     def chain(self, row, left, length=4):
         start = len(row)

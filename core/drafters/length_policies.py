@@ -1,7 +1,7 @@
-"""How long to draft. A policy decides before each draw, from the distribution the token would be drawn from, and never
-sees the token: at temperature > 0 anything else would bias the output.
+"""Policies that decide how many tokens to draft. A policy decides before each draw, from the distribution of the next
+token: a decision that depended on the drawn token would bias the output at temperature > 0.
 
-Knows distributions and how many guesses were accepted, nothing of drafters.
+Knows distributions and accepted counts; nothing about drafters.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from outrider.core.errors import InvalidOption, unknown
 
 
 class Policy(Protocol):
-    """`begin` is called per generation, `start` per step, `more` per draw, `learn` once the verdict is known."""
+    """`begin` is called per generation, `start` per round, `more` per draw, `learn` after the verdict."""
 
-    max_length: int  # no draft is longer than this
+    max_length: int  # of any draft
 
     def begin(self, rows: int, device: torch.device) -> None: ...
-    def start(self) -> Tensor: ...  # [B] the most tokens to draft for each row in this step
+    def start(self) -> Tensor: ...  # [B] maximum number of tokens to draft in this round, per row
     def more(self, distribution: Distribution, depth: int) -> Tensor:
-        """Draw from this distribution [B, S]? [B] bool."""
+        """Whether to draw another token, from this distribution [B, S] -> [B] bool."""
 
     def learn(self, drafted: Tensor, accepted: Tensor) -> None: ...  # [B], [B]
 
 
 @runtime_checkable
 class StatePolicy(Policy, Protocol):
-    """A policy that may read a hidden state of the draft model."""
+    """A policy that can read a hidden state of the draft model."""
 
-    tap: str | None  # the name of the state; None: it reads the distribution alone
+    tap: str | None  # name of the hidden state; None: the policy uses the distribution only
 
     def see(self, states: Tensor) -> None:
-        """The draft model's states [B, D] before the next draw; called before `more`."""
+        """Receive the draft model's states [B, D] before the next draw; called before `more`."""
 
 
 def _length(length: int) -> int:
@@ -49,7 +49,7 @@ def _length(length: int) -> int:
 
 @dataclass
 class Fixed:
-    """Always the same length."""
+    """A fixed draft length."""
 
     length: int = 5
 
@@ -66,14 +66,14 @@ class Fixed:
         return torch.ones(len(distribution.probs), dtype=torch.bool, device=distribution.probs.device)
 
     def learn(self, drafted: Tensor, accepted: Tensor) -> None:
-        """A fixed length learns nothing."""
+        """Nothing to learn."""
 
 
 @dataclass
 class Confidence(Fixed):
-    """Stop where the probability of the likeliest token falls below a bound, as in Draft&Verify (arXiv 2309.08168),
-    Kangaroo (arXiv 2404.18911) and BiLD (arXiv 2302.07863). The papers look at the token drawn, ours at the
-    distribution before the draw."""
+    """Stop where the highest probability falls below a threshold, as in Draft & Verify (arXiv 2309.08168), Kangaroo
+    (arXiv 2404.18911) and BiLD (arXiv 2302.07863). The papers use the drawn token's probability; ours decides before
+    the draw."""
 
     length: int = 8
     threshold: float = 0.4
@@ -107,16 +107,16 @@ class DraftExit(Fixed):
         drafting = drafted > 0
         rate = self.acceptance_decay * self._rate + (1 - self.acceptance_decay) * accepted / drafted.clamp(min=1)
         self._rate = torch.where(drafting, rate, self._rate)
-        aimed = self._threshold + torch.where(self._rate < self.target_acceptance, self.step, -self.step)
-        # if nothing was drafted the bound is too high to learn from: lower it
-        aimed = torch.where(drafting, aimed, self._threshold - self.step)
-        self._threshold = (self.threshold_decay * self._threshold + (1 - self.threshold_decay) * aimed).clamp(0.0, 1.0)
+        moved = self._threshold + torch.where(self._rate < self.target_acceptance, self.step, -self.step)
+        # a row that drafted nothing measured no acceptance: lower its threshold so that it drafts again
+        moved = torch.where(drafting, moved, self._threshold - self.step)
+        self._threshold = (self.threshold_decay * self._threshold + (1 - self.threshold_decay) * moved).clamp(0.0, 1.0)
 
 
 @dataclass
 class Window(Fixed):
-    """Lengthen the draft after full acceptance and shorten it otherwise, by the steps of transformers' assisted
-    generation (+2, -1)."""
+    """Lengthen the draft after full acceptance and shorten it otherwise; default: by +2 and -1, as transformers'
+    assisted generation does."""
 
     length: int = 5
     max_length: int = 16
@@ -128,23 +128,23 @@ class Window(Fixed):
         _length(self.max_length)
 
     def learn(self, drafted: Tensor, accepted: Tensor) -> None:
-        whole = accepted >= drafted
-        lengths = torch.where(whole, self._lengths + self.grow, self._lengths - self.shrink).clamp(1, self.max_length)
+        full = accepted >= drafted
+        lengths = torch.where(full, self._lengths + self.grow, self._lengths - self.shrink).clamp(1, self.max_length)
         self._lengths = torch.where(drafted > 0, lengths, self._lengths)
 
 
 @dataclass
 class Best(Fixed):
-    """The length predicted to be the fastest for the recent acceptance rate ("A Drop-in Solution for On-the-Fly
-    Adaptation of Speculative Decoding in Large Language Models", ACL 2025.acl-long.482; its throughput model is the
-    published formula here). Costs are options, in target passes, so that a seed reproduces its output."""
+    """The length predicted to be fastest for the recent acceptance rate ("A Drop-in Solution for On-the-Fly Adaptation
+    of Speculative Decoding in Large Language Models", ACL 2025.acl-long.482, whose throughput formula this uses). Costs
+    are options, in target passes, not measurements, so that a seed reproduces the output."""
 
     length: int = 5  # unused: the first length follows from `initial_acceptance`
     cost: float = 0.1  # of one drafted token
-    verify: Callable[[int], float] = field(default=lambda tokens: 1.0)  # cost of a pass over this many tokens
+    verify: Callable[[int], float] = field(default=lambda tokens: 1.0)  # cost of a target pass over this many tokens
     max_length: int = 16
     acceptance_decay: float = 0.9
-    initial_acceptance: float = 0.8  # the acceptance rate assumed at first
+    initial_acceptance: float = 0.8  # acceptance rate before any was measured
 
     def __post_init__(self) -> None:
         _length(self.length)
@@ -166,8 +166,8 @@ class Best(Fixed):
 
 class AcceptanceHead:
     """SpecDec++'s head: states [B, D] of the draft model -> probability [B] that its next token will be accepted.
-    Residual layers x + SiLU(x W + b), then one output. `tensors` are named as torch's linear layers name theirs:
-    "0.weight", "0.bias", ... and "out.weight", "out.bias"."""
+    Residual layers x + SiLU(x W + b), then one output. `tensors` has "0.weight", "0.bias", ..., "out.weight" and
+    "out.bias"."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         count = sum(name.endswith(".weight") for name in tensors) - 1
@@ -176,7 +176,7 @@ class AcceptanceHead:
             self._layers = [(tensors[f"{name}.weight"], tensors[f"{name}.bias"]) for name in names]
         except KeyError as error:
             raise InvalidOption(
-                f"an acceptance head needs the tensor {error}; it has {', '.join(sorted(tensors)) or 'none'}"
+                f"an acceptance head needs the tensor {error}; given were {', '.join(sorted(tensors)) or 'none'}"
             ) from None
 
     def __call__(self, states: Tensor) -> Tensor:
@@ -188,14 +188,13 @@ class AcceptanceHead:
 
 @dataclass
 class Risk(Fixed):
-    """SpecDec++'s stopping (arXiv 2405.19715): draft until the risk of a rejection in the draft, predicted by a trained
-    head, exceeds a bound. The paper decides after a token is drawn, ours before, so that the draw cannot influence
-    whether it happens. `tap` is the state of the draft model that the head reads; None: the `facts` of the
-    distribution."""
+    """SpecDec++ (arXiv 2405.19715): stop when the predicted probability that some drafted token will be rejected
+    exceeds a threshold. A trained head predicts the acceptance of each token, from the draft model's hidden state `tap`
+    (None: from the distribution's `features`). The paper decides after the draw; ours decides before it."""
 
     length: int = 16
     threshold: float = 0.7
-    head: Callable[[Tensor], Tensor] | Mapping[str, Tensor] | None = None  # of the state; tensors: an AcceptanceHead's
+    head: Callable[[Tensor], Tensor] | Mapping[str, Tensor] | None = None  # a function, or an AcceptanceHead's tensors
     tap: str | None = "last"
 
     def __post_init__(self) -> None:
@@ -214,13 +213,13 @@ class Risk(Fixed):
         self._states = states
 
     def more(self, distribution: Distribution, depth: int) -> Tensor:
-        features = self._states if self.tap else facts(distribution, depth)
-        self._all_accepted = self._all_accepted * self._head(features).double()
+        inputs = self._states if self.tap else features(distribution, depth)
+        self._all_accepted = self._all_accepted * self._head(inputs).double()
         return 1 - self._all_accepted <= self.threshold
 
 
-def facts(distribution: Distribution, depth: int) -> Tensor:
-    """[B, 4] features of a distribution: its highest probability, the gap to the next, its entropy, and the depth."""
+def features(distribution: Distribution, depth: int) -> Tensor:
+    """[B, 4] the highest probability, its difference to the second highest, the entropy, and the depth."""
     best = distribution.top(2)[1]
     return torch.stack(
         [best[:, 0], best[:, 0] - best[:, 1], distribution.entropy(), torch.full_like(best[:, 0], float(depth))], 1
@@ -238,14 +237,16 @@ POLICIES: dict[str, type[Fixed]] = {
 
 
 def make_policy(policy: Policy | str, length: int, **settings: Any) -> Policy:
-    """A policy by name, with the wanted length and its other settings; or the one given."""
+    """The policy of a name with this length and settings; a policy object is returned as it is."""
     if not isinstance(policy, str):
         if settings:
-            raise InvalidOption(f"{', '.join(settings)}: these go with a policy's name; this one is made already")
+            raise InvalidOption(
+                f"{', '.join(settings)}: settings go with a policy's name, and `policy` is an object; set them on it"
+            )
         return policy
     if policy not in POLICIES:
         raise unknown("policy", policy, POLICIES)
-    known = [each.name for each in fields(POLICIES[policy])]
+    known = [option.name for option in fields(POLICIES[policy])]
     for name in settings:
         if name not in known:
             raise unknown(f"option of the policy '{policy}'", name, known)

@@ -1,7 +1,8 @@
-"""One drafter per row, so that rows may enter and leave: a row drafts what it would draft alone.
+"""Drafters for continuous batching: one drafter per row, so that rows can enter and leave, and each row drafts what it
+would draft alone.
 
-Works with any drafter. Those that handle such rows themselves, like a draft model that reads all of them in one pass,
-are used as they are. Knows drafters, drafts and verdicts; nothing of how a draft is made.
+Works with any drafter. Drafters that support such batches themselves (a draft model reads all rows in one pass) are
+used directly. Knows drafters, drafts and verdicts; nothing about how drafts are made.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from outrider.core.rng import CounterRNG
 
 
 class IndependentRows(WeightFree):
-    """Base of drafters whose rows can enter and leave: each drafts as it would alone, from its own tokens."""
+    """Base of drafters that support continuous batching: each row drafts from its own tokens, as it would alone."""
 
-    _batched = False  # do rows enter and leave?
+    _batched = False  # whether rows enter and leave
 
     def supports_batching(self) -> bool:
         return True
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
-        """Begin with these rows."""
+        """Start with these rows."""
 
     def open(self, sampling: Sampling) -> None:
         self.begin(Prefill(), [], sampling)
@@ -41,12 +42,12 @@ class IndependentRows(WeightFree):
 
 
 def batches(drafter: Drafter) -> bool:
-    """Can its rows enter and leave?"""
+    """Whether the drafter supports continuous batching."""
     return isinstance(drafter, BatchedDrafter) and drafter.supports_batching()
 
 
 def batched(make: Callable[[], Drafter]) -> BatchedDrafter:
-    """A drafter whose rows can enter and leave: the one that `make` gives if it can, else one per row."""
+    """A drafter for continuous batching: the one that `make` returns if it supports it, else a `PerRow`."""
     drafter = make()
     if isinstance(drafter, BatchedDrafter) and drafter.supports_batching():
         return drafter
@@ -54,7 +55,7 @@ def batched(make: Callable[[], Drafter]) -> BatchedDrafter:
 
 
 class PerRow:
-    """One drafter per row. `first`, if given, is used for the first row."""
+    """One drafter per row, made by `make`; `first`, if given, is used for the first row."""
 
     def __init__(self, make: Callable[[], Drafter], first: Drafter | None = None) -> None:
         self._make, first = make, first or make()
@@ -62,7 +63,7 @@ class PerRow:
         self._spare: list[Drafter] = [first]
         self._rows: list[Drafter | None] = []
         self._drafts: list[Draft] = []
-        self._read = 0  # bytes, by drafters of rows that have left
+        self._read = 0  # bytes read by the drafters of rows that have left
 
     @property
     def bytes_read(self) -> int:
@@ -76,7 +77,7 @@ class PerRow:
         self._rows = []
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
-        """Begin with all rows at once, as `decode` does."""
+        """Start with all rows at once, as `decode` does."""
         self.open(sampling)
         self._rows = [None] * len(prompts)
         for row, prompt in enumerate(prompts):

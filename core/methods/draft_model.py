@@ -18,7 +18,7 @@ from outrider.core.drafters.length_policies import AcceptanceHead
 from outrider.core.methods.row import Method, Need
 from outrider.core.protocol import Capability
 
-_HEAD = AcceptanceHead(  # reads a distribution's facts: made up, for the tests
+_HEAD = AcceptanceHead(  # on a distribution's features; made-up weights, for the tests
     {"out.weight": torch.tensor([[2.5, 1.0, -0.3, -0.2]]), "out.bias": torch.tensor([0.4])}
 )
 

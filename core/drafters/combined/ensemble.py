@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider.core.device import fetch
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
-from outrider.core.drafters.lookup.trie import Grower, Trie, planted
+from outrider.core.drafters.lookup.trie import Trie, TrieDrafter, to_draft
 from outrider.core.drafters.per_row import batches
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.protocol import BatchedDrafter, Drafter, Prefill, Prompts, Scores, StandaloneDrafter
@@ -159,7 +159,7 @@ class Ensemble:
 
     def _draft(self, tries: Sequence[Trie], rng: CounterRNG) -> Draft:
         counts = self.counts([trie.weights for trie in tries])
-        return planted([trie.best(count) for trie, count in zip(tries, counts, strict=True)], rng.device)
+        return to_draft([trie.best(count) for trie, count in zip(tries, counts, strict=True)], rng.device)
 
     def _merge(self, row: int, parts: list[Any]) -> Trie:
         """All guesses of a row in one trie; a guess of several drafters is wrong only if all of them are."""
@@ -200,9 +200,9 @@ class Ensemble:
         self._members = []
 
 
-def hosted(drafter: Drafter) -> TypeGuard[Grower]:
+def hosted(drafter: Drafter) -> TypeGuard[TrieDrafter]:
     """Does it grow its guesses on the host, without a model?"""
-    return isinstance(drafter, Grower) and drafter.hosted
+    return isinstance(drafter, TrieDrafter) and drafter.hosted
 
 
 def _made(name: str, options: Mapping[str, Any]) -> Drafter:
@@ -214,7 +214,7 @@ def _made(name: str, options: Mapping[str, Any]) -> Drafter:
 
 
 def _of_trie(trie: Trie) -> Guesses:
-    """The same as `_host` of the planted trie."""
+    """The same as `_host` of the drafted trie."""
     return trie.tokens, trie.parents, [True] * len(trie), [min(weight, 1.0) for weight in trie.weights]
 
 

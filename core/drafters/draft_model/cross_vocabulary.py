@@ -17,7 +17,7 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.draft_model.model import DraftModel
 from outrider.core.drafters.draft_model.vocab_bridge import Bridge, Reading, Renamed, Translated
 from outrider.core.drafters.length_policies import Policy, make_policy
-from outrider.core.drafters.lookup.prompt_lookup import guesses
+from outrider.core.drafters.lookup.prompt_lookup import chain_draft
 from outrider.core.errors import unknown
 from outrider.core.protocol import Drafter, Prefill, Prompts, Scores, Target
 from outrider.core.rng import CounterRNG
@@ -79,7 +79,7 @@ class Retokenised:
             passage.back(row[:count])[: max(most, 0)] if count else []
             for passage, row, count, most in zip(self._reading.passages, rows, counts, left.tolist(), strict=True)
         ]
-        draft = guesses(found, rng.device)
+        draft = chain_draft(found, rng.device)
         self._drafted = draft.live.sum(1)
         return draft
 

@@ -18,7 +18,7 @@ from outrider.core.distribution import Distribution, Sampling
 from outrider.core.draft import Draft, Verdict, forced
 from outrider.core.drafters.draft_model.model import concatenated
 from outrider.core.drafters.lookup.ngram import Counts
-from outrider.core.drafters.lookup.prompt_lookup import guesses
+from outrider.core.drafters.lookup.prompt_lookup import chain_draft
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.protocol import Prefill, Prompts, Scores, Target
 from outrider.core.rng import CounterRNG, Purpose
@@ -73,7 +73,7 @@ class _Stage:
         while any(left := [count - len(one) for count, one in zip(wanted, found, strict=True)]):
             behind = [[*one, *two] for one, two in zip(ahead, found, strict=True)]
             offered = self.below.guess(behind, [min(self.inner_length, max(one - 1, 0)) for one in left])
-            draft = guesses(offered, device)
+            draft = chain_draft(offered, device)
             self.bytes_read += self.model.weight_bytes
             scores = self.model.score(draft)
             news: Rows = [[] for _ in wanted]
@@ -188,7 +188,7 @@ class CSDrafting:
         drawn = max(map(len, ahead))
         room_left = [max(min(self.lengths[-1], one - len(before)), 0) for one, before in zip(left, ahead, strict=True)]
         rest = self._statistics.guess(ahead, room_left)
-        chain = guesses([[*before, *new] for before, new in zip(ahead, rest, strict=True)], rng.device)
+        chain = chain_draft([[*before, *new] for before, new in zip(ahead, rest, strict=True)], rng.device)
         if not distributions:
             return chain
         if not self.lengths[-1]:

@@ -1,8 +1,8 @@
 """A second, smaller target as the drafter: a chain, a tree of draws, a tree of its likeliest tokens.
 
 The independent draft model of speculative sampling (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318)
-and its trees. The draft model is any Target: a language model, a table or a cheaper view of the target itself.
-Over 400 lines, since chains, sampled trees and ranked trees of one model share its cache's upkeep.
+and its trees. The draft model is any Target: a language model, a table or a cheaper view of the target itself. Over 400
+lines, since chains, sampled trees and ranked trees of one model share its cache's upkeep.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from outrider.core.drafters.length_policies import (
     StatePolicy,
     make_policy,
 )
-from outrider.core.drafters.lookup.trie import Trie, planted
+from outrider.core.drafters.lookup.trie import Trie, to_draft
 from outrider.core.drafters.tree_shapes import branching, depths, rerank, validate
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import BatchedTarget, ChainDrawing, Prefill, Prompts, Scores, Target, TreeGrowing
@@ -331,7 +331,7 @@ class DynamicTree(_ModelDrafter):
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         left = self._start(room, rng)
         if len(room) == 1 and rng.device.type == "cpu":
-            return planted([self._single_row(int(left))], rng.device)
+            return to_draft([self._single_row(int(left))], rng.device)
         committed = self.model.mark()
         rows, width = len(room), self.width
         grown = Draft.empty(rows, rng.device)  # the nodes that are expanded, which are all the model reads

@@ -1,11 +1,10 @@
-"""Input-guided aggressive decoding: the input itself is the draft, for outputs that mostly repeat it.
+"""Input-guided aggressive decoding: the input is the draft, for outputs that mostly repeat it.
 
-Sun et al., "Instantaneous grammatical error correction with shallow aggressive decoding" (arXiv 2106.04970): all that
-is left of the input is guessed at once; after a mismatch tokens are decoded one by one until the last of them are
-found in the input again, and copying goes on from there. Ours finds the place nearest behind where copying broke off
-(the paper asks for a match that occurs but once) and a few tokens from the next best places beside it, guesses further
-the longer it has copied since, and after a mismatch tries at once that a token was replaced or put in (`hedge`).
-Without `source` the input is the prompt. Knows token ids only.
+Sun et al., "Instantaneous grammatical error correction with shallow aggressive decoding" (arXiv 2106.04970): the draft
+is the rest of the input. After a mismatch tokens are decoded one by one until the last ones occur in the input again,
+and copying continues there. The paper requires a unique match; ours takes the nearest after the mismatch, and also
+drafts a few tokens from the next best matches. Ours drafts more tokens the longer copying has gone well, and right
+after a mismatch drafts as if a token had been replaced or inserted. Knows token ids only.
 """
 
 from __future__ import annotations
@@ -14,76 +13,81 @@ from collections.abc import Sequence
 
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
-from outrider.core.drafters.lookup.trie import Grower, Trie
+from outrider.core.drafters.lookup.trie import Trie, TrieDrafter
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Prefill, Prompts, Scores, WeightFree
 from outrider.core.rng import CounterRNG
 
-_PACE = 4  # tokens further for each that was copied since an anchor was found
-_NEAR = 12  # tokens behind the break within which a single token is anchor enough
-_OTHERS = 2  # places besides the best that are tried, until they are seen to be wrong
+_PACE = 4  # draft length per token copied since the last anchor
+_NEAR = 12  # a single token is a sufficient anchor within this many tokens after a mismatch
+_OTHERS = 2  # alternative positions that are drafted too, until a token contradicts them
 
 
 class _Copy:
-    """One row: the input, and where in it the output stands."""
+    """One row: the input, and the output's position in it."""
 
-    def __init__(self, source: Sequence[int], anchor: int, place: int | None) -> None:
+    def __init__(self, source: Sequence[int], anchor: int, position: int | None) -> None:
         self.source, self.anchor = list(source), anchor
-        self.place = place  # of the next token to copy; None: not anchored
-        self.others: list[int] = []  # where else it may be
-        self.broke: int | None = None  # where copying broke off last
-        self.just = False  # ... with the very last token
-        self.run = 1 << 20  # tokens that were copied in a row; what comes first is trusted to be a copy
+        self.position = position  # of the next token to copy; None: unknown
+        self.others: list[int] = []  # alternative positions
+        self.mismatch: int | None = None  # position of the last mismatch
+        self.mismatched = False  # whether the last token was the mismatch
+        self.copied = 1 << 20  # tokens copied in a row; large at first: the output is expected to start as a copy
         self._output: list[int] = []
-        self._places: dict[tuple[int, ...], list[int]] = {}  # n-gram -> the places behind it
+        self._ends: dict[tuple[int, ...], list[int]] = {}  # n-gram -> positions after its occurrences
         for length in {1, anchor}:
             for end in range(length, len(self.source)):
-                self._places.setdefault(tuple(self.source[end - length : end]), []).append(end)
+                self._ends.setdefault(tuple(self.source[end - length : end]), []).append(end)
 
     def add(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             self._output.append(token)
-            self.just = False
-            if self.place is not None:
-                right = [one + 1 for one in (self.place, *self.others) if self.source[one : one + 1] == [token]]
-                if right:
-                    self.place, *self.others = right
-                    self.run += 1
+            self.mismatched = False
+            if self.position is not None:
+                positions = (self.position, *self.others)
+                matching = [position + 1 for position in positions if self.source[position : position + 1] == [token]]
+                if matching:
+                    self.position, *self.others = matching
+                    self.copied += 1
                     continue
-                self.broke, self.just = self.place, True
-            found = self._anchors()
-            self.place, self.others = (found[0], found[1 : _OTHERS + 1]) if found else (None, [])
-            self.run, self.just = 1, self.just and not found
+                self.mismatch, self.mismatched = self.position, True
+            anchors = self._anchors()
+            self.position, self.others = (anchors[0], anchors[1 : _OTHERS + 1]) if anchors else (None, [])
+            self.copied, self.mismatched = 1, self.mismatched and not anchors
 
     def _anchors(self) -> list[int]:
-        """Where in the input the output's last tokens may be: the nearest behind the break, then the last before it."""
-        places, broke = self._behind(self.anchor), -1 if self.broke is None else self.broke
-        near = [end for end in self._behind(1) if self.broke is not None and broke < end <= broke + _NEAR]
-        later = [end for end in places if self.broke is not None and end > broke]
-        return list(dict.fromkeys([*near, *later, *reversed(places)]))
+        """Positions after occurrences of the output's last tokens: the nearest after the mismatch first, then the
+        latest before it."""
+        ends, mismatch = self._occurrences(self.anchor), -1 if self.mismatch is None else self.mismatch
+        near = [end for end in self._occurrences(1) if self.mismatch is not None and mismatch < end <= mismatch + _NEAR]
+        later = [end for end in ends if self.mismatch is not None and end > mismatch]
+        return list(dict.fromkeys([*near, *later, *reversed(ends)]))
 
-    def _behind(self, length: int) -> list[int]:
+    def _occurrences(self, length: int) -> list[int]:
+        """Positions after the occurrences of the output's last `length` tokens."""
         if len(self._output) < length:
             return []
-        return self._places.get(tuple(self._output[-length:]), [])
+        return self._ends.get(tuple(self._output[-length:]), [])
 
-    def guess(self, most: int, hedge: int) -> Trie:
-        """What is left of the input; right behind a mismatch, what is if a token was replaced, or one put in."""
+    def guess(self, max_tokens: int, hedge: int) -> Trie:
+        """The rest of the input; right after a mismatch, the rest as if a token had been replaced, and as if one had
+        been inserted."""
         trie = Trie()
-        if most < 1:
+        if max_tokens < 1:
             return trie
-        if self.place is not None:
-            trie.add(self.source[self.place :][: min(most, _PACE * (self.run + 1))])
+        if self.position is not None:
+            trie.add(self.source[self.position :][: min(max_tokens, _PACE * (self.copied + 1))])
             for other in self.others if hedge else ():
-                trie.add(self.source[other:][: min(hedge, most)], 0.3)
-        elif self.just and hedge and self.broke is not None:
-            trie.add(self.source[self.broke + 1 :][: min(hedge, most)], 0.5)
-            trie.add(self.source[self.broke :][: min(hedge, most)], 0.3)
+                trie.add(self.source[other:][: min(hedge, max_tokens)], 0.3)
+        elif self.mismatched and hedge and self.mismatch is not None:
+            trie.add(self.source[self.mismatch + 1 :][: min(hedge, max_tokens)], 0.5)
+            trie.add(self.source[self.mismatch :][: min(hedge, max_tokens)], 0.3)
         return trie
 
 
-class InputGuided(WeightFree, Grower):
-    """Copies up to `length` tokens a step. `anchor` tokens in a row show where the output is in the input again."""
+class InputGuided(WeightFree, TrieDrafter):
+    """Drafts up to `length` tokens of `source` (default: the prompt). After a mismatch, copying continues after an
+    occurrence of the last `anchor` tokens; alternatives are drafted for `hedge` tokens (0: not at all)."""
 
     def __init__(
         self, *, source: Sequence[int] | None = None, length: int = 32, anchor: int = 1, hedge: int = 4

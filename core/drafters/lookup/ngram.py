@@ -1,11 +1,10 @@
-"""N-grams without a model: tables of what followed the last few tokens, counted as the text grows.
+"""N-gram drafters: tables of the tokens that followed the last few tokens, counted as the text grows.
 
 `ANPD` (Ou et al., "Lossless acceleration of large language model via adaptive n-gram parallel decoding", arXiv
-2404.08698) drafts a chain from a table of several levels that every emitted token updates; where levels disagree the
-longer context decides. `NGrammys` (Stewart et al., "The N-Grammys: accelerating autoregressive inference with
-learning-free batched speculation", arXiv 2411.03786) drafts several continuations side by side: those of earlier
-occurrences in the text first, then those of the target's own bigrams, extended bigram by bigram. The paper verifies
-them as rows of a batch; ours are one tree, in which common beginnings are scored once. Both know token ids only.
+2404.08698) drafts a chain from counts of n-grams of several lengths; the longest known context decides. `NGrammys`
+(Stewart et al., "The N-Grammys: accelerating autoregressive inference with learning-free batched speculation", arXiv
+2411.03786) drafts several continuations: those of earlier occurrences in the text, then chains of the target's bigrams.
+The paper verifies them as batch rows, ours as one tree that scores common prefixes once. Both know token ids only.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from torch import Tensor
 
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
-from outrider.core.drafters.lookup.prompt_lookup import guesses
-from outrider.core.drafters.lookup.trie import Grower, Trie
+from outrider.core.drafters.lookup.prompt_lookup import chain_draft
+from outrider.core.drafters.lookup.trie import Trie, TrieDrafter
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.protocol import Prefill, Prompts, Scores, Target, WeightFree
 from outrider.core.rng import CounterRNG
@@ -26,7 +25,7 @@ from outrider.core.tree import Tree
 
 
 class Counts:
-    """What followed each context of 1 to `max_ngram` tokens in a growing text, and how often."""
+    """Counts of the tokens that followed each context of 1 to `max_ngram` tokens in a growing text."""
 
     def __init__(self, max_ngram: int) -> None:
         self.max_ngram = max_ngram
@@ -42,11 +41,11 @@ class Counts:
                 counts = self._seen.setdefault(context, {})
                 counts[token] = counts.get(token, 0) + 1
                 if counts[token] >= counts.get(self._best.get(context, token), 0):
-                    self._best[context] = token  # the later where equal
+                    self._best[context] = token  # of equal counts the latest token
             self.tokens.append(token)
 
     def after(self, context: Sequence[int]) -> int | None:
-        """The token that mostly followed the longest end of a context that is known."""
+        """The most frequent successor of the context's longest known suffix; None if no suffix is known."""
         for length in range(min(self.max_ngram, len(context)), 0, -1):
             best = self._best.get(tuple(context[len(context) - length :]))
             if best is not None:
@@ -71,8 +70,8 @@ class ANPD(WeightFree):
             self._tables.append(table)
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
-        left = [min(self.length, one) for one in room.tolist()]
-        return guesses([_chain(*pair) for pair in zip(self._tables, left, strict=True)], rng.device)
+        pairs = zip(self._tables, room.tolist(), strict=True)
+        return chain_draft([_chain(table, min(self.length, left)) for table, left in pairs], rng.device)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         for table, tokens in zip(self._tables, verdict.rows(draft), strict=True):
@@ -82,21 +81,22 @@ class ANPD(WeightFree):
         self._tables = []
 
 
-def _chain(table: Counts, most: int) -> list[int]:
-    """Guess after guess, as long as the table knows what follows."""
+def _chain(table: Counts, max_tokens: int) -> list[int]:
+    """A chain of the most frequent successors, as long as they are known."""
     context = table.tokens[-table.max_ngram :]
-    known = len(context)
-    for _ in range(most):
+    start = len(context)
+    for _ in range(max_tokens):
         token = table.after(context[-table.max_ngram :])
         if token is None:
             break
         context.append(token)
-    return context[known:]
+    return context[start:]
 
 
-class NGrammys(WeightFree, Grower):
-    """Up to `drafts` continuations of up to `length` tokens. `model` is the target, or another of its weights; its
-    `bigrams` [V, K], each token's likeliest successors, are worked out at the first use if they are not given."""
+class NGrammys(WeightFree, TrieDrafter):
+    """Up to `drafts` continuations of up to `length` tokens. `model` is the target, or a copy with the same weights;
+    its `bigrams` [V, K], the likeliest successors of each token, are computed at the first use if they are not
+    given."""
 
     def __init__(
         self, model: Target, *, bigrams: Tensor | None = None, drafts: int = 3, length: int = 4, max_ngram: int = 2
@@ -114,25 +114,25 @@ class NGrammys(WeightFree, Grower):
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         if self.bigrams is None:
             self.bigrams = bigram_table(self.model, self.drafts)
-        self._after = self.bigrams.cpu().numpy()
-        self._texts = [_Places(self.max_ngram, prompt) for prompt in prompts]
+        self._successors = self.bigrams.cpu().numpy()
+        self._texts = [_Occurrences(self.max_ngram, prompt) for prompt in prompts]
 
     def tries(self, room: Sequence[int]) -> list[Trie]:
         return [self._guess(*pair) for pair in zip(self._texts, room, strict=True)]
 
-    def _guess(self, text: _Places, room: int) -> Trie:
-        trie, most = Trie(), min(self.length, room)
-        if most < 1:
+    def _guess(self, text: _Occurrences, room: int) -> Trie:
+        trie, length = Trie(), min(self.length, room)
+        if length < 1:
             return trie
-        chains = text.continuations(self.drafts, most)
-        firsts = {chain[0] for chain in chains}
-        for token in self._after[text.tokens[-1]].tolist():
+        chains = text.continuations(self.drafts, length)
+        first_tokens = {chain[0] for chain in chains}
+        for token in self._successors[text.tokens[-1]].tolist():
             if len(chains) >= self.drafts:
                 break
-            if token not in firsts:
+            if token not in first_tokens:
                 chain = [token]
-                while len(chain) < most:
-                    chain.append(int(self._after[chain[-1], 0]))
+                while len(chain) < length:
+                    chain.append(int(self._successors[chain[-1], 0]))
                 chains.append(chain)
         for chain in chains:
             trie.add(chain)
@@ -147,35 +147,36 @@ class NGrammys(WeightFree, Grower):
         self._texts = []
 
 
-class _Places:
-    """A growing text, and where each of its n-grams of 1 to `max_ngram` tokens occurred."""
+class _Occurrences:
+    """A growing text, with all occurrences of each of its n-grams of 1 to `max_ngram` tokens."""
 
     def __init__(self, max_ngram: int, prompt: Sequence[int]) -> None:
         self.max_ngram = max_ngram
         self.tokens: list[int] = []
-        self._places: dict[tuple[int, ...], list[int]] = {}
-        self._known = 0
+        self._ends: dict[tuple[int, ...], list[int]] = {}  # n-gram -> positions after its occurrences
+        self._indexed = 0  # n-grams that end here or before are in the index
         self.add(prompt)
 
     def add(self, tokens: Sequence[int]) -> None:
         self.tokens += tokens
-        for place in range(self._known + 1, len(self.tokens)):  # what something follows
-            for length in range(1, min(self.max_ngram, place) + 1):
-                self._places.setdefault(tuple(self.tokens[place - length : place]), []).append(place)
-        self._known = max(len(self.tokens) - 1, 0)
+        for end in range(self._indexed + 1, len(self.tokens)):  # not the last token: nothing follows it yet
+            for length in range(1, min(self.max_ngram, end) + 1):
+                self._ends.setdefault(tuple(self.tokens[end - length : end]), []).append(end)
+        self._indexed = max(len(self.tokens) - 1, 0)
 
-    def continuations(self, count: int, most: int) -> list[list[int]]:
-        """Different ones, behind longer matches first, then the more frequent, then the latest."""
-        found: dict[tuple[int, ...], None] = {}
+    def continuations(self, count: int, max_tokens: int) -> list[list[int]]:
+        """Up to `count` distinct continuations: those of longer matches first, then the more frequent, then the
+        latest."""
+        distinct: dict[tuple[int, ...], None] = {}
         for length in range(min(self.max_ngram, len(self.tokens)), 0, -1):
-            places = self._places.get(tuple(self.tokens[len(self.tokens) - length :]), [])[-64:]
-            votes: dict[tuple[int, ...], int] = {}
-            for place in reversed(places):
-                after = tuple(self.tokens[place : place + most])
-                votes[after] = votes.get(after, 0) + 1
-            for after in sorted(votes, key=lambda one: -votes[one]):
-                found.setdefault(after)
-        return [list(one) for one in list(found)[:count]]
+            ends = self._ends.get(tuple(self.tokens[len(self.tokens) - length :]), [])[-64:]
+            counts: dict[tuple[int, ...], int] = {}
+            for end in reversed(ends):
+                continuation = tuple(self.tokens[end : end + max_tokens])
+                counts[continuation] = counts.get(continuation, 0) + 1
+            for continuation in sorted(counts, key=lambda chain: -counts[chain]):
+                distinct.setdefault(continuation)
+        return [list(continuation) for continuation in list(distinct)[:count]]
 
 
 @torch.no_grad()
@@ -187,19 +188,19 @@ def bigram_table(
     chunk: int = 256,
     progress: Callable[[int], object] = lambda done: None,
 ) -> Tensor:
-    """[V, K] the likeliest successors of every token on its own behind a prefix, from one pass over the vocabulary:
-    the tokens of a chunk are children of the same root, so that none sees another."""
+    """[V, K] the likeliest successors of every single token after a prefix, in passes of `chunk` tokens, which are
+    siblings in a tree and so do not attend to one another."""
     count = min(successors, model.vocabulary)
     model.begin([list(prefix)], Sampling(), frozenset())
     try:
-        found = []
+        tables = []
         for start in range(0, model.vocabulary, chunk):
             ids = torch.arange(start, min(start + chunk, model.vocabulary), device=model.device)[None]
             tree = Tree(torch.full_like(ids, -1), 1, ids.shape[1])
             scores = model.score(Draft.guess(ids, tree, torch.ones_like(ids, dtype=torch.bool)))
             rows = torch.arange(1, ids.shape[1] + 1, device=model.device)[None]
-            found.append(scores.logits(rows)[0].topk(count).indices)
+            tables.append(scores.logits(rows)[0].topk(count).indices)
             progress(ids.shape[1])
-        return torch.cat(found)
+        return torch.cat(tables)
     finally:
         model.end()

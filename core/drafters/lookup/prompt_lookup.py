@@ -1,9 +1,8 @@
-"""Copying from what is already there: the longest recent suffix that occurred before is taken to go on as it did.
+"""Prompt lookup: drafts the tokens that followed the last occurrence of the text's longest matching suffix.
 
 Prompt lookup (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding) and LLMA (arXiv 2304.04487), which copies
-from reference documents. Where they take the first match, ours takes the longest and of these the most recent, and it
-looks at the output as well as the prompt. Knows token ids only; an index of n-grams makes a step cost the same
-however long the text.
+from reference documents. They take the first match; ours takes the longest match, and of equally long ones the latest,
+in prompt and output. An n-gram index makes the cost independent of the text's length. Knows token ids only.
 """
 
 from __future__ import annotations
@@ -24,32 +23,35 @@ from outrider.core.tree import Tree
 
 
 class _Text:
-    """A growing sequence, and where each of its n-grams last occurred."""
+    """A growing sequence, with the last occurrence of each of its n-grams."""
 
     def __init__(self, max_ngram: int) -> None:
         self.max_ngram = max_ngram
         self.tokens: list[int] = []
-        self._next: list[dict[tuple[int, ...], int]] = [{} for _ in range(max_ngram)]  # n-gram -> the place after it
-        self._known = 0
+        # n-gram -> position after its last occurrence, by n - 1
+        self._next: list[dict[tuple[int, ...], int]] = [{} for _ in range(max_ngram)]
+        self._indexed = 0  # n-grams that end here or before are in the index
 
     def add(self, tokens: Sequence[int]) -> None:
         self.tokens += tokens
-        for place in range(self._known + 1, len(self.tokens)):  # n-grams that something follows
-            for length in range(1, min(self.max_ngram, place) + 1):
-                self._next[length - 1][tuple(self.tokens[place - length : place])] = place
-        self._known = max(len(self.tokens) - 1, 0)
+        for end in range(self._indexed + 1, len(self.tokens)):  # not the last token: nothing follows it yet
+            for length in range(1, min(self.max_ngram, end) + 1):
+                self._next[length - 1][tuple(self.tokens[end - length : end])] = end
+        self._indexed = max(len(self.tokens) - 1, 0)
 
-    def after(self, suffix: Sequence[int], length: int, least: int, most: int) -> tuple[int, list[int]]:
-        """Length of the longest matching end of `suffix`, and up to `most` tokens that followed it here."""
-        for size in range(min(self.max_ngram, len(suffix), length), least - 1, -1):
-            place = self._next[size - 1].get(tuple(suffix[len(suffix) - size :]))
-            if place is not None:
-                return size, self.tokens[place : place + most]
+    def after(self, text: Sequence[int], min_ngram: int, max_tokens: int) -> tuple[int, list[int]]:
+        """The length of the longest suffix of `text` that occurs here, 0 if it is below `min_ngram`, and up to
+        `max_tokens` tokens that followed it."""
+        for length in range(min(self.max_ngram, len(text)), min_ngram - 1, -1):
+            end = self._next[length - 1].get(tuple(text[len(text) - length :]))
+            if end is not None:
+                return length, self.tokens[end : end + max_tokens]
         return 0, []
 
 
 class PromptLookup(IndependentRows):
-    """Longest match first, in the row's own text, then in the references."""
+    """Drafts up to `length` tokens after the longest match of `min_ngram` to `max_ngram` tokens, in the row's text or
+    in the `references`; the text wins ties."""
 
     def __init__(
         self,
@@ -72,20 +74,20 @@ class PromptLookup(IndependentRows):
             self._references.append(text)
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
-        self._texts: list[_Text | None] = [self._read(prompt) for prompt in prompts]  # None: a hole
+        self._texts: list[_Text | None] = [self._indexed(prompt) for prompt in prompts]  # None: an empty row
 
-    def _read(self, prompt: Sequence[int]) -> _Text:
+    def _indexed(self, prompt: Sequence[int]) -> _Text:
         text = _Text(self.max_ngram)
         text.add(list(prompt))
         return text
 
-    # ---- rows that come and go
+    # ---- continuous batching
 
     def arrange(self, order: Sequence[int], width: int) -> None:
         self._texts = [self._texts[row] if row >= 0 else None for row in order]
 
     def enter(self, row: int, prefill: Prefill, prompt: Sequence[int]) -> None:
-        self._texts[row] = self._read(prompt)
+        self._texts[row] = self._indexed(prompt)
 
     def leave(self, row: int) -> None:
         self._texts[row] = None
@@ -98,20 +100,18 @@ class PromptLookup(IndependentRows):
     # ----
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
-        found = [
-            self._find(text, min(self.length, left)) for text, left in zip(self._texts, room.tolist(), strict=True)
-        ]
-        return guesses(found, rng.device)
+        rows = zip(self._texts, room.tolist(), strict=True)
+        return chain_draft([self._match(text, min(self.length, left)) for text, left in rows], rng.device)
 
-    def _find(self, text: _Text | None, most: int) -> list[int]:
-        if most < 1 or text is None:
+    def _match(self, text: _Text | None, max_tokens: int) -> list[int]:
+        if max_tokens < 1 or text is None:
             return []
-        best: tuple[int, list[int]] = (0, [])
+        longest, draft = 0, list[int]()
         for source in (text, *self._references):
-            size, tokens = source.after(text.tokens, self.max_ngram, max(self.min_ngram, best[0] + 1), most)
-            if size > best[0]:
-                best = size, tokens
-        return best[1]
+            length, tokens = source.after(text.tokens, max(self.min_ngram, longest + 1), max_tokens)
+            if length > longest:
+                longest, draft = length, tokens
+        return draft
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         for text, tokens in zip(self._texts, verdict.rows(draft), strict=True):
@@ -122,10 +122,10 @@ class PromptLookup(IndependentRows):
         self._texts = []
 
 
-def guesses(rows: Sequence[Sequence[int]], device: torch.device) -> Draft:
-    """One chain of fixed guesses a row, of any lengths."""
+def chain_draft(rows: Sequence[Sequence[int]], device: torch.device) -> Draft:
+    """A draft of one chain of fixed guesses per row, of any lengths."""
     size = max(map(len, rows), default=0)
     padded = [[*row, *[0] * (size - len(row)), len(row)] for row in rows]
-    table = upload(padded, device, torch.long)  # [B, size + 1], the lengths last
+    table = upload(padded, device, torch.long)  # [B, size + 1], the length in the last column
     live = torch.arange(size, device=device) < table[:, -1:]
     return Draft.guess(table[:, :-1], Tree.chain(size, device), live)

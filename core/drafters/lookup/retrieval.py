@@ -1,10 +1,10 @@
-"""Retrieval: what follows the end of the text in a corpus, found by exact suffix in a datastore.
+"""Retrieval: drafts what follows the text's longest suffix in a corpus.
 
-REST (He et al., "REST: retrieval-based speculative decoding", arXiv 2311.08252): a suffix array over a tokenised
-corpus; of the text's last tokens the longest run that occurs in it; the continuations there, merged into a trie
-weighted by how often each was seen, of which the heaviest nodes are verified as a tree. Ours compares suffixes to a
-fixed depth, which numpy sorts by doubling, takes evenly spread continuations where there are very many, learns how far
-matches in this store can be trusted, and keeps it in one file that is mapped into memory. Knows token ids only.
+REST (He et al., "REST: retrieval-based speculative decoding", arXiv 2311.08252): the longest suffix of the text that
+occurs in a tokenised corpus is found in a suffix array; its continuations are merged into a trie, weighted by
+frequency, and the heaviest nodes are verified as a tree. Ours sorts suffixes by their first 32 tokens, samples evenly
+among many continuations, learns how reliable matches of each length are, and maps the datastore from one file. Knows
+token ids only.
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ from numpy.typing import NDArray
 
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
-from outrider.core.drafters.lookup.trie import Grower, Trie
+from outrider.core.drafters.lookup.trie import Trie, TrieDrafter
 from outrider.core.errors import InvalidOption, OutriderError
 from outrider.core.protocol import Prefill, Prompts, Scores, WeightFree
 from outrider.core.rng import CounterRNG
 
 Ids = NDArray[np.int32]
-_DEPTH = 32  # suffixes are told apart by so many tokens
-# how often what followed a match of 1, 2, ... tokens held the token that came: a general corpus, the built-in prompts
-_TRUST = (0.26, 0.26, 0.24, 0.25, 0.31, 0.35, 0.40, 0.45, 0.50, 0.55, 0.60, 0.65, 0.70, 0.75, 0.80, 0.85)
-_PRIOR = 8.0  # observations that the table above counts for
-_HEADER = 1 << 20  # bytes of a file's description, at most
+_DEPTH = 32  # suffixes are sorted by this many tokens
+# how often the next token was among those after a match of 1, 2, ... tokens: a general corpus, the built-in prompts
+_RELIABILITY = (0.26, 0.26, 0.24, 0.25, 0.31, 0.35, 0.40, 0.45, 0.50, 0.55, 0.60, 0.65, 0.70, 0.75, 0.80, 0.85)
+_PRIOR = 8.0  # weight of the table above, in observations
+_MAX_HEADER = 1 << 20  # bytes
 
 
 class DatastoreError(OutriderError):
-    """A file that is no datastore, or not one for this model."""
+    """The file is not a datastore, or belongs to another model."""
 
 
 class Datastore:
-    """A corpus as one row of token ids, and the places in it sorted by what stands there. Between texts stands -1."""
+    """A corpus as one array of token ids with -1 after each text, and `order`, its positions sorted by the tokens that
+    start there (a suffix array)."""
 
     def __init__(self, tokens: Ids, order: Ids, about: Mapping[str, str] | None = None) -> None:
-        self.tokens, self.order = np.asarray(tokens), np.asarray(order)  # mapped or not, as plain arrays: quicker
+        self.tokens, self.order = np.asarray(tokens), np.asarray(order)  # indexing a plain view is faster than a memmap
         self.about = dict(about or {})
 
     def __len__(self) -> int:
@@ -55,19 +56,19 @@ class Datastore:
         about: Mapping[str, str] | None = None,
         progress: Callable[[int], object] = lambda done: None,
     ) -> Datastore:
-        """Sort every place of the texts; `progress` is told of each doubling, of which there are `rounds()`."""
+        """A datastore of these texts; `progress(1)` is called after each of `rounds()` sorting rounds."""
         joined = [np.append(np.asarray(text, dtype=np.int32), np.int32(-1)) for text in texts if len(text)]
         tokens = np.concatenate(joined) if joined else np.zeros(0, np.int32)
         if len(tokens) >= 1 << 31:
             raise InvalidOption(f"a datastore holds up to {(1 << 31) - 1:,} tokens; these texts have {len(tokens):,}")
-        return cls(tokens, _sorted_places(tokens, progress), about)
+        return cls(tokens, _sorted_positions(tokens, progress), about)
 
     @staticmethod
     def rounds() -> int:
         return _DEPTH.bit_length()
 
     def save(self, path: Path) -> None:
-        """One safetensors file, written beside and put in place when whole."""
+        """Write one safetensors file, atomically."""
         parts = {"tokens": self.tokens, "order": self.order}
         header: dict[str, Any] = {"__metadata__": {"kind": "outrider datastore", **self.about}}
         start = 0
@@ -76,45 +77,46 @@ class Datastore:
             start += 4 * len(part)
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
-        beside = path.with_name(path.name + ".part")
-        with beside.open("wb") as file:
+        temporary = path.with_name(path.name + ".part")
+        with temporary.open("wb") as file:
             file.write(struct.pack("<Q", len(text)) + text)
             for part in parts.values():
                 file.write(part.astype("<i4", copy=False).tobytes())
-        os.replace(beside, path)
+        os.replace(temporary, path)
 
     @classmethod
     def load(cls, path: Path, vocabulary: int | None = None) -> Datastore:
-        """Map a file into memory. All that is in it is checked but the order, which can only make guesses worse."""
+        """Map a file into memory. Everything is checked except the sort order, which affects the drafts' quality
+        only."""
         try:
             with path.open("rb") as file:
                 (size,) = struct.unpack("<Q", file.read(8))
-                header: Any = json.loads(file.read(size)) if size <= _HEADER else None
+                header: Any = json.loads(file.read(size)) if size <= _MAX_HEADER else None
             count = _count(header)
             if 8 + size + 8 * count != path.stat().st_size:
-                raise ValueError("it is cut short or too long")
+                raise ValueError("its length is not what its header says")
             parts = [_mapped(path, 8 + size + start, count) for start in (0, 4 * count)]
             about = {str(key): str(value) for key, value in header["__metadata__"].items()}
         except OSError as error:
             raise DatastoreError(f"{path} can't be read: {error.strerror}") from None
         except (ValueError, KeyError, TypeError, struct.error, RecursionError, AttributeError) as error:
             raise DatastoreError(
-                f"{path} is no datastore ({error}); make one with `outrider datastore build FILES -o {path.name}`"
+                f"{path} is not a datastore ({error}); make one with `outrider datastore build FILES -o {path.name}`"
             ) from None
         tokens, order = parts
         if len(tokens) and (order.min() < 0 or order.max() >= len(tokens) or tokens.min() < -1):
-            raise DatastoreError(f"{path} is damaged: it points outside of itself; build it again")
+            raise DatastoreError(f"{path} is damaged: it has positions outside the corpus; build it again")
         if vocabulary is not None and len(tokens) and tokens.max() >= vocabulary:
             raise DatastoreError(
-                f"{path} holds token {int(tokens.max())} and the model's vocabulary ends at {vocabulary - 1}: "
-                "it was built with another model's tokenizer"
+                f"{path} contains token {int(tokens.max())}, and the model's vocabulary ends at {vocabulary - 1}: it "
+                "was built with another model's tokenizer"
             )
         return cls(tokens, order, about)
 
     def find(self, query: Sequence[int], max_ngram: int, min_ngram: int) -> tuple[int, int, int]:
-        """Length of the longest end of `query` that occurs, and the places in the order [first, last) where it does."""
+        """(length, first, last): the longest suffix of `query` that occurs, at `order[first:last]`; length 0: none."""
         low, high, best = min_ngram, min(max_ngram, len(query), _DEPTH), (0, 0, 0)
-        while low <= high:  # what occurs at one length occurs at all shorter ones
+        while low <= high:  # a suffix that occurs has all its own suffixes occur
             length = (low + high) // 2
             first, last = self._range(np.asarray(query[len(query) - length :], dtype=np.int32))
             if first < last:
@@ -124,47 +126,43 @@ class Datastore:
         return best
 
     def _range(self, query: Ids) -> tuple[int, int]:
-        wanted = tuple(query.tolist())
-        ends = []
+        """The range of `order` whose positions start with `query`, by binary search."""
+        key = tuple(query.tolist())
+        bounds = []
         for after in (False, True):
             low, high = 0, len(self.order)
             while low < high:
                 middle = (low + high) // 2
-                place = int(self.order[middle])
-                here = tuple(self.tokens[place : place + len(wanted)].tolist())
-                if here < wanted or (after and here == wanted):
+                start = int(self.order[middle])
+                suffix = tuple(self.tokens[start : start + len(key)].tolist())
+                if suffix < key or (after and suffix == key):
                     low = middle + 1
                 else:
                     high = middle
-            ends.append(low)
-        return ends[0], ends[1]
+            bounds.append(low)
+        return bounds[0], bounds[1]
 
-    def continuations(self, found: tuple[int, int, int], most: int, length: int) -> list[list[int]]:
-        """What follows a match, at up to `most` of its places."""
-        size, first, last = found
-        chosen = np.unique(np.linspace(first, last - 1, min(most, last - first)).astype(np.int64))
-        places = self.order[chosen].astype(np.int64)[:, None] + size + np.arange(length)
-        inside = places < len(self.tokens)
-        table = np.where(inside, self.tokens[np.minimum(places, len(self.tokens) - 1)], -1)
-        return [_until(row) for row in table.tolist()]
-
-
-def _until(row: list[int]) -> list[int]:
-    """Up to the end of the text."""
-    return row[: row.index(-1)] if -1 in row else row
+    def continuations(self, match: tuple[int, int, int], count: int, length: int) -> list[list[int]]:
+        """The `length` tokens after a match of `find`, at up to `count` of its positions."""
+        size, first, last = match
+        chosen = np.unique(np.linspace(first, last - 1, min(count, last - first)).astype(np.int64))
+        positions = self.order[chosen].astype(np.int64)[:, None] + size + np.arange(length)
+        inside = positions < len(self.tokens)
+        table = np.where(inside, self.tokens[np.minimum(positions, len(self.tokens) - 1)], -1)
+        return [row[: row.index(-1)] if -1 in row else row for row in table.tolist()]  # up to the text's end
 
 
-def _sorted_places(tokens: Ids, progress: Callable[[int], object]) -> Ids:
-    """Places sorted by the `_DEPTH` tokens that stand there, in rounds that each look twice as far."""
+def _sorted_positions(tokens: Ids, progress: Callable[[int], object]) -> Ids:
+    """Positions sorted by the `_DEPTH` tokens that start there, by prefix doubling."""
     size = len(tokens)
     rank = np.unique(tokens, return_inverse=True)[1].astype(np.int64) + 1
     order = np.argsort(rank, kind="stable")
     progress(1)
-    reach = 1
+    reach = 1  # `rank` sorts by this many tokens
     while reach < _DEPTH:
-        behind = np.zeros(size, dtype=np.int64)
-        behind[: max(size - reach, 0)] = rank[reach:]
-        key = rank * (size + 2) + behind
+        next_rank = np.zeros(size, dtype=np.int64)
+        next_rank[: max(size - reach, 0)] = rank[reach:]
+        key = rank * (size + 2) + next_rank
         order = np.argsort(key, kind="stable")
         ordered = key[order]
         rank = np.empty(size, dtype=np.int64)
@@ -175,16 +173,16 @@ def _sorted_places(tokens: Ids, progress: Callable[[int], object]) -> Ids:
 
 
 def _count(header: Any) -> int:
-    """How many tokens a file's description promises, both parts being where `save` puts them."""
+    """The number of tokens, checked against the layout that `save` writes."""
     if header["__metadata__"]["kind"] != "outrider datastore":
-        raise ValueError("it holds something else")
+        raise ValueError("its metadata names another kind")
     (count,) = header["tokens"]["shape"]
     if type(count) is not int or count < 0:
-        raise ValueError("it has no size")
+        raise ValueError("its number of tokens is invalid")
     for number, name in enumerate(("tokens", "order")):
-        where = [4 * count * number, 4 * count * (number + 1)]
-        if header[name] != {"dtype": "I32", "shape": [count], "data_offsets": where}:
-            raise ValueError(f"its {name} are not as they should be")
+        offsets = [4 * count * number, 4 * count * (number + 1)]
+        if header[name] != {"dtype": "I32", "shape": [count], "data_offsets": offsets}:
+            raise ValueError(f"the header of '{name}' is invalid")
     return count
 
 
@@ -195,32 +193,32 @@ def _mapped(path: Path, start: int, count: int) -> Ids:
 
 
 class _Row:
-    """The end of one row's text, its last guesses, and how far matches of each length can be trusted."""
+    """One row: the last tokens of its text, its last draft, and how reliable matches of each length have been."""
 
-    def __init__(self, end: Sequence[int]) -> None:
-        self.end = list(end)
-        self.trie, self.length = Trie(), 0
-        self.right = [_PRIOR * trust for trust in _TRUST]
-        self.seen = [_PRIOR] * len(_TRUST)
+    def __init__(self, tail: Sequence[int]) -> None:
+        self.tail = list(tail)
+        self.trie, self.match_length = Trie(), 0
+        self.right = [_PRIOR * rate for rate in _RELIABILITY]
+        self.seen = [_PRIOR] * len(_RELIABILITY)
 
-    def trust(self, length: int) -> float:
-        """How often what follows a match this long in the store holds what comes."""
-        bucket = min(length, len(_TRUST)) - 1
+    def reliability(self, length: int) -> float:
+        """How often the next token is among those that follow a match of this length."""
+        bucket = min(length, len(_RELIABILITY)) - 1
         return self.right[bucket] / self.seen[bucket]
 
     def add(self, tokens: Sequence[int], max_ngram: int) -> None:
-        """Tokens were committed; the guesses that stood there are known to be right or wrong."""
-        reached = len(self.trie.follow(tokens))
+        """Add committed tokens, and count which guesses of the last draft they confirm."""
+        path = self.trie.follow(tokens)
         inner = {*self.trie.parents}
-        for depth, node in enumerate([-1, *self.trie.follow(tokens)]):
+        for depth, node in enumerate([-1, *path]):
             if depth < len(tokens) and node in inner:
-                bucket = min(self.length + depth, len(_TRUST)) - 1
+                bucket = min(self.match_length + depth, len(_RELIABILITY)) - 1
                 self.seen[bucket] += 1
-                self.right[bucket] += depth < reached
-        self.end = [*self.end, *tokens][-max_ngram:]
+                self.right[bucket] += depth < len(path)
+        self.tail = [*self.tail, *tokens][-max_ngram:]
 
 
-class REST(WeightFree, Grower):
+class REST(WeightFree, TrieDrafter):
     """Drafts a tree of what follows the longest suffix of the text, `min_ngram` to `max_ngram` tokens long, that occurs
     in `store`: a datastore, its path, or texts as lists of token ids. Up to `max_matches` of its places vote; the
     `nodes` heaviest nodes whose estimated probability reaches `min_probability` are kept (the paper: 64 nodes, 0)."""
@@ -258,16 +256,16 @@ class REST(WeightFree, Grower):
     def tries(self, room: Sequence[int]) -> list[Trie]:
         return [self._guess(row, min(self.length, left)) for row, left in zip(self._rows, room, strict=True)]
 
-    def _guess(self, row: _Row, most: int) -> Trie:
+    def _guess(self, row: _Row, max_tokens: int) -> Trie:
         trie = row.trie = Trie()
-        found = self.store.find(row.end, self.max_ngram, self.min_ngram) if most > 0 else (0, 0, 0)
-        row.length = found[0]
-        if not found[0]:
+        match = self.store.find(row.tail, self.max_ngram, self.min_ngram) if max_tokens > 0 else (0, 0, 0)
+        row.match_length = match[0]
+        if not match[0]:
             return trie
-        reach = [1.0]
-        while len(reach) <= most and reach[-1] >= self.min_probability:  # deeper, no guess could be likely enough
-            reach.append(reach[-1] * row.trust(found[0] + len(reach) - 1))
-        chains = self.store.continuations(found, self.max_matches, len(reach) - 1)
+        reach = [1.0]  # by depth: the probability that the path to it is right, an upper bound for its nodes
+        while len(reach) <= max_tokens and reach[-1] >= self.min_probability:
+            reach.append(reach[-1] * row.reliability(match[0] + len(reach) - 1))
+        chains = self.store.continuations(match, self.max_matches, len(reach) - 1)
         for chain in chains:
             trie.add(chain, 1 / len(chains))
         trie.weights = [weight * reach[depth] for weight, depth in zip(trie.weights, trie.depths, strict=True)]

@@ -1,7 +1,6 @@
-"""Trees of fixed guesses as they are grown on the host, one a row, and what a batch of them is as a draft.
+"""Trees of fixed guesses that grow on the host, one per row, and their conversion to a batch's draft.
 
-Shared by the drafters that look things up: knows token ids and how likely each guess is thought to be, nothing of
-where guesses come from.
+Shared by the lookup drafters. Knows token ids and estimated probabilities; nothing about where guesses come from.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from outrider.core.tree import Tree
 
 
 class Trie:
-    """Guesses that begin alike share nodes. `weight` says how likely a node is thought to be, its ancestors included,
-    or how often it was seen; no node weighs more than its parent."""
+    """A tree of guesses; guesses with a common prefix share nodes. A node's weight is the estimated probability of its
+    path, or a count; no node weighs more than its parent."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -34,14 +33,14 @@ class Trie:
         return len(self.tokens)
 
     def at(self, parent: int, token: int) -> int:
-        """The node of a token below a parent, made with weight 0 if there is none."""
+        """The node of a token below a parent; a new one has weight 0."""
         node = self.nodes.get((parent, token))
         if node is None:
             node = self.nodes[parent, token] = self.grow(parent, token)
         return node
 
     def grow(self, parent: int, token: int) -> int:
-        """A node of its own, which shares nothing."""
+        """Append a new node, even if the parent has a child with this token."""
         self.tokens.append(token)
         self.parents.append(parent)
         self.weights.append(0.0)
@@ -49,66 +48,67 @@ class Trie:
         return len(self.tokens) - 1
 
     def add(self, path: Iterable[int], weight: float = 1.0) -> None:
-        """One more continuation: its weight is added to every node on its path."""
+        """Add a continuation: `weight` is added to every node on its path."""
         node = -1
         for token in path:
             node = self.at(node, token)
             self.weights[node] += weight
 
     def best(self, count: int) -> Trie:
-        """The `count` heaviest nodes, the earlier where equal; they form a tree, as no node outweighs its parent."""
+        """The tree of the `count` heaviest nodes; of equal weights the earlier node wins."""
         if len(self) <= count:
             return self
-        kept = sorted(sorted(range(len(self)), key=lambda node: -self.weights[node])[:count])
-        found, place = Trie(), {-1: -1}
-        for node in kept:
-            place[node] = found.at(place[self.parents[node]], self.tokens[node])
-            found.weights[place[node]] = self.weights[node]
-        return found
+        heaviest = sorted(sorted(range(len(self)), key=lambda node: -self.weights[node])[:count])
+        best, index = Trie(), {-1: -1}
+        for node in heaviest:
+            index[node] = best.at(index[self.parents[node]], self.tokens[node])
+            best.weights[index[node]] = self.weights[node]
+        return best
 
     def follow(self, tokens: Sequence[int]) -> list[int]:
-        """The nodes that these tokens lead down to, as far as they do."""
-        found: list[int] = []
+        """The nodes along these tokens from the root, as far as they are in the tree."""
+        path: list[int] = []
         for token in tokens:
-            node = self.nodes.get((found[-1] if found else -1, token))
+            node = self.nodes.get((path[-1] if path else -1, token))
             if node is None:
                 break
-            found.append(node)
-        return found
+            path.append(node)
+        return path
 
 
-class Grower(ABC):
-    """A drafter whose guesses grow on the host, where others can have them without a draft made of them."""
+class TrieDrafter(ABC):
+    """A drafter that builds tries on the host, so that combined drafters can merge them without building drafts."""
 
     @abstractmethod
     def tries(self, room: Sequence[int]) -> list[Trie]:
-        """Each row's guesses, no deeper than there is room for; below 0 the row is finished."""
+        """Each row's guesses, at most `room` deep; a row with room below 0 is finished."""
 
     @property
     def hosted(self) -> bool:
-        """Are these all it proposes? A kind of it may propose otherwise."""
-        return type(self).propose is Grower.propose
+        """Whether the tries are the whole draft, as they are unless a subclass overrides `propose`."""
+        return type(self).propose is TrieDrafter.propose
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
-        return planted(self.tries(room.tolist()), rng.device)
+        return to_draft(self.tries(room.tolist()), rng.device)
 
 
-def planted(tries: Sequence[Trie], device: torch.device) -> Draft:
-    """A batch of trees, one a row, of any sizes and shapes; weights up to 1 become beliefs."""
+def to_draft(tries: Sequence[Trie], device: torch.device) -> Draft:
+    """A draft of one trie per row, of any sizes and shapes. Weights, at most 1, become the draft's `belief`."""
     size = max(map(len, tries))
     if not size:
         return Draft.empty(len(tries), device)
     tokens, shapes, beliefs, live = [], [], [], []
     for trie in tries:
-        count, dead = len(trie), size - len(trie)
-        tokens.append([*trie.tokens, *[0] * dead])
-        shapes.append((*trie.parents, *range(count - 1, size - 1)))  # dead nodes hang each below the one before
-        beliefs.append([*(min(weight, 1.0) for weight in trie.weights), *[0.0] * dead])
-        live.append([True] * count + [False] * dead)
+        count, padding = len(trie), size - len(trie)
+        tokens.append([*trie.tokens, *[0] * padding])
+        shapes.append((*trie.parents, *range(count - 1, size - 1)))  # each padding node is below the one before it
+        beliefs.append([*(min(weight, 1.0) for weight in trie.weights), *[0.0] * padding])
+        live.append([True] * count + [False] * padding)
     if len({*shapes}) == 1:
         tree = Tree.of(shapes[0], device)
     else:
-        deepest = max(max(trie.depths, default=0) + size - len(trie) for trie in tries)
-        tree = Tree(upload(shapes, device, torch.long), deepest, max(max(Counter(one).values()) for one in shapes))
+        depth = max(max(trie.depths, default=0) + size - len(trie) for trie in tries)
+        width = max(max(Counter(parents).values()) for parents in shapes)
+        tree = Tree(upload(shapes, device, torch.long), depth, width)
     belief = upload(beliefs, device, torch.float64)
     return Draft.guess(upload(tokens, device, torch.long), tree, upload(live, device), belief)

@@ -1,13 +1,10 @@
-"""Jacobi decoding: a window of guesses for the next positions, renewed by every pass until they settle.
+"""Jacobi decoding: a window of guesses for the next positions, updated by every target pass until they converge.
 
-Fillers start a position off; each pass gives the distributions after all guesses, from which the window is renewed.
+New positions start with a filler; a pass gives the distributions after all guesses, from which the window is updated:
 `greedy` takes the likeliest tokens as fixed guesses (Santilli et al., "Accelerating transformer inference for
-translation via parallel decoding", arXiv 2305.10427); `redraw` draws them and verifies them by the distributions they
-were drawn from (speculative Jacobi decoding, arXiv 2410.01699); `couple` keeps the old draw where a maximal coupling of
-old and new distribution allows it (arXiv 2510.24211), so that guesses survive; `gumbel` draws with noise that belongs
-to the position, the other coupling of that paper. All are exact. Ours runs whole batches, row by row ragged. Where
-tokens stand in rows of so many `columns`, a new position may begin as its neighbour on the `left` or `above` (also
-arXiv 2410.01699)."""
+translation via parallel decoding", arXiv 2305.10427); `redraw` draws new tokens (speculative Jacobi decoding, arXiv
+2410.01699); `couple` keeps old draws by a maximal coupling of the old and the new distribution, and `gumbel` draws with
+noise fixed per position (both arXiv 2510.24211). All are exact. Ours supports ragged batches."""
 
 from __future__ import annotations
 
@@ -27,34 +24,34 @@ from outrider.core.rng import CounterRNG, Purpose
 from outrider.core.rules import small_batch
 from outrider.core.tree import Tree
 
-SPATIAL = ("left", "above")  # for tokens that stand in rows
+SPATIAL = ("left", "above")  # for tokens in a raster, such as image codes
 FILLERS = ("copy", "random", "pad", *SPATIAL)
 RENEWALS = ("greedy", "redraw", "couple", "gumbel")
 
 
 class Jacobi(WeightFree):
-    """One window a row. `filler` is what stands at positions nothing is known about: the last token repeated, a random
-    token, `pad`, or what is thought of the position on the left (in the first column, above) or above. The first row of
-    tokens lies below the prompt's last one."""
+    """One window per row. `filler` is the guess at new positions: the last token ("copy"), a "random" token, the token
+    `pad`, or in a raster of `columns` columns the token or guess to the "left" (in the first column: above) or "above"
+    (arXiv 2410.01699). Above the first raster row is the prompt's last token."""
 
-    standalone: Literal[True] = True  # its window is read off its own draft
+    standalone: Literal[True] = True  # the window is updated from its own draft's scores
 
     def __init__(
         self, *, window: int = 8, renew: str = "greedy", filler: str = "copy", pad: int = 0, columns: int = 0
     ) -> None:
         if filler in SPATIAL and columns < 1:
-            raise InvalidOption(f"the filler '{filler}' needs columns=..., how many tokens make a row; got {columns}")
+            raise InvalidOption(f"the filler '{filler}' needs columns=..., the tokens in a raster row; got {columns}")
         if window < 1:
-            raise InvalidOption(f"the window is {window}; it must be 1 or more")
+            raise InvalidOption(f"window is {window}; it must be 1 or more")
         if renew not in RENEWALS:
-            raise unknown("way to renew a window", renew, RENEWALS)
+            raise unknown("value of renew", renew, RENEWALS)
         if filler not in FILLERS:
             raise unknown("filler", filler, FILLERS)
         self.window, self.renew, self.filler, self.pad, self.columns = window, renew, filler, pad, columns
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         self._last = [prompt[-1] for prompt in prompts]
-        self._latest = [[prompt[-1]] * self.columns for prompt in prompts]  # a row of tokens before what comes
+        self._latest = [[prompt[-1]] * self.columns for prompt in prompts]  # the last `columns` tokens
         self._count = [0] * len(prompts)
         self._draft: Draft | None = None
 
@@ -62,8 +59,8 @@ class Jacobi(WeightFree):
     def _spatial(self) -> bool:
         return self.filler in SPATIAL
 
-    def _beside(self, known: Tensor, tokens: Tensor) -> Tensor:
-        """The window [B, W] with what isn't known taken over from the left or from above, slot by slot."""
+    def _fill_spatial(self, known: Tensor, tokens: Tensor) -> Tensor:
+        """The window [B, W] with unknown slots filled from the left or from above, slot by slot."""
         both = torch.cat([upload(self._latest, tokens.device), torch.where(known, tokens, 0)], 1)
         if self.filler == "above":
             for start in range(0, self.window, self.columns):
@@ -72,12 +69,12 @@ class Jacobi(WeightFree):
                     torch.where(known[:, start : start + self.columns], row, both[:, start : start + row.shape[1]])
                 )
             return both[:, self.columns :]
-        first = upload(self._count, tokens.device) % self.columns
+        first = upload(self._count, tokens.device) % self.columns  # column of the window's first slot
         for slot in range(self.window):
             above, left = both[:, slot], both[:, self.columns + slot - 1]
-            taken = torch.where((first + slot) % self.columns == 0, above, left)
-            place = self.columns + slot
-            both[:, place] = torch.where(known[:, slot], both[:, place], taken)
+            neighbour = torch.where((first + slot) % self.columns == 0, above, left)
+            index = self.columns + slot
+            both[:, index] = torch.where(known[:, slot], both[:, index], neighbour)
         return both[:, self.columns :]
 
     def _fill(self, last: Tensor, vocabulary: Tensor | int, rng: CounterRNG) -> Tensor:
@@ -98,9 +95,9 @@ class Jacobi(WeightFree):
         tree = Tree.chain(size, rng.device)
         if self._draft is None:
             last = upload(self._last, rng.device)
-            none = torch.zeros(len(room), self.window, dtype=torch.long, device=rng.device)
-            ids = last[:, None] + 1  # no more is known yet of which ids there are
-            tokens = self._filled(none.bool(), none, last, ids, rng)
+            empty = torch.zeros(len(room), self.window, dtype=torch.long, device=rng.device)
+            vocabulary = last[:, None] + 1  # the vocabulary's size is not known before the first pass
+            tokens = self._filled(empty.bool(), empty, last, vocabulary, rng)
             return Draft.guess(tokens[:, :size], tree, live)
         source = None if self._draft.source is None else self._draft.source[:, :size]
         return replace(self._draft, tokens=self._draft.tokens[:, :size], tree=tree, live=live, source=source)
@@ -108,16 +105,15 @@ class Jacobi(WeightFree):
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         rows, device = draft.rows, draft.tokens.device
         slots = torch.arange(self.window, device=device).expand(rows, -1)
-        after = verdict.accepted[:, None] + 1 + slots  # the row that foretells each slot of the next window
+        after = verdict.accepted[:, None] + 1 + slots  # score row for each slot of the next window
         known = after <= draft.size
         distributions = scores.distributions(after.clamp(max=draft.size))  # [B, W, S]
         if self._spatial:
-            self._move(verdict.rows(draft))
+            self._advance(verdict.rows(draft))
         if self.renew == "greedy":
-            best = self._filled(
-                known, distributions.name(argmax(distributions.probs)), verdict.token, scores.vocabulary, rng
-            )
-            self._draft = Draft.guess(best, Tree.chain(self.window, device), known)
+            likeliest = distributions.name(argmax(distributions.probs))
+            tokens = self._filled(known, likeliest, verdict.token, scores.vocabulary, rng)
+            self._draft = Draft.guess(tokens, Tree.chain(self.window, device), known)
             return
         if self.renew == "gumbel":
             tokens = rng.gumbel_argmax(distributions, scores.position(after.clamp(max=draft.size)), known)
@@ -136,46 +132,46 @@ class Jacobi(WeightFree):
             source=torch.where(known, slots, -1),
         )
 
-    def _move(self, emitted: list[list[int]]) -> None:
-        """Along the rows of tokens."""
+    def _advance(self, emitted: list[list[int]]) -> None:
+        """Append the emitted tokens to the raster."""
         for row, tokens in enumerate(emitted):
             self._latest[row] = [*self._latest[row], *tokens][-self.columns :]
             self._count[row] += len(tokens)
 
     def _filled(self, known: Tensor, tokens: Tensor, last: Tensor, vocabulary: Tensor | int, rng: CounterRNG) -> Tensor:
-        """The window [B, W], tokens where they are known."""
+        """The window [B, W]: `tokens` in known slots, fillers elsewhere."""
         if self._spatial:
-            return self._beside(known, tokens)
+            return self._fill_spatial(known, tokens)
         return torch.where(known, tokens, self._fill(last, vocabulary, rng))
 
     def _couple(self, draft: Draft, new: Distribution, after: Tensor, known: Tensor, rng: CounterRNG) -> Tensor:
-        """Retain each old draw x with chance min(1, new(x) / old(x)), else draw from norm((new - old)+): the token is
-        distributed by the new distribution, and equals the old one as often as any coupling allows."""
+        """Keep each old draw x with probability min(1, new(x) / old(x)), else draw from norm((new - old)+). The result
+        is distributed as `new`, and equals the old draw as often as any coupling allows."""
         assert draft.distributions is not None
         node = after.clamp(max=draft.size - 1)
         token = draft.tokens.gather(1, node)
-        had = (after < draft.size) & ~draft.fixed.gather(1, node)
+        was_drawn = (after < draft.size) & ~draft.fixed.gather(1, node)
         ids = token[..., None]
-        before = draft.distributions.at_rows(node, ids)[..., 0].clamp(min=torch.finfo(new.probs.dtype).tiny)
-        chance = (new.at(ids)[..., 0] / before).clamp(max=1) * had
+        old = draft.distributions.at_rows(node, ids)[..., 0].clamp(min=torch.finfo(new.probs.dtype).tiny)
+        probability = (new.at(ids)[..., 0] / old).clamp(max=1) * was_drawn
         slots = torch.arange(self.window, device=token.device).expand_as(token)
-        retained = had & rng.accept(chance, slots, Purpose.RETAIN, had)
-        anew = known & ~retained
-        at = _some(anew)
+        retained = was_drawn & rng.accept(probability, slots, Purpose.RETAIN, was_drawn)
+        redraw = known & ~retained
+        at = _slots_of(redraw)
         distribution = new.rows(at)
-        left = residual(distribution, draft.distributions.rows(node.gather(1, at)).on(distribution))
-        mine = had.gather(1, at)[..., None]
+        excess = residual(distribution, draft.distributions.rows(node.gather(1, at)).on(distribution))
+        coupled = was_drawn.gather(1, at)[..., None]
         distribution = Distribution(
-            torch.where(mine, left.probs, distribution.probs), distribution.tokens, distribution.vocabulary
+            torch.where(coupled, excess.probs, distribution.probs), distribution.tokens, distribution.vocabulary
         )
-        drawn = rng.sample(distribution, at, Purpose.REDRAW, anew.gather(1, at))
-        return torch.where(anew, token.scatter(1, at, drawn), token)
+        drawn = rng.sample(distribution, at, Purpose.REDRAW, redraw.gather(1, at))
+        return torch.where(redraw, token.scatter(1, at, drawn), token)
 
     def end(self) -> None:
         self._draft = None
 
 
-def _some(wanted: Tensor) -> Tensor:
-    """Slots [B, K] with all those that are wanted [B, W] among them: few where counting them costs no wait."""
-    order = wanted.to(torch.uint8).argsort(stable=True, dim=1, descending=True)
-    return order[:, : int(wanted.sum(1).max())] if wanted.device.type == "cpu" else order
+def _slots_of(mask: Tensor) -> Tensor:
+    """Slots [B, K] that include all where `mask` [B, W] is set. On a GPU K is W, as counting would synchronise."""
+    order = mask.to(torch.uint8).argsort(stable=True, dim=1, descending=True)
+    return order[:, : int(mask.sum(1).max())] if mask.device.type == "cpu" else order

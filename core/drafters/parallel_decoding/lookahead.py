@@ -1,12 +1,11 @@
-"""Lookahead decoding: a two-dimensional Jacobi window makes n-grams, and those that fit are tried, all in one pass.
+"""Lookahead decoding: a two-dimensional Jacobi window generates n-grams, and matching ones are verified, in one pass.
 
-Fu et al., "Break the sequential dependency of LLM inference using lookahead decoding" (arXiv 2402.02057). The window
-is a comb: its spine stands at the next `window` positions, and below each of its tokens hangs a tooth of the later
-steps of the same Jacobi trajectories, `ngram` - 2 tokens long. What the target says at the tip of each tooth completes
-an n-gram, which joins the pool of its first token, and becomes the new tip as the window moves on by a step. Beside
-the comb, whose nodes are probes that no rule tries, stand up to `guesses` n-grams of the pool that begin with the last
-token; those are what may be accepted. Ours keeps the window at its place in the text when several tokens are accepted
-at once, merges n-grams that begin alike, and holds rows and their pools apart. Knows token ids only.
+Fu et al., "Break the sequential dependency of LLM inference using lookahead decoding" (arXiv 2402.02057). The window is
+a comb of probes, nodes that no rule tries: a spine at the next `window` positions, and below each of its tokens a tooth
+with the later steps of the same Jacobi trajectory, `ngram` - 2 tokens. The target's token at each tooth's tip completes
+an n-gram for the pool and becomes the new tip. The draft proper is up to `guesses` n-grams of the pool that start with
+the last token. Ours keeps the window aligned with the text if several tokens are accepted, merges n-grams with common
+prefixes, and has a pool per row. Knows token ids only.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch import Tensor
 from outrider.core.device import fetch, upload
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
-from outrider.core.drafters.lookup.trie import Trie, planted
+from outrider.core.drafters.lookup.trie import Trie, to_draft
 from outrider.core.errors import InvalidOption
 from outrider.core.kernels.topk import argmax
 from outrider.core.protocol import Prefill, Prompts, Scores, WeightFree
@@ -29,24 +28,24 @@ from outrider.core.rng import CounterRNG, mix
 
 
 class _Row:
-    """One row's window, levels [N - 1][W], and its pool: first token -> what followed it, the latest last."""
+    """One row's window, levels [N - 1][W], and its pool: first token -> the rest of its n-grams, the latest last."""
 
     def __init__(self, prompt: Sequence[int], window: int, ngram: int, pool: int, seed: int) -> None:
         self.prompt, self.pool_size, self.ngram = list(prompt), pool, ngram
         self.pool: dict[int, dict[tuple[int, ...], None]] = {}
         self.text = list(prompt)[-ngram:]
-        self._drawn = seed
+        self._random = seed
         self.levels = [[self._filler() for _ in range(window)] for _ in range(ngram - 1)]
         for start in range(max(len(prompt) - ngram + 1, 0)):
             self.note(list(prompt)[start : start + ngram])
 
     def _filler(self) -> int:
-        """Some token of the prompt: what stands at places that nothing is known about."""
-        self._drawn = mix(self._drawn)
-        return self.prompt[self._drawn % len(self.prompt)]
+        """A random token of the prompt, for new slots."""
+        self._random = mix(self._random)
+        return self.prompt[self._random % len(self.prompt)]
 
     def note(self, gram: Sequence[int]) -> None:
-        """An n-gram was seen: of each first token the latest few are kept."""
+        """Add an n-gram to the pool, which keeps the latest `pool_size` per first token."""
         known = self.pool.setdefault(gram[0], {})
         known.pop(tuple(gram[1:]), None)
         known[tuple(gram[1:])] = None
@@ -54,7 +53,7 @@ class _Row:
             del known[next(iter(known))]
 
     def comb(self, trie: Trie) -> None:
-        """The window: a spine, and below each of its nodes a tooth."""
+        """Add the window to a trie: a spine, and a tooth below each of its nodes."""
         window, above = len(self.levels[0]), -1
         for token in self.levels[0]:
             above = trie.grow(above, token)
@@ -62,20 +61,20 @@ class _Row:
             for token in level:
                 trie.grow(len(trie) - window, token)
 
-    def candidates(self, guesses: int, most: int) -> list[tuple[int, ...]]:
-        """The latest n-grams that begin with the last token, without it."""
-        known = list(self.pool.get(self.text[-1], {}))[-guesses:] if most > 0 else []
-        return [after[:most] for after in reversed(known)]
+    def candidates(self, guesses: int, max_tokens: int) -> list[tuple[int, ...]]:
+        """The latest n-grams that start with the last token, without that token."""
+        known = list(self.pool.get(self.text[-1], {}))[-guesses:] if max_tokens > 0 else []
+        return [rest[:max_tokens] for rest in reversed(known)]
 
     def move(self, tips: Sequence[int], emitted: Sequence[int]) -> None:
-        """The tips of the teeth are new n-grams' ends; the window goes a step on in time, and as many places on in the
-        text as were emitted."""
+        """Complete n-grams with the target's tokens at the teeth's tips, and move the window: one Jacobi step on, and
+        by the emitted tokens in the text."""
         if tips:
             for column, tip in enumerate(tips):
                 self.note([*(level[column] for level in self.levels), tip])
             levels = [*self.levels[1:], list(tips)]
-            ahead = len(emitted) - 1  # a step in time is a place on already
-            self.levels = [[*level[ahead:], *[self._filler() for _ in level[:ahead]]] for level in levels]
+            shift = len(emitted) - 1  # dropping the first level has moved the window by one position
+            self.levels = [[*level[shift:], *[self._filler() for _ in level[:shift]]] for level in levels]
         for token in emitted:
             self.text = [*self.text, token][-self.ngram :]
             if len(self.text) == self.ngram:
@@ -83,9 +82,10 @@ class _Row:
 
 
 class Lookahead(WeightFree):
-    """`window` places of trajectories, `ngram` tokens long n-grams, and up to `guesses` of them tried."""
+    """Trajectories at `window` positions, n-grams of `ngram` tokens, `pool` of them kept per first token, and up to
+    `guesses` of them drafted."""
 
-    standalone: Literal[True] = True  # its window is read off its own draft
+    standalone: Literal[True] = True  # the window is updated from its own draft's scores
 
     def __init__(self, *, window: int = 5, ngram: int = 4, guesses: int = 5, pool: int = 16) -> None:
         if min(window, guesses, pool) < 1 or ngram < 2:
@@ -99,31 +99,30 @@ class Lookahead(WeightFree):
         self._rows = [_Row(prompt, self.window, self.ngram, self.pool, sum(prompt)) for prompt in prompts]
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
-        """The comb comes first, so that it stands at the same nodes whatever is tried; where the end is too near for
-        it, there is none."""
+        """The comb comes first, so that its node indices are fixed; rows with too little room for it have none."""
         left = room.tolist()
-        self._combed = [one >= self.window + self.ngram - 2 for one in left]
+        self._combed = [count >= self.window + self.ngram - 2 for count in left]
         tries = []
-        for row, most, combed in zip(self._rows, left, self._combed, strict=True):
+        for row, max_tokens, combed in zip(self._rows, left, self._combed, strict=True):
             trie = Trie()
             if combed:
                 row.comb(trie)
-            for candidate in row.candidates(self.guesses, most):
+            for candidate in row.candidates(self.guesses, max_tokens):
                 trie.add(candidate)
             tries.append(trie)
-        draft = planted(tries, rng.device)
+        draft = to_draft(tries, rng.device)
         comb = torch.arange(draft.size, device=rng.device) < self.window * (self.ngram - 1)
         return replace(draft, probe=comb & upload(self._combed, rng.device)[:, None], belief=None)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         tips: list[list[int]] = [[] for _ in self._rows]
         if any(self._combed):
-            last = self.window * (self.ngram - 2) + 1  # the row behind the first tip
-            rows = torch.arange(last, last + self.window, device=draft.tokens.device).expand(draft.rows, -1)
+            first = self.window * (self.ngram - 2) + 1  # row of the scores after the first tooth's tip
+            rows = torch.arange(first, first + self.window, device=draft.tokens.device).expand(draft.rows, -1)
             distributions = scores.distributions(rows)
             tips = fetch(distributions.name(argmax(distributions.probs)))[0].tolist()
-        for row, said, combed, emitted in zip(self._rows, tips, self._combed, verdict.rows(draft), strict=True):
-            row.move(said if combed else [], emitted)
+        for row, own_tips, combed, emitted in zip(self._rows, tips, self._combed, verdict.rows(draft), strict=True):
+            row.move(own_tips if combed else [], emitted)
 
     def end(self) -> None:
         self._rows = []

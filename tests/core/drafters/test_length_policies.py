@@ -1,4 +1,4 @@
-"""Policies: when they stop, what they learn, and that they look at nothing but what was known before the draw."""
+"""Length policies: when they stop, what they learn, and that they decide before the draw."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider.core.cost.theory import best_length
 from outrider.core.decode import decode
 from outrider.core.distribution import Distribution, Sampling
 from outrider.core.drafters.draft_model.model import DraftModel
-from outrider.core.drafters.length_policies import AcceptanceHead, Best, DraftExit, Risk, Window, facts
+from outrider.core.drafters.length_policies import AcceptanceHead, Best, DraftExit, Risk, Window, features
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import InvalidOption
 from outrider.core.methods import make_drafter
@@ -24,16 +24,16 @@ def distribution(*probs: float) -> Distribution:
     return Distribution(torch.tensor([probs], dtype=torch.float64), None, len(probs))
 
 
-def test_the_risk_of_a_rejection_adds_up() -> None:
+def test_the_risk_of_a_rejection_accumulates_over_a_draft() -> None:
     policy = Risk(10, 0.5, lambda read: read[:, 0], None)
     policy.begin(1, CPU)
     policy.start()
     assert [bool(policy.more(distribution(0.8, 0.2), depth)) for depth in range(5)] == [True, True, True, False, False]
-    policy.start()  # a new step, a new risk
+    policy.start()  # a new round starts at risk 0
     assert bool(policy.more(distribution(0.8, 0.2), 0)) and not bool(policy.more(distribution(0.5, 0.5), 1))
 
 
-def test_a_head_reads_states_or_facts() -> None:
+def test_a_head_reads_states_or_features() -> None:
     wide = {
         "0.weight": torch.eye(3),
         "0.bias": torch.zeros(3),
@@ -46,7 +46,7 @@ def test_a_head_reads_states_or_facts() -> None:
     torch.testing.assert_close(head(x), wanted)
     with pytest.raises(InvalidOption, match=r"out\.bias"):
         AcceptanceHead({"out.weight": torch.ones(1, 3)})
-    read = facts(distribution(0.5, 0.25, 0.25), 3)
+    read = features(distribution(0.5, 0.25, 0.25), 3)
     torch.testing.assert_close(read[0, [0, 1, 3]], torch.tensor([0.5, 0.25, 3.0], dtype=torch.float64))
 
 
@@ -64,7 +64,7 @@ def test_specdec_reads_the_draft_models_own_state() -> None:
     assert max(len(step.drafted) for step in steps) == 4, "0.9^4 = 0.66 is the last above 0.65"
 
 
-def test_an_exit_comes_earlier_while_too_little_is_accepted() -> None:
+def test_the_threshold_rises_while_too_little_is_accepted() -> None:
     policy = DraftExit(8, threshold=0.5, target_acceptance=0.8, step=0.1)
     policy.begin(2, CPU)
     for _ in range(20):
@@ -73,7 +73,7 @@ def test_an_exit_comes_earlier_while_too_little_is_accepted() -> None:
     assert policy.more(sure, 0).tolist() == [False, True]
 
 
-def test_the_best_window_follows_acceptance() -> None:
+def test_the_best_length_follows_the_acceptance_rate() -> None:
     policy = Best(5, cost=0.1, max_length=12)
     policy.begin(2, CPU)
     assert policy.start().tolist() == [best_length(0.8, 0.1, max_length=12)[0]] * 2
@@ -102,8 +102,8 @@ def test_a_policys_settings_are_checked() -> None:
         ({"policy": "guess"}, "Known: best"),
         ({"policy": "fixed", "threshold": 0.5}, "option of the policy 'fixed'"),
         ({"policy": "risk"}, "needs head"),
-        ({"policy": Window(4), "max_length": 8}, "made already"),
-        ({"policy": "risk", "head": lambda facts: facts[:, 0], "threshold": 1.5}, "threshold is 1.5"),
+        ({"policy": Window(4), "max_length": 8}, "is an object"),
+        ({"policy": "risk", "head": lambda inputs: inputs[:, 0], "threshold": 1.5}, "threshold is 1.5"),
     ):
         with pytest.raises(InvalidOption, match=message):
             DraftModel(TableTarget(5), **options)  # type: ignore[arg-type]

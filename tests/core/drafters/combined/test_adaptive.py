@@ -13,7 +13,7 @@ from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.combined.adaptive import Adaptive, Bandit, Complexity
 from outrider.core.drafters.draft_model.model import DraftModel, DynamicTree
-from outrider.core.drafters.lookup.prompt_lookup import PromptLookup, guesses
+from outrider.core.drafters.lookup.prompt_lookup import PromptLookup, chain_draft
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Drafter, Prefill, Prompts, Scores, WeightFree
@@ -38,7 +38,7 @@ class Always(WeightFree):
         """Nothing to prepare."""
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
-        return guesses([self.tokens[: max(left, 0)] for left in room.tolist()], rng.device)
+        return chain_draft([self.tokens[: max(left, 0)] for left in room.tolist()], rng.device)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         """Nothing to learn."""
@@ -59,7 +59,7 @@ class Right(Always):
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         pairs = zip(self.texts, self.at, room.tolist(), strict=True)
-        return guesses([text[at : at + min(self.length, max(left, 0))] for text, at, left in pairs], rng.device)
+        return chain_draft([text[at : at + min(self.length, max(left, 0))] for text, at, left in pairs], rng.device)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         self.at = [at + len(tokens) for at, tokens in zip(self.at, verdict.rows(draft), strict=True)]

@@ -14,7 +14,7 @@ from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.combined.guarded import Guarded, guarded
 from outrider.core.drafters.draft_model.model import DraftModel
-from outrider.core.drafters.lookup.prompt_lookup import PromptLookup, guesses
+from outrider.core.drafters.lookup.prompt_lookup import PromptLookup, chain_draft
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.methods import make_drafter
 from outrider.core.protocol import Drafter, Prefill, Prompts, Scores, WeightFree
@@ -41,7 +41,7 @@ class Right(WeightFree):
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         pairs = zip(self.texts, self.at, room.tolist(), strict=True)
         found = [[*text[at : at + self.length], *self.wrong][: max(left, 0)] for text, at, left in pairs]
-        return guesses(found, rng.device)
+        return chain_draft(found, rng.device)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         self.at = [at + len(tokens) for at, tokens in zip(self.at, verdict.rows(draft), strict=True)]

@@ -45,7 +45,7 @@ def test_a_model_that_is_always_right_foresees_all_and_never_drafts_in_between()
     steps = run(drafter, Sampling(temperature=0))
     assert drafter.hit_rate == 1.0 and drafter.tries > 20
     assert all(step.accepted == 3 for step in steps if step.index and step.finish is None)
-    here = [name for name in model.threads if not name.startswith("outrider-aside")]
+    here = [name for name in model.threads if not name.startswith("outrider-side")]
     assert len(here) == 3, "the first draft, and no other, was drawn while nobody verified"
     assert {step.note for step in steps if step.index and step.drafted} == {"prepared"}
 

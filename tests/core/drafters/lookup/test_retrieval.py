@@ -53,13 +53,13 @@ def test_the_tree_holds_the_heaviest_continuations() -> None:
     row = _Row([0, 1, 2])
     trie = REST(store=corpus, nodes=2, min_probability=0)._guess(row, 5)
     assert trie.tokens == [3, 6] and trie.weights[0] == pytest.approx(2 * trie.weights[1])
-    assert trie.weights[0] == pytest.approx(2 / 3 * row.trust(2))
+    assert trie.weights[0] == pytest.approx(2 / 3 * row.reliability(2))
     assert REST(store=corpus, min_probability=0)._guess(row, 5).tokens == [3, 4, 5, 6]
     assert REST(store=corpus, min_probability=0)._guess(row, 1).tokens == [3, 6], "no deeper than there is room"
     assert len(REST(store=corpus, min_ngram=3)._guess(_Row([0, 9, 2]), 5)) == 0
 
 
-def test_a_store_that_is_right_is_trusted_further(say: Any) -> None:
+def test_reliability_rises_while_the_store_is_right(say: Any) -> None:
     text = [int(token) for token in np.random.default_rng(3).integers(0, 60, 80)]
     (steps,) = say(REST(store=[text]), [[61]], [text])
     sizes = [len(step.drafted) for step in steps if step.drafted]

@@ -113,14 +113,14 @@ def test_what_lies_behind_the_end_is_not_remembered(say: Any) -> None:
     drafter = Suffix()
     prompt = [30, 9, 4, 8, 31, 9]
     say(drafter, [prompt], [[4, 8, 31, 9, 4, 8, 50]], end=(8,))
-    assert drafter._kept == [[4, 8]]
+    assert drafter._outputs == [[4, 8]]
 
 
 def test_of_too_much_the_older_half_is_forgotten(say: Any) -> None:
     drafter = Suffix(memory=40)
     for start in range(1, 50, 4):
         say(drafter, [[60]], [list(range(start, start + 10))])
-    assert drafter.past.size <= 40 + len(drafter._kept) and drafter._kept[-1] == list(range(49, 59))
+    assert drafter.past.size <= 40 + len(drafter._outputs) and drafter._outputs[-1] == list(range(49, 59))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from outrider.core.decode import decode
 from outrider.core.distribution import LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.lookup.prompt_lookup import PromptLookup
-from outrider.core.drafters.lookup.trie import Trie, planted
+from outrider.core.drafters.lookup.trie import Trie, to_draft
 from outrider.core.drafters.parallel_decoding.lookahead import Lookahead, _Row
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import InvalidOption
@@ -28,7 +28,7 @@ def test_the_window_is_a_comb_whose_teeth_see_the_spine_before_them() -> None:
     row.levels = [[10, 11, 12], [20, 21, 22], [30, 31, 32]]
     trie = Trie()
     row.comb(trie)
-    tree = planted([trie], torch.device("cpu")).tree
+    tree = to_draft([trie], torch.device("cpu")).tree
     seen = {
         token: [other for other, yes in zip(trie.tokens, line, strict=True) if yes]
         for token, line in zip(trie.tokens, tree.ancestors[0].tolist(), strict=True)
