@@ -392,6 +392,9 @@ def committed(draft: Draft, verdict: Verdict, count: Tensor) -> Tensor:
     return torch.where(places < count[:, None], emitted, -1)
 
 
+PLAIN = "plain"  # the name of plain decoding, where a drafter's name is asked for
+
+
 class Plain(WeightFree):
     """Drafts nothing: plain decoding, one token per target pass, the baseline on the same code path."""
 

@@ -39,8 +39,8 @@ from outrider.image.hub.model import PublishedModel
 from outrider.image.hub.model import published as picture
 from outrider.image.resolve_drafter import drafters as of_pictures
 from outrider.speech.hub.model import PublishedSpeech
-from outrider.speech.hub.model import drafters as of_sound
 from outrider.speech.hub.model import published as sound
+from outrider.speech.resolve_drafter import drafters
 from outrider.text.multimodal import MultimodalModel
 
 pytestmark = pytest.mark.slow
@@ -135,7 +135,6 @@ CLASSES: Mapping[str, Callable[[], Run]] = {
 SEEING = ("llava", "qwen2-vl")
 OF_WORDS = (
     "auto",
-    "input-guided",
     "rest",
     "n-grammys",
 )  # those that read words
@@ -146,8 +145,8 @@ SEEDED = {"temperature": 1.0, "rule": "gumbel-match", "seed": 3}
 def drafting(name: str) -> list[str]:
     """The drafters that apply to a class."""
     if name in SEEING:
-        return [*of_sound(), *OF_WORDS]
-    return of_pictures(taught=False) if CLASSES[name].func in (of_picture, of_llamagen) else of_sound()
+        return [*drafters(ours=False), *OF_WORDS]
+    return of_pictures(trained=False) if CLASSES[name].func in (of_picture, of_llamagen) else drafters(ours=False)
 
 
 def table(names: Iterable[str], applies: Callable[[str], Sequence[str]]) -> list[tuple[str, str]]:
@@ -305,7 +304,7 @@ def few(name: str) -> tuple[Case, Callable[[], Target], SequenceDistribution]:
     return case, partial(Rows, small), distribution
 
 
-@pytest.mark.parametrize(("name", "drafter"), table(FEW, lambda name: of_sound()))
+@pytest.mark.parametrize(("name", "drafter"), table(FEW, lambda name: drafters(ours=False)))
 def test_whoever_drafts_the_law_stays(name: str, drafter: str, measured: Any) -> None:
     case, small, distribution = few(name)
     method = DRAFTERS[drafter]

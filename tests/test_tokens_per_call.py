@@ -18,7 +18,7 @@ from outrider.core.methods import DRAFTERS
 from outrider.image.resolve_drafter import drafters as of_pictures
 from outrider.speech import recipes
 from outrider.speech.model import SpeechModel
-from outrider.speech.model import drafters as of_speech
+from outrider.speech.resolve_drafter import drafters as of_speech
 from outrider.speech.vocoder import Vocoder
 from outrider.text.bench.run import load_prompts
 from outrider.text.recipes import RECIPES

@@ -90,9 +90,9 @@ def speech(
     from outrider.speech import load
     from outrider.speech.evaluation import bench, opus
     from outrider.speech.evaluation import samples as sampled
-    from outrider.speech.model import drafters as known_drafters
-    from outrider.speech.model import rules as known_rules
     from outrider.speech.phonemes import reader
+    from outrider.speech.resolve_drafter import drafters as known_drafters
+    from outrider.speech.resolve_drafter import rules as known_rules
 
     chosen = [one.strip() for one in drafters.split(",")], [one.strip() for one in rules.split(",")]
     for what, names, known in (("drafter", chosen[0], known_drafters()), ("rule", chosen[1], known_rules())):

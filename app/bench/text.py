@@ -243,7 +243,8 @@ def _measure_text(
 
 def _calibrate(lm: Any, name: str, items: list[Any], settings: Any, console: Console) -> None:
     """Calibrate a drafter under a progress bar; print and save the result."""
-    from outrider.text.companions import calibrate, calibration
+    from outrider.text.calibrate import calibrate
+    from outrider.text.measurements import measured
 
     result = ""
     with bar(console, 1, "Calibrating") as step:
@@ -256,4 +257,4 @@ def _calibrate(lm: Any, name: str, items: list[Any], settings: Any, console: Con
             tokens=settings.max_new_tokens,
         ):
             step(f"{name}: {result}", done, count)
-    console.print(f"{name}: {result}; saved to {calibration(lm, name)}")
+    console.print(f"{name}: {result}; saved to {measured(lm, name)}")

@@ -146,7 +146,7 @@ def _ready(
     from rich.console import Console
 
     from outrider import text
-    from outrider.text.companions import companion
+    from outrider.text.drafter_inputs import companion
     from outrider.text.rag.documents import documents as read
     from outrider.text.rag.retrievers import retriever as make
 

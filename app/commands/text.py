@@ -71,8 +71,8 @@ def text(
         "raw": raw,
     }
     from outrider.text import load
-    from outrider.text.model import check_names
     from outrider.text.options import Options
+    from outrider.text.resolve_drafter import check_names
 
     Options.of(options)  # what is wrong is said before a model is fetched
     check_names(options["drafter"], rule)

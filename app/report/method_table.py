@@ -20,10 +20,10 @@ def markdown() -> str:
     from outrider.core.methods import DRAFTERS, RULES
     from outrider.image.resolve_drafter import drafters as of_image
     from outrider.image.resolve_drafter import rules as rules_of_image
-    from outrider.speech.model import drafters as of_speech
-    from outrider.speech.model import rules as rules_of_speech
-    from outrider.text.model import drafters as of_text
-    from outrider.text.model import rules as rules_of_text
+    from outrider.speech.resolve_drafter import drafters as of_speech
+    from outrider.speech.resolve_drafter import rules as rules_of_speech
+    from outrider.text.resolve_drafter import drafters as of_text
+    from outrider.text.resolve_drafter import rules as rules_of_text
 
     known = {"text": of_text(), "image": of_image(), "speech": of_speech()}
     body = [

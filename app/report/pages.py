@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outrider.app.report.sections import CURVES, METHODS, NOT_MEASURED, SECTIONS, Section
+from outrider.app.report.sections import CURVES, METHODS, SECTIONS, Section
 from outrider.app.report.tables import Found, grouped, paying, sampled, table, tables
 from outrider.app.report.weights import recipe_of, untrained
 
@@ -55,8 +55,6 @@ def modality_page(folder: Path, modality: str) -> str:
             parts += ["![acceptance by position](curves.png)\n", (folder / "curves.md").read_text(encoding="utf-8")]
         if missing := _without_weights(modality, section, found):
             parts.append(f"Not measured, because their weights are missing: {missing}.\n")
-    if reasons := NOT_MEASURED[modality]:
-        absent += [f"- `{name}`: {why}" for name, why in reasons.items()]
     if absent:
         parts += ["## Not measured here\n", "\n".join(absent) + "\n"]
     return "\n".join(parts).rstrip() + "\n"

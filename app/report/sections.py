@@ -348,14 +348,3 @@ SPEECH = (
 )
 
 SECTIONS: Mapping[str, tuple[Section, ...]] = {"text": TEXT, "image": IMAGE, "speech": SPEECH}
-
-# Methods that no report measures, and why.
-NOT_MEASURED: Mapping[str, Mapping[str, str]] = {
-    "text": {},
-    "image": {},
-    "speech": {
-        "rest": "there is no datastore of speech",
-        "n-grammys": "there is no bigram table of speech tokens",
-        "cross-vocabulary": "there is no smaller voice with other tokens",
-    },
-}

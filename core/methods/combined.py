@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from outrider.core.drafters.combined.adaptive import Adaptive
+from outrider.core.drafters.combined.auto import Auto
 from outrider.core.drafters.combined.ensemble import Ensemble
-from outrider.core.drafters.combined.guarded import guarded
-from outrider.core.methods.row import Method
+from outrider.core.drafters.combined.guarded import Guarded
+from outrider.core.methods.lookup import PROMPT_LOOKUP, SUFFIX, TOKEN_RECYCLING
+from outrider.core.methods.row import Input, Method
 from outrider.core.protocol import Capability
 
-_SMALL = {"prompt-lookup": {"length": 2}, "token-recycling": {"nodes": 3, "depth": 2}}
+_MEMBERS = {"drafters": (SUFFIX.name, TOKEN_RECYCLING.name), "options": None}
+_SMALL = {PROMPT_LOOKUP.name: {"length": 2}, TOKEN_RECYCLING.name: {"nodes": 3, "depth": 2}}
 
 ENSEMBLE = Method(
     name="ensemble",
@@ -17,8 +20,10 @@ ENSEMBLE = Method(
     summary="the likeliest guesses of several drafters, merged into one tree",
     paper="SAM Decoding: Speculative Decoding via Suffix Automaton (arXiv 2411.10666)",
     topology=("tree",),
+    inputs={"drafters": Input.DRAFTERS},
+    presets=_MEMBERS,
     capabilities=(Capability.BATCHED, Capability.COMBINES),
-    trials=({"nodes": 3}, {"drafters": ("prompt-lookup", "token-recycling"), "nodes": 3}),
+    trials=({"nodes": 3}, {"drafters": (PROMPT_LOOKUP.name, TOKEN_RECYCLING.name), "nodes": 3}),
 )
 
 ADAPTIVE = Method(
@@ -28,22 +33,39 @@ ADAPTIVE = Method(
     summary="the drafter that has been worth most, chosen for each step; or by how complex the text looks",
     paper="Context-Aware Assistant Selection for Improved Inference Acceleration (arXiv 2408.08470)",
     topology=("chain", "tree"),
+    inputs={"drafters": Input.DRAFTERS},
+    presets=_MEMBERS,
     capabilities=(Capability.COMBINES, Capability.CROWD_AWARE),
     trials=(
-        {"drafters": ("prompt-lookup", "token-recycling", "plain"), "options": _SMALL},
-        {"drafters": ("prompt-lookup", "token-recycling"), "options": _SMALL, "by": "complexity"},
+        {"drafters": (PROMPT_LOOKUP.name, TOKEN_RECYCLING.name, "plain"), "options": _SMALL},
+        {"drafters": (PROMPT_LOOKUP.name, TOKEN_RECYCLING.name), "options": _SMALL, "by": "complexity"},
     ),
 )
 
 GUARDED = Method(
     name="guarded",
-    make=guarded,
+    make=Guarded,
     systems=("Break-even guard",),
     summary="any drafter, switched off where it is predicted to be slower than plain decoding",
     paper="Fast Inference from Transformers via Speculative Decoding (arXiv 2211.17192)",
     topology=("chain", "tree"),
+    inputs={"drafter": Input.DRAFTER, "costs": Input.PASS_COSTS},
+    presets={"drafter": PROMPT_LOOKUP.name, "options": None},
     capabilities=(Capability.BATCHED, Capability.CROWD_AWARE),
     trials=({"options": {"length": 2}, "probe": 2, "min_speedup": 1.5},),
+)
+
+AUTO = Method(  # not in the table of drafters, since it needs a modality that measures its costs: text
+    name="auto",
+    make=Auto,
+    systems=(),
+    summary="drafters without training, as much as is predicted to pay here",
+    paper="",
+    topology=("tree",),
+    modalities=("text",),
+    inputs={"drafters": Input.DRAFTERS, "costs": Input.PASS_COSTS},
+    presets=_MEMBERS,
+    capabilities=(Capability.BATCHED, Capability.COMBINES),
 )
 
 ROWS = (

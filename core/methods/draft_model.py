@@ -15,7 +15,7 @@ from outrider.core.drafters.draft_model.specexec import SpecExec
 from outrider.core.drafters.draft_model.specinfer import SpecInfer
 from outrider.core.drafters.draft_model.vocab_bridge import Renamed
 from outrider.core.drafters.length_policies import AcceptanceHead
-from outrider.core.methods.row import Method, Need
+from outrider.core.methods.row import Input, Method
 from outrider.core.protocol import Capability
 
 _HEAD = AcceptanceHead(  # on a distribution's features; made-up weights, for the tests
@@ -30,7 +30,7 @@ DRAFT_MODEL = Method(
     paper="Fast Inference from Transformers via Speculative Decoding (arXiv 2211.17192)",
     topology=("chain",),
     capabilities=(Capability.BATCHED, Capability.DISCARDS),
-    needs=(Need.MODEL,),
+    inputs={"model": Input.DRAFT_MODEL},
     trials=({"length": 3}, {"length": 3, "policy": "confidence"}, {"length": 2, "policy": "window"}),
 )
 
@@ -42,7 +42,7 @@ SAMPLED_TREE = Method(
     paper="Recursive Speculative Decoding (arXiv 2402.14160)",
     topology=("tree",),
     capabilities=(Capability.DISCARDS,),
-    needs=(Need.MODEL,),
+    inputs={"model": Input.DRAFT_MODEL},
     trials=({"tree": (-1, -1, 0, 1)}, {"tree": (-1, -1, 0, 0), "replacement": True}),
 )
 
@@ -54,7 +54,7 @@ TOP_K_TREE = Method(
     paper="SpecInfer: Accelerating LLM Serving with Tree-based Speculative Inference (arXiv 2305.09781)",
     topology=("tree",),
     capabilities=(Capability.DISCARDS,),
-    needs=(Need.MODEL,),
+    inputs={"model": Input.DRAFT_MODEL},
     trials=({"tree": (-1, -1, 0, 0, 1)},),
 )
 
@@ -66,7 +66,7 @@ DYNAMIC_TREE = Method(
     paper="EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees (arXiv 2406.16858)",
     topology=("tree",),
     capabilities=(Capability.DISCARDS,),
-    needs=(Need.MODEL,),
+    inputs={"model": Input.DRAFT_MODEL},
     trials=({"nodes": 4, "width": 2, "depth": 2},),
 )
 
@@ -77,7 +77,7 @@ SPECINFER = Method(
     summary="samples of one or several smaller models, merged into a tree; siblings drawn with replacement",
     paper="SpecInfer: Accelerating LLM Serving with Tree-based Speculative Inference (arXiv 2305.09781)",
     topology=("tree",),
-    needs=(Need.MODEL,),
+    inputs={"model": Input.DRAFT_MODEL, "other_models": Input.DRAFT_MODELS},
     trials=({"samples": 2, "depth": 2},),
 )
 
@@ -88,7 +88,7 @@ SPECEXEC = Method(
     summary="the most probable tree of up to a thousand guesses, found best first, in one target pass",
     paper="SpecExec: Massively Parallel Speculative Decoding for Interactive LLM Inference (arXiv 2406.02532)",
     topology=("tree",),
-    needs=(Need.MODEL,),
+    inputs={"model": Input.DRAFT_MODEL},
     trials=({"nodes": 4, "batch": 2, "width": 2, "passes": 3},),
 )
 
@@ -100,7 +100,7 @@ PREDRAFTED = Method(
     paper="Speculative Speculative Decoding (arXiv 2603.03251)",
     topology=("chain",),
     capabilities=(Capability.OVERLAPPED,),
-    needs=(Need.MODEL,),
+    inputs={"model": Input.DRAFT_MODEL},
     trials=({"length": 1, "outcomes": 2}, {"length": 2, "outcomes": 1, "first_length": 1}),
 )
 
@@ -112,7 +112,7 @@ PEARL = Method(
     paper="PEARL: Parallel Speculative Decoding with Adaptive Draft Length (arXiv 2408.11850)",
     topology=("chain",),
     capabilities=(Capability.OVERLAPPED,),
-    needs=(Need.MODEL,),
+    inputs={"model": Input.DRAFT_MODEL},
     trials=({"length": 2},),
 )
 
@@ -123,7 +123,7 @@ CS_DRAFTING = Method(
     summary="a cascade: n-grams draft for the smaller model, and take over at later positions",
     paper="Cascade Speculative Drafting for Even Faster LLM Inference (arXiv 2312.11462)",
     topology=("chain",),
-    needs=(Need.MODEL,),
+    inputs={"model": Input.DRAFT_MODEL},
     trials=({"lengths": (2, 1), "inner_length": 2, "max_ngram": 2}, {"lengths": (2, 0), "inner_length": 1}),
 )
 
@@ -135,7 +135,8 @@ CROSS_VOCABULARY = Method(
     paper="Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous "
     "Vocabularies (arXiv 2502.05202)",
     topology=("chain",),
-    needs=(Need.MODEL,),
+    modalities=("text",),
+    inputs={"model": Input.FOREIGN_MODEL, "bridge": Input.BRIDGE},
     trials=(
         {"length": 2},
         {"length": 2, "method": "shared", "bridge": Renamed({0: 1, 2: 0}, unknown=2)},
@@ -151,7 +152,7 @@ SEQUOIA = Method(
     paper="Sequoia: Scalable, Robust, and Hardware-aware Speculative Decoding (arXiv 2402.12374)",
     topology=("tree",),
     capabilities=(Capability.DISCARDS,),
-    needs=(Need.MODEL,),
+    inputs={"model": Input.DRAFT_MODEL, "acceptance": Input.ACCEPTANCE},
     trials=({"acceptance": (0.5, 0.3, 0.1), "nodes": 4, "depth": 2},),
 )
 
@@ -163,7 +164,7 @@ SPECDEC_PLUS_PLUS = Method(
     paper="SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths (arXiv 2405.19715)",
     topology=("chain",),
     capabilities=(Capability.DISCARDS,),
-    needs=(Need.MODEL, Need.HEAD),
+    inputs={"model": Input.DRAFT_MODEL, "head": Input.ACCEPTANCE_HEAD},
     trials=({"head": _HEAD, "tap": None, "length": 3, "threshold": 0.8},),
 )
 
@@ -175,7 +176,7 @@ BILD = Method(
     paper="Speculative Decoding with Big Little Decoder (arXiv 2302.07863)",
     topology=("chain",),
     capabilities=(Capability.BATCHED, Capability.DISCARDS),
-    needs=(Need.MODEL,),
+    inputs={"model": Input.DRAFT_MODEL},
     trials=({"length": 3, "threshold": 0.42},),
 )
 
@@ -187,7 +188,7 @@ ON_THE_FLY_WINDOW = Method(
     paper="A Drop-In Solution for On-the-Fly Adaptation of Speculative Decoding (ACL 2025.acl-long.482)",
     topology=("chain",),
     capabilities=(Capability.DISCARDS,),
-    needs=(Need.MODEL,),
+    inputs={"model": Input.DRAFT_MODEL},
     trials=({"length": 2, "max_length": 3}, {"policy": "window", "length": 1, "max_length": 3}),
 )
 

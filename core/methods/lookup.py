@@ -7,7 +7,7 @@ from outrider.core.drafters.lookup.input_guided import InputGuided
 from outrider.core.drafters.lookup.prompt_lookup import PromptLookup
 from outrider.core.drafters.lookup.suffix import Suffix
 from outrider.core.drafters.lookup.token_recycling import TokenRecycling
-from outrider.core.methods.row import Method, Need
+from outrider.core.methods.row import Input, Method
 from outrider.core.protocol import Capability
 
 PROMPT_LOOKUP = Method(
@@ -17,6 +17,7 @@ PROMPT_LOOKUP = Method(
     summary="copy what followed the longest recent match in the text or in references",
     paper="Inference with Reference: Lossless Acceleration of Large Language Models (arXiv 2304.04487)",
     topology=("chain",),
+    inputs={"references": Input.TEXTS},
     capabilities=(Capability.BATCHED, Capability.CATCHES_UP, Capability.WEIGHT_FREE),
     trials=({"length": 2, "max_ngram": 2}, {"length": 2, "references": ((0, 1, 2, 0, 2, 1, 1),)}),
 )
@@ -28,6 +29,8 @@ INPUT_GUIDED = Method(
     summary="copy the input; after a mismatch go on by single tokens until it is met again",
     paper="Instantaneous Grammatical Error Correction with Shallow Aggressive Decoding (arXiv 2106.04970)",
     topology=("chain", "tree"),
+    modalities=("text", "speech"),
+    inputs={"source": Input.TEXT},
     capabilities=(Capability.WEIGHT_FREE,),
     trials=({"length": 2, "anchor": 1}, {"source": (0, 1, 2, 0, 2, 1, 1), "length": 2, "hedge": 1}),
 )
@@ -39,6 +42,8 @@ REST = Method(
     summary="a tree of what follows the end of the text in a corpus, by exact suffix",
     paper="REST: Retrieval-Based Speculative Decoding (arXiv 2311.08252)",
     topology=("tree",),
+    modalities=("text",),
+    inputs={"store": Input.DATASTORE},
     capabilities=(Capability.WEIGHT_FREE,),
     trials=({"store": ((0, 1, 2, 0, 2, 1, 1, 0, 0, 2),), "nodes": 3, "length": 2, "min_ngram": 1},),
 )
@@ -62,8 +67,9 @@ N_GRAMMYS = Method(
     paper="The N-Grammys: Accelerating Autoregressive Inference with Learning-Free Batched Speculation "
     "(arXiv 2411.03786)",
     topology=("tree",),
+    modalities=("text",),
+    inputs={"model": Input.TARGET, "bigrams": Input.BIGRAMS},
     capabilities=(Capability.WEIGHT_FREE,),
-    needs=(Need.MODEL,),
     trials=({"drafts": 2, "length": 2},),
 )
 
@@ -85,6 +91,7 @@ TOKEN_RECYCLING = Method(
     summary="a tree of the successors each token was last scored with",
     paper="Turning Trash into Treasure: Accelerating Inference with Token Recycling (arXiv 2408.08696)",
     topology=("tree",),
+    inputs={"initial_table": Input.SUCCESSORS},
     capabilities=(Capability.BATCHED, Capability.CATCHES_UP, Capability.WEIGHT_FREE),
     trials=(
         {"nodes": 3, "depth": 2},

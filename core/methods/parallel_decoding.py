@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.core.drafters.parallel_decoding.jacobi import Jacobi
 from outrider.core.drafters.parallel_decoding.lookahead import Lookahead
-from outrider.core.methods.row import Method
+from outrider.core.methods.row import Input, Method
 from outrider.core.protocol import Capability
 
 JACOBI = Method(
@@ -19,6 +19,11 @@ JACOBI = Method(
     summary="a window of guesses, renewed by every pass until it settles",
     paper="Accelerating Transformer Inference for Translation via Parallel Decoding (arXiv 2305.10427)",
     topology=("window",),
+    inputs={"columns": Input.COLUMNS},
+    defaults={
+        "image": {"window": 16, "renew": "couple", "filler": "above"},
+        "speech": {"window": 16, "renew": "couple"},
+    },
     capabilities=(Capability.STANDALONE, Capability.WEIGHT_FREE),
     trials=(
         {"window": 2, "renew": "greedy", "filler": "copy"},

@@ -1,4 +1,4 @@
-"""A row of the method tables: everything there is to know about a drafter or a rule, in one place. Knows no method."""
+"""A row of the method tables: all that the suite knows of a drafter or a rule, in one place. Knows no method."""
 
 from __future__ import annotations
 
@@ -14,13 +14,34 @@ from outrider.core.protocol import Capability
 ALL = ("text", "image", "speech")
 
 
-class Need(StrEnum):
-    """An argument of a method that has no default."""
+class Input(StrEnum):
+    """Where the value of an option comes from if it is not simply written in a call, in plain words. A modality's half
+    of outrider.core.methods.resolve makes it, from what was given or from the model."""
 
-    MODEL = "model"  # a draft model
-    DRAFT_HEAD = "draft_head"  # trained on the target
-    HEAD = "head"  # trained to predict acceptance
-    SKIP = "skip"  # the sublayers to skip, found by a search
+    TARGET = "the target itself"
+    DRAFT_MODEL = "a smaller model with the target's tokens"
+    DRAFT_MODELS = "further smaller models"
+    FOREIGN_MODEL = "a smaller model of any tokenizer"
+    BRIDGE = "a bridge between two tokenizers"
+    DRAFT_HEAD = "a draft head trained on the target"
+    ACCEPTANCE_HEAD = "a head trained to predict acceptance"
+    SKIP = "the sublayers to skip"
+    ACCEPTANCE = "measured acceptance"
+    TEXT = "a text"
+    TEXTS = "texts"
+    DATASTORE = "a datastore"
+    BIGRAMS = "the target's bigrams"
+    SUCCESSORS = "the likeliest successors of each token"
+    DRAFTERS = "drafters or their names"
+    DRAFTER = "a drafter or its name"
+    PASS_COSTS = "the costs of target passes on this machine"
+    COLUMNS = "the columns of a picture"
+    NEIGHBOURS = "the nearest codes of each code"
+    CODES = "the place of each code in the codebook"
+    EMBEDDINGS = "the embedding of each token"
+
+
+HEADS = (Input.DRAFT_HEAD, Input.ACCEPTANCE_HEAD)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +55,11 @@ class Method:
     paper: str
     topology: tuple[str, ...]  # of the drafts it makes, or takes: chain, tree, window
     modalities: tuple[str, ...] = ALL
-    needs: tuple[StrEnum, ...] = ()  # arguments of `make` without a default: each a Need
+    inputs: Mapping[str, Input] = field(default_factory=dict)  # of the options of `make` that are not simply values
+    presets: Mapping[str, Any] = field(default_factory=dict)  # names and options of members, as the user gives them
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # modality -> options it begins with
+    relaxed_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the same under a relaxed rule
+    self_drafting: bool = False  # does it draft with a cheaper view of the target, which must offer one?
     capabilities: tuple[Capability, ...] = ()  # of the drafter that `make` gives with default options
     lossless: bool | None = None  # None for drafters, which cannot change what comes out
     anchor: Mapping[str, Any] | None = None  # the options at which a relaxed rule is exact
@@ -51,13 +76,37 @@ class Method:
         return str((self.draft_head or make).__module__)
 
     @property
+    def needs(self) -> tuple[str, ...]:
+        """The options without a default, and trained heads: None stands for a missing one."""
+        return tuple(
+            each.name
+            for each in self._parameters
+            if (each.default is each.empty and each.name not in self.presets) or self.inputs.get(each.name) in HEADS
+        )
+
+    @property
     def options(self) -> dict[str, Any]:
-        """The options and their defaults."""
-        parameters = inspect.signature(self.make).parameters.values()
-        return {each.name: each.default for each in parameters if each.name not in self.needs}
+        """The other options and their defaults."""
+        needs = self.needs
+        made = {each.name: each.default for each in self._parameters if each.name not in needs}
+        return {**made, **self.presets}
+
+    def begun(self, modality: str, options: Mapping[str, Any] = {}, *, lossless: bool = True) -> dict[str, Any]:
+        """The options given, over those that it begins with in a modality. A draft of another kind or size than the
+        usual one is not drafted in the usual tree."""
+        usual = dict(self.defaults.get(modality, {}))
+        if not lossless and modality in self.relaxed_defaults:
+            usual = dict(self.relaxed_defaults[modality])
+        if {"draft_kind", "nodes"} & set(options):
+            usual.pop("tree", None)
+        return {**usual, **options}
 
     @property
     def kinds(self) -> dict[str, str]:
         """The type of each option as annotated, such as "float | None"."""
-        parameters = inspect.signature(self.make).parameters.values()
-        return {each.name: each.annotation for each in parameters if isinstance(each.annotation, str)}
+        made = {each.name: each.annotation for each in self._parameters if isinstance(each.annotation, str)}
+        return {**dict.fromkeys(self.presets, "Mapping[str, Any] | None"), **made}
+
+    @property
+    def _parameters(self) -> tuple[inspect.Parameter, ...]:
+        return tuple(inspect.signature(self.make).parameters.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from outrider.core.methods.row import Method
+from outrider.core.methods.row import Input, Method
 from outrider.core.rules.codebook import Annealed, Grouped, Lantern, LanternPlus
 from outrider.core.rules.exact import Block, Exact, GumbelMatch, SampleMatch, Token
 from outrider.core.rules.neighbours import AdditiveBeta, CoarseGroups, Tolerance, TopKMembership
@@ -90,6 +90,7 @@ TOLERANCE = Method(
     summary="accept what is among tau draws from the target's distribution; tau = 1 is exact",
     paper="Fast and High-Quality Auto-Regressive Speech Synthesis via Speculative Decoding (arXiv 2410.21951)",
     topology=("chain", "tree", "window"),
+    defaults={"speech": {"tau": 30}},  # so many draws change few words of what is heard (reports/speech)
     lossless=False,
     anchor={"tau": 1},
     trials=({"tau": 12}, {"tau": 2}),
@@ -125,6 +126,7 @@ COARSE_GROUPS = Method(
     summary="compare groups of tokens with similar embeddings; similarity above 1 is exact",
     paper="Principled Coarse-Grained Acceptance for Speculative Decoding in Speech (arXiv 2511.13732)",
     topology=("chain", "tree", "window"),
+    inputs={"embeddings": Input.EMBEDDINGS},
     modalities=("speech",),
     lossless=False,
     anchor={"similarity": 1.5},
@@ -186,6 +188,7 @@ LANTERN = Method(
     summary="a guess counts with its nearest neighbours, up to a mass of delta; delta 0 is exact",
     paper="LANTERN: Accelerating Visual Autoregressive Models with Relaxed Speculative Decoding (arXiv 2410.03355)",
     topology=("chain", "tree", "window"),
+    inputs={"neighbours": Input.NEIGHBOURS},
     modalities=("image", "speech"),
     lossless=False,
     anchor={"delta": 0.0},
@@ -200,6 +203,7 @@ LANTERN_PLUS_PLUS = Method(
     paper="LANTERN++: Enhancing Relaxed Speculative Decoding with Static Tree Drafting for Visual Auto-regressive "
     "Models (arXiv 2502.06352)",
     topology=("chain", "tree", "window"),
+    inputs={"neighbours": Input.NEIGHBOURS},
     modalities=("image", "speech"),
     lossless=False,
     anchor={"ratio": 0.0},
@@ -213,6 +217,7 @@ GROUPED = Method(
     summary="judge a guess with the codes that are as likely and look like it; span 0 is exact",
     paper="Grouped Speculative Decoding for Autoregressive Image Generation (arXiv 2508.07747)",
     topology=("chain", "tree", "window"),
+    inputs={"codes": Input.CODES},
     modalities=("image", "speech"),
     lossless=False,
     anchor={"span": 0},

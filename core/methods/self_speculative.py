@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.core.drafters.self_speculative.layer_skip import draft_on_the_fly, draft_verify, swift
 from outrider.core.drafters.self_speculative.sparse_view import qspec, sparse_cache, triforce
-from outrider.core.methods.row import Method, Need
+from outrider.core.methods.row import Input, Method
 
 SPARSE_CACHE = Method(
     name="sparse-cache",
@@ -13,6 +13,7 @@ SPARSE_CACHE = Method(
     summary="the target with the first and the latest entries of its cache drafts for itself with all of them",
     paper="MagicDec: Breaking the Latency-Throughput Tradeoff for Long Context Generation (arXiv 2408.11049)",
     topology=("chain",),
+    self_drafting=True,
     trials=({"length": 2, "sinks": 1, "window": 2},),
 )
 
@@ -24,6 +25,7 @@ TRIFORCE = Method(
     paper="TriForce: Lossless Acceleration of Long Sequence Generation with Hierarchical Speculative Decoding "
     "(arXiv 2404.11912)",
     topology=("chain",),
+    self_drafting=True,
     trials=({"length": 2, "sinks": 1, "window": 2, "chunks": 2, "chunk": 2, "refresh": 2},),
 )
 
@@ -34,6 +36,7 @@ QSPEC = Method(
     summary="the target in fewer bits drafts for itself, over the same cache",
     paper="QSpec: Speculative Decoding with Complementary Quantization Schemes (arXiv 2410.11305)",
     topology=("chain",),
+    self_drafting=True,
     trials=({"length": 2},),
 )
 
@@ -44,7 +47,8 @@ DRAFT_VERIFY = Method(
     summary="the target without a fixed set of sublayers, found beforehand by Bayesian optimisation",
     paper="Draft & Verify: Lossless LLM Acceleration via Self-Speculative Decoding (arXiv 2309.08168)",
     topology=("chain",),
-    needs=(Need.SKIP,),
+    inputs={"skip": Input.SKIP},
+    self_drafting=True,
     trials=({"skip": ("mlp.0",), "length": 2, "threshold": 0.4},),
 )
 
@@ -55,6 +59,7 @@ SWIFT = Method(
     summary="the target without sublayers that are searched for on the running text; a tree cut where unsure",
     paper="SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration (arXiv 2410.06916)",
     topology=("tree",),
+    self_drafting=True,
     trials=({"nodes": 3, "width": 2, "depth": 2, "window": 2, "bayes_interval": 0},),
 )
 
@@ -65,6 +70,7 @@ DRAFT_ON_THE_FLY = Method(
     summary="the target without the sublayers that change least on the prompt",
     paper="Draft on the Fly: Adaptive Self-Speculative Decoding using Cosine Similarity (arXiv 2410.01028)",
     topology=("chain",),
+    self_drafting=True,
     trials=({"length": 2, "skip_ratio": 0.5, "threshold": 0.3},),
 )
 

@@ -22,7 +22,8 @@ from outrider.core.decode import decode
 from outrider.core.distribution import Distribution, Sampling
 from outrider.core.draft import Draft
 from outrider.core.engine.transformer import Config, Decoder
-from outrider.core.methods import Method
+from outrider.core.methods import Input, Method
+from outrider.core.methods.resolve import Catalogue, Provider
 from outrider.core.protocol import Drafter, Rule, Target
 from outrider.core.rng import CounterRNG, Purpose
 from outrider.core.step_recorder import Record
@@ -121,10 +122,10 @@ class Enumerator(CounterRNG):
 def equip(method: Method, options: Mapping[str, Any], model: Callable[[], Target]) -> Drafter:
     """A drafter of the method table with these options, given a draft model if it needs one, or a draft head with
     random weights."""
-    needs: dict[str, Any] = {"model": model()} if "model" in method.needs else {}
-    if "draft_head" in method.needs:
-        needs["draft_head"] = untaught(method, model())
-    drafter: Drafter = method.make(**needs, **options)
+    models = (Input.DRAFT_MODEL, Input.FOREIGN_MODEL, Input.TARGET)
+    inputs: dict[Input, Provider] = {kind: lambda request: model() for kind in models}
+    inputs[Input.DRAFT_HEAD] = lambda request: untaught(request.method, model())
+    drafter: Drafter = Catalogue(inputs=inputs).build(method, options)
     return drafter
 
 

@@ -20,6 +20,7 @@ from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.network import Network
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption, unknown
+from outrider.core.methods.resolve import Resolved
 from outrider.core.protocol import Drafter, Rule
 from outrider.core.training.draft_head import DraftHead
 from outrider.core.validation import as_list
@@ -28,7 +29,7 @@ from outrider.image.grid import Grid, neighbours
 from outrider.image.layout_planner import decoder
 from outrider.image.options import Given, Options
 from outrider.image.prompt_encoder import PromptEncoder
-from outrider.image.resolve_drafter import drafter_of, drafters, rule_of, rules
+from outrider.image.resolve_drafter import drafters, resolve_drafter, resolve_rule, rules
 from outrider.image.stream import Result, Stream
 from outrider.image.tokenizer import Tokenizer, images
 
@@ -124,11 +125,16 @@ class ImageModel:
             self._drafts = self._draft()
         return Guided(decoder(self._drafts), asked, self.names.unconditional, guidance)
 
-    def drafter(self, options: Options, asked: Sequence[Sequence[int]]) -> tuple[Drafter | None, str]:
-        """The drafter asked for, and its name."""
-        return drafter_of(options, self.raster.columns, lambda: self.draft_model(asked, options.guidance), self._taught)
+    def drafter(self, options: Options, asked: Sequence[Sequence[int]]) -> Resolved[Drafter | None]:
+        """The drafter of these options."""
+        return resolve_drafter(
+            options,
+            columns=self.raster.columns,
+            draft_model=lambda: self.draft_model(asked, options.guidance),
+            draft_head=self._head,
+        )
 
-    def _taught(self, drafter: str) -> Any:
+    def _head(self, drafter: str) -> Any:
         """What a trained drafter guesses with, laid out for this machine."""
         if drafter not in self._ready:
             if self._draft_head is None:
@@ -137,9 +143,9 @@ class ImageModel:
             self._ready[drafter] = self._draft_head(drafter, target).drafts(target)
         return self._ready[drafter]
 
-    def rule(self, options: Options) -> tuple[Rule, str]:
-        """The rule asked for, and its name."""
-        return rule_of(options, lambda: self.neighbours, lambda: self.looks)
+    def rule(self, options: Options) -> Resolved[Rule]:
+        """The rule of these options."""
+        return resolve_rule(options, neighbours=lambda: self.neighbours, codes=lambda: self.looks)
 
     # ---- pictures
 

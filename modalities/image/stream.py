@@ -14,6 +14,7 @@ from torch import Tensor
 
 from outrider.core.decode import decode
 from outrider.core.device import peak_memory
+from outrider.core.methods.resolve import Resolved
 from outrider.core.protocol import Drafter, Rule, Target
 from outrider.core.step_recorder import Record
 from outrider.core.trace import Finish, Step, Trace, machine, versions
@@ -37,8 +38,8 @@ class Painter(Protocol):
     def white(self) -> int: ...  # stands where nothing is known yet
 
     def target(self, asked: Sequence[Sequence[int]], guidance: float) -> Target: ...
-    def drafter(self, options: Options, asked: Sequence[Sequence[int]]) -> tuple[Drafter | None, str]: ...
-    def rule(self, options: Options) -> tuple[Rule, str]: ...
+    def drafter(self, options: Options, asked: Sequence[Sequence[int]]) -> Resolved[Drafter | None]: ...
+    def rule(self, options: Options) -> Resolved[Rule]: ...
     def pictures(self, grids: Tensor) -> list[Image]: ...
 
 
@@ -79,17 +80,17 @@ class Stream(Iterator[Piece]):
     def __init__(self, model: Painter, options: Options, prompts: list[str], asked: list[list[int]]) -> None:
         self.prompts = prompts
         self._model, self._options = model, options
-        drafter, self._method = model.drafter(options, asked)
-        rule, self._rule = model.rule(options)
-        self._lossless, self._seed = rule.lossless, options.drawn_seed()
+        drafter, rule = model.drafter(options, asked), model.rule(options)
+        self._method, self._rule, self._lossless = drafter.name, rule.name, rule.made.lossless
+        self._seed = options.drawn_seed()
         self._codes: list[list[int]] = [[] for _ in prompts]
         self._ends: list[Finish | None] = [None for _ in prompts]
         self._steps: list[Step] = []
         self._pieces = self._run(
             decode(
                 model.target(asked, options.guidance),
-                drafter,
-                rule,
+                drafter.made,
+                rule.made,
                 [[model.root]] * len(prompts),
                 sampling=options.sampling(),
                 max_new_tokens=len(model.raster),

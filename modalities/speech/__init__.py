@@ -3,8 +3,9 @@
 from outrider.speech.audio import Sound
 from outrider.speech.hub.model import PublishedSpeech, Said
 from outrider.speech.loading import load
-from outrider.speech.model import SpeechModel, drafters, rules
+from outrider.speech.model import SpeechModel
 from outrider.speech.options import Options
+from outrider.speech.resolve_drafter import drafters, rules
 from outrider.speech.stream import Piece, Result, Spent, Stream
 
 __all__ = [

@@ -6,7 +6,7 @@ how a target computes or a drafter guesses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack, overload
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import InvalidOption, unknown
-from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
-from outrider.core.protocol import Drafter, Rule
+from outrider.core.methods import Input
+from outrider.core.methods.resolve import Resolved
+from outrider.core.protocol import PLAIN, Drafter, Rule
 from outrider.core.training.draft_head import DraftHead
 from outrider.core.training.recipes import NoWeights
 from outrider.core.validation import as_list
@@ -25,31 +26,10 @@ from outrider.speech.audio import Sound, spoken
 from outrider.speech.codec import Codec
 from outrider.speech.mel import RATE
 from outrider.speech.options import Given, Options
+from outrider.speech.resolve_drafter import drafters, resolve_drafter, resolve_rule, rules
 from outrider.speech.stream import Result, Stream
 from outrider.speech.vocoder import Vocoder
 from outrider.speech.voice import Script, Speaker, Voice
-
-# Distributions of speech are wide, so that guesses do best where they are drawn, many side by side at first. The trees
-# are the best of 16 nodes by the acceptance of 24 sentences at temperature 0.6
-# (outrider.speech.evaluation.tree_search).
-_WIDE = (-1, -1, -1, -1, -1, 0, 0, 0, 1, 1)
-
-# how drafters begin on speech, where nobody says otherwise
-USUAL: Mapping[str, Mapping[str, Any]] = {
-    "jacobi": {"window": 16, "renew": "couple"},
-    "medusa": {"draft_kind": "sampled", "tree": (*_WIDE, 2, 3, 4, 5, 6, 8)},
-    "hydra": {"draft_kind": "sampled", "tree": (*_WIDE, 1, 2, 3, 5, 5, 6)},
-    "eagle3": {"draft_kind": "sampled", "tree": (-1, -1, -1, -1, -1, -1, 0, 0, 0, 1, 2, 3, 6, 6, 7, 12)},
-}
-# under a relaxed rule, which is kinder to the likeliest tokens than to those that were drawn
-BENT: Mapping[str, Mapping[str, Any]] = {
-    "medusa": {"draft_kind": "tree", "nodes": 24},
-    "hydra": {"draft_kind": "dynamic", "nodes": 24},
-    "eagle3": {"draft_kind": "tree", "nodes": 24},
-}
-# and rules: so many draws change few words of what is heard (reports/speech)
-RULED: Mapping[str, Mapping[str, Any]] = {"tolerance": {"tau": 30}}
-_OTHERWISE = frozenset({"draft_kind", "nodes"})  # who says one of these means another tree
 
 _STEP, _FAR = 0.45, 1e3  # from a code to its neighbour on an axis, for rules; and to the end
 
@@ -141,58 +121,39 @@ class SpeechModel:
         return Speaker(small.network(self._precision, self._device), small.script(said, shares=script.shares))
 
     def drafter_name(self, options: Options) -> str:
-        """What the drafter asked for is called; unknown names are refused."""
-        wanted = options.drafter
-        if wanted is None or not isinstance(wanted, str):
-            return "plain" if wanted is None else type(wanted).__name__
-        if wanted not in drafters():
-            raise unknown("drafter", wanted, drafters())
-        return wanted
+        """The name of a drafter, for the trace; unknown names are refused."""
+        if options.drafter is None:
+            return PLAIN
+        if isinstance(options.drafter, str) and options.drafter not in drafters():
+            raise unknown("drafter", options.drafter, drafters())
+        return options.drafter if isinstance(options.drafter, str) else type(options.drafter).__name__
 
-    def drafter(self, options: Options, said: Sequence[Sequence[int]], script: Script) -> Drafter | None:
-        """The drafter asked for, for some utterances."""
-        wanted = options.drafter
-        if wanted is None or not isinstance(wanted, str):
-            return wanted
-        usual = USUAL.get(wanted, {}) if self.rule(options)[0].lossless else {**USUAL, **BENT}.get(wanted, {})
-        given: dict[str, Any] = {**usual, **options.drafter_options}
-        if _OTHERWISE & set(options.drafter_options) and "tree" not in options.drafter_options:
-            given.pop("tree", None)
-        if "model" in DRAFTERS[wanted].needs:
-            given.setdefault("model", self.draft_model(said, script))
-        if "draft_head" in DRAFTERS[wanted].needs and "draft_head" not in given:
-            taught = given.pop("taught", wanted)
-            serving = [name for name, drafter in recipes.taught().items() if drafter == wanted]
-            if taught not in serving:
-                raise unknown(f"training of {wanted}", str(taught), serving)
-            given["draft_head"] = self._draft_head(taught, script)
-        return make_drafter(wanted, **given)
+    def drafter(self, options: Options, said: Sequence[Sequence[int]], script: Script) -> Resolved[Drafter | None]:
+        """The drafter of these options, for some utterances."""
+        return resolve_drafter(
+            options,
+            draft_model=lambda: self.draft_model(said, script),
+            draft_head=lambda recipe: self._draft_head(recipe, script),
+            lossless=self.rule(options).made.lossless,
+        )
 
-    def _draft_head(self, drafter: str, script: Script) -> Any:
-        """What a trained drafter guesses with, read once. `taught` among a drafter's options says which, where several
-        recipes serve it ("medusa-6")."""
-        if drafter not in self._draft_heads:
+    def _draft_head(self, recipe: str, script: Script) -> Any:
+        """The draft head that a recipe trained, read once."""
+        if recipe not in self._draft_heads:
             if self._taught is None:
-                raise NoWeights(f"there are no weights of {drafter} for this voice; `outrider train` makes them")
+                raise NoWeights(f"there are no weights of {recipe} for this voice; `outrider train` makes them")
             target = self.target(script)
-            self._draft_heads[drafter] = self._taught(drafter, target).drafts(target)
-        return self._draft_heads[drafter]
+            self._draft_heads[recipe] = self._taught(recipe, target).drafts(target)
+        return self._draft_heads[recipe]
 
-    def rule(self, options: Options) -> tuple[Rule, str]:
-        """The rule asked for, and its name."""
-        if not isinstance(options.rule, str):
-            return options.rule, type(options.rule).__name__
-        if options.rule not in rules():
-            raise unknown("rule", options.rule, rules())
-        given, known = {**RULED.get(options.rule, {}), **options.rule_options}, RULES[options.rule].options
-        if "neighbours" in known:
-            given.setdefault("neighbours", self.neighbours)
-            given.setdefault("k", min(known["k"], self.codec.codes - 1))
-        if "codes" in known:
-            given.setdefault("codes", self.places)
-        if "embeddings" in known:
-            given.setdefault("embeddings", self.embeddings)
-        return make_rule(options.rule, **given), options.rule
+    def rule(self, options: Options) -> Resolved[Rule]:
+        """The rule of these options."""
+        alike: dict[Input, Callable[[], Tensor]] = {
+            Input.NEIGHBOURS: lambda: self.neighbours,
+            Input.CODES: lambda: self.places,
+            Input.EMBEDDINGS: lambda: self.embeddings,
+        }
+        return resolve_rule(options, alike, self.codec.codes)
 
     # ---- which tokens are alike; the end is like none
 
@@ -219,21 +180,6 @@ class SpeechModel:
         rows = self.voice.embedding.detach().clone()
         rows[self.voice.end] = 0
         return rows
-
-
-def drafters() -> list[str]:
-    """The drafters that work on speech."""
-    taught = recipes.taught()
-    return [
-        name
-        for name, one in DRAFTERS.items()
-        if "speech" in one.modalities and ({"model"} >= set(one.needs) or name in taught)
-    ]
-
-
-def rules() -> list[str]:
-    """The rules that work on speech."""
-    return [name for name, one in RULES.items() if "speech" in one.modalities and not one.needs]
 
 
 def load(

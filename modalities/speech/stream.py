@@ -99,7 +99,7 @@ class Stream(Iterator[Piece]):
     def __init__(self, model: SpeechModel, options: Options, texts: list[str]) -> None:
         self.texts = texts
         self._model, self._options, self._seed = model, options, options.drawn_seed()
-        self._rule, self._rule_name = model.rule(options)
+        self._rule = model.rule(options)
         self._method = model.drafter_name(options)
         self._all = [
             _Utterance(
@@ -129,8 +129,8 @@ class Stream(Iterator[Piece]):
         rounds = 1 + max((step.index for step in self._steps), default=-1)
         steps = decode(
             target,
-            model.drafter(options, said, script),
-            self._rule,
+            model.drafter(options, said, script).made,
+            self._rule.made,
             [[model.voice.end]] * len(group),
             sampling=options.sampling(model.voice.end),
             max_new_tokens=[length + _MORE for length in script.lengths],
@@ -171,8 +171,8 @@ class Stream(Iterator[Piece]):
         return Trace(
             steps=tuple(self._steps),
             method=self._method,
-            rule=self._rule_name,
-            lossless=self._rule.lossless,
+            rule=self._rule.name,
+            lossless=self._rule.made.lossless,
             seed=self._seed,
             options={**self._options.facts(), "model": self._model.name, "dtype": self._model.dtype},
             machine=machine(),

@@ -16,6 +16,7 @@ from outrider.core.step_recorder import Record
 from outrider.core.trace import Finish, Step
 from outrider.text.detokenizer import Reader
 from outrider.text.options import Options
+from outrider.text.resolve_drafter import resolve_drafter, resolve_rule
 from outrider.text.stream import About, Piece, Result
 
 if TYPE_CHECKING:
@@ -65,21 +66,20 @@ class Together:
         if options.drafter is not None and not isinstance(options.drafter, str):
             raise InvalidOption("a batch makes a drafter for each request; give a drafter's name, or None")
         self.model, self.options = model, options
-        first, method, costs = model.drafter(options, rows)
-        rule, name = model.rule(options)
-        self.about = About(model, method, costs, name, rule.lossless)
-        spare = [first]
+        first, rule = resolve_drafter(model, options, rows), resolve_rule(options)
+        self.about = About(model, first, rule)
+        spare = [first.made]
 
         def make() -> Drafter:
-            made = spare.pop() if spare else model.drafter(options, rows)[0]
+            made = spare.pop() if spare else resolve_drafter(model, options, rows).made
             assert made is not None
             return made
 
         self._under_way: dict[int, Request] = {}
         self._core = ContinuousBatch(
             cast(BatchedTarget, model.target()),
-            None if first is None else make,
-            rule,
+            None if first.made is None else make,
+            rule.made,
             sampling=options.sampling(model.end),
             rows=rows,
             memory=memory,

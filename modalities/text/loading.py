@@ -93,7 +93,16 @@ def load(
         device=str(place),
         cache=cache,
         folder=folder,
+        load_other=companion,
     )
+
+
+def companion(model: TextModel, source: str) -> TextModel:
+    """Another model, by its name or NAME:DTYPE, beside one that is loaded."""
+    name, _, dtype = source.rpartition(":")
+    if not name or dtype not in DTYPES:
+        name, dtype = source, model.dtype
+    return load(name, device=model.device, dtype=dtype)
 
 
 def _device(name: str | torch.device) -> torch.device:
@@ -203,4 +212,5 @@ def of_object(model: Any, tokenizer: Any) -> TextModel:
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
         keep=False,
+        load_other=companion,
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Unpack, overload
 
@@ -16,24 +15,20 @@ import torch
 
 from outrider.core.engine.adapters.hf import TransformersTarget
 from outrider.core.engine.transformer import Decoder
-from outrider.core.errors import InvalidOption, unknown
+from outrider.core.errors import InvalidOption
 from outrider.core.kernels import native
-from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
-from outrider.core.protocol import Drafter, Rule, Target
+from outrider.core.protocol import Target
 from outrider.core.training.draft_head import DraftHead
-from outrider.text import auto_drafter, recipes
 from outrider.text.batching import Together
-from outrider.text.companions import met
 from outrider.text.options import Given, Options
 from outrider.text.prefix_cache import PrefixCache
-from outrider.text.resolve_drafter import for_auto, prepared
+from outrider.text.resolve_drafter import drafters, rules
 from outrider.text.stream import Result, Stream
 from outrider.text.tokenizer import Message, Tokens
 from outrider.text.vocab_bridge import Bridge
 
 Prompt = str | Sequence[Message] | Sequence[int]
 Batch = Sequence[str] | Sequence[Sequence[Message]] | Sequence[Sequence[int]]
-AUTO = "auto"
 
 
 class TextModel:
@@ -53,6 +48,7 @@ class TextModel:
         cache: str | None = None,
         folder: Path | None = None,
         keep: bool = True,
+        load_other: Callable[[TextModel, str], TextModel] | None = None,
     ) -> None:
         self.target = make
         self.tokens = tokens
@@ -61,8 +57,9 @@ class TextModel:
         self.end = tuple(end)
         self._keep = keep
         self._kept: PrefixCache | None = None
-        self._draft_heads: dict[tuple[Path, str], DraftHead] = {}
-        self._ready: dict[tuple[Path, str], DraftHead] = {}
+        self._load_other = load_other
+        self.draft_heads: dict[tuple[Path, str], DraftHead] = {}  # by file and drafter
+        self.laid_out: dict[tuple[Path, str], DraftHead] = {}  # those of them that need no further preparation
         self.companions: dict[str, TextModel] = {}  # other models that draft for this one
         self.bridges: dict[TextModel, Bridge] = {}  # to those of them that have other tokens
 
@@ -178,6 +175,15 @@ class TextModel:
     def give_back(self, kept: PrefixCache) -> None:
         self._kept = kept
 
+    def companion(self, name: str) -> TextModel:
+        """Another language model by its name, or NAME:DTYPE, on the same device and in the same precision unless one is
+        named. It is loaded once."""
+        if name not in self.companions:
+            if self._load_other is None:
+                raise InvalidOption(f"{self.name} can't load '{name}' by its name; load that model and give it instead")
+            self.companions[name] = self._load_other(self, name)
+        return self.companions[name]
+
     def where(self) -> str:
         """What measured costs belong to: this model in this precision, here."""
         facts = f"{self.dtype}-{self.device}-{torch.get_num_threads()}".replace(":", "")
@@ -185,75 +191,6 @@ class TextModel:
         facts += f"-cache-{self.cache}" if self.cache else ""
         place = hashlib.sha256(str(self.folder or self.name).encode()).hexdigest()[:8]
         return f"{self.name.replace('/', '--')[:60]}-{place}-{facts}"
-
-    def drafter(self, options: Options, rows: int = 1) -> tuple[Drafter | None, str, str]:
-        """The drafter asked for, its name, and the measured costs that it goes by, if it does, with so many rows side
-        by side."""
-        wanted = options.drafter
-        if wanted is None or not isinstance(wanted, str):
-            return wanted, "plain" if wanted is None else type(wanted).__name__, ""
-        check_names(wanted, "exact")
-        given = dict(options.drafter_options)
-        if wanted == AUTO:
-            made, costs = auto_drafter.make(self.target, self.where(), given, partial(for_auto, self), rows)
-            return made, AUTO, costs
-        if measured := wanted == "guarded" and "verify" not in given:
-            given["costs"] = str(given.get("costs") or auto_drafter.calibration(self.target, self.where(), rows))
-        costs = given["costs"] if measured else ""
-        return make_drafter(wanted, **self.equipped(wanted, given)), wanted, costs
-
-    def equipped(self, drafter: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """A drafter's options, and what it needs of this model besides."""
-        given = prepared(self, drafter, met(self, drafter, options))
-        needs = DRAFTERS[drafter].needs if drafter in DRAFTERS else ()
-        for need in ("model", "draft_head", "head"):
-            if need in needs:
-                given[need] = self._trained(drafter, need, given.get(need))
-        return given
-
-    def _trained(self, drafter: str, need: str, model: Any) -> Any:
-        """What a drafter takes as its model: what was given, weights in a file, or those there are for this target."""
-        if model is not None and not isinstance(model, str | Path):
-            return model
-        if model is None and need == "model":  # any small model will do
-            known = drafter in recipes.RECIPES or recipes.find(self.name, "draft-model")
-            drafter = "draft-model" if known else drafter
-        path = recipes.find(self.name, drafter) if model is None else Path(model).expanduser()
-        if path is None:
-            raise recipes.missing(self.name, drafter)
-        if (path, drafter) in self._ready:
-            return self._ready[path, drafter]
-        if (path, drafter) not in self._draft_heads:
-            self._draft_heads[path, drafter] = recipes.load(path, drafter, self.target())
-        found = self._draft_heads[path, drafter].drafts(self.target())
-        if isinstance(found, DraftHead):  # laid out for this machine: it stays so, and keeps nothing of a generation
-            self._ready[path, drafter] = found
-        return found
-
-    def rule(self, options: Options) -> tuple[Rule, str]:
-        """The rule asked for, and its name."""
-        if not isinstance(options.rule, str):
-            return options.rule, type(options.rule).__name__
-        check_names(None, options.rule)
-        return make_rule(options.rule, **options.rule_options), options.rule
-
-
-def drafters() -> list[str]:
-    """The drafters that work on text."""
-    return [AUTO, *(name for name, method in DRAFTERS.items() if "text" in method.modalities)]
-
-
-def rules() -> list[str]:
-    """The rules that work on text."""
-    return [name for name, method in RULES.items() if "text" in method.modalities and not method.needs]
-
-
-def check_names(drafter: str | None, rule: str) -> None:
-    """Refuse names that are none, before anything costly is done."""
-    if drafter is not None and drafter not in drafters():
-        raise unknown("drafter", drafter, drafters())
-    if rule not in rules():
-        raise unknown("rule", rule, rules())
 
 
 def _is_batch(prompt: Any) -> bool:

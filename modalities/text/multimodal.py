@@ -18,7 +18,8 @@ from outrider.core.assets import store
 from outrider.core.assets.hub_models import folder_of
 from outrider.core.engine.adapters.hf import Reading, TransformersTarget
 from outrider.core.errors import Incompatible, InvalidOption
-from outrider.core.methods import DRAFTERS, OF_TEXT
+from outrider.core.methods import DRAFTERS, Input
+from outrider.text import loading
 from outrider.text.model import TextModel
 from outrider.text.stream import Result
 from outrider.text.tokenizer import Tokens
@@ -60,7 +61,7 @@ class MultimodalModel:
         reading = self._reading(given)
         config = self.model.config.get_text_config()
         drafter = options.get("drafter")
-        if self.draft is not None and isinstance(drafter, str) and _asks(drafter):
+        if self.draft is not None and isinstance(drafter, str) and _runs_draft_model(drafter):
             small = self.draft.target(self.draft._reading(given))
             options["drafter_options"] = {"model": small, **options.get("drafter_options", {})}
         lm = TextModel(
@@ -72,6 +73,7 @@ class MultimodalModel:
             dtype=str(self.model.dtype).removeprefix("torch."),
             device=str(self.model.device),
             keep=False,
+            load_other=loading.companion,
         )
         return lm.generate([int(one) for one in ids[0]], **options)
 
@@ -109,9 +111,8 @@ class MultimodalModel:
         )
 
 
-def _asks(drafter: str) -> bool:
-    """Does it ask a smaller model?"""
-    return drafter in DRAFTERS and drafter not in OF_TEXT and "model" in DRAFTERS[drafter].needs
+def _runs_draft_model(drafter: str) -> bool:
+    return drafter in DRAFTERS and Input.DRAFT_MODEL in DRAFTERS[drafter].inputs.values()
 
 
 @torch.no_grad()

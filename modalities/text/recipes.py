@@ -30,6 +30,7 @@ from outrider.core.drafters.trained.parallel_heads import AmphistaHeads, Blockwi
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption, OutriderError, unknown
 from outrider.core.methods import DRAFTERS
+from outrider.core.methods.draft_model import DRAFT_MODEL
 from outrider.core.paths import cache_folder
 from outrider.core.protocol import Target
 from outrider.core.training.draft_head import DraftHead
@@ -204,6 +205,11 @@ def find(target: str, drafter: str) -> Path | None:
         if known:
             return max(known, key=lambda one: one[0])[1]
     return None
+
+
+def draft_model_for(target: str, drafter: str) -> str:
+    """The recipe whose model a drafter takes if none is given: a trained draft model suits any."""
+    return DRAFT_MODEL.name if drafter in RECIPES or find(target, DRAFT_MODEL.name) else drafter
 
 
 def worth(path: Path) -> float | None:

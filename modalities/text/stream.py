@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.core.decode import decode
 from outrider.core.device import peak_memory
+from outrider.core.methods.resolve import Resolved
+from outrider.core.protocol import Drafter, Rule
 from outrider.core.step_recorder import Record
 from outrider.core.trace import Finish, Step, Trace, machine, versions
 from outrider.text.detokenizer import Reader
 from outrider.text.options import Options
+from outrider.text.resolve_drafter import resolve_drafter, resolve_rule
 
 if TYPE_CHECKING:
     from outrider.text.model import TextModel
@@ -37,22 +40,19 @@ class About:
     """What a trace says of how its steps came about."""
 
     model: TextModel
-    method: str
-    costs: str
-    rule: str
-    lossless: bool
+    drafter: Resolved[Drafter | None]
+    rule: Resolved[Rule]
 
     def trace(self, steps: Sequence[Step], options: Options, seed: int, more: Mapping[str, Any] = {}) -> Trace:
         facts = {"model": self.model.name, "dtype": self.model.dtype} | options.facts()
         if self.model.cache:
             facts["cache"] = self.model.cache
-        if self.costs:
-            facts["drafter.costs"] = self.costs
+        facts |= {f"drafter.{name}": note for name, note in self.drafter.notes.items()}
         return Trace(
             steps=tuple(steps),
-            method=self.method,
-            rule=self.rule,
-            lossless=self.lossless,
+            method=self.drafter.name,
+            rule=self.rule.name,
+            lossless=self.rule.made.lossless,
             seed=seed,
             options=facts | dict(more),
             machine=machine(),
@@ -86,9 +86,8 @@ class Stream(Iterator[Piece]):
     ) -> None:
         self.batch, self.prompts = batch, prompts
         self._model, self._options = model, options
-        drafter, method, costs = model.drafter(options, len(prompts))
-        rule, name = model.rule(options)
-        self._about, self._seed = About(model, method, costs, name, rule.lossless), options.drawn_seed()
+        drafter, rule = resolve_drafter(model, options, len(prompts)), resolve_rule(options)
+        self._about, self._seed = About(model, drafter, rule), options.drawn_seed()
         self._readers = [Reader(model.tokens.decode, options.stops) for _ in prompts]
         self._texts, self._steps = ["" for _ in prompts], list[Step]()
         self._ends: list[Finish | None] = [None for _ in prompts]
@@ -96,8 +95,8 @@ class Stream(Iterator[Piece]):
         self._pieces = self._run(
             decode(
                 self._kept or model.target(),
-                drafter,
-                rule,
+                drafter.made,
+                rule.made,
                 prompts,
                 sampling=options.sampling(model.end),
                 max_new_tokens=limits,

@@ -39,7 +39,7 @@ def told(speaker: SpeechModel, name: str, **given: Any) -> list[Step]:
     """What the loop does under a rule, without sound."""
     end = speaker.voice.end
     script = speaker.voice.script([ids(phonemes("Where is the station?"))] * 2)
-    rule, _ = speaker.rule(Options(rule=name, rule_options=given))
+    rule = speaker.rule(Options(rule=name, rule_options=given)).made
     sampling = Sampling(end=(end,))
     return list(
         decode(
@@ -89,9 +89,10 @@ def test_the_end_is_like_no_code(speaker: SpeechModel) -> None:
 
 def test_rules_are_handed_what_they_look_at(speaker: SpeechModel) -> None:
     for name, given in (("lantern", "neighbours"), ("grouped", "codes"), ("coarse-groups", "embeddings")):
-        rule, told = speaker.rule(Options(rule=name))
+        resolved = speaker.rule(Options(rule=name))
+        rule, told = resolved.made, resolved.name
         assert told == name and len(getattr(rule, given)) == speaker.voice.end + 1
-    rule, _ = speaker.rule(Options(rule="lantern", rule_options={"k": 4}))
+    rule = speaker.rule(Options(rule="lantern", rule_options={"k": 4})).made
     assert getattr(rule, "k", None) == 4
 
 

@@ -112,12 +112,12 @@ def test_speech_has_ways_of_its_own_to_begin(speaker: SpeechModel) -> None:
 
     def grown(rule: str, **options: object) -> tuple[str, int]:
         wanted = Options(drafter="medusa", rule=rule, drafter_options={"draft_head": draft_head, **options})
-        made = speaker.drafter(wanted, [[0, 3, 0]], speaker.voice.script([[0, 3, 0]]))
+        made = speaker.drafter(wanted, [[0, 3, 0]], speaker.voice.script([[0, 3, 0]])).made
         assert isinstance(made, Learned)
         return made.draft_kind, len(made._fixed.parents)
 
     assert grown("exact") == ("sampled", 16) and grown("tolerance") == ("tree", 24)
     assert grown("exact", nodes=8) == ("sampled", 8) and grown("exact", draft_kind="tree") == ("tree", 16)
     assert grown("exact", tree=(-1, 0)) == ("sampled", 2)
-    assert speaker.rule(Options(rule="tolerance"))[0] == Tolerance(tau=30)
-    assert speaker.rule(Options(rule="tolerance", rule_options={"tau": 1}))[0] == Tolerance(tau=1)
+    assert speaker.rule(Options(rule="tolerance")).made == Tolerance(tau=30)
+    assert speaker.rule(Options(rule="tolerance", rule_options={"tau": 1})).made == Tolerance(tau=1)

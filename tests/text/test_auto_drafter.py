@@ -12,12 +12,15 @@ from outrider import text
 from outrider.core.cost.break_even import Costs
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
+from outrider.core.drafters.combined import round_costs
+from outrider.core.drafters.combined.auto import Auto
+from outrider.core.drafters.lookup.suffix import Suffix
 from outrider.core.drafters.lookup.token_recycling import TokenRecycling
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import InvalidOption
-from outrider.core.protocol import Prefill
+from outrider.core.protocol import Drafter, Prefill
 from outrider.core.tree import Tree
-from outrider.text import TextModel, auto_drafter, resolve_drafter
+from outrider.text import TextModel, bigrams
 
 FREE = "1:10 2:10 4:10 8:10 16:10 32:10"  # milliseconds: a pass over many tokens costs what one costs
 DEAR = "1:10 2:20 4:40 8:80 16:160 32:320"
@@ -29,6 +32,10 @@ RAW: dict[str, Any] = {"raw": True, "max_new_tokens": 40}
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     return tmp_path
+
+
+def members() -> dict[str, Drafter]:
+    return {"suffix": Suffix(), "token-recycling": TokenRecycling()}
 
 
 def drafted(lm: TextModel, costs: str, **options: Any) -> int:
@@ -55,7 +62,7 @@ def test_it_is_the_default_and_changes_no_token(lm: TextModel) -> None:
 def test_it_starts_from_bigrams_where_they_are_known(lm: TextModel) -> None:
     asked = {"drafter": "auto", "drafter_options": {"costs": FREE}, "raw": True, "max_new_tokens": 4}
     without = lm.generate("x", **asked)
-    resolve_drafter.bigrams(lm)  # worked out, and kept
+    bigrams.bigrams(lm)  # worked out, and kept
     found = lm.generate("x", **asked)
     assert not without.trace.steps[0].drafted and found.trace.steps[0].drafted
     assert found.tokens == without.tokens
@@ -104,7 +111,7 @@ def test_a_trained_drafter_can_be_one_of_them(costs: str) -> None:
 
 def counts(costs: str, *rows: list[float]) -> list[int]:
     """How many guesses each row tries, given the chances of its guesses to be right."""
-    drafter = auto_drafter.Auto(Costs.parse(costs), drafters=("suffix",))
+    drafter = Auto(costs=Costs.parse(costs), drafters={"suffix": Suffix()})
     drafter.begin(Prefill(), [[1, 2, 3]] * len(rows), Sampling())
     return drafter.counts(rows)
 
@@ -185,7 +192,10 @@ def test_who_asks_a_model_is_asked_where_that_brings_more_than_it_costs(
 ) -> None:
     plain = lm.generate("the cat sat on the mat", drafter=None, **RAW).tokens
     knowing = Knowing(plain)
-    drafter = auto_drafter.Auto(Costs.parse(f"{total_variation} 1:10 2:10.5 8:11 24:12"), drafters=("suffix", knowing))
+    drafter = Auto(
+        costs=Costs.parse(f"{total_variation} 1:10 2:10.5 8:11 24:12"),
+        drafters={"suffix": Suffix(), "knowing": knowing},
+    )
     out = lm.generate("the cat sat on the mat", drafter=drafter, **RAW)
     assert out.tokens == plain
     assert knowing.watched == len(out.trace.steps), "it sees what becomes of the others' guesses"
@@ -200,7 +210,7 @@ def test_a_crowd_that_gains_nothing_decodes_as_if_nobody_drafted(lm: TextModel) 
     """Looking costs half a round, so there are few looks; what was missed is heard before the next one."""
     costs = "1:10 2:11 2x1:12 2x2:16 8x0:30 8x1:20 8x2:60 8x3:100"
     counted = Counted()
-    drafter = auto_drafter.Auto(Costs.parse(costs), drafters=(counted,))
+    drafter = Auto(costs=Costs.parse(costs), drafters={"counted": counted})
     found = lm.generate(CROWD, drafter=drafter, raw=True, max_new_tokens=90)
     plain = lm.generate(CROWD, drafter=None, raw=True, max_new_tokens=90)
     assert [one.tokens for one in found] == [one.tokens for one in plain]
@@ -241,7 +251,7 @@ def test_rounds_of_several_rows_are_measured_when_there_are_so_many(lm: TextMode
             pass
     noted = request.result.trace.options["drafter.costs"]
     assert Costs.parse(str(noted)).rows == (1, 2, 8) and noted == kept.read_text()
-    assert [auto_drafter.sizes(rows) for rows in (1, 2, 3, 8, 9, 32, 40, 500)] == [
+    assert [round_costs.sizes(rows) for rows in (1, 2, 3, 8, 9, 32, 40, 500)] == [
         *([1], [1, 2], [1, 2, 8], [1, 2, 8]),
         *([1, 2, 8, 32], [1, 2, 8, 32], [1, 2, 8, 32, 64], [1, 2, 8, 32, 64]),
     ]
@@ -253,7 +263,7 @@ def test_a_short_context_is_enough_to_measure_in() -> None:
             vocabulary=48, hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16, intermediate_size=48, context=96
         )
     )
-    assert {1, 2} <= {*auto_drafter.measure(few)}
+    assert {1, 2} <= {*round_costs.measure(few, members())}
 
 
 def test_what_is_measured_are_whole_rounds_of_each_shape(lm: TextModel) -> None:
@@ -266,11 +276,11 @@ def test_what_is_measured_are_whole_rounds_of_each_shape(lm: TextModel) -> None:
 
     target = lm.target()
     assert isinstance(target, Decoder)
-    found = auto_drafter.measure(Watched(target.network), 8)
+    found = round_costs.measure(Watched(target.network), members(), 8)
     assert {*found} == {0, 1, 2, 3, 5, 9, 17} and min(found.values()) > 0
     assert {*seen} == {(8, width or 1) for width in found}
     assert sum(rows * width for rows, width in seen) < 9 * 8 * 40
-    assert {*auto_drafter.measure(Watched(target.network), 32)} == {0, 1, 2, 3, 5}, "no wider than is useful"
+    assert {*round_costs.measure(Watched(target.network), members(), 32)} == {0, 1, 2, 3, 5}, "no wider than is useful"
 
 
 def test_guarded_goes_by_the_same_costs_and_notes_them(lm: TextModel, cache: Path) -> None:
@@ -283,7 +293,7 @@ def test_guarded_goes_by_the_same_costs_and_notes_them(lm: TextModel, cache: Pat
 
 def test_guessing_rests_where_nothing_pays_and_is_tried_again(lm: TextModel) -> None:
     counted = Counted()
-    drafter = auto_drafter.Auto(Costs.parse(DEAR), drafters=(counted,))
+    drafter = Auto(costs=Costs.parse(DEAR), drafters={"counted": counted})
     out = lm.generate("the cat", drafter=drafter, raw=True, max_new_tokens=90)
     rounds = len(out.trace.steps)
     assert 8 <= counted.asked < rounds / 2 and counted.watched == rounds

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from outrider.core.drafters.lookup.retrieval import Datastore, DatastoreError
 from outrider.core.errors import InvalidOption
 from outrider.core.methods import DRAFTERS
-from outrider.text import TextModel, datastore, resolve_drafter
+from outrider.text import TextModel, bigrams, datastore
 
 PROMPT = "the cat sat on the mat and the dog sat on the"
 FREE = (
@@ -127,25 +127,25 @@ def test_documents_may_be_given_as_text(lm: TextModel, plain: list[int]) -> None
 
 
 def test_bigrams_are_worked_out_once(lm: TextModel, cache: Path) -> None:
-    first = resolve_drafter.bigrams(lm)
+    first = bigrams.bigrams(lm)
     (path,) = (cache / "bigrams").iterdir()
     marked = first.clone()
     marked[0] = torch.arange(first.shape[1])
     save_file({"successors": marked.int()}, path)
-    assert torch.equal(resolve_drafter.bigrams(lm), marked), "the file is read"
+    assert torch.equal(bigrams.bigrams(lm), marked), "the file is read"
     for damaged in (torch.full_like(first, 10**6), torch.zeros(3, 3), first - 1000):
         save_file({"successors": damaged.int()}, path)
-        assert torch.equal(resolve_drafter.bigrams(lm), first)
+        assert torch.equal(bigrams.bigrams(lm), first)
     save_file({"else": marked}, path)
-    assert torch.equal(resolve_drafter.bigrams(lm), first)
+    assert torch.equal(bigrams.bigrams(lm), first)
     path.write_bytes(b"junk")
-    assert torch.equal(resolve_drafter.bigrams(lm), first)
+    assert torch.equal(bigrams.bigrams(lm), first)
 
 
 def test_nobody_waits_long_for_bigrams_unless_asked_for(
     lm: TextModel, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resolve_drafter, "_SOON", 0)
+    monkeypatch.setattr(bigrams, "_SOON", 0)
     for drafter in ("token-recycling", "ensemble"):
         lm.generate("a cat", drafter=drafter, max_new_tokens=2)
     assert not (cache / "bigrams").exists()

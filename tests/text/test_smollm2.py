@@ -17,7 +17,7 @@ import outrider.text.transformers_generate
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.text import TextModel, custom_generate
-from outrider.text.resolve_drafter import bigrams
+from outrider.text.bigrams import bigrams
 
 pytestmark = pytest.mark.slow
 SUMMARY = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from outrider.core.methods import DRAFTERS
 from outrider.core.trace import Step
 from outrider.image import ImageModel, PublishedModel, load, recipes
 from outrider.image.hub import model
-from outrider.image.resolve_drafter import USUAL, drafters, rules
+from outrider.image.resolve_drafter import drafters, rules
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -34,8 +34,7 @@ class Pictures:
     examples: tuple[str, ...] = ("red heart", "pizza", "cat with tears of joy", "rainbow", "panda", "rocket")
     heat: float = 1.0
     usual = "jacobi"
-    begins: Mapping[str, Mapping[str, Any]] = USUAL
-    ruled: Mapping[str, Mapping[str, Any]] = {}
+    defaults: Modality | None = name
     fixed = False
     extras: tuple[Knob | Choice, ...] = (
         Knob("guidance", 0, 8, 0.5, 3),
@@ -76,7 +75,7 @@ class Pictures:
 
     def drafters(self) -> list[str]:
         if self._named is not None:
-            return self._named.able(drafters(taught=False))
+            return self._named.able(drafters(trained=False))
         return [one for one in drafters() if self._ready(one)]
 
     def _ready(self, drafter: str) -> bool:

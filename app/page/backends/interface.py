@@ -165,8 +165,7 @@ class Backend(Protocol):
     heat: float  # the usual temperature
     usual: str  # the drafter to begin with
     extras: tuple[Knob | Choice, ...]
-    begins: Mapping[str, Mapping[str, Any]]  # drafter -> its options as this modality begins with them
-    ruled: Mapping[str, Mapping[str, Any]]  # and of rules
+    defaults: Modality | None  # whose usual options methods begin with
     fixed: bool  # a server's: its drafter, and the options of that, were chosen where it was started
 
     @property
@@ -230,7 +229,7 @@ def offered(subject: Backend) -> list[str]:
 
 def drafting(subject: Backend, drafter: str) -> list[Knob]:
     """What may be turned of a drafter."""
-    return [] if subject.fixed else knobs(drafter, DRAFTERS, subject.begins.get(drafter, {}))
+    return [] if subject.fixed else knobs(drafter, DRAFTERS, subject.defaults)
 
 
 def wording(subject: Backend, drafter: str) -> list[Choice]:
@@ -238,7 +237,7 @@ def wording(subject: Backend, drafter: str) -> list[Choice]:
     if subject.fixed or drafter not in DRAFTERS:
         return []
     found = []
-    for option, value in {**DRAFTERS[drafter].options, **subject.begins.get(drafter, {})}.items():
+    for option, value in initial(DRAFTERS[drafter], subject.defaults).items():
         words = _WORDS.get(f"{drafter}.{option}", ())
         if words:
             kept = words if subject.name == "image" else tuple(one for one in words if one not in SPATIAL)
@@ -248,19 +247,24 @@ def wording(subject: Backend, drafter: str) -> list[Choice]:
 
 def judging(subject: Backend, rule: str) -> list[Knob]:
     """And of a rule."""
-    return knobs(rule, RULES, subject.ruled.get(rule, {}))
+    return knobs(rule, RULES, subject.defaults)
 
 
 def rules_for(subject: Backend, drafter: str) -> list[str]:
     return [rule for rule in subject.rules() if together(drafter, rule)]
 
 
-def knobs(name: str, table: Mapping[str, Method], begins: Mapping[str, Any] | None = None) -> list[Knob]:
+def initial(method: Method, defaults: Modality | None) -> dict[str, Any]:
+    """A method's options, as it begins with them."""
+    return method.options if defaults is None else {**method.options, **method.begun(defaults)}
+
+
+def knobs(name: str, table: Mapping[str, Method], defaults: Modality | None = None) -> list[Knob]:
     """The numbers among a method's options, the first few."""
     if name not in table:
         return [Knob("longest", 1, 32, 1, 24)] if name == "auto" else []
     method, found = table[name], []
-    for option, value in {**method.options, **(begins or {})}.items():
+    for option, value in initial(method, defaults).items():
         bounds = _RANGES.get(f"{name}.{option}", _RANGES.get(option))
         if bounds is None or isinstance(value, bool) or not isinstance(value, int | float):
             continue

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +16,10 @@ from outrider.app.viz import image_grid, waveform
 from outrider.core.errors import InvalidOption
 from outrider.core.methods import DRAFTERS
 from outrider.core.trace import Step
-from outrider.speech import PublishedSpeech, Sound, SpeechModel, drafters, load, recipes, rules
+from outrider.speech import PublishedSpeech, Sound, SpeechModel, load, recipes
 from outrider.speech.hub import model
-from outrider.speech.model import RULED, USUAL
+from outrider.speech.resolve_drafter import drafters as known_drafters
+from outrider.speech.resolve_drafter import rules as known_rules
 
 _POINTS = 320  # of the envelope
 _COLUMNS = 440  # of the mel picture
@@ -38,8 +38,7 @@ class Speech:
     )
     heat: float = 0.6
     usual = "jacobi"
-    begins: Mapping[str, Mapping[str, Any]] = USUAL
-    ruled: Mapping[str, Mapping[str, Any]] = RULED
+    defaults: Modality | None = name
     fixed = False
     extras: tuple[Knob | Choice, ...] = (Knob("speed", 0.5, 2, 0.1, 1),)
 
@@ -57,8 +56,8 @@ class Speech:
         self._held: Held[SpeechModel | PublishedSpeech]
         if named is not None:
             self._held = Held(lambda: _audible(named.opened(model.load, device, dtype)))
+            self.defaults = None  # they were measured on our own voice
             self.examples, self.extras = _PUBLISHED, (Knob("limit", 1, 1500, 1, 250),)  # frames or tokens
-            self.ruled = {}  # nobody has heard these
         else:
             self._held = Held(load_ or (lambda: load(device=device, dtype=dtype, folder=folder)))
 
@@ -77,8 +76,8 @@ class Speech:
 
     def drafters(self) -> list[str]:
         if self._named is not None:
-            return self._named.able(model.drafters())
-        return [one for one in drafters() if self._ready(one)]
+            return self._named.able(known_drafters(ours=False))
+        return [one for one in known_drafters() if self._ready(one)]
 
     def _ready(self, drafter: str) -> bool:
         needs = DRAFTERS[drafter].needs
@@ -88,7 +87,7 @@ class Speech:
         return recipes.SHELF.has(named, self._folder) and drafter not in _GIVEN
 
     def rules(self) -> list[str]:
-        return rules() if self._named is None else model.rules()
+        return known_rules()
 
     def begin(self, asked: Asked) -> LiveSpeech | LivePublished:
         sp = self.load()

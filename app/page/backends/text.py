@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from outrider.app.page import validate
 from outrider.app.page.backends.interface import Asked, Choice, Held, Knob
 from outrider.app.page.recordings import Modality, Recording, tokens_in
 from outrider.app.viz import trace_html
-from outrider.core.methods import DRAFTERS
+from outrider.core.methods import AUTO, DRAFTERS
 from outrider.core.trace import Step
 from outrider.text import TextModel, load, recipes
-from outrider.text.model import AUTO, drafters, rules
+from outrider.text.resolve_drafter import drafters, rules
 
 MODEL = "smollm2-135m"
 _LIKELY = 3  # alternatives that are noted for each token
@@ -32,9 +31,8 @@ class Text:
         "Write a Python function that reverses a string, then one that reverses a list.",
     )
     heat: float = 0.0
-    usual = AUTO
-    begins: Mapping[str, Mapping[str, Any]] = {}
-    ruled: Mapping[str, Mapping[str, Any]] = {}
+    usual = AUTO.name
+    defaults: Modality | None = name
     fixed = False
     extras: tuple[Knob | Choice, ...] = (Knob("max_new_tokens", 1, validate.TOKENS, 1, 96),)
 
@@ -55,7 +53,7 @@ class Text:
         return self._held.get()
 
     def drafters(self) -> list[str]:
-        return [one for one in drafters() if one == AUTO or _ready(self._model, one)]
+        return [one for one in drafters() if one == AUTO.name or _ready(self._model, one)]
 
     def rules(self) -> list[str]:
         return rules()

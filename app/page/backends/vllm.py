@@ -27,8 +27,7 @@ class Served:
     examples: tuple[str, ...] = Text.examples
     heat: float = Text.heat
     extras: tuple[Knob | Choice, ...] = Text.extras
-    begins = Text.begins
-    ruled = Text.ruled
+    defaults = Text.defaults
     fixed = True
 
     def __init__(self, url: str) -> None:

@@ -36,8 +36,6 @@ from outrider.core.protocol import (
 )
 from outrider.core.rng import CounterRNG
 
-PLAIN = "plain"
-
 
 class Chooser(Protocol):
     """Chooses for one row."""
@@ -111,15 +109,13 @@ CHOOSERS: dict[str, Callable[..., Chooser]] = {"bandit": Bandit, "complexity": C
 
 
 class Adaptive:
-    """`drafters` are drafters or their names ("plain" drafts nothing), with `options` by name. `by` names one of
-    CHOOSERS, with its `settings`. `costs` is the cost of one more draft level by name, in plain passes, and
-    `verify(rows, tokens)` that of a pass over this many tokens in each of this many rows, in any unit."""
+    """`by` names one of CHOOSERS, with its `settings`. `costs` is the cost of one more draft level by drafter, in plain
+    passes, and `verify(rows, tokens)` that of a pass over this many tokens in each of this many rows, in any unit."""
 
     def __init__(
         self,
         *,
-        drafters: Sequence[Drafter | str] = ("suffix", "token-recycling"),
-        options: Mapping[str, Mapping[str, Any]] | None = None,
+        drafters: Mapping[str, Drafter],
         by: str = "bandit",
         settings: Mapping[str, Any] | None = None,
         costs: Mapping[str, float] | None = None,
@@ -130,10 +126,7 @@ class Adaptive:
             raise unknown("way to choose", by, CHOOSERS)
         if not drafters:
             raise InvalidOption("there are no drafters to choose from; name at least one")
-        self.names = [each if isinstance(each, str) else type(each).__name__ for each in drafters]
-        self.drafters = [
-            by_name(each, (options or {}).get(each, {})) if isinstance(each, str) else each for each in drafters
-        ]
+        self.names, self.drafters = list(drafters), list(drafters.values())
         for name, drafter in zip(self.names, self.drafters, strict=True):
             if isinstance(drafter, StandaloneDrafter):
                 raise Incompatible(
@@ -281,9 +274,3 @@ def deepest(draft: Draft) -> Tensor:
     if not draft.size:
         return torch.zeros(draft.rows, dtype=torch.long, device=draft.tokens.device)
     return ((draft.tree.depths + 1) * draft.live).amax(1)
-
-
-def by_name(name: str, options: Mapping[str, Any]) -> Drafter:
-    from outrider.core.methods import make_drafter  # which names this module
-
-    return (None if name == PLAIN else make_drafter(name, **options)) or Plain()

@@ -22,7 +22,6 @@ from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.protocol import BatchedDrafter, Drafter, Prefill, Prompts, Scores, StandaloneDrafter
 from outrider.core.rng import CounterRNG
 
-MEMBERS = ("suffix", "token-recycling")
 _STEPS = 10  # bins of beliefs
 _PRIOR = 12.0  # observations that the belief itself counts for
 _UNSURE = 0.5  # the probability of a guess without a belief
@@ -67,14 +66,13 @@ class _Member:
 
 
 class Ensemble:
-    """`drafters` are drafters or their names, with `options` by name. The `nodes` most likely of all guesses are kept;
-    of those less likely than `least` at most `free`, which cost a pass nothing."""
+    """Keeps the `nodes` most likely of all guesses; of those less likely than `least` at most `free`, which cost a pass
+    nothing."""
 
     def __init__(
         self,
         *,
-        drafters: Sequence[Drafter | str] = MEMBERS,
-        options: Mapping[str, Mapping[str, Any]] | None = None,
+        drafters: Mapping[str, Drafter],
         nodes: int = 16,
         least: float = 0.06,
         free: int = 3,
@@ -84,15 +82,10 @@ class Ensemble:
                 f"{len(drafters)} drafters, nodes={nodes}, least={least}, free={free}: there must be a drafter and a "
                 "node, least from 0 to 1, free 0 or more"
             )
-        self.drafters = [
-            _made(each, (options or {}).get(each, {})) if isinstance(each, str) else each for each in drafters
-        ]
-        for drafter in self.drafters:
+        self.drafters = list(drafters.values())
+        for name, drafter in drafters.items():
             if isinstance(drafter, StandaloneDrafter):
-                raise Incompatible(
-                    f"{type(drafter).__name__} reads its next guesses off its own draft, so it can't be merged with "
-                    "others"
-                )
+                raise Incompatible(f"{name} reads its next guesses off its own draft, so it can't be merged")
         self.nodes, self.least, self.free = nodes, least, free
         sizes = {drafter.vocabulary for drafter in self.drafters} - {None}
         if len(sizes) > 1:
@@ -203,14 +196,6 @@ class Ensemble:
 def hosted(drafter: Drafter) -> TypeGuard[TrieDrafter]:
     """Does it grow its guesses on the host, without a model?"""
     return isinstance(drafter, TrieDrafter) and drafter.hosted
-
-
-def _made(name: str, options: Mapping[str, Any]) -> Drafter:
-    from outrider.core.methods import make_drafter  # which names this module
-
-    drafter = make_drafter(name, **options)
-    assert drafter is not None
-    return drafter
 
 
 def _of_trie(trie: Trie) -> Guesses:

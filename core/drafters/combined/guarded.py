@@ -7,9 +7,8 @@ again now and then, within a budget that plain decoding accumulates. Knows draft
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -18,7 +17,6 @@ from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.combined.adaptive import (
     Guesses,
-    by_name,
     constant_cost,
     propose_with_cost,
     weight_free,
@@ -41,28 +39,36 @@ _TRUSTED = 0.3  # weight of observations below which the drafter of a single row
 _HALF = 0.5  # the assumed probability that a first guess is right
 
 
+@dataclass(frozen=True)
+class Member:
+    """A drafter's name, and how to make one."""
+
+    name: str
+    make: Callable[[], Drafter]
+
+
 class Guarded:
-    """`make` gives the drafter; `cost` is the cost of one more draft level in plain passes (default: derived from the
-    weights it reads), and `verify(rows, tokens)` that of a step with this many tokens in each of this many rows. While
-    the drafter of a single row is off, it is watched if it reads no weights, else tried every `probe`-th step."""
+    """`cost` is the cost of one more draft level in plain passes (default: derived from the weights that the drafter
+    reads), and `costs(rows, tokens)` that of a step with this many tokens in each of this many rows. While the drafter
+    of a single row is off, it is watched if it reads no weights, else tried every `probe`-th step. The trace notes when
+    it is off."""
 
     def __init__(
         self,
-        make: Callable[[], Drafter],
-        name: str,
+        drafter: Member,
         *,
         min_speedup: float = 1.0,
         decay: float = 0.9,
         probe: int = 16,
         cost: float | None = None,
-        verify: Cost | None = None,
+        costs: Cost | None = None,
     ) -> None:
-        self._make, self.name = make, name
+        self._make, self.name = drafter.make, drafter.name
         self.min_speedup, self.decay, self.probe = min_speedup, decay, probe
-        self._given, self._verify = cost, verify or constant_cost
-        self._set(make())
+        self._given, self._costs = cost, costs or constant_cost
+        self._set(drafter.make())
         if isinstance(self._inner, StandaloneDrafter):
-            raise Incompatible(f"{name} reads its next guesses off its own draft, so it can't be switched off")
+            raise Incompatible(f"{drafter.name} reads its next guesses off its own draft, so it can't be switched off")
         self.vocabulary, self.needs = self._inner.vocabulary, self._inner.needs
         self._free = weight_free(self._inner) and not cost
         self._catches_up = isinstance(self._inner, CatchUpDrafter)
@@ -166,7 +172,7 @@ class Guarded:
     def _cost(self, rows: int, guesses: int, depth: int) -> float:
         """Of a step, in plain steps."""
         rows = max(rows, self._crowd)
-        return self._verify(rows, guesses + 1) / self._verify(rows, 1) + self._level * depth
+        return self._costs(rows, guesses + 1) / self._costs(rows, 1) + self._level * depth
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         emitted, rows = verdict.rows(draft), len(self._going)
@@ -202,22 +208,3 @@ class Guarded:
 
     def end(self) -> None:
         self._inner.end()
-
-
-def guarded(
-    *,
-    drafter: Drafter | str = "prompt-lookup",
-    options: Mapping[str, Any] | None = None,
-    min_speedup: float = 1.0,
-    decay: float = 0.9,
-    probe: int = 16,
-    cost: float | None = None,
-    verify: Cost | None = None,
-) -> Guarded:
-    """Any drafter, switched off while it is predicted to be slower than plain decoding, as noted in the trace."""
-    name = drafter if isinstance(drafter, str) else type(drafter).__name__
-
-    def make() -> Drafter:
-        return by_name(drafter, options or {}) if isinstance(drafter, str) else drafter
-
-    return Guarded(make, name, min_speedup=min_speedup, decay=decay, probe=probe, cost=cost, verify=verify)

@@ -226,7 +226,7 @@ class REST(WeightFree, TrieDrafter):
     def __init__(
         self,
         *,
-        store: Datastore | Path | str | Sequence[Sequence[int]] = (),
+        store: Datastore | Path | str | Sequence[Sequence[int]],
         nodes: int = 64,
         length: int = 10,
         max_ngram: int = 16,

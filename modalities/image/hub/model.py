@@ -17,11 +17,12 @@ from torch import Tensor
 
 from outrider.core.assets.hub_models import Family
 from outrider.core.errors import InvalidOption
+from outrider.core.methods.resolve import Resolved
 from outrider.core.protocol import Drafter, Rule, Target
 from outrider.core.validation import as_list
 from outrider.image.grid import Grid, neighbours
 from outrider.image.options import Given, Options
-from outrider.image.resolve_drafter import drafter_of, drafters, rule_of, rules
+from outrider.image.resolve_drafter import drafters, resolve_drafter, resolve_rule, rules
 from outrider.image.stream import Result, Stream
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class PublishedModel:
     @property
     def drafters(self) -> list[str]:
         """Names to give as `drafter`."""
-        return drafters(taught=False)
+        return drafters(trained=False)
 
     @property
     def rules(self) -> list[str]:
@@ -146,13 +147,15 @@ class PublishedModel:
             self._drafts = small
         return self._drafts.target(asked, guidance)
 
-    def drafter(self, options: Options, asked: Sequence[Sequence[int]]) -> tuple[Drafter | None, str]:
-        """The drafter asked for, and its name."""
-        return drafter_of(options, self.raster.width, lambda: self.draft_model(asked, options.guidance))
+    def drafter(self, options: Options, asked: Sequence[Sequence[int]]) -> Resolved[Drafter | None]:
+        """The drafter of these options."""
+        return resolve_drafter(
+            options, columns=self.raster.width, draft_model=lambda: self.draft_model(asked, options.guidance)
+        )
 
-    def rule(self, options: Options) -> tuple[Rule, str]:
-        """The rule asked for, and its name."""
-        return rule_of(options, lambda: self.neighbours, lambda: self.looks)
+    def rule(self, options: Options) -> Resolved[Rule]:
+        """The rule of these options."""
+        return resolve_rule(options, neighbours=lambda: self.neighbours, codes=lambda: self.looks)
 
     @torch.no_grad()
     def pictures(self, grids: Tensor) -> list[Image]:

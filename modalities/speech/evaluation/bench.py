@@ -96,7 +96,7 @@ class Speech:
             "drafter_options": setting.drafter_options,
             "rule_options": setting.rule_options,
         }
-        rule, _ = self.sp.rule(Options.of(given))
+        rule = self.sp.rule(Options.of(given)).made
 
         def run(item: Item) -> Outcome:
             found = self.sp.generate(item.content, **given, seed=self.seed + int(item.id))

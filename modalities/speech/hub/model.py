@@ -17,12 +17,12 @@ import torch
 from outrider.core.assets.hub_models import Family
 from outrider.core.decode import Stop, decode
 from outrider.core.distribution import Sampling
-from outrider.core.errors import InvalidOption, unknown
-from outrider.core.methods import DRAFTERS, OF_TEXT, RULES, make_drafter, make_rule
+from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Drafter, Rule, Target
 from outrider.core.trace import Step, Trace, machine, versions
 from outrider.core.validation import METHODS, NUMBER, WHOLE, Kind, check, options_of
 from outrider.speech.audio import Sound
+from outrider.speech.resolve_drafter import drafters, resolve_drafter, resolve_rule, rules
 
 
 @dataclass(frozen=True)
@@ -59,25 +59,15 @@ class Options:
 
     def made(self, part: Part) -> tuple[Drafter | None, Rule]:
         """The drafter and the rule, for one part."""
-        rule = self.rule
-        if isinstance(rule, str):
-            if rule not in rules():
-                raise unknown("rule", rule, rules())
-            rule = make_rule(rule, **self.rule_options)
-        wanted = self.drafter
-        if wanted is None or not isinstance(wanted, str):
-            return wanted, rule
-        if wanted not in drafters():
-            raise unknown("drafter", wanted, drafters())
-        given = dict(self.drafter_options)
-        if "model" in DRAFTERS[wanted].needs and "model" not in given:
-            if part.draft is None:
-                raise InvalidOption(
-                    f"the drafter '{wanted}' wants a smaller model; name one of the family when the model is loaded, "
-                    "as load(..., draft=...)"
-                )
-            given["model"] = part.draft()
-        return make_drafter(wanted, **given), rule
+        return resolve_drafter(self, draft_model=lambda: _draft(part)).made, resolve_rule(self).made
+
+
+def _draft(part: Part) -> Target:
+    if part.draft is None:
+        raise InvalidOption(
+            "this drafter needs a smaller model; name one of the family when loading: load(..., draft=...)"
+        )
+    return part.draft()
 
 
 _TYPES: dict[str, Kind] = {**METHODS, **dict.fromkeys(("temperature", "top_p"), NUMBER), "top_k": WHOLE, "seed": WHOLE}
@@ -120,7 +110,7 @@ class PublishedSpeech:
     @property
     def drafters(self) -> list[str]:
         """Names to give as `drafter`."""
-        return drafters()
+        return drafters(ours=False)
 
     @property
     def rules(self) -> list[str]:
@@ -222,7 +212,7 @@ class Stream(Iterator[Step]):
             steps=tuple(self._steps),
             method="plain" if wanted.drafter is None else drafter,
             rule=rule,
-            lossless=wanted.rule.lossless if not isinstance(wanted.rule, str) else _lossless(wanted),
+            lossless=resolve_rule(wanted).made.lossless,
             seed=wanted.seed,
             options=facts,
             machine=machine(),
@@ -233,26 +223,6 @@ class Stream(Iterator[Step]):
     def result(self) -> Said:
         """What was said; where it was broken off, the tokens alone."""
         return Said(self._prompt, self._tokens, self._outcome, self.trace)
-
-
-def _lossless(options: Options) -> bool:
-    made: Rule = make_rule(str(options.rule), **options.rule_options)
-    return made.lossless
-
-
-def drafters() -> list[str]:
-    """The drafters that work on sound without training: those that look at tokens and distributions, and a smaller
-    model's."""
-    return [
-        name
-        for name, method in DRAFTERS.items()
-        if "speech" in method.modalities and name not in OF_TEXT and {"model"} >= set(method.needs)
-    ]
-
-
-def rules() -> list[str]:
-    """The rules that work on speech."""
-    return [name for name, one in RULES.items() if "speech" in one.modalities and not one.needs]
 
 
 FAMILY: Family[Published] = Family(

@@ -21,14 +21,17 @@ from outrider.core.engine.offload import streamed
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible
-from outrider.core.methods import make_drafter, make_rule
+from outrider.core.methods import Input
+from outrider.core.methods.resolve import Catalogue, Provider
 from outrider.core.protocol import BatchedTarget, Drafter, Rule
+from outrider.core.rules.exact import Exact
 from outrider.core.testing.soak import SoakRequest, wishes
 from outrider.text.bench.interleave import Round, Row, bound, now, turns
 from outrider.text.bench.run import lengthened
 from outrider.text.loading import load
 from outrider.text.model import TextModel
 from outrider.text.options import Options
+from outrider.text.resolve_drafter import resolve_drafter
 
 
 def crowd(
@@ -102,7 +105,7 @@ def long(
         lm.target = target
         try:
             for prompt in prompts:
-                drafts = None if drafter is None else lm.drafter(Options(drafter=drafter))[0]
+                drafts = None if drafter is None else resolve_drafter(lm, Options(drafter=drafter)).made
                 start = now(network.device)
                 stream = lm.stream(prompt, drafter=drafts, max_new_tokens=tokens)
                 next(stream)
@@ -155,13 +158,14 @@ def offloaded(
 
         def one(drafter: str | None, under: Any = under, shelf: Any = shelf) -> Round:
             given = (options or {}).get(drafter or "", {})
-            made = lm.equipped(drafter, given) if drafter else {}
+            wanted = Options(drafter=drafter, drafter_options=given)
+            made = [resolve_drafter(lm, wanted).made for _ in items]  # before the layers leave memory
             lm.target = under
             try:
                 read, waited, passes, start = shelf.read, shelf.waited, shelf.passes, time.perf_counter()
                 found = [
-                    lm.generate(str(item.content), drafter=drafter, drafter_options=made, max_new_tokens=tokens)
-                    for item in items
+                    lm.generate(str(item.content), drafter=drafts, max_new_tokens=tokens)
+                    for item, drafts in zip(items, made, strict=True)
                 ]
                 seconds = time.perf_counter() - start
             finally:
@@ -216,7 +220,8 @@ def soaked(
         end: tuple[int, ...] = (3,)
 
         def guesses() -> Drafter:
-            return _drafts(make_drafter(drafter, **({"model": target()} if drafter == "draft-model" else {})))
+            inputs: dict[Input, Provider] = {Input.DRAFT_MODEL: lambda request: target()}
+            return _drafts(Catalogue(inputs=inputs).drafter(drafter).made)
 
         make = None if drafter == "plain" else guesses
         vocabulary = config.vocabulary
@@ -228,7 +233,7 @@ def soaked(
             return cast(BatchedTarget, whole())
 
         asked = Options(drafter=drafter)
-        make = None if drafter == "plain" else lambda: _drafts(lm.drafter(asked)[0])
+        make = None if drafter == "plain" else lambda: _drafts(resolve_drafter(lm, asked).made)
 
     def stop(number: int, tokens: Sequence[int]) -> int | None:
         """A pattern that comes up now and then, and is cut off: some token behind an even one."""
@@ -236,7 +241,7 @@ def soaked(
         return next((place for place, (one, two) in pairs if one % 2 == 0 and two % 61 == 7), None)
 
     sampling = Sampling(temperature=temperature, end=end)
-    return target, make, make_rule("exact"), wishes(vocabulary, seed), sampling, stop
+    return target, make, Exact(), wishes(vocabulary, seed), sampling, stop
 
 
 def _drafts(drafter: Drafter | None) -> Drafter:

@@ -27,15 +27,15 @@ from outrider.core.cost.theory import PassCost
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.errors import InvalidOption, OutriderError, unknown
+from outrider.core.methods import AUTO, RULES, Input
 from outrider.core.methods import DRAFTERS as METHODS
-from outrider.core.methods import RULES
+from outrider.core.methods.lookup import PROMPT_LOOKUP
 from outrider.core.protocol import Target
 from outrider.core.trace import machine, versions
 from outrider.core.tree import Tree
-from outrider.text.model import AUTO, TextModel
-from outrider.text.recipes import RECIPES
+from outrider.text.model import TextModel
 
-DRAFTERS = (AUTO, "prompt-lookup")
+DRAFTERS = (AUTO.name, PROMPT_LOOKUP.name)
 NEAR = {
     "float64": 1e-9,
     "float32": 1e-3,
@@ -148,8 +148,10 @@ def contenders(lm: TextModel, settings: Settings) -> list[Contender]:
 
     def one(name: str) -> Contender:
         drafter = None if name == PLAIN else name
-        smaller = name in METHODS and "model" in METHODS[name].needs and (name == "draft-model" or name not in RECIPES)
-        options = {"model": settings.draft_model} if smaller and settings.draft_model else {}
+        inputs = METHODS[name].inputs if name in METHODS else {}
+        smaller = [option for option, kind in inputs.items() if kind in (Input.DRAFT_MODEL, Input.FOREIGN_MODEL)]
+        fixed = Input.ACCEPTANCE_HEAD in inputs.values()  # its head was trained with one draft model
+        options = dict.fromkeys(smaller, settings.draft_model) if settings.draft_model and not fixed else {}
         options |= settings.options.get(name, {})
 
         def call(item: Item) -> tuple[Any, Any]:

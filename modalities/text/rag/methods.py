@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from statistics import mean, median
 from typing import Any
 
@@ -24,18 +23,6 @@ from outrider.text.rag.documents import Question
 from outrider.text.rag.ralm import Lookups, Speculation, Writer
 from outrider.text.rag.retrievers import Dense, Embedder, Retriever
 
-
-class Need(StrEnum):
-    """An argument of a method that has no default."""
-
-    LM = "lm"
-    DRAFTER = "drafter"
-    RETRIEVER = "retriever"
-    EMBED = "embed"
-    OPTIONS = "options"
-    QUESTION = "question"
-
-
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
@@ -47,7 +34,6 @@ METHODS: dict[str, Method] = {
             paper="arXiv 2302.00083",
             topology=(),
             modalities=("text",),
-            needs=(Need.LM, Need.RETRIEVER, Need.OPTIONS),
             lossless=True,
         ),
         Method(
@@ -68,7 +54,6 @@ METHODS: dict[str, Method] = {
             paper="arXiv 2005.11401",
             topology=(),
             modalities=("text",),
-            needs=(Need.LM, Need.RETRIEVER, Need.QUESTION),
             lossless=True,
         ),
         Method(
@@ -79,7 +64,6 @@ METHODS: dict[str, Method] = {
             paper="arXiv 2407.08223",
             topology=(),
             modalities=("text",),
-            needs=(Need.LM, Need.DRAFTER, Need.RETRIEVER, Need.EMBED, Need.QUESTION),
             lossless=False,
         ),
     )

@@ -31,6 +31,7 @@ from outrider.text.model import TextModel
 from outrider.text.options import Given, Options
 from outrider.text.prefix_cache import PrefixCache
 from outrider.text.rag.retrievers import Retriever
+from outrider.text.resolve_drafter import resolve_drafter, resolve_rule
 
 PROMPT = "Here is a note:\n{document}\n\n{question}"
 _SEEN = 20  # lookups that the scheduler remembers
@@ -180,8 +181,7 @@ class Writer:
     def interval(self, ids: Sequence[int], limit: int, seed: int) -> Iterator[Step]:
         """A few tokens behind a prompt; what of it was read before is not read again."""
         options = self.options
-        drafter, _, _ = self.lm.drafter(options)
-        rule, _ = self.lm.rule(options)
+        drafter, rule = resolve_drafter(self.lm, options).made, resolve_rule(options).made
         record = Record(logprobs=options.logprobs, alternatives=options.alternatives)
         sampling = options.sampling(self.lm.end)
         return decode(
@@ -251,7 +251,7 @@ class _Run:
 
     def answer(self, method: str) -> Answer:
         writer = self.writer
-        rule, name = writer.lm.rule(writer.options)
+        rule = resolve_rule(writer.options)
         steps = [
             replace(step, index=number, finish=None)
             for number, step in enumerate(step for one in self.intervals for step in one.steps)
@@ -263,8 +263,8 @@ class _Run:
         trace = Trace(
             steps=tuple(steps),
             method=method,
-            rule=name,
-            lossless=rule.lossless,
+            rule=rule.name,
+            lossless=rule.made.lossless,
             seed=self._seed,
             options=facts,
             machine=machine(),

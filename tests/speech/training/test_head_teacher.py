@@ -127,10 +127,10 @@ def test_several_trainings_serve_a_drafter(small_voice: Callable[..., Voice], sp
     plain = model.generate("Yes.", rule="gumbel-match", seed=2)
     deepest = {}
     for name in ("medusa", "medusa-6"):
-        given = {"taught": name, "draft_kind": "chain", "length": 6}
+        given = {"draft_head": name, "draft_kind": "chain", "length": 6}
         found = model.generate("Yes.", drafter_options=given, **options)  # type: ignore[call-overload]
         assert found.tokens == plain.tokens
         deepest[name] = max(len(step.drafted) for step in found.trace.steps)
     assert deepest == {"medusa": 4, "medusa-6": 6}
-    with pytest.raises(InvalidOption, match="training of medusa"):
-        model.generate("Yes.", drafter_options={"taught": "hydra"}, **options)  # type: ignore[call-overload]
+    with pytest.raises(InvalidOption, match="draft head of medusa"):
+        model.generate("Yes.", drafter_options={"draft_head": "hydra"}, **options)  # type: ignore[call-overload]

@@ -16,7 +16,7 @@ from outrider.core.drafters.draft_model.model import DraftModel, DynamicTree
 from outrider.core.drafters.lookup.prompt_lookup import PromptLookup, chain_draft
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import InvalidOption
-from outrider.core.protocol import Drafter, Prefill, Prompts, Scores, WeightFree
+from outrider.core.protocol import Drafter, Plain, Prefill, Prompts, Scores, WeightFree
 from outrider.core.rng import CounterRNG
 from outrider.core.rules.exact import Exact, GumbelMatch, Token
 from outrider.core.testing.conformance import Case, enumerate_output, target_law, total_variation
@@ -75,6 +75,10 @@ def run(drafter: Drafter | None, limit: int = 30, **how: Any) -> tuple[list[list
     return out, steps
 
 
+def named(*drafters: Drafter) -> dict[str, Drafter]:
+    return {type(drafter).__name__: drafter for drafter in drafters}
+
+
 def model() -> Decoder:
     return Decoder.random(SHAPE, seed=1)
 
@@ -88,7 +92,7 @@ def test_models_keep_step_when_others_draft(rule: Any) -> None:
         Always((29, 28)),
         DynamicTree(model(), nodes=4, depth=3),
     ]
-    drafter = Adaptive(drafters=arms, settings={"explore": 5.0}, costs={"Always": 0.01})
+    drafter = Adaptive(drafters=named(*arms), settings={"explore": 5.0}, costs={"Always": 0.01})
     found, steps = run(drafter, rule=rule, sampling=sampling)
     assert found == run(None, rule=rule, sampling=sampling)[0]
     assert {step.note for step in steps} == {"DraftModel", "Always", "DynamicTree"}
@@ -101,7 +105,7 @@ def test_models_keep_step_when_others_draft(rule: Any) -> None:
 def test_models_among_the_drafters_keep_the_law(by: str, rule: Any) -> None:
     def adaptive() -> Drafter:
         small = TableTarget(3, seed=1, sharpness=0.7, blur=0.4)
-        return Adaptive(drafters=[DraftModel(small, length=2), PromptLookup(length=2)], by=by)
+        return Adaptive(drafters=named(DraftModel(small, length=2), PromptLookup(length=2)), by=by)
 
     prompts = [(0, 1), (2, 1, 0, 1, 2, 1)]
     case = Case(
@@ -119,7 +123,7 @@ def test_models_among_the_drafters_keep_the_law(by: str, rule: Any) -> None:
 
 def test_the_better_drafter_is_found_and_its_rival_judged_unasked() -> None:
     texts = run(None, sampling=GREEDY)[0]
-    drafter = Adaptive(drafters=[Always((29, 28)), Right(texts, 4)])
+    drafter = Adaptive(drafters=named(Always((29, 28)), Right(texts, 4)))
     found, steps = run(drafter, sampling=GREEDY)
     assert found == texts
     for row in range(3):
@@ -133,7 +137,7 @@ def test_costs_decide_between_equals_and_a_clock_measures() -> None:
     texts = run(None, sampling=GREEDY)[0]
     arms = [Right(texts, 6), Always((29,))]
     dear = Adaptive(
-        drafters=arms,
+        drafters=named(*arms),
         costs={"Right": 5.0},
         verify=lambda rows, tokens: 1 + 0.01 * rows * tokens,
         settings={"explore": 0.05},
@@ -141,14 +145,14 @@ def test_costs_decide_between_equals_and_a_clock_measures() -> None:
     notes = [step.note for step in run(dear, sampling=GREEDY)[1] if step.row == 0]
     assert notes.count("Always") > len(notes) / 2
     ticks = iter(range(10_000))
-    timed = Adaptive(drafters=arms, clock=lambda: float(next(ticks)))
+    timed = Adaptive(drafters=named(*arms), clock=lambda: float(next(ticks)))
     found, steps = run(timed, sampling=GREEDY)
     assert found == texts and sum(step.note == "Right" for step in steps) > len(steps) / 2
 
 
 def test_a_seed_gives_the_same_choices_alone_and_in_company() -> None:
     def notes(prompts: list[list[int]]) -> list[str]:
-        drafter = Adaptive(drafters=[DraftModel(model(), length=2), PromptLookup(length=3), "plain"])
+        drafter = Adaptive(drafters=named(DraftModel(model(), length=2), PromptLookup(length=3), Plain()))
         steps = decode(
             Decoder.random(SHAPE, seed=1), drafter, Exact(), prompts, sampling=GREEDY, max_new_tokens=20, seed=5
         )
@@ -167,6 +171,6 @@ def test_simple_text_is_told_from_complex_text() -> None:
 
 def test_what_cannot_be_chosen_from_is_refused() -> None:
     with pytest.raises(InvalidOption, match="at least one"):
-        Adaptive(drafters=[])
+        Adaptive(drafters={})
     with pytest.raises(InvalidOption, match="bandit"):
-        Adaptive(by="luck")
+        Adaptive(drafters=named(Always(())), by="luck")

@@ -14,7 +14,8 @@ from outrider.core.drafters.draft_model.model import DraftModel
 from outrider.core.drafters.parallel_decoding.jacobi import Jacobi
 from outrider.core.drafters.parallel_decoding.lookahead import Lookahead
 from outrider.core.errors import Incompatible, InvalidOption
-from outrider.core.protocol import Prefill
+from outrider.core.methods import make_drafter
+from outrider.core.protocol import Drafter, Prefill
 from outrider.core.rng import CounterRNG
 from outrider.core.testing.table_target import TableTarget
 from outrider.core.tree import Tree
@@ -46,6 +47,10 @@ class Fixed:
         pass
 
 
+def numbered(*drafters: Drafter) -> dict[str, Drafter]:
+    return {str(number): drafter for number, drafter in enumerate(drafters)}
+
+
 def merged(ensemble: Ensemble, room: int = 9) -> dict[tuple[int, ...], float]:
     """Each guess, as the path down to it, and how likely it is thought to be."""
     ensemble.begin(Prefill(), [[1]], GREEDY)
@@ -56,14 +61,14 @@ def merged(ensemble: Ensemble, room: int = 9) -> dict[tuple[int, ...], float]:
 
 
 def test_guesses_that_begin_alike_are_one_and_count_for_more() -> None:
-    found = merged(Ensemble(drafters=[Fixed([1, 2], [0.5, 0.3]), Fixed([1, 3], [0.5, 0.3])], least=0))
+    found = merged(Ensemble(drafters=numbered(Fixed([1, 2], [0.5, 0.3]), Fixed([1, 3], [0.5, 0.3])), least=0))
     assert {*found} == {(1,), (1, 2), (1, 3)}
-    alone = merged(Ensemble(drafters=[Fixed([1, 2], [0.5, 0.3])], least=0))
+    alone = merged(Ensemble(drafters=numbered(Fixed([1, 2], [0.5, 0.3])), least=0))
     assert found[(1,)] > alone[(1,)] and found[(1, 2)] == pytest.approx(alone[(1, 2)])
 
 
 def test_the_likeliest_are_kept_within_the_budget() -> None:
-    members = [Fixed([1, 2, 3], [0.9, 0.8, 0.1]), Fixed([5, 6], [0.3, 0.2])]
+    members = numbered(Fixed([1, 2, 3], [0.9, 0.8, 0.1]), Fixed([5, 6], [0.3, 0.2]))
     assert {*merged(Ensemble(drafters=members, nodes=3, least=0))} == {(1,), (1, 2), (5,)}
     assert {*merged(Ensemble(drafters=members, nodes=9, least=0.5))} == {(1,), (1, 2), (5,)}, "three are free"
     assert {*merged(Ensemble(drafters=members, nodes=9, least=0.5, free=0))} == {(1,), (1, 2)}
@@ -73,7 +78,7 @@ def test_the_likeliest_are_kept_within_the_budget() -> None:
 def test_beliefs_are_corrected_by_what_came_out(say: Any) -> None:
     text = [1, 2] * 20  # one drafter is right and shy, the other wrong and bold
     shy, bold = Fixed([1, 2], [0.3, 0.2]), Fixed([9, 9], [0.9, 0.9])
-    ensemble = Ensemble(drafters=[shy, bold], nodes=2, least=0)
+    ensemble = Ensemble(drafters=numbered(shy, bold), nodes=2, least=0)
     (steps,) = say(ensemble, [[30]], [text])
     assert steps[0].drafted == (9, 9) and steps[-3].drafted == (1, 2)
 
@@ -83,7 +88,7 @@ def test_an_ensemble_is_above_either_alone(say: Any) -> None:
     text = [40, 41, 42, 43, 44, 45, 46, *[3, 9, 9, 4] * 3, 41, 42, 43, 44, 45, 46]
 
     def steps(*drafters: str) -> int:
-        return len(say(Ensemble(drafters=drafters, nodes=8), [prompt], [text])[0])
+        return len(say(make_drafter("ensemble", drafters=drafters, nodes=8), [prompt], [text])[0])
 
     assert steps("suffix", "token-recycling") <= min(steps("suffix"), steps("token-recycling"))
 
@@ -91,12 +96,12 @@ def test_an_ensemble_is_above_either_alone(say: Any) -> None:
 @pytest.mark.parametrize("drafter", [Jacobi(), Lookahead()])
 def test_who_needs_a_draft_of_his_own_is_refused(drafter: Any) -> None:
     with pytest.raises(Incompatible, match="its own draft"):
-        Ensemble(drafters=[drafter])
+        Ensemble(drafters=numbered(drafter))
 
 
 def test_drawn_guesses_are_refused() -> None:
     model = TableTarget(8)
-    ensemble = Ensemble(drafters=[DraftModel(model)])
+    ensemble = Ensemble(drafters=numbered(DraftModel(model)))
     ensemble.begin(Prefill(), [[1]], Sampling())
     with pytest.raises(Incompatible, match="draws its guesses"):
         ensemble.propose(torch.tensor([4]), CounterRNG([0]))
@@ -104,17 +109,17 @@ def test_drawn_guesses_are_refused() -> None:
 
 def test_members_of_two_vocabularies_are_refused() -> None:
     with pytest.raises(Incompatible, match="made for one"):
-        Ensemble(drafters=[DraftModel(TableTarget(8)), DraftModel(TableTarget(9))])
+        Ensemble(drafters=numbered(DraftModel(TableTarget(8)), DraftModel(TableTarget(9))))
 
 
-@pytest.mark.parametrize("options", [{"drafters": ()}, {"nodes": 0}, {"least": 2}, {"free": -1}])
+@pytest.mark.parametrize("options", [{"drafters": {}}, {"nodes": 0}, {"least": 2}, {"free": -1}])
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption):
-        Ensemble(**options)
+        Ensemble(**{"drafters": numbered(Fixed([1], None)), **options})
 
 
 def test_members_take_their_own_options_by_name() -> None:
-    ensemble = Ensemble(drafters=("suffix", "prompt-lookup"), options={"suffix": {"nodes": 3}})
-    assert ensemble.drafters[0].nodes == 3  # type: ignore[attr-defined]
+    ensemble = make_drafter("ensemble", drafters=("suffix", "prompt-lookup"), options={"suffix": {"nodes": 3}})
+    assert isinstance(ensemble, Ensemble) and ensemble.drafters[0].nodes == 3  # type: ignore[attr-defined]
     with pytest.raises(InvalidOption, match="unknown option of the drafter 'suffix'"):
-        Ensemble(drafters=("suffix",), options={"suffix": {"depht": 3}})
+        make_drafter("ensemble", drafters=("suffix",), options={"suffix": {"depht": 3}})

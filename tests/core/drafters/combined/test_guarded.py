@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -12,7 +13,7 @@ from outrider.core.cost.break_even import Costs
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
-from outrider.core.drafters.combined.guarded import Guarded, guarded
+from outrider.core.drafters.combined.guarded import Guarded
 from outrider.core.drafters.draft_model.model import DraftModel
 from outrider.core.drafters.lookup.prompt_lookup import PromptLookup, chain_draft
 from outrider.core.engine.transformer import Config, Decoder
@@ -48,6 +49,12 @@ class Right(WeightFree):
 
     def end(self) -> None:
         """Nothing to free."""
+
+
+def guarded(**options: Any) -> Guarded:
+    drafter = make_drafter("guarded", **options)
+    assert isinstance(drafter, Guarded)
+    return drafter
 
 
 def model() -> Decoder:
@@ -86,14 +93,14 @@ def test_it_is_off_where_it_does_not_pay_and_the_trace_says_so(row: int) -> None
     prompts = PROMPTS[row : row + 1]
     texts = run(None, prompts)[0]
     bad = guarded(
-        drafter=Right(texts, 0, (29, 28, 27)), verify=lambda rows, tokens: 1 + 0.2 * (rows * tokens - 1), probe=10
+        drafter=Right(texts, 0, (29, 28, 27)), costs=lambda rows, tokens: 1 + 0.2 * (rows * tokens - 1), probe=10
     )
     found, steps = run(bad, prompts)
     assert found == texts
     off = [step for step in steps if step.note.startswith("plain (off: 0.")]
     assert len(off) > 0.7 * len(steps) and not any(step.drafted for step in off)
     assert Trace.from_json(Trace(steps=tuple(steps)).to_json()).steps[-1].note == steps[-1].note
-    good = guarded(drafter=Right(texts, 4), verify=lambda rows, tokens: 1 + 0.2 * (rows * tokens - 1))
+    good = guarded(drafter=Right(texts, 4), costs=lambda rows, tokens: 1 + 0.2 * (rows * tokens - 1))
     assert not any("off" in step.note for step in run(good, prompts)[1])
 
 
@@ -103,7 +110,7 @@ def test_the_more_rows_the_sooner_a_guess_does_not_pay(rows: int, pays: bool) ->
     prompts = [PROMPTS[0]] * rows
     plain = run(None, prompts)[0]
     drafter = guarded(
-        drafter=Right(plain, 1, (29, 28, 27)), verify=lambda rows, tokens: max(rows * tokens, 10) / 10, probe=100
+        drafter=Right(plain, 1, (29, 28, 27)), costs=lambda rows, tokens: max(rows * tokens, 10) / 10, probe=100
     )
     found, steps = run(drafter, prompts)
     drafting = sum(bool(step.drafted) for step in steps) / len(steps)
@@ -116,7 +123,7 @@ def test_in_a_crowd_it_is_tried_once_and_not_asked_again_for_long() -> None:
     prompts = [PROMPTS[0]] * 8
     plain = run(None, prompts, limit=90)[0]
     costs = Costs.parse("1:10 8:10 8x1:20 8x5:80")
-    drafter = guarded(drafter=Right(plain, 1, (29, 28, 27)), verify=costs)
+    drafter = guarded(drafter=Right(plain, 1, (29, 28, 27)), costs=costs)
     found, steps = run(drafter, prompts, limit=90)
     assert found == plain
     assert {step.index for step in steps if step.drafted} == {0}
@@ -127,7 +134,7 @@ def test_a_batch_that_drains_drafts_again() -> None:
     """Requests of many lengths through a continuous batch: all come out as plain decoding's; guesses are tried once
     few are left."""
     costs = "1:10 8:11 2:10 8x1:20 8x2:60 8x5:200"
-    made = make_drafter("guarded", drafter="suffix", verify=Costs.parse(costs))
+    made = make_drafter("guarded", drafter="suffix", costs=Costs.parse(costs))
     assert isinstance(made, Guarded) and made.supports_batching()
     prompts = [[5, 6, 7, 5, 6, 7, 5, 6], [8, 9] * 4, [3] * 6, [5, 6, 5, 6], [1, 2, 3, 1, 2, 3], [9], [4, 4, 4], [7, 7]]
     limits = [10, 12, 11, 10, 12, 11, 13, 80]

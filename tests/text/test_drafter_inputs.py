@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from outrider.core.errors import InvalidOption
 from outrider.text import TextModel
-from outrider.text.companions import calibrate, calibration
+from outrider.text.calibrate import calibrate
+from outrider.text.measurements import measured
 from outrider.text.tokenizer import Tokens
 from outrider.text.vocab_bridge import Bridge
 
@@ -133,14 +134,14 @@ def test_the_guard_goes_by_what_passes_cost_here(lm: TextModel) -> None:
 
 def test_calibrating_keeps_what_it_found(lm: TextModel, folder: Path, cache: Path) -> None:
     last = list(calibrate(lm, "draft-verify", PROMPTS, tokens=12, trials=8))[-1]
-    assert last[:2] == (8, 8) and calibration(lm, "draft-verify").is_file()
+    assert last[:2] == (8, 8) and measured(lm, "draft-verify").is_file()
     plain = lm.generate(PROMPTS[0], drafter=None, max_new_tokens=16)
     assert lm.generate(PROMPTS[0], drafter="draft-verify", max_new_tokens=16).tokens == plain.tokens
     for number, count, what in calibrate(lm, "sequoia", PROMPTS, draft_model=str(folder), tokens=12):
         assert number <= count == 2 and what.startswith("acceptance 1.00")
     out = lm.generate(PROMPTS[0], drafter="sequoia", drafter_options={"model": str(folder)}, max_new_tokens=16)
     assert out.tokens == plain.tokens
-    calibration(lm, "sequoia").write_text("{}")
+    measured(lm, "sequoia").write_text("{}")
     with pytest.raises(InvalidOption, match="no measured acceptance"):
         lm.generate(PROMPTS[0], drafter="sequoia", drafter_options={"model": str(folder)})
 

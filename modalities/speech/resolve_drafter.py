@@ -1,0 +1,96 @@
+"""Drafters and rules by name, as speech takes them: the modality's half of outrider.core.methods.resolve. Knows nothing
+of how a target computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+from outrider.core.errors import unknown
+from outrider.core.methods import DRAFTERS, RULES, Input
+from outrider.core.methods.resolve import Catalogue, Provider, Request, Resolved, takes, unless_given
+from outrider.core.protocol import Drafter, Rule, Target
+from outrider.speech import recipes
+
+_INPUTS = (Input.DRAFT_MODEL, Input.DRAFT_HEAD)
+
+
+class Options(Protocol):
+    """What resolving reads of a generation's options."""
+
+    @property
+    def drafter(self) -> str | Drafter | None: ...
+    @property
+    def rule(self) -> str | Rule: ...
+    @property
+    def drafter_options(self) -> Mapping[str, Any]: ...
+    @property
+    def rule_options(self) -> Mapping[str, Any]: ...
+
+
+def drafters(ours: bool = True) -> list[str]:
+    """The drafters that work on our voice; on a published model, those without training that need no cheaper view of
+    the target."""
+    trained = set(recipes.taught().values())
+    return [
+        name
+        for name, method in DRAFTERS.items()
+        if takes(method, "speech", _INPUTS)
+        and (ours or not method.self_drafting)
+        and (method.draft_head is None or (ours and name in trained))
+    ]
+
+
+def rules() -> list[str]:
+    """The rules that work on speech."""
+    return [name for name, method in RULES.items() if takes(method, "speech", ())]
+
+
+def resolve_drafter(
+    options: Options,
+    *,
+    draft_model: Callable[[], Target],
+    draft_head: Callable[[str], Any] | None = None,
+    lossless: bool = True,
+) -> Resolved[Drafter | None]:
+    """The drafter of these options. `draft_model` gives a smaller model, `draft_head` the trained head of a recipe;
+    without it the model is a published one. Under a rule that is not `lossless` drafters begin with other options."""
+
+    def head(request: Request) -> Any:
+        """`draft_head` names a recipe where several serve one drafter, such as "medusa-6"."""
+        if request.given and not isinstance(request.value, str):
+            return request.value
+        recipe, drafter = request.value or request.method.name, request.method.name
+        serving = [name for name, served in recipes.taught().items() if served == drafter]
+        if recipe not in serving:
+            raise unknown(f"draft head of {drafter}", recipe, serving)
+        assert draft_head is not None
+        return draft_head(recipe)
+
+    inputs: dict[Input, Provider] = {Input.DRAFT_MODEL: unless_given(lambda request: draft_model())}
+    if draft_head is not None:
+        inputs[Input.DRAFT_HEAD] = head
+    modality = None if draft_head is None else "speech"
+    catalogue = Catalogue(
+        drafters=drafters(draft_head is not None), inputs=inputs, modality=modality, lossless=lossless
+    )
+    return catalogue.drafter(options.drafter, options.drafter_options)
+
+
+def resolve_rule(
+    options: Options, inputs: Mapping[Input, Callable[[], Any]] = {}, codes: int | None = None
+) -> Resolved[Rule]:
+    """The rule of these options. `inputs` says which codes are alike, and `codes` how many there are; without, the
+    model is a published one."""
+    made: dict[Input, Provider] = {kind: unless_given(partial(_made, make)) for kind, make in inputs.items()}
+    given = dict(options.rule_options)
+    method = RULES.get(options.rule) if isinstance(options.rule, str) else None
+    if codes is not None and method is not None and Input.NEIGHBOURS in method.inputs.values():
+        given.setdefault("k", min(method.options["k"], codes - 1))
+    catalogue = Catalogue(rules=rules(), inputs=made, modality="speech" if inputs else None)
+    return catalogue.rule(options.rule, given)
+
+
+def _made(make: Callable[[], Any], request: Request) -> Any:
+    return make()

@@ -1,0 +1,231 @@
+"""The inputs of drafters that come from a text model: other models by name, bridges to other tokenizers, trained heads,
+texts as token ids, bigrams, measured costs. One function each; knows no drafter by name."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.core.cost.break_even import Costs
+from outrider.core.drafters.draft_model.vocab_bridge import Translated
+from outrider.core.drafters.lookup.retrieval import Datastore
+from outrider.core.errors import InvalidOption
+from outrider.core.methods import AUTO, Input
+from outrider.core.methods.draft_model import DRAFT_MODEL
+from outrider.core.methods.resolve import DEFAULT, Provider, Request
+from outrider.core.training.draft_head import DraftHead
+from outrider.text import bigrams, datastore, recipes
+from outrider.text.measurements import costs_of_rounds, measured
+from outrider.text.vocab_bridge import Bridge
+
+if TYPE_CHECKING:
+    from outrider.text.model import TextModel
+
+
+def inputs(model: TextModel, rows: int = 1) -> dict[Input, Provider]:
+    """All that a text model provides, with this many rows side by side."""
+    makers = {
+        Input.TARGET: target,
+        Input.DRAFT_MODEL: draft_model,
+        Input.DRAFT_MODELS: draft_models,
+        Input.FOREIGN_MODEL: foreign_model,
+        Input.BRIDGE: bridge,
+        Input.DRAFT_HEAD: trained_head,
+        Input.ACCEPTANCE_HEAD: trained_head,
+        Input.SKIP: skip,
+        Input.ACCEPTANCE: acceptance,
+        Input.TEXT: text,
+        Input.TEXTS: texts,
+        Input.DATASTORE: store,
+        Input.BIGRAMS: bigram_table,
+        Input.SUCCESSORS: successors,
+    }
+    made: dict[Input, Provider] = {kind: partial(maker, model) for kind, maker in makers.items()}
+    return made | {Input.PASS_COSTS: partial(costs, model, rows)}
+
+
+# ---- models and heads
+
+
+def companion(model: TextModel, source: Any) -> TextModel | None:
+    """Another language model, by its name, or NAME:DTYPE; None if the source is weights trained for this very model."""
+    if isinstance(source, type(model)):
+        return source
+    if not isinstance(source, str | Path) or Path(source).suffix == ".safetensors":
+        return None
+    return model.companion(str(source))
+
+
+def target(model: TextModel, request: Request) -> Any:
+    return _target(model, request.value) if request.given else model.target()
+
+
+def draft_model(model: TextModel, request: Request) -> Any:
+    """The model that was given; else the one that was trained for this target."""
+    return named_draft_model(model, request.value, request.method.name)
+
+
+def draft_models(model: TextModel, request: Request) -> Any:
+    if not isinstance(request.value, Sequence) or isinstance(request.value, str):
+        return request.value if request.given else DEFAULT
+    return [_target(model, source) for source in request.value]
+
+
+def foreign_model(model: TextModel, request: Request) -> Any:
+    other = companion(model, request.value)
+    if other is not None:
+        return other.target()
+    if request.value is None or not _of_kind(request, Input.BRIDGE):
+        raise InvalidOption(
+            f"the drafter '{request.method.name}' needs {request.option}=..., another language model of any tokenizer: "
+            "a name such as 'smollm2-135m', a folder, a GGUF file, or a model that was loaded"
+        )
+    return request.value  # a target, whose bridge was given too
+
+
+def bridge(model: TextModel, request: Request) -> Any:
+    if request.value is not None:
+        return request.value
+    other = companion(model, _of_kind(request, Input.FOREIGN_MODEL))
+    return DEFAULT if other is None else _bridge(model, other)
+
+
+def trained_head(model: TextModel, request: Request) -> Any:
+    return _trained(model, request.method.name, request.value)
+
+
+def _of_kind(request: Request, kind: Input) -> Any:
+    """What was given for another input of the method."""
+    return next((request.options.get(option) for option, each in request.method.inputs.items() if each is kind), None)
+
+
+def _target(model: TextModel, source: Any) -> Any:
+    """Another language model with this one's tokens, whatever its own are; anything else as it was given."""
+    other = companion(model, source)
+    if other is None:
+        return source
+    own = other.target()
+    alike = own.vocabulary == model.target().vocabulary and other.tokens.names == model.tokens.names
+    return own if alike else Translated(own, _bridge(model, other))
+
+
+def _bridge(model: TextModel, other: TextModel) -> Bridge:
+    if other not in model.bridges:
+        sizes = model.target().vocabulary, other.target().vocabulary
+        model.bridges[other] = Bridge(model.tokens, other.tokens, *sizes)
+    return model.bridges[other]
+
+
+def named_draft_model(model: TextModel, source: Any = None, drafter: str = DRAFT_MODEL.name) -> Any:
+    """A draft model by its name or file; None: the one that was trained for this target."""
+    source = _target(model, source)
+    return _trained(model, recipes.draft_model_for(model.name, drafter) if source is None else drafter, source)
+
+
+def _trained(model: TextModel, drafter: str, source: Any) -> Any:
+    """What was given; else weights for this target, from a file or from where those of a recipe are."""
+    if source is not None and not isinstance(source, str | Path):
+        return source
+    path = recipes.find(model.name, drafter) if source is None else Path(source).expanduser()
+    if path is None:
+        raise recipes.missing(model.name, drafter)
+    if (path, drafter) in model.laid_out:
+        return model.laid_out[path, drafter]
+    if (path, drafter) not in model.draft_heads:
+        model.draft_heads[path, drafter] = recipes.load(path, drafter, model.target())
+    head = model.draft_heads[path, drafter].drafts(model.target())
+    if isinstance(head, DraftHead):  # laid out for this machine: it stays so, and keeps nothing of a generation
+        model.laid_out[path, drafter] = head
+    return head
+
+
+# ---- texts as token ids
+
+
+def text(model: TextModel, request: Request) -> Any:
+    return DEFAULT if request.value is None else _ids(model, request.value)
+
+
+def texts(model: TextModel, request: Request) -> Any:
+    if request.value is None:
+        return DEFAULT
+    given = [request.value] if isinstance(request.value, str) else request.value
+    return [_ids(model, document) for document in given]
+
+
+def store(model: TextModel, request: Request) -> Any:
+    given = request.value
+    if given is None:
+        raise InvalidOption(
+            f"the drafter '{request.method.name}' needs {request.option}=..., the path of a datastore; make one of "
+            "text files with `outrider datastore build FILES -o my.store`"
+        )
+    if isinstance(given, str | Path):
+        return datastore.load(Path(given).expanduser(), model.tokens)
+    return given if isinstance(given, Datastore) else [_ids(model, document) for document in given]
+
+
+def _ids(model: TextModel, text: str | Sequence[int]) -> list[int]:
+    return model.tokens.encode(text, special=False) if isinstance(text, str) else list(text)
+
+
+# ---- what is computed or measured once for a model
+
+
+def bigram_table(model: TextModel, request: Request) -> Any:
+    return request.value if request.given else bigrams.bigrams(model)
+
+
+def successors(model: TextModel, request: Request) -> Any:
+    """The table starts with the model's bigrams, which measured best; None leaves it empty. Bigrams that a large model
+    would take long to compute are computed only if "bigrams" is given; for `auto`, known ones are used."""
+    if request.given and request.value != "bigrams":
+        return request.value
+    wanted = request.given or (request.within is not AUTO and bigrams.quick(model.target()))
+    table = bigrams.bigrams(model) if wanted else bigrams.known_bigrams(model, model.target().vocabulary)
+    return None if table is None else bigrams.Bigrams(table)
+
+
+def acceptance(model: TextModel, request: Request) -> Any:
+    path = measured(model, request.method.name)
+    return path if request.value is None and path.is_file() else request.value
+
+
+def skip(model: TextModel, request: Request) -> Any:
+    if request.value is not None:
+        return request.value
+    name, path = request.method.name, measured(model, request.method.name)
+    if not path.is_file():
+        raise InvalidOption(
+            f"the drafter '{name}' needs {request.option}=..., the sublayers to leave out, such as "
+            f"'attention.5,mlp.5'; `outrider bench text --calibrate {name}` finds and keeps them"
+        )
+    return path
+
+
+def costs(model: TextModel, rows: int, request: Request) -> Any:
+    """The costs that were given, else those of rounds on this machine; the trace notes them."""
+    given = request.value
+    if given is None:
+        own = request.method is AUTO
+        members = request.members if own else partial(request.members, AUTO)
+        given = costs_of_rounds(model, _label(request) if own else "", members, rows)
+    if not isinstance(given, str):
+        return given
+    request.notes["costs"] = given
+    return Costs.parse(given)
+
+
+def _label(request: Request) -> str:
+    """Tells costs of members other than the usual ones."""
+    usual, options = request.method.presets["drafters"], request.options.get("options")
+    names = tuple(request.options.get("drafters", usual))
+    label = (
+        ""
+        if names == usual
+        else "-" + "+".join(name if isinstance(name, str) else type(name).__name__ for name in names)
+    )
+    return label + ("-" + hashlib.sha256(repr(options).encode()).hexdigest()[:8] if options else "")
