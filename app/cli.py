@@ -1,6 +1,6 @@
-"""The `outrider` command: options in, words or JSON out. Heavy packages are imported by the commands that use them.
+"""The `outrider` command. Heavy packages are imported by the commands that use them.
 
-Exit codes: 0 done, 1 it could not be done and one line on stderr says why, 2 the command line itself is wrong.
+Exit codes: 0 success, 1 failure (one line on stderr says why), 2 invalid command line.
 """
 
 from __future__ import annotations
@@ -23,17 +23,25 @@ from outrider.app.bench.codec import codec as bench_codec
 from outrider.app.bench.image import image as bench_image
 from outrider.app.bench.speech import speech as bench_speech
 from outrider.app.bench.text import bench
-from outrider.app.commands.curves import curves
+from outrider.app.commands.contact_sheet import contact_sheet
 from outrider.app.commands.datastore import datastore
 from outrider.app.commands.image import image
+from outrider.app.commands.plot_acceptance import plot_acceptance
 from outrider.app.commands.rag import bench_rag, rag
 from outrider.app.commands.serve import export, serve
-from outrider.app.commands.sheet import sheet
 from outrider.app.commands.simulate import simulate
 from outrider.app.commands.speech import speech
 from outrider.app.commands.text import assets, text
 from outrider.app.commands.train import train
-from outrider.app.options import Draft, Model, ModelOptions, shown_model
+from outrider.app.options import (
+    AsJson,
+    Device,
+    DraftModelName,
+    ModelOptions,
+    PublishedName,
+    TextDtype,
+    shown_model,
+)
 from outrider.app.report.command import report
 
 if TYPE_CHECKING:
@@ -41,7 +49,7 @@ if TYPE_CHECKING:
     from outrider.core.methods import Method
 
 cli = typer.Typer(
-    help="Multimodal speculative decoding: draft ahead, verify at once.",
+    help="Speculative decoding of text, images and speech.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -52,18 +60,17 @@ bench.command("image")(bench_image)
 bench.command("speech")(bench_speech)
 bench.command("codec")(bench_codec)
 bench.command("rag")(bench_rag)
-for one in (engine.crowd, engine.long, engine.offload, engine.soak, engine.device):
-    bench.command()(one)
+for command in (engine.throughput, engine.long_context, engine.offload, engine.soak, engine.device):
+    bench.command()(command)
 cli.add_typer(bench, name="bench")
-AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable, on stdout.")]
 cli.command()(text)
 cli.command()(image)
-cli.command()(sheet)
+cli.command()(contact_sheet)
 cli.command()(speech)
 cli.command()(rag)
 cli.command()(simulate)
 cli.command()(train)
-cli.command()(curves)
+cli.command()(plot_acceptance)
 cli.command()(report)
 cli.command(context_settings={"allow_extra_args": True})(serve)
 cli.add_typer(export, name="export")
@@ -72,10 +79,10 @@ cli.add_typer(datastore, name="datastore")
 
 
 def main() -> None:
-    """Run the command line; an error is one line, never a stack trace (OUTRIDER_DEBUG=1 shows it)."""
+    """Run the command line. An error prints one line; OUTRIDER_DEBUG=1 prints the traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that can't write a sign gets a question mark
+            stream.reconfigure(errors="replace")  # print ? for characters the terminal cannot encode
     try:
         cli()
     except Exception as error:
@@ -88,8 +95,8 @@ def main() -> None:
         sys.exit(1)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         from outrider.core import __version__
 
         print(f"outrider {__version__}")
@@ -99,7 +106,7 @@ def _version(wanted: bool) -> None:
 @cli.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -108,92 +115,107 @@ def _options(
 @cli.command()
 def demo(
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Of the page; default: the first free one.")
+        int | None, typer.Option(min=1, max=65535, help="Port of the page. Default: the first free one.")
     ] = None,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Open the page, but no browser.")] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, mps ...")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="Of the language model: float32, bfloat16, int8, int4 ...")] = "bfloat16",
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Serve the page without opening a browser.")] = False,
+    device: Device = "cpu",
+    dtype: TextDtype = "bfloat16",
     weights: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Weights of your own training, in folders image and speech.")
+        Path | None, typer.Option(metavar="DIR", help="Weights you trained, in subfolders image and speech.")
     ] = None,
     vllm: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="A vLLM server that the text panel asks, as http://127.0.0.1:8000."),
+        typer.Option(metavar="URL", help="vLLM server for the text tab, such as http://127.0.0.1:8000."),
     ] = None,
-    image_model: Model = None,
-    image_draft: Draft = None,
-    image_option: ModelOptions = None,
-    speech_model: Model = None,
-    speech_draft: Draft = None,
-    speech_option: ModelOptions = None,
+    image_model: PublishedName = None,
+    image_draft_model: DraftModelName = None,
+    image_model_option: ModelOptions = None,
+    speech_model: PublishedName = None,
+    speech_draft_model: DraftModelName = None,
+    speech_model_option: ModelOptions = None,
     terminal: Annotated[
-        bool, typer.Option("--terminal", help="Watch it here instead, on models made on the spot.")
+        bool, typer.Option("--terminal", help="Run in the terminal instead, on tiny models that need no download.")
     ] = False,
     drafter: Annotated[
         str | None,
         typer.Option(
-            help="Who guesses: one of `outrider methods`. Default: draft-model, then sampled-tree.",
+            help="Drafter, from `outrider methods`. Default: draft-model, then sampled-tree.",
             rich_help_panel="In the terminal",
         ),
     ] = None,
     rule: Annotated[
         str | None,
-        typer.Option(help="Who accepts: one of `outrider methods`. Default: exact.", rich_help_panel="In the terminal"),
+        typer.Option(
+            help="Acceptance rule, from `outrider methods`. Default: exact.", rich_help_panel="In the terminal"
+        ),
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="0 is greedy; default: 1.", rich_help_panel="In the terminal")
+        float | None,
+        typer.Option(help="Sampling temperature; 0 is greedy decoding. Default: 1.", rich_help_panel="In the terminal"),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, max=2**31 - 1, help="Of the models and of the draws.", rich_help_panel="In the terminal"),
+        typer.Option(
+            min=0,
+            max=2**31 - 1,
+            help="Random seed of the models and of sampling. Default: 0.",
+            rich_help_panel="In the terminal",
+        ),
     ] = None,
-    tokens: Annotated[
+    max_new_tokens: Annotated[
         int | None,
-        typer.Option(min=1, max=1000, help="How many to decode, each time.", rich_help_panel="In the terminal"),
+        typer.Option(
+            min=1,
+            max=1000,
+            help="Number of tokens to generate per run. Default: 48.",
+            rich_help_panel="In the terminal",
+        ),
     ] = None,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="The traces as a JSON list, and nothing else.", rich_help_panel="In the terminal"),
+        typer.Option(
+            "--json", help="Print the traces as a JSON list and nothing else.", rich_help_panel="In the terminal"
+        ),
     ] = False,
 ) -> None:
-    """Open the page where drafting and verifying can be watched; or watch them in the terminal."""
+    """Open the demo page in a browser, or run the demo in the terminal."""
     from importlib.util import find_spec
 
-    asked = {
+    options = {
         "drafter": drafter,
         "rule": rule,
         "temperature": temperature,
         "seed": seed,
-        "tokens": tokens,
+        "tokens": max_new_tokens,
     }
-    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
-    asked_for = {
-        "image": shown_model("image", image_model, image_draft, image_option),
-        "speech": shown_model("speech", speech_model, speech_draft, speech_option),
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    models = {
+        "image": shown_model("image", image_model, image_draft_model, image_model_option),
+        "speech": shown_model("speech", speech_model, speech_draft_model, speech_model_option),
     }
-    shown = {name: one for name, one in asked_for.items() if one is not None}
+    shown = {panel: model for panel, model in models.items() if model is not None}
     if not (terminal or as_json or given):
         if find_spec("gradio") is not None:
             _open_page(port, not no_browser, device, dtype, weights, vllm, shown)
             return
-        print("the page needs gradio: pip install 'outrider[app]'; here is the demo in the terminal", file=sys.stderr)
+        print("the page needs gradio (pip install 'outrider[app]'); running in the terminal instead", file=sys.stderr)
     from outrider.app.commands.terminal_demo import Options, run, traces
 
-    options = Options(**given)
+    demo_options = Options(**given)
     if as_json:
-        print("[" + ",\n".join(trace.to_json() for trace in traces(options)) + "]")
+        print("[" + ",\n".join(trace.to_json() for trace in traces(demo_options)) + "]")
     else:
-        run(options)
+        run(demo_options)
 
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Suspend the garbage collector: imports leave nothing to collect, and looking for it takes over a second."""
+    """Suspend the garbage collector: imports produce no garbage, and scanning for it takes over a second."""
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()  # modules are not searched again later
+        gc.freeze()  # exclude the modules from later collections
         gc.enable()
 
 
@@ -223,13 +245,13 @@ def _open_page(
 @cli.command()
 def methods(
     as_json: AsJson = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="As the table that the README has.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the Markdown tables of the README.")] = False,
 ) -> None:
-    """List every drafter, acceptance rule and way of answering from documents there is."""
+    """List every drafter, acceptance rule and retrieval method."""
     if markdown:
-        from outrider.app.report.method_table import markdown as written
+        from outrider.app.report.method_table import markdown as table
 
-        print(written(), end="")
+        print(table(), end="")
         return
     from outrider.core.methods import DRAFTERS, RULES
     from outrider.text.rag.methods import METHODS
@@ -246,7 +268,7 @@ def methods(
 
 
 def describe(kind: str, method: Method) -> dict[str, Any]:
-    """A method's row as data."""
+    """A method's row as JSON data."""
     return {
         "name": method.name,
         "kind": kind,
@@ -263,11 +285,11 @@ def describe(kind: str, method: Method) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """An option's default as JSON has it; what JSON has no word for becomes text."""
+    """An option's default as a JSON value; what JSON cannot represent becomes text."""
     if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, tuple | list):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return str(value)
 
 
@@ -296,23 +318,24 @@ def _draw_methods(title: str, table: dict[str, Method]) -> None:
 @cli.command()
 def doctor(
     as_json: AsJson = False,
-    mend: Annotated[bool, typer.Option("--mend", help="First cure what has a known cure.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="First repair what can be repaired automatically.")] = False,
     speed: Annotated[
-        bool, typer.Option("--speed", help="Measure instead how fast this machine is, and what our own loop costs.")
+        bool,
+        typer.Option("--speed", help="Measure this machine's speed and the overhead of the decoding loop instead."),
     ] = False,
 ) -> None:
-    """Say what this machine has, what works on it, and how to fix what doesn't."""
+    """Check the installation: what works on this machine, and how to fix what does not."""
     from rich.console import Console
 
-    if speed and mend:
-        raise typer.BadParameter("--speed and --mend are two things: give one at a time")
+    if speed and fix:
+        raise typer.BadParameter("--speed and --fix cannot be combined")
     if speed:
         _measure_speed(as_json)
         return
     from outrider.app.commands.doctor import examine
 
     with Console(stderr=True).status("Importing what is installed ..."):
-        report = examine(mending=mend)
+        report = examine(fix=fix)
     if as_json:
         print(json.dumps(report.to_dict(), indent=2))
     else:
@@ -326,11 +349,11 @@ def _measure_speed(as_json: bool) -> None:
     from outrider.app.commands.doctor_speed import draw, measure
 
     with Console(stderr=True).status("Loading torch ...") as status:
-        found = measure(status.update)
+        speed = measure(status.update)
     if as_json:
-        print(json.dumps(found.to_dict(), indent=2))
+        print(json.dumps(speed.to_dict(), indent=2))
     else:
-        draw(Console(highlight=False), found)
+        draw(Console(highlight=False), speed)
 
 
 def _draw_report(report: Report) -> None:
@@ -345,15 +368,15 @@ def _draw_report(report: Report) -> None:
     console.print(Text(f"Python {here['python']} on {here['system']}, {here['cores']} cores{memory}"))
     for device, facts in report.torch.get("devices", {}).items():
         console.print(Text(f"{device}: {facts['name']}, {', '.join(facts['dtypes'])}"))
-    for done in report.mended:
-        console.print(Text(f"Mended {done}", style="green"))
+    for repair in report.repaired:
+        console.print(Text(f"Repaired {repair}", style="green"))
     colours = {"works": "green", "absent": "yellow", "broken": "red"}
     for finding in report.findings:
         line = Text.assemble((f"{finding.state:8}", colours[finding.state]), f"{finding.name:15}{finding.found}")
         console.print(line.append(f"  ({finding.purpose})", style="dim"))
         if finding.fix:
             console.print(Text(f"{'':8}fix: {finding.fix}"))
-    console.print("Everything needed works." if report.ok else "Something needed doesn't work: see above.")
+    console.print("All required components work." if report.ok else "A required component does not work; see above.")
 
 
 if __name__ == "__main__":

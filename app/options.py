@@ -1,4 +1,4 @@
-"""What commands have in common: options that look the same everywhere, and how values of them are read."""
+"""Options that several commands share, and functions that parse their values."""
 
 from __future__ import annotations
 
@@ -11,34 +11,108 @@ import typer
 if TYPE_CHECKING:
     from outrider.image import ImageModel, PublishedModel
 
-AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable, on stdout.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write the results to FILE as JSON; - is stdout.")
+]
+DrafterNames = Annotated[
+    str, typer.Option("--drafters", metavar="NAMES", help="Comma-separated drafters, from `outrider methods`.")
+]
 DrafterOptions = Annotated[
-    list[str] | None, typer.Option(metavar="K=V", help="An option of the drafter; may be repeated.")
+    list[str] | None, typer.Option(metavar="NAME=VALUE", help="Set an option of the drafter. Repeatable.")
 ]
-RuleOptions = Annotated[list[str] | None, typer.Option(metavar="K=V", help="An option of the rule; may be repeated.")]
-RuleName = Annotated[str, typer.Option(help="Who accepts: one of `outrider methods`.")]
-Compare = Annotated[bool, typer.Option("--compare", help="Run plain decoding beside it, and say what drafting gained.")]
-TraceFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write every step as JSON.")]
-OwnWeights = Annotated[Path | None, typer.Option(metavar="DIR", help="Weights of your own training.")]
-Precision = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda ...")]
-Model = Annotated[
-    str | None, typer.Option(metavar="NAME", help="A published model: its id on the hub (owner/name), or a folder.")
+RuleName = Annotated[str, typer.Option(help="Acceptance rule, from `outrider methods`.")]
+RuleNames = Annotated[
+    str,
+    typer.Option(
+        "--rules", metavar="NAMES", help="Comma-separated acceptance rules; each is measured with each drafter."
+    ),
 ]
-Draft = Annotated[
-    str | None, typer.Option(metavar="NAME", help="A smaller one of the published model's family, that may draft.")
+RuleOptions = Annotated[
+    list[str] | None, typer.Option(metavar="NAME=VALUE", help="Set an option of the acceptance rule. Repeatable.")
+]
+DrafterGrid = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--drafter-option",
+        metavar="[DRAFTER.]NAME=V1,V2",
+        help="Values of a drafter's option, one table row each; without DRAFTER, of every drafter that has it. "
+        "Repeatable.",
+    ),
+]
+RuleGrid = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rule-option",
+        metavar="[RULE.]NAME=V1,V2",
+        help="Values of a rule's option, one table row each; without RULE, of every rule that has it. Repeatable.",
+    ),
+]
+Compare = Annotated[
+    bool, typer.Option("--compare", help="Run plain decoding too; report the speedup and whether the outputs agree.")
+]
+TraceFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the trace to FILE as JSON.")]
+Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy decoding.")]
+TopK = Annotated[int, typer.Option(help="Sample from the K likeliest tokens; 0 turns this off.")]
+PresencePenalty = Annotated[float, typer.Option(help="Subtracted from the logit of every token generated before.")]
+FrequencyPenalty = Annotated[
+    float, typer.Option(help="Subtracted from a token's logit once for every time it was generated before.")
+]
+Seed = Annotated[int, typer.Option(help="Random seed; the same seed gives the same output.")]
+FirstSeed = Annotated[int, typer.Option(help="Random seed of the first prompt; each further prompt adds 1.")]
+MaxNewTokens = Annotated[int, typer.Option(min=1, help="Maximum number of tokens to generate per prompt.")]
+NumPrompts = Annotated[int, typer.Option(min=1, help="Number of prompts.")]
+FirstPrompts = Annotated[
+    int | None,
+    typer.Option("--num-prompts", min=1, help="Number of prompts, taken from the tasks in turn. Default: all."),
+]
+Repeat = Annotated[int, typer.Option(min=1, help="Timed repetitions of each prompt; the median is reported.")]
+TextPrompts = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts", metavar="FILE", help="JSON lines, each with `prompt` or `turns`. Default: built-in prompts."
+    ),
+]
+ImagePrompts = Annotated[
+    str, typer.Option("--prompts", metavar="SET|FILE", help="Built-in set (common, held-out), or a file of lines.")
+]
+TextModelName = Annotated[
+    str, typer.Option("--model", help="Target: a catalogue name, a hub id, a folder or a GGUF file.")
+]
+TextDtype = Annotated[
+    str, typer.Option("--dtype", help="Precision of the weights: float32, bfloat16, float16, int8 or int4.")
+]
+Dtypes = Annotated[str, typer.Option(metavar="NAMES", help="Comma-separated precisions of the weights.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="Precision of the weights: float32, bfloat16 or float16.")]
+Device = Annotated[str, typer.Option("--device", help="torch device: cpu, cuda, cuda:1, mps.")]
+KVCacheDtype = Annotated[
+    str | None, typer.Option(help="Precision of the KV cache: int8. Default: that of the activations.")
+]
+OwnWeights = Annotated[
+    Path | None, typer.Option("--weights", metavar="DIR", help="Weights you trained. Default: those that ship.")
+]
+PublishedName = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Published model: a hub id (owner/name) or a folder.")
+]
+DraftModelName = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Draft model of the same family: a hub id or a folder.")
 ]
 ModelOptions = Annotated[
-    list[str] | None, typer.Option(metavar="K=V", help="An option of the published model; may be repeated.")
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="Set a loading option of the published model. Repeatable."),
 ]
-Cache = Annotated[str | None, typer.Option(help="int8: keys and values in 8 bits, about half as large.")]
-Prompts = Annotated[
-    str, typer.Option(metavar="SET|FILE", help="common or held-out names, or a file with a prompt a line.")
+Style = Annotated[
+    str | None, typer.Option(help="Emoji style: noto, twemoji, openmoji, fluent. Default: by the prompt.")
 ]
+GuidanceScale = Annotated[
+    float | None,
+    typer.Option(help="Classifier-free guidance; 1 turns it off. Default: 3, or the published model's."),
+]
+ImageBatch = Annotated[int, typer.Option(min=1, help="Images decoded side by side.")]
 
 
 def methods(drafter: str, rule: str, drafter_option: list[str] | None, rule_option: list[str] | None) -> dict[str, Any]:
-    """Who drafts and who accepts, as every modality's `generate` is told; nobody drafts for "plain"."""
+    """Drafter and rule as keyword arguments of `generate`; "plain" means no drafter."""
     return {
         "drafter": None if drafter in ("plain", "none") else drafter,
         "rule": rule,
@@ -47,68 +121,78 @@ def methods(drafter: str, rule: str, drafter_option: list[str] | None, rule_opti
     }
 
 
+def names(given: str) -> tuple[str, ...]:
+    """The names of a comma-separated list."""
+    return tuple(name.strip() for name in given.split(",") if name.strip())
+
+
 def pairs(given: list[str] | None, name: str) -> dict[str, Any]:
-    """K=V, values as JSON where they are that, else as text."""
-    found = {}
-    for one in given or []:
-        key, sign, value = one.partition("=")
+    """Parse NAME=VALUE arguments; a value is parsed as JSON if it is valid JSON, else it is text."""
+    options = {}
+    for argument in given or []:
+        key, sign, value = argument.partition("=")
         if not sign or not key:
-            raise typer.BadParameter(f"'{one}' is no NAME=VALUE", param_hint=name)
+            raise typer.BadParameter(f"'{argument}' is not of the form NAME=VALUE", param_hint=name)
         try:
-            found[key.replace("-", "_")] = json.loads(value)
+            options[key.replace("-", "_")] = json.loads(value)
         except ValueError:
-            found[key.replace("-", "_")] = value
-    return found
+            options[key.replace("-", "_")] = value
+    return options
 
 
 def listed(given: list[str] | None, name: str) -> dict[str, Any]:
-    """K=V or K=V1,V2,...: several values as a list; a value of JSON is one. A method's name and a dot may stand before
-    K."""
-    found: dict[str, Any] = {}
-    for one in given or []:
-        key, sign, values = one.partition("=")
+    """Parse [METHOD.]NAME=V1,V2 arguments into lists of values; a value that is valid JSON counts as one."""
+    options: dict[str, Any] = {}
+    for argument in given or []:
+        key, sign, values = argument.partition("=")
         owner, dot, option = key.rpartition(".")
         ((plain, value),) = pairs([f"{option}{sign}{values}"], name).items()
         several = values.split(",") if isinstance(value, str) else [values]
-        found[f"{owner}{dot}{plain}"] = [pairs([f"_={part}"], name)["_"] for part in several]
-    return found
+        options[f"{owner}{dot}{plain}"] = [pairs([f"_={part}"], name)["_"] for part in several]
+    return options
 
 
 def published(
-    model: str | None, draft: str | None, model_option: list[str] | None, weights: Path | None
+    model: str | None, draft_model: str | None, model_option: list[str] | None, weights: Path | None
 ) -> dict[str, Any] | None:
-    """What `load` is told of a published model; None: it is to be our own."""
-    given = {} if draft is None else {"draft": draft}
-    given |= pairs(model_option, "--model-option")
-    if model is None and given:
-        raise typer.BadParameter("is of a published model, which --model names", param_hint="--draft, --model-option")
+    """Keyword arguments of `load` for a published model; None where --model is not given."""
+    options = {} if draft_model is None else {"draft_model": draft_model}
+    options |= pairs(model_option, "--model-option")
+    if model is None and options:
+        raise typer.BadParameter("needs --model, the published model", param_hint="--draft-model, --model-option")
     if model is not None and weights is not None:
-        raise typer.BadParameter("is for our own models; a published one is a folder too", param_hint="--weights")
-    return None if model is None else given
-
-
-def shown_model(panel: str, model: str | None, draft: str | None, option: list[str] | None) -> dict[str, Any] | None:
-    """What a panel of the page is told of a published model; None: it shows our own."""
-    if model is None and (draft is not None or option):
         raise typer.BadParameter(
-            f"is of --{panel}-model, which is missing", param_hint=f"--{panel}-draft, --{panel}-option"
+            "is for the models that ship; give the folder of a published model as --model", param_hint="--weights"
         )
-    return None if model is None else {"model": model, "draft": draft, "options": pairs(option, f"--{panel}-option")}
+    return None if model is None else options
+
+
+def shown_model(
+    panel: str, model: str | None, draft_model: str | None, option: list[str] | None
+) -> dict[str, Any] | None:
+    """The published model that a tab of the page shows; None: the model that ships."""
+    if model is None and (draft_model is not None or option):
+        raise typer.BadParameter(
+            f"needs --{panel}-model, the published model", param_hint=f"--{panel}-draft-model, --{panel}-model-option"
+        )
+    if model is None:
+        return None
+    return {"model": model, "draft_model": draft_model, "options": pairs(option, f"--{panel}-model-option")}
 
 
 def image_model(
     model: str | None,
-    draft: str | None,
+    draft_model: str | None,
     model_option: list[str] | None,
     weights: Path | None,
     *,
     device: str,
     dtype: str,
 ) -> ImageModel | PublishedModel:
-    """The published image model of this name; without a name, our own."""
+    """The published image model of this name; without a name, the one that ships."""
     from outrider.image import load
 
-    options = published(model, draft, model_option, weights)
+    options = published(model, draft_model, model_option, weights)
     if options is None:
         return load("emoji", device=device, dtype=dtype, folder=weights)
     loaded: PublishedModel = load(str(model), device=device, dtype=dtype, **options)
@@ -116,7 +200,7 @@ def image_model(
 
 
 def image_prompts(prompts: str) -> tuple[str, ...]:
-    """The prompts of a built-in set, or of a file with one a line."""
+    """The prompts of a built-in set, or the lines of a file."""
     from outrider.image.prompt_encoder import PROMPTS
 
     if prompts in PROMPTS:
@@ -130,7 +214,7 @@ def image_prompts(prompts: str) -> tuple[str, ...]:
 
 
 def file_size(count: int) -> str:
-    """Bytes in the unit that suits them: 27 MB."""
+    """Bytes as a number below 1000 with its unit: 27 MB."""
     amount, unit = float(count), "B"
     for larger in ("KB", "MB", "GB", "TB"):
         if amount < 1000:

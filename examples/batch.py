@@ -9,12 +9,12 @@ from outrider import text
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--model", default="smollm2-135m")
-parser.add_argument("--rows", type=int, default=4, help="requests decoded side by side; the others wait")
+parser.add_argument("--batch-size", type=int, default=4, help="requests decoded side by side; the others wait")
 parser.add_argument("--max-new-tokens", type=int, default=24)
 options = parser.parse_args()
 
 lm = text.load(options.model)
-with lm.batch(rows=options.rows, drafter="prompt-lookup", max_new_tokens=options.max_new_tokens) as batch:
+with lm.batch(rows=options.batch_size, drafter="prompt-lookup", max_new_tokens=options.max_new_tokens) as batch:
     requests = [batch.add(f"Name a town that starts with the letter {letter}.") for letter in "ABCDEF"]
     for piece in batch:
         if piece.finish is not None:

@@ -185,17 +185,17 @@ def _work(results: Results) -> float | None:
 
 _CALLS, _SOUND = "tokens_per_pass", "without_looping"
 GOALS = (
-    Goal("text", "peers-bfloat16", "plain decoding, speed relative to transformers", _beside("transformers"), 3.0),
+    Goal("text", "engines-bfloat16", "plain decoding, speed relative to transformers", _beside("transformers"), 3.0),
     Goal(
         "text",
-        "peers-int4",
+        "engines-int4",
         "plain decoding in 4 bits, speed relative to OpenVINO GenAI",
         _beside("openvino-genai"),
         1.0,
     ),
     Goal(
         "text",
-        "peers-int4",
+        "engines-int4",
         "EAGLE-3 in 4 bits, speed relative to OpenVINO GenAI's best",
         _beside("openvino-genai", "eagle3"),
         1.0,

@@ -20,7 +20,7 @@ TINY = runpy.run_path(str(ROOT / "tests" / "text" / "tiny.py"))
 SAME = "same tokens as plain decoding: True"
 TEXT: dict[str, tuple[list[str], str]] = {  # arguments beside the model's, and what is printed
     "text_with_drafter": (["--drafter", "suffix", "--max-new-tokens", "12"], SAME),
-    "batch": (["--rows", "2", "--max-new-tokens", "6"], r"5: \d\.\d\d tokens per target pass"),
+    "batch": (["--batch-size", "2", "--max-new-tokens", "6"], r"5: \d\.\d\d tokens per target pass"),
     "streaming": (["--characters", "20"], r"\d+ tokens in \d+ target passes"),
     "custom_drafter": ([], SAME),
     "compare_methods": (["--max-new-tokens", "12"], r"ensemble .*x, same output: True"),

@@ -87,7 +87,7 @@ def llamagen(captioned: bool = False, codes: int = 40) -> PublishedModel:
         big, small = (
             LLAMAGEN.published(folder / str(layers), 2 - layers, layers, captioned, text, codes) for layers in (2, 1)
         )
-        found = open_picture(big, draft=small)
+        found = open_picture(big, draft_model=small)
         assert isinstance(found, PublishedModel)
         asked = [found.read("a cat" if captioned else "1")]
         found.target(asked, found.guidance)  # all that is read of files is read

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from outrider.app.options import Device, Dtypes, JsonFile, MaxNewTokens, Repeat, TextModelName, TextPrompts
+
 
 def batch(
-    dtypes: Annotated[str, typer.Option(help="Precisions, comma-separated.")] = "float32,bfloat16,int4",
-    drafter: Annotated[str | None, typer.Option(help="The drafter. Default: plain decoding.")] = None,
-    prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines, each with `prompt` or `turns`. Default: built-in prompts.")
+    dtypes: Dtypes = "float32,bfloat16,int4",
+    drafter: Annotated[
+        str | None, typer.Option(help="Drafter, from `outrider methods`. Default: plain decoding.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=2, help="Prompts in the batch, from every task in turn.")] = 8,
-    repeat: Annotated[int, typer.Option(min=1, help="Repetitions; the table shows the median one.")] = 3,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="For each prompt.")] = 96,
-    model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a GGUF file.")] = "smollm2-135m",
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the table to this file; - is stdout.")] = None,
+    prompts: TextPrompts = None,
+    num_prompts: Annotated[int, typer.Option(min=2, help="Number of prompts, which form one batch.")] = 8,
+    repeat: Repeat = 3,
+    max_new_tokens: MaxNewTokens = 96,
+    model: TextModelName = "smollm2-135m",
+    device: Device = "cpu",
+    json_file: JsonFile = None,
 ) -> None:
     """Measure tokens per second of a batch and of the same prompts one at a time, and compare the outputs."""
     from rich.box import SIMPLE_HEAD
@@ -33,7 +34,7 @@ def batch(
     from outrider.text.bench.batch import compare, middle
     from outrider.text.bench.run import load_prompts
 
-    items = load_prompts(prompts, limit)
+    items = load_prompts(prompts, num_prompts)
     comparisons = []
     with Console(stderr=True, highlight=False).status("Loading ...") as status:
         for dtype in dict.fromkeys(name.strip() for name in dtypes.split(",") if name.strip()):

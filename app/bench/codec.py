@@ -6,24 +6,21 @@ Heavy packages are imported when it runs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.app.options import Device, OwnWeights
+from outrider.app.options import Device, JsonFile, OwnWeights
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
 def codec(
-    limit: Annotated[int, typer.Option(min=1, help="Number of clips.")] = 20,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Number of recordings.")] = 20,
     weights: OwnWeights = None,
     device: Device = "cpu",
-    output: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the results to this file; - is stdout.")
-    ] = None,
+    output: JsonFile = None,
 ) -> None:
     """Measure what the speech codec, and the vocoder alone, do to recordings of a human voice."""
     import torch
@@ -39,9 +36,9 @@ def codec(
     console = Console(stderr=True, highlight=False)
     with console.status("Loading ..."):
         sp = load(device=device, folder=weights)
-    with bar(console, 3 * limit, "Listening") as step:
-        heard = human_speech.ladder(sp, human_speech.clips(), Judges(torch.get_num_threads()), limit, step)
-    show(human_speech.report(sp, heard, about={"clips_wanted": limit, "device": device}), output, draw)
+    with bar(console, 3 * num_prompts, "Listening") as step:
+        heard = human_speech.ladder(sp, human_speech.clips(), Judges(torch.get_num_threads()), num_prompts, step)
+    show(human_speech.report(sp, heard, about={"clips_wanted": num_prompts, "device": device}), output, draw)
 
 
 def draw(console: Console, report: Mapping[str, Any]) -> None:

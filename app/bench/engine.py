@@ -1,4 +1,4 @@
-"""`outrider bench crowd | long | offload | soak | device`: the decoding engine under load, as a table or JSON."""
+"""`outrider bench throughput | long-context | offload | soak | device`: the decoding engine under load."""
 
 from __future__ import annotations
 
@@ -9,92 +9,98 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.app.options import Cache
+from outrider.app.options import (
+    Device,
+    DrafterNames,
+    JsonFile,
+    KVCacheDtype,
+    MaxNewTokens,
+    NumPrompts,
+    Repeat,
+    Temperature,
+    TextDtype,
+    TextModelName,
+    TextPrompts,
+)
+from outrider.app.options import names as parse_names
 
-_MODEL = Annotated[str, typer.Option(help="A name, a hub id, a folder or a GGUF file.")]
-_DRAFTERS = Annotated[str, typer.Option(help="Drafters, comma-separated.")]
-_DTYPE = Annotated[str, typer.Option(help="float32, bfloat16, int8, int4, ...")]
-_DEVICE = Annotated[str, typer.Option(help="cpu, cuda, ...")]
-_PROMPTS = Annotated[Path | None, typer.Option(help="JSON lines. Default: built-in prompts.")]
-_LIMIT = Annotated[int, typer.Option(min=1, help="Number of prompts, from every task in turn.")]
-_TOKENS = Annotated[int, typer.Option(min=1, help="For each prompt.")]
-_REPEAT = Annotated[int, typer.Option(min=1, help="Repetitions; the table shows the median one.")]
-_JSON = Annotated[Path | None, typer.Option("--json", help="Write the table to this file; - is stdout.")]
 
-
-def crowd(
-    rows: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,2,4,8,16,32",
-    drafters: _DRAFTERS = "prompt-lookup,suffix,auto",
-    model: _MODEL = "smollm2-135m",
-    dtype: _DTYPE = "bfloat16",
-    device: _DEVICE = "cpu",
-    prompts: _PROMPTS = None,
-    limit: _LIMIT = 16,
-    max_new_tokens: _TOKENS = 64,
-    repeat: _REPEAT = 3,
-    cache: Cache = None,
-    json_file: _JSON = None,
+def throughput(
+    batch_sizes: Annotated[str, typer.Option(metavar="SIZES", help="Comma-separated batch sizes.")] = "1,2,4,8,16,32",
+    drafters: DrafterNames = "prompt-lookup,suffix,auto",
+    model: TextModelName = "smollm2-135m",
+    dtype: TextDtype = "bfloat16",
+    device: Device = "cpu",
+    prompts: TextPrompts = None,
+    num_prompts: NumPrompts = 16,
+    max_new_tokens: MaxNewTokens = 64,
+    repeat: Repeat = 3,
+    kv_cache_dtype: KVCacheDtype = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure continuous batching by batch size, with and without drafting, and where drafting stops paying."""
-    from outrider.text.bench.engine import crowd as measure
     from outrider.text.bench.engine import pays_until
+    from outrider.text.bench.engine import throughput as measure
 
-    lm, items = _loaded(model, dtype, device, prompts, limit, cache)
-    sizes = [int(size) for size in rows.split(",")]
+    lm, items = _loaded(model, dtype, device, prompts, num_prompts, kv_cache_dtype)
+    sizes = [int(size) for size in batch_sizes.split(",")]
     found = _watched(
-        measure(lm, items, drafters=_names(drafters), sizes=sizes, tokens=max_new_tokens, repeat=repeat), "Batches"
+        measure(lm, items, drafters=parse_names(drafters), sizes=sizes, tokens=max_new_tokens, repeat=repeat), "Batches"
     )
     settings = {"model": model, "dtype": dtype, "device": device, "max_new_tokens": max_new_tokens, "repeat": repeat}
-    _write(found, settings | {"cache": cache, "stops_paying_at": pays_until(found)}, json_file)
+    _write(found, settings | {"kv_cache_dtype": kv_cache_dtype, "stops_paying_at": pays_until(found)}, json_file)
 
 
-def long(
-    contexts: Annotated[
-        str, typer.Option(help="Tokens of filler text before every prompt, comma-separated.")
+def long_context(
+    context_lengths: Annotated[
+        str, typer.Option(metavar="TOKENS", help="Tokens of filler text before every prompt, comma-separated.")
     ] = "6000,8000",
-    drafters: _DRAFTERS = "sparse-cache,triforce,prompt-lookup",
-    model: _MODEL = "smollm2-135m",
-    dtype: _DTYPE = "bfloat16",
-    device: _DEVICE = "cpu",
-    prompts: _PROMPTS = None,
-    limit: _LIMIT = 1,
-    max_new_tokens: _TOKENS = 64,
-    repeat: _REPEAT = 3,
-    json_file: _JSON = None,
+    drafters: DrafterNames = "sparse-cache,triforce,prompt-lookup",
+    model: TextModelName = "smollm2-135m",
+    dtype: TextDtype = "bfloat16",
+    device: Device = "cpu",
+    prompts: TextPrompts = None,
+    num_prompts: NumPrompts = 1,
+    max_new_tokens: MaxNewTokens = 64,
+    repeat: Repeat = 3,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure long prompts with a KV cache of full precision and of 8 bits: speed without prefill, and cache sizes."""
-    from outrider.text.bench.engine import long as measure
+    from outrider.text.bench.engine import long_context as measure
 
-    lm, items = _loaded(model, dtype, device, prompts, limit)
-    sizes = [int(size) for size in contexts.split(",")]
-    rows = measure(lm, items, drafters=_names(drafters), contexts=sizes, tokens=max_new_tokens, repeat=repeat)
+    lm, items = _loaded(model, dtype, device, prompts, num_prompts)
+    sizes = [int(size) for size in context_lengths.split(",")]
+    rows = measure(lm, items, drafters=parse_names(drafters), contexts=sizes, tokens=max_new_tokens, repeat=repeat)
     settings = {"model": model, "dtype": dtype, "device": device, "max_new_tokens": max_new_tokens, "repeat": repeat}
     _write(_watched(rows, "Contexts"), settings, json_file)
 
 
 def offload(
-    budgets: Annotated[
-        str, typer.Option(help="Memory for layers, as fractions of all layers or in bytes, comma-separated.")
+    memory_budgets: Annotated[
+        str,
+        typer.Option(
+            metavar="BUDGETS", help="Memory for layers, as fractions of all layers or in bytes, comma-separated."
+        ),
     ] = "0.25,0.5,1",
-    drafters: _DRAFTERS = "draft-model,specexec,suffix",
+    drafters: DrafterNames = "draft-model,specexec,suffix",
     nodes: Annotated[int, typer.Option(min=1, help="Nodes of specexec's tree.")] = 128,
-    model: _MODEL = "smollm2-135m",
-    dtype: _DTYPE = "bfloat16",
-    prompts: _PROMPTS = None,
-    limit: _LIMIT = 4,
-    max_new_tokens: _TOKENS = 48,
-    repeat: _REPEAT = 3,
-    json_file: _JSON = None,
+    model: TextModelName = "smollm2-135m",
+    dtype: TextDtype = "bfloat16",
+    prompts: TextPrompts = None,
+    num_prompts: NumPrompts = 4,
+    max_new_tokens: MaxNewTokens = 48,
+    repeat: Repeat = 3,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure decoding with layers read from disk in every pass, except for those that fit a memory budget."""
     from outrider.text.bench.engine import offloaded
 
-    lm, items = _loaded(model, dtype, "cpu", prompts, limit)
+    lm, items = _loaded(model, dtype, "cpu", prompts, num_prompts)
     rows = offloaded(
         lm,
         items,
-        drafters=_names(drafters),
-        budgets=[float(one) for one in budgets.split(",")],
+        drafters=parse_names(drafters),
+        budgets=[float(budget) for budget in memory_budgets.split(",")],
         options={"specexec": {"nodes": nodes}},
         tokens=max_new_tokens,
         repeat=repeat,
@@ -105,18 +111,18 @@ def offload(
 
 def soak(
     requests: Annotated[int, typer.Option(min=1, help="Number of requests.")] = 2000,
-    drafter: Annotated[str, typer.Option(help="The drafter, or plain.")] = "prompt-lookup",
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
-    rows: Annotated[int, typer.Option(min=1, help="Rows of the batch.")] = 8,
+    drafter: Annotated[str, typer.Option(help="Drafter: plain, or a name from `outrider methods`.")] = "prompt-lookup",
+    temperature: Temperature = 0.0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Maximum number of requests decoded side by side.")] = 8,
     model: Annotated[
-        str, typer.Option(help="A name, a hub id, a folder or a GGUF file; random: a small model with random weights.")
+        str, typer.Option(help="Target: a catalogue name, a hub id, a folder or a GGUF file; random: random weights.")
     ] = "random",
-    dtype: _DTYPE = "bfloat16",
-    device: _DEVICE = "cpu",
-    cache: Cache = None,
-    check: Annotated[int, typer.Option(min=1, help="Decode every Nth request again by itself and compare.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of prompts, limits and cancellations.")] = 17,
-    json_file: _JSON = None,
+    dtype: TextDtype = "bfloat16",
+    device: Device = "cpu",
+    kv_cache_dtype: KVCacheDtype = None,
+    check_every: Annotated[int, typer.Option(min=1, help="Decode every Nth request again by itself and compare.")] = 1,
+    seed: Annotated[int, typer.Option(help="Random seed of prompts, limits and cancellations.")] = 17,
+    json_file: JsonFile = None,
 ) -> None:
     """Run many requests with random limits, stop strings and cancellations; fail if outputs differ or memory grows.
 
@@ -131,7 +137,7 @@ def soak(
 
     console = Console(stderr=True, highlight=False)
     target, make, rule, wanted, sampling, stop = soaked(
-        model, drafter, dtype=dtype, device=device, cache=cache, temperature=temperature, seed=seed
+        model, drafter, dtype=dtype, device=device, kv_cache_dtype=kv_cache_dtype, temperature=temperature, seed=seed
     )
     with bar(console, requests, "Soaking") as step:
         result = run(
@@ -142,8 +148,8 @@ def soak(
             wanted=wanted,
             sampling=sampling,
             stop=stop,
-            rows=rows,
-            check=check,
+            rows=batch_size,
+            check=check_every,
             seed=seed,
             say=lambda done: step("", done, requests),
         )
@@ -156,7 +162,7 @@ def soak(
         print(
             f"{result.requests:,} requests in {result.rounds:,} rounds, {result.emitted:,} tokens: {result.finished:,} "
             f"finished ({result.stopped:,} by a stop string), {result.cancelled:,} cancelled\n"
-            f"outputs that differ from decoding alone: {result.wrong} of {result.finished // check:,} checked\n"
+            f"outputs that differ from decoding alone: {result.wrong} of {result.finished // check_every:,} checked\n"
             f"KV cache: at most {result.cache_bytes / 1e6:.1f} MB; process memory: {result.resident[0] / 1e6:.0f} MB "
             f"at the start, {result.resident[-1] / 1e6:.0f} MB at the end, {result.growth / 1e6:+.1f} MB since the "
             "second quarter"
@@ -166,21 +172,24 @@ def soak(
 
 
 def device(
-    device: _DEVICE = "cuda",
-    drafters: _DRAFTERS = "prompt-lookup,suffix,auto",
-    model: _MODEL = "smollm2-135m",
-    dtype: _DTYPE = "bfloat16",
-    prompts: _PROMPTS = None,
-    limit: _LIMIT = 4,
-    max_new_tokens: _TOKENS = 128,
-    repeat: _REPEAT = 5,
-    peers: Annotated[
-        bool, typer.Option("--peers", help="Also measure generate() of transformers, with dynamic and static cache.")
+    device: Device = "cuda",
+    drafters: DrafterNames = "prompt-lookup,suffix,auto",
+    model: TextModelName = "smollm2-135m",
+    dtype: TextDtype = "bfloat16",
+    prompts: TextPrompts = None,
+    num_prompts: NumPrompts = 4,
+    max_new_tokens: MaxNewTokens = 128,
+    repeat: Repeat = 5,
+    compare_engines: Annotated[
+        bool,
+        typer.Option(
+            "--compare-engines", help="Also measure generate() of transformers, with dynamic and static cache."
+        ),
     ] = False,
     modality: Annotated[
         str, typer.Option(help="text, image or speech; image and speech use random weights of the trained sizes.")
     ] = "text",
-    json_file: _JSON = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Compare CUDA-graph passes with eager ones, count kernel launches, and compare with the memory bandwidth."""
     from outrider.core.errors import unknown
@@ -193,27 +202,25 @@ def device(
     if modality != "text":
         from outrider.app.bench.random_models import DRAFTERS, PARTS
 
-        network, run = PARTS[modality](dtype, device, limit, max_new_tokens)
+        network, run = PARTS[modality](dtype, device, num_prompts, max_new_tokens)
         measured = captured(network, run, drafters=DRAFTERS, repeat=repeat)
         _write(_watched(measured, "Device"), settings | {"model": f"untrained, {modality}"}, json_file)
         return
-    lm, items = _loaded(model, dtype, device, prompts, limit)
-    rows = measure(lm, items, drafters=_names(drafters), tokens=max_new_tokens, repeat=repeat, peers=peers)
+    lm, items = _loaded(model, dtype, device, prompts, num_prompts)
+    rows = measure(
+        lm, items, drafters=parse_names(drafters), tokens=max_new_tokens, repeat=repeat, peers=compare_engines
+    )
     _write(_watched(rows, "Device"), settings, json_file)
 
 
-def _names(given: str) -> list[str]:
-    return [name.strip() for name in given.split(",") if name.strip()]
-
-
 def _loaded(
-    model: str, dtype: str, device: str, prompts: Path | None, limit: int, cache: str | None = None
+    model: str, dtype: str, device: str, prompts: Path | None, num_prompts: int, kv_cache_dtype: str | None = None
 ) -> tuple[Any, list[Any]]:
     from outrider import text
     from outrider.text.bench.run import load_prompts
 
-    items = load_prompts(prompts, limit)
-    return text.load(model, dtype=dtype, device=device, cache=cache), items
+    items = load_prompts(prompts, num_prompts)
+    return text.load(model, dtype=dtype, device=device, kv_cache_dtype=kv_cache_dtype), items
 
 
 def _watched(rows: Iterable[Mapping[str, Any]], title: str) -> list[dict[str, Any]]:

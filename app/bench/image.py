@@ -11,7 +11,29 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from outrider.app.options import Draft, Model, ModelOptions, OwnWeights, Prompts, image_model, image_prompts, listed
+from outrider.app.options import (
+    Device,
+    DrafterGrid,
+    DrafterNames,
+    DraftModelName,
+    Dtype,
+    FirstSeed,
+    GuidanceScale,
+    ImageBatch,
+    ImagePrompts,
+    JsonFile,
+    ModelOptions,
+    OwnWeights,
+    PublishedName,
+    RuleGrid,
+    RuleNames,
+    Style,
+    Temperature,
+    TopK,
+    image_model,
+    image_prompts,
+    listed,
+)
 
 if TYPE_CHECKING:
     from outrider.image import ImageModel
@@ -22,42 +44,36 @@ _JUDGED = ("KID", "FID", "LPIPS", "top-5")  # the measures of quality in the tab
 
 
 def image(
-    prompts: Prompts = "common",
-    drafters: Annotated[str, typer.Option(help="Names, comma-separated.")] = "jacobi,token-recycling,suffix",
-    rules: Annotated[
-        str, typer.Option(help="Names, comma-separated; every drafter is measured with every rule.")
-    ] = "exact",
-    drafter_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="K=V,...", help="An option of every drafter that has it, or DRAFTER.K=V; one row for each value."
-        ),
-    ] = None,
-    rule_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="K=V,...", help="An option of every rule that has it, or RULE.K=V; one row for each value."
-        ),
-    ] = None,
-    judge: Annotated[
-        bool, typer.Option("--judge", help="Also judge the pictures: KID, FID, LPIPS, prompt agreement.")
+    prompts: ImagePrompts = "common",
+    drafters: DrafterNames = "jacobi,token-recycling,suffix",
+    rules: RuleNames = "exact",
+    drafter_option: DrafterGrid = None,
+    rule_option: RuleGrid = None,
+    quality: Annotated[
+        bool, typer.Option("--quality", help="Measure image quality too: KID, FID, LPIPS, prompt agreement.")
     ] = False,
-    data: Annotated[Path | None, typer.Option(metavar="FILE", help="Prepared real pictures to judge against.")] = None,
-    pictures: Annotated[int, typer.Option(min=1, help="Pictures for each row of the table.")] = 32,
-    style: Annotated[str | None, typer.Option(help="The emoji set whose style to draw in.")] = None,
-    guidance: Annotated[float | None, typer.Option(help="1 is off. Default: 3, or the published model's own.")] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 1.0,
-    top_k: Annotated[int, typer.Option(min=0, help="0 is off.")] = 0,
-    seed: Annotated[int, typer.Option(help="Of the first picture.")] = 0,
-    batch: Annotated[int, typer.Option(min=1, help="Pictures decoded at a time.")] = 16,
-    model: Model = None,
-    draft: Draft = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Prepared images that --quality compares with.")
+    ] = None,
+    num_prompts: Annotated[
+        int, typer.Option(min=1, help="Number of prompts; each gives one image per table row.")
+    ] = 32,
+    style: Style = None,
+    guidance_scale: GuidanceScale = None,
+    temperature: Temperature = 1.0,
+    top_k: TopK = 0,
+    seed: FirstSeed = 0,
+    batch_size: ImageBatch = 16,
+    model: PublishedName = None,
+    draft_model: DraftModelName = None,
     model_option: ModelOptions = None,
     weights: OwnWeights = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda ...")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    output: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the table as JSON.")] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw speed against quality.")] = None,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    output: JsonFile = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Plot speed against quality (.png, .svg or .pdf).")
+    ] = None,
 ) -> None:
     """Measure codes per target pass, for background and foreground too, and what relaxed rules change."""
     from itertools import cycle, islice
@@ -78,27 +94,27 @@ def image(
                 raise unknown(what, name, known)
     options = listed(drafter_option, "--drafter-option"), listed(rule_option, "--rule-option")
     settings = bench.settings(*chosen, *options)
-    if judge and model is not None:
-        raise typer.BadParameter("works with our own model only; leave out --model", param_hint="--judge")
-    im = image_model(model, draft, model_option, weights, device=device, dtype=dtype)
+    if quality and model is not None:
+        raise typer.BadParameter("works with our own model only; leave out --model", param_hint="--quality")
+    im = image_model(model, draft_model, model_option, weights, device=device, dtype=dtype)
     options_of_all: dict[str, Any] = {
         "style": style,
-        "guidance": guidance,
+        "guidance": guidance_scale,
         "temperature": temperature,
         "top_k": top_k,
         "seed": seed,
-        "batch": batch,
+        "batch": batch_size,
     }
-    repeated = list(islice(cycle(texts), pictures))
-    judges = _judges(cast("ImageModel", im), style, device, data, weights) if judge else None
-    count = len(settings) + 1 + judge
-    with tqdm(total=pictures * count, unit="picture", leave=False, disable=None) as bar:
+    repeated = list(islice(cycle(texts), num_prompts))
+    judges = _judges(cast("ImageModel", im), style, device, data, weights) if quality else None
+    count = len(settings) + 1 + quality
+    with tqdm(total=num_prompts * count, unit="picture", leave=False, disable=None) as bar:
         judging = None if judges is None else judges.of_results
         rows = bench.measure(im, repeated, settings, quality=judging, progress=bar.update, **options_of_all)
     console = Console()
     (console if console.width >= _WIDTH else Console(width=_WIDTH)).print(_table(rows))
     if output is not None:
-        about = {"model": im.name, "dtype": dtype, "prompts": prompts, "pictures": pictures, **options_of_all}
+        about = {"model": im.name, "dtype": dtype, "prompts": prompts, "pictures": num_prompts, **options_of_all}
         if judges is not None:
             about["of held-out real pictures"] = judges.reference
             about["of the classifier"] = _accuracy(weights)

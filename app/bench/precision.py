@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated
 
-import typer
+from outrider.app.options import Dtypes, FirstPrompts, JsonFile, MaxNewTokens, TextModelName, TextPrompts
 
 
 def precision(
-    dtypes: Annotated[str, typer.Option(help="Precisions, comma-separated.")] = "bfloat16,int8,int4",
-    prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines, each with `prompt` or `turns`. Default: built-in prompts.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Number of prompts, from every task in turn.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="For each prompt, by plain decoding.")] = 96,
-    model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a GGUF file.")] = "smollm2-135m",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the table to this file; - is stdout.")] = None,
+    dtypes: Dtypes = "bfloat16,int8,int4",
+    prompts: TextPrompts = None,
+    num_prompts: FirstPrompts = None,
+    max_new_tokens: MaxNewTokens = 96,
+    model: TextModelName = "smollm2-135m",
+    json_file: JsonFile = None,
 ) -> None:
     """Measure perplexity, greedy agreement with float32, and the speed of plain decoding, on the text of prompts."""
     from rich.box import SIMPLE_HEAD
@@ -31,7 +27,7 @@ def precision(
     from outrider.text.bench.precision import REFERENCE, Precision, compare
     from outrider.text.bench.run import load_prompts
 
-    items = load_prompts(prompts, limit)
+    items = load_prompts(prompts, num_prompts)
     names = dict.fromkeys((REFERENCE, *(name.strip() for name in dtypes.split(",") if name.strip())))
     rows: list[Precision] = []
     with Console(stderr=True, highlight=False).status("Loading ...") as status:

@@ -13,6 +13,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outrider.app.options import (
+    Device,
+    DrafterGrid,
+    DrafterNames,
+    Dtype,
+    FirstSeed,
+    FrequencyPenalty,
+    JsonFile,
+    OwnWeights,
+    PresencePenalty,
+    Repeat,
+    RuleGrid,
+    RuleNames,
+    Temperature,
+    TopK,
+)
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -32,55 +49,38 @@ SHOWN = (  # measures of quality: title, key, factor, format
 
 def speech(
     prompts: Annotated[
-        Path | None, typer.Option(help="A text file, one sentence per line. Default: held-out sentences of all kinds.")
+        Path | None, typer.Option(metavar="FILE", help="Text file, one sentence per line. Default: held-out sentences.")
     ] = None,
-    drafters: Annotated[str, typer.Option(help="Names, comma-separated.")] = "medusa,jacobi,token-recycling",
-    rules: Annotated[
-        str, typer.Option(help="Names, comma-separated; every drafter is measured with every rule.")
-    ] = "exact",
-    drafter_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="K=V,...", help="An option of every drafter that has it, or DRAFTER.K=V; one row for each value."
-        ),
-    ] = None,
-    rule_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="K=V,...", help="An option of every rule that has it, or RULE.K=V; one row for each value."
-        ),
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Number of sentences.")] = 20,
-    repeat: Annotated[int, typer.Option(min=1, help="How often every setting speaks each sentence.")] = 1,
-    judge: Annotated[
+    drafters: DrafterNames = "medusa,jacobi,token-recycling",
+    rules: RuleNames = "exact",
+    drafter_option: DrafterGrid = None,
+    rule_option: RuleGrid = None,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Number of sentences.")] = 20,
+    repeat: Repeat = 1,
+    quality: Annotated[
         bool,
-        typer.Option(
-            "--judge", help="Judge the speech: word errors, DNSMOS, speaker similarity; also of the teacher and codec."
-        ),
+        typer.Option("--quality", help="Measure audio quality too: word error rate, DNSMOS, speaker similarity."),
     ] = False,
-    rated: Annotated[
-        int | None, typer.Option(min=1, help="Number of judged sentences to rate with DNSMOS. Default: all.")
+    num_dnsmos: Annotated[
+        int | None, typer.Option(min=1, help="Number of sentences that --quality rates with DNSMOS. Default: all.")
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.6,
-    top_k: Annotated[int, typer.Option(min=0, help="0 is off.")] = 0,
-    presence_penalty: Annotated[float, typer.Option(help="On tokens that have occurred.")] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option(help="On tokens, for each occurrence.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the first sentence.")] = 0,
-    weights: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of weights that you trained.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda ...")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    output: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the results to this file; - is stdout.")
-    ] = None,
+    temperature: Temperature = 0.6,
+    top_k: TopK = 0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    seed: FirstSeed = 0,
+    weights: OwnWeights = None,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    output: JsonFile = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw tokens per target pass against word errors.")
+        Path | None, typer.Option(metavar="FILE", help="Plot tokens per target pass against word error rate.")
     ] = None,
     samples: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write the first five sentences of every setting there, as Ogg Opus."),
+        Path | None, typer.Option(metavar="DIR", help="Write audio of the first five sentences to DIR, as Ogg Opus.")
     ] = None,
 ) -> None:
-    """Measure tokens per target pass and speed on speech, total variation, and with --judge the quality."""
+    """Measure tokens per target pass and speed on speech, total variation, and with --quality that of the audio."""
     from rich.console import Console
 
     from outrider.app.bench.progress import go
@@ -104,10 +104,10 @@ def speech(
     if samples is not None:
         opus.library()  # fail now if it is missing, not after measuring
     if prompts is None:
-        items = bench.sentences(limit)
+        items = bench.sentences(num_prompts)
     else:
         lines = filter(None, map(str.strip, prompts.read_text("utf-8").splitlines()))
-        items = [Item(str(index), "given", line) for index, line in enumerate(lines)][:limit]
+        items = [Item(str(index), "given", line) for index, line in enumerate(lines)][:num_prompts]
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k}
     options |= {"presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty}
     console = Console(stderr=True, highlight=False)
@@ -118,19 +118,19 @@ def speech(
     complete = go(measured, console)
     if not measured.runs:
         raise InvalidOption("stopped before anything was measured")
-    read, skipped = _teacher() if judge or samples is not None else (None, {})
+    read, skipped = _teacher() if quality or samples is not None else (None, {})
     if reader() is None:
         skipped["hibari-tts"] = (
             "not installed, so words are pronounced by their spelling; pip install 'outrider[speech]'"
         )
-    heard = _judge(speakers, items, read, rated, console) if judge else {}
+    heard = _judge(speakers, items, read, num_dnsmos, console) if quality else {}
     about = {"prompts": len(measured.first("plain")), "prompts_wanted": len(items), "device": device, "repeat": repeat}
     report = bench.report(measured, speakers, heard, about=about, skipped=skipped)
     if samples is not None:
         report["samples"] = sampled.written(speakers, items, read, samples)
     show(report, output, draw)
     if plot is not None and not bench.plot(report, plot):
-        print("nothing to plot: --plot needs --judge and matplotlib", file=sys.stderr)
+        print("nothing to plot: --plot needs --quality and matplotlib", file=sys.stderr)
     if not complete:
         raise typer.Exit(130)
 
@@ -148,7 +148,7 @@ def _teacher() -> tuple[Read | None, dict[str, str]]:
 
 
 def _judge(
-    speakers: Speech, items: list[Item], read: Read | None, rated: int | None, console: Console
+    speakers: Speech, items: list[Item], read: Read | None, num_dnsmos: int | None, console: Console
 ) -> Mapping[str, list[Heard]]:
     """The judges' results for every setting, the teacher and the codec."""
     import torch
@@ -159,7 +159,7 @@ def _judge(
 
     count = len(items) * (1 + len(speakers.settings) + 2 * (read is not None))
     with bar(console, count, "Listening") as step:
-        return bench.ladder(speakers, items, Judges(1, torch.get_num_threads()), read, step, rated)
+        return bench.ladder(speakers, items, Judges(1, torch.get_num_threads()), read, step, num_dnsmos)
 
 
 def show(report: Mapping[str, Any], output: Path | None, draw: Callable[[Console, Mapping[str, Any]], None]) -> None:

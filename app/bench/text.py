@@ -17,7 +17,22 @@ import typer
 from outrider.app.bench.batch import batch
 from outrider.app.bench.precision import precision
 from outrider.app.bench.progress import bar, go
-from outrider.app.options import Cache
+from outrider.app.options import (
+    Device,
+    DrafterNames,
+    FirstPrompts,
+    JsonFile,
+    KVCacheDtype,
+    MaxNewTokens,
+    Repeat,
+    RuleName,
+    Seed,
+    Temperature,
+    TextDtype,
+    TextModelName,
+    TextPrompts,
+)
+from outrider.app.options import names as parse_names
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,61 +57,59 @@ bench.command()(batch)
 
 @bench.command()
 def text(
-    prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines, each with `prompt` or `turns`. Default: built-in prompts.")
-    ] = None,
-    drafters: Annotated[
-        str, typer.Option(help="Names, comma-separated; `outrider methods` lists them.")
-    ] = "auto,prompt-lookup",
-    rule: Annotated[str, typer.Option(help="The acceptance rule.")] = "exact",
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="For each prompt.")] = 128,
-    limit: Annotated[int | None, typer.Option(min=1, help="Number of prompts, from every task in turn.")] = None,
-    tasks: Annotated[str, typer.Option(metavar="NAMES", help="Prompts of these tasks only, comma-separated.")] = "",
-    context: Annotated[
+    prompts: TextPrompts = None,
+    drafters: DrafterNames = "auto,prompt-lookup",
+    rule: RuleName = "exact",
+    temperature: Temperature = 0.0,
+    max_new_tokens: MaxNewTokens = 128,
+    num_prompts: FirstPrompts = None,
+    tasks: Annotated[str, typer.Option(metavar="NAMES", help="Use only prompts of these comma-separated tasks.")] = "",
+    context_length: Annotated[
         int | None,
         typer.Option(min=1, metavar="TOKENS", help="Prepend this many tokens of filler text to every prompt."),
     ] = None,
-    repeat: Annotated[int, typer.Option(min=1, help="How often every contender decodes each prompt.")] = 1,
-    seed: Annotated[int, typer.Option(help="For temperatures above 0.")] = 0,
-    model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a GGUF file.")] = "smollm2-135m",
+    repeat: Repeat = 1,
+    seed: Seed = 0,
+    model: TextModelName = "smollm2-135m",
     draft_model: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The draft model, NAME or NAME:DTYPE, of the drafters that use one."),
+        typer.Option(metavar="NAME[:DTYPE]", help="Draft model. Default: the one that ships for the target."),
     ] = None,
     drafter_option: Annotated[
         list[str] | None,
-        typer.Option(metavar="DRAFTER.K=V", help="A drafter's option, such as rest.store=FILE; may be repeated."),
+        typer.Option(
+            metavar="DRAFTER.NAME=VALUE", help="Set an option of one drafter, such as rest.store=FILE. Repeatable."
+        ),
     ] = None,
     calibrate: Annotated[
         str,
-        typer.Option(metavar="NAMES", help="Calibrate sequoia or draft-verify on the prompts first, and save that."),
+        typer.Option(metavar="NAMES", help="First calibrate these drafters (sequoia, draft-verify); saved for later."),
     ] = "",
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, int8 or int4.")] = "bfloat16",
-    cache: Cache = None,
-    peers: Annotated[
+    device: Device = "cpu",
+    dtype: TextDtype = "bfloat16",
+    kv_cache_dtype: KVCacheDtype = None,
+    compare_engines: Annotated[
         bool,
         typer.Option(
-            "--peers",
-            help="Also measure transformers, OpenVINO GenAI and vLLM, in venvs that the first use creates.",
+            "--compare-engines",
+            help="Measure transformers, OpenVINO GenAI and vLLM on the same prompts too; installs them in venvs.",
         ),
     ] = False,
-    engine: Annotated[str, typer.Option(help="outrider, or vllm for our drafters in vLLM.")] = "outrider",
+    engine: Annotated[
+        str, typer.Option(help="Engine: outrider, or vllm to measure the drafters on vLLM.")
+    ] = "outrider",
     server: Annotated[
-        str | None, typer.Option(metavar="URL", help="A running vLLM server, such as http://127.0.0.1:8000.")
+        str | None, typer.Option(metavar="URL", help="Running vLLM server, such as http://127.0.0.1:8000.")
     ] = None,
     python: Annotated[
-        Path | None, typer.Option(help="A Python interpreter with vLLM. Default: the one of our own venv.")
+        Path | None, typer.Option(help="Python interpreter with vLLM. Default: that of `outrider serve --install`.")
     ] = None,
     engine_option: Annotated[
         list[str] | None,
-        typer.Option(metavar="OPTION", help="An option of vLLM, such as --enforce-eager; may be repeated."),
+        typer.Option(metavar="OPTION", help="Option passed to vLLM, such as --enforce-eager. Repeatable."),
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the results to this file; - is stdout.")
-    ] = None,
-    plots: Annotated[Path | None, typer.Option(help="A folder for plots.")] = None,
+    json_file: JsonFile = None,
+    plots: Annotated[Path | None, typer.Option(metavar="DIR", help="Write plots to DIR.")] = None,
 ) -> None:
     """Measure speed, tokens per target pass and acceptance on text, and compare outputs with plain decoding."""
     from rich.console import Console
@@ -110,8 +123,8 @@ def text(
 
         check()
     _check_folder(json_file)
-    items = load_prompts(prompts, limit, _names(tasks))
-    names = _names(drafters)
+    items = load_prompts(prompts, num_prompts, parse_names(tasks))
+    names = parse_names(drafters)
     settings = Settings(
         drafters=names,
         rule=rule,
@@ -135,7 +148,16 @@ def text(
         )
     else:
         report, complete = _measure_text(
-            items, settings, model, device, dtype, peers, source, _names(calibrate), context, cache
+            items,
+            settings,
+            model,
+            device,
+            dtype,
+            compare_engines,
+            source,
+            parse_names(calibrate),
+            context_length,
+            kv_cache_dtype,
         )
     if json_file is not None and str(json_file) == "-":
         print(json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False))
@@ -166,10 +188,6 @@ def _options(given: list[str]) -> dict[str, dict[str, Any]]:
     return by_drafter
 
 
-def _names(given: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in given.split(",") if name.strip())
-
-
 def _check_folder(file: Path | None) -> None:
     """Raise InvalidOption now, rather than after minutes of measuring, if a file cannot be written."""
     from outrider.core.errors import InvalidOption
@@ -184,11 +202,11 @@ def _measure_text(
     model: str,
     device: str,
     dtype: str,
-    peers: bool,
+    compare_engines: bool,
     source: str,
     calibrated: tuple[str, ...] = (),
-    context: int | None = None,
-    cache: str | None = None,
+    context_length: int | None = None,
+    kv_cache_dtype: str | None = None,
 ) -> tuple[dict[str, Any], bool]:
     """The report, and whether everything was measured."""
     import torch
@@ -206,18 +224,18 @@ def _measure_text(
     cost = None
     with ExitStack() as stack:
         with console.status(f"Loading {model} ...") as status:
-            lm = text.load(model, device=device, dtype=dtype, cache=cache)
-        if cache is not None:
-            about["cache"] = cache
-        if context is not None:
-            items, about["context"] = texts.lengthened(lm, items, context), context
+            lm = text.load(model, device=device, dtype=dtype, kv_cache_dtype=kv_cache_dtype)
+        if kv_cache_dtype is not None:
+            about["kv_cache_dtype"] = kv_cache_dtype
+        if context_length is not None:
+            items, about["context"] = texts.lengthened(lm, items, context_length), context_length
         for name in calibrated:
             _calibrate(lm, name, items, settings, console)
         with console.status("Preparing ...") as status:
             ours = texts.contenders(lm, settings)
             room = max(len(lm.encode(item.content)) for item in items) + settings.max_new_tokens + 64
             others = []
-            if peers and settings.temperature == 0:
+            if compare_engines and settings.temperature == 0:
                 engines = stack.enter_context(
                     started(
                         find_model(model, lm.folder, lm.end, min(lm.context, room)),
@@ -229,7 +247,7 @@ def _measure_text(
                 )
                 others, skipped = engines.contenders, engines.skipped
                 about["peers"] = engines.settings
-            elif peers:
+            elif compare_engines:
                 skipped["peers"] = "they decode greedily; leave out --temperature"
             status.update("Measuring the cost of passes ...")
             cost = texts.costs(lm, items)

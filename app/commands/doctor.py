@@ -73,7 +73,7 @@ class Report:
     machine: dict[str, Any]
     torch: dict[str, Any]
     findings: list[Finding]
-    mended: list[str]
+    repaired: list[str]
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -98,7 +98,7 @@ def judge(package: Package, version: str | None, error: str | None) -> Finding:
         return Finding(package.name, "absent", package.needed, "not installed", package.purpose, fix)
     if error is not None:
         if "torchaudio" in package.name + error:
-            fix = "outrider doctor --mend"
+            fix = "outrider doctor --fix"
         else:
             fix = f"{python} -m pip install --force-reinstall --no-deps {package.name}"
         return Finding(package.name, "broken", package.needed, f"{version}: {error}", package.purpose, fix)
@@ -165,7 +165,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def mend_torchaudio(torch: dict[str, Any]) -> list[str]:
+def repair_torchaudio(torch: dict[str, Any]) -> list[str]:
     spec = find_spec("torchaudio")
     if spec is None or not spec.submodule_search_locations or not torch:
         return []
@@ -177,10 +177,10 @@ def mend_torchaudio(torch: dict[str, Any]) -> list[str]:
     return [done] if done else []
 
 
-def examine(*, mending: bool = False) -> Report:
-    """Look at everything; with `mending`, first cure what has a known cure."""
+def examine(*, fix: bool = False) -> Report:
+    """Check everything; with `fix`, first repair what can be repaired automatically."""
     torch = probe("torch") if version_of("torch") else Outcome({}, None)
-    mended = mend_torchaudio(torch.facts) if mending else []
+    repaired = repair_torchaudio(torch.facts) if fix else []
     installed = [package for package in PACKAGES if package.name != "torch" and version_of(package.name)]
     unused = [name for name in UNUSED if version_of(name)]
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
@@ -198,4 +198,4 @@ def examine(*, mending: bool = False) -> Report:
         findings.append(judge_native())
     findings.append(judge_cache(cache_folder()))
     ok = all(finding.state == "works" for finding in findings if finding.needed)
-    return Report(ok, machine(), torch.facts, findings, mended)
+    return Report(ok, machine(), torch.facts, findings, repaired)

@@ -1,4 +1,4 @@
-"""`outrider image`: a picture of a few words. Heavy packages are imported when it runs."""
+"""`outrider image`: an image of a few words. Heavy packages are imported when it runs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ import typer
 from outrider.app.options import (
     Compare,
     Device,
-    Draft,
     DrafterOptions,
-    Model,
+    DraftModelName,
+    Dtype,
+    GuidanceScale,
     ModelOptions,
     OwnWeights,
-    Precision,
+    PublishedName,
     RuleName,
     RuleOptions,
+    Seed,
+    Style,
+    Temperature,
+    TopK,
     TraceFile,
     image_model,
     methods,
@@ -32,41 +37,42 @@ _SCALE = 4  # a picture of 64x64 is written this many times as large
 
 def image(
     prompt: Annotated[str, typer.Argument(help="A few words, such as 'red heart'.")],
-    style: Annotated[str | None, typer.Option(help="Whose style: noto, twemoji, openmoji, fluent ...")] = None,
-    drafter: Annotated[str, typer.Option(help="Who guesses: plain, or one of `outrider methods`.")] = "jacobi",
+    style: Style = None,
+    drafter: Annotated[str, typer.Option(help="Drafter: plain, or a name from `outrider methods`.")] = "jacobi",
     rule: RuleName = "exact",
     drafter_option: DrafterOptions = None,
     rule_option: RuleOptions = None,
-    guidance: Annotated[
-        float | None, typer.Option(help="1 is none; more keeps closer to the words. Default: 3, or the model's own.")
-    ] = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Only the k likeliest codes; 0 is off.")] = 0,
+    guidance_scale: GuidanceScale = None,
+    temperature: Temperature = 1.0,
+    top_k: TopK = 0,
     entropy_aware: Annotated[
-        bool, typer.Option("--entropy-aware", help="Hotter where the model is sure, colder where it is not.")
+        bool,
+        typer.Option("--entropy-aware", help="Raise the temperature where entropy is low, lower it where it is high."),
     ] = False,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same picture.")] = 0,
+    seed: Seed = 0,
     compare: Compare = False,
     trace: TraceFile = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Write the picture.")] = Path(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Write the image to FILE.")] = Path(
         "picture.png"
     ),
-    scale: Annotated[
+    upscale: Annotated[
         int | None,
-        typer.Option(min=1, max=32, help="Enlarge pixels so many times. Default: 4; of a published model, 1."),
+        typer.Option(
+            min=1, max=32, help="Integer factor to enlarge the image by. Default: 4; 1 for a published model."
+        ),
     ] = None,
-    model: Model = None,
-    draft: Draft = None,
+    model: PublishedName = None,
+    draft_model: DraftModelName = None,
     model_option: ModelOptions = None,
     weights: OwnWeights = None,
-    dtype: Precision = "float32",
+    dtype: Dtype = "float32",
     device: Device = "cpu",
 ) -> None:
-    """Draw what the words say, speculatively decoded."""
+    """Generate an image from a prompt by speculative decoding."""
     options: dict[str, Any] = {
         "style": style,
         **methods(drafter, rule, drafter_option, rule_option),
-        **({} if guidance is None else {"guidance": guidance}),
+        **({} if guidance_scale is None else {"guidance": guidance_scale}),
         "temperature": temperature,
         "top_k": top_k,
         "entropy_aware": entropy_aware,
@@ -75,9 +81,9 @@ def image(
     from outrider.image.options import Options
 
     Options.of(options)  # refused before weights are read
-    im = image_model(model, draft, model_option, weights, device=device, dtype=dtype)
+    im = image_model(model, draft_model, model_option, weights, device=device, dtype=dtype)
     result = im.generate(prompt, **options)
-    times = scale or (_SCALE if model is None else 1)
+    times = upscale or (_SCALE if model is None else 1)
     picture = result.image.resize((result.image.width * times, result.image.height * times), 0)
     picture.save(output)
     print(f"{output}: {_told(result)}")

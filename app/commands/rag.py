@@ -1,4 +1,4 @@
-"""`outrider rag` and `outrider bench rag`: questions answered from documents, and what speculating on lookups saves.
+"""`outrider rag` and `outrider bench rag`: answer questions from documents; measure what speculation saves.
 
 Heavy packages are imported by the commands when they run.
 """
@@ -14,82 +14,103 @@ from typing import Annotated, Any
 
 import typer
 
+from outrider.app.options import JsonFile, MaxNewTokens, Seed, TextDtype, TextModelName
+
 _WIDTH = 140  # of the table; a narrower terminal wraps its lines
-Documents = Annotated[str, typer.Option(help="named-things, speeches, or a file or folder of text.")]
-Stride = Annotated[int, typer.Option(min=1, help="Tokens between two lookups.")]
-Window = Annotated[int, typer.Option(min=1, help="Tokens that are looked up.")]
-Model = Annotated[str, typer.Option(help="A name, a hub id, a folder or a GGUF file.")]
-Small = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Who drafts for speculative-rag, or NAME:DTYPE; left out: the model.")
+Documents = Annotated[str, typer.Option(help="Built-in documents (named-things, speeches), or a text file or folder.")]
+RetrievalStride = Annotated[int, typer.Option(min=1, help="Tokens generated between two retrievals.")]
+QueryLength = Annotated[int, typer.Option(min=1, help="Most recent tokens used as the query.")]
+DraftModel = Annotated[
+    str | None,
+    typer.Option(metavar="NAME[:DTYPE]", help="Model that writes the drafts of speculative-rag. Default: the target."),
 ]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, int8 or int4.")]
 
 
 def rag(
-    question: Annotated[str, typer.Argument(help="What to ask.")],
+    question: Annotated[str, typer.Argument(help="Question to answer.")],
     method: Annotated[
-        str, typer.Option(help="iterative, ralm-spec, rag or speculative-rag; see `outrider methods`.")
+        str, typer.Option(help="Method: iterative, ralm-spec, rag or speculative-rag; see `outrider methods`.")
     ] = "ralm-spec",
     documents: Documents = "named-things",
-    retriever: Annotated[str, typer.Option(help="dense, dense-approximate or bm25.")] = "dense",
-    ahead: Annotated[
-        int | None, typer.Option(min=1, help="Lookups speculated before they are verified; left out: scheduled.")
+    retriever: Annotated[str, typer.Option(help="Retriever: dense, dense-approximate or bm25.")] = "dense",
+    speculation_stride: Annotated[
+        int | None,
+        typer.Option(min=1, help="Retrievals speculated on before they are verified together. Default: scheduled."),
     ] = None,
-    overlap: Annotated[bool, typer.Option("--overlap", help="Verify while writing on.")] = False,
+    async_verification: Annotated[
+        bool, typer.Option("--async-verification", help="Verify while the next retrieval is being speculated on.")
+    ] = False,
     drafter: Annotated[
-        str | None, typer.Option(help="Who drafts tokens between lookups; one of `outrider methods`.")
+        str | None, typer.Option(help="Drafter of tokens between retrievals, from `outrider methods`. Default: none.")
     ] = None,
-    stride: Stride = 4,
-    window: Window = 32,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="At most so many.")] = 64,
-    model: Model = "smollm2-135m",
-    small: Small = None,
-    dtype: Dtype = "bfloat16",
-    seed: Annotated[int, typer.Option(help="The same seed gives the same answer.")] = 0,
+    retrieval_stride: RetrievalStride = 4,
+    query_length: QueryLength = 32,
+    max_new_tokens: MaxNewTokens = 64,
+    model: TextModelName = "smollm2-135m",
+    draft_model: DraftModel = None,
+    dtype: TextDtype = "bfloat16",
+    seed: Seed = 0,
 ) -> None:
-    """Answer a question from documents, with lookups or whole drafts speculated on."""
+    """Answer a question from documents, speculating on retrievals or on whole drafts."""
     from outrider.text.rag.methods import Answerer, AnswerMethod
     from outrider.text.rag.ralm import Speculation
 
-    how = Speculation(ahead=ahead, overlap=overlap) if method == "ralm-spec" else None
+    how = Speculation(ahead=speculation_stride, overlap=async_verification) if method == "ralm-spec" else None
     way = AnswerMethod(method=method, how=how, drafter=drafter)
-    lm, drafting, store = _ready(model, small, dtype, documents, retriever)
-    one = Answerer(lm, store, small=drafting, max_new_tokens=max_new_tokens, stride=stride, window=window, seed=seed)
-    said = one.answer(way, question)
-    print(said.text)
-    looked = said.lookups
-    line = f"{looked.calls} calls of the store with {looked.queries} lookups"
+    lm, drafting, store = _ready(model, draft_model, dtype, documents, retriever)
+    answerer = Answerer(
+        lm,
+        store,
+        small=drafting,
+        max_new_tokens=max_new_tokens,
+        stride=retrieval_stride,
+        window=query_length,
+        seed=seed,
+    )
+    answer = answerer.answer(way, question)
+    print(answer.text)
+    lookups = answer.lookups
+    line = f"{lookups.calls} retriever calls with {lookups.queries} queries"
     if method == "ralm-spec":
-        line += f"; {looked.right} of {looked.guesses} guesses right, {looked.taken_back} tokens taken back"
+        line += (
+            f"; {lookups.right} of {lookups.guesses} speculated retrievals right, {lookups.taken_back} tokens undone"
+        )
     print(line, file=sys.stderr)
-    for number in dict.fromkeys(said.documents):
+    for number in dict.fromkeys(answer.documents):
         print(f"- {store.passages[number]}", file=sys.stderr)
 
 
 def bench_rag(
     questions: Annotated[
-        Path | None, typer.Option(help="JSON lines with `question` and `answers`; left out: fifty of our own.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="JSON lines with `question` and `answers`. Default: fifty built-in questions."
+        ),
     ] = None,
     documents: Documents = "named-things",
-    retrievers: Annotated[str, typer.Option(help="Names with commas between them.")] = "dense,dense-approximate,bm25",
-    methods: Annotated[
-        str, typer.Option(help="Of iterative, ralm-spec, rag and speculative-rag.")
-    ] = "iterative,ralm-spec,rag,speculative-rag",
-    limit: Annotated[int | None, typer.Option(min=1, help="So many questions only.")] = None,
-    stride: Stride = 4,
-    window: Window = 32,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="For each question.")] = 48,
-    model: Model = "smollm2-135m",
-    small: Small = None,
-    dtype: Dtype = "bfloat16",
-    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
-    times: Annotated[bool, typer.Option(help="Show seconds and speedups, which want a quiet machine.")] = True,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write everything there; - is stdout.")] = None,
+    retrievers: Annotated[str, typer.Option(metavar="NAMES", help="Comma-separated retrievers.")] = (
+        "dense,dense-approximate,bm25"
+    ),
+    methods: Annotated[str, typer.Option(metavar="NAMES", help="Comma-separated methods.")] = (
+        "iterative,ralm-spec,rag,speculative-rag"
+    ),
+    num_prompts: Annotated[int | None, typer.Option(min=1, help="Number of questions. Default: all.")] = None,
+    retrieval_stride: RetrievalStride = 4,
+    query_length: QueryLength = 32,
+    max_new_tokens: MaxNewTokens = 48,
+    model: TextModelName = "smollm2-135m",
+    draft_model: DraftModel = None,
+    dtype: TextDtype = "bfloat16",
+    seed: Seed = 0,
+    times: Annotated[
+        bool, typer.Option("--timing/--no-timing", help="Report seconds and speedups; needs an idle machine.")
+    ] = True,
+    json_file: JsonFile = None,
     page: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a page of all JSON files in its folder.")
+        Path | None, typer.Option(metavar="FILE", help="Write a page of all JSON files in FILE's folder.")
     ] = None,
 ) -> None:
-    """Lookups, calls of the store and right answers, with and without speculation; is RaLMSpec's output the same?"""
+    """Measure retriever calls and correct answers with and without speculation; check that RaLMSpec is lossless."""
     from rich.console import Console
 
     from outrider.app.bench.progress import bar
@@ -99,13 +120,18 @@ def bench_rag(
 
     names = _names(methods, "method", METHODS)
     ways = [way for way in WAYS if way.method in names]
-    items = asked(questions, limit)
+    items = asked(questions, num_prompts)
     console = Console(stderr=True, highlight=False)
     lm = drafting = None
     measured: list[Measured] = []
     for name in _names(retrievers, "retriever", RETRIEVERS):
-        lm, drafting, store = _ready(model, small, dtype, documents, name, lm, drafting)
-        settings = {"max_new_tokens": max_new_tokens, "stride": stride, "window": window, "seed": seed}
+        lm, drafting, store = _ready(model, draft_model, dtype, documents, name, lm, drafting)
+        settings = {
+            "max_new_tokens": max_new_tokens,
+            "stride": retrieval_stride,
+            "window": query_length,
+            "seed": seed,
+        }
         one = Measured(Answerer(lm, store, small=drafting, **settings), items, ways)
         measured.append(one)
         try:
@@ -140,9 +166,15 @@ def _names(given: str, what: str, known: Mapping[str, Any]) -> list[str]:
 
 
 def _ready(
-    model: str, small: str | None, dtype: str, documents: str, retriever: str, lm: Any = None, drafting: Any = None
+    model: str,
+    draft_model: str | None,
+    dtype: str,
+    documents: str,
+    retriever: str,
+    lm: Any = None,
+    drafting: Any = None,
 ) -> tuple[Any, Any, Any]:
-    """The large model, the small one, and documents to look up; models that are loaded already stay."""
+    """The target, the draft model and the retriever; models that are loaded already are reused."""
     from rich.console import Console
 
     from outrider import text
@@ -156,7 +188,7 @@ def _ready(
             status.update(f"Loading {model} ...")
             lm = text.load(model, dtype=dtype)
         if drafting is None:
-            drafting = companion(lm, small) if small else lm
+            drafting = companion(lm, draft_model) if draft_model else lm
     return lm, drafting, store
 
 
@@ -184,27 +216,27 @@ def cells(row: Mapping[str, Any], times: bool) -> list[str]:
 
 
 def command(found: Mapping[str, Any]) -> str:
-    """What measures the same again."""
+    """The command that repeats a measurement."""
     from inspect import signature
 
     settings, rows = found["settings"], found["rows"]
-    asked = {name: settings[name] for name in ("documents", "stride", "window", "max_new_tokens", "model", "dtype")}
-    asked |= {"seed": settings["seed"]}
+    asked = {name: settings[name] for name in ("documents", "max_new_tokens", "model", "dtype", "seed")}
+    asked |= {"retrieval_stride": settings["stride"], "query_length": settings["window"]}
     for name in ("retriever", "method"):
         asked[f"{name}s"] = ",".join(dict.fromkeys(row[name] for row in rows))
     if settings["small"] != f"{settings['model']}:{settings['dtype']}":
-        asked["small"] = settings["small"]
+        asked["draft_model"] = settings["small"]
     if settings["questions_from"] != "built in":
         asked["questions"] = settings["questions_from"]
-    usual = signature(bench_rag).parameters
-    words = ["outrider", "bench", "rag", *(() if settings["timed"] else ("--no-times",))]
+    defaults = signature(bench_rag).parameters
+    words = ["outrider", "bench", "rag", *(() if settings["timed"] else ("--no-timing",))]
     for name, value in asked.items():
-        words += [f"--{name.replace('_', '-')}", str(value)] if value != usual[name].default else []
+        words += [f"--{name.replace('_', '-')}", str(value)] if value != defaults[name].default else []
     return shlex.join(words)
 
 
 def written(folder: Path) -> str:
-    """The page of what a folder holds."""
+    """A page of tables from the JSON files of a folder."""
     parts = ["# Answers from documents, measured\n"]
     parts.append(
         "`same`: answers that are, token for token and document for document, those of looking up each time. `calls`: "

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outrider.app.options import NumPrompts, Repeat, TextPrompts
+
 if TYPE_CHECKING:
     from outrider.core.cost.simulate import Device, Simulation, Workload
 
@@ -31,30 +33,36 @@ CASES: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
 def simulate(
     measure: Annotated[
         bool,
-        typer.Option("--measure", help="Measure on this machine, which should be quiet, and say how far off it is."),
+        typer.Option(
+            "--measure", help="Measure on this machine, which should be idle, and report the simulation's error."
+        ),
     ] = False,
-    model: Annotated[str, typer.Option(help="The target whose steps are measured.")] = "smollm2-135m",
-    prompts: Annotated[Path | None, typer.Option(help="JSON lines; left out: prompts of our own.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Prompts that are measured on.")] = 14,
-    max_new_tokens: Annotated[int, typer.Option(min=8, help="For each prompt.")] = 96,
-    repeat: Annotated[int, typer.Option(min=1, help="Times that every prompt is decoded by everyone.")] = 3,
+    model: Annotated[str, typer.Option(help="Target that is measured.")] = "smollm2-135m",
+    prompts: TextPrompts = None,
+    num_prompts: NumPrompts = 14,
+    max_new_tokens: Annotated[int, typer.Option(min=8, help="Maximum number of tokens to generate per prompt.")] = 96,
+    repeat: Repeat = 3,
     parameters: Annotated[
-        float | None, typer.Option(metavar="BILLIONS", help="Simulate a target so large instead, the drafter as well.")
+        float | None,
+        typer.Option(
+            metavar="BILLIONS", help="Simulate a target of this size, with a proportionally larger draft model."
+        ),
     ] = None,
-    layers: Annotated[int | None, typer.Option(min=1, help="Of the larger target.")] = None,
-    width: Annotated[int | None, typer.Option(min=1, help="Of the larger target.")] = None,
-    kept: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="What was measured; written by --measure, else read.")
+    layers: Annotated[int | None, typer.Option(min=1, help="Number of layers of that target.")] = None,
+    hidden_size: Annotated[int | None, typer.Option(min=1, help="Hidden size of that target.")] = None,
+    measurements: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Measurements: written by --measure, otherwise read."),
     ] = None,
 ) -> None:
-    """Simulation: what drafting would bring on a table of devices, from steps that were measured here."""
+    """Simulate the speedup of drafters on a table of devices, from target passes measured on this machine."""
     from outrider.core.assets.store import read_json, written
     from outrider.core.errors import InvalidOption
     from outrider.core.paths import cache_folder
 
-    path = kept or cache_folder() / "simulation" / f"{Path(model).name}.json"
+    path = measurements or cache_folder() / "simulation" / f"{Path(model).name}.json"
     if measure:
-        found = _measured(model, prompts, limit, max_new_tokens, repeat)
+        found = _measured(model, prompts, num_prompts, max_new_tokens, repeat)
         written(path, json.dumps(found) + "\n")
     elif not path.is_file():
         raise InvalidOption(
@@ -62,21 +70,21 @@ def simulate(
         )
     else:
         found = read_json(path)
-    shown(found, _larger(parameters, layers, width))
+    shown(found, _larger(parameters, layers, hidden_size))
 
 
-def _larger(parameters: float | None, layers: int | None, width: int | None) -> dict[str, float] | None:
+def _larger(parameters: float | None, layers: int | None, hidden_size: int | None) -> dict[str, float] | None:
     from outrider.core.errors import InvalidOption
 
-    given = (parameters, layers, width)
+    given = (parameters, layers, hidden_size)
     if not any(given):
         return None
-    if parameters is None or layers is None or width is None or parameters <= 0:
-        raise InvalidOption("a larger target needs all three: --parameters (billions), --layers and --width")
-    return {"parameters": 1e9 * parameters, "layers": layers, "width": width}
+    if parameters is None or layers is None or hidden_size is None or parameters <= 0:
+        raise InvalidOption("a larger target needs all three: --parameters (billions), --layers and --hidden-size")
+    return {"parameters": 1e9 * parameters, "layers": layers, "width": hidden_size}
 
 
-def _measured(model: str, prompts: Path | None, limit: int, tokens: int, repeat: int) -> dict[str, Any]:
+def _measured(model: str, prompts: Path | None, num_prompts: int, tokens: int, repeat: int) -> dict[str, Any]:
     """Plain decoding and every case, in turns, by precision; as JSON."""
     from rich.console import Console
 
@@ -90,7 +98,11 @@ def _measured(model: str, prompts: Path | None, limit: int, tokens: int, repeat:
     from outrider.text.bench.run import Settings, contenders, load_prompts
     from outrider.text.model import TextModel
 
-    console, items, rows = Console(stderr=True, highlight=False), load_prompts(prompts, limit), list[dict[str, Any]]()
+    console, items, rows = (
+        Console(stderr=True, highlight=False),
+        load_prompts(prompts, num_prompts),
+        list[dict[str, Any]](),
+    )
     facts, models = dict[str, Any](), dict[str, TextModel]()
     for dtype in dict.fromkeys(case[0] for case in CASES):
         with console.status(f"Loading {model} in {dtype} ..."):

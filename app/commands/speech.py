@@ -1,5 +1,7 @@
-"""`outrider speech`: text read aloud into a sound file; with --model, what a published model makes of a text, or hears
-in a sound. Heavy packages are imported when it runs."""
+"""`outrider speech`: read a text aloud; with --model, a published model that speaks, plays or transcribes.
+
+Heavy packages are imported when it runs.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,19 @@ import typer
 from outrider.app.options import (
     Compare,
     Device,
-    Draft,
     DrafterOptions,
-    Model,
+    DraftModelName,
+    Dtype,
+    FrequencyPenalty,
     ModelOptions,
     OwnWeights,
-    Precision,
+    PresencePenalty,
+    PublishedName,
     RuleName,
     RuleOptions,
+    Seed,
+    Temperature,
+    TopK,
     TraceFile,
     methods,
     published,
@@ -30,38 +37,43 @@ if TYPE_CHECKING:
 
 
 def speech(
-    text: Annotated[str, typer.Argument(help="What to say; - reads it from stdin. A model that hears takes a .wav.")],
+    text: Annotated[
+        str, typer.Argument(help="Text to read; - reads it from stdin. For a speech recogniser, a .wav file.")
+    ],
     drafter: Annotated[
         str | None,
         typer.Option(
-            help="Who guesses: plain, or one of `outrider methods`. Default: jacobi; of a published model, plain."
+            help="Drafter: plain, or a name from `outrider methods`. Default: jacobi; plain for a published model."
         ),
     ] = None,
     rule: RuleName = "exact",
     drafter_option: DrafterOptions = None,
     rule_option: RuleOptions = None,
-    speed: Annotated[float, typer.Option(help="From 0.5 to 2; 1 is usual.")] = 1.0,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.6,
-    top_k: Annotated[int, typer.Option(help="Only the k likeliest tokens; 0 is off.")] = 0,
-    presence_penalty: Annotated[float, typer.Option(help="On tokens that were said already.")] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option(help="On tokens, for every time they were said.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same reading.")] = 0,
+    speed: Annotated[float, typer.Option(help="Speaking rate, from 0.5 to 2; 1 is normal.")] = 1.0,
+    temperature: Temperature = 0.6,
+    top_k: TopK = 0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    seed: Seed = 0,
     compare: Compare = False,
     trace: TraceFile = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Write the sound, a .wav.")] = Path(
-        "speech.wav"
-    ),
-    model: Model = None,
-    draft: Draft = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="Write the audio to a .wav file.")
+    ] = Path("speech.wav"),
+    model: PublishedName = None,
+    draft_model: DraftModelName = None,
     model_option: ModelOptions = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Of a published model: the most frames or tokens. Default: its own.")
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Maximum number of frames or tokens, for a published model. Default: the model's own."
+        ),
     ] = None,
     weights: OwnWeights = None,
-    dtype: Precision = "float32",
+    dtype: Dtype = "float32",
     device: Device = "cpu",
 ) -> None:
-    """Read a text aloud, speculatively decoded."""
+    """Read a text aloud by speculative decoding."""
     chosen = drafter or ("jacobi" if model is None else "plain")
     options: dict[str, Any] = {
         **methods(chosen, rule, drafter_option, rule_option),
@@ -77,14 +89,24 @@ def speech(
     from outrider.speech.phonemes import pieces
 
     asked = sys.stdin.read() if text == "-" else text
-    given = published(model, draft, model_option, weights)
+    given = published(model, draft_model, model_option, weights)
     if output.suffix.lower() != ".wav":
-        raise typer.BadParameter("sound is written as .wav", param_hint="--output")
+        raise typer.BadParameter(f"'{output}' must end in .wav", param_hint="--output")
     if given is not None:
         beyond = {"speed": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
         if turned := [name for name, usual in beyond.items() if options.pop(name) != usual]:
-            raise typer.BadParameter("is our own voice's", param_hint=f"--{turned[0].replace('_', '-')}")
-        _published(load(str(model), device=device, dtype=dtype, **given), asked, limit, options, output, trace, compare)
+            raise typer.BadParameter(
+                "is not available for a published model", param_hint=f"--{turned[0].replace('_', '-')}"
+            )
+        _published(
+            load(str(model), device=device, dtype=dtype, **given),
+            asked,
+            max_new_tokens,
+            options,
+            output,
+            trace,
+            compare,
+        )
         return
     Options.of(options)  # what is wrong is said before weights are read
     pieces(asked)
@@ -101,7 +123,7 @@ def speech(
 def _published(
     sp: PublishedSpeech,
     asked: str,
-    limit: int | None,
+    max_new_tokens: int | None,
     options: dict[str, Any],
     output: Path,
     trace: Path | None,
@@ -111,7 +133,7 @@ def _published(
     from outrider.speech import Sound
 
     prompt: str | Sound = Sound.load(asked) if not sp.audible else asked
-    result: Said = sp.generate(prompt, limit=limit, **options)
+    result: Said = sp.generate(prompt, limit=max_new_tokens, **options)
     found = result.trace.summary()
     words = f"{found.tokens} tokens in {found.target_passes} calls of the target, {found.tokens_per_pass:.2f} a call"
     if sp.audible:
@@ -124,7 +146,7 @@ def _published(
     if trace is not None:
         trace.write_text(result.trace.to_json(), encoding="utf-8")
     if compare:
-        plain = sp.generate(prompt, limit=limit, **(options | {"drafter": None, "drafter_options": {}}))
+        plain = sp.generate(prompt, limit=max_new_tokens, **(options | {"drafter": None, "drafter_options": {}}))
         same = "the same tokens" if plain.tokens == result.tokens else "other tokens (rule gumbel-match gives the same)"
         print(f"plain decoding  {plain.trace.summary().target_passes} calls; {same}", file=sys.stderr)
 

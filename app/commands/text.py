@@ -16,11 +16,18 @@ import typer
 
 from outrider.app.options import (
     AsJson,
-    Cache,
     Compare,
+    Device,
     DrafterOptions,
+    KVCacheDtype,
+    MaxNewTokens,
     RuleName,
     RuleOptions,
+    Seed,
+    Temperature,
+    TextDtype,
+    TextModelName,
+    TopK,
     TraceFile,
     methods,
 )
@@ -30,33 +37,38 @@ if TYPE_CHECKING:
 
 _ROUNDS = 3  # of a comparison
 assets = typer.Typer(
-    help="Weights: where they come from, their size and licence, whether they are here.", invoke_without_command=True
+    help="List and fetch weights: source, size, licence, and whether they are in the cache.",
+    invoke_without_command=True,
 )
 
 
 def text(
-    prompt: Annotated[str, typer.Argument(help="What to ask; - reads it from stdin.")],
-    model: Annotated[str, typer.Option(help="An asset, a hub id, a folder or a GGUF file.")] = "smollm2-135m",
-    drafter: Annotated[str, typer.Option(help="Who guesses: auto, plain, or one of `outrider methods`.")] = "auto",
+    prompt: Annotated[str, typer.Argument(help="Prompt; - reads it from stdin.")],
+    model: TextModelName = "smollm2-135m",
+    drafter: Annotated[str, typer.Option(help="Drafter: auto, plain, or a name from `outrider methods`.")] = "auto",
     rule: RuleName = "exact",
     drafter_option: DrafterOptions = None,
     rule_option: RuleOptions = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Only the k likeliest tokens; 0 is off.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Only the likeliest tokens that hold this much.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Only tokens this likely, relative to the likeliest.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="At most so many.")] = 256,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this string; may be repeated.")] = None,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens with this total probability.")] = 1.0,
+    min_p: Annotated[
+        float, typer.Option(help="Sample from tokens with at least this fraction of the highest probability.")
+    ] = 0.0,
+    seed: Seed = 0,
+    max_new_tokens: MaxNewTokens = 256,
+    stop: Annotated[list[str] | None, typer.Option(help="String that ends the text. Repeatable.")] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompt as it stands, without a chat template.")
+        bool, typer.Option("--no-chat-template", help="Continue the prompt as it is, without a chat template.")
     ] = False,
     compare: Compare = False,
     trace: TraceFile = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the text.")] = None,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, int8 or int4.")] = "bfloat16",
-    device: Annotated[str, typer.Option(help="cpu, cuda, mps ...")] = "cpu",
-    cache: Cache = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the text to FILE.")
+    ] = None,
+    dtype: TextDtype = "bfloat16",
+    device: Device = "cpu",
+    kv_cache_dtype: KVCacheDtype = None,
 ) -> None:
     """Answer a prompt, speculatively decoded."""
     options: dict[str, Any] = {
@@ -77,7 +89,7 @@ def text(
     Options.of(options)  # what is wrong is said before a model is fetched
     check_names(options["drafter"], rule)
     asked = sys.stdin.read() if prompt == "-" else prompt
-    lm = load(model, device=device, dtype=dtype, cache=cache)
+    lm = load(model, device=device, dtype=dtype, kv_cache_dtype=kv_cache_dtype)
     result = _show(lm, asked, options)
     if output is not None:
         output.write_text(result.text + "\n", encoding="utf-8")
@@ -149,7 +161,7 @@ def _assets(context: typer.Context, as_json: AsJson = False) -> None:
 
 @assets.command("list")
 def list_assets(as_json: AsJson = False) -> None:
-    """Everything that can be fetched."""
+    """List everything that can be fetched."""
     from outrider.core.assets.store import ASSETS
 
     rows = [
@@ -197,8 +209,8 @@ def _draw(rows: list[dict[str, Any]]) -> None:
 
 
 @assets.command("fetch")
-def fetch(name: Annotated[str, typer.Argument(help="A name from the list.")]) -> None:
-    """Fetch one, check it, keep it."""
+def fetch(name: Annotated[str, typer.Argument(help="Name from `outrider assets list`.")]) -> None:
+    """Download an asset, verify its checksum and store it in the cache."""
     from outrider.core.assets.store import fetch as fetch_asset
 
     print(fetch_asset(name))

@@ -10,57 +10,70 @@ from typing import Annotated, Any
 
 import typer
 
+from outrider.app.options import TextModelName
+
 
 def train(
     recipes: Annotated[
-        list[str] | None, typer.Argument(metavar="RECIPE...", help="What to train: one or several of --list.")
+        list[str] | None, typer.Argument(metavar="RECIPE...", help="One or more recipes, from `outrider train --list`.")
     ] = None,
-    model: Annotated[str, typer.Option(help="The target: an asset, a hub id, a folder or a GGUF file.")] = (
-        "smollm2-135m"
-    ),
-    device: Annotated[str, typer.Option(help="cpu, cuda ...; several GPUs through `accelerate launch`.")] = "cpu",
+    model: TextModelName = "smollm2-135m",
+    device: Annotated[
+        str, typer.Option(help="torch device: cpu, cuda ...; for several GPUs start with `accelerate launch`.")
+    ] = "cpu",
     minutes: Annotated[
-        float, typer.Option(help="How long, the writing of answers included; for images, each recipe.")
+        float, typer.Option(help="Training time in minutes, generating answers included; for images, of each recipe.")
     ] = 30.0,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where weights, curve and checkpoint go.")] = None,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option("--output-dir", "-o", metavar="DIR", help="Folder for weights, acceptance curve and checkpoint."),
+    ] = None,
     data: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="Answers to learn from; may be repeated. For images, prepared pictures."),
+        typer.Option(metavar="FILE", help="Training data: answers; for images, prepared images. Repeatable."),
     ] = None,
     prompts: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="Prompts to be answered first; may be repeated.")
+        list[Path] | None, typer.Option(metavar="FILE", help="Prompts that the target answers first. Repeatable.")
     ] = None,
-    texts: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="Ordinary text to read as well; may be repeated.")
+    corpus: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="Plain text to train on besides answers. Repeatable.")
     ] = None,
-    text_share: Annotated[float, typer.Option(help="How much of that, in the first half of the time.")] = 0.3,
-    answers_only: Annotated[bool, typer.Option("--answers-only", help="Don't learn from prompts.")] = False,
-    temperature: Annotated[float, typer.Option(help="Of the answers that are written.")] = 0.0,
-    tokens: Annotated[int | None, typer.Option(min=2, help="Tokens a batch; for images, pictures.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Learning rate, instead of the recipe's.")] = None,
+    corpus_fraction: Annotated[
+        float, typer.Option(help="Fraction of the tokens taken from --corpus in the first half of the time.")
+    ] = 0.3,
+    answers_only: Annotated[
+        bool, typer.Option("--answers-only", help="Compute the loss on answers only, not prompts.")
+    ] = False,
+    temperature: Annotated[float, typer.Option(help="Temperature at which answers are generated.")] = 0.0,
+    batch_size: Annotated[
+        int | None, typer.Option(min=2, help="Tokens (for images: images) per batch. Default: the recipe's.")
+    ] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate. Default: the recipe's.")] = None,
     loss: Annotated[
-        str | None, typer.Option(help="Instead of the recipe's; a sum such as 'kl + 0.1 cross-entropy'.")
+        str | None, typer.Option(help="Loss, or a weighted sum: 'kl + 0.1 cross-entropy'. Default: the recipe's.")
     ] = None,
-    learn: Annotated[
+    train_on: Annotated[
         str,
         typer.Option(
-            help="From the target's answers; on-policy, from what a draft model writes; or from where drafts are "
-            "rejected while serving: answers, on-policy, served."
+            help="answers: texts the target wrote; on-policy: texts the draft model writes; served: positions where "
+            "drafts were rejected during decoding."
         ),
     ] = "answers",
-    vocabulary: Annotated[int, typer.Option(min=0, help="Tokens that can be guessed at least; 0 is all.")] = 12288,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, where a run was broken off.")] = False,
-    start: Annotated[
+    draft_vocab_size: Annotated[
+        int, typer.Option(min=0, help="Minimum number of tokens the drafter can propose; 0 is the whole vocabulary.")
+    ] = 12288,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of initial weights and data order.")] = 0,
+    no_resume: Annotated[
+        bool, typer.Option("--no-resume", help="Start over instead of resuming an interrupted run.")
+    ] = False,
+    init_from: Annotated[
         list[Path] | None,
-        typer.Option(
-            metavar="FILE", help="Weights of a recipe to begin from, instead of from chance; may be repeated."
-        ),
+        typer.Option(metavar="FILE", help="Initial weights of a recipe. Default: random. Repeatable."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
-    list_: Annotated[bool, typer.Option("--list", help="Name the recipes and leave.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bars.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the recipes and exit.")] = False,
 ) -> None:
-    """Train drafters for a target, or the parts of the image model; a run that was broken off goes on."""
+    """Train drafters for a target, or models that ship. An interrupted run resumes."""
     from outrider.image.recipes import PREFIX
     from outrider.image.recipes import RECIPES as PICTURES
     from outrider.speech.recipes import PREFIX as SPOKEN
@@ -81,21 +94,23 @@ def train(
     if spoken or drawn:
         made: Any = import_module("outrider.image.training.run" if drawn else "outrider.speech.training.run")
         if len(data or ()) > 1:
-            raise typer.BadParameter("pictures, or speech, are one prepared file or folder", param_hint="--data")
-        if len(start or ()) > 1:
-            raise typer.BadParameter("parts of these models are trained one by one", param_hint="--start")
+            raise typer.BadParameter("takes one prepared file or folder for images and speech", param_hint="--data")
+        if len(init_from or ()) > 1:
+            raise typer.BadParameter(
+                "takes one file for images and speech, which train one recipe at a time", param_hint="--init-from"
+            )
         made.train(
             made.TrainingRequest(
                 recipes=tuple(recipes),
                 device=device,
                 minutes=minutes,
-                out=out,
+                out=output_dir,
                 data=data[0] if data else None,
-                batch=tokens,
-                rate=rate,
+                batch=batch_size,
+                rate=learning_rate,
                 seed=seed,
-                fresh=fresh,
-                start=start[0] if start else None,
+                fresh=no_resume,
+                start=init_from[0] if init_from else None,
                 quiet=quiet,
                 command=command,
             )
@@ -109,21 +124,21 @@ def train(
         model=model,
         device=device,
         minutes=minutes,
-        out=out,
+        out=output_dir,
         data=tuple(data or ()),
         prompts=tuple(prompts or ()),
-        texts=tuple(texts or ()),
-        text_share=text_share,
+        texts=tuple(corpus or ()),
+        text_share=corpus_fraction,
         whole=not answers_only,
         temperature=temperature,
-        tokens=tokens,
-        rate=rate,
+        tokens=batch_size,
+        rate=learning_rate,
         loss=loss,
-        learn=learn,
-        vocabulary=vocabulary,
+        learn=train_on,
+        vocabulary=draft_vocab_size,
         seed=seed,
-        fresh=fresh,
-        start=tuple(start or ()),
+        fresh=no_resume,
+        start=tuple(init_from or ()),
         quiet=quiet,
         command=command,
     )

@@ -26,8 +26,7 @@ from outrider.app.report.sections import SECTIONS, Section
 from outrider.app.report.weights import recipe_of, untrained
 
 ALL = "all"
-_QUICK = {"--limit": 2, "--pictures": 2, "--max-new-tokens": 32}  # the largest values of options under --quick
-_COUNTS = ("--limit", "--pictures")
+_QUICK = {"--num-prompts": 2, "--max-new-tokens": 32}  # the largest values of options under --quick
 _QUICK_FOLDER = Path("build/report-quick")
 _INSTRUCTIONS = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512 BF16", "avx512f": "AVX-512", "avx2": "AVX2"}
 _ROOT = Path(__file__).resolve().parents[2]
@@ -35,9 +34,11 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 def report(
     modality: Annotated[str, typer.Argument(metavar="MODALITY", help="text, image, speech, or all.")],
-    out: Annotated[
+    output_dir: Annotated[
         Path | None,
         typer.Option(
+            "--output-dir",
+            "-o",
             metavar="DIR",
             help=f"The folder of the report. Default: reports/MODALITY; for all: this folder, or {_QUICK_FOLDER} with "
             "--quick.",
@@ -51,13 +52,16 @@ def report(
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick", help=f"{_QUICK['--limit']} prompts for each command; with all, only the sections marked quick."
+            "--quick",
+            help=f"Measure {_QUICK['--num-prompts']} prompts per command; with all, only the sections marked quick.",
         ),
     ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Skip commands that this commit has already measured.")
     ] = False,
-    page: Annotated[bool, typer.Option("--page", help="Measure nothing; only write the page again.")] = False,
+    page_only: Annotated[
+        bool, typer.Option("--page-only", help="Measure nothing; write the page again from existing results.")
+    ] = False,
 ) -> None:
     """Run the benchmarks of a modality, and write a page with every figure under the command that measured it."""
     from outrider.app.report import pages
@@ -71,13 +75,13 @@ def report(
     for name in names:
         if name not in known:
             raise unknown("section", name, known)
-    base = out or (_QUICK_FOLDER if quick else Path())
+    base = output_dir or (_QUICK_FOLDER if quick else Path())
     failed: list[str] = []
     try:
         for name in modalities:
-            folder = base / "reports" / name if modality == ALL else out or Path("reports") / name
+            folder = base / "reports" / name if modality == ALL else output_dir or Path("reports") / name
             folder.mkdir(parents=True, exist_ok=True)
-            for section in SECTIONS[name] if not page else ():
+            for section in SECTIONS[name] if not page_only else ():
                 if section.name in names or not (names or (quick and modality == ALL and not section.quick)):
                     failed += _measure(name, section, folder, prompts, quick, resume)
             path = folder / "REPORT.md"
@@ -172,9 +176,8 @@ def shortened(words: Sequence[str]) -> list[str]:
         if option in result:
             at = result.index(option) + 1
             result[at] = str(min(limit, int(result[at])))
-    if not any(option in result for option in _COUNTS):
-        option = "--pictures" if "image" in result[:2] else "--limit"
-        result += [option, str(_QUICK[option])]
+    if "--num-prompts" not in result:
+        result += ["--num-prompts", str(_QUICK["--num-prompts"])]
     return result
 
 

@@ -30,10 +30,10 @@ _CODES = (
     "jacobi,prompt-lookup,anpd,lookahead,suffix,token-recycling,ensemble,adaptive,guarded,draft-model,sampled-tree,"
     "top-k-tree,dynamic-tree,specinfer,specexec,predrafted,pearl,cs-drafting,sequoia,bild,on-the-fly-window"
 )
-_DRAWN = "--prompts held-out --dtype bfloat16 --batch 1 --drafter-option jacobi.window=16,32"
+_DRAWN = "--prompts held-out --dtype bfloat16 --batch-size 1 --drafter-option jacobi.window=16,32"
 _RELAXED = "tolerance,top-k-membership,additive-beta,typical,lantern,annealed"
 _BUILD = "datastore build {python}/pydoc_data -o {store}"
-CURVES = "curves -o {folder}/curves.png"
+CURVES = "plot-acceptance -o {folder}/curves.png"
 METHODS = "methods"  # the section that every modality has; the summary report compares these
 
 
@@ -71,7 +71,7 @@ TEXT = (
         "Every drafter whose weights are installed, with the exact rule. The datastore of `rest` is Python's language "
         "reference.",
         _both(
-            f"text --drafters {_FREE},{_SHORTER},{_MORE} {_OPTIONS} --max-new-tokens 64 --limit 14 "
+            f"text --drafters {_FREE},{_SHORTER},{_MORE} {_OPTIONS} --max-new-tokens 64 --num-prompts 14 "
             "--calibrate sequoia,draft-verify"
         ),
         _BUILD,
@@ -81,7 +81,7 @@ TEXT = (
         "precision",
         "Lower precision",
         "Perplexity and greedy agreement with float32 on the text of the prompts, and the speed of plain decoding.",
-        ("precision --limit 14",),
+        ("precision --num-prompts 14",),
     ),
     Section(
         "batch",
@@ -90,19 +90,19 @@ TEXT = (
         ("batch",),
     ),
     Section(
-        "peers-bfloat16",
+        "engines-bfloat16",
         "Compared with other engines, 16 bits",
         "Greedy decoding of the same prompts in the same run. OpenVINO GenAI reads the same GGUF file in 4 bits.",
-        ("text --drafters prompt-lookup,ensemble,auto --max-new-tokens 96 --limit 7 --peers",),
+        ("text --drafters prompt-lookup,ensemble,auto --max-new-tokens 96 --num-prompts 7 --compare-engines",),
         main=True,
     ),
     Section(
-        "peers-int4",
+        "engines-int4",
         "Compared with other engines, 4 bits",
         "As above, with Outrider in 4 bits.",
         (
             "text --dtype int4 --drafters prompt-lookup,ensemble,eagle3,auto --drafter-option eagle3.nodes=15 "
-            "--max-new-tokens 96 --limit 7 --peers",
+            "--max-new-tokens 96 --num-prompts 7 --compare-engines",
         ),
         main=True,
     ),
@@ -112,14 +112,17 @@ TEXT = (
         "Every drafter that needs no training, and those that use the bundled draft model. The datastore of `rest` is "
         "Python's language reference. The tree shape of `sequoia` was calibrated on the same prompts beforehand. "
         "Drafters that skip layers are listed below.",
-        (f"text --drafters {_FREE} {_OPTIONS} --max-new-tokens 96 --limit 48 --calibrate sequoia",),
+        (f"text --drafters {_FREE} {_OPTIONS} --max-new-tokens 96 --num-prompts 48 --calibrate sequoia",),
         _BUILD,
     ),
     Section(
         "sampled",
         "Without training, temperature 0.7",
         "The same drafters with sampling; all of them preserve the target's distribution.",
-        (f"text --drafters {_FREE} {_OPTIONS} --max-new-tokens 96 --limit 48 --temperature 0.7 --calibrate sequoia",),
+        (
+            f"text --drafters {_FREE} {_OPTIONS} --max-new-tokens 96 --num-prompts 48 --temperature 0.7 "
+            "--calibrate sequoia",
+        ),
         _BUILD,
     ),
     Section(
@@ -128,8 +131,8 @@ TEXT = (
         "The target drafts for itself with some of its layers skipped. `draft-verify` chose the layers on the same "
         "prompts before the first command.",
         (
-            f"text --drafters {_SHORTER} --max-new-tokens 96 --limit 48 --calibrate draft-verify",
-            f"text --drafters {_SHORTER} --max-new-tokens 96 --limit 48 --temperature 0.7",
+            f"text --drafters {_SHORTER} --max-new-tokens 96 --num-prompts 48 --calibrate draft-verify",
+            f"text --drafters {_SHORTER} --max-new-tokens 96 --num-prompts 48 --temperature 0.7",
         ),
         pays=True,
     ),
@@ -138,7 +141,7 @@ TEXT = (
         "Relaxed rules for text, temperature 0.7",
         "These rules change the distribution of the output; each trace holds their total variation.",
         tuple(
-            f"text --drafters {drafter} --rule {rule} --max-new-tokens 96 --limit 48 --temperature 0.7"
+            f"text --drafters {drafter} --rule {rule} --max-new-tokens 96 --num-prompts 48 --temperature 0.7"
             for drafter, rule in (("draft-model", "top-beta"), ("bild", "bild"), ("draft-model", "verify-every"))
         ),
         quick=True,
@@ -154,7 +157,7 @@ TEXT = (
         "given",
         "All tasks of a prompt file",
         "The best drafters without training, and `guarded`, on a given prompt file, with tasks taken in turn.",
-        ("text --prompts {prompts} --limit 52 --drafters ensemble,suffix,auto,guarded --max-new-tokens 96",),
+        ("text --prompts {prompts} --num-prompts 52 --drafters ensemble,suffix,auto,guarded --max-new-tokens 96",),
     ),
     Section(
         "trained",
@@ -162,16 +165,16 @@ TEXT = (
         "Drafters whose weights are bundled, the best one without training, and combinations of the two: `ensemble` "
         "proposes all tokens of both, `auto` as many as it predicts to be fastest. Tasks are taken in turn. The curves "
         "show how often a draft token is right, by position, on answers held out of training.",
-        _both(f"text --prompts {{prompts}} --limit 52 --drafters {_TRAINED} {_TREES} --max-new-tokens 96"),
+        _both(f"text --prompts {{prompts}} --num-prompts 52 --drafters {_TRAINED} {_TREES} --max-new-tokens 96"),
         CURVES,
     ),
     Section(
-        "crowd",
+        "throughput",
         "Batches of 1 to 32",
         "Continuous batching with twice as many requests as rows, with and without drafting.",
         (
-            "crowd --max-new-tokens 32 --repeat 2",
-            "crowd --dtype int4 --rows 1,8,32 --max-new-tokens 32 --repeat 2",
+            "throughput --max-new-tokens 32 --repeat 2",
+            "throughput --dtype int4 --batch-sizes 1,8,32 --max-new-tokens 32 --repeat 2",
         ),
     ),
     Section(
@@ -179,9 +182,9 @@ TEXT = (
         "Drafting in lower precision",
         "Plain decoding and drafters in 16, 8 and 4 bits; `qspec` drafts with the same weights in 4 bits.",
         (
-            "text --drafters prompt-lookup,qspec,auto --max-new-tokens 64 --limit 7",
-            "text --dtype int8 --drafters prompt-lookup,qspec,auto --max-new-tokens 64 --limit 7",
-            "text --dtype int4 --drafters prompt-lookup,auto --max-new-tokens 64 --limit 7",
+            "text --drafters prompt-lookup,qspec,auto --max-new-tokens 64 --num-prompts 7",
+            "text --dtype int8 --drafters prompt-lookup,qspec,auto --max-new-tokens 64 --num-prompts 7",
+            "text --dtype int4 --drafters prompt-lookup,auto --max-new-tokens 64 --num-prompts 7",
         ),
     ),
     Section(
@@ -189,15 +192,15 @@ TEXT = (
         "Layers read from the disk",
         "A fraction of the layers (`budget`) stays in memory; the others are read from disk in every pass. Drafters "
         "stay in memory.",
-        ("offload --limit 2 --max-new-tokens 32 --repeat 2",),
+        ("offload --num-prompts 2 --max-new-tokens 32 --repeat 2",),
     ),
     Section(
-        "long",
+        "long-context",
         "Prompts of 6,000 and 8,000 tokens",
         "The source of Python's argparse followed by a question, with a KV cache of 16 and of 8 bits. Speeds exclude "
         "prefill. `sparse-cache` and `triforce` draft with a copy of part of the cache. 'Same as full-precision "
         "cache' is the share of the output before it first differs from plain decoding with the 16-bit cache.",
-        ("long --repeat 2",),
+        ("long-context --repeat 2",),
     ),
     Section(
         "larger",
@@ -206,7 +209,7 @@ TEXT = (
         "share of its target pass.",
         tuple(
             f"text --model qwen2.5-coder-1.5b --dtype {dtype} --draft-model smollm2-135m --calibrate draft-verify "
-            f"--drafters {drafters} --max-new-tokens 64 --limit 7"
+            f"--drafters {drafters} --max-new-tokens 64 --num-prompts 7"
             for dtype, drafters in (
                 ("int8", "cross-vocabulary,draft-verify,swift,draft-on-the-fly,ensemble"),
                 ("bfloat16", "cross-vocabulary,specexec,draft-verify,auto --drafter-option specexec.nodes=8"),
@@ -218,7 +221,7 @@ TEXT = (
 
 _PAINTER = ("image-tokenizer", "image-tokens")
 _LATE = "--rule-option annealed.weight=2,4 --rule-option annealed.nu=0.1,0.7"
-_JUDGED = "--prompts held-out --dtype bfloat16 --drafter-option jacobi.window=32 --judge"
+_JUDGED = "--prompts held-out --dtype bfloat16 --drafter-option jacobi.window=32 --quality"
 
 IMAGE = (
     Section(
@@ -226,7 +229,7 @@ IMAGE = (
         "Every method, at temperature 0 and 1",
         "Every drafter whose weights are installed, with the exact rule and the default guidance, on the same held-out "
         "names and seeds, one picture at a time.",
-        _both(f"image --drafters {_CODES},medusa,spatial,eagle,eagle2 --pictures 32 {_DRAWN}"),
+        _both(f"image --drafters {_CODES},medusa,spatial,eagle,eagle2 --num-prompts 32 {_DRAWN}"),
         needs=_PAINTER,
         quick=True,
     ),
@@ -254,7 +257,7 @@ IMAGE = (
             "image --drafters jacobi --rules exact,lantern,lantern-plus-plus,annealed,grouped,tolerance --rule-option "
             "lantern.delta=0.02,0.05,0.1,0.2 --rule-option lantern-plus-plus.ratio=0.5,1,2,4 --rule-option "
             "annealed.weight=1.5,2,4,8 --rule-option grouped.span=2,4,7,12 --rule-option tolerance.tau=2,3,5,8 "
-            f"{_JUDGED} --pictures 256 --plot {{folder}}/quality.png",
+            f"{_JUDGED} --num-prompts 256 --plot {{folder}}/quality.png",
         ),
         needs=(*_PAINTER, "image-classifier"),
         pictures=("quality.png",),
@@ -266,7 +269,7 @@ IMAGE = (
         "Compared with plain decoding with the same seeds and with others, by KID and prompt agreement.",
         (
             "image --drafters jacobi --rules annealed,grouped,tolerance --rule-option annealed.weight=4 --rule-option "
-            f"annealed.nu=0.1 {_JUDGED} --pictures 2000",
+            f"annealed.nu=0.1 {_JUDGED} --num-prompts 2000",
         ),
         needs=(*_PAINTER, "image-classifier"),
         main=True,
@@ -290,7 +293,7 @@ SPEECH = (
         "Every drafter whose weights are installed, with the exact rule, on held-out sentences of all kinds. Speeds "
         "are those of the language model alone; entropy is that of the target's distributions; the real-time factor is "
         "the seconds that model, codec and vocoder take for one second of sound.",
-        _both(f"speech --drafters {_SPOKEN} --limit 14 --dtype bfloat16"),
+        _both(f"speech --drafters {_SPOKEN} --num-prompts 14 --dtype bfloat16"),
         needs=_VOICE,
         quick=True,
     ),
@@ -298,7 +301,10 @@ SPEECH = (
         "speed",
         "The fastest, by wall-clock time",
         "The drafters that save the most target passes, with the exact rule and with `tolerance` at its defaults.",
-        (f"speech --drafters jacobi,medusa,hydra,draft-model --rules exact,tolerance --limit 30 --repeat 2 {_SAID}",),
+        (
+            "speech --drafters jacobi,medusa,hydra,draft-model --rules exact,tolerance --num-prompts 30 --repeat 2 "
+            f"{_SAID}",
+        ),
         needs=_VOICE,
         main=True,
     ),
@@ -308,7 +314,7 @@ SPEECH = (
         "Speech quality of each rule compared with plain decoding, the teacher, and the teacher's speech passed "
         "through the codec. Intervals are bootstrapped over sentences.",
         (
-            f"speech --drafters jacobi --rules exact,{_BENT} --limit 40 {_SAID} --judge --rated 20 "
+            f"speech --drafters jacobi --rules exact,{_BENT} --num-prompts 40 {_SAID} --quality --num-dnsmos 20 "
             "--plot {folder}/relaxed.png",
         ),
         needs=_HEADS,
@@ -320,8 +326,8 @@ SPEECH = (
         "Tolerance from strict to lax",
         "Tokens per target pass against word error rate, for increasing tolerance `tau`.",
         (
-            f"speech {_HEARD} --rules tolerance --rule-option tolerance.tau=3,8,30,100 --limit 60 {_SAID} "
-            "--judge --rated 30 --plot {folder}/curve.png",
+            f"speech {_HEARD} --rules tolerance --rule-option tolerance.tau=3,8,30,100 --num-prompts 60 {_SAID} "
+            "--quality --num-dnsmos 30 --plot {folder}/curve.png",
         ),
         needs=_HEADS,
         pictures=("curve.png",),
@@ -331,7 +337,10 @@ SPEECH = (
         "The default relaxed rule, judged",
         "`tolerance` at its defaults compared with plain decoding, the teacher, and the teacher's speech passed "
         "through the codec, with one sentence of every kind to listen to.",
-        (f"speech {_HEARD} --rules tolerance --limit 500 {_SAID} --judge --rated 150 --samples {{folder}}/samples",),
+        (
+            f"speech {_HEARD} --rules tolerance --num-prompts 500 {_SAID} --quality --num-dnsmos 150 "
+            "--samples {folder}/samples",
+        ),
         needs=_HEADS,
         quick=True,
         main=True,
@@ -342,7 +351,7 @@ SPEECH = (
         "The codec was trained on one synthetic voice. This measures it, and the vocoder alone, on a human voice: the "
         "telephone prompts recorded by Allison Smith (CC-BY-SA-3.0), compared with the recogniser's own transcript of "
         "the recordings.",
-        ("codec --limit 100",),
+        ("codec --num-prompts 100",),
         needs=_VOICE,
     ),
 )

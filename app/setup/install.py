@@ -1,7 +1,7 @@
 """Installation, run by `make` with the Python of a new .venv; standard library only, since nothing is installed yet.
 
 Installs a torch build that suits the machine, unless a recent enough one is present, then Outrider in editable mode
-with the given extras and the versions in constraints.txt, and finally runs `outrider doctor --mend`.
+with the given extras and the versions in constraints.txt, and finally runs `outrider doctor --fix`.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def main(extras: str) -> None:
                 "pip could not install Outrider's dependencies; see pip's last lines above, then run make."
             )
     raise SystemExit(
-        subprocess.run([sys.executable, "-P", "-m", "outrider.app.cli", "doctor", "--mend"], check=False).returncode
+        subprocess.run([sys.executable, "-P", "-m", "outrider.app.cli", "doctor", "--fix"], check=False).returncode
     )
 
 

@@ -26,7 +26,7 @@ def load(
     *,
     device: str | torch.device = "cpu",
     dtype: str = "float32",
-    draft: str | Path | None = None,
+    draft_model: str | Path | None = None,
     revision: str | None = None,
     **options: Any,
 ) -> hub_model.PublishedModel: ...

@@ -27,7 +27,7 @@ from outrider.text.model import TextModel
 from outrider.text.tokenizer import Tokens
 
 DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
-CACHES = ("int8",)
+KV_CACHE_DTYPES = ("int8",)
 
 
 class LoadError(OutriderError):
@@ -42,7 +42,7 @@ def load(
     revision: str | None = None,
     tokenizer: Any = None,
     offload: float | None = None,
-    cache: str | None = None,
+    kv_cache_dtype: str | None = None,
 ) -> TextModel:
     """A language model.
 
@@ -52,8 +52,8 @@ def load(
     `offload` is for models that don't fit: how much of the layers may stay in memory, as a fraction of them or in
     bytes; the rest is read from the disk in every pass (on a GPU: from the host's memory). What comes out is the same.
 
-    `cache="int8"` keeps keys and values in 8 bits, about half as large, for long prompts and many requests. They are
-    rounded, so that outputs may differ from those of `cache=None`; drafting changes nothing there either.
+    `kv_cache_dtype="int8"` stores keys and values in 8 bits, which about halves the KV cache. The rounding can change
+    outputs; drafting still does not.
 
     >>> lm = load("smollm2-135m", dtype="float32")
     >>> lm.generate("Count to three.", drafter=None, max_new_tokens=8).trace.summary().tokens_per_pass
@@ -61,12 +61,12 @@ def load(
     """
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
-    if cache is not None and cache not in CACHES:
-        raise unknown("cache", cache, CACHES)
+    if kv_cache_dtype is not None and kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise unknown("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES)
     if not isinstance(source, str | Path):
-        if cache is not None:
+        if kv_cache_dtype is not None:
             raise InvalidOption(
-                "cache is for what runs on our own decoder; a model object keeps keys and values its way"
+                "kv_cache_dtype is for what runs on our own decoder; a model object keeps keys and values its way"
             )
         if offload is not None:
             raise InvalidOption("offload is for weights that are loaded here; this model has its own already")
@@ -76,7 +76,7 @@ def load(
     described = store.read_json(_config(folder))
     tokens = Tokens.load(folder) if tokenizer is None else Tokens.of_transformers(tokenizer)
     place = _device(device)
-    make, context = _target(folder, described, dtype, stored, place, offload, cache)
+    make, context = _target(folder, described, dtype, stored, place, offload, kv_cache_dtype)
     if tokens.size > make().vocabulary:
         raise LoadError(
             f"the tokenizer knows {tokens.size:,} tokens and the model {make().vocabulary:,}: "
@@ -91,7 +91,7 @@ def load(
         context=context,
         dtype=dtype,
         device=str(place),
-        cache=cache,
+        kv_cache_dtype=kv_cache_dtype,
         folder=folder,
         load_other=companion,
     )
@@ -124,14 +124,14 @@ def _target(
     stored: str,
     device: torch.device,
     offload: float | None,
-    cache: str | None,
+    kv_cache_dtype: str | None,
 ) -> tuple[Callable[[], Target], int]:
     """What makes a target of a folder's weights, and the model's context."""
     try:
         config = checkpoints.configure(described)
     except checkpoints.CheckpointError as error:
-        if dtype != stored or offload is not None or cache is not None:
-            asked = dtype if dtype != stored else "offload" if offload is not None else "cache"
+        if dtype != stored or offload is not None or kv_cache_dtype is not None:
+            asked = dtype if dtype != stored else "offload" if offload is not None else "kv_cache_dtype"
             raise LoadError(f"{asked} is for what runs on our own decoder, but {error}") from None
         return from_transformers.adapted(store.transformers_model(folder, stored, device))
     tensors, precision = store.Checkpoint(folder), getattr(torch, stored)
@@ -146,7 +146,7 @@ def _target(
         network = quantised(network, int(dtype.removeprefix("int")))
         if offload is not None:
             network, _ = streamed(network, offload)
-    return partial(Decoder, with_graphs(network), cache_bits=None if cache is None else 8), config.context
+    return partial(Decoder, with_graphs(network), cache_bits=None if kv_cache_dtype is None else 8), config.context
 
 
 def find(source: str | Path, *, dtype: str = "bfloat16", revision: str | None = None) -> tuple[Path, str]:

@@ -45,7 +45,7 @@ class TextModel:
         context: int,
         dtype: str = "",
         device: str = "cpu",
-        cache: str | None = None,
+        kv_cache_dtype: str | None = None,
         folder: Path | None = None,
         keep: bool = True,
         load_other: Callable[[TextModel, str], TextModel] | None = None,
@@ -53,7 +53,7 @@ class TextModel:
         self.target = make
         self.tokens = tokens
         self.name, self.context, self.folder = name, context, folder
-        self.dtype, self.device, self.cache = dtype, device, cache
+        self.dtype, self.device, self.kv_cache_dtype = dtype, device, kv_cache_dtype
         self.end = tuple(end)
         self._keep = keep
         self._kept: PrefixCache | None = None
@@ -188,7 +188,7 @@ class TextModel:
         """What measured costs belong to: this model in this precision, here."""
         facts = f"{self.dtype}-{self.device}-{torch.get_num_threads()}".replace(":", "")
         facts += f"-{native.edition()}" if self.device == "cpu" else ""
-        facts += f"-cache-{self.cache}" if self.cache else ""
+        facts += f"-cache-{self.kv_cache_dtype}" if self.kv_cache_dtype else ""
         place = hashlib.sha256(str(self.folder or self.name).encode()).hexdigest()[:8]
         return f"{self.name.replace('/', '--')[:60]}-{place}-{facts}"
 

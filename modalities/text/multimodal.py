@@ -144,13 +144,13 @@ def caught(model: Any, language: Any, given: Mapping[str, Any]) -> dict[str, Any
 def load(
     source: str | Path,
     *,
-    draft: str | Path | None = None,
+    draft_model: str | Path | None = None,
     device: str | torch.device = "cpu",
     dtype: str = "float32",
     revision: str | None = None,
 ) -> MultimodalModel:
-    """A model that sees, by its hub id or folder; `draft` names a smaller one that reads pictures and words alike."""
+    """Load a vision-language model by its hub id or folder; `draft_model` names a smaller one of its family."""
     folder = folder_of(source, revision)
     model = store.transformers_model(folder, dtype, device, "AutoModelForImageTextToText")
-    small = None if draft is None else load(draft, device=device, dtype=dtype)
+    small = None if draft_model is None else load(draft_model, device=device, dtype=dtype)
     return MultimodalModel(model, store.transformers_processor(folder), name=str(source), draft=small)

@@ -45,8 +45,8 @@ class About:
 
     def trace(self, steps: Sequence[Step], options: Options, seed: int, more: Mapping[str, Any] = {}) -> Trace:
         facts = {"model": self.model.name, "dtype": self.model.dtype} | options.facts()
-        if self.model.cache:
-            facts["cache"] = self.model.cache
+        if self.model.kv_cache_dtype:
+            facts["kv_cache_dtype"] = self.model.kv_cache_dtype
         facts |= {f"drafter.{name}": note for name, note in self.drafter.notes.items()}
         return Trace(
             steps=tuple(steps),

@@ -8,4 +8,4 @@ outrider=${OUTRIDER:-.venv/bin/outrider}
 out=${1:-reports/vllm}
 $outrider serve --install --dry-run --drafter suffix --port "${PORT:-8000}"
 $outrider bench text --engine vllm --drafters "${DRAFTERS:-prompt-lookup,draft-model,medusa,eagle3,suffix}" \
-    --limit "${LIMIT:-8}" --max-new-tokens "${TOKENS:-64}" --engine-option=--enforce-eager --json "$out/cpu.json"
+    --num-prompts "${LIMIT:-8}" --max-new-tokens "${TOKENS:-64}" --engine-option=--enforce-eager --json "$out/cpu.json"

@@ -25,7 +25,7 @@ REPORT = Report(
     machine={"python": "3.13.1", "system": "Linux", "cores": 2, "memory": 24 * 10**9},
     torch={"devices": {"cpu": {"name": "the processor", "dtypes": ["float32"]}}},
     findings=[Finding("gradio", "absent", False, "not installed", "the app", 'pip install "outrider[app]"')],
-    mended=[],
+    repaired=[],
 )
 
 
@@ -48,7 +48,12 @@ def test_version_is_the_versions_one_source() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
-    [["no-such-command"], ["methods", "--no-such-option"], ["doctor", "more"], ["demo", "--seed=0", "--tokens"]],
+    [
+        ["no-such-command"],
+        ["methods", "--no-such-option"],
+        ["doctor", "more"],
+        ["demo", "--seed=0", "--max-new-tokens"],
+    ],
 )
 def test_a_wrong_command_line_is_exit_code_2_and_no_trace(arguments: list[str]) -> None:
     told = outrider(*arguments)
@@ -58,7 +63,9 @@ def test_a_wrong_command_line_is_exit_code_2_and_no_trace(arguments: list[str]) 
 
 
 def test_the_demo_as_json_is_a_list_of_traces() -> None:
-    told = CliRunner().invoke(cli, ["demo", "--json", "--tokens", "8", "--temperature", "0", "--drafter", "top-k-tree"])
+    told = CliRunner().invoke(
+        cli, ["demo", "--json", "--max-new-tokens", "8", "--temperature", "0", "--drafter", "top-k-tree"]
+    )
     traces = [Trace.from_json(json.dumps(one)) for one in json.loads(told.stdout)]
     assert [(one.options["target"], one.method) for one in traces] == [
         ("table", "plain"),
@@ -91,7 +98,7 @@ def test_an_option_out_of_range_is_a_wrong_command_line(option: str) -> None:
 @pytest.mark.slow
 def test_a_terminal_without_unicode_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    told = outrider("demo", "--tokens", "4")
+    told = outrider("demo", "--max-new-tokens", "4")
     assert (told.returncode, told.stderr) == (0, "")
     assert told.stdout.isascii()
 
@@ -118,16 +125,16 @@ def test_methods_as_a_table_name_every_method() -> None:
 
 @pytest.mark.parametrize("ok", [True, False])
 def test_the_doctor_tells_scripts_by_exit_code_and_json(ok: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda *, mending: replace(REPORT, ok=ok))
+    monkeypatch.setattr(doctor, "examine", lambda *, fix: replace(REPORT, ok=ok))
     told = CliRunner().invoke(cli, ["doctor", "--json"])
     assert told.exit_code == (0 if ok else 1)
     assert json.loads(told.stdout) == replace(REPORT, ok=ok).to_dict()
 
 
 def test_the_doctor_tells_people_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda *, mending: replace(REPORT, mended=["x [1]"] if mending else []))
-    told = CliRunner().invoke(cli, ["doctor", "--mend"])
-    assert "Mended x [1]" in told.stdout
+    monkeypatch.setattr(doctor, "examine", lambda *, fix: replace(REPORT, repaired=["x [1]"] if fix else []))
+    told = CliRunner().invoke(cli, ["doctor", "--fix"])
+    assert "Repaired x [1]" in told.stdout
     assert 'pip install "outrider[app]"' in told.stdout
     assert "24 GB" in told.stdout
 
@@ -143,7 +150,7 @@ def test_the_doctor_tells_people_what_to_do(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_error_is_one_line(
     error: Exception, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(*, mending: bool) -> Report:
+    def fail(*, fix: bool) -> Report:
         raise error
 
     monkeypatch.delenv("OUTRIDER_DEBUG", raising=False)

@@ -29,7 +29,7 @@ RUN = {
     "methods": "",
     "doctor": "slow",
     'image "red heart" --drafter jacobi --rule exact -o heart.png': "slow",
-    "curves -o curves.png": "",
+    "plot-acceptance -o acceptance.png": "",
 }
 # What is not, by how it begins; each of these has tests of its own on small models.
 NOT_RUN = {
@@ -43,7 +43,7 @@ NOT_RUN = {
     "serve": "installs vLLM",
     "export": "fetches the language model",
     "simulate": "fetches the language model, and times it",
-    "sheet": "384 pictures",
+    "contact-sheet": "384 images",
     "speech": "fetches the vocoder; tests/speech says the same, and more, of a small voice",
 }
 NOT_RUN_PYTHON = {"speech": "fetches the vocoder; below, where it is there"}

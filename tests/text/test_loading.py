@@ -184,11 +184,11 @@ def test_offload_that_cannot_be_is_said(folder: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_cache_of_8_bits(folder: Path, dtype: str) -> None:
-    lm = text.load(folder, dtype=dtype, cache="int8")
+    lm = text.load(folder, dtype=dtype, kv_cache_dtype="int8")
     plain, drafted = (lm.generate("the cat", drafter=one, max_new_tokens=12) for one in (None, "prompt-lookup"))
     assert drafted.tokens == plain.tokens
     assert plain.trace.options["cache"] == "int8" and lm.where().endswith("cache-int8")
     exact = text.load(folder, dtype=dtype)
     assert lm.target().slot_bytes < exact.target().slot_bytes  # type: ignore[attr-defined]
     with pytest.raises(OutriderError, match="int8"):
-        text.load(folder, cache="int3")
+        text.load(folder, kv_cache_dtype="int3")

@@ -202,15 +202,15 @@ class Named:
     with options of its class."""
 
     model: str
-    draft: str | None = None
+    draft_model: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def opened(self, load: Callable[..., M], device: str, dtype: str) -> M:
-        return load(self.model, device=device, dtype=dtype, draft=self.draft, **self.options)
+        return load(self.model, device=device, dtype=dtype, draft_model=self.draft_model, **self.options)
 
     def able(self, drafters: Sequence[str]) -> list[str]:
         """Those of them that can run."""
-        return [one for one in drafters if self.draft is not None or not DRAFTERS[one].needs]
+        return [one for one in drafters if self.draft_model is not None or not DRAFTERS[one].needs]
 
 
 def together(drafter: str, rule: str) -> bool:

@@ -135,7 +135,7 @@ class PublishedModel:
             if self._small is None:
                 raise InvalidOption(
                     f"this drafter needs a smaller model of {self.name}'s family; name it when loading: "
-                    "load(..., draft=...)"
+                    "load(..., draft_model=...)"
                 )
             small = self._small()
             if small.vocabulary != self.published.vocabulary or small.raster != self.raster:
@@ -198,14 +198,14 @@ published = FAMILY.of  # wraps a transformers model object and its processor
 def load(
     source: str | Path,
     *,
-    draft: str | Path | None = None,
+    draft_model: str | Path | None = None,
     device: str | torch.device = "cpu",
     dtype: str = "float32",
     revision: str | None = None,
     **options: Any,
 ) -> PublishedModel:
-    """Load a published model by its hub id or folder. `draft` names a smaller model that shares its tokenizer; further
-    options are those of the class, such as Emu3's ratio."""
+    """Load a published model by its hub id or folder. `draft_model` names a smaller model that shares its
+    tokenizer; further options are those of the class, such as Emu3's ratio."""
     open_ = partial(FAMILY.open, device=device, dtype=dtype, options=options)
-    small = None if draft is None else lambda: open_(draft)
+    small = None if draft_model is None else lambda: open_(draft_model)
     return PublishedModel(open_(source, revision=revision), name=str(source), dtype=dtype, small=small)

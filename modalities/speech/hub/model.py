@@ -65,7 +65,7 @@ class Options:
 def _draft(part: Part) -> Target:
     if part.draft is None:
         raise InvalidOption(
-            "this drafter needs a smaller model; name one of the family when loading: load(..., draft=...)"
+            "this drafter needs a smaller model; name one of the family when loading: load(..., draft_model=...)"
         )
     return part.draft()
 
@@ -253,16 +253,16 @@ published = FAMILY.of  # a model object of transformers, with its processor
 def load(
     source: str | Path,
     *,
-    draft: str | Path | None = None,
+    draft_model: str | Path | None = None,
     device: str | torch.device = "cpu",
     dtype: str = "float32",
     revision: str | None = None,
     **options: Any,
 ) -> PublishedSpeech:
-    """A published model by its hub id or folder; `draft` names a smaller one of its family. Further options are those
-    of its class."""
-    if draft is not None:
-        options["draft"] = FAMILY.model(draft, device=device, dtype=dtype)
+    """Load a published model by its hub id or folder. `draft_model` names a smaller model of its family; further
+    options are those of the class."""
+    if draft_model is not None:
+        options["draft"] = FAMILY.model(draft_model, device=device, dtype=dtype)
     made = FAMILY.open(source, device=device, dtype=dtype, revision=revision, options=options)
     return PublishedSpeech(made, name=str(source), dtype=dtype)
 

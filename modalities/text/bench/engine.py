@@ -34,7 +34,7 @@ from outrider.text.options import Options
 from outrider.text.resolve_drafter import resolve_drafter
 
 
-def crowd(
+def throughput(
     lm: TextModel,
     items: Sequence[Item],
     *,
@@ -78,7 +78,7 @@ def pays_until(rows: Sequence[Row]) -> dict[str, int | None]:
     return found
 
 
-def long(
+def long_context(
     lm: TextModel,
     items: Sequence[Item],
     *,
@@ -204,7 +204,7 @@ def soaked(
     *,
     dtype: str = "bfloat16",
     device: str = "cpu",
-    cache: str | None = None,
+    kv_cache_dtype: str | None = None,
     temperature: float = 0.0,
     seed: int = 0,
 ) -> Soaking:
@@ -212,7 +212,7 @@ def soaked(
     make: Callable[[], Drafter] | None
     if model == "random":
         config = Config(vocabulary=61, hidden_size=32, layers=2, heads=2, kv_heads=2, head_dim=32, intermediate_size=48)
-        network, kept = random_network(config, 1, device=device), None if cache is None else 8
+        network, kept = random_network(config, 1, device=device), None if kv_cache_dtype is None else 8
 
         def target() -> BatchedTarget:
             return Decoder(network, cache_bits=kept)
@@ -226,7 +226,7 @@ def soaked(
         make = None if drafter == "plain" else guesses
         vocabulary = config.vocabulary
     else:
-        lm = load(model, dtype=dtype, device=device, cache=cache)
+        lm = load(model, dtype=dtype, device=device, kv_cache_dtype=kv_cache_dtype)
         whole, end, vocabulary = lm.target, lm.end, decoder(lm).vocabulary
 
         def target() -> BatchedTarget:

@@ -19,7 +19,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, *words: str) -> dict[str, object]:
-    given = ["--model", str(folder), "--dtype", "float32", "--max-new-tokens", "6", "--repeat", "1", "--limit", "2"]
+    given = [
+        "--model",
+        str(folder),
+        "--dtype",
+        "float32",
+        "--max-new-tokens",
+        "6",
+        "--repeat",
+        "1",
+        "--num-prompts",
+        "2",
+    ]
     result = CliRunner().invoke(cli, ["bench", *words, *given, "--json", "-"])
     assert result.exit_code == 0, result.output
     report: dict[str, object] = json.loads(result.stdout)
@@ -31,7 +42,7 @@ def run(folder: Path, *words: str) -> dict[str, object]:
 
 
 def test_crowd(folder: Path) -> None:
-    report = run(folder, "crowd", "--rows", "1,3", "--drafters", "prompt-lookup")
+    report = run(folder, "throughput", "--batch-sizes", "1,3", "--drafters", "prompt-lookup")
     rows = report["rows"]
     assert [(row["rows"], row["drafter"]) for row in rows] == [  # type: ignore[attr-defined]
         (size, name) for size in (1, 3) for name in ("plain", "prompt-lookup")
@@ -41,7 +52,7 @@ def test_crowd(folder: Path) -> None:
 
 
 def test_long(folder: Path) -> None:
-    rows = run(folder, "long", "--contexts", "120", "--drafters", "sparse-cache,prompt-lookup")["rows"]
+    rows = run(folder, "long-context", "--context-lengths", "120", "--drafters", "sparse-cache,prompt-lookup")["rows"]
     kinds = [(row["cache"], row["drafter"]) for row in rows]  # type: ignore[attr-defined]
     assert kinds == [
         (kind, name) for kind in ("float32", "int8") for name in ("plain", "sparse-cache", "prompt-lookup")
@@ -53,7 +64,7 @@ def test_long(folder: Path) -> None:
 
 
 def test_offload(folder: Path) -> None:
-    rows = run(folder, "offload", "--budgets", "0.5,1", "--drafters", "suffix")["rows"]
+    rows = run(folder, "offload", "--memory-budgets", "0.5,1", "--drafters", "suffix")["rows"]
     assert [row["budget"] for row in rows] == [0.5, 0.5, 1.0, 1.0]  # type: ignore[attr-defined]
     assert rows[0]["read_bytes_per_token"] > 0 == rows[2]["read_bytes_per_token"]  # type: ignore[index]
     assert rows[0]["held_bytes"] < rows[2]["held_bytes"]  # type: ignore[index]
@@ -80,7 +91,7 @@ def test_device_of_pictures_and_speech(folder: Path, modality: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["plain", "prompt-lookup"])
 def test_soak(folder: Path, drafter: str) -> None:
-    given = ["--requests", "12", "--drafter", drafter, "--check", "2", "--rows", "3"]
+    given = ["--requests", "12", "--drafter", drafter, "--check-every", "2", "--batch-size", "3"]
     for model in ("random", str(folder)):
         result = CliRunner().invoke(
             cli, ["bench", "soak", "--model", model, "--dtype", "float32", *given, "--json", "-"]
@@ -92,8 +103,19 @@ def test_soak(folder: Path, drafter: str) -> None:
 
 
 def test_the_table(folder: Path) -> None:
-    given = ["--model", str(folder), "--dtype", "float32", "--max-new-tokens", "4", "--repeat", "1", "--limit", "1"]
-    words = ["bench", "crowd", "--rows", "1", "--drafters", "suffix", *given]
+    given = [
+        "--model",
+        str(folder),
+        "--dtype",
+        "float32",
+        "--max-new-tokens",
+        "4",
+        "--repeat",
+        "1",
+        "--num-prompts",
+        "1",
+    ]
+    words = ["bench", "throughput", "--batch-sizes", "1", "--drafters", "suffix", *given]
     result = CliRunner(env={"COLUMNS": "160"}).invoke(cli, words)
     assert result.exit_code == 0, result.output
     assert "tokens / pass" in result.stdout and "suffix: " in result.stdout and "2 of 2" in result.stdout

@@ -63,7 +63,7 @@ def test_a_run_writes_tables_json_and_plots(few: list[str], tmp_path: Path) -> N
 
 
 def test_json_to_stdout_prints_nothing_else(few: list[str]) -> None:
-    result = CliRunner().invoke(cli, [*few, "--json", "-", "--limit", "1"])
+    result = CliRunner().invoke(cli, [*few, "--json", "-", "--num-prompts", "1"])
     assert json.loads(result.stdout)["settings"]["prompts"] == 1
 
 
@@ -117,7 +117,9 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
     result = subprocess.run([command, *arguments], capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert result.stderr == f"outrider: {tmp_path / 'none.jsonl'} can't be read: No such file or directory\n"
-    result = subprocess.run([command, "bench", "text", "--limit", "0"], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [command, "bench", "text", "--num-prompts", "0"], capture_output=True, text=True, check=False
+    )
     assert result.returncode == 2
 
 

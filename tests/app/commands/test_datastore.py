@@ -37,7 +37,17 @@ def test_a_datastore_is_built_shown_and_drafted_from(folder: str, tmp_path: Path
     shown = json.loads(outrider("datastore", "show", store, "--json").stdout)
     assert shown["tokens"] > 20 and shown["bytes"] == store.stat().st_size
     assert "tokens" in outrider("datastore", "show", store).stdout
-    said = ["text", "the cat sat on", "--raw", "--max-new-tokens", "16", "--model", folder, "--dtype", "float32"]
+    said = [
+        "text",
+        "the cat sat on",
+        "--no-chat-template",
+        "--max-new-tokens",
+        "16",
+        "--model",
+        folder,
+        "--dtype",
+        "float32",
+    ]
     drafted = outrider(*said, "--drafter", "rest", "--drafter-option", f"store={store}")
     assert drafted.exit_code == 0 and drafted.stdout == outrider(*said, "--drafter", "plain").stdout
 
@@ -46,7 +56,7 @@ def test_what_is_wrong_is_said(folder: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(OutriderError, match="no files"):
         outrider("datastore", "build", tmp_path / "empty", "-o", tmp_path / "a.store", "--model", folder)
-    with pytest.raises(OutriderError, match="is no folder"):
+    with pytest.raises(OutriderError, match="is not a folder"):
         outrider("datastore", "build", tmp_path / "x.txt", "-o", tmp_path / "no" / "a.store", "--model", folder)
     (tmp_path / "x.store").write_bytes(b"0123456789")
     with pytest.raises(OutriderError, match="no datastore"):

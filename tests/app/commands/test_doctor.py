@@ -31,8 +31,8 @@ def test_a_package_that_imports_works() -> None:
         (NEEDED, None, None, "absent", "pip install numpy"),
         (OPTIONAL, None, None, "absent", 'pip install "outrider[app]"'),
         (NEEDED, "2.4.6", "ImportError: bad", "broken", "pip install --force-reinstall --no-deps numpy"),
-        (doctor.TORCHAUDIO, "2.11.0", "OSError: libcudart", "broken", "outrider doctor --mend"),
-        (NEEDED, "2.4.6", "OSError: torchaudio/lib/_torchaudio.so", "broken", "outrider doctor --mend"),
+        (doctor.TORCHAUDIO, "2.11.0", "OSError: libcudart", "broken", "outrider doctor --fix"),
+        (NEEDED, "2.4.6", "OSError: torchaudio/lib/_torchaudio.so", "broken", "outrider doctor --fix"),
     ],
 )
 def test_what_does_not_work_comes_with_its_fix(
@@ -91,11 +91,11 @@ def test_sizes_read_well(count: int, words: str) -> None:
 
 @pytest.mark.slow
 def test_everything_needed_works_here_and_the_report_is_json() -> None:
-    report = doctor.examine(mending=True)
+    report = doctor.examine(fix=True)
     assert report.ok, [finding for finding in report.findings if finding.state != "works"]
     assert json.loads(json.dumps(report.to_dict()))["machine"]["cores"] >= 1
     assert {package.name for package in PACKAGES} <= {finding.name for finding in report.findings}
-    assert report.mended == [], "set-up has mended it already"
+    assert report.repaired == [], "set-up has repaired it already"
 
 
 def test_native_code_is_no_need(monkeypatch: pytest.MonkeyPatch) -> None:

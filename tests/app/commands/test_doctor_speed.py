@@ -89,4 +89,4 @@ def test_the_doctor_measures_when_asked_to(monkeypatch: pytest.MonkeyPatch) -> N
     assert "drawn tree" in told.stdout
     told = CliRunner().invoke(cli, ["doctor", "--speed", "--json"])
     assert json.loads(told.stdout) == FOUND.to_dict()
-    assert CliRunner().invoke(cli, ["doctor", "--speed", "--mend"]).exit_code == 2
+    assert CliRunner().invoke(cli, ["doctor", "--speed", "--fix"]).exit_code == 2

@@ -40,7 +40,7 @@ def told(*arguments: str) -> Result:
 
 def test_a_picture_is_written(tmp_path: Path) -> None:
     file, trace = tmp_path / "heart.png", tmp_path / "heart.json"
-    options = ("--drafter", "jacobi", "--rule", "exact", "-o", str(file), "--trace", str(trace), "--scale", "2")
+    options = ("--drafter", "jacobi", "--rule", "exact", "-o", str(file), "--trace", str(trace), "--upscale", "2")
     done = told("red heart", *options)
     assert done.exit_code == 0, done.output
     assert "256 codes in" in done.stdout and "a call" in done.stdout
@@ -60,7 +60,7 @@ def test_plain_decoding_beside_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [((" ",), "empty"), (("cat", "--guidance", "-1"), "guidance"), (("cat", "--style", "x"), "unknown style")],
+    [((" ",), "empty"), (("cat", "--guidance-scale", "-1"), "guidance"), (("cat", "--style", "x"), "unknown style")],
 )
 def test_what_is_wrong_is_said(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
     from outrider.core.errors import InvalidOption
@@ -73,7 +73,7 @@ def test_what_is_wrong_is_said(arguments: tuple[str, ...], said: str, tmp_path: 
 @pytest.mark.slow
 def test_a_table_of_drafters_and_rules(tmp_path: Path) -> None:
     file = tmp_path / "table.json"
-    options = ["--drafters", "jacobi", "--rules", "exact,annealed", "--pictures", "1", "--guidance", "1"]
+    options = ["--drafters", "jacobi", "--rules", "exact,annealed", "--num-prompts", "1", "--guidance-scale", "1"]
     options += ["--drafter-option", "window=4", "--rule-option", "weight=3", "--json", str(file)]
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("cat\n\nred heart\n")
@@ -88,7 +88,7 @@ def test_a_table_of_drafters_and_rules(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_listed_values_are_rows(tmp_path: Path) -> None:
     file = tmp_path / "table.json"
-    options = ["--drafters", "jacobi", "--rules", "annealed", "--pictures", "1", "--guidance", "1"]
+    options = ["--drafters", "jacobi", "--rules", "annealed", "--num-prompts", "1", "--guidance-scale", "1"]
     options += ["--rule-option", "annealed.weight=1.5,4", "--json", str(file)]
     done = CliRunner().invoke(cli, ["bench", "image", *options], catch_exceptions=False)
     assert done.exit_code == 0, done.output
@@ -99,8 +99,8 @@ def test_listed_values_are_rows(tmp_path: Path) -> None:
 def test_a_contact_sheet(tmp_path: Path) -> None:
     file, prompts = tmp_path / "sheet.png", tmp_path / "prompts.txt"
     prompts.write_text("cat\nred heart\n")
-    options = ["--prompts", str(prompts), "--guidance", "1", "--size", "16", "-o", str(file)]
-    done = CliRunner().invoke(cli, ["sheet", *options], catch_exceptions=False)
+    options = ["--prompts", str(prompts), "--guidance-scale", "1", "--tile-size", "16", "-o", str(file)]
+    done = CliRunner().invoke(cli, ["contact-sheet", *options], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert len(done.stdout.splitlines()) == 6 and "jacobi lantern:" in done.stdout
     with Image.open(file) as picture:

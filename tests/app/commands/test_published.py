@@ -27,7 +27,7 @@ def test_a_picture_of_a_model_that_is_named(tmp_path: Path) -> None:
         for part in TINY.janus(layers - 2, layers):
             part.save_pretrained(tmp_path / name)
     file = tmp_path / "drawn.png"
-    named = ("--model", str(tmp_path / "big"), "--draft", str(tmp_path / "small"), "--drafter", "draft-model")
+    named = ("--model", str(tmp_path / "big"), "--draft-model", str(tmp_path / "small"), "--drafter", "draft-model")
     done = told("image", "a red heart", *named, "--compare", "--rule", "gumbel-match", "-o", str(file))
     assert done.exit_code == 0, done.output
     assert "64 codes in" in done.output and "64 of 64 codes" in done.output
@@ -35,7 +35,7 @@ def test_a_picture_of_a_model_that_is_named(tmp_path: Path) -> None:
         assert picture.size == (32, 32)
     table = tmp_path / "table.json"
     done = told(
-        "bench", "image", *named[:4], "--drafters", "jacobi,draft-model", "--pictures", "1", "--json", str(table)
+        "bench", "image", *named[:4], "--drafters", "jacobi,draft-model", "--num-prompts", "1", "--json", str(table)
     )
     assert done.exit_code == 0, done.output
     plain, *others = json.loads(table.read_text())["rows"]
@@ -53,9 +53,18 @@ def test_sound_of_a_model_that_is_named(tmp_path: Path) -> None:
         tmp_path / "big"
     )
     file = tmp_path / "waltz.wav"
-    named = ("--model", str(tmp_path / "big"), "--draft", str(tmp_path / "small"), "--drafter", "draft-model")
+    named = ("--model", str(tmp_path / "big"), "--draft-model", str(tmp_path / "small"), "--drafter", "draft-model")
     done = told(
-        "speech", "a slow waltz", *named, "--limit", "6", "--compare", "--rule", "gumbel-match", "-o", str(file)
+        "speech",
+        "a slow waltz",
+        *named,
+        "--max-new-tokens",
+        "6",
+        "--compare",
+        "--rule",
+        "gumbel-match",
+        "-o",
+        str(file),
     )
     assert done.exit_code == 0, done.output
     assert "36 tokens in" in done.output and "the same tokens" in done.output
@@ -80,7 +89,7 @@ def test_what_a_model_heard(tmp_path: Path) -> None:
     WhisperProcessor(reads, words).save_pretrained(tmp_path / "whisper")
     Sound(np.zeros(8000, dtype=np.float32), 16000).save(tmp_path / "heard.wav")
     trace = tmp_path / "trace.json"
-    named = ("--model", str(tmp_path / "whisper"), "--model-option", "before=[3,5,6]", "--limit", "8")
+    named = ("--model", str(tmp_path / "whisper"), "--model-option", "before=[3,5,6]", "--max-new-tokens", "8")
     drafted = ("--drafter", "suffix", "--temperature", "0", "--trace", str(trace), "--compare")
     done = told("speech", str(tmp_path / "heard.wav"), *named, *drafted)
     assert done.exit_code == 0, done.output
@@ -91,7 +100,7 @@ def test_what_a_model_heard(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("image", "cat", "--draft", "a/b"), "which --model names"),
+        (("image", "cat", "--draft-model", "a/b"), "needs --model"),
         (("image", "cat", "--model", "a/b", "--weights", "."), "published one is a folder"),
         (("speech", "cat", "--model", "a/b", "--speed", "2"), "is our own voice's"),
     ],
@@ -124,5 +133,5 @@ def test_the_page_shows_the_model_that_is_named(tmp_path: Path) -> None:
     assert len(near) == 4 and all(data.startswith("data:image/png") for _, data in near)
     with pytest.raises(InvalidOption, match="there is no folder"):
         Pictures(named=Named(model=str(tmp_path / "nowhere"))).load()
-    done = told("demo", "--speech-option", "codec=a/b")
+    done = told("demo", "--speech-model-option", "codec=a/b")
     assert done.exit_code == 2 and "--speech-model, which is missing" in " ".join(done.output.replace("│", " ").split())

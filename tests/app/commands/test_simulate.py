@@ -52,7 +52,7 @@ def test_what_was_measured_is_told_with_the_word(tmp_path: Path) -> None:
     assert "fitted to" in told.stdout and "within 15 %" in told.stdout
     assert all(name in told.stdout for name in DEVICES)
     assert told.stdout.count("simulation") >= len(app.CASES)
-    larger = ["--parameters", "8", "--layers", "32", "--width", "4096"]
+    larger = ["--parameters", "8", "--layers", "32", "--hidden-size", "4096"]
     told = CliRunner().invoke(cli, ["simulate", "--json", str(path), *larger], env={"COLUMNS": "200"})
     assert told.exit_code == 0 and "a target of 8 billion" in told.stdout
     told = CliRunner().invoke(cli, ["simulate", "--json", str(path), "--parameters", "8"])

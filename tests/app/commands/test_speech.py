@@ -72,7 +72,7 @@ def test_drafters_are_measured_on_sentences(tmp_path: Path) -> None:
     file, written = tmp_path / "said.txt", tmp_path / "bench.json"
     file.write_text("Yes.\n\nNo.\n")
     options = ["--drafters", "jacobi", "--rules", "exact,tolerance", "--rule-option", "tau=1,4", "--prompts", str(file)]
-    done = CliRunner().invoke(cli, ["bench", "speech", *options, "--limit", "1", "--json", str(written)])
+    done = CliRunner().invoke(cli, ["bench", "speech", *options, "--num-prompts", "1", "--json", str(written)])
     assert done.exit_code == 0, done.output
     assert "jacobi tolerance (tau=4)" in done.stdout and "entropy" in done.stdout and "vocoder" in done.stdout
     rows = json.loads(written.read_text())["rows"]
@@ -115,7 +115,7 @@ def test_the_codec_is_measured_on_a_human(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(human_speech, "ladder", ladder)
     written = tmp_path / "human.json"
-    done = CliRunner().invoke(cli, ["bench", "codec", "--limit", "3", "--json", str(written)])
+    done = CliRunner().invoke(cli, ["bench", "codec", "--num-prompts", "3", "--json", str(written)])
     assert done.exit_code == 0 and asked == [3], done.output
     assert "1 human clips" in done.stdout and "vocoder alone" in done.stdout and "20.0" in done.stdout
     assert list(json.loads(written.read_text())["ladder"]) == ["human", "vocoder alone", "codec"]

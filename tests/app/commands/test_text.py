@@ -44,7 +44,7 @@ def ask(*arguments: str, model: str) -> str:
     return told.stdout
 
 
-RAW = ("--raw", "--max-new-tokens", "16")
+RAW = ("--no-chat-template", "--max-new-tokens", "16")
 PROMPT = "the cat sat on the mat and the dog sat on"
 
 
@@ -156,7 +156,10 @@ def test_breaking_off_ends_the_text_and_not_the_command(folder: str) -> None:
     command = [str(Path(sysconfig.get_path("scripts")) / "outrider"), "text", PROMPT, "--model", folder]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
-        [*command, "--raw", "--max-new-tokens", "460"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+        [*command, "--no-chat-template", "--max-new-tokens", "460"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
     ) as child:
         assert child.stdout is not None
         child.stdout.read(5)

@@ -39,7 +39,18 @@ def test_a_draft_model_from_nothing_and_on(tmp_path: Path, cache: Path) -> None:
     """The tiny model writes prompts and answers, and is learned from; the same command then goes on."""
     folder = str(TINY.write(tmp_path / "models" / "tiny"))
     out = tmp_path / "out"
-    options = ("draft-model", "--model", folder, "--minutes", "0.05", "--tokens", "512", "--out", str(out), "--quiet")
+    options = (
+        "draft-model",
+        "--model",
+        folder,
+        "--minutes",
+        "0.05",
+        "--batch-size",
+        "512",
+        "--output-dir",
+        str(out),
+        "--quiet",
+    )
     first = told(*options)
     assert first.exit_code == 0, first.output
     assert "tokens a target call" in first.stdout and (cache / "training" / "tiny" / "answers.jsonl").is_file()

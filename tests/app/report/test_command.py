@@ -146,14 +146,14 @@ def test_sections_run_as_commands_and_failures_raise_an_error(tmp_path: Path, mo
 
     monkeypatch.setattr(report.subprocess, "run", run)
     monkeypatch.setattr(report, "commit", lambda: "abc")
-    wanted = ["report", "text", "--only", "given", "--prompts", "/somewhere/own.jsonl", "--out", str(tmp_path)]
+    wanted = ["report", "text", "--only", "given", "--prompts", "/somewhere/own.jsonl", "--output-dir", str(tmp_path)]
     result = CliRunner().invoke(cli, [*wanted, "--quick"])
     assert result.exit_code == 0, result.output
-    assert called[0][called[0].index("--limit") + 1] == "2"
+    assert called[0][called[0].index("--num-prompts") + 1] == "2"
     page = (tmp_path / "REPORT.md").read_text()
     assert "--prompts own.jsonl" in page
     assert "/somewhere" not in page
-    again = ["report", "text", "--only", "sampled,given", "--out", str(tmp_path)]  # without --prompts
+    again = ["report", "text", "--only", "sampled,given", "--output-dir", str(tmp_path)]  # without --prompts
     assert CliRunner().invoke(cli, again).exit_code == 0
     assert [words[3] for words in called[1:]] == ["datastore", "bench"]
     assert "rest.store=python.store" in (tmp_path / "REPORT.md").read_text()
@@ -297,7 +297,7 @@ def test_resume_skips_what_this_commit_measured(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(report, "commit", lambda: "abc")
     monkeypatch.setattr(report, "_goals", lambda folder: "")
     monkeypatch.setattr(report.subprocess, "run", run)
-    wanted = ["report", "all", "--only", "editing", "--out", str(tmp_path), "--resume"]
+    wanted = ["report", "all", "--only", "editing", "--output-dir", str(tmp_path), "--resume"]
     for count in (1, 1):
         assert CliRunner().invoke(cli, wanted).exit_code == 0
         assert len(called) == count

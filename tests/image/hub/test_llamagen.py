@@ -212,7 +212,7 @@ def greedy(weights: dict[str, Tensor], condition: Tensor, unconditional: Tensor,
 def class_model(tmp_path_factory: pytest.TempPathFactory) -> PublishedModel:
     folder = tmp_path_factory.mktemp("class")
     large, small = published(folder / "large", 0, 3), published(folder / "small", 1, 1)
-    model = image.load(large, draft=small)
+    model = image.load(large, draft_model=small)
     assert isinstance(model, PublishedModel)
     return model
 

@@ -31,7 +31,7 @@ def test_one_prompt_is_no_batch(lm: TextModel) -> None:
 
 
 def test_the_command_prints_a_table_or_json(folder: Path) -> None:
-    wanted = ["bench", "batch", "--model", str(folder), "--limit", "2", "--repeat", "1", "--max-new-tokens", "3"]
+    wanted = ["bench", "batch", "--model", str(folder), "--num-prompts", "2", "--repeat", "1", "--max-new-tokens", "3"]
     told = CliRunner().invoke(cli, [*wanted, "--dtypes", "float32"])
     assert told.exit_code == 0, told.output
     assert "2 of 2" in told.stdout

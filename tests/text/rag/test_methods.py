@@ -141,15 +141,15 @@ def test_named_things_are_the_instances_of_wordnet(tmp_path: Path, monkeypatch: 
 
 def test_the_command_answers_and_measures(lm: TextModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rag_app, "_ready", lambda *_: (lm, lm, BM25(PASSAGES)))
-    told = CliRunner().invoke(cli, ["rag", "the cat and the fox", "--max-new-tokens", "6", "--ahead", "2"])
+    told = CliRunner().invoke(cli, ["rag", "the cat and the fox", "--max-new-tokens", "6", "--speculation-stride", "2"])
     assert told.exit_code == 0, told.output
-    assert "calls of the store" in told.stderr and "guesses right" in told.stderr
+    assert "retriever calls" in told.stderr and "speculated retrievals right" in told.stderr
     asked, out = tmp_path / "asked.jsonl", tmp_path / "out.json"
     asked.write_text('{"question": "the cat", "answers": ["cat"]}\n')
     words = ["bench", "rag", "--questions", str(asked), "--retrievers", "bm25", "--methods", "iterative,ralm-spec"]
     page = tmp_path / "PAGE.md"
     told = CliRunner().invoke(
-        cli, [*words, "--max-new-tokens", "6", "--no-times", "--json", str(out), "--page", str(page)]
+        cli, [*words, "--max-new-tokens", "6", "--no-timing", "--json", str(out), "--page", str(page)]
     )
     assert told.exit_code == 0, told.output
     found = json.loads(out.read_text())
