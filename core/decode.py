@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outrider.core.device import SideTransfer, upload
 from outrider.core.distribution import Sampling
-from outrider.core.draft import Draft
+from outrider.core.draft import Draft, Outcome
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.protocol import CapturingTarget, Drafter, OverlappedDrafter, Plain, Prompts, Rule, Scores, Target
 from outrider.core.rng import CounterRNG
@@ -229,9 +229,11 @@ class Run:
         verdict = self.rule(draft, scores, rng)
         seen = Seen(draft, verdict, self.record.nodes)
         watch.lap("rule")
-        verdict = replace(verdict, host=[seen.emitted(row) for row in range(len(self.open))])
-        cuts = [self._cut(row, tokens) for row, tokens in enumerate(verdict.rows(draft))]
-        count = upload([cut[0] for cut in cuts], target.device)
+        tokens, paths = zip(*((seen.emitted(row), seen.path(row)) for row in range(len(self.open))), strict=True)
+        cuts = [self._cut(row, emitted) for row, emitted in enumerate(tokens)]
+        counts = [count for count, _ in cuts]
+        count = upload(counts, target.device)
+        verdict = replace(verdict, outcome=Outcome([*tokens], [*paths], counts), count=count)
         extras = Extras(scores, verdict, self.record)
         watch.lap("rest")
         target.keep(draft, verdict, count)

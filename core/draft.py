@@ -201,6 +201,27 @@ def _stacked_distributions(drafts: Sequence[Draft]) -> Distribution:
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """What a verdict emits and what is kept of it, row by row on the host."""
+
+    tokens: list[list[int]]  # emitted, before any cut
+    paths: list[list[int]]  # the accepted nodes
+    counts: list[int]  # tokens kept, the first of each row
+
+    @classmethod
+    def accepted(cls, rows: Sequence[Sequence[int]]) -> Outcome:
+        """Of chains that are accepted and kept whole."""
+        return cls([list(row) for row in rows], [list(range(len(row) - 1)) for row in rows], [len(row) for row in rows])
+
+    def row(self, row: int) -> Outcome:
+        return Outcome([self.tokens[row]], [self.paths[row]], [self.counts[row]])
+
+    def __add__(self, other: Outcome) -> Outcome:
+        """The rows of both."""
+        return Outcome(self.tokens + other.tokens, self.paths + other.paths, self.counts + other.counts)
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What a rule decided, with the numbers behind the decision. D is the draft's depth."""
 
@@ -214,13 +235,14 @@ class Verdict:
     q: Tensor  # [B, N] the drafter's probability of the guess, where tried; 1 for a fixed guess
     total_variation: Tensor | None = None  # [B, D + 1] of each emitted token's distribution from p; None: all 0
     relaxed: Tensor | None = None  # [B, D] accepted nodes that a strict rule would have rejected; None: no node
-    host: list[list[int]] | None = None  # the emitted tokens as lists: the loop fills them in with its one transfer
+    outcome: Outcome | None = None  # the same on the host: the loop fills it in with its one transfer
+    count: Tensor | None = None  # [B] tokens kept of each row, once the loop has cut them
 
     @classmethod
-    def of(cls, parts: Sequence[Tensor], host: list[list[int]] | None = None) -> Verdict:
+    def of(cls, parts: Sequence[Tensor], outcome: Outcome | None = None) -> Verdict:
         """From `parts`."""
         path, accepted, token, resampled, tried, chance, p, q = parts
-        return cls(path, accepted, token, resampled, tried, chance, p, q, host=host)
+        return cls(path, accepted, token, resampled, tried, chance, p, q, outcome=outcome)
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
@@ -247,13 +269,18 @@ class Verdict:
             q=self.q[only, :size],
             total_variation=None if self.total_variation is None else self.total_variation[only, : depth + 1],
             relaxed=None if self.relaxed is None else self.relaxed[only, :depth],
-            host=None if self.host is None else self.host[only],
+            outcome=None if self.outcome is None else self.outcome.row(row),
+            count=None if self.count is None else self.count[only],
         )
+
+    def kept(self, open_rows: Tensor) -> Tensor:
+        """[B] tokens kept of each row: the loop's count, else all that rows [B] which go on have emitted."""
+        return torch.where(open_rows, self.accepted + 1, 0) if self.count is None else self.count
 
     def rows(self, draft: Draft) -> list[list[int]]:
         """The emitted tokens of each row, on the host."""
-        if self.host is not None:
-            return self.host
+        if self.outcome is not None:
+            return self.outcome.tokens
         tokens, counts = self.emitted(draft).tolist(), (self.accepted + 1).tolist()
         return [row[:count] for row, count in zip(tokens, counts, strict=True)]
 
@@ -276,6 +303,6 @@ def forced(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Draft, 
         chance=zeros,
         p=zeros,
         q=zeros,
-        host=[list(row) for row in rows],
+        outcome=Outcome.accepted(rows),
     )
     return draft, verdict, counts

@@ -56,6 +56,11 @@ class Seen:
         tokens: list[int] = self._emitted[row]
         return tokens
 
+    def path(self, row: int) -> list[int]:
+        """The accepted nodes of a row."""
+        nodes: list[int] = self._path[row].tolist()
+        return nodes[: len(self._emitted[row]) - 1]
+
     def step(self, row: int, kept: int) -> dict[str, object]:
         accepted = len(self._emitted[row]) - 1
         sources: list[Source] = ["drafted"] * accepted

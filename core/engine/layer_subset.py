@@ -31,8 +31,8 @@ def replayed(cache: Cache, texts: Prompts, count: int) -> Iterator[tuple[Tensor,
     starts = [len(text) - 1 - back for text, back in zip(texts, backs, strict=True)]
     ids = [list(text[start:][:count]) for text, start in zip(texts, starts, strict=True)]
     pending = upload([[*row, *[0] * (count - len(row))] for row in ids], device)
-    waiting = upload([max(back, 1) for back in backs], device)
-    cache.rows = Rows(upload(starts, device), pending, waiting, tuple(starts), False)
+    left = [max(back, 1) for back in backs]
+    cache.rows = Rows(upload(starts, device), pending, upload(left, device), tuple(starts), tuple(left), False)
     cache.scored, cache.writer = -1, None  # whatever scratch there was is written over
     try:
         yield cache.plan(Draft.empty(len(texts), device), None, count + kept.pending.shape[1])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.distribution import LogitsPipeline, Sampling
-from outrider.core.draft import Draft, Verdict
+from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.engine import transformer
 from outrider.core.engine.adapters import hf
 from outrider.core.protocol import Prefill, Prompts, Rule, Scores
@@ -82,7 +82,7 @@ class PrefixCache:
             chance=none,
             p=none,
             q=none,
-            host=[list(tokens)],
+            outcome=Outcome.accepted([tokens]),
         )
         self.inner.score(draft)
         self.inner.keep(draft, verdict, torch.tensor([size + 1], device=self.device))

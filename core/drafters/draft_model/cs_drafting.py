@@ -198,7 +198,7 @@ class CSDrafting:
         return Draft(chain.tokens, Tree.chain(chain.size, rng.device), chain.live, concatenated(distributions), source)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
-        count = torch.where(upload(self._open, rng.device), verdict.accepted + 1, 0)
+        count = verdict.kept(upload(self._open, rng.device))
         for stage in self.stages:
             stage.model.keep(draft, verdict, count)
         for table, tokens, going in zip(self._statistics.tables, verdict.rows(draft), self._open, strict=True):

@@ -51,7 +51,7 @@ class _ModelDrafter:
         return self.model.score(draft, since)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
-        self.model.keep(draft, verdict, torch.where(self._open, verdict.accepted + 1, 0))
+        self.model.keep(draft, verdict, verdict.kept(self._open))
 
     def discard_draft(self) -> None:
         self.model.rewind(self.model.mark())

@@ -199,7 +199,7 @@ class Overlapped:
             fresh = torch.where(drafted > 0, 0.9 * self._rate[:, 0] + 0.1 * seen, self._rate[:, 0])
             self._rate = fresh[:, None]
         self._prepared = None
-        self.model.keep(draft, verdict, torch.where(self._open, verdict.accepted + 1, 0))
+        self.model.keep(draft, verdict, verdict.kept(self._open))
 
     def end(self) -> None:
         self._next = self._prepared = None

@@ -72,7 +72,7 @@ class SpecExec:
         return search.draft(self.nodes, min(deepest, self.passes))
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
-        self.model.keep(draft, verdict, torch.where(self._open, verdict.accepted + 1, 0))
+        self.model.keep(draft, verdict, verdict.kept(self._open))
 
     def end(self) -> None:
         self.model.end()

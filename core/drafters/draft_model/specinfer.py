@@ -98,7 +98,7 @@ class SpecInfer:
         return concatenated(found)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
-        count = torch.where(self._open, verdict.accepted + 1, 0)
+        count = verdict.kept(self._open)
         for model in self.models:
             model.keep(draft, verdict, count)
 

@@ -240,7 +240,7 @@ class HeadRunner:
 
     def rewind(self, mark: object) -> None:
         """Drop the draft nodes."""
-        assert isinstance(mark, Rows) and mark is self.cache.rows
+        assert isinstance(mark, Rows) and mark.entries is self.cache.rows.entries
         self.cache.scored = min(self.cache.scored, 0)
 
     def end(self) -> None:

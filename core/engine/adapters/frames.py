@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.distribution import LogitsPipeline, Sampling
-from outrider.core.draft import Draft, Verdict
+from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Prefill, Prompts, Scores, Target, committed
 from outrider.core.tree import Tree
@@ -224,8 +224,9 @@ class FrameTarget:
         accepted = torch.tensor([len(one) for one in path], device=device)
         none = torch.zeros(len(path), plan.draft.size, device=device)
         verdict = Verdict(chosen, accepted, ids, accepted < 0, none.bool(), none, none, none)
-        verdict = replace(verdict, host=verdict.rows(plan.draft))
-        many = torch.tensor([len(one) for one in emitted], device=device)
+        counts = [len(one) for one in emitted]
+        verdict = replace(verdict, outcome=Outcome(verdict.rows(plan.draft), path, counts))
+        many = torch.tensor(counts, device=device)
         self.inner.keep(plan.draft, verdict, many)
         if self._state is None:  # nothing was read yet
             return

@@ -115,8 +115,8 @@ class Guided:
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
         self._pipeline.commit(committed(draft, verdict, count))
         if self.streams == 2:
-            host = None if verdict.host is None else [*verdict.host, *verdict.host]
-            verdict = Verdict.of([_double(part) for part in verdict.parts], host)
+            outcome = None if verdict.outcome is None else verdict.outcome + verdict.outcome
+            verdict = Verdict.of([_double(part) for part in verdict.parts], outcome)
             count = _double(count)
         self.inner.keep(self._twice(draft), verdict, count)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outrider.core.draft import Draft, Verdict
+from outrider.core.draft import Draft, Outcome, Verdict
 from outrider.core.engine.cuda_graphs import GraphPool
 from outrider.core.engine.types import PassLayout
 from outrider.core.protocol import Prompts, committed
@@ -30,8 +30,10 @@ class Rows:
     entries: Tensor  # [B] tokens whose keys and values are in the store
     pending: Tensor  # [B, P] committed tokens behind them, not read yet; the root is the last of them
     waiting: Tensor  # [B] how many of P, 1 or more
-    host: tuple[int, ...]  # entries as the host knows them: exactly on a CPU, else upper bounds
+    host: tuple[int, ...]  # entries as the host knows them: exactly, or upper bounds
+    left: tuple[int, ...]  # waiting, likewise
     even: bool  # is it known that all rows are equally long and P wait in each?
+    bounds: bool = False  # whether the host knows upper bounds alone
 
     @property
     def committed(self) -> Tensor:
@@ -72,7 +74,7 @@ class Cache:
     def end(self) -> None:
         self._return()
         nothing = torch.zeros(0, dtype=torch.long, device=self.device)
-        self.rows = Rows(nothing, nothing[:, None], nothing, (), True)
+        self.rows = Rows(nothing, nothing[:, None], nothing, (), (), True)
 
     def chunk(self, start: int, stop: int, rows: slice = slice(None)) -> tuple[Tensor, PassLayout]:
         """Read the prompts, or some rows of them, from `begin` on, at these columns: ids [B, Q] and their places.
@@ -92,7 +94,7 @@ class Cache:
         """No rows yet."""
         layers, heads, dim = self._shape
         nothing = torch.zeros(0, dtype=torch.long, device=self.device)
-        self.rows, self.scored, self.writer = Rows(nothing, nothing[:, None], nothing, (), False), -1, None
+        self.rows, self.scored, self.writer = Rows(nothing, nothing[:, None], nothing, (), (), False), -1, None
         self.store = torch.zeros(layers, 0, heads, 64, dim, dtype=self.dtype, device=self.device)
 
     @property
@@ -116,8 +118,11 @@ class Cache:
             F.pad(one, (0, 1), value=fill)[index] for one, fill in ((rows.entries, 0), (rows.waiting, 1))
         )
         pending = F.pad(rows.pending, (0, wait - rows.pending.shape[1], 0, 1))[index]
-        host = tuple(rows.host[row] if row >= 0 else 0 for row in order)
-        self.rows, self.scored, self.writer = Rows(entries, pending, waiting, host, False), -1, None
+        host, left = (
+            tuple(known[row] if row >= 0 else fill for row in order) for known, fill in ((rows.host, 0), (rows.left, 1))
+        )
+        self.rows = Rows(entries, pending, waiting, host, left, False, rows.bounds)
+        self.scored, self.writer = -1, None
         layers, batch, heads, size, dim = self.store.shape
         width = -(-max(width, max(host, default=0) + wait) // 64) * 64
         if list(order) == list(range(batch)) and width == size:
@@ -133,8 +138,10 @@ class Cache:
         rows = self.rows
         read, pending, waits = (one.clone() for one in (rows.entries, rows.pending, rows.waiting))
         read[row], pending[row, 0], waits[row] = entries, root, 1
-        host = (*rows.host[:row], entries, *rows.host[row + 1 :])
-        self.rows = Rows(read, pending, waits, host, False)
+        host, left = (
+            (*known[:row], value, *known[row + 1 :]) for known, value in ((rows.host, entries), (rows.left, 1))
+        )
+        self.rows = Rows(read, pending, waits, host, left, False, rows.bounds)
 
     def window(self, sinks: int, recent: int, layers: int, between: Tensor | None = None) -> tuple[Cache, Tensor]:
         """A copy of each row's first and last entries, and of those in between at slots [L, B, K, M], as a cache of its
@@ -229,7 +236,7 @@ class Cache:
     def rewind(self, rows: Rows) -> None:
         """Back to a mark; entries behind it are written over. Marks taken in between are no longer good. Where nothing
         was kept since, what waited stays read, and only the nodes are dropped."""
-        self.scored = min(self.scored, 0) if rows is self.rows else -1
+        self.scored = min(self.scored, 0) if rows.entries is self.rows.entries else -1
         self.rows = rows
 
     def _columns(self, needed: int) -> int:
@@ -242,8 +249,9 @@ class Cache:
         size = self.store.shape[3]
         if max(self.rows.host) + extra <= size:
             return
-        if not self.exact:  # the bounds may have drifted: look once, which is rare
-            self.rows = replace(self.rows, host=tuple(self.rows.entries.tolist()))
+        if self.rows.bounds:  # they may have drifted: ask the device once, which is rare
+            host, left = torch.stack([self.rows.entries, self.rows.waiting]).tolist()
+            self.rows = replace(self.rows, host=tuple(host), left=tuple(left), bounds=False)
         self._widen(max(self.rows.host) + extra)
 
     def _widen(self, needed: int) -> None:
@@ -264,7 +272,7 @@ def waiting(prompts: Prompts, device: torch.device) -> Rows:
     ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=device)
     entries = torch.zeros(len(prompts), dtype=torch.long, device=device)
     even = min(lengths) == longest
-    return Rows(entries, ids, torch.tensor(lengths, device=device), (0,) * len(prompts), even)
+    return Rows(entries, ids, torch.tensor(lengths, device=device), (0,) * len(prompts), tuple(lengths), even)
 
 
 def prefilled(prompts: Prompts, device: torch.device, exact: bool) -> Rows:
@@ -272,7 +280,8 @@ def prefilled(prompts: Prompts, device: torch.device, exact: bool) -> Rows:
     entries = [len(prompt) - 1 for prompt in prompts]
     last = torch.tensor([[prompt[-1]] for prompt in prompts], device=device)
     lengths = torch.tensor(entries, device=device)
-    return Rows(lengths, last, torch.ones_like(lengths), tuple(entries), exact and min(entries) == max(entries))
+    even = exact and min(entries) == max(entries)
+    return Rows(lengths, last, torch.ones_like(lengths), tuple(entries), (1,) * len(prompts), even)
 
 
 def standing(rows: Rows, draft: Draft) -> Tensor:
@@ -322,19 +331,34 @@ def advance(
     known = rows.waiting + kept.sum(1) if scored >= 0 else torch.zeros_like(rows.waiting)
     grown = torch.minimum(known, rows.waiting + count - 1)
     left, entries = rows.waiting + count - grown, rows.entries + grown
+    bounds = not exact and (rows.bounds or verdict.outcome is None)
     if exact:
-        host, lefts = tuple(entries.tolist()), left.tolist()
+        host, lefts = tuple(entries.tolist()), tuple(left.tolist())
         width, even = max(lefts), len({*host}) == 1 and len({*lefts}) == 1
     else:
-        emitted = verdict.host or [[0] * (depth + 1)] * len(rows.host)
-        host = tuple(one + wait + len(new) - 1 for one, new in zip(rows.host, emitted, strict=True))
         unread = depth + wait if scored < 0 else max(min(draft.size - scored, depth), 0)
         width, even = 1 + unread, False
+        if verdict.outcome is None:
+            host, lefts = tuple(known + wait + depth for known in rows.host), (width,) * len(rows.host)
+        else:
+            host, lefts = _lengths(rows, scored, verdict.outcome)
     everything = torch.cat([rows.pending, tokens], 1)
     index = grown[:, None] + torch.arange(width, device=device)
     index = torch.where(index < rows.waiting[:, None], index, index + (wait - rows.waiting)[:, None])
     pending = everything.gather(1, index.clamp(max=everything.shape[1] - 1))
-    return Rows(entries, pending, left, host, even), tokens, kept
+    return Rows(entries, pending, left, host, lefts, even, bounds), tokens, kept
+
+
+def _lengths(rows: Rows, scored: int, outcome: Outcome) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Entries and waiting of each row behind a verdict, from what the host knows. From bounds come bounds: of the
+    waiting tokens as many become entries as may."""
+    host, left = list[int](), list[int]()
+    for entries, waits, path, count in zip(rows.host, rows.left, outcome.paths, outcome.counts, strict=True):
+        kept = next((place for place, node in enumerate(path[:count]) if node >= scored), min(len(path), count))
+        grown = min(waits + kept if scored >= 0 else 0, waits + count - 1)
+        host.append(entries + grown)
+        left.append(rows.pending.shape[1] + count if rows.bounds else waits + count - grown)
+    return tuple(host), tuple(left)
 
 
 def _counted(rows: Rows, scored: int, draft: Draft, verdict: Verdict, count: Tensor) -> tuple[Rows, Tensor, Tensor]:
@@ -355,4 +379,5 @@ def _counted(rows: Rows, scored: int, draft: Draft, verdict: Verdict, count: Ten
     padded = torch.tensor([one + [0] * (width - len(one)) for one in pending])
     tokens = torch.tensor([(emitted[row][:new] + [-1] * (depth + 1))[: depth + 1] for row, new in enumerate(counts)])
     places = torch.tensor([[place < one for place in range(depth)] for one in kept], dtype=torch.bool)
-    return Rows(torch.tensor(entries), padded, torch.tensor(left), tuple(entries), even), tokens, places
+    known = tuple(entries), tuple(left)
+    return Rows(torch.tensor(entries), padded, torch.tensor(left), *known, even), tokens, places

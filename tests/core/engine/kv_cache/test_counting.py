@@ -24,7 +24,7 @@ def _case(seed: int) -> tuple[Rows, int, Draft, Verdict, torch.Tensor]:
     count = [rng.randint(0, one + 1) for one in accepted]
     pending = torch.tensor([[rng.randrange(50) for _ in range(wait)] for _ in range(batch)])
     even = len({*waiting}) == len({*entries}) == 1
-    rows = Rows(torch.tensor(entries), pending, torch.tensor(waiting), tuple(entries), even)
+    rows = Rows(torch.tensor(entries), pending, torch.tensor(waiting), tuple(entries), tuple(waiting), even)
     tokens = torch.randint(50, (batch, size), generator=torch.Generator().manual_seed(seed))
     draft = Draft.guess(tokens, Tree.chain(size), torch.ones_like(tokens, dtype=torch.bool))
     path = torch.tensor([[node if node < one else -1 for node in range(size)] for one in accepted]).view(batch, size)
@@ -58,7 +58,7 @@ def test_counted_or_all_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_remembered_of_a_shape_is_what_ragged_rows_are_told(seed: int) -> None:
     rows, _, draft, _, _ = _case(seed)
-    alone = Rows(rows.entries[:1], rows.pending[:1], rows.waiting[:1], rows.host[:1], True)
+    alone = Rows(rows.entries[:1], rows.pending[:1], rows.waiting[:1], rows.host[:1], rows.left[:1], True)
     ragged = replace(alone, even=False)
     one = Draft.guess(draft.tokens[:1], draft.tree, draft.live[:1])
     assert torch.equal(standing(alone, one), standing(ragged, one))
