@@ -7,7 +7,7 @@ SplitMix64's finaliser (Steele et al., "Fast splittable pseudorandom number gene
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import lru_cache
 
@@ -102,7 +102,8 @@ def _mix32(h: Tensor, key: Tensor) -> Tensor:
 class CounterRNG:
     """The random numbers of one batch: one seed a row, and one step counter for all or one each."""
 
-    rolls = True  # are its decisions its numbers'? They may then be looked at by numpy
+    rolls = True  # are its decisions its numbers'? They may then be read from tables
+    feeds_native = True  # does `feed` give compiled code the uniforms of this generator's decisions?
 
     def __init__(self, seeds: Sequence[int], device: torch.device | str = "cpu") -> None:
         self.seeds = [seed & _MASK for seed in seeds]
@@ -171,6 +172,11 @@ class CounterRNG:
         alone.step = self.step if isinstance(self.step, int) else self.step[row]
         return alone
 
+    def feed(self, reference: Callable[[CounterRNG], object], *purposes: Purpose) -> list[Tensor]:
+        """The tables of uniforms [B, width] by which compiled code is to decide what `reference`, given a generator,
+        decides in torch. Here they are the generator's own; an enumeration works out which lead to its decisions."""
+        return [self.table(purpose) for purpose in purposes]
+
     # `where` names the rows whose answer will be used. Dice that roll need not care; random generator that enumerate
     # do.
 
@@ -179,12 +185,6 @@ class CounterRNG:
     ) -> Tensor:
         """Try nodes: True with the given chance [B, ...]."""
         return self.uniform(purpose, node) < chance
-
-    def descend(self, chance: Tensor, tried: Tensor, first: int = 0) -> Tensor:
-        """Try the nodes [B, N] of a chain as far as they pass, those alone that may be tried: which passed. `first`:
-        the first of them."""
-        uniform = self.table(Purpose.ACCEPT)[:, first : first + chance.shape[1]]
-        return (tried & (uniform < chance)).cumprod(1).bool()
 
     def strictly(self, chance: Tensor, node: Tensor) -> Tensor:
         """Would the number that `accept` used have passed this chance too? Only for the record of relaxed rules."""

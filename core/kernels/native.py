@@ -77,7 +77,7 @@ def hindrance() -> tuple[str, str] | None:
     return None
 
 
-def _compiled(name: str) -> Path | None:
+def _compiled(name: str, *defines: str) -> Path | None:
     """The library's file, compiled now if it isn't there; None: it can't be."""
     compiler = _compiler()
     if compiler is None:
@@ -85,7 +85,7 @@ def _compiled(name: str) -> Path | None:
     source = Path(__file__).parent / "csrc" / f"{name}.cpp"
     text = b"".join(one.read_bytes() for one in (source, *sorted(source.parent.glob("*.h"))))
     kind = "x86-64-v3" if _asked() == "avx2" else "native"
-    digest = hashlib.sha256(text + f"{kind} {_processor()} {compiler}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(text + f"{kind} {_processor()} {compiler}{' '.join(defines)}".encode()).hexdigest()[:16]
     found = cache_folder() / "native" / f"{name}-{digest}.so"
     if found.exists():
         return found
@@ -94,7 +94,7 @@ def _compiled(name: str) -> Path | None:
         with tempfile.TemporaryDirectory(dir=found.parent) as scratch:
             # OpenMP is not linked: it is found in torch's copy, so that both share one team of threads
             parts = [f"{scratch}/native.o", f"{scratch}/native.so"]
-            flags = ["-O3", f"-march={kind}", "-fPIC", "-fopenmp", "-w", "-c", str(source), "-o", parts[0]]
+            flags = ["-O3", f"-march={kind}", "-fPIC", "-fopenmp", "-w", "-c", *defines, str(source), "-o", parts[0]]
             for arguments in (flags, ["-shared", parts[0], "-o", parts[1]]):
                 subprocess.run([compiler, *arguments], check=True, capture_output=True, timeout=120)
             os.replace(parts[1], found)
@@ -103,9 +103,9 @@ def _compiled(name: str) -> Path | None:
     return found
 
 
-def opened(name: str) -> ctypes.CDLL | None:
-    """What a file of this folder says, as code; None where it can't be had."""
-    path = None if hindrance() else _compiled(name)
+def opened(name: str, *defines: str) -> ctypes.CDLL | None:
+    """A file of `csrc` as a library, compiled with these -D flags; None where it can't be had."""
+    path = None if hindrance() else _compiled(name, *defines)
     try:
         return None if path is None else ctypes.CDLL(str(path))
     except OSError:
@@ -131,9 +131,6 @@ def library() -> ctypes.CDLL | None:
     found.outrider_largest.restype = found.outrider_divergence.restype = None
     found.outrider_grow.argtypes, found.outrider_grow.restype = [c_void_p] * 4, c_int32
     found.outrider_draw.argtypes, found.outrider_draw.restype = [c_void_p] * 4, None
-    found.outrider_walk.argtypes, found.outrider_walk.restype = [c_void_p], None
-    found.outrider_spread.argtypes, found.outrider_spread.restype = [c_void_p] * 2, None
-    found.outrider_couple.argtypes, found.outrider_couple.restype = [*[c_void_p] * 9, *[c_int64] * 6], None
     found.outrider_product.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p]
     return found if found.outrider_ready(1) else None
 

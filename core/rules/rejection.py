@@ -18,7 +18,7 @@ from outrider.core.distribution import Distribution, residual
 from outrider.core.draft import Draft, Verdict
 from outrider.core.protocol import Scores
 from outrider.core.rng import CounterRNG, Purpose
-from outrider.core.rules import small_batch
+from outrider.core.rules import native_walk
 from outrider.core.rules.walk import Record, live_children, nobody, to_verdict, undrafted
 
 # The chance of accepting each token of the vocabulary, were it the guess: from the target's own distribution here, what
@@ -26,9 +26,6 @@ from outrider.core.rules.walk import Record, live_children, nobody, to_verdict, 
 # depths [B|1, 1].
 Acceptance = Callable[[Distribution, Tensor, Tensor, Tensor], Tensor]
 Bend = Callable[[Distribution, Tensor, Tensor], Tensor]
-
-_AT_ONCE = 1 << 17  # probabilities; beyond, it is cheaper to look only at the rows that are reached
-_STRETCH = 8  # levels of a chain whose acceptance is worked out at once
 
 
 def strict(p: Tensor, q: Tensor) -> Tensor:
@@ -165,15 +162,28 @@ def rejection(
     children: Tensor | None = None,
 ) -> Verdict:
     """Try each child with chance f (strict: min(1, p/q)); after a rejection norm((p - q f)+) is left. Under a relaxed
-    `acceptance` end tokens are still tried strictly, and every level has its price. `children` reorders siblings."""
-    rows, device, depth = draft.rows, draft.tokens.device, draft.tree.depth
+    `acceptance` end tokens are still tried strictly, and every level has its total variation. `children` reorders
+    siblings. Compiled on a CPU, for strict rules and for chains."""
     if not draft.size:
-        root = torch.zeros(rows, dtype=torch.long, device=device)
+        root = torch.zeros(draft.rows, dtype=torch.long, device=draft.tokens.device)
         return undrafted(
             draft, rng.sample(scores.distributions().column(0), root, Purpose.NEXT), priced=acceptance is not None
         )
-    if draft.tree.is_chain and draft.size * scores.vocabulary <= _AT_ONCE:
-        return _along(draft, scores, rng, acceptance)
+    reference = partial(_walk, draft, scores, acceptance=acceptance, children=children)
+    compiled = native_walk.usable(rng, draft.tokens.device) and children is None
+    if compiled and acceptance is None:
+        return native_walk.rejection(draft, scores, rng, reference)
+    if compiled and acceptance is not None and draft.tree.is_chain:
+        chances = partial(_chances, draft, acceptance, scores.sampling.end)
+        return native_walk.rejection(draft, scores, rng, reference, chances)
+    return reference(rng)
+
+
+def _walk(
+    draft: Draft, scores: Scores, rng: CounterRNG, *, acceptance: Acceptance | None, children: Tensor | None
+) -> Verdict:
+    """The reference: level by level, all rows side by side."""
+    rows, device, depth = draft.rows, draft.tokens.device, draft.tree.depth
     table = draft.tree.children if children is None else children
     node = torch.full((rows,), -1, dtype=torch.long, device=device)
     active = torch.ones(rows, dtype=torch.bool, device=device)
@@ -206,95 +216,6 @@ def rejection(
     return to_verdict(draft, path, token, resampled, record, prices, relaxed)
 
 
-def _along(draft: Draft, scores: Scores, rng: CounterRNG, acceptance: Acceptance | None) -> Verdict:
-    """The same along a chain: what a level takes is made for many levels at once."""
-    distributions = scores.distributions() if acceptance is None else scores.distributions().dense()  # [B, N + 1, S]
-    if small_batch.walks(rng, distributions, *([] if draft.distributions is None else [draft.distributions])):
-        bend = None if acceptance is None else partial(_bent, acceptance)
-        ends = constant(tuple(scores.sampling.end), distributions.probs.device)
-        return small_batch.walk(draft, distributions, rng, bend, ends, _STRETCH)
-    size, here, ids = draft.size, distributions.first(draft.size), draft.tokens[..., None]
-    distribution, fixed = _origins(draft)
-    p = here.at(ids)[..., 0]
-    q = torch.ones_like(p) if distribution is None else distribution.at(ids)[..., 0]
-    q = q if fixed is None else torch.where(fixed, 1.0, q)
-    usual = strict(p, q)
-    drawn = bent = total_variation = relaxed = None
-    if acceptance is None:
-        hit, chance = rng.descend(usual, draft.tried), usual
-    else:
-        drawn = spread(here, draft.tokens, distribution, fixed)
-        hit, bent = _descent(draft, here, drawn, rng, acceptance, scores.sampling.end)
-        chance = Distribution(bent, None, distributions.vocabulary).at(ids[:, : hit.shape[1]])[..., 0]
-    seen = hit.shape[1]
-    tried = draft.tried[:, :seen] & torch.nn.functional.pad(hit[:, :-1], (1, 0), value=True)
-    accepted, refused = hit.sum(1), (tried & ~hit).any(1)
-    after, last = distributions.row(accepted), accepted.clamp(max=seen - 1)
-    if drawn is None or bent is None:
-        at = last[:, None]
-        one, sure = (
-            (None if distribution is None else distribution.row(last)),
-            (None if fixed is None else fixed.gather(1, at)[:, 0]),
-        )
-        left = residual(after, spread(after, draft.tokens.gather(1, at)[:, 0], one, sure)).probs
-    else:
-        emitted = drawn[:, :seen] * bent
-        rest = residual(here.first(seen), emitted)
-        left = rest.row(last).probs
-        emitted += (1 - emitted.sum(-1, keepdim=True)) * rest.probs
-        total_variation = _wider((here.probs[:, :seen] - emitted).clamp(min=0).sum(-1).double() * tried, size + 1)
-        relaxed = hit & ~rng.strictly(usual[:, :seen], torch.arange(seen, device=p.device).expand_as(hit))
-    nodes = torch.arange(size, device=p.device)
-    follows = Distribution(torch.where(refused[:, None], left, after.probs), after.tokens, distributions.vocabulary)
-    return Verdict(
-        path=torch.where(nodes < accepted[:, None], nodes, -1),
-        accepted=accepted,
-        token=rng.sample(follows, accepted, Purpose.NEXT),
-        resampled=refused,
-        tried=_wider(tried, size),
-        chance=_wider(chance * tried, size),
-        p=_wider(p[:, :seen] * tried, size),
-        q=_wider(q[:, :seen] * tried, size),
-        total_variation=total_variation,
-        relaxed=None if relaxed is None else _wider(relaxed, size),
-    )
-
-
-def _origins(draft: Draft) -> tuple[Distribution | None, Tensor | None]:
-    """The distributions a chain's guesses were drawn from [B, N, S], and which of them [B, N] were not drawn; None
-    where that is all or none of them."""
-    if draft.distributions is None or draft.source is None:
-        return None, None
-    return draft.distributions.rows(draft.source.clamp(min=0)), draft.source < 0 if draft.mixed else None
-
-
-def _descent(
-    draft: Draft, here: Distribution, drawn: Tensor, rng: CounterRNG, acceptance: Acceptance, end: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    """Down a chain, some levels at a time, as far as any row gets: which nodes passed [B, L], and with what chance each
-    token of the vocabulary would have [B, L, V]."""
-    active, parts = torch.ones_like(draft.tried[:, 0]), list[tuple[Tensor, Tensor]]()
-    for first in range(0, draft.size, _STRETCH):
-        levels = slice(first, min(first + _STRETCH, draft.size))
-        p, q = here.probs[:, levels], drawn[:, levels]
-        chance = _strictly(end, _bent(acceptance, p, q, levels), p, q)
-        its = Distribution(chance, None, here.vocabulary).at(draft.tokens[:, levels, None])[..., 0]
-        hit = rng.descend(its, draft.tried[:, levels] & active[:, None], first)
-        parts.append((hit, chance))
-        active = hit[:, -1]
-        if nobody(active):
-            break
-    hit, chance = (torch.cat(column, 1) for column in zip(*parts, strict=True))
-    return hit, chance
-
-
-def _bent(acceptance: Acceptance, p: Tensor, q: Tensor, levels: slice) -> Tensor:
-    """A relaxed rule's chances of accepting each token of the vocabulary at some levels of a chain, all [B, L, V]."""
-    depth = constant(tuple(range(levels.start, levels.stop)) * len(q), q.device)[:, None]
-    distributions = Distribution(p.flatten(0, 1), None, p.shape[-1])
-    return acceptance(distributions, distributions.probs, q.flatten(0, 1), depth).clamp(0, 1).view_as(q)
-
-
 def _strictly(end: Sequence[int], chance: Tensor, p: Tensor, q: Tensor) -> Tensor:
     """Exempt end tokens from a relaxed rule: chances, p and q [..., V]."""
     ends = constant(tuple(end), q.device)
@@ -303,9 +224,20 @@ def _strictly(end: Sequence[int], chance: Tensor, p: Tensor, q: Tensor) -> Tenso
     return chance.index_copy(-1, ends, strict(p[..., ends], q[..., ends]))
 
 
-def _wider(table: Tensor, size: int) -> Tensor:
-    """[B, L] filled up with nothing."""
-    return torch.nn.functional.pad(table, (0, size - table.shape[1]))
+def _chances(
+    draft: Draft, acceptance: Acceptance, end: Sequence[int], distributions: Distribution, levels: slice
+) -> Tensor:
+    """A relaxed rule's chances of accepting each token at some levels of a chain, where the target's distributions are
+    [B, L, V] -> [B, L, V]."""
+    drawn = fixed = None
+    if draft.distributions is not None and draft.source is not None:
+        source = draft.source[:, levels]
+        drawn, fixed = draft.distributions.rows(source.clamp(min=0)), source < 0 if draft.mixed else None
+    q, p = spread(distributions, draft.tokens[:, levels], drawn, fixed), distributions.probs
+    depth = constant(tuple(range(levels.start, levels.stop)) * len(q), q.device)[:, None]
+    flat = Distribution(p.flatten(0, 1), None, distributions.vocabulary)
+    chance = acceptance(flat, flat.probs, q.flatten(0, 1), depth).clamp(0, 1).view_as(q)
+    return _strictly(end, chance, p, q)
 
 
 def _bend(acceptance: Acceptance, depth: Tensor, end: Sequence[int]) -> Bend:

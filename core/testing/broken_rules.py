@@ -1,11 +1,14 @@
-"""Rules and drafters that are wrong in the ways people get them wrong. Each claims to be lossless; none is.
+"""Rules, compiled rules and drafters with the usual mistakes. Each claims to be lossless; none is.
 
-They are here so that tests, and readers, can see that the conformance suite tells them from the real ones.
+Tests, and readers, see by them that the conformance suite tells right from wrong.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -16,7 +19,34 @@ from outrider.core.drafters.draft_model.model import DraftModel
 from outrider.core.drafters.parallel_decoding.jacobi import Jacobi
 from outrider.core.protocol import Scores, Target
 from outrider.core.rng import CounterRNG, Purpose
+from outrider.core.rules import native_walk
 from outrider.core.rules.rejection import rejection, strict
+
+# in the order of `Fault` in walks.cpp
+NATIVE_FAULTS = (
+    "token after a rejection drawn from p",
+    "residual not normalised",
+    "earlier sibling left in q",
+    "ratio flipped",
+    "bonus from the row before",
+    "uniform used twice",
+    "rejected sibling forgotten",
+    "block residual without its weight",
+    "block stops at the first failure",
+    "coupling draws from the new distribution",
+    "greedy token from the row before",
+    "support of q ignored",
+)
+
+
+@contextmanager
+def native_fault(name: str) -> Iterator[None]:
+    """Compiled rules have this fault meanwhile; what is not compiled is right."""
+    code = native_walk.compiled("-DOUTRIDER_FAULTS")
+    assert code is not None, "there is no compiler"
+    code.set_fault(1 + NATIVE_FAULTS.index(name))
+    with patch.object(native_walk, "library", lambda: code):
+        yield
 
 
 class ResampleFromP:

@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from outrider.core.tree import Tree
 KINDS = ("draft-model", "sampled-tree", "top-k-tree", "jacobi", "prompt-lookup", "ensemble", "specinfer")
 
 _ROUNDING = 1e-13  # of a chance: what is likelier may come about
+_MARGIN = 1e-10  # between a uniform that is fed and the end of its interval
 
 Outcome = tuple[int, ...]
 SequenceDistribution = dict[Outcome, float]
@@ -48,7 +49,7 @@ class Enumerator(CounterRNG):
     `branches` says by which tapes to replace it.
     """
 
-    rolls = False
+    rolls = feeds_native = False
 
     def __init__(self, tapes: Sequence[Tape]) -> None:
         super().__init__([0] * len(tapes))
@@ -98,14 +99,6 @@ class Enumerator(CounterRNG):
         sure = chance.double().clamp(0, 1)
         return self._decide_all(torch.stack([1 - sure, sure], -1), where) > 0
 
-    def descend(self, chance: Tensor, tried: Tensor, first: int = 0) -> Tensor:
-        active, passed = torch.ones_like(tried[:, 0]), list[Tensor]()
-        for level in range(tried.shape[1]):
-            active = active & tried[:, level]
-            active = active & self.accept(chance[:, level], level, where=active)
-            passed.append(active)
-        return torch.stack(passed, 1)
-
     def strictly(self, chance: Tensor, node: Tensor) -> Tensor:
         return chance >= 1  # how often a strict rule would have agreed is no part of the distribution
 
@@ -117,6 +110,74 @@ class Enumerator(CounterRNG):
 
     def gumbel_argmax(self, distribution: Distribution, position: Tensor, where: Tensor | None = None) -> Tensor:
         return self.sample(distribution, 0, Purpose.MATCH, where)
+
+
+class NativeEnumerator(Enumerator):
+    """The same for compiled rules. The reference decides by the tape; compiled code is fed uniforms just inside one end
+    of the interval that leads to the same decision. Compiled code compares a uniform with thresholds, so code that
+    agrees with the reference at the `low` and at the `high` ends emits the reference's distribution, and other code
+    does not."""
+
+    feeds_native = True
+    end: Literal["low", "high"] = "low"
+
+    def __init__(self, tapes: Sequence[Tape]) -> None:
+        super().__init__(tapes)
+        self.fed = 0  # how often compiled code decided
+        self._uniforms: dict[Purpose, Tensor] = {}
+
+    def feed(self, reference: Callable[[CounterRNG], object], *purposes: Purpose) -> list[Tensor]:
+        self.fed += 1
+        self._uniforms = {
+            purpose: torch.full((len(self.tapes), self._width), 0.5, dtype=torch.float64) for purpose in purposes
+        }
+        reference(self)
+        tables, self._uniforms = list(self._uniforms.values()), {}
+        return tables
+
+    def _note(self, purpose: Purpose, node: Tensor | int, where: Tensor | None, low: Tensor, high: Tensor) -> None:
+        """Uniforms of `node` [B, ...] between `low` and `high` lead to the decision just made."""
+        if purpose not in self._uniforms:
+            return
+        margin = torch.minimum((high - low) / 2, torch.full_like(low, _MARGIN))
+        uniform = low + margin if self.end == "low" else high - margin
+        nodes = torch.full_like(low, node, dtype=torch.long) if isinstance(node, int) else node.expand_as(low)
+        table, nodes, uniform = self._uniforms[purpose], nodes.reshape(len(low), -1), uniform.reshape(len(low), -1)
+        wanted = torch.ones_like(nodes, dtype=torch.bool) if where is None else where.reshape(nodes.shape)
+        table.scatter_(1, nodes, torch.where(wanted, uniform, table.gather(1, nodes)))
+
+    def accept(
+        self, chance: Tensor, node: Tensor | int, purpose: Purpose = Purpose.ACCEPT, where: Tensor | None = None
+    ) -> Tensor:
+        passed, sure = super().accept(chance, node, purpose, where), chance.double().clamp(0, 1)
+        self._note(purpose, node, where, torch.where(passed, 0, sure), torch.where(passed, sure, 1))
+        return passed
+
+    def sample(
+        self, distribution: Distribution, node: Tensor | int, purpose: Purpose, where: Tensor | None = None
+    ) -> Tensor:
+        probs = distribution.probs.double()
+        probs = probs / probs.sum(-1, keepdim=True).clamp(min=1e-300)
+        place, high = self._decide_all(probs, where), probs.cumsum(-1)
+        at, low = place[..., None], high - probs
+        self._note(purpose, node, where, low.gather(-1, at)[..., 0], high.gather(-1, at)[..., 0])
+        return distribution.name(place)
+
+
+class HighEnd(NativeEnumerator):
+    """Uniforms at the other end of each interval."""
+
+    end = "high"
+
+
+class FeedCounter(CounterRNG):
+    """The usual random numbers; counts how often compiled code decided by them."""
+
+    fed = 0
+
+    def feed(self, reference: Callable[[CounterRNG], object], *purposes: Purpose) -> list[Tensor]:
+        self.fed += 1
+        return super().feed(reference, *purposes)
 
 
 def equip(method: Method, options: Mapping[str, Any], model: Callable[[], Target]) -> Drafter:
@@ -244,11 +305,14 @@ def surprise(counts: Mapping[Outcome, int], distribution: Mapping[Outcome, float
     return (chi - freedom) / math.sqrt(2 * freedom) if freedom else 0.0
 
 
-def sample_output(case: Case, draws: int, seed: int = 0) -> list[dict[Outcome, int]]:
-    """Output counts of each prompt over many independently seeded rows, all in one batch."""
+def sample_output(
+    case: Case, draws: int, seed: int = 0, rng: Callable[[Sequence[int]], CounterRNG] | None = None
+) -> list[dict[Outcome, int]]:
+    """Output counts of each prompt over many independently seeded rows, all in one batch; `rng` makes the random
+    generator of their seeds."""
     rows = [row for row in range(len(case.prompts)) for _ in range(draws)]
     counts: list[dict[Outcome, int]] = [defaultdict(int) for _ in case.prompts]
     seeds = list(itertools.islice(itertools.count(seed), len(rows)))
-    for row, output in zip(rows, case.run(rows, seeds), strict=True):
+    for row, output in zip(rows, case.run(rows, seeds if rng is None else rng(seeds)), strict=True):
         counts[row][output] += 1
     return [dict(count) for count in counts]

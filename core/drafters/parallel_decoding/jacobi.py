@@ -9,6 +9,7 @@ noise fixed per position (both arXiv 2510.24211). All are exact. Ours supports r
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -21,7 +22,7 @@ from outrider.core.errors import InvalidOption, unknown
 from outrider.core.kernels.topk import argmax
 from outrider.core.protocol import Prefill, Prompts, Scores, WeightFree
 from outrider.core.rng import CounterRNG, Purpose
-from outrider.core.rules import small_batch
+from outrider.core.rules import native_walk
 from outrider.core.tree import Tree
 
 SPATIAL = ("left", "above")  # for tokens in a raster, such as image codes
@@ -118,10 +119,11 @@ class Jacobi(WeightFree):
         if self.renew == "gumbel":
             tokens = rng.gumbel_argmax(distributions, scores.position(after.clamp(max=draft.size)), known)
         elif self.renew == "couple" and draft.distributions is not None and draft.size:
-            if small_batch.walks(rng, distributions, draft.distributions):
-                tokens = small_batch.coupled(draft, distributions, after, known, rng)
+            reference = partial(self._couple, draft, distributions, after, known)
+            if native_walk.usable(rng, device):
+                tokens = native_walk.couple(draft, distributions, after, known, rng, reference)
             else:
-                tokens = self._couple(draft, distributions, after, known, rng)
+                tokens = reference(rng)
         else:
             tokens = rng.sample(distributions, slots, Purpose.REDRAW, known)
         self._draft = Draft(

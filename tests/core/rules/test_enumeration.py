@@ -21,7 +21,8 @@ from outrider.core.drafters.parallel_decoding.jacobi import Jacobi
 from outrider.core.methods import DRAFTERS, RULES, Method
 from outrider.core.protocol import Drafter, Prefill, Prompts, Rule, Scores
 from outrider.core.rng import CounterRNG, Purpose
-from outrider.core.rules.exact import Block, Exact, SampleMatch, Token, block
+from outrider.core.rules.block import block
+from outrider.core.rules.exact import Block, Exact, SampleMatch, Token
 from outrider.core.rules.relaxed import Lenience, Trust, Typical
 from outrider.core.testing.broken_rules import Hindsight, Misreport, ResampleFromP, Survivors
 from outrider.core.testing.conformance import (

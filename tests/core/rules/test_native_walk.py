@@ -1,0 +1,210 @@
+"""Compiled rules: what people run is what is enumerated, seeded faults in it are caught, and it decides, number by
+number, what its reference decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+
+from outrider.core.distribution import Sampling
+from outrider.core.draft import Draft, Verdict
+from outrider.core.drafters.draft_model.model import DraftModel, SampledTree
+from outrider.core.drafters.parallel_decoding.jacobi import Jacobi
+from outrider.core.methods import DRAFTERS, RULES, Method
+from outrider.core.protocol import Drafter, Rule, Scores
+from outrider.core.rng import CounterRNG
+from outrider.core.rules import native_walk
+from outrider.core.rules.exact import Block, Exact, Token
+from outrider.core.testing.broken_rules import NATIVE_FAULTS, native_fault
+from outrider.core.testing.conformance import (
+    KINDS,
+    Case,
+    Enumerator,
+    FeedCounter,
+    HighEnd,
+    NativeEnumerator,
+    Tape,
+    enumerate_output,
+    equip,
+    sample_output,
+    surprise,
+    target_law,
+    total_variation,
+)
+from outrider.core.testing.table_target import TableTarget
+
+needs_compiler = pytest.mark.skipif(native_walk.library() is None, reason="there is no compiler")
+PROMPTS = ((0, 1), (2, 1, 0, 1))
+LIMITS = (3, 2)
+SAMPLINGS = {
+    "T=1": Sampling(),
+    "T=0.7, top-k 2": Sampling(temperature=0.7, top_k=2),
+    "top-p 0.8": Sampling(top_p=0.8),
+    "greedy": Sampling(temperature=0),
+    "penalties, end": Sampling(repetition_penalty=1.3, frequency_penalty=0.2, end=(2,), temperature=1.2),
+}
+
+
+def target(size: int = 3) -> TableTarget:
+    return TableTarget(size, seed=1, sharpness=0.7)
+
+
+def model(size: int = 3) -> TableTarget:
+    return TableTarget(size, seed=1, sharpness=0.7, blur=0.4)
+
+
+class Watched:
+    """A rule; counts the drafts for which there is compiled code."""
+
+    lossless = True
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule, self.expected = rule, 0
+
+    def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
+        rejects = isinstance(self.rule, Token | Block) or (isinstance(self.rule, Exact) and draft.distributions)
+        self.expected += bool(draft.size and (rejects or scores.sampling.greedy))
+        return self.rule(draft, scores, rng)
+
+
+def distance(
+    drafter: Callable[[], Drafter],
+    rule: Rule,
+    sampling: Sampling,
+    *,
+    size: int = 3,
+    limits: Sequence[int] = LIMITS,
+    together: bool = True,
+) -> tuple[float, int, int]:
+    """The worst total variation of what compiled code emits, over the prompts and both ends of the uniforms; how often
+    compiled code decided; and how often it should have."""
+    watched, made = Watched(rule), list[NativeEnumerator]()
+    case = Case(
+        target=partial(target, size), drafter=drafter, rule=watched, prompts=PROMPTS, sampling=sampling, limits=limits
+    )
+    wanted = [target_law(target(size), p, sampling, limits[row]) for row, p in enumerate(PROMPTS)]
+    worst = 0.0
+
+    def enumerator(kind: type[NativeEnumerator], tapes: list[Tape]) -> Enumerator:
+        made.append(kind(tapes))
+        return made[-1]
+
+    for kind in (NativeEnumerator, HighEnd):
+        distributions = enumerate_output(case, partial(enumerator, kind), together=together)  # type: ignore[arg-type]
+        worst = max(worst, *(total_variation(one, other) for one, other in zip(distributions, wanted, strict=True)))
+    return worst, sum(one.fed for one in made), watched.expected
+
+
+def settings() -> list[Any]:
+    """Every kind of draft under every rule and sampling; the fast part has those with compiled code, and every way to
+    renew a window."""
+    cases = []
+    for name in KINDS:
+        for number, options in enumerate(DRAFTERS[name].trials):
+            for rule in RULES.values():
+                if not rule.lossless or (rule.name == "block" and name != "draft-model"):
+                    continue
+                for sampling in SAMPLINGS:
+                    quick = (
+                        number < (3 if name == "jacobi" else 1)
+                        and sampling in ("T=1", "T=0.7, top-k 2", "greedy")
+                        and (rule.name in ("exact", "token", "block") or sampling == "greedy")
+                    )
+                    marks = [] if quick else [pytest.mark.slow]
+                    case = f"{name}{number}-{rule.name}-{sampling}"
+                    cases.append(pytest.param(DRAFTERS[name], options, rule, sampling, id=case, marks=marks))
+    return cases
+
+
+@needs_compiler
+@pytest.mark.parametrize(("method", "options", "rule", "sampling"), settings())
+def test_what_people_run_is_enumerated(
+    method: Method, options: Mapping[str, Any], rule: Method, sampling: str, measured: Any
+) -> None:
+    """The reference of a rule without compiled code is enumerated in test_enumeration.py; here it must not have any."""
+    drafter, together = partial(equip, method, options, model), "columns" not in options
+    worst, fed, expected = distance(drafter, rule.make(), SAMPLINGS[sampling], together=together)
+    measured("enumeration: total variation from the target, compiled rules", name=rule.name, value=worst)
+    assert worst < 1e-12
+    assert fed >= expected and (expected > 0) == ((fed > 0 and options.get("renew") != "couple") or expected > 0)
+    assert expected or rule.name in ("exact", "sample-match", "gumbel-match")
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        lambda: DraftModel(model(), length=2),
+        lambda: SampledTree(model(), shape=(-1, -1, 0)),
+        lambda: Jacobi(window=2, renew="couple"),
+    ],
+    ids=["chain", "tree", "window"],
+)
+@pytest.mark.parametrize("rule", [Exact(), Token()], ids=["exact", "token"])
+def test_one_row_alone_is_enumerated(drafter: Callable[[], Drafter], rule: Rule) -> None:
+    worst, fed, expected = distance(drafter, rule, Sampling(), together=False)
+    assert worst < 1e-12 and fed >= expected > 0
+
+
+# ---- seeded faults
+
+TOP = Sampling(top_k=2)
+FAULTS: dict[str, tuple[Callable[[], Drafter], Rule, Sampling, dict[str, Any]]] = {
+    "token after a rejection drawn from p": (lambda: DraftModel(model(), length=2), Token(), Sampling(), {}),
+    "residual not normalised": (lambda: SampledTree(model(), shape=(-1, -1)), Token(), Sampling(), {}),
+    "earlier sibling left in q": (lambda: SampledTree(model(), shape=(-1, -1)), Token(), Sampling(), {}),
+    "ratio flipped": (lambda: DraftModel(model(), length=2), Token(), Sampling(), {}),
+    "bonus from the row before": (lambda: DraftModel(model(), length=2), Token(), Sampling(), {}),
+    "uniform used twice": (lambda: SampledTree(model(), shape=(-1, -1)), Exact(), Sampling(), {}),
+    "rejected sibling forgotten": (lambda: SampledTree(model(), shape=(-1, -1)), Exact(), Sampling(), {}),
+    "block residual without its weight": (lambda: DraftModel(model(5), length=2), Exact(), Sampling(), {"size": 5}),
+    "block stops at the first failure": (lambda: DraftModel(model(), length=3), Block(), Sampling(), {}),
+    "coupling draws from the new distribution": (
+        lambda: Jacobi(window=2, renew="couple"),
+        Token(),
+        Sampling(),
+        {"limits": (4, 1)},
+    ),
+    "greedy token from the row before": (lambda: DraftModel(model(), length=2), Exact(), Sampling(temperature=0), {}),
+    "support of q ignored": (lambda: DraftModel(model(), length=2), Token(), TOP, {}),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", NATIVE_FAULTS)
+def test_faults_in_compiled_code_are_caught(name: str, measured: Any) -> None:
+    drafter, rule, sampling, how = FAULTS[name]
+    right, fed, _ = distance(drafter, rule, sampling, **how)
+    with native_fault(name):
+        wrong, _, _ = distance(drafter, rule, sampling, **how)
+    measured("enumeration: faults in compiled code, which must differ", name=name, value=wrong)
+    assert right < 1e-12 and fed and wrong > 0.001
+
+
+def z_score(
+    drafter: Callable[[], Drafter], rule: Rule, sampling: Sampling, how: Mapping[str, Any]
+) -> tuple[float, int]:
+    made = list[FeedCounter]()
+
+    def counter(seeds: Any) -> CounterRNG:
+        made.append(FeedCounter(CounterRNG.of(seeds, len(seeds)).seeds))
+        return made[-1]
+
+    make, (limit, *_) = partial(target, how.get("size", 3)), how.get("limits", LIMITS)
+    case = Case(target=make, drafter=drafter, rule=rule, prompts=[PROMPTS[1]], sampling=sampling, limits=(limit,))
+    counts = sample_output(case, 20_000, rng=counter)[0]
+    return surprise(counts, target_law(make(), PROMPTS[1], sampling, limit)), made[0].fed
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NATIVE_FAULTS)
+def test_faults_in_compiled_code_are_seen_in_draws(name: str, measured: Any) -> None:
+    right, fed = z_score(*FAULTS[name])
+    with native_fault(name):
+        wrong, _ = z_score(*FAULTS[name])
+    measured("20,000 draws: z of faults in compiled code, which must be caught", name=name, value=wrong)
+    assert abs(right) < 5 and fed and wrong > 10
