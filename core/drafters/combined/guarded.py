@@ -1,8 +1,8 @@
 """Any drafter, switched off while it is predicted to be slower than plain decoding: the break-even of Leviathan et al.
-(arXiv 2211.17192), on the recent tokens per step over their cost instead of a single acceptance rate.
+(arXiv 2211.17192), for recent tokens per round over their cost instead of a single acceptance rate.
 
-Rows that share a pass are switched together, as each is as wide as the widest. While the drafter is off it is tried
-again now and then, within a budget that plain decoding accumulates. Knows drafters through the protocol.
+Rows of a batch are switched together, since a pass is as wide as its widest row. A drafter that is off is tried again
+from time to time, within a budget that plain rounds accumulate. Knows drafters through the protocol.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from outrider.core.protocol import (
 )
 from outrider.core.rng import CounterRNG
 
-_TRUSTED = 0.3  # weight of observations below which the drafter of a single row is tried
-_HALF = 0.5  # the assumed probability that a first guess is right
+_MIN_WEIGHT = 0.3  # with less weight of observations than this, a single row's drafter is tried
+_FIRST_GUESS = 0.5  # assumed probability that a first guess is right
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,11 @@ class Member:
 
 
 class Guarded:
-    """`cost` is the cost of one more draft level in plain passes (default: derived from the weights that the drafter
-    reads), and `costs(rows, tokens)` that of a step with this many tokens in each of this many rows. While the drafter
-    of a single row is off, it is watched if it reads no weights, else tried every `probe`-th step. The trace notes when
-    it is off."""
+    """Any drafter, switched off while its predicted speedup is below `min_speedup`; the trace notes it. `cost` is the
+    cost of one draft level in plain passes (default: from the weights the drafter reads), `costs(rows, tokens)` that of
+    a target pass over `tokens` tokens in each of `rows` rows. While a single row's drafter is off, its guesses are
+    still compared with the output if it reads no weights; otherwise it is tried every `probe`-th round. `decay` is that
+    of the averages."""
 
     def __init__(
         self,
@@ -68,7 +69,9 @@ class Guarded:
         self._given, self._costs = cost, costs or constant_cost
         self._set(drafter.make())
         if isinstance(self._inner, StandaloneDrafter):
-            raise Incompatible(f"{drafter.name} reads its next guesses off its own draft, so it can't be switched off")
+            raise Incompatible(
+                f"{drafter.name} updates its guesses from its own draft's scores, so it can't be switched off"
+            )
         self.vocabulary, self.needs = self._inner.vocabulary, self._inner.needs
         self._free = weight_free(self._inner) and not cost
         self._catches_up = isinstance(self._inner, CatchUpDrafter)
@@ -88,10 +91,10 @@ class Guarded:
         self._inner.begin(prefill, prompts, sampling)
 
     def _start(self, rows: int) -> None:
-        self._level = self._given or 0.0  # cost of a level
+        self._level = self._given or 0.0  # cost of a draft level
         self._gain = self._weight = 0.0
         self._steps, self._rest = 0, Rest()
-        self._loss: float | None = None  # of the last try, in plain steps
+        self._loss: float | None = None  # of the last try, in plain rounds
         self._missed: list[list[int]] = [[] for _ in range(rows)]
         self._going = [True] * rows
         self._watched: Guesses | None = None
@@ -100,7 +103,7 @@ class Guarded:
     # ---- continuous batching (outrider.core.protocol.BatchedDrafter)
 
     def supports_batching(self) -> bool:
-        """Not with one model per row."""
+        """Not for drafters that would need one model per row."""
         return batches(self._inner) or weight_free(self._inner)
 
     def open(self, sampling: Sampling) -> None:
@@ -134,7 +137,7 @@ class Guarded:
 
     @property
     def predicted(self) -> float:
-        """The speed with its drafts, relative to plain decoding."""
+        """The predicted speedup over plain decoding."""
         return self._gain / self._weight if self._weight else 1.0
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
@@ -143,7 +146,7 @@ class Guarded:
         rows = len(self._going)
         self._off, self._watched = not self._tried(rows), None
         if self._off and not (rows == 1 and self._free):
-            if not self._catches_up:  # so that it can observe this step
+            if not self._catches_up:  # it must have proposed, even nothing, in order to observe this round
                 self._inner.propose(room.clamp(max=0), rng)
             return self._plain(rows, rng)
         self._catch_up()
@@ -158,11 +161,11 @@ class Guarded:
     def _tried(self, rows: int) -> bool:
         pays = self.predicted >= self.min_speedup
         if rows == 1:
-            return pays or self._weight < _TRUSTED or self._steps % self.probe == 0
+            return pays or self._weight < _MIN_WEIGHT or self._steps % self.probe == 0
         loss = self._loss
         self._rest.drafting = pays and loss is not None
-        if loss is None:  # of one guess, right half of the time
-            loss = max(self._cost(rows, 1, 1) - 1 - _HALF, 0.0)
+        if loss is None:  # expected loss of drafting one token
+            loss = max(self._cost(rows, 1, 1) - 1 - _FIRST_GUESS, 0.0)
         return self._rest.due(loss, rows)
 
     def _plain(self, rows: int, rng: CounterRNG) -> Draft:
@@ -170,14 +173,14 @@ class Guarded:
         return replace(Draft.empty(rows, rng.device), note=(note,) * rows)
 
     def _cost(self, rows: int, guesses: int, depth: int) -> float:
-        """Of a step, in plain steps."""
+        """The cost of a round, in plain rounds."""
         rows = max(rows, self._crowd)
         return self._costs(rows, guesses + 1) / self._costs(rows, 1) + self._level * depth
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         emitted, rows = verdict.rows(draft), len(self._going)
         if self._watched is not None:
-            tokens = self._watched.right(0, emitted[0]) + 1  # a lower bound: the tokens after these are unknown
+            tokens = self._watched.right(0, emitted[0]) + 1  # a lower bound: later guesses can't be checked
             self._learn(tokens / self._cost(1, self._watched.sizes[0], 0))
         elif self._off:
             if self._catches_up:

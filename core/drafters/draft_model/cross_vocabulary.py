@@ -1,9 +1,9 @@
 """A draft model with another tokenizer than the target's, lossless ("Accelerating LLM Inference with Lossless
 Speculative Decoding Algorithms for Heterogeneous Vocabularies", arXiv 2502.05202).
 
-In two ways. `retokenise`: the model continues its own tokens of the text, and what it wrote is tokenised anew as fixed
-guesses. `shared`: the model draws from the tokens that both vocabularies have, its distribution restricted to them and
-renormalised, which is q. Knows a bridge between two vocabularies, nothing of text.
+Two methods. `retokenise`: the model continues the text in its own tokens, and its output is tokenised for the target as
+fixed guesses. `shared`: q is the model's distribution restricted to the tokens of both vocabularies and renormalised.
+Knows a bridge between two vocabularies; nothing about text.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def cross_vocabulary(
     length: int = 5,
     policy: Policy | str = "fixed",
 ) -> Drafter:
-    """A chain of guesses by a model with another vocabulary; `length` counts the model's tokens. Without a bridge both
-    are taken to have the same vocabulary. A policy says how far to draft, as for a draft model."""
+    """A drafter that runs a model with another vocabulary; `length` counts the model's tokens. Without a bridge both
+    vocabularies must be the same. `policy` decides the length, as in DraftModel."""
     if method not in METHODS:
         raise unknown("cross-vocabulary method", method, METHODS)
     bridge = bridge or Renamed({token: token for token in range(model.vocabulary)})
@@ -45,9 +45,9 @@ def cross_vocabulary(
 
 
 class Retokenised:
-    """What the model would write next, in its own tokens, tokenised anew."""
+    """Drafts the model's likeliest continuation, tokenised for the target, as fixed guesses."""
 
-    vocabulary: int | None = None  # the bridge's affair
+    vocabulary: int | None = None  # any: the bridge checks it
     needs: frozenset[str] = frozenset()
 
     def __init__(self, model: Target, bridge: Bridge, policy: Policy) -> None:
@@ -62,7 +62,7 @@ class Retokenised:
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         self._open = (room >= 0).tolist()
         left = upload(room, rng.device)
-        wanted = torch.minimum(self.policy.start(), left)  # a token of one may be several of the other: cut below
+        wanted = torch.minimum(self.policy.start(), left)  # may give more target tokens than `left`: cut below
         going = wanted > 0
         tokens = torch.zeros(len(left), 0, dtype=torch.long, device=rng.device)
         live = tokens.bool()
@@ -75,11 +75,11 @@ class Retokenised:
             tokens = torch.cat([tokens, distribution.top(1)[0]], 1)
             live = torch.cat([live, going[:, None]], 1)
         counts, rows = live.sum(1).tolist(), tokens.tolist()
-        found = [
-            passage.back(row[:count])[: max(most, 0)] if count else []
-            for passage, row, count, most in zip(self._reading.passages, rows, counts, left.tolist(), strict=True)
+        chains = [
+            passage.back(row[:count])[: max(room_left, 0)] if count else []
+            for passage, row, count, room_left in zip(self._reading.passages, rows, counts, left.tolist(), strict=True)
         ]
-        draft = chain_draft(found, rng.device)
+        draft = chain_draft(chains, rng.device)
         self._drafted = draft.live.sum(1)
         return draft
 

@@ -1,9 +1,9 @@
-"""Cascades of drafters (CS Drafting, arXiv 2312.11462): vertical, where the draft model is itself drafted for, down to
-n-grams of the text; and horizontal, where later positions, which matter less, are left to cheaper drafters.
+"""Cascades of drafters (CS Drafting, arXiv 2312.11462). In the vertical cascade each draft model has a cheaper drafter,
+down to n-grams of the text; in the horizontal one cheaper drafters draft the later positions, which matter less.
 
-Every drawn guess is the draft model's own draw, found with fewer of its passes: the stage below guesses, the model
-draws, and goes on for free while the guess was what it drew. So q is the model's distribution, as without a cascade.
-The paper lets the stages accept leniently; ours are exact. Knows draft models and token ids."""
+Every drawn token is the draft model's own draw, made with fewer of its passes: the stage below guesses, the model draws
+from its distribution at each guess, and continues in the same pass while the guess equals the draw. So q is the model's
+distribution. The paper's stages accept leniently, ours exactly. Knows draft models and token ids."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Rows = list[list[int]]
 
 
 class _Statistics:
-    """The bottom: what mostly followed the longest known context, in each row's own text."""
+    """The last stage: the most frequent successors of the longest known context, in each row's own text."""
 
     def __init__(self, max_ngram: int) -> None:
         self.max_ngram = max_ngram
@@ -41,90 +41,92 @@ class _Statistics:
             self.tables.append(table)
 
     def guess(self, ahead: Rows, wanted: Sequence[int]) -> Rows:
-        found = []
+        chains = []
         for table, before, count in zip(self.tables, ahead, wanted, strict=True):
             context = [*table.tokens[-self.max_ngram :], *before]
             start = len(context)
             while len(context) < start + count and (token := table.after(context)) is not None:
                 context.append(token)
-            found.append(context[start:])
-        return found
+            chains.append(context[start:])
+        return chains
 
 
 class _Stage:
-    """A model whose passes are saved by the stage below."""
+    """A draft model, with the stage below to guess for it."""
 
     def __init__(self, model: Target, below: _Stage | _Statistics, inner_length: int) -> None:
         self.model, self.below, self.inner_length = model, below, inner_length
         self.bytes_read = 0
 
     def guess(self, ahead: Rows, wanted: Sequence[int]) -> Rows:
-        """What this model thinks likeliest behind the committed text and `ahead`."""
+        """This model's likeliest tokens after the committed text and `ahead`."""
         return self.extend(ahead, wanted, None)[0]
 
     def extend(self, ahead: Rows, wanted: Sequence[int], rng: CounterRNG | None) -> tuple[Rows, Distribution | None]:
-        """wanted[b] more tokens behind the committed text and `ahead`, with random generator drawn, numbered by how far
-        ahead they are; and the distributions [B, most wanted, S] that they were drawn from."""
+        """wanted[b] more tokens per row after the committed text and `ahead`: drawn with `rng`, at nodes numbered by
+        their distance from the text, or without it the likeliest; and the distributions [B, max(wanted), S] they were
+        drawn from."""
         device, rows = self.model.device, len(wanted)
         committed = self.model.mark()
         self.model.keep(*forced(ahead, device))
-        found: Rows = [[] for _ in wanted]
+        tokens: Rows = [[] for _ in wanted]
         distributions = _Distributions(rows, max(wanted, default=0))
-        while any(left := [count - len(one) for count, one in zip(wanted, found, strict=True)]):
-            behind = [[*one, *two] for one, two in zip(ahead, found, strict=True)]
-            offered = self.below.guess(behind, [min(self.inner_length, max(one - 1, 0)) for one in left])
-            draft = chain_draft(offered, device)
+        while any(left := [count - len(row) for count, row in zip(wanted, tokens, strict=True)]):
+            before = [[*first, *row] for first, row in zip(ahead, tokens, strict=True)]
+            guesses = self.below.guess(before, [min(self.inner_length, max(count - 1, 0)) for count in left])
+            draft = chain_draft(guesses, device)
             self.bytes_read += self.model.weight_bytes
             scores = self.model.score(draft)
-            news: Rows = [[] for _ in wanted]
-            active = [one > 0 for one in left]
-            for place in range(draft.size + 1):
-                distribution = scores.distribution(torch.full((rows,), place, device=device))
+            new_tokens: Rows = [[] for _ in wanted]
+            active = [count > 0 for count in left]
+            for position in range(draft.size + 1):
+                distribution = scores.distribution(torch.full((rows,), position, device=device))
                 going = upload(active, device)
                 if rng is None:
-                    tokens = distribution.top(1)[0][:, 0].tolist()
+                    chosen = distribution.top(1)[0][:, 0].tolist()
                 else:
-                    node = upload([len(one) + place for one in behind], device)
-                    tokens = rng.sample(distribution, node, Purpose.DRAW, going).tolist()
-                    distributions.put(distribution, [len(one) + place for one in found], going)
-                for row, token in enumerate(tokens):
+                    node = upload([len(row) + position for row in before], device)
+                    chosen = rng.sample(distribution, node, Purpose.DRAW, going).tolist()
+                    distributions.put(distribution, [len(row) + position for row in tokens], going)
+                for row, token in enumerate(chosen):
                     if active[row]:
-                        news[row].append(token)
-                        active[row] = place < len(offered[row]) and offered[row][place] == token
+                        new_tokens[row].append(token)
+                        active[row] = position < len(guesses[row]) and guesses[row][position] == token
                 if not any(active):
                     break
-            for one, new in zip(found, news, strict=True):
-                one += new
-            _, verdict, count = forced(news, device)
-            self.model.keep(draft, _onto(draft, verdict), count)
+            for own, new in zip(tokens, new_tokens, strict=True):
+                own += new
+            _, verdict, count = forced(new_tokens, device)
+            self.model.keep(draft, _padded(draft, verdict), count)
         self.model.rewind(committed)
-        return found, distributions.distribution
+        return tokens, distributions.distribution
 
 
-def _onto(draft: Draft, verdict: Verdict) -> Verdict:
-    """The same path, for a draft that goes on behind it."""
+def _padded(draft: Draft, verdict: Verdict) -> Verdict:
+    """The verdict with its path padded to the draft's size."""
     path = torch.nn.functional.pad(verdict.path, (0, draft.size - verdict.path.shape[1]), value=-1)
     return replace(verdict, path=path)
 
 
 class _Distributions:
-    """The distributions of tokens that are drawn row by row at different paces."""
+    """Collects the distributions of drawn tokens when rows advance at different speeds."""
 
-    def __init__(self, rows: int, most: int) -> None:
-        self.rows, self.most = rows, most
+    def __init__(self, rows: int, positions: int) -> None:
+        self.rows, self.positions = rows, positions
         self.distribution: Distribution | None = None
 
-    def put(self, distribution: Distribution, places: Sequence[int], where: Tensor) -> None:
+    def put(self, distribution: Distribution, positions: Sequence[int], going: Tensor) -> None:
+        """Store the distribution [B, S] at a position per row, for the rows that are `going`."""
         distribution = distribution if distribution.width == 1 else distribution.dense()
         if self.distribution is None:
-            shape = (self.rows, self.most + 1, distribution.width)  # the last one is for what is not wanted
+            shape = (self.rows, self.positions + 1, distribution.width)  # the last position is for values to discard
             ids = None if distribution.tokens is None else distribution.tokens.new_zeros(shape)
             self.distribution = Distribution(distribution.probs.new_zeros(shape), ids, distribution.vocabulary)
         rows = torch.arange(self.rows, device=distribution.probs.device)
-        place = torch.where(where, upload(places, where.device).clamp(max=self.most), self.most)
-        self.distribution.probs[rows, place] = distribution.probs
+        index = torch.where(going, upload(positions, going.device).clamp(max=self.positions), self.positions)
+        self.distribution.probs[rows, index] = distribution.probs
         if self.distribution.tokens is not None and distribution.tokens is not None:
-            self.distribution.tokens[rows, place] = distribution.tokens
+            self.distribution.tokens[rows, index] = distribution.tokens
 
 
 class CSDrafting:
@@ -151,15 +153,15 @@ class CSDrafting:
                 "lengths of 0 or more, one for each model and one for n-grams, not all 0; inner_length and max_ngram "
                 "must be 1 or more"
             )
-        sizes = {one.vocabulary for one in models}
+        sizes = {draft_model.vocabulary for draft_model in models}
         if len(sizes) > 1:
             raise Incompatible(f"the models have vocabularies of {sorted(sizes)}; all must have the target's")
         self.vocabulary: int | None = model.vocabulary
         self.lengths, self._statistics = lengths, _Statistics(max_ngram)
         below: _Stage | _Statistics = self._statistics
         self.stages: list[_Stage] = []
-        for one in reversed(models):
-            below = _Stage(one, below, inner_length)
+        for draft_model in reversed(models):
+            below = _Stage(draft_model, below, inner_length)
             self.stages.insert(0, below)
 
     @property
@@ -173,22 +175,23 @@ class CSDrafting:
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         left = room.tolist()
-        self._open = [one >= 0 for one in left]
+        self._open = [count >= 0 for count in left]
         rng.reserve(sum(self.lengths))
         ahead: Rows = [[] for _ in left]
         distributions: list[Distribution] = []
         for stage, length in zip(self.stages, self.lengths, strict=False):
-            wanted = [max(min(length, one - len(before)), 0) for one, before in zip(left, ahead, strict=True)]
+            wanted = [max(min(length, count - len(before)), 0) for count, before in zip(left, ahead, strict=True)]
             if not any(wanted):
                 continue
-            found, distribution = stage.extend(ahead, wanted, rng)
-            ahead = [[*before, *new] for before, new in zip(ahead, found, strict=True)]
+            tokens, distribution = stage.extend(ahead, wanted, rng)
+            ahead = [[*before, *new] for before, new in zip(ahead, tokens, strict=True)]
             assert distribution is not None
             distributions.append(distribution.select(torch.arange(max(wanted), device=rng.device)))
         drawn = max(map(len, ahead))
-        room_left = [max(min(self.lengths[-1], one - len(before)), 0) for one, before in zip(left, ahead, strict=True)]
-        rest = self._statistics.guess(ahead, room_left)
-        chain = chain_draft([[*before, *new] for before, new in zip(ahead, rest, strict=True)], rng.device)
+        last = self.lengths[-1]
+        wanted = [max(min(last, count - len(before)), 0) for count, before in zip(left, ahead, strict=True)]
+        ngrams = self._statistics.guess(ahead, wanted)
+        chain = chain_draft([[*before, *new] for before, new in zip(ahead, ngrams, strict=True)], rng.device)
         if not distributions:
             return chain
         if not self.lengths[-1]:

@@ -1,8 +1,8 @@
-"""A second, smaller target as the drafter: a chain, a tree of draws, a tree of its likeliest tokens.
+"""A smaller model as the drafter: chains, trees of draws, and trees of its likeliest tokens.
 
 The independent draft model of speculative sampling (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318)
 and its trees. The draft model is any Target: a language model, a table or a cheaper view of the target itself. Over 400
-lines, since chains, sampled trees and ranked trees of one model share its cache's upkeep.
+lines, since all these drafters keep the model's cache in step with the target in the same way.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from outrider.core.tree import Tree
 
 
 class _ModelDrafter:
-    """A draft model, the sampling it drafts with and the rows that are still open."""
+    """Base: a draft model, its sampling settings, and the rows that are still open."""
 
     needs: frozenset[str] = frozenset()
 
@@ -60,7 +60,7 @@ class _ModelDrafter:
         self.model.end()
 
     def _start(self, room: Tensor, rng: CounterRNG) -> Tensor:
-        """Note which rows are finished -> room [B] on the random generator's device."""
+        """Record which rows are open -> room [B] on the random generator's device."""
         room = upload(room, rng.device)
         self._open = room >= 0
         return room
@@ -93,8 +93,8 @@ class DraftModel(_ModelDrafter):
         self._drawer = model if isinstance(model, ChainDrawing) and type(self.policy) is Fixed else None
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
-        self._reader = self.policy if isinstance(self.policy, StatePolicy) and self.policy.tap else None
-        taps = frozenset({self._reader.tap} if self._reader and self._reader.tap else ())
+        self._state_policy = self.policy if isinstance(self.policy, StatePolicy) and self.policy.tap else None
+        taps = frozenset({self._state_policy.tap} if self._state_policy and self._state_policy.tap else ())
         self.model.begin(prompts, self._sampling or sampling, taps)
         self.policy.begin(len(prompts), self.model.device)
 
@@ -103,8 +103,8 @@ class DraftModel(_ModelDrafter):
         wanted = torch.minimum(self.policy.start(), self._start(room, rng))
         draft = Draft.empty(len(room), rng.device)
         rng.reserve(max_length)
-        if (whole := self._drawn_whole(max_length, rng)) is not None:
-            return whole
+        if (chain := self._draw_chain(max_length, rng)) is not None:
+            return chain
         tokens: list[Tensor] = []
         distributions: list[Distribution] = []
         live: list[Tensor] = []
@@ -124,13 +124,13 @@ class DraftModel(_ModelDrafter):
 
     def _more(self, scores: Scores, distribution: Distribution, depth: int) -> Tensor:
         """The policy's decision [B] for a distribution [B, 1, S]."""
-        if self._reader is not None:
-            assert self._reader.tap is not None
-            self._reader.see(scores.hidden[self._reader.tap][:, -1])
+        if self._state_policy is not None:
+            assert self._state_policy.tap is not None
+            self._state_policy.see(scores.hidden[self._state_policy.tap][:, -1])
         return self.policy.more(distribution.column(0), depth)
 
-    def _drawn_whole(self, length: int, rng: CounterRNG) -> Draft | None:
-        """A single row's chain in one call, if its length is fixed and the model can draw it so."""
+    def _draw_chain(self, length: int, rng: CounterRNG) -> Draft | None:
+        """A single row's chain of fixed length in one call, if the model supports that; else None."""
         single = rng.rolls and rng.device.type == "cpu" and len(rng.seeds) == 1 and length > 0
         if self._drawer is None or not single:
             return None
@@ -145,11 +145,11 @@ class DraftModel(_ModelDrafter):
     # ---- continuous batching (outrider.core.protocol.BatchedDrafter)
 
     def supports_batching(self) -> bool:
-        """Not if the policy remembers how each row went."""
+        """Not with policies that keep a state per row."""
         return type(self.policy) in (Fixed, Confidence) and isinstance(self.model, BatchedTarget)
 
     def open(self, sampling: Sampling) -> None:
-        self._reader = None
+        self._state_policy = None
         self._batched().open(self._sampling or sampling, frozenset())
 
     def arrange(self, order: Sequence[int], width: int) -> None:
@@ -173,28 +173,28 @@ class DraftModel(_ModelDrafter):
 
 
 class _Tree(_ModelDrafter):
-    """A static shape, filled level by level."""
+    """Base: a static tree, filled level by level; `parents` is sorted by level, level i starts at node `starts[i]`."""
 
     def __init__(self, model: Target, tree: Sequence[int] | None, sampling: Sampling | None) -> None:
         super().__init__(model, sampling)
         parents = validate(branching((3, 2, 1)) if tree is None else tree)
         if not parents:
-            raise InvalidOption("the tree's shape has no nodes; give parents such as (-1, -1, 0), or drafter=None")
+            raise InvalidOption("the tree has no nodes; give parents such as (-1, -1, 0), or drafter=None")
         levels = depths(parents)
         order = sorted(range(len(parents)), key=levels.__getitem__)  # stable: siblings stay in order
-        place = {node: index for index, node in enumerate(order)} | {-1: -1}
-        self.parents = tuple(place[parents[node]] for node in order)
+        index = {node: number for number, node in enumerate(order)} | {-1: -1}
+        self.parents = tuple(index[parents[node]] for node in order)
         self.starts = [sum(level < depth for level in levels) for depth in range(min(levels), max(levels) + 2)]
 
     def levels(self, room: Tensor, rng: CounterRNG) -> list[tuple[int, int]]:
         """(first node, last node + 1) of each level that some row has room for."""
-        deepest = min(len(self.starts) - 1, max(int(room.max()), 0))
-        return [(self.starts[level], self.starts[level + 1]) for level in range(deepest)]
+        depth = min(len(self.starts) - 1, max(int(room.max()), 0))
+        return [(self.starts[level], self.starts[level + 1]) for level in range(depth)]
 
 
 class SampledTree(_Tree):
-    """A tree whose siblings are drawn from the model's distribution: without replacement (recursive rejection, arXiv
-    2402.14160; Sequoia, arXiv 2402.12374), or with it, each independent of the others (SpecInfer, arXiv 2305.09781)."""
+    """A tree whose siblings are drawn from the model's distribution: without replacement (recursive rejection sampling,
+    arXiv 2402.14160; Sequoia, arXiv 2402.12374), or with `replacement`, independently (SpecInfer, arXiv 2305.09781)."""
 
     def __init__(
         self,
@@ -226,11 +226,11 @@ class SampledTree(_Tree):
             inner += parents
             families = [[node for node in range(start, stop) if self.parents[node] == parent] for parent in parents]
             for rank in range(max(map(len, families))):
-                having = [place for place, family in enumerate(families) if len(family) > rank]
-                if len(having) < len(families):  # the others have all their children
-                    families = [families[place] for place in having]
-                    places = constant(tuple(having), rng.device)
-                    distribution, alive = distribution.select(places), alive.index_select(1, places)
+                incomplete = [index for index, family in enumerate(families) if len(family) > rank]
+                if len(incomplete) < len(families):  # drop families that have all their children
+                    families = [families[index] for index in incomplete]
+                    columns = constant(tuple(incomplete), rng.device)
+                    distribution, alive = distribution.select(columns), alive.index_select(1, columns)
                 nodes = constant(tuple(family[rank] for family in families), rng.device).expand(rows, -1)
                 alive = alive & (distribution.probs.sum(-1) > 0)
                 drawn = rng.sample(distribution, nodes, Purpose.DRAW, alive)
@@ -264,7 +264,7 @@ def concatenated(distributions: Sequence[Distribution]) -> Distribution:
 
 
 def softened(sampling: Sampling) -> Sampling:
-    """The sampling for trees of fixed guesses, which need an order among tokens: temperature 1 instead of 0, where the
+    """The sampling settings for trees of fixed guesses, which rank tokens: temperature 1 instead of 0, at which a
     distribution has a single entry."""
     if not sampling.greedy:
         return sampling
@@ -272,7 +272,7 @@ def softened(sampling: Sampling) -> Sampling:
 
 
 class TopKTree(_Tree):
-    """A tree of the model's likeliest tokens, as fixed guesses: child number r of a node is its r-th likeliest
+    """A static tree of the model's likeliest tokens, as fixed guesses: child r of a node is its r-th likeliest
     successor (the static trees of Medusa, arXiv 2401.10774, and EAGLE, arXiv 2401.15077)."""
 
     def __init__(self, model: Target, *, tree: Sequence[int] | None = None, sampling: Sampling | None = None) -> None:
@@ -334,9 +334,9 @@ class DynamicTree(_ModelDrafter):
             return to_draft([self._single_row(int(left))], rng.device)
         committed = self.model.mark()
         rows, width = len(room), self.width
-        grown = Draft.empty(rows, rng.device)  # the nodes that are expanded, which are all the model reads
+        grown = Draft.empty(rows, rng.device)  # the expanded nodes, the only ones that the model reads
         value = torch.zeros(rows, 1, dtype=torch.float64, device=rng.device)
-        origin = torch.full((rows, 1), -1, device=rng.device)  # the candidate each expanded node is
+        origin = torch.full((rows, 1), -1, device=rng.device)  # expanded node -> its index among the candidates
         tokens: list[Tensor] = []
         parents: list[Tensor] = []
         values: list[Tensor] = []
@@ -353,14 +353,14 @@ class DynamicTree(_ModelDrafter):
                 break
             value, best = values[-1].topk(width)
             origin = start + best
-            within = grown.size - width if level else -1  # where the level just expanded begins
-            new = (best // width) + within if level else torch.full_like(best, -1)
+            first = grown.size - width if level else -1  # first node of the level just expanded
+            new = (best // width) + first if level else torch.full_like(best, -1)
             grown = Draft.guess(
                 torch.cat([grown.tokens, tokens[-1].gather(1, best).clamp(min=0)], 1),
                 Tree(torch.cat([grown.tree.parents.expand(rows, -1), new], 1), level + 1, width),
                 torch.cat([grown.live, value > -torch.inf], 1),
             )
-        self.model.rewind(committed)  # what is accepted is read again, in one pass with the next root
+        self.model.rewind(committed)  # accepted tokens are read again in one pass with the next root
         if not tokens:
             return grown
         scores, flat, above = torch.cat(values, 1), torch.cat(tokens, 1), torch.cat(parents, 1)
@@ -370,7 +370,7 @@ class DynamicTree(_ModelDrafter):
         return Draft.guess(flat.gather(1, kept).clamp(min=0), tree, score > -torch.inf, score.exp())
 
     def _single_row(self, room: int) -> Trie:
-        """The same for one row, on the host: for so few nodes the overhead of tensor operations dominates."""
+        """The same for one row, on the host: with few nodes, the overhead of tensor operations dominates."""
         committed, trie, depth = self.model.mark(), Trie(), min(self.depth, room)
         grown = self._grower.grow_tree(depth, self.width, self._floor) if self._grower and depth > 0 else None
         if grown is None:
@@ -385,14 +385,14 @@ class DynamicTree(_ModelDrafter):
         return trie.best(self.nodes)
 
     def _scored(self, trie: Trie, depth: int) -> list[float]:
-        """Grow the candidates level by level from the model's scores -> the log-probabilities of their paths."""
+        """Add candidates to the trie level by level from the model's scores -> the log-probabilities of their paths."""
         logs: list[float] = []
         expanded: list[int] = []  # candidates in the order in which the model reads them
-        place = {-1: -1}  # expanded candidate -> index in that order
+        index = {-1: -1}  # expanded candidate -> index in that order
         latest, start = [-1], 0
         for _ in range(depth):
             read = torch.tensor([[trie.tokens[node] for node in expanded]], dtype=torch.long)
-            tree = Tree.of(tuple(place[trie.parents[node]] for node in expanded))
+            tree = Tree.of(tuple(index[trie.parents[node]] for node in expanded))
             draft = Draft.guess(read, tree, torch.ones_like(read, dtype=torch.bool))
             ids, probs = self.score(draft, start if start < len(expanded) else None).distributions().top(self.width)
             first, logarithms = len(trie), probs[0].double().log().tolist()
@@ -407,6 +407,6 @@ class DynamicTree(_ModelDrafter):
                 break
             start = len(expanded)
             for node in latest:
-                place[node] = len(expanded)
+                index[node] = len(expanded)
                 expanded.append(node)
         return logs

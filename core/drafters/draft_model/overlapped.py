@@ -24,20 +24,19 @@ from outrider.core.protocol import Prefill, Prompts, Scores, Target
 from outrider.core.rng import CounterRNG, Purpose
 from outrider.core.tree import Tree
 
-_PREPARED = 0x5D  # the label of the random generator that draw ahead
+_PREPARED = 0x5D  # label of the random generator for drafting ahead
 
 
 class Overlapped:
-    """Chains of `length` draws from a model, prepared behind `outcomes` likely ends of the verification in progress.
+    """Chains of `length` draws from a model, prepared for the `outcomes` most probable outcomes of the verification.
 
-    Which outcomes: each number accepted, by the acceptance seen so far, with the `width` tokens the model thinks
-    likeliest behind it, all of them weighed against each other (the paper allots a fixed, geometric number to each
-    length instead, and also bends what is drafted so that outcomes are easier to foresee; ours leaves the distribution
-    alone). `first_length` is how much is drafted where nothing was prepared. A prepared chain is drawn from the model's
-    distribution behind an outcome, with numbers of its own, and used only if that outcome comes true, so that it is as
-    fresh as any.
+    The candidates are every number of accepted tokens, weighted by the acceptance rate so far, with each of the model's
+    `width` likeliest next tokens (the paper gives each number a fixed, geometric share of the candidates, and also
+    changes the draft's distribution to make outcomes more predictable, which ours does not). If nothing was prepared,
+    `first_length` tokens are drafted. A prepared chain has its own random numbers and is used only if its outcome
+    happens, so it is distributed like any other draft.
 
-    `tries` and `hits` count the verdicts that something was prepared for, and those that were foreseen.
+    `tries` counts the verdicts for which chains were prepared, `hits` those whose outcome was among them.
     """
 
     needs: frozenset[str] = frozenset()
@@ -71,11 +70,10 @@ class Overlapped:
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         self.model.begin(prompts, self._own or sampling, frozenset())
         self._rate = torch.full((len(prompts), 1), 0.7, dtype=torch.float64, device=self.model.device)
-        self._next: tuple[Tensor, Distribution] | None = (
-            None  # tokens [B, K] and distributions [B, K, S] of the outcome that came true
-        )
+        # tokens [B, K] and distributions [B, K, S] prepared for the outcome that happened
+        self._next: tuple[Tensor, Distribution] | None = None
         self._hit = torch.zeros(len(prompts), dtype=torch.bool, device=self.model.device)
-        self._known = [False] * len(prompts)  # the same on the host
+        self._host_hit = [False] * len(prompts)  # the same on the host
         self._prepared: tuple[Tensor, Tensor, Tensor, Distribution] | None = None
 
     def _score(self, draft: Draft, since: int | None) -> Scores:
@@ -87,7 +85,7 @@ class Overlapped:
         self._open, self._going = left >= 0, (room > 0).tolist()
         self._rng, self._prepared = rng.fork(_PREPARED), None
         rows = len(room)
-        hits = [known and going for known, going in zip(self._known, self._going, strict=True)]
+        hits = [known and going for known, going in zip(self._host_hit, self._going, strict=True)]
         if not any(self._going):
             return Draft.empty(rows, rng.device)
         if self._next is not None and hits == self._going:
@@ -110,7 +108,7 @@ class Overlapped:
         return replace(draft, note=note) if any(hits) else draft
 
     def _draw(self, left: Tensor, rng: CounterRNG) -> tuple[Tensor, Distribution]:
-        """A chain for every row, as nothing was prepared for some of them."""
+        """A chain for every row; drawn only for rows without a prepared one."""
         longest = min(self.first_length, max(int(left.max()), 1)) if left.device.type == "cpu" else self.first_length
         needed = self._open & ~self._hit
         rng.reserve(longest)
@@ -127,7 +125,7 @@ class Overlapped:
     def _merge(
         self, tokens: Tensor, distributions: Distribution, lengths: Tensor
     ) -> tuple[Tensor, Distribution, Tensor]:
-        """What was prepared, for the rows it was foreseen for."""
+        """The prepared chains in rows with a hit, the others elsewhere."""
         assert self._next is not None
         ready, known = self._next
         size = max(tokens.shape[1], ready.shape[1])
@@ -164,40 +162,41 @@ class Overlapped:
         self._prepared = at, guess, torch.stack(drawn, 2), concatenated(distributions)
 
     def _likely(self, draft: Draft, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The outcomes thought likeliest: how many are accepted and what follows, [B, O] each; logits [B, N + 1, V]."""
+        """The most probable outcomes: the numbers of accepted tokens and the tokens that follow, [B, O] each; from the
+        model's logits [B, N + 1, V] along the draft."""
         size, device = draft.size, draft.tokens.device
         probs = torch.softmax(logits.double(), -1)
-        there = torch.arange(size + 1, device=device)
+        accepted = torch.arange(size + 1, device=device)
         length = draft.live.sum(1, keepdim=True)
         rejected = torch.zeros_like(probs, dtype=torch.bool)
         rejected[:, :size].scatter_(2, draft.tokens[..., None], True)
-        probs = probs.masked_fill(rejected & (there < length)[..., None], 0.0)
+        probs = probs.masked_fill(rejected & (accepted < length)[..., None], 0.0)
         probs = probs / probs.sum(-1, keepdim=True).clamp(min=1e-30)
         value, token = probs.topk(min(self.width, probs.shape[2]), -1)  # [B, N + 1, W]
         rate = self._rate.clamp(0.02, 0.98)
-        chance = rate**there * torch.where(there < length, 1 - rate, 1.0)
-        usable = (there == length) if self.full_acceptance_only else (there <= length)
-        value = (value * (chance * usable)[..., None]).flatten(1)
+        probability = rate**accepted * torch.where(accepted < length, 1 - rate, 1.0)
+        usable = (accepted == length) if self.full_acceptance_only else (accepted <= length)
+        value = (value * (probability * usable)[..., None]).flatten(1)
         best = value.topk(min(self.outcomes, value.shape[1])).indices
         return best // token.shape[2], token.flatten(1).gather(1, best)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         self._next, self._hit = None, torch.zeros_like(self._hit)
-        self._known = [False] * len(self._known)
+        self._host_hit = [False] * len(self._host_hit)
         if self._prepared is not None:
             at, guess, tokens, distributions = self._prepared
             matches = (at == verdict.accepted[:, None]) & (guess == verdict.token[:, None])
             self._hit, which = matches.any(1) & self._open, matches.to(torch.uint8).argmax(1)
-            self._known = self._hit.tolist()
+            self._host_hit = self._hit.tolist()
             self.tries += sum(self._going)
-            self.hits += sum(hit and going for hit, going in zip(self._known, self._going, strict=True))
+            self.hits += sum(hit and going for hit, going in zip(self._host_hit, self._going, strict=True))
             index = torch.arange(self.length, device=tokens.device) * at.shape[1] + which[:, None]
             chosen = tokens.gather(1, which[:, None, None].expand(-1, 1, self.length))[:, 0]
             self._next = chosen, distributions.rows(index)
             drafted = draft.live.sum(1)
             seen = (verdict.accepted / drafted.clamp(min=1)).double()
-            fresh = torch.where(drafted > 0, 0.9 * self._rate[:, 0] + 0.1 * seen, self._rate[:, 0])
-            self._rate = fresh[:, None]
+            rate = torch.where(drafted > 0, 0.9 * self._rate[:, 0] + 0.1 * seen, self._rate[:, 0])
+            self._rate = rate[:, None]
         self._prepared = None
         self.model.keep(draft, verdict, verdict.kept(self._open))
 
@@ -207,10 +206,10 @@ class Overlapped:
 
 
 def pearl(model: Target, *, length: int = 4, sampling: Sampling | None = None) -> Overlapped:
-    """PEARL (arXiv 2408.11850): while a draft is verified, the drafter goes on behind it as if all of it, and its own
-    next token, came true (post-verify); after it did not, the first new guess goes to the target at once, and the rest
-    is drafted meanwhile (pre-verify). The paper drops the target's own token where all was accepted; ours keeps it, so
-    that a hit also takes that this token is the drafter's."""
+    """PEARL (arXiv 2408.11850). Post-verify: while a draft is verified, the drafter continues as if it and the
+    drafter's own next token were accepted. Pre-verify: after a miss, the first new token is verified at once while the
+    others are drafted. After full acceptance the paper drops the target's own token; ours keeps it, so a hit also
+    requires that the drafter predicted it."""
     return Overlapped(
         model, length=length, outcomes=1, width=1, first_length=1, full_acceptance_only=True, sampling=sampling
     )

@@ -1,7 +1,7 @@
-"""Sequoia (arXiv 2402.12374): the tree whose shape is best for an acceptance that was measured, by dynamic program.
+"""Sequoia (arXiv 2402.12374): the static tree that is best for measured acceptance, by dynamic programming.
 
-`measure` runs a wide tree over some prompts and counts which sibling is accepted how often; a `Calibration` is those
-counts and what passes cost, as a file. Knows draft models, shapes and counts.
+`measure` runs a wide tree on some prompts and counts how often each sibling is accepted; a `Calibration` holds these
+counts and the cost of passes, and can be saved. Knows draft models, shapes and counts.
 """
 
 from __future__ import annotations
@@ -24,30 +24,33 @@ from outrider.core.protocol import Prefill, Prompts, Scores, Target
 from outrider.core.rng import CounterRNG
 from outrider.core.rules.exact import Exact
 
-_UNTIL_MEASURED = (0.6, 0.12, 0.06, 0.035, 0.02, 0.015)
+_TYPICAL = (0.6, 0.12, 0.06, 0.035, 0.02, 0.015)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured: which sibling is accepted, what drafting a level costs, and passes over so many tokens, both
-    in plain passes of the target."""
+    """Measured acceptance and costs; costs are in target passes over one token."""
 
     counts: AcceptanceCounter
-    draft: float = 0.0
-    passes: tuple[tuple[int, float], ...] = ()
+    draft: float = 0.0  # cost of drafting one level
+    passes: tuple[tuple[int, float], ...] = ()  # (tokens, cost of a target pass over them)
 
     @property
     def acceptance(self) -> tuple[float, ...]:
         return self.counts.vector()
 
     def best(self, nodes: int, depth: int) -> Choice:
-        """The tree with the most tokens for its cost, of up to so many nodes and levels."""
-        found = sequoia(self.acceptance, nodes, depth)
+        """The tree of up to `nodes` nodes and `depth` levels with the most tokens per cost."""
+        trees = sequoia(self.acceptance, nodes, depth)
         verify = fit_pass_cost(self.passes) if len(self.passes) > 1 else lambda tokens: 1.0
-        return found.best(verify, self.draft * verify(1))
+        return trees.best(verify, self.draft * verify(1))
 
     def save(self, path: Path) -> None:
-        data = {"acceptance": self.counts.to_dict(), "draft": self.draft, "passes": [list(one) for one in self.passes]}
+        data = {
+            "acceptance": self.counts.to_dict(),
+            "draft": self.draft,
+            "passes": [list(one) for one in self.passes],
+        }
         path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
     @classmethod
@@ -58,15 +61,14 @@ class Calibration:
             return cls(AcceptanceCounter.from_dict(data["acceptance"]), float(data["draft"]), passes)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InvalidOption(
-                f"{path} holds no measured acceptance ({type(error).__name__}); give a file that Calibration.save wrote"
+                f"{path} is not a calibration ({type(error).__name__}); give a file that Calibration.save wrote"
             ) from None
 
 
 class Sequoia:
-    """The best tree of up to `nodes` nodes and `depth` levels for the measured `acceptance`: a Calibration or its file,
-    which also says how large a tree pays, or the chance that sibling j is the accepted one, for which the whole budget
-    is used. Siblings are drawn without replacement; at temperature 0 they are the likeliest tokens. Where nothing was
-    measured, typical figures stand in, and the tree is a guess."""
+    """The best tree of up to `nodes` nodes and `depth` levels for `acceptance`: a Calibration or its file, whose costs
+    also determine the size, or the probability that sibling j is the accepted one (the tree then uses all nodes), or
+    None for typical values. Siblings are drawn without replacement; at temperature 0 they are the likeliest tokens."""
 
     needs: frozenset[str] = frozenset()
 
@@ -87,10 +89,8 @@ class Sequoia:
         if isinstance(acceptance, Calibration):
             self.shape = acceptance.best(nodes, depth).shape
         else:
-            self.shape = sequoia(_UNTIL_MEASURED if acceptance is None else acceptance, nodes, depth).shape(
-                nodes, depth
-            )
-        self.shape = self.shape or (-1,)  # where nothing pays, the smallest there is
+            self.shape = sequoia(_TYPICAL if acceptance is None else acceptance, nodes, depth).shape(nodes, depth)
+        self.shape = self.shape or (-1,)  # the smallest tree, if no tree is faster than plain decoding
         self.model, self._own = model, sampling
         self.vocabulary: int | None = model.vocabulary
         self._tree: SampledTree | TopKTree | None = None
@@ -133,8 +133,8 @@ def measure(
     tokens: int = 64,
     seed: int = 0,
 ) -> Iterator[AcceptanceCounter]:
-    """Count which sibling is accepted, on trees with `width` of them on each level; yields the counts so far after each
-    prompt, so that there may be a progress bar."""
+    """Count which sibling is accepted, on trees with `width` siblings per level; yields the counts after each prompt,
+    so that callers can show progress."""
     counter = AcceptanceCounter()
     shape = comb(depth, width)
     for number, prompt in enumerate(prompts):

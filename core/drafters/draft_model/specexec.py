@@ -1,8 +1,8 @@
-"""The most probable tree of up to a thousand guesses and more, found best first (SpecExec, arXiv 2406.02532).
+"""The most probable tree of a thousand nodes or more, found best first (SpecExec, arXiv 2406.02532).
 
-Each pass of the draft model expands the likeliest nodes found so far, wherever in the tree they are; the search ends
-when no unexpanded node could have a child among the `nodes` best. For targets whose pass costs the same whatever its
-width, such as those streamed from slower memory. Knows a draft model's distributions and nothing of the target.
+Each pass of the draft model expands the most probable candidates, wherever they are in the tree; the search ends when
+no unexpanded candidate can have a child among the `nodes` best. For targets whose passes cost the same at any width,
+such as those streamed from slower memory. Knows a draft model's distributions; nothing about the target.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from outrider.core.tree import Tree
 
 
 class SpecExec:
-    """A tree of the `nodes` guesses that the model thinks likeliest, their ancestors counted in; `batch` nodes are
-    expanded a pass, in at most `passes` passes, each with its `width` likeliest successors.
+    """A tree of the `nodes` most probable paths under the model. At most `passes` passes expand `batch` nodes each,
+    with their `width` likeliest successors.
 
-    The paper caches the target's distributions at all nodes and walks them token by token until the walk leaves the
-    tree. So does ours: that walk is what one verdict is, so that all its tokens are one step, and nothing is left over
-    that a later step could use. Its own rule is `sample-match`, which `exact` comes down to for fixed guesses."""
+    The paper caches the target's distributions at all nodes and samples along the tree until a token leaves it; ours
+    does the same in one verdict. The paper's acceptance rule is `sample-match`; `exact` is the same for fixed guesses.
+    """
 
     needs: frozenset[str] = frozenset()
 
@@ -68,7 +68,7 @@ class SpecExec:
             scores = self.model.score(search.grown, None if before < 0 else before)
             ids, probs = scores.distributions().top(self.width)
             search.add(ids, probs.double().log(), left)
-        self.model.rewind(committed)  # what is accepted is read again, in one pass with the next root
+        self.model.rewind(committed)  # accepted tokens are read again in one pass with the next root
         return search.draft(self.nodes, min(deepest, self.passes))
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
@@ -79,20 +79,21 @@ class SpecExec:
 
 
 class _Search:
-    """Candidates of all rows: tokens, parents, how likely each is with its ancestors, and which were expanded."""
+    """The candidates of all rows: tokens, parents, depths, log-probabilities of their paths, and their index among the
+    expanded nodes, -1 for the others."""
 
     def __init__(self, rows: int, width: int, device: torch.device) -> None:
         self.width = width
-        self.grown = Draft.empty(rows, device)  # the nodes that are expanded, which are all that the model reads
-        none = torch.zeros(rows, 0, dtype=torch.long, device=device)
-        self.tokens, self.parents, self.depths, self.place = none, none, none, none
-        self.values = none.double()
+        self.grown = Draft.empty(rows, device)  # the expanded nodes, the only ones that the model reads
+        empty = torch.zeros(rows, 0, dtype=torch.long, device=device)
+        self.tokens, self.parents, self.depths, self.index = empty, empty, empty, empty
+        self.values = empty.double()
         self._latest = torch.full((rows, 1), -1, device=device)  # the candidates expanded last; -1: the root
-        self._real = torch.ones_like(self._latest, dtype=torch.bool)  # which of them were; the others fill up
+        self._real = torch.ones_like(self._latest, dtype=torch.bool)  # the others are padding
         self._levels = 0
 
     def add(self, ids: Tensor, logs: Tensor, left: Tensor) -> None:
-        """The successors [B, E, W] of the nodes expanded last."""
+        """Add the successors [B, E, W] of the nodes expanded last, with their log-probabilities."""
         above = self._latest[..., None].expand_as(ids)
         rooted = above < 0
         if self.values.shape[1]:
@@ -105,19 +106,19 @@ class _Search:
         fits = (depth < left[:, None, None]) & (ids >= 0) & self._real[..., None]
         value = torch.where(fits, value, -torch.inf)
         parts = (ids, above, depth, torch.full_like(ids, -1))
-        self.tokens, self.parents, self.depths, self.place = (
+        self.tokens, self.parents, self.depths, self.index = (
             torch.cat([old, new.flatten(1)], 1)
-            for old, new in zip((self.tokens, self.parents, self.depths, self.place), parts, strict=True)
+            for old, new in zip((self.tokens, self.parents, self.depths, self.index), parts, strict=True)
         )
         self.values = torch.cat([self.values, value.flatten(1)], 1)
 
     def expand(self, batch: int, nodes: int, left: Tensor, deepest: int) -> bool:
-        """Have the likeliest candidates that are still leaves read next; False: none of them can matter."""
-        leaf = (self.place < 0) & (self.depths + 1 < left[:, None])
+        """Expand the most probable leaves; False if none can have a child among the `nodes` best."""
+        leaf = (self.index < 0) & (self.depths + 1 < left[:, None])
         value = torch.where(leaf, self.values, -torch.inf)
-        if self.values.shape[1] > nodes:  # a leaf outside the best has no child among them
-            least = self.values.topk(nodes).values[:, -1:]
-            value = torch.where(value > least, value, -torch.inf)
+        if self.values.shape[1] > nodes:
+            threshold = self.values.topk(nodes).values[:, -1:]
+            value = torch.where(value > threshold, value, -torch.inf)
         value, best = value.topk(min(batch, value.shape[1]))
         if value.device.type == "cpu":
             useful = int((value > -torch.inf).sum(1).max())
@@ -126,10 +127,10 @@ class _Search:
             value, best = value[:, :useful], best[:, :useful]
         start, count = self.grown.size, best.shape[1]
         above = self.parents.gather(1, best)
-        parents = torch.where(above < 0, -1, self.place.gather(1, above.clamp(min=0)))
+        parents = torch.where(above < 0, -1, self.index.gather(1, above.clamp(min=0)))
         self._real = value > -torch.inf
         new = torch.arange(start, start + count, device=best.device)
-        self.place = self.place.scatter(1, best, torch.where(self._real, new, self.place.gather(1, best)))
+        self.index = self.index.scatter(1, best, torch.where(self._real, new, self.index.gather(1, best)))
         self._levels += 1
         self.grown = Draft.guess(
             torch.cat([self.grown.tokens, self.tokens.gather(1, best).clamp(min=0)], 1),

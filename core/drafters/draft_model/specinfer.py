@@ -1,8 +1,8 @@
-"""Several drafters, or several samples of one, merged into a token tree (SpecInfer, arXiv 2305.09781).
+"""Several draft models, or several samples of one, merged into a token tree (SpecInfer, arXiv 2305.09781).
 
-Every sample is a chain of draws. Where samples agree they share a node, so that what follows either follows both;
-siblings were drawn independently, each from its own drafter's distribution, which the multi-step rule with replacement
-tries one after the other. Knows draft models and distributions, nothing of what they were trained on."""
+Every sample is a chain of draws; samples with the same prefix share its nodes. Siblings are independent draws, each
+from its own model's distribution, as the multi-step rule with replacement requires. Knows draft models and
+distributions."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ from outrider.core.tree import Tree
 
 
 class SpecInfer:
-    """`samples` chains of `depth` draws from each of the models.
+    """`samples` chains of `depth` draws from each of `model` and `other_models`.
 
-    A sample that repeats an earlier sibling keeps its node, childless: to leave it out would look at what was drawn,
-    and bias the output. The paper also tunes its drafters so that each covers what the others miss (boosting); that is
-    training, and no part of this.
+    A draw equal to an earlier sibling keeps its own node, without children: removing it would depend on the drawn token
+    and bias the output. The paper also trains its models to complement each other (boosting), which ours does not.
     """
 
     needs: frozenset[str] = frozenset()
@@ -43,7 +42,7 @@ class SpecInfer:
         if samples < 1 or depth < 1:
             raise InvalidOption(f"samples={samples}, depth={depth}: each must be 1 or more")
         self.models, self.samples, self.depth = [model, *other_models], samples, depth
-        sizes = {one.vocabulary for one in self.models}
+        sizes = {draft_model.vocabulary for draft_model in self.models}
         if len(sizes) > 1:
             raise Incompatible(f"the models have vocabularies of {sorted(sizes)}; all must have the target's")
         self.vocabulary: int | None = model.vocabulary
@@ -63,7 +62,7 @@ class SpecInfer:
         rng.reserve(chains * depth)
         draft = Draft.empty(rows, device)
         distributions: list[Distribution] = []
-        at = torch.full((rows, chains), -1, device=device)  # the node each sample stands on
+        at = torch.full((rows, chains), -1, device=device)  # the node that each sample has reached
         for level in range(depth):
             here = self._distributions(draft, at, None if not level else draft.size - chains)
             nodes = torch.arange(level * chains, (level + 1) * chains, device=device).expand(rows, -1)
@@ -74,7 +73,7 @@ class SpecInfer:
             tree = Tree(parents, level + 1, chains)
             draft = Draft.guess(torch.cat([draft.tokens, tokens], 1), tree, torch.cat([draft.live, alive], 1))
             same = (at[:, :, None] == at[:, None, :]) & (tokens[:, :, None] == tokens[:, None, :])
-            at = level * chains + same.to(torch.uint8).argmax(2)  # the first of those that agree
+            at = level * chains + same.to(torch.uint8).argmax(2)  # the first of equal siblings
         if not distributions:
             return draft
         source = torch.arange(draft.size, device=device).expand(rows, -1)
@@ -89,13 +88,13 @@ class SpecInfer:
         )
 
     def _distributions(self, draft: Draft, at: Tensor, since: int | None) -> Distribution:
-        """The distribution that each sample goes on by [B, chains, S]; the first `samples` are the first model's."""
-        found = []
+        """The next distribution of each sample [B, chains, S]; the first `samples` are the first model's."""
+        parts = []
         for number, model in enumerate(self.models):
             self.bytes_read += model.weight_bytes
             part = at[:, number * self.samples : (number + 1) * self.samples]
-            found.append(model.score(draft, since).distributions(part + 1))
-        return concatenated(found)
+            parts.append(model.score(draft, since).distributions(part + 1))
+        return concatenated(parts)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         count = verdict.kept(self._open)

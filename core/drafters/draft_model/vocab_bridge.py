@@ -1,8 +1,8 @@
-"""A model seen through another vocabulary: to whoever drafts with it, it has the target's.
+"""A model with another vocabulary, adapted to the target's.
 
-What it reads is what a bridge makes of the target's tokens, settled as far as they can't be tokenised otherwise any
-more, and behind that the rest, which is read anew as it grows. Knows two sets of token ids and the bridge between them,
-nothing of text.
+A bridge translates the target's committed tokens into the model's. The model reads the settled tokens, which later text
+cannot change, and behind them the tail, which is read again as it grows. Knows two sets of token ids and a bridge;
+nothing about text.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from outrider.core.protocol import Prefill, Prompts, Scores, Target, committed
 class Passage(Protocol):
     """One row's text in the model's tokens."""
 
-    def add(self, tokens: Sequence[int]) -> None: ...  # of the target's, committed
-    def settled(self) -> list[int]: ...  # what has become final since it was last asked; at first one token at least
+    def add(self, tokens: Sequence[int]) -> None: ...  # committed tokens of the target
+    def settled(self) -> list[int]: ...  # tokens that became final since the last call; at first at least one
     @property
-    def tail(self) -> list[int]: ...  # the rest
-    def back(self, drafted: Sequence[int]) -> list[int]: ...  # in the target's tokens: what was drafted behind the tail
-    def copy(self) -> Self: ...  # as it is now
+    def tail(self) -> list[int]: ...  # the tokens after the settled ones
+    def back(self, drafted: Sequence[int]) -> list[int]: ...  # tokens drafted after the tail, in the target's tokens
+    def copy(self) -> Self: ...
 
 
 class Bridge(Protocol):
-    """Between two vocabularies."""
+    """Translates between two vocabularies."""
 
     @property
-    def shared(self) -> Mapping[int, int]: ...  # the target's id of a token that both have -> the model's
+    def shared(self) -> Mapping[int, int]: ...  # the target's id of a shared token -> the model's id
     @property
     def size(self) -> int | None: ...  # of the target's vocabulary; None: the same as the model's
     def open(self, prompt: Sequence[int]) -> Passage: ...
 
 
 class Renamed:
-    """A bridge between vocabularies that call the same tokens by other ids: `names` has the model's for the target's,
-    of which there are `size`. Tokens that have none are read as `unknown` and never drafted."""
+    """A bridge between vocabularies with different ids for the same tokens. `names` maps the target's ids, of which
+    there are `size`, to the model's. Other tokens are read as `unknown` and never drafted."""
 
     def __init__(self, names: Mapping[int, int], unknown: int = 0, size: int | None = None) -> None:
         self.shared, self.size, self._unknown = dict(names), size, unknown
@@ -71,7 +71,7 @@ class _Renamed:
 
     def back(self, drafted: Sequence[int]) -> list[int]:
         known = [self._back.get(token) for token in drafted]
-        return [one for one in known[: known.index(None) if None in known else None] if one is not None]
+        return [token for token in known[: known.index(None) if None in known else None] if token is not None]
 
     def copy(self) -> Self:
         other = copy.copy(self)
@@ -80,7 +80,7 @@ class _Renamed:
 
 
 class Reading:
-    """What a model has read of texts in other tokens than its own."""
+    """Keeps a model's cache in step with texts in another vocabulary."""
 
     def __init__(self, model: Target, bridge: Bridge) -> None:
         self.model, self.bridge = model, bridge
@@ -88,30 +88,30 @@ class Reading:
 
     def begin(self, prompts: Prompts, needs: frozenset[str] = frozenset()) -> None:
         self.passages = [self.bridge.open(prompt) for prompt in prompts]
-        self.model.begin([one.settled() for one in self.passages], Sampling(temperature=0), needs)
+        self.model.begin([passage.settled() for passage in self.passages], Sampling(temperature=0), needs)
         self._settled = self.model.mark()
         self._read_tails()
 
     def add(self, rows: Prompts) -> None:
-        """What was committed, in the target's tokens; what else the model has scored is dropped."""
+        """Add committed tokens, in the target's vocabulary; drops everything else that the model has scored."""
         for passage, tokens in zip(self.passages, rows, strict=True):
             if tokens:
                 passage.add(tokens)
         self.model.rewind(self._settled)
-        self.model.keep(*forced([one.settled() for one in self.passages], self.model.device))
+        self.model.keep(*forced([passage.settled() for passage in self.passages], self.model.device))
         self._settled = self.model.mark()
         self._read_tails()
 
     def _read_tails(self) -> None:
-        self.model.keep(*forced([one.tail for one in self.passages], self.model.device))
+        self.model.keep(*forced([passage.tail for passage in self.passages], self.model.device))
 
     def mark(self) -> object:
-        return self.model.mark(), self._settled, [one.copy() for one in self.passages]
+        return self.model.mark(), self._settled, [passage.copy() for passage in self.passages]
 
     def rewind(self, mark: object) -> None:
         assert isinstance(mark, tuple)
         read, self._settled, passages = mark
-        self.passages = [one.copy() for one in passages]
+        self.passages = [passage.copy() for passage in passages]
         self.model.rewind(read)
 
     def end(self) -> None:
@@ -120,8 +120,8 @@ class Reading:
 
 
 class Translated:
-    """A target whose tokens are another's: the distributions of a model, restricted to the tokens that both
-    vocabularies have and renormalised. What it can't say has no share in them."""
+    """A Target in another vocabulary: the model's distributions restricted to the shared tokens and renormalised; other
+    tokens have probability 0."""
 
     rollback = True
 
@@ -133,18 +133,18 @@ class Translated:
         pairs = sorted(bridge.shared.items())
         if not pairs or len({theirs for _, theirs in pairs}) < len(pairs):
             raise InvalidOption(
-                "the vocabularies share no tokens, or one that stands for two; the drafter 'cross-vocabulary' with "
-                "method='retokenise' does without"
+                "the vocabularies share no tokens, or two tokens map to the same one; use the drafter "
+                "'cross-vocabulary' with method='retokenise', which needs no shared tokens"
             )
-        self._ours, self._theirs = (upload(list(one), model.device) for one in zip(*pairs, strict=True))
-        nothing = torch.zeros(self.vocabulary, dtype=torch.long, device=model.device)
-        self._names = nothing.scatter(0, self._ours, self._theirs)
+        self._ours, self._theirs = (upload(list(ids), model.device) for ids in zip(*pairs, strict=True))
+        zeros = torch.zeros(self.vocabulary, dtype=torch.long, device=model.device)
+        self._names = zeros.scatter(0, self._ours, self._theirs)
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
         self._reading.begin(prompts, needs)
         self._pipeline = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
         self._lengths = upload([len(prompt) for prompt in prompts], self.device)
-        return Prefill()  # its states stand at other places than the target's tokens
+        return Prefill()  # no hidden states: their positions differ from those of the target's tokens
 
     def score(self, draft: Draft, since: int | None = None) -> Scores:
         scores = self.model.score(
@@ -152,9 +152,9 @@ class Translated:
         )
 
         def logits(rows: Tensor) -> Tensor:
-            known = scores.logits(rows).index_select(2, self._theirs)
-            every = known.new_full((*rows.shape, self.vocabulary), -torch.inf)
-            return every.index_copy(2, self._ours, known)
+            shared = scores.logits(rows).index_select(2, self._theirs)
+            full = shared.new_full((*rows.shape, self.vocabulary), -torch.inf)
+            return full.index_copy(2, self._ours, shared)
 
         return Scores(draft, self._pipeline, self._lengths, logits, scores.hidden, scores.first)
 

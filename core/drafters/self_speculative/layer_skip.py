@@ -1,8 +1,8 @@
-"""The target drafts for itself with some of its sublayers left out: nothing to train, and one cache for both.
+"""The target drafts for itself with some of its sublayers skipped, without training and over the same cache.
 
-Which ones is where the three methods differ: Draft & Verify (arXiv 2309.08168) has a fixed set, found beforehand by
-Bayesian optimisation; SWIFT (arXiv 2410.06916) searches on the running text; Draft on the Fly (arXiv 2410.01028) takes
-the sublayers that change least, measured on the prompt. Knows names of sublayers, distributions and token ids.
+The methods differ in how they choose the sublayers: Draft & Verify (arXiv 2309.08168) has a fixed set from a Bayesian
+optimisation; SWIFT (arXiv 2410.06916) searches during decoding; Draft on the Fly (arXiv 2410.01028) skips those that
+change their input least on the prompt. Knows names of sublayers, distributions and token ids.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from outrider.core.drafters.draft_model.model import DraftModel, DynamicTree
 from outrider.core.drafters.length_policies import Confidence, DraftExit
 from outrider.core.drafters.self_speculative.layer_search import (
     GREEDY,
-    Found,
     LayerSearch,
+    SkipSet,
     agreement,
     inner,
     self_draftable,
@@ -32,12 +32,13 @@ from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Prefill, Prompts, Scores, SelfDraftable, Target, View, committed
 from outrider.core.rng import CounterRNG
 
-_USUAL = 12
-_LIKENESS = 64  # tokens of the prompt that likeness is measured on
+_DEFAULT_LENGTH = 12
+_SIMILARITY_TOKENS = 64  # tokens of the prompt on which similarity is measured
 
 
 class Skipping:
-    """A target seen without some sublayers, each row without its own: as many views as there are different sets."""
+    """The target without some sublayers, as a Target. Each row skips its own set; there is one view per distinct
+    set."""
 
     rollback = True
 
@@ -53,25 +54,25 @@ class Skipping:
         return Prefill()
 
     def skip(self, sets: Sequence[frozenset[str]]) -> None:
-        """What each row leaves out from now on."""
-        different = list(dict.fromkeys(sets))
-        self._views = {one: self._views.get(one) or self.seen(one) for one in different}
+        """Set the sublayers that each row skips from now on."""
+        distinct = list(dict.fromkeys(sets))
+        self._views = {skipped: self._views.get(skipped) or self.view(skipped) for skipped in distinct}
         self.weight_bytes = sum(view.weight_bytes for view in self._views.values())
-        self._which = upload([different.index(one) for one in sets], self.device)
+        self._which = upload([distinct.index(skipped) for skipped in sets], self.device)
 
-    def seen(self, skipped: Collection[str]) -> View:
-        """One view, for all rows."""
+    def view(self, skipped: Collection[str]) -> View:
+        """A new view of all rows without these sublayers."""
         view = self.whole.view(skip=skipped)
         view.begin(self._prompts, GREEDY, frozenset())
         return view
 
     def score(self, draft: Draft, since: int | None = None) -> Scores:
-        every = [view.score(draft, since) for view in self._views.values()]
-        logits = every[0].logits()
-        if len(every) > 1:
+        by_view = [view.score(draft, since) for view in self._views.values()]
+        logits = by_view[0].logits()
+        if len(by_view) > 1:
             rows = torch.arange(draft.rows, device=self.device)
-            logits = torch.stack([one.logits() for one in every])[self._which, rows]
-        return Scores(draft, self._pipeline, every[0].lengths, logits, first=every[0].first)
+            logits = torch.stack([scores.logits() for scores in by_view])[self._which, rows]
+        return Scores(draft, self._pipeline, by_view[0].lengths, logits, first=by_view[0].first)
 
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
         for view in self._views.values():
@@ -82,10 +83,10 @@ class Skipping:
         return [view.mark() for view in self._views.values()]
 
     def rewind(self, mark: object) -> None:
-        """Within one step: what penalties remember has not moved."""
+        """Rewind within one round, so the logits pipeline's state (penalties) is unchanged."""
         assert isinstance(mark, list)
-        for view, one in zip(self._views.values(), mark, strict=True):
-            view.rewind(one)
+        for view, own in zip(self._views.values(), mark, strict=True):
+            view.rewind(own)
 
     def end(self) -> None:
         for view in self._views.values():
@@ -93,18 +94,18 @@ class Skipping:
 
 
 class Chooser(Protocol):
-    """Says what each row leaves out; asked again before every step."""
+    """Chooses the sublayers that each row skips, at the start and before every round."""
 
-    bytes_read: int  # of weights, in looking
+    bytes_read: int  # weights read in order to choose
 
     def begin(self, whole: SelfDraftable, model: Skipping, prompts: Prompts) -> list[frozenset[str]]: ...
-    def again(self, open_: Sequence[bool]) -> list[frozenset[str]] | None: ...  # None: as before
+    def update(self, open_: Sequence[bool]) -> list[frozenset[str]] | None: ...  # None: no change
     def learn(self, emitted: Sequence[Sequence[int]]) -> None: ...
 
 
 class SelfDrafter:
-    """A drafter over the target's own layers, of which a chooser leaves some out; `make` puts a chain or a tree on top,
-    once the target is known."""
+    """A drafter over the target without the sublayers that a chooser skips; `make` makes the chain or tree drafter once
+    the target is known."""
 
     vocabulary: int | None = None
     needs: frozenset[str] = frozenset()
@@ -129,7 +130,7 @@ class SelfDrafter:
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         assert self._inner is not None
-        sets = self.chooser.again((room >= 0).tolist())
+        sets = self.chooser.update((room >= 0).tolist())
         if sets is not None:
             self._model.skip(sets)
         return self._inner.propose(room, rng)
@@ -145,23 +146,23 @@ class SelfDrafter:
 
 
 def check(skip: Collection[str], known: Sequence[str]) -> frozenset[str]:
-    """Names of sublayers, refused where there are none such."""
+    """The names as a set; raises InvalidOption for a name that is not a sublayer of the target."""
     for name in skip:
         if name not in known:
             raise InvalidOption(f"there is no sublayer '{name}' to skip; they go from {known[0]} to {known[-1]}")
     return frozenset(skip)
 
 
-def few(skip_ratio: float, names: Sequence[str]) -> int:
-    """How many sublayers a share of them is: one at least, and never all."""
+def skip_count(skip_ratio: float, names: Sequence[str]) -> int:
+    """The number of sublayers to skip: at least one, never all."""
     return max(min(round(skip_ratio * len(names)), len(names) - 1), 1)
 
 
-# ---- Draft & Verify: a set found beforehand
+# ---- Draft & Verify: a fixed set
 
 
 @dataclass
-class Given:
+class FixedChooser:
     """The same sublayers in every row."""
 
     skip: frozenset[str]
@@ -170,15 +171,15 @@ class Given:
     def begin(self, whole: SelfDraftable, model: Skipping, prompts: Prompts) -> list[frozenset[str]]:
         return [check(self.skip, whole.sublayers)] * len(prompts)
 
-    def again(self, open_: Sequence[bool]) -> None:
+    def update(self, open_: Sequence[bool]) -> None:
         return None
 
     def learn(self, emitted: Sequence[Sequence[int]]) -> None:
-        """It was found beforehand."""
+        """Nothing to learn."""
 
 
 def draft_verify(
-    skip: Collection[str] | str | Path | Found,
+    skip: Collection[str] | str | Path | SkipSet,
     *,
     length: int | None = None,
     threshold: float = 0.6,
@@ -189,21 +190,21 @@ def draft_verify(
     rate approaches `target_acceptance`. The paper uses the probability of the drawn token; ours decides before the
     draw. `length` is the longest draft; default: the length that `search` found best, else the paper's 12."""
     if isinstance(skip, Path) or (isinstance(skip, str) and skip.endswith(".json")):
-        skip = Found.load(Path(skip))
+        skip = SkipSet.load(Path(skip))
     if isinstance(skip, str):
-        skip = [one.strip() for one in skip.split(",") if one.strip()]
-    names, best = (skip.skip, skip.length) if isinstance(skip, Found) else (tuple(skip), _USUAL)
+        skip = [name.strip() for name in skip.split(",") if name.strip()]
+    names, best = (skip.skip, skip.length) if isinstance(skip, SkipSet) else (tuple(skip), _DEFAULT_LENGTH)
     policy = DraftExit(best if length is None else length, threshold, target_acceptance)
-    return SelfDrafter("draft-verify", lambda model: DraftModel(model, policy=policy), Given(frozenset(names)))
+    return SelfDrafter("draft-verify", lambda model: DraftModel(model, policy=policy), FixedChooser(frozenset(names)))
 
 
-# ---- SWIFT: a set found on the way
+# ---- SWIFT: a set searched for during decoding
 
 
 @dataclass
-class Stream:
-    """SWIFT's search: every step, one more set has a go at the last `window` tokens of the row's own output, in one
-    pass, once there are so many; when one guesses enough of them, or after so many sets, the best is kept."""
+class SearchChooser:
+    """SWIFT's search: every round, one more set predicts the last `window` tokens of the row's own output in one pass,
+    until a set predicts a share `stop_agreement` of them or `trials` sets were tried. Rows use the best set so far."""
 
     skip_ratio: float
     window: int
@@ -217,32 +218,34 @@ class Stream:
         self._model, self._starts = model, [len(prompt) for prompt in prompts]
         self._texts = [list(prompt) for prompt in prompts]
         names = inner(whole.sublayers)
-        self.quests = [LayerSearch(names, few(self.skip_ratio, names), self.bayes_interval, self.seed) for _ in prompts]
-        return [quest.best for quest in self.quests]
+        self.searches = [
+            LayerSearch(names, skip_count(self.skip_ratio, names), self.bayes_interval, self.seed) for _ in prompts
+        ]
+        return [search.best for search in self.searches]
 
     def learn(self, emitted: Sequence[Sequence[int]]) -> None:
         for text, tokens in zip(self._texts, emitted, strict=True):
             text += tokens
 
-    def again(self, open_: Sequence[bool]) -> list[frozenset[str]] | None:
+    def update(self, open_: Sequence[bool]) -> list[frozenset[str]] | None:
         counts = [
-            self.window * (going and len(text) - start >= self.window and self._seeking(quest))
-            for text, start, going, quest in zip(self._texts, self._starts, open_, self.quests, strict=True)
+            self.window * (going and len(text) - start >= self.window and self._searching(search))
+            for text, start, going, search in zip(self._texts, self._starts, open_, self.searches, strict=True)
         ]
         if not any(counts):
             return None
         texts = [text if going else text[:1] for text, going in zip(self._texts, open_, strict=True)]
-        suggested = {row: self.quests[row].suggest() for row, count in enumerate(counts) if count}
-        for one in dict.fromkeys(suggested.values()):
-            view = self._model.seen(one)
+        suggested = {row: self.searches[row].suggest() for row, count in enumerate(counts) if count}
+        for skipped in dict.fromkeys(suggested.values()):
+            view = self._model.view(skipped)
             right = agreement(view.recall(texts, self.window), texts, counts)
             self.bytes_read += view.weight_bytes
-            for row in (row for row, sublayers in suggested.items() if sublayers == one):
-                self.quests[row].tell(right[row] / counts[row])
-        return [quest.best for quest in self.quests]
+            for row in (row for row, sublayers in suggested.items() if sublayers == skipped):
+                self.searches[row].tell(right[row] / counts[row])
+        return [search.best for search in self.searches]
 
-    def _seeking(self, quest: LayerSearch) -> bool:
-        return len(quest.tried) < self.trials and quest.match < self.stop_agreement
+    def _searching(self, search: LayerSearch) -> bool:
+        return len(search.tried) < self.trials and search.match < self.stop_agreement
 
 
 def swift(
@@ -270,16 +273,16 @@ def swift(
     return SelfDrafter(
         "swift",
         lambda model: DynamicTree(model, nodes=nodes, width=width, depth=depth, min_probability=min_probability),
-        Stream(skip_ratio, window, trials, stop_agreement, bayes_interval, seed),
+        SearchChooser(skip_ratio, window, trials, stop_agreement, bayes_interval, seed),
     )
 
 
-# ---- Draft on the Fly: a set read off the prompt
+# ---- Draft on the Fly: a set chosen on the prompt
 
 
 @dataclass
-class Alike:
-    """What changes least when the prompt is read."""
+class SimilarityChooser:
+    """The sublayers whose output is most similar to their input on the prompt."""
 
     skip_ratio: float
     min_similarity: float
@@ -288,20 +291,20 @@ class Alike:
 
     def begin(self, whole: SelfDraftable, model: Skipping, prompts: Prompts) -> list[frozenset[str]]:
         names = [name for name in inner(whole.sublayers) if name.split(".")[0] in self.parts]
-        places = [whole.sublayers.index(name) for name in names]
-        alike = whole.likeness(prompts, _LIKENESS)[:, places].double().tolist()
+        indices = [whole.sublayers.index(name) for name in names]
+        similarities = whole.likeness(prompts, _SIMILARITY_TOKENS)[:, indices].double().tolist()
         self.bytes_read += whole.weight_bytes
-        found = []
-        for row in alike:
-            order = sorted(range(len(names)), key=lambda place: (-row[place], place))[: few(self.skip_ratio, names)]
-            found.append(frozenset(names[place] for place in order if row[place] >= self.min_similarity))
-        return found
+        count, sets = skip_count(self.skip_ratio, names), []
+        for row in similarities:
+            order = sorted(range(len(names)), key=lambda index: (-row[index], index))[:count]
+            sets.append(frozenset(names[index] for index in order if row[index] >= self.min_similarity))
+        return sets
 
-    def again(self, open_: Sequence[bool]) -> None:
+    def update(self, open_: Sequence[bool]) -> None:
         return None
 
     def learn(self, emitted: Sequence[Sequence[int]]) -> None:
-        """The prompt has said it all."""
+        """Nothing to learn."""
 
 
 def draft_on_the_fly(
@@ -324,5 +327,5 @@ def draft_on_the_fly(
     return SelfDrafter(
         "draft-on-the-fly",
         lambda model: DraftModel(model, policy=Confidence(length, threshold)),
-        Alike(skip_ratio, min_similarity, tuple(parts)),
+        SimilarityChooser(skip_ratio, min_similarity, tuple(parts)),
     )

@@ -1,12 +1,11 @@
-"""The target seen cheaper drafts for itself: through part of its own cache, or in fewer bits.
+"""The target drafts for itself with part of its cache, or in fewer bits.
 
-At long contexts a pass reads the cache more than the weights, so that the same weights with less of the cache are a
-fast and very accurate drafter: MagicDec (Sadhukhan et al., arXiv 2408.11049) keeps the first entries and the latest
-(StreamingLLM's sinks and window); TriForce (Sun et al., arXiv 2404.11912) adds the chunks of the cache that the query
-attends to most. At short ones it is the weights that are read, and QSpec (Zhao et al., arXiv 2410.11305) has the same
-model draft in fewer bits. Ours are views over the target's cache, renewed from the target's own entries at every step,
-so that no error of a draft outlives it. Knows distributions and token ids; what a view leaves out is the engine's
-affair."""
+At long contexts a pass reads more cache than weights, so the same weights with a sparse cache are a fast, accurate
+drafter: MagicDec (Sadhukhan et al., arXiv 2408.11049) attends to the first and the latest entries (StreamingLLM's sinks
+and window); TriForce (Sun et al., arXiv 2404.11912) also to the chunks with the highest attention. At short contexts
+weights dominate, and QSpec (Zhao et al., arXiv 2410.11305) drafts in fewer bits. Ours are views of the target's cache,
+updated from the target's own entries every round, so draft errors do not accumulate. Knows distributions and token ids.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +23,9 @@ from outrider.core.rng import CounterRNG
 
 
 class SparseView:
-    """A chain of `length` draws, or as many as a policy says, from a view of the target; the other options are the
-    view's (outrider.core.engine.self_draft_views.View). `cache_bytes`: of entries that the view held copies of, at
-    most."""
+    """A chain of draws from a view of the target, `length` tokens or as many as `policy` decides. The other options are
+    those of the view (outrider.core.engine.self_draft_views.View). `cache_bytes` is the peak size of the cache entries
+    that the view copied."""
 
     vocabulary: int | None = None
     needs: frozenset[str] = frozenset()
@@ -46,7 +45,7 @@ class SparseView:
 
     @property
     def _reading(self) -> int:
-        """By this generation's view: drafting, and passes of the whole target that choose the entries to attend to."""
+        """Bytes read in this generation: by the view, and by target passes that choose the entries to attend to."""
         if self._inner is None or self._seen is None:
             return 0
         return self._inner.bytes_read + self._seen.cache_passes * self._whole
@@ -54,9 +53,9 @@ class SparseView:
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         if prefill.self_draftable is None:
             raise Incompatible(
-                "this drafter is the target itself with part of its own cache or in fewer bits, and this target (a "
-                "transformers model, or one row of a continuous batch) has no such view; take a model of Llama's or "
-                "Qwen's family and generate(), or another drafter"
+                "this drafter is the target itself with part of its cache or in fewer bits, and this target (a "
+                "transformers model, or a row of a continuous batch) has no such view; use generate() with a model of "
+                "the Llama or Qwen family, or another drafter"
             )
         self._whole, self._seen = prefill.self_draftable.weight_bytes, prefill.self_draftable.view(**self.view)
         self._inner = DraftModel(self._seen, length=self.length, policy=self.policy)
@@ -80,7 +79,7 @@ class SparseView:
 
 
 def sparse_cache(*, length: int = 4, sinks: int = 4, window: int = 256, policy: Policy | str = "fixed") -> SparseView:
-    """MagicDec (arXiv 2408.11049): the first `sinks` and the last `window` entries."""
+    """MagicDec (arXiv 2408.11049): attends to the first `sinks` and the last `window` cache entries."""
     if min(length, window) < 1 or sinks < 0:
         raise InvalidOption(
             f"length={length}, sinks={sinks}, window={window}: length and window must be 1 or more, sinks 0 or more"
@@ -98,9 +97,9 @@ def triforce(
     refresh: int = 16,
     policy: Policy | str = "fixed",
 ) -> SparseView:
-    """TriForce's retrieval (arXiv 2404.11912): besides sinks and a window, `chunks` of `chunk` entries in between,
-    those that each head asks for most, chosen anew every `refresh` drafts by one more pass of the target, which is
-    counted. The third level of the paper's hierarchy, a tiny model that drafts for the sparse target, is left out."""
+    """TriForce (arXiv 2404.11912): attends to sinks, a window, and in between to the `chunks` chunks of `chunk` entries
+    with each head's highest attention, chosen by a target pass every `refresh` drafts, which is counted. Without the
+    paper's third level, a tiny model that drafts for the sparse target."""
     if min(length, window, chunks, chunk, refresh) < 1 or sinks < 0:
         raise InvalidOption(
             f"length={length}, sinks={sinks}, window={window}, chunks={chunks}, chunk={chunk}, refresh={refresh}: "
@@ -111,7 +110,7 @@ def triforce(
 
 
 def qspec(*, length: int = 4, bits: int = 4, policy: Policy | str = "fixed") -> SparseView:
-    """QSpec (arXiv 2410.11305): the same weights, quantised further, draft over the same cache. The paper's two sides
-    share 4-bit weights and differ in activations, 4 bits while drafting and 16 while verifying; ours differ in weights,
-    `bits` against the target's own, which costs a second copy and pays where reading weights is what takes time."""
+    """QSpec (arXiv 2410.11305): the same weights in `bits` bits draft over the same cache. In the paper both share
+    4-bit weights and differ in activations (4 bits to draft, 16 to verify); ours differ in weights, which needs a
+    second copy and is faster where reading weights dominates."""
     return SparseView(length=length, policy=policy, bits=bits)

@@ -10,8 +10,14 @@ import pytest
 
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
-from outrider.core.drafters.self_speculative.layer_search import Found, search
-from outrider.core.drafters.self_speculative.layer_skip import SelfDrafter, draft_on_the_fly, draft_verify, few, swift
+from outrider.core.drafters.self_speculative.layer_search import SkipSet, search
+from outrider.core.drafters.self_speculative.layer_skip import (
+    SelfDrafter,
+    draft_on_the_fly,
+    draft_verify,
+    skip_count,
+    swift,
+)
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.engine.types import Layer
 from outrider.core.errors import Incompatible, InvalidOption
@@ -72,19 +78,19 @@ def test_each_row_has_its_own_set_whoever_its_mates_are() -> None:
 def test_swift_finds_a_better_set_on_the_way_and_alone_the_same() -> None:
     drafter = swift(skip_ratio=0.5, window=16, trials=30, bayes_interval=4)
     assert run(drafter, limit=60) == run(None, limit=60)
-    quests = drafter.chooser.quests  # type: ignore[attr-defined]
-    for quest in quests:
-        matches = [match for _, match in quest.tried]
-        assert quest.match == max(matches) > matches[0]
+    searches = drafter.chooser.searches  # type: ignore[attr-defined]
+    for layer_search in searches:
+        matches = [match for _, match in layer_search.tried]
+        assert layer_search.match == max(matches) > matches[0]
     alone = swift(skip_ratio=0.5, window=16, trials=30, bayes_interval=4)
     run(alone, [PROMPTS[1]], limit=60)
-    assert alone.chooser.quests[0].best == quests[1].best  # type: ignore[attr-defined]
+    assert alone.chooser.searches[0].best == searches[1].best  # type: ignore[attr-defined]
 
 
 def test_swift_judges_nothing_by_less_than_its_window() -> None:
     drafter = swift(skip_ratio=0.5, window=16, bayes_interval=0)
     assert run(drafter, limit=15) == run(None, limit=15)
-    assert not any(quest.tried for quest in drafter.chooser.quests)  # type: ignore[attr-defined]
+    assert not any(layer_search.tried for layer_search in drafter.chooser.searches)  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
@@ -96,7 +102,7 @@ def test_the_search_finds_what_is_idle_and_again(tmp_path: Path) -> None:
     assert best.speedup > found[0].speedup and 0 < best.cost < 1 and best.skip
     assert list(search(target(), PROMPTS, tokens=24, trials=60, seed=1))[-1] == best
     best.save(tmp_path / "skip.json")
-    assert Found.load(tmp_path / "skip.json") == best
+    assert SkipSet.load(tmp_path / "skip.json") == best
     assert run(draft_verify(tmp_path / "skip.json", threshold=0.1)) == run(None)
     for text in ("[]", '{"skip": 3}', "nonsense"):
         (tmp_path / "bad.json").write_text(text)
@@ -134,4 +140,4 @@ def test_what_is_no_sublayer_or_no_such_target_is_refused() -> None:
 
 @pytest.mark.parametrize(("share", "count", "wanted"), [(0.01, 10, 1), (0.5, 10, 5), (0.99, 4, 3)])
 def test_a_share_is_one_at_least_and_never_all(share: float, count: int, wanted: int) -> None:
-    assert few(share, ["x"] * count) == wanted
+    assert skip_count(share, ["x"] * count) == wanted

@@ -48,7 +48,7 @@ def test_it_counts_what_it_reads() -> None:
 
 
 def test_a_target_that_cannot_be_seen_cheaper_is_refused() -> None:
-    with pytest.raises(Incompatible, match="own cache"):
+    with pytest.raises(Incompatible, match="its cache or in fewer bits"):
         sparse_cache().begin(Prefill(), [[1]], GREEDY)
 
 
