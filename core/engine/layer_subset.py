@@ -1,7 +1,6 @@
-"""What has been read, read once more by other weights: how a cheaper view would have done on it, and what each sublayer
-does to it. Nothing that the cache holds is written over.
+"""Committed tokens read again by a variant of the network, to measure a view or the effect of each sublayer.
 
-Knows a cache and a network; nothing of drafts or rules.
+The entries of the cache stay as they are. Knows a cache and a network; nothing of drafts or rules.
 """
 
 from __future__ import annotations
@@ -23,25 +22,26 @@ from outrider.core.protocol import Prompts
 
 
 @contextmanager
-def replayed(cache: Cache, texts: Prompts, count: int) -> Iterator[tuple[Tensor, PassLayout]]:
-    """The tokens ahead of each of the last `count` of each row's, ids [B, count], and places for them behind what the
-    cache holds, as if they were still to be read. Rows with fewer are padded on the right."""
-    kept, device = cache.rows, cache.device
-    backs = [min(count, len(text) - 1) for text in texts]
-    starts = [len(text) - 1 - back for text, back in zip(texts, backs, strict=True)]
+def reread(cache: Cache, texts: Prompts, count: int) -> Iterator[tuple[Tensor, PassLayout]]:
+    """The tokens that precede each of the last `count` tokens of each row, ids [B, count], and a layout to read them
+    again in scratch slots, at their own positions. Rows with fewer tokens are padded on the right."""
+    rows, device = cache.rows, cache.device
+    lengths = [min(count, len(text) - 1) for text in texts]
+    starts = [len(text) - 1 - length for text, length in zip(texts, lengths, strict=True)]
     ids = [list(text[start:][:count]) for text, start in zip(texts, starts, strict=True)]
     pending = upload([[*row, *[0] * (count - len(row))] for row in ids], device)
-    left = [max(back, 1) for back in backs]
-    cache.rows = Rows(upload(starts, device), pending, upload(left, device), tuple(starts), tuple(left), False)
-    cache.scored, cache.writer = -1, None  # whatever scratch there was is written over
+    counts = [max(length, 1) for length in lengths]
+    cache.rows = Rows(upload(starts, device), pending, upload(counts, device), tuple(starts), tuple(counts), False)
+    cache.scored, cache.scratch_owner = -1, None  # existing scratch is overwritten
     try:
-        yield cache.plan(Draft.empty(len(texts), device), None, count + kept.pending.shape[1])
+        yield cache.plan(Draft.empty(len(texts), device), None, count + rows.pending.shape[1])
     finally:
-        cache.rows = kept
+        cache.rows = rows
 
 
 def likeness(network: Network, cache: Cache, texts: Prompts, count: int) -> Tensor:
-    """[B, 2 L] cosine of what enters and what leaves each layer's attention and MLP, residual stream included."""
+    """[B, 2 L] cosine similarity of the residual stream before and after each attention and MLP, averaged over the last
+    `count` tokens."""
     halves = [
         network.map_linears(
             lambda linear: linear, [replace(layer, use_attention=not mlp, use_mlp=mlp) for layer in network.layers]
@@ -49,16 +49,16 @@ def likeness(network: Network, cache: Cache, texts: Prompts, count: int) -> Tens
         for mlp in (False, True)
     ]
     longest = max(map(len, texts))
-    found = []
-    with replayed(cache, texts, count) as (ids, places):
-        there = torch.arange(count, device=ids.device) < cache.rows.waiting[:, None]
+    similarities = []
+    with reread(cache, texts, count) as (ids, layout):
+        real = torch.arange(count, device=ids.device) < cache.rows.pending_count[:, None]
         x = network.embed(ids)
         for half in halves:
             half.ensure_positions(longest + 1)
         for index in range(len(network.layers)):
             for half in halves:
-                after = half.run(x, cache.store, places, None, (index, index + 1))
-                alike = F.cosine_similarity(x.float(), after.float(), dim=-1).view(ids.shape)
-                found.append((alike * there).sum(1) / there.sum(1))
+                after = half.run(x, cache.store, layout, None, (index, index + 1))
+                cosine = F.cosine_similarity(x.float(), after.float(), dim=-1).view(ids.shape)
+                similarities.append((cosine * real).sum(1) / real.sum(1))
                 x = after
-    return torch.stack(found, 1)
+    return torch.stack(similarities, 1)

@@ -1,9 +1,9 @@
-"""A model seen cheaper, to draft for itself: without some sublayers (Draft & Verify, arXiv 2309.08168; SWIFT, arXiv
-2410.06916), up to an early exit (LayerSkip, arXiv 2404.16710), through a window of its own cache (MagicDec, arXiv
-2408.11049), in fewer bits (QSpec, arXiv 2410.11305), or several of these at once.
+"""Cheaper variants of a model that draft for it: without some sublayers (Draft & Verify, arXiv 2309.08168; SWIFT, arXiv
+2410.06916), up to an early exit (LayerSkip, arXiv 2404.16710), over a window of its cache (MagicDec, arXiv 2408.11049),
+with quantized weights (QSpec, arXiv 2410.11305), or several of these combined.
 
-A view reads what its model has committed and writes scratch alone, so it has nothing to prefill, to keep or to undo.
-Knows nothing of drafters or rules.
+A view reads its model's cache and writes only scratch slots, so it has no prefill and nothing to commit or undo. Knows
+nothing of drafters or rules.
 """
 
 from __future__ import annotations
@@ -20,38 +20,39 @@ from outrider.core.distribution import LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.cuda_graphs import GraphPool
 from outrider.core.engine.kv_cache.cache import Cache, Rows
-from outrider.core.engine.kv_retrieval import asked, most_asked
-from outrider.core.engine.layer_subset import replayed
+from outrider.core.engine.kv_retrieval import root_queries, top_chunks
+from outrider.core.engine.layer_subset import reread
 from outrider.core.engine.network import Network
 from outrider.core.engine.quantization.quantize import quantised
 from outrider.core.engine.types import Layer
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.protocol import Prefill, Prompts, Scores, committed
 
-_DENSE = 1 << 23  # logits a pass: up to so many are computed at once, beyond that only the rows asked for
+_MAX_LOGITS = 1 << 23  # up to this many logits are computed in the pass; beyond, only requested rows are
 
 
 @dataclass(frozen=True, eq=False)
 class Carry:
-    """What a view that only left layers off its end has computed, for the whole model to go on from: a drafter puts
-    `view.carry()` into Draft.carry."""
+    """The states of an early-exit view, from which the whole model continues: a drafter sets Draft.carry to
+    `view.carry()`."""
 
     owner: View
     rows: Rows  # that it was computed for
-    layer: int
-    states: Tensor  # [B, P + nodes, D] behind that layer, of the waiting tokens and the nodes read
+    layer: int  # the first layer still to run
+    states: Tensor  # [B, P + nodes, D] entering that layer, of the pending tokens and the nodes read
 
-    def fits(self, cache: Cache, taps: Collection[str]) -> bool:
-        """Is it about what this cache holds, and does nobody ask for states before it?"""
-        return cache.rows is self.rows and cache.writer is self.owner and all(tap == "last" for tap in taps)
+    def usable(self, cache: Cache, taps: Collection[str]) -> bool:
+        """Whether the cache still holds the view's scratch and no tap before `layer` is needed."""
+        return cache.rows is self.rows and cache.scratch_owner is self.owner and all(tap == "last" for tap in taps)
 
 
 class View:
-    """Some of a model's weights over its cache; a target itself, to be begun after the model on the same prompts.
+    """A cheaper variant of a model on the model's own cache. It is a target itself; `begin` it after the model, on the
+    same prompts.
 
-    `skip` names sublayers, such as {"attention.3", "mlp.3"}; `exit` is how many layers are run; `window` is how many
-    of the first and of the last entries are looked at, and `chunks` how many chunks in between and of which size, those
-    that are asked for most, chosen anew every `refresh` drafts; `bits` is 8 or 4. Rows move on when the model keeps.
+    `skip`: sublayers to leave out, such as {"attention.3", "mlp.3"}. `exit`: the number of layers to run. `window`: how
+    many of the first and of the last cache entries to read. `chunks`: how many chunks of how many entries to read in
+    between, those with the highest attention scores, selected again every `refresh` drafts. `bits`: 8 or 4.
     """
 
     rollback = True
@@ -70,62 +71,62 @@ class View:
     ) -> None:
         depth = len(network.layers)
         if exit is not None and not 1 <= exit <= depth:
-            raise InvalidOption(f"exit is {exit}; the model has layers 1 to {depth} to leave after")
+            raise InvalidOption(f"exit is {exit}; it must be 1 to {depth}, the number of layers")
         if window is not None and (len(window) != 2 or min(window) < 0 or window[1] < 1):
             raise InvalidOption(f"window is {window}; give (first, last): 0 or more entries, and 1 or more")
         if chunks is not None and (window is None or len(chunks) != 2 or min(*chunks, refresh) < 1):
             raise InvalidOption(
-                f"chunks is {chunks}, refresh {refresh}; give (how many, of how many entries), each 1 or more, and the "
-                "window around them"
+                f"chunks is {chunks}, refresh is {refresh}; give (number of chunks, entries in each), all 1 or more, "
+                "together with a window"
             )
-        layers = _without(network.layers, skip)[:exit]
+        layers = _skip(network.layers, skip)[:exit]
 
-        def made() -> Network:
-            seen = network.map_linears(lambda linear: linear, layers)
-            return seen if bits is None else quantised(seen, bits)
+        def make() -> Network:
+            view = network.map_linears(lambda linear: linear, layers)
+            return view if bits is None else quantised(view, bits)
 
         graphs = network.graphs
-        self.network = made() if graphs is None else graphs.view((frozenset(skip), exit, bits), made)
-        self._model, self._window = cache, window
-        self._whose, self._chunks, self._refresh = network, chunks, refresh
-        self._between: Tensor | None = None  # the slots of the chunks
+        self.network = make() if graphs is None else graphs.view((frozenset(skip), exit, bits), make)
+        self._model_network, self._model_cache = network, cache
+        self._window, self._chunks, self._refresh = window, chunks, refresh
+        self._between: Tensor | None = None  # the slots of the selected chunks
         self._drafts = 0
-        self.cache_passes = 0  # of the model over its cache, to choose chunks
-        self._cache = cache  # the model's, or a copy of what is within the window
-        self._whole = not skip and window is None and bits is None
+        self.cache_passes = 0  # passes of the model over its cache, to select chunks
+        self._cache = cache  # the model's, or a copy of its window
+        self._only_exits = not skip and window is None and bits is None
         self.vocabulary, self.device = network.config.vocabulary, network.device
         self.weight_bytes = self.network.weight_bytes
-        self.mute = False  # no logits, but the states at the exit
+        self.mute = False  # return the states at the exit instead of logits
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
         if needs:
             raise InvalidOption(
-                f"a view reads no prompt, so it has no states {', '.join(sorted(needs))}; tap the model"
+                f"a view does not read prompts, so it has no states at {', '.join(sorted(needs))}; tap the model"
             )
-        rows = len(self._model.rows.host)
+        rows = len(self._model_cache.rows.host)
         if rows != len(prompts):
             raise Incompatible(
-                f"a view of a model that is decoding {rows} rows was given {len(prompts)} prompts; "
-                "it drafts for that very model, on the same prompts, and begins after it"
+                f"a view got {len(prompts)} prompts and its model is decoding {rows} rows; begin the model first, then "
+                "the view, on the same prompts"
             )
         self._pipeline = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
         self._between, self._drafts = None, 0
-        self._forget()
+        self._reset()
         return Prefill()
 
-    def _choose(self, sinks: int, recent: int) -> tuple[tuple[int, int], Tensor | None]:
-        """The window, and the slots of chunks in between, chosen anew now and then; while there is not enough to choose
-        from, as many more of the latest entries."""
+    def _select(self, sinks: int, recent: int) -> tuple[tuple[int, int], Tensor | None]:
+        """The window, and the slots of the chunks in between, selected again every `refresh` drafts. While the cache is
+        too short for a choice, the window has that many more recent entries instead."""
         if self._chunks is None:
             return (sinks, recent), None
         count, size = self._chunks
         due, self._drafts = self._drafts % self._refresh == 0, self._drafts + 1
-        if max(self._model.rows.host) < sinks + recent + (count + 1) * size:
+        if max(self._model_cache.rows.host) < sinks + recent + (count + 1) * size:
             return (sinks, recent + count * size), None
         if due or self._between is None:
             self.cache_passes += 1
-            queries = asked(self._whose, self._model)
-            self._between = most_asked(self._model, queries, sinks, recent, count, size)
+            queries = root_queries(self._model_network, self._model_cache)
+            self._between = top_chunks(self._model_cache, queries, sinks, recent, count, size)
         return (sinks, recent), self._between
 
     @property
@@ -134,77 +135,80 @@ class View:
 
     @property
     def cache_bytes(self) -> int:
-        """Of entries that it holds copies of."""
-        return 0 if self._cache is self._model else self._cache.bytes
+        """The size of the copied window; 0 without one."""
+        return 0 if self._cache is self._model_cache else self._cache.bytes
 
-    def _forget(self) -> None:
-        self._read: Rows | None = None  # the rows that the scratch stands behind; None: nothing is in it
+    def _reset(self) -> None:
+        self._read: Rows | None = None  # the rows that the scratch belongs to; None: it is empty
         self._scored = -1
         self._states: list[Tensor] = []
 
     @torch.no_grad()
     def score(self, draft: Draft, since: int | None = None) -> Scores:
         first = 0 if since is None else since + 1
-        model, rows = self._model, self._model.rows
-        if since is not None and (self._read is not rows or since > self._scored or self._cache.writer is not self):
+        model, rows = self._model_cache, self._model_cache.rows
+        valid = self._read is rows and self._cache.scratch_owner is self
+        if since is not None and (not valid or since > self._scored):
             since = None
         if since is None:
             self._states = []
             self._gap = 0
             if self._window is not None:
-                window, between = self._choose(*self._window)
-                self._let_go()
+                window, between = self._select(*self._window)
+                self._release()
                 self._cache, self._left_out = model.window(*window, len(self.network.layers), between)
                 if (graphs := self.network.graphs) is not None:
                     self._cache.exact = model.exact
-                    _settle(self._cache, graphs.pool)
-            elif model.scored >= 0 and model.writer is not self:  # what the model has scored, it may yet keep
+                    _use_pooled_store(self._cache, graphs.pool)
+            elif model.scored >= 0 and model.scratch_owner is not self:  # the model may still keep what it has scored
                 self._gap = rows.pending.shape[1] + model.scored
         cache = self._cache
-        ids, places = cache.plan(draft, since, self._gap)
+        ids, layout = cache.plan(draft, since, self._gap)
         if self._window is not None:
-            places = replace(places, positions=places.positions + self._left_out[:, None])
-        self.network.ensure_positions(furthest(model, draft))
+            layout = replace(layout, positions=layout.positions + self._left_out[:, None])
+        self.network.ensure_positions(position_bound(model, draft))
         graphs, logits = self.network.graphs, None
-        if graphs is not None and places.slots is not None and ids.numel():
-            states, logits, found = graphs.run(ids, cache.store, places, {"stream"}, with_logits=not self.mute)
-            left = found["stream"]
+        if graphs is not None and layout.slots is not None and ids.numel():
+            states, logits, hidden = graphs.run(ids, cache.store, layout, {"stream"}, with_logits=not self.mute)
+            stream = hidden["stream"]
         else:
-            x = self.network.run(self.network.embed(ids), cache.store, places)
-            states, left = self.network.final_norm(x, len(ids)), x.view(*ids.shape, x.shape[1])
-        cache.writer, self._read, self._scored = self if not self._gap else cache.writer, rows, draft.size
-        self._states.append(left)
-        if self.mute:  # somebody else says something from the states that leave here
+            x = self.network.run(self.network.embed(ids), cache.store, layout)
+            states, stream = self.network.final_norm(x, len(ids)), x.view(*ids.shape, x.shape[1])
+        if not self._gap:
+            cache.scratch_owner = self
+        self._read, self._scored = rows, draft.size
+        self._states.append(stream)
+        if self.mute:  # a head of the drafter's reads the states at the exit
             tap = f"layer.{len(self.network.layers) - 1}"
-            hidden = {tap: behind(left.to(self.network.dtype), rows, draft, first, since)}
-            return Scores(draft, self._pipeline, rows.committed, left[:, :0], hidden, first)
+            hidden = {tap: at_nodes(stream.to(self.network.dtype), rows, draft, first, since)}
+            return Scores(draft, self._pipeline, rows.committed, stream[:, :0], hidden, first)
         if logits is not None:
-            said = behind(logits, rows, draft, first, since)
-            return Scores(draft, self._pipeline, rows.committed, said, {}, first)
-        states = behind(states, rows, draft, first, since)
-        return scores(self.network, states, draft, self._pipeline, rows.committed, {}, first)
+            logits = at_nodes(logits, rows, draft, first, since)
+            return Scores(draft, self._pipeline, rows.committed, logits, {}, first)
+        states = at_nodes(states, rows, draft, first, since)
+        return make_scores(self.network, states, draft, self._pipeline, rows.committed, {}, first)
 
     @torch.no_grad()
     def recall(self, texts: Prompts, count: int) -> Tensor:
-        """What it would have said ahead of each of the last `count` committed tokens, as in outrider.core.protocol."""
+        """The logits with which it predicts each of the last `count` committed tokens; see outrider.core.protocol."""
         if self._window is not None:
-            raise Incompatible("a view through a window does not look back; recall is for views that see every entry")
-        self._forget()
-        with replayed(self._model, texts, count) as (ids, places):
+            raise Incompatible("recall needs a view of the whole cache; this one has a window, drop it")
+        self._reset()
+        with reread(self._model_cache, texts, count) as (ids, layout):
             self.network.ensure_positions(max(map(len, texts)) + 1)
-            x = self.network.run(self.network.embed(ids), self._model.store, places)
+            x = self.network.run(self.network.embed(ids), self._model_cache.store, layout)
             return self.network.logits(self.network.final_norm(x, len(ids)))
 
     def carry(self) -> Carry | None:
-        """For the model to go on from; None where this view computes something else than its first layers."""
-        if not self._whole or not self._states or self._gap or self._read is None:
+        """The states from which the model can continue; None unless this view is the model's first layers."""
+        if not self._only_exits or not self._states or self._gap or self._read is None:
             return None
         return Carry(self, self._read, len(self.network.layers), torch.cat(self._states, 1))
 
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
-        """The rows are the model's to move; only what penalties remember is noted."""
+        """Update the penalties; the model moves the rows of the shared cache."""
         self._pipeline.commit(committed(draft, verdict, count))
-        self._forget()
+        self._reset()
 
     def mark(self) -> object:
         return copy.copy(self._pipeline)
@@ -212,63 +216,64 @@ class View:
     def rewind(self, mark: object) -> None:
         assert isinstance(mark, LogitsPipeline)
         self._pipeline = copy.copy(mark)
-        self._forget()
+        self._reset()
 
     def end(self) -> None:
-        self._forget()
-        self._let_go()
+        self._reset()
+        self._release()
 
-    def _let_go(self) -> None:
-        """Of a copy of what is within the window."""
-        if self._cache is not self._model:
+    def _release(self) -> None:
+        """Drop the copy of the window."""
+        if self._cache is not self._model_cache:
             self._cache.end()
-        self._cache = self._model
+        self._cache = self._model_cache
 
 
-def _settle(cache: Cache, stills: GraphPool) -> None:
-    """A cache whose store stands where the last one stood, so that passes over it may be recorded."""
-    whole = stills.borrow(tuple(cache.store.shape), cache.dtype)
-    whole[:, :, :, : cache.store.shape[3]] = cache.store
-    cache.store, cache.pool = whole, stills
+def _use_pooled_store(cache: Cache, pool: GraphPool) -> None:
+    """Move the cache's store to a pooled one, whose address is the same each time, so that passes can be captured."""
+    store = pool.borrow(tuple(cache.store.shape), cache.dtype)
+    store[:, :, :, : cache.store.shape[3]] = cache.store
+    cache.store, cache.pool = store, pool
 
 
-def _without(layers: Collection[Layer], skip: Collection[str]) -> list[Layer]:
-    """Layers, some of whose halves are left out."""
-    found = list(layers)
+def _skip(layers: Collection[Layer], skip: Collection[str]) -> list[Layer]:
+    """The layers with the named sublayers switched off."""
+    remaining = list(layers)
+    last = len(remaining) - 1
     for name in skip:
-        parts = re.fullmatch(r"(attention|mlp)\.(\d+)", name)
-        if parts is None or int(parts[2]) >= len(found):
+        match = re.fullmatch(r"(attention|mlp)\.(\d+)", name)
+        if match is None or int(match[2]) > last:
             raise InvalidOption(
-                f"there is no sublayer '{name}' to skip; they are attention.0, mlp.0 to attention.{len(found) - 1}, "
-                f"mlp.{len(found) - 1}"
+                f"there is no sublayer '{name}' to skip; they are attention.0, mlp.0 to attention.{last}, mlp.{last}"
             )
-        index = int(parts[2])
-        layer = found[index]
-        found[index] = replace(layer, use_attention=False) if parts[1] == "attention" else replace(layer, use_mlp=False)
-    return found
+        index = int(match[2])
+        layer = remaining[index]
+        attention = match[1] == "attention"
+        remaining[index] = replace(layer, use_attention=False) if attention else replace(layer, use_mlp=False)
+    return remaining
 
 
-def furthest(cache: Cache, draft: Draft) -> int:
-    """A bound on the positions that a draft asks for."""
-    reached = max(cache.rows.host) + cache.rows.pending.shape[1] + 1
+def position_bound(cache: Cache, draft: Draft) -> int:
+    """An upper bound on the positions in a pass over this draft."""
+    bound = max(cache.rows.host) + cache.rows.pending.shape[1] + 1
     if draft.positions is None or not draft.size:
-        return reached + draft.tree.depth
-    return reached + (int(draft.positions.max()) if cache.exact else 1024)
+        return bound + draft.tree.depth
+    return bound + (int(draft.positions.max()) if cache.exact else 1024)
 
 
-def behind(states: Tensor, rows: Rows, draft: Draft, first: int, since: int | None) -> Tensor:
-    """States [B, Q, D] of everything fed -> [B, R, D] behind the root and the nodes, from row `first` on."""
+def at_nodes(states: Tensor, rows: Rows, draft: Draft, first: int, since: int | None) -> Tensor:
+    """States [B, Q, D] of all tokens in a pass -> [B, R, D] at the root and the nodes, from row `first` on."""
     wait = rows.pending.shape[1]
     if since is not None:
         return states
     if wait == 1:
         return states[:, first:]
     nodes = torch.arange(wait, wait + draft.size, device=states.device).expand(len(states), -1)
-    index = torch.cat([rows.waiting[:, None] - 1, nodes], 1)[:, first:]
+    index = torch.cat([rows.pending_count[:, None] - 1, nodes], 1)[:, first:]
     return states.gather(1, index[..., None].expand(-1, -1, states.shape[2]))
 
 
-def scores(
+def make_scores(
     network: Network,
     states: Tensor,
     draft: Draft,
@@ -277,13 +282,13 @@ def scores(
     hidden: Mapping[str, Tensor],
     first: int,
 ) -> Scores:
-    """Scores from normed states [B, R, D]: all logits at once while they are few, else those of the rows asked for."""
-    if states.shape[0] * states.shape[1] * network.config.vocabulary <= _DENSE:
+    """Scores from normed states [B, R, D]: with all logits if they are few, else computed row by row on request."""
+    if states.shape[0] * states.shape[1] * network.config.vocabulary <= _MAX_LOGITS:
         return Scores(draft, pipeline, lengths, network.logits(states), hidden, first)
 
     @torch.no_grad()
-    def some(rows: Tensor, only: slice = slice(None)) -> Tensor:
+    def logits_of(rows: Tensor, only: slice = slice(None)) -> Tensor:
         index = (rows - first)[..., None].expand(-1, -1, states.shape[2])
         return network.logits(states[only].gather(1, index))
 
-    return Scores(draft, pipeline, lengths, some, hidden, first)
+    return Scores(draft, pipeline, lengths, logits_of, hidden, first)

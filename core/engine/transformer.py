@@ -1,8 +1,7 @@
-"""A small decoder of our own as a target: prompts are read in pieces, drafts in one pass over their whole tree.
+"""Our decoder as a target: prompts are read in chunks, a draft in one pass over its whole tree.
 
-Knows drafts and distributions through the protocol; where things stand is the cache's affair, what is computed the
-network's. `Decoder.random` makes one out of a seed, for tests and for measuring; weights of others come through
-outrider.core.engine.checkpoints."""
+Implements the target protocol with a Network (computation) and a Cache (positions and slots). `Decoder.random` makes
+one from a seed, for tests and measurements; outrider.core.engine.checkpoints loads weights of others."""
 
 from __future__ import annotations
 
@@ -20,41 +19,43 @@ from outrider.core.distribution import Distribution, LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.captured_rules import CapturedRule
 from outrider.core.engine.kv_cache.cache import Cache, Rows
-from outrider.core.engine.kv_cache.int8 import slot
+from outrider.core.engine.kv_cache.int8 import slot_size
 from outrider.core.engine.layer_subset import likeness
 from outrider.core.engine.linear import fastest
 from outrider.core.engine.network import Network, random_network
-from outrider.core.engine.self_draft_views import Carry, View, behind, furthest, scores
+from outrider.core.engine.self_draft_views import Carry, View, at_nodes, make_scores, position_bound
 from outrider.core.engine.types import Config, PassLayout
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.protocol import PREFILL_CHUNK, Prefill, Prompts, Rule, Scores
 
 __all__ = ["Config", "Decoder"]
 
-_PADDED = 1.2  # how much of a batch may be padding before rows are read one by one, on a CPU
+_MAX_PADDING = 1.2  # on a CPU, prompts are read row by row if padding would make the batch larger than this factor
 
 
 @dataclass(frozen=True, eq=False)
 class Mark:
-    """A place to rewind to."""
+    """A state to rewind to."""
 
     rows: Rows
     pipeline: LogitsPipeline
 
 
 class Decoder:
-    """A network with its cache. Hidden states can be tapped at "embedding", "layer.0" to "layer.{L - 1}" (what leaves
-    that layer) and "last" (normed, what the output layer reads); the prefill holds them for all prompt tokens but the
-    last of each row, which is the first root and is read with the first draft."""
+    """A network with its KV cache.
+
+    Hidden states are available at the taps "embedding", "layer.0" to "layer.{L - 1}" (a layer's output) and "last" (the
+    normed input of the output layer). The prefill returns them for all prompt tokens but the last of each row, which is
+    the first root and is read together with the first draft."""
 
     rollback = True
     reads_embeddings = True
 
     def __init__(self, network: Network, *, cache_bits: int | None = None) -> None:
-        """Keys and values are kept in the weights' precision, or in 8 bits."""
+        """`cache_bits`: 8, or None to keep keys and values in the weights' precision."""
         if cache_bits not in (None, 8):
             raise InvalidOption(
-                f"a cache of {cache_bits} bits is not to be had; there are those of 8, and of the weights'"
+                f"a cache of {cache_bits} bits is not available; choose 8, or None for the weights' precision"
             )
         self.network = network
         self.config = network.config
@@ -62,8 +63,8 @@ class Decoder:
         self.device = network.device
         self.weight_bytes = network.weight_bytes
         cfg = network.config
-        wide, kept = (cfg.head_dim, network.dtype) if cache_bits is None else (slot(cfg.head_dim), torch.int8)
-        self.cache = Cache((cfg.layers, 2 * cfg.kv_heads, wide), kept, network.device)
+        size, dtype = (cfg.head_dim, network.dtype) if cache_bits is None else (slot_size(cfg.head_dim), torch.int8)
+        self.cache = Cache((cfg.layers, 2 * cfg.kv_heads, size), dtype, network.device)
         self._taps: frozenset[str] = frozenset()
         if network.graphs is not None:
             self.cache.pool = network.graphs.pool
@@ -78,170 +79,173 @@ class Decoder:
         device: torch.device | str = "cpu",
         gain: float = 4.0,
     ) -> Decoder:
-        """Seeded random weights, the same in every precision; logits have a spread of `gain`."""
+        """Seeded random weights, the same in every precision; logits have a standard deviation of about `gain`."""
         return cls(random_network(config, seed, dtype=dtype, device=device, gain=gain).map_linears(fastest))
 
     @property
     def taps(self) -> tuple[str, ...]:
-        """The names of hidden states that can be asked for."""
+        """The names of the hidden states that can be requested."""
         return ("embedding", *(f"layer.{index}" for index in range(self.config.layers)), "last")
 
     @torch.no_grad()
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
-        self._tapped(needs)
+        self._set_taps(needs)
         longest = max(map(len, prompts))
-        self._fits(longest)
+        self._check_length(longest)
         self._pipeline = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
         self.cache.begin(prompts)
         self.network.ensure_positions(longest)
         lengths = [len(prompt) - 1 for prompt in prompts]
-        if self.cache.exact and len(prompts) * longest > _PADDED * sum(map(len, prompts)):
-            read = [self._read(slice(row, row + 1), length) for row, length in enumerate(lengths)]
-            whole = {
-                tap: [F.pad(one[tap], (0, 0, 0, longest - 1 - one[tap].shape[1])) for one in read] for tap in needs
+        if self.cache.exact and len(prompts) * longest > _MAX_PADDING * sum(map(len, prompts)):
+            rows = [self._read(slice(row, row + 1), length) for row, length in enumerate(lengths)]
+            padded = {
+                tap: [F.pad(row[tap], (0, 0, 0, longest - 1 - row[tap].shape[1])) for row in rows] for tap in needs
             }
-            hidden = {tap: torch.cat(parts) for tap, parts in whole.items()}
+            hidden = {tap: torch.cat(states) for tap, states in padded.items()}
         else:
             hidden = self._read(slice(0, len(prompts)), longest - 1)
-        self.cache.prefilled(prompts)
+        self.cache.set_prefilled(prompts)
         return Prefill(hidden, self)
 
-    def _tapped(self, needs: frozenset[str]) -> None:
+    def _set_taps(self, needs: frozenset[str]) -> None:
         for tap in sorted(needs):
             if tap not in self.taps:
                 raise unknown("hidden tap", tap, self.taps)
         self._taps = needs
 
-    def _fits(self, length: int) -> None:
+    def _check_length(self, length: int) -> None:
         if length > self.config.context:
             raise InvalidOption(
                 f"a prompt has {length} tokens and the model's context is {self.config.context}; shorten the prompt"
             )
 
     def _read(self, rows: slice, length: int) -> dict[str, Tensor]:
-        """The first tokens of some rows' prompts -> the hidden states asked for, [B, length, D]."""
-        found: dict[str, list[Tensor]] = {tap: [] for tap in self._taps}
+        """Read the first `length` tokens of these rows' prompts; returns the tapped states [B, length, D]."""
+        tapped: dict[str, list[Tensor]] = {tap: [] for tap in self._taps}
         for start in range(0, length, PREFILL_CHUNK):
-            self._piece(rows, *self.cache.chunk(start, min(start + PREFILL_CHUNK, length), rows), found)
-        return self._joined(found, rows.stop - rows.start)
+            self._read_chunk(rows, *self.cache.prompt_chunk(start, min(start + PREFILL_CHUNK, length), rows), tapped)
+        return self._joined(tapped, rows.stop - rows.start)
 
-    def _piece(self, rows: slice, ids: Tensor, places: PassLayout, found: dict[str, list[Tensor]]) -> None:
-        """Read ids [B, Q] of some rows' prompts."""
-        x = self.network.run(self.network.embed(ids), self.cache.store[:, rows], places, found)
-        if "last" in found:
-            self.network.final_norm(x, len(ids), found)
+    def _read_chunk(self, rows: slice, ids: Tensor, layout: PassLayout, tapped: dict[str, list[Tensor]]) -> None:
+        x = self.network.run(self.network.embed(ids), self.cache.store[:, rows], layout, tapped)
+        if "last" in tapped:
+            self.network.final_norm(x, len(ids), tapped)
 
-    def _joined(self, found: dict[str, list[Tensor]], rows: int) -> dict[str, Tensor]:
-        nothing = torch.zeros(rows, 0, self.config.hidden_size, dtype=self.network.dtype, device=self.device)
-        return {tap: torch.cat(parts, 1) if parts else nothing for tap, parts in found.items()}
+    def _joined(self, tapped: dict[str, list[Tensor]], rows: int) -> dict[str, Tensor]:
+        empty = torch.zeros(rows, 0, self.config.hidden_size, dtype=self.network.dtype, device=self.device)
+        return {tap: torch.cat(chunks, 1) if chunks else empty for tap, chunks in tapped.items()}
 
-    # ---- rows that come and go
+    # ---- continuous batching
 
     @property
     def slot_bytes(self) -> int:
         return self.cache.slot_bytes
 
     def open(self, sampling: Sampling, needs: frozenset[str] = frozenset()) -> None:
-        """Begin with no rows."""
-        self._tapped(needs)
+        """Begin without rows."""
+        self._set_taps(needs)
         self._pipeline = LogitsPipeline(sampling, [], self.vocabulary, self.device)
         self.cache.open()
 
     def arrange(self, order: Sequence[int], width: int) -> None:
-        """Row i is from now on what row order[i] was, or an empty one; see outrider.core.protocol.BatchedTarget."""
+        """Make row i the former row order[i], or an empty row; see outrider.core.protocol.BatchedTarget."""
         self._pipeline.arrange(order)
         self.cache.arrange(order, width)
 
     @torch.no_grad()
     def enter(self, row: Callable[[], int], prompt: Sequence[int]) -> Generator[None, None, Prefill]:
-        """Read a prompt into a row, in the pieces that it would be read in alone."""
-        self._fits(len(prompt))
+        """Read a prompt into a row, in the same chunks as when it is decoded alone; yields between chunks. `row()`
+        returns the current index of the row."""
+        self._check_length(len(prompt))
         self.network.ensure_positions(len(prompt))
         self._pipeline.enter(row(), prompt)
-        found: dict[str, list[Tensor]] = {tap: [] for tap in self._taps}
+        tapped: dict[str, list[Tensor]] = {tap: [] for tap in self._taps}
         length = len(prompt) - 1
         for start in range(0, length, PREFILL_CHUNK):
             if start:
                 yield
-            stop, here = min(start + PREFILL_CHUNK, length), row()
+            stop, index = min(start + PREFILL_CHUNK, length), row()
             ids = upload(prompt[start:stop], self.device, torch.long)[None]
-            self._piece(slice(here, here + 1), ids, self.cache.stretch(start, stop), found)
-            self.cache.stand(here, stop, prompt[stop])
-        self.cache.stand(row(), length, prompt[-1])
-        return Prefill(self._joined(found, 1))
+            self._read_chunk(slice(index, index + 1), ids, self.cache.sequential_layout(start, stop), tapped)
+            self.cache.set_row(index, stop, prompt[stop])
+        self.cache.set_row(row(), length, prompt[-1])
+        return Prefill(self._joined(tapped, 1))
 
     def leave(self, row: int) -> None:
-        self.cache.stand(row, 0, 0)
+        self.cache.set_row(row, 0, 0)
 
     @torch.no_grad()
     def score(self, draft: Draft, since: int | None = None) -> Scores:
         first = 0 if since is None else since + 1
         cache, network = self.cache, self.network
-        if since is not None and (since > cache.scored or cache.writer is not self):
-            since = None  # somebody else has written there: read it again
+        if since is not None and (since > cache.scored or cache.scratch_owner is not self):
+            since = None  # the scratch was overwritten: read the whole draft again
         carry = draft.carry if since is None else None
-        ids, places = cache.plan(draft, since)
-        network.ensure_positions(furthest(cache, draft))
-        resumes = isinstance(carry, Carry) and carry.fits(cache, self._taps)
+        ids, layout = cache.plan(draft, since)
+        network.ensure_positions(position_bound(cache, draft))
+        resumes = isinstance(carry, Carry) and carry.usable(cache, self._taps)
         graphs = None if resumes or draft.embeddings is not None or network.before_layer is not None else network.graphs
         logits: Tensor | None = None
-        if graphs is not None and places.slots is not None and ids.numel():
-            states, logits, hidden = graphs.run(ids, cache.store, places, self._taps)
+        if graphs is not None and layout.slots is not None and ids.numel():
+            states, logits, hidden = graphs.run(ids, cache.store, layout, self._taps)
         else:
-            found: dict[str, list[Tensor]] = {tap: [] for tap in self._taps}
+            tapped: dict[str, list[Tensor]] = {tap: [] for tap in self._taps}
             if isinstance(carry, Carry) and resumes:
-                x = self._resume(carry, ids, places)
-                x = network.run(x, cache.store, places, found, (carry.layer, self.config.layers))
+                x = self._resume(carry, ids, layout)
+                x = network.run(x, cache.store, layout, tapped, (carry.layer, self.config.layers))
             else:
-                x = network.run(self._embed(ids, draft), cache.store, places, found)
-            states = network.final_norm(x, len(ids), found)
-            hidden = {tap: parts[0] for tap, parts in found.items()}
-        cache.scored, cache.writer = draft.size, self
-        hidden = {tap: behind(part, cache.rows, draft, first, since) for tap, part in hidden.items()}
+                x = network.run(self._embed(ids, draft), cache.store, layout, tapped)
+            states = network.final_norm(x, len(ids), tapped)
+            hidden = {tap: chunks[0] for tap, chunks in tapped.items()}
+        cache.scored, cache.scratch_owner = draft.size, self
+        hidden = {tap: at_nodes(states, cache.rows, draft, first, since) for tap, states in hidden.items()}
         if logits is not None:
-            logits = behind(logits, cache.rows, draft, first, since)
+            logits = at_nodes(logits, cache.rows, draft, first, since)
             return Scores(draft, self._pipeline, cache.rows.committed, logits, hidden, first)
-        states = behind(states, cache.rows, draft, first, since)
-        return scores(network, states, draft, self._pipeline, cache.rows.committed, hidden, first)
+        states = at_nodes(states, cache.rows, draft, first, since)
+        return make_scores(network, states, draft, self._pipeline, cache.rows.committed, hidden, first)
 
     @torch.no_grad()
     def draw_chain(self, numbers: np.ndarray) -> tuple[Tensor, Distribution] | None:
-        """A chain behind the root of a single row, in one call: tokens [1, N], each drawn with one of the uniform
-        numbers [N], and their distributions. All tokens but the last are then scored. None: one pass per token is
-        needed."""
-        rows, chains, sampling = self.cache.rows, self.network.native_chain, self._pipeline.sampling
-        usual = type(self._pipeline) is LogitsPipeline and sampling.plain and type(self).score is Decoder.score
-        if chains is None or not usual or self._taps or len(rows.host) > 1:
+        """Draw a chain for a batch of one row in one call of the compiled kernels: tokens [1, N], each drawn with one
+        of the uniform numbers [N], and their distributions. All tokens but the last count as scored afterwards. None if
+        this is not possible here; the caller then needs one pass per token."""
+        rows, chain, sampling = self.cache.rows, self.network.native_chain, self._pipeline.sampling
+        supported = type(self._pipeline) is LogitsPipeline and sampling.plain and type(self).score is Decoder.score
+        if chain is None or not supported or self._taps or len(rows.host) > 1:
             return None
         wait, steps = rows.pending.shape[1], len(numbers)
         self.cache.reserve(wait + steps)
         self.network.ensure_positions(rows.host[0] + wait + steps)
-        by, told = None if sampling.greedy else numbers, self.network.conditioning_of(0)
-        tokens, distributions = chains.draw(
-            rows.pending[0], rows.host[0], self.cache.store, steps, told, by, sampling.temperature
+        uniforms, conditioning = None if sampling.greedy else numbers, self.network.conditioning_of(0)
+        tokens, distributions = chain.draw(
+            rows.pending[0], rows.host[0], self.cache.store, steps, conditioning, uniforms, sampling.temperature
         )
-        self.cache.scored, self.cache.writer = steps - 1, self
+        self.cache.scored, self.cache.scratch_owner = steps - 1, self
         if distributions is None:
             return tokens[None], Distribution.point(tokens[None], self.vocabulary)
         return tokens[None], Distribution(distributions[None], None, self.vocabulary)
 
     def _embed(self, ids: Tensor, draft: Draft) -> Tensor:
-        """Ids [B, Q], the last of which are the draft's, -> [B Q, D]; a draft may bring what some of them stand for."""
+        """Ids [B, Q], the last of which are the draft's, -> [B Q, D]; ids from the vocabulary's size on are looked up
+        in draft.embeddings, if given."""
         x, count = self.network.embed(ids), min(draft.size, ids.shape[1])
         if draft.embeddings is None or not count:
             return x
-        place = F.pad(draft.tokens[:, -count:] - self.vocabulary, (ids.shape[1] - count, 0), value=-1).flatten()
-        brought = draft.embeddings.to(x.dtype)[place.clamp(0, len(draft.embeddings) - 1)]
-        return torch.where((place >= 0)[:, None], brought, x)
+        index = F.pad(draft.tokens[:, -count:] - self.vocabulary, (ids.shape[1] - count, 0), value=-1).flatten()
+        extra = draft.embeddings.to(x.dtype)[index.clamp(0, len(draft.embeddings) - 1)]
+        return torch.where((index >= 0)[:, None], extra, x)
 
-    def _resume(self, carry: Carry, ids: Tensor, places: PassLayout) -> Tensor:
-        """States behind the layer that a view left off at: its own, and those of nodes that it has not read."""
+    def _resume(self, carry: Carry, ids: Tensor, layout: PassLayout) -> Tensor:
+        """The states [B Q, D] after the view's exit layer: those it computed, and new ones for nodes it did not
+        read."""
         known = carry.states[:, : ids.shape[1]]
         if known.shape[1] == ids.shape[1]:
             return known.flatten(0, 1)
-        rest, where = ids[:, known.shape[1] :], places.skip(known.shape[1])
-        states = self.network.run(self.network.embed(rest), self.cache.store, where, None, (0, carry.layer))
-        return torch.cat([known, states.view(*rest.shape, -1)], 1).flatten(0, 1)
+        unread = ids[:, known.shape[1] :]
+        x = self.network.embed(unread)
+        states = self.network.run(x, self.cache.store, layout.skip(known.shape[1]), None, (0, carry.layer))
+        return torch.cat([known, states.view(*unread.shape, -1)], 1).flatten(0, 1)
 
     def view(
         self,
@@ -253,28 +257,28 @@ class Decoder:
         refresh: int = 16,
         bits: int | None = None,
     ) -> View:
-        """The same model seen cheaper, as a drafter for itself: see View."""
+        """A cheaper variant of this model that shares its weights and cache, to draft for it: see View."""
         return View(
             self.network, self.cache, skip=skip, exit=exit, window=window, chunks=chunks, refresh=refresh, bits=bits
         )
 
     @property
     def context(self) -> int:
-        """Tokens that a row may have."""
+        """The maximum number of tokens in a row."""
         return self.config.context
 
     @property
     def sublayers(self) -> tuple[str, ...]:
-        """The names of what a view may skip."""
+        """The names of the sublayers that a view may skip."""
         return tuple(f"{part}.{index}" for index in range(self.config.layers) for part in ("attention", "mlp"))
 
     @torch.no_grad()
     def likeness(self, texts: Prompts, count: int) -> Tensor:
-        """[B, sublayers] cosine of what enters and what leaves each, averaged over the last `count` tokens read."""
+        """[B, sublayers] cosine similarity of each one's input and output, averaged over the last `count` tokens."""
         return likeness(self.network, self.cache, texts, count)
 
     def captured(self, rule: Rule) -> Rule:
-        """The rule, recorded if passes are."""
+        """The rule, captured in CUDA graphs if this model's passes are."""
         graphs = self.network.graphs
         return rule if graphs is None or isinstance(rule, CapturedRule) else CapturedRule(rule, graphs.rules)
 

@@ -19,7 +19,7 @@ from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.trained.head_runner import HeadRunner, carried, ready, reduced
 from outrider.core.drafters.trained.heads import PrefixCache, kept
-from outrider.core.engine.self_draft_views import furthest
+from outrider.core.engine.self_draft_views import position_bound
 from outrider.core.engine.trainable.block import Angles, Attention, AttentionMask, Mlp, Norm
 from outrider.core.engine.trainable.shared_embedding import Words, weight_bytes
 from outrider.core.errors import Incompatible, InvalidOption
@@ -53,9 +53,9 @@ class Early(HeadRunner):
             features, longest = self._features(), max(map(len, prompts))
             for start in range(0, longest - 1, _PIECE):
                 stop = min(start + _PIECE, longest - 1)
-                ids, places = self.cache.chunk(start, stop)
+                ids, places = self.cache.prompt_chunk(start, stop)
                 self.draft_head.open(features[:, start:stop], ids, self._sight(places, longest))
-        self.cache.prefilled(prompts)
+        self.cache.set_prefilled(prompts)
         width = self.draft_head.words.width
         self._pending = torch.zeros(len(prompts), 1, width, dtype=self.dtype, device=self.device)
         self._states = self._pending[:, :0]
@@ -67,7 +67,7 @@ class Early(HeadRunner):
         return self.view.score(draft, since).hidden[self.draft_head.tap].to(self.dtype)
 
     def _open(self) -> None:
-        root = (self.cache.rows.waiting - 1)[:, None, None].expand(-1, 1, self._pending.shape[2])
+        root = (self.cache.rows.pending_count - 1)[:, None, None].expand(-1, 1, self._pending.shape[2])
         left = self._left(Draft.empty(len(root), self.device), None)
         self._pending = self._pending.scatter(1, root, left)
         super()._open()
@@ -76,7 +76,7 @@ class Early(HeadRunner):
         left = self._left(draft, since)
         ids, places = self.cache.plan(draft, since)
         grown = self._captured(
-            "open", self.draft_head.open, (left, ids), self._sight(places, furthest(self.cache, draft))
+            "open", self.draft_head.open, (left, ids), self._sight(places, position_bound(self.cache, draft))
         )
         self._states = torch.cat([self._states, grown], 1)
         self.cache.scored = draft.size
@@ -92,7 +92,7 @@ class Early(HeadRunner):
         rows = F.pad(verdict.path + 1, (0, 1)).clamp(min=0)
         if self.draft_head.cached:
             heard = self._features()
-            root = (before.waiting - 1)[:, None, None].expand(-1, 1, heard.shape[2])
+            root = (before.pending_count - 1)[:, None, None].expand(-1, 1, heard.shape[2])
             pending = self._pending.scatter(1, root, heard[:, :1])
             fresh = heard.gather(1, rows[..., None].expand(-1, -1, heard.shape[2]))
         else:  # nothing is remembered of single tokens

@@ -17,7 +17,7 @@ from outrider.core.distribution import Distribution, LogitsPipeline, Sampling, t
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.kv_cache.cache import Cache, Rows
 from outrider.core.engine.native.draft_tree import Grown
-from outrider.core.engine.self_draft_views import furthest
+from outrider.core.engine.self_draft_views import position_bound
 from outrider.core.engine.trainable.block import Angles, AttentionMask
 from outrider.core.engine.trainable.shared_embedding import settled
 from outrider.core.engine.types import Config, PassLayout
@@ -104,9 +104,9 @@ class HeadRunner:
             longest = max(map(len, read))
             for start in range(0, longest - 1, _PIECE):
                 stop = min(start + _PIECE, longest - 1)
-                ids, places = self.cache.chunk(start, stop)
+                ids, places = self.cache.prompt_chunk(start, stop)
                 self.draft_head.open(features[:, start:stop], ids, self._sight(places, longest))
-        self.cache.prefilled(read)
+        self.cache.set_prefilled(read)
         last = (lengths - 2).clamp(min=0)[:, None, None].expand(-1, 1, features.shape[2])
         self._pending = features.gather(1, last)  # [B, P, F], beside the cache's own pending tokens
         self._states = features.new_zeros(0)
@@ -139,14 +139,14 @@ class HeadRunner:
         """Read the pending tokens; the root's state is the first."""
         nothing = Draft.empty(len(self.cache.rows.host), self.device)
         ids, places = self.cache.plan(nothing, None)
-        sight = self._sight(places, furthest(self.cache, nothing))
+        sight = self._sight(places, position_bound(self.cache, nothing))
         states = self._captured("open", self.draft_head.open, (self._pending, ids), sight)
-        root = (self.cache.rows.waiting - 1)[:, None, None]
+        root = (self.cache.rows.pending_count - 1)[:, None, None]
         self._states = states[:, -1:] if ids.shape[1] == 1 else states.gather(1, root.expand(-1, 1, states.shape[2]))
         if self._parallel is not None:
             future, root_mask = self._parallel.future_states, self._root_mask(places, root)
             self._states = self._captured("future_states", future, (self._states[:, 0],), root_mask)
-        self.cache.scored, self.cache.writer = 0, self
+        self.cache.scored, self.cache.scratch_owner = 0, self
 
     def _root_mask(self, places: PassLayout, root: Tensor) -> AttentionMask:
         """What the root attends to, with the rotary angles of its position and of the next ones."""
@@ -166,7 +166,7 @@ class HeadRunner:
         ids, places = self.cache.plan(draft, since)
         above = draft.tree.parents[:, since:].expand(draft.rows, -1) + 1
         states = self._states.gather(1, above[..., None].expand(-1, -1, self._states.shape[2]))
-        sight = self._sight(places, furthest(self.cache, draft))
+        sight = self._sight(places, position_bound(self.cache, draft))
         grown = self._captured("step", self.draft_head.step, (states, ids), sight, level)
         self._states = torch.cat([self._states, grown], 1)
         self.cache.scored = draft.size
@@ -201,13 +201,13 @@ class HeadRunner:
         """As outrider.core.protocol.TreeGrowing, after reading the pending tokens in the same call."""
         tree, cache, sampling = self._native_tree, self.cache, self._pipeline.sampling
         rows = cache.rows
-        if tree is None or not rows.even or len(rows.host) > 1 or sampling != Sampling(end=sampling.end):
+        if tree is None or not rows.uniform or len(rows.host) > 1 or sampling != Sampling(end=sampling.end):
             return None
         waiting, behind, block = rows.pending[0], rows.host[0], self.draft_head.block
         room = len(waiting) + depth * width
         cache.reserve(room)
         block.ensure_positions(block.runner, behind + room)
-        cache.scored, cache.writer = 0, self
+        cache.scored, cache.scratch_owner = 0, self
         return tree.grow(self._pending[0], waiting, behind, cache.store[0, None], depth, width, floor)
 
     @property
@@ -252,11 +252,11 @@ class HeadRunner:
 def carried(before: Rows, after: Rows, features: Tensor) -> Tensor:
     """Of the features [B, P + D + 1, F] of formerly pending and of emitted tokens, those of the pending tokens now."""
     wait, width = before.pending.shape[1], after.pending.shape[1]
-    if len(features) == 1 and before.even and after.even:
+    if len(features) == 1 and before.uniform and after.uniform:
         start = after.host[0] - before.host[0]
         return features[:, start : start + width]
     index = (after.entries - before.entries)[:, None] + torch.arange(width, device=features.device)
-    index = torch.where(index < before.waiting[:, None], index, index + (wait - before.waiting)[:, None])
+    index = torch.where(index < before.pending_count[:, None], index, index + (wait - before.pending_count)[:, None])
     index = index.clamp(max=features.shape[1] - 1)
     return features.gather(1, index[..., None].expand(-1, -1, features.shape[2]))
 

@@ -20,8 +20,15 @@ from torch import Tensor
 from outrider.core.distribution import LogitsPipeline, Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.adapters.tree_by_rows import Branches
-from outrider.core.engine.kv_cache.cache import Rows, advance, near, prefilled, standing, waiting
-from outrider.core.engine.self_draft_views import behind
+from outrider.core.engine.kv_cache.cache import (
+    Rows,
+    advance,
+    prefilled_rows,
+    scratch_mask,
+    sequence_positions,
+    unread_rows,
+)
+from outrider.core.engine.self_draft_views import at_nodes
 from outrider.core.errors import Incompatible, InvalidOption, unknown
 from outrider.core.protocol import Prefill, Prompts, Scores
 
@@ -149,14 +156,14 @@ class TransformersTarget:
         self._pipeline = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
         self._cache = self._fresh()
         found: dict[str, list[Tensor]] = {tap: [] for tap in needs}
-        ids = waiting(prompts, self.device).pending
+        ids = unread_rows(prompts, self.device).pending
         for start in range(0, longest - 1, _PIECE):
             stop = min(start + _PIECE, longest - 1)
             positions = torch.arange(start, stop, device=self.device).expand(len(ids), -1)
             whole = torch.ones(len(ids), stop, dtype=torch.long, device=self.device)
             for tap, states in self._forward(ids[:, start:stop], whole, positions)[1].items():
                 found[tap].append(states)
-        self._rows = prefilled(prompts, self.device, True)
+        self._rows = prefilled_rows(prompts, self.device, True)
         self._scored = -1
         return Prefill({tap: torch.cat(parts, 1) for tap, parts in found.items() if parts})
 
@@ -169,23 +176,23 @@ class TransformersTarget:
         skip = 0 if since is None else wait + since
         columns = max(rows.host)
         self._cut(columns + skip)
-        ids, positions = torch.cat([rows.pending, draft.tokens], 1)[:, skip:], standing(rows, draft)[:, skip:]
+        ids, positions = torch.cat([rows.pending, draft.tokens], 1)[:, skip:], sequence_positions(rows, draft)[:, skip:]
         read = torch.arange(columns, device=self.device) < rows.entries[:, None]  # [B, T]
         if self.trees == "branches" and not draft.tree.is_chain:
             logits, hidden = self._branches(self._cache, rows, draft, read)
         elif not ids.shape[1]:
             logits, hidden = torch.zeros(len(ids), 0, self.vocabulary, dtype=self.dtype, device=self.device), {}
         elif self.trees == "branches":
-            real = torch.arange(wait, device=self.device) < rows.waiting[:, None]
+            real = torch.arange(wait, device=self.device) < rows.pending_count[:, None]
             seen = torch.cat([read, real, torch.ones_like(draft.live)], 1)
             logits, hidden = self._forward(ids, seen.long(), positions)
         else:
-            sight = near(rows, draft)[:, skip:].expand(len(ids), -1, -1)
+            sight = scratch_mask(rows, draft)[:, skip:].expand(len(ids), -1, -1)
             mask = torch.cat([read[:, None].expand(-1, ids.shape[1], -1), sight], 2)
             logits, hidden = self._forward(ids, self._added(mask), positions)
         self._scored = draft.size
-        rest = {tap: behind(states, rows, draft, first, since) for tap, states in hidden.items()}
-        logits = behind(logits, rows, draft, first, since)
+        rest = {tap: at_nodes(states, rows, draft, first, since) for tap, states in hidden.items()}
+        logits = at_nodes(logits, rows, draft, first, since)
         return Scores(draft, self._pipeline, rows.committed, logits, rest, first)
 
     @torch.no_grad()
@@ -199,7 +206,7 @@ class TransformersTarget:
         wait, columns = rows.pending.shape[1], max(rows.host)
         length = columns + wait + scored
         place = torch.arange(length, device=self.device).expand(len(kept), -1)
-        stays = (place < rows.entries[:, None]) | (place >= columns) & (place < columns + rows.waiting[:, None])
+        stays = (place < rows.entries[:, None]) | (place >= columns) & (place < columns + rows.pending_count[:, None])
         path = torch.where(kept, verdict.path + columns + wait, length)
         stays = torch.nn.functional.pad(stays, (0, 1)).scatter(1, path, True)[:, :length]
         longest = max(self._rows.host)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft
-from outrider.core.engine.kv_cache.cache import Rows, standing
+from outrider.core.engine.kv_cache.cache import Rows, sequence_positions
 
 Forward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
 
@@ -36,10 +36,10 @@ class Branches:
         nodes = table.clamp(min=0).flatten(1)  # [B, W D]
         tokens = draft.tokens.gather(1, nodes).view(batch * width, depth)
         ids = torch.cat([rows.pending.repeat_interleave(width, 0), tokens], 1)
-        stands = standing(rows, draft)
+        stands = sequence_positions(rows, draft)
         deeper = stands[:, wait:].gather(1, nodes).view(batch * width, depth)
         positions = torch.cat([stands[:, :wait].repeat_interleave(width, 0), deeper], 1)
-        real = torch.arange(wait, device=device) < rows.waiting[:, None]
+        real = torch.arange(wait, device=device) < rows.pending_count[:, None]
         mask = torch.cat([torch.cat([read, real], 1).repeat_interleave(width, 0), inside], 1).long()
         before = [(layer.keys, layer.values) if layer.is_initialized else None for layer in cache.layers]
         cache.batch_repeat_interleave(width)

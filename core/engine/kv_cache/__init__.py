@@ -1,1 +1,1 @@
-"""The key/value cache: ragged rows, tree scratch and 8-bit storage."""
+"""The KV cache: rows of different lengths, scratch slots for draft trees, 8-bit storage."""

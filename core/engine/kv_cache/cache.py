@@ -1,9 +1,10 @@
-"""Keys and values of what a batch has read: ragged rows, a scratch behind each, and the accepted path kept.
+"""The KV cache of a batch whose rows differ in length, with scratch slots for draft trees.
 
-A row's committed tokens are its entries in the store and, behind them, the tokens waiting to be read: always at least
-the last one, the root. A pass writes those and the draft's nodes into the slots behind the entries; what is kept moves
-forward and becomes entries, the rest is written over. Knows nothing of weights, distributions or rules. Where the
-lengths are only known on a device, the host works with bounds on them and does not look."""
+The committed tokens of a row are its entries in the store plus one or more pending tokens that have not been read; the
+last pending token is the root of the next draft. A pass writes pending tokens and draft nodes into the slots after the
+entries (the scratch). The accepted path is then moved forward and becomes entries; the other slots are overwritten
+later. On a GPU the host follows the lengths without synchronising, exactly or as upper bounds. Knows nothing of
+weights, distributions or rules."""
 
 from __future__ import annotations
 
@@ -20,161 +21,158 @@ from outrider.core.engine.cuda_graphs import GraphPool
 from outrider.core.engine.types import PassLayout
 from outrider.core.protocol import Prompts, committed
 
-_FEW = 8  # rows that are quicker counted one by one
+_FEW = 8  # up to this many rows, bookkeeping on the host is faster than with tensors
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """How far each row has been read, and what of it waits. A snapshot of this is all that a rewind needs."""
+    """Lengths and pending tokens of all rows. A rewind needs no more than an earlier value of this."""
 
     entries: Tensor  # [B] tokens whose keys and values are in the store
-    pending: Tensor  # [B, P] committed tokens behind them, not read yet; the root is the last of them
-    waiting: Tensor  # [B] how many of P, 1 or more
-    host: tuple[int, ...]  # entries as the host knows them: exactly, or upper bounds
-    left: tuple[int, ...]  # waiting, likewise
-    even: bool  # is it known that all rows are equally long and P wait in each?
-    bounds: bool = False  # whether the host knows upper bounds alone
+    pending: Tensor  # [B, P] committed tokens after the entries that have not been read; the last one is the root
+    pending_count: Tensor  # [B] how many of the P are real, 1 or more
+    host: tuple[int, ...]  # entries as the host knows them
+    host_pending: tuple[int, ...]  # pending_count as the host knows it
+    uniform: bool  # known to have equal entries and P pending tokens in all rows
+    bounds: bool = False  # whether the two host fields are upper bounds instead of exact
 
     @property
     def committed(self) -> Tensor:
-        """[B] tokens."""
-        return self.entries + self.waiting
+        """[B] committed tokens of each row."""
+        return self.entries + self.pending_count
 
 
 class Cache:
-    """The store, and who stands where in it."""
+    """The store of keys and values, and the state of its rows."""
 
     def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
-        self._shape = shape  # layers, heads of keys and values together, width of a head (in 8 bits: of its slot)
+        self._shape = shape  # layers, key heads + value heads, head size (in 8 bits: slot size)
         self.dtype, self.device = dtype, device
         self.exact = device.type == "cpu"
         self.store = torch.zeros(0)  # [L, B, 2 K, C, d]
-        self.pool: GraphPool | None = None  # who lends stores, where they are to stay in one place
+        self.pool: GraphPool | None = None  # lends stores with fixed addresses, for captured passes
 
     def begin(self, prompts: Prompts) -> None:
-        """Nothing read yet; each prompt waits."""
+        """Start with these prompts, all pending."""
         longest = max(map(len, prompts))
-        self.rows = waiting(prompts, self.device)
-        self.scored = -1  # draft nodes in the scratch; -1: not even the root
-        self.writer: object = None  # whose scratch it is: the model's own, or a view's
+        self.rows = unread_rows(prompts, self.device)
+        self.scored = -1  # draft nodes in the scratch; -1: not even the pending tokens
+        self.scratch_owner: object = None  # the model or view that wrote the scratch
         layers, heads, dim = self._shape
-        self._return()
-        self.store = self._empty((layers, len(prompts), heads, longest + 64, dim))
+        self._release()
+        self.store = self._allocate((layers, len(prompts), heads, longest + 64, dim))
 
-    def _empty(self, shape: tuple[int, int, int, int, int]) -> Tensor:
+    def _allocate(self, shape: tuple[int, int, int, int, int]) -> Tensor:
         if self.pool is not None:
             return self.pool.borrow(shape, self.dtype)
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
-    def _return(self) -> None:
+    def _release(self) -> None:
         if self.pool is not None and self.store.dim() == 5:
             self.pool.give_back(self.store)
         self.store = torch.zeros(0)
 
     def end(self) -> None:
-        self._return()
-        nothing = torch.zeros(0, dtype=torch.long, device=self.device)
-        self.rows = Rows(nothing, nothing[:, None], nothing, (), (), True)
+        self._release()
+        empty = torch.zeros(0, dtype=torch.long, device=self.device)
+        self.rows = Rows(empty, empty[:, None], empty, (), (), True)
 
-    def chunk(self, start: int, stop: int, rows: slice = slice(None)) -> tuple[Tensor, PassLayout]:
-        """Read the prompts, or some rows of them, from `begin` on, at these columns: ids [B, Q] and their places.
-        Shorter rows read on into their padding, which nothing looks at and a later pass writes over."""
-        self._widen(stop)
-        return self.rows.pending[rows, start:stop], self.stretch(start, stop)
+    def prompt_chunk(self, start: int, stop: int, rows: slice = slice(None)) -> tuple[Tensor, PassLayout]:
+        """Prompt tokens `start` to `stop` - 1 of these rows, ids [B, Q], and their layout. Shorter rows read padding,
+        which is never attended and is overwritten by a later pass."""
+        self._grow(stop)
+        return self.rows.pending[rows, start:stop], self.sequential_layout(start, stop)
 
-    def stretch(self, start: int, stop: int) -> PassLayout:
-        """The places of tokens read one after another."""
+    def sequential_layout(self, start: int, stop: int) -> PassLayout:
+        """The layout of tokens `start` to `stop` - 1 of a plain sequence, with a causal mask."""
         positions = torch.arange(start, stop, device=self.device)
         mask = torch.arange(stop, device=self.device) <= positions[:, None]
         return PassLayout(positions[None], stop, mask[None], start)
 
-    # ---- rows that come and go
+    # ---- continuous batching
 
     def open(self) -> None:
-        """No rows yet."""
+        """Start without rows."""
         layers, heads, dim = self._shape
-        nothing = torch.zeros(0, dtype=torch.long, device=self.device)
-        self.rows, self.scored, self.writer = Rows(nothing, nothing[:, None], nothing, (), (), False), -1, None
+        empty = torch.zeros(0, dtype=torch.long, device=self.device)
+        self.rows, self.scored, self.scratch_owner = Rows(empty, empty[:, None], empty, (), (), False), -1, None
         self.store = torch.zeros(layers, 0, heads, 64, dim, dtype=self.dtype, device=self.device)
 
     @property
     def bytes(self) -> int:
-        """Held now."""
+        """The size of the store."""
         return self.store.numel() * self.store.element_size()
 
     @property
     def slot_bytes(self) -> int:
-        """Of one token's keys and values."""
+        """The size of one token's keys and values in all layers."""
         layers, heads, dim = self._shape
         return layers * heads * dim * self.dtype.itemsize
 
     def arrange(self, order: Sequence[int], width: int) -> None:
-        """Row i is from now on what row order[i] was; -1: an empty one, which reads nothing that counts. The store is
-        as wide as is wanted, and as what is in it needs."""
+        """Make row i the former row order[i], or an empty row for -1. The store gets `width` slots per row, or more if
+        a row needs them."""
         rows = self.rows
         wait = max(rows.pending.shape[1], 1)
         index = torch.tensor(order, dtype=torch.long, device=self.device)
-        entries, waiting = (
-            F.pad(one, (0, 1), value=fill)[index] for one, fill in ((rows.entries, 0), (rows.waiting, 1))
-        )
+        entries = F.pad(rows.entries, (0, 1), value=0)[index]  # index -1 selects the padding
+        pending_count = F.pad(rows.pending_count, (0, 1), value=1)[index]
         pending = F.pad(rows.pending, (0, wait - rows.pending.shape[1], 0, 1))[index]
-        host, left = (
-            tuple(known[row] if row >= 0 else fill for row in order) for known, fill in ((rows.host, 0), (rows.left, 1))
-        )
-        self.rows = Rows(entries, pending, waiting, host, left, False, rows.bounds)
-        self.scored, self.writer = -1, None
+        host = tuple(rows.host[row] if row >= 0 else 0 for row in order)
+        host_pending = tuple(rows.host_pending[row] if row >= 0 else 1 for row in order)
+        self.rows = Rows(entries, pending, pending_count, host, host_pending, False, rows.bounds)
+        self.scored, self.scratch_owner = -1, None
         layers, batch, heads, size, dim = self.store.shape
         width = -(-max(width, max(host, default=0) + wait) // 64) * 64
         if list(order) == list(range(batch)) and width == size:
             return
-        kept = self.store.new_zeros(layers, len(order), heads, width, dim)
+        store = self.store.new_zeros(layers, len(order), heads, width, dim)
         for new, old in enumerate(order):
             if old >= 0 and (filled := min(host[new], size)):
-                kept[:, new, :, :filled] = self.store[:, old, :, :filled]
-        self.store = kept
+                store[:, new, :, :filled] = self.store[:, old, :, :filled]
+        self.store = store
 
-    def stand(self, row: int, entries: int, root: int) -> None:
-        """So many of a row's tokens have been read, and this one waits."""
+    def set_row(self, row: int, entries: int, root: int) -> None:
+        """Record that a row has this many entries and that only `root` is pending."""
         rows = self.rows
-        read, pending, waits = (one.clone() for one in (rows.entries, rows.pending, rows.waiting))
-        read[row], pending[row, 0], waits[row] = entries, root, 1
-        host, left = (
-            (*known[:row], value, *known[row + 1 :]) for known, value in ((rows.host, entries), (rows.left, 1))
-        )
-        self.rows = Rows(read, pending, waits, host, left, False, rows.bounds)
+        read, pending, count = rows.entries.clone(), rows.pending.clone(), rows.pending_count.clone()
+        read[row], pending[row, 0], count[row] = entries, root, 1
+        host = (*rows.host[:row], entries, *rows.host[row + 1 :])
+        host_pending = (*rows.host_pending[:row], 1, *rows.host_pending[row + 1 :])
+        self.rows = Rows(read, pending, count, host, host_pending, False, rows.bounds)
 
     def window(self, sinks: int, recent: int, layers: int, between: Tensor | None = None) -> tuple[Cache, Tensor]:
-        """A copy of each row's first and last entries, and of those in between at slots [L, B, K, M], as a cache of its
-        own; and how many [B] it leaves out."""
+        """A new cache with a copy of each row's first `sinks` and last `recent` entries, and of the slots `between`
+        [L, B, K, M]; and the number [B] of entries that it leaves out."""
         rows = self.rows
         more = 0 if between is None else between.shape[3]
-        kept = sinks + more + recent
-        found = Cache((layers, *self._shape[1:]), self.dtype, self.device)
-        entries = rows.entries.clamp(max=kept)
-        found.rows = replace(rows, entries=entries, host=tuple(min(one, kept) for one in rows.host))
-        found.scored, found.writer = -1, None
-        place = torch.arange(min(kept, max(rows.host)), device=self.device)
+        size = sinks + more + recent
+        copied = Cache((layers, *self._shape[1:]), self.dtype, self.device)
+        entries = rows.entries.clamp(max=size)
+        copied.rows = replace(rows, entries=entries, host=tuple(min(bound, size) for bound in rows.host))
+        copied.scored, copied.scratch_owner = -1, None
+        place = torch.arange(min(size, max(rows.host)), device=self.device)
         left_out = rows.entries - entries
         source = place + torch.where(place < sinks + more, 0, left_out[:, None])
         heads, dim = self._shape[1:]
         slots = source[None, :, None].expand(layers, -1, heads, -1)
         if between is not None:
             slots = slots.clone()
-            long = (rows.entries >= kept)[None, :, None, None]  # a shorter row is all there
+            long = (rows.entries >= size)[None, :, None, None]  # shorter rows are copied whole
             middle = slice(sinks, sinks + more)
             chosen = between[:layers].repeat(1, 1, 2, 1)
             slots[..., middle] = torch.where(long, chosen, slots[..., middle])
-        found.store = self.store[:layers].gather(3, slots[..., None].expand(-1, -1, -1, -1, dim))
-        found.store = F.pad(found.store, (0, 0, 0, 64))
-        return found, left_out
+        copied.store = self.store[:layers].gather(3, slots[..., None].expand(-1, -1, -1, -1, dim))
+        copied.store = F.pad(copied.store, (0, 0, 0, 64))
+        return copied, left_out
 
-    def prefilled(self, prompts: Prompts) -> None:
-        """All of each prompt but its last token has been read."""
-        self.rows = prefilled(prompts, self.device, self.exact)
+    def set_prefilled(self, prompts: Prompts) -> None:
+        """Record that all of each prompt but its last token has been read."""
+        self.rows = prefilled_rows(prompts, self.device, self.exact)
 
     def plan(self, draft: Draft, since: int | None, gap: int = 0) -> tuple[Tensor, PassLayout]:
-        """What to feed, ids [B, Q], and where: the waiting tokens and the nodes; with `since`, the nodes from there.
-        A gap leaves slots alone that somebody else's scratch is in."""
+        """The ids [B, Q] to feed and their layout: pending tokens and draft nodes, or with `since` the nodes from that
+        one on. The first `gap` scratch slots are left to another owner."""
         rows = self.rows
         wait, size = rows.pending.shape[1], draft.size
         skip = 0 if since is None else wait + since
@@ -183,48 +181,48 @@ class Cache:
         rows = self.rows
         columns = self._columns(max(rows.host) + gap + total)
         ids = torch.cat([rows.pending, draft.tokens], 1)[:, skip:]
-        positions = standing(rows, draft)[:, skip:]
-        if rows.even:
+        positions = sequence_positions(rows, draft)[:, skip:]
+        if rows.uniform:
             first, start = rows.host[0], rows.host[0] + gap
             if draft.tree.is_chain and total - skip == 1 and not gap:
                 return ids, PassLayout(positions, start + total, None, start + skip)
-            mask = _behind(first, gap, near(rows, draft)[:, skip:])
+            mask = _full_mask(first, gap, scratch_mask(rows, draft)[:, skip:])
             return ids, PassLayout(positions, start + total, mask, start + skip)
-        close = near(rows, draft)[:, skip:].expand(len(ids), -1, -1)
+        scratch = scratch_mask(rows, draft)[:, skip:].expand(len(ids), -1, -1)
         column = torch.arange(columns, device=self.device)
-        behind = (column - rows.entries[:, None])[:, None]  # [B, 1, C]
-        place = behind - gap
+        offset = (column - rows.entries[:, None])[:, None]  # [B, 1, C] from the end of the entries
+        place = offset - gap
         inside = (place >= 0) & (place < total)
-        found = close.gather(2, place.clamp(0, total - 1).expand(-1, close.shape[1], -1))
+        visible = scratch.gather(2, place.clamp(0, total - 1).expand(-1, scratch.shape[1], -1))
         slots = rows.entries[:, None] + torch.arange(gap + skip, gap + total, device=self.device)
-        return ids, PassLayout(positions, columns, (behind < 0) | (inside & found), None, slots)
+        return ids, PassLayout(positions, columns, (offset < 0) | (inside & visible), None, slots)
 
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> Tensor:
-        """Keep the first `count` [B] emitted tokens of each row -> those tokens [B, D + 1], -1 behind them."""
+        """Commit the first `count` [B] emitted tokens of each row; returns them [B, D + 1], padded with -1."""
         rows, wait = self.rows, self.rows.pending.shape[1]
         self.rows, tokens, kept = advance(rows, self.scored, draft, verdict, count, self.exact)
         if self.scored > 0 and verdict.path.shape[1] and not (wait == 1 and draft.tree.is_chain):
-            self.reserve(wait + max(wait, kept.shape[1]))  # the draft may be deeper than what was scored of it
-            move = self._move_some if self.exact else self._move
+            self.reserve(wait + max(wait, kept.shape[1]))  # the draft may be deeper than its scored part
+            move = self._move_where_needed if self.exact else self._move
             move(rows, verdict.path, kept)
         self.scored = -1
         return tokens
 
     def _move(self, rows: Rows, path: Tensor, kept: Tensor) -> None:
-        """Copy the entries of a path's nodes [B, D], where they are kept, behind those there are, in all layers."""
-        here = (rows.entries + rows.waiting)[:, None] + torch.arange(kept.shape[1], device=self.device)
-        there = (rows.entries + rows.pending.shape[1])[:, None] + path
+        """Copy the kept nodes of the paths [B, D] to the slots after the entries and pending tokens, in all layers."""
+        target = (rows.entries + rows.pending_count)[:, None] + torch.arange(kept.shape[1], device=self.device)
+        source = (rows.entries + rows.pending.shape[1])[:, None] + path
         row = torch.arange(len(path), device=self.device)[:, None]
-        self.store[:, row, :, here] = self.store[:, row, :, torch.where(kept, there, here)]
+        self.store[:, row, :, target] = self.store[:, row, :, torch.where(kept, source, target)]
 
-    def _move_some(self, rows: Rows, path: Tensor, kept: Tensor) -> None:
-        """The same by looking: mostly they stand where they should."""
-        wait, waiting = rows.pending.shape[1], rows.waiting.tolist()
+    def _move_where_needed(self, rows: Rows, path: Tensor, kept: Tensor) -> None:
+        """As `_move`, but computed on the host: most nodes are in the right slot already."""
+        wait, count = rows.pending.shape[1], rows.pending_count.tolist()
         moves = [
-            (row, rows.host[row] + wait + node, rows.host[row] + waiting[row] + place)
-            for row, (nodes, stay) in enumerate(zip(path.tolist(), kept.tolist(), strict=True))
-            for place, (node, one) in enumerate(zip(nodes, stay, strict=True))
-            if one and wait + node != waiting[row] + place
+            (row, rows.host[row] + wait + node, rows.host[row] + count[row] + place)
+            for row, (nodes, flags) in enumerate(zip(path.tolist(), kept.tolist(), strict=True))
+            for place, (node, flag) in enumerate(zip(nodes, flags, strict=True))
+            if flag and wait + node != count[row] + place
         ]
         if moves:
             row, source, target = torch.tensor(moves).unbind(1)
@@ -234,49 +232,50 @@ class Cache:
         return self.rows
 
     def rewind(self, rows: Rows) -> None:
-        """Back to a mark; entries behind it are written over. Marks taken in between are no longer good. Where nothing
-        was kept since, what waited stays read, and only the nodes are dropped."""
+        """Return to a mark; later marks become invalid. If nothing was kept since, the pending tokens stay read and
+        only the draft's nodes are dropped."""
         self.scored = min(self.scored, 0) if rows.entries is self.rows.entries else -1
         self.rows = rows
 
     def _columns(self, needed: int) -> int:
-        """On a device, in steps: fewer different shapes, and fewer still where each is captured."""
+        """Columns to read. On a GPU they are rounded up, so that there are few shapes, and fewer where passes are
+        captured."""
         step = 64 if self.pool is None else 256 if needed <= 2048 else 1024
         return needed if self.exact else min(-(-needed // step) * step, self.store.shape[3])
 
     def reserve(self, extra: int) -> None:
-        """Room for this many slots behind the entries of the longest row."""
+        """Make room for this many slots after the entries of the longest row."""
         size = self.store.shape[3]
         if max(self.rows.host) + extra <= size:
             return
-        if self.rows.bounds:  # they may have drifted: ask the device once, which is rare
-            host, left = torch.stack([self.rows.entries, self.rows.waiting]).tolist()
-            self.rows = replace(self.rows, host=tuple(host), left=tuple(left), bounds=False)
-        self._widen(max(self.rows.host) + extra)
+        if self.rows.bounds:  # the bounds may be loose; this synchronisation is rare
+            host, host_pending = torch.stack([self.rows.entries, self.rows.pending_count]).tolist()
+            self.rows = replace(self.rows, host=tuple(host), host_pending=tuple(host_pending), bounds=False)
+        self._grow(max(self.rows.host) + extra)
 
-    def _widen(self, needed: int) -> None:
-        """Room for this many slots in each row."""
+    def _grow(self, needed: int) -> None:
+        """Make room for this many slots in each row."""
         layers, batch, heads, size, dim = self.store.shape
         if needed <= size:
             return
-        wider = self._empty((layers, batch, heads, -(-max(needed, size * 3 // 2) // 64) * 64, dim))
-        wider[:, :, :, :size] = self.store
-        self._return()
-        self.store = wider
+        larger = self._allocate((layers, batch, heads, -(-max(needed, size * 3 // 2) // 64) * 64, dim))
+        larger[:, :, :, :size] = self.store
+        self._release()
+        self.store = larger
 
 
-def waiting(prompts: Prompts, device: torch.device) -> Rows:
-    """Nothing read yet; each prompt waits."""
+def unread_rows(prompts: Prompts, device: torch.device) -> Rows:
+    """Rows with nothing read and the whole prompts pending."""
     lengths = [len(prompt) for prompt in prompts]
     longest = max(lengths)
     ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=device)
     entries = torch.zeros(len(prompts), dtype=torch.long, device=device)
-    even = min(lengths) == longest
-    return Rows(entries, ids, torch.tensor(lengths, device=device), (0,) * len(prompts), tuple(lengths), even)
+    uniform = min(lengths) == longest
+    return Rows(entries, ids, torch.tensor(lengths, device=device), (0,) * len(prompts), tuple(lengths), uniform)
 
 
-def prefilled(prompts: Prompts, device: torch.device, exact: bool) -> Rows:
-    """All of each prompt but its last token has been read."""
+def prefilled_rows(prompts: Prompts, device: torch.device, exact: bool) -> Rows:
+    """Rows with all of each prompt read but its last token, which is pending."""
     entries = [len(prompt) - 1 for prompt in prompts]
     last = torch.tensor([[prompt[-1]] for prompt in prompts], device=device)
     lengths = torch.tensor(entries, device=device)
@@ -284,100 +283,101 @@ def prefilled(prompts: Prompts, device: torch.device, exact: bool) -> Rows:
     return Rows(lengths, last, torch.ones_like(lengths), tuple(entries), (1,) * len(prompts), even)
 
 
-def standing(rows: Rows, draft: Draft) -> Tensor:
-    """[B, P + N] the position in its sequence of each waiting token and each node."""
+def sequence_positions(rows: Rows, draft: Draft) -> Tensor:
+    """[B, P + N] the position of each pending token and each node in its sequence."""
     batch, wait = rows.pending.shape
-    if rows.even and draft.positions is None:
+    if rows.uniform and draft.positions is None:
         return rows.entries[:, None] + draft.tree.behind(wait)[1]
-    ahead = torch.arange(wait, device=rows.entries.device).expand(batch, -1)
-    nodes = (rows.waiting[:, None] - 1 + draft.offsets).expand(batch, -1)
-    return rows.entries[:, None] + torch.cat([ahead, nodes], 1)
+    pending = torch.arange(wait, device=rows.entries.device).expand(batch, -1)
+    nodes = (rows.pending_count[:, None] - 1 + draft.offsets).expand(batch, -1)
+    return rows.entries[:, None] + torch.cat([pending, nodes], 1)
 
 
-def near(rows: Rows, draft: Draft) -> Tensor:
-    """[B|1, P + N, P + N] bool: which of the waiting tokens and nodes each of them may look at."""
+def scratch_mask(rows: Rows, draft: Draft) -> Tensor:
+    """[B|1, P + N, P + N] bool: the attention mask among pending tokens and nodes."""
     wait = rows.pending.shape[1]
-    sight = draft.tree.behind(wait)[0]
-    if rows.even or not draft.size:
-        return sight
-    real = torch.arange(wait, device=rows.entries.device) < rows.waiting[:, None]  # [B, P]
-    below = sight[:, wait:] & F.pad(real, (0, draft.size), value=True)[:, None]
-    return torch.cat([sight[:, :wait].expand(len(below), -1, -1), below], 1)
+    mask = draft.tree.behind(wait)[0]
+    if rows.uniform or not draft.size:
+        return mask
+    real = torch.arange(wait, device=rows.entries.device) < rows.pending_count[:, None]  # [B, P]
+    nodes = mask[:, wait:] & F.pad(real, (0, draft.size), value=True)[:, None]
+    return torch.cat([mask[:, :wait].expand(len(nodes), -1, -1), nodes], 1)
 
 
-def _behind(first: int, gap: int, sight: Tensor) -> Tensor:
-    """What may be looked at [1, Q, N] behind `first` columns that all may look at, and a gap that none may."""
-    if sight.device.type == "cpu":
-        table = np.ones((*sight.shape[:2], first + gap + sight.shape[2]), dtype=bool)
-        table[..., first : first + gap] = False
-        table[..., first + gap :] = sight.numpy()
-        return torch.from_numpy(table)
-    return F.pad(F.pad(sight, (gap, 0)) if gap else sight, (first, 0), value=True)
+def _full_mask(first: int, gap: int, scratch: Tensor) -> Tensor:
+    """The mask [1, Q, N] of the scratch, preceded by `first` visible columns and `gap` masked ones."""
+    if scratch.device.type == "cpu":
+        mask = np.ones((*scratch.shape[:2], first + gap + scratch.shape[2]), dtype=bool)
+        mask[..., first : first + gap] = False
+        mask[..., first + gap :] = scratch.numpy()
+        return torch.from_numpy(mask)
+    return F.pad(F.pad(scratch, (gap, 0)) if gap else scratch, (first, 0), value=True)
 
 
 def advance(
     rows: Rows, scored: int, draft: Draft, verdict: Verdict, count: Tensor, exact: bool
 ) -> tuple[Rows, Tensor, Tensor]:
-    """The rows when the first `count` [B] emitted tokens are kept, `scored` nodes having been read (-1: not even what
-    waited); those tokens [B, D + 1], -1 behind them; and which of the path's nodes [B, D] have become entries, or would
-    have, were the last token not to be the next root."""
+    """The rows after committing the first `count` [B] emitted tokens, if `scored` nodes were read (-1: not even the
+    pending tokens). Also returns those tokens [B, D + 1], padded with -1, and which nodes of the path [B, D] were both
+    committed and read; they become entries, except that the last committed token stays pending as the next root."""
     if rows.entries.device.type == "cpu" and len(rows.host) <= _FEW:
-        return _counted(rows, scored, draft, verdict, count)
+        return _advance_on_host(rows, scored, draft, verdict, count)
     depth, wait = verdict.path.shape[1], rows.pending.shape[1]
     device = rows.entries.device
     tokens = committed(draft, verdict, count)
     place = torch.arange(depth, device=device)
     kept = (verdict.path >= 0) & (verdict.path < scored) & (place < count[:, None])  # a prefix
-    known = rows.waiting + kept.sum(1) if scored >= 0 else torch.zeros_like(rows.waiting)
-    grown = torch.minimum(known, rows.waiting + count - 1)
-    left, entries = rows.waiting + count - grown, rows.entries + grown
+    read = rows.pending_count + kept.sum(1) if scored >= 0 else torch.zeros_like(rows.pending_count)
+    grown = torch.minimum(read, rows.pending_count + count - 1)
+    left, entries = rows.pending_count + count - grown, rows.entries + grown
     bounds = not exact and (rows.bounds or verdict.outcome is None)
     if exact:
-        host, lefts = tuple(entries.tolist()), tuple(left.tolist())
-        width, even = max(lefts), len({*host}) == 1 and len({*lefts}) == 1
+        host, host_pending = tuple(entries.tolist()), tuple(left.tolist())
+        width, uniform = max(host_pending), len({*host}) == 1 and len({*host_pending}) == 1
     else:
         unread = depth + wait if scored < 0 else max(min(draft.size - scored, depth), 0)
-        width, even = 1 + unread, False
+        width, uniform = 1 + unread, False
         if verdict.outcome is None:
-            host, lefts = tuple(known + wait + depth for known in rows.host), (width,) * len(rows.host)
+            host, host_pending = tuple(bound + wait + depth for bound in rows.host), (width,) * len(rows.host)
         else:
-            host, lefts = _lengths(rows, scored, verdict.outcome)
-    everything = torch.cat([rows.pending, tokens], 1)
+            host, host_pending = _host_lengths(rows, scored, verdict.outcome)
+    all_tokens = torch.cat([rows.pending, tokens], 1)
     index = grown[:, None] + torch.arange(width, device=device)
-    index = torch.where(index < rows.waiting[:, None], index, index + (wait - rows.waiting)[:, None])
-    pending = everything.gather(1, index.clamp(max=everything.shape[1] - 1))
-    return Rows(entries, pending, left, host, lefts, even, bounds), tokens, kept
+    index = torch.where(index < rows.pending_count[:, None], index, index + (wait - rows.pending_count)[:, None])
+    pending = all_tokens.gather(1, index.clamp(max=all_tokens.shape[1] - 1))
+    return Rows(entries, pending, left, host, host_pending, uniform, bounds), tokens, kept
 
 
-def _lengths(rows: Rows, scored: int, outcome: Outcome) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Entries and waiting of each row behind a verdict, from what the host knows. From bounds come bounds: of the
-    waiting tokens as many become entries as may."""
-    host, left = list[int](), list[int]()
-    for entries, waits, path, count in zip(rows.host, rows.left, outcome.paths, outcome.counts, strict=True):
+def _host_lengths(rows: Rows, scored: int, outcome: Outcome) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The new entries and pending tokens of each row, computed on the host; upper bounds if the old ones were."""
+    host, host_pending = list[int](), list[int]()
+    for entries, pending, path, count in zip(rows.host, rows.host_pending, outcome.paths, outcome.counts, strict=True):
         kept = next((place for place, node in enumerate(path[:count]) if node >= scored), min(len(path), count))
-        grown = min(waits + kept if scored >= 0 else 0, waits + count - 1)
+        grown = min(pending + kept if scored >= 0 else 0, pending + count - 1)
         host.append(entries + grown)
-        left.append(rows.pending.shape[1] + count if rows.bounds else waits + count - grown)
-    return tuple(host), tuple(left)
+        host_pending.append(rows.pending.shape[1] + count if rows.bounds else pending + count - grown)
+    return tuple(host), tuple(host_pending)
 
 
-def _counted(rows: Rows, scored: int, draft: Draft, verdict: Verdict, count: Tensor) -> tuple[Rows, Tensor, Tensor]:
-    """`advance` by counting on the host: for a few rows, calling as many operations takes longer."""
+def _advance_on_host(
+    rows: Rows, scored: int, draft: Draft, verdict: Verdict, count: Tensor
+) -> tuple[Rows, Tensor, Tensor]:
+    """`advance` in plain Python, faster for a few rows on a CPU."""
     depth, counts, emitted = verdict.path.shape[1], count.tolist(), verdict.rows(draft)
-    waits, waiting, paths = rows.waiting.tolist(), rows.pending.tolist(), verdict.path.tolist()
+    pending_counts, waiting, paths = rows.pending_count.tolist(), rows.pending.tolist(), verdict.path.tolist()
     entries, pending, kept = list[int](), list[list[int]](), list[int]()
     for row, new in enumerate(counts):
         stops = (place for place, node in enumerate(paths[row][:new]) if not 0 <= node < scored)
         kept.append(next(stops, min(new, depth)))
-        everything = waiting[row][: waits[row]] + emitted[row][:new]
-        known = waits[row] + kept[row] if scored >= 0 else 0
-        grown = min(known, len(everything) - 1)
+        all_tokens = waiting[row][: pending_counts[row]] + emitted[row][:new]
+        read = pending_counts[row] + kept[row] if scored >= 0 else 0
+        grown = min(read, len(all_tokens) - 1)
         entries.append(rows.host[row] + grown)
-        pending.append(everything[grown:])
-    left = [len(one) for one in pending]
-    width, even = max(left), len({*entries}) == 1 and len({*left}) == 1
-    padded = torch.tensor([one + [0] * (width - len(one)) for one in pending])
+        pending.append(all_tokens[grown:])
+    left = [len(tokens) for tokens in pending]
+    width, uniform = max(left), len({*entries}) == 1 and len({*left}) == 1
+    padded = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in pending])
     tokens = torch.tensor([(emitted[row][:new] + [-1] * (depth + 1))[: depth + 1] for row, new in enumerate(counts)])
-    places = torch.tensor([[place < one for place in range(depth)] for one in kept], dtype=torch.bool)
-    known = tuple(entries), tuple(left)
-    return Rows(torch.tensor(entries), padded, torch.tensor(left), *known, even), tokens, places
+    flags = torch.tensor([[place < length for place in range(depth)] for length in kept], dtype=torch.bool)
+    host = tuple(entries), tuple(left)
+    return Rows(torch.tensor(entries), padded, torch.tensor(left), *host, uniform), tokens, flags

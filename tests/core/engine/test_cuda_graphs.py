@@ -152,7 +152,7 @@ def test_captures_are_dropped_with_their_store() -> None:
     for rows in (1, 2, 3, 4):
         captured.cache.exact = False
         captured.begin([[5, 6, 7]] * rows, GREEDY)
-        captured.cache.rows = replace(captured.cache.rows, even=False)
+        captured.cache.rows = replace(captured.cache.rows, uniform=False)
         captured.score(Draft.empty(rows))
         assert any(key[0] == captured.cache.store.data_ptr() for key in pool._captures)
         captured.end()

@@ -54,7 +54,7 @@ def test_a_window_does_not_look_back() -> None:
     view = model.view(window=(1, 4))
     model.begin([[1, 2, 3]], Sampling())
     view.begin([[1, 2, 3]], Sampling())
-    with pytest.raises(Incompatible, match="look back"):
+    with pytest.raises(Incompatible, match="whole cache"):
         view.recall([[1, 2, 3]], 2)
 
 

@@ -140,7 +140,7 @@ def test_resumed_scores_are_those_of_a_whole_pass() -> None:
     view.score(part)
     carry = view.carry()
     resumed = model.score(replace(draft, carry=carry)).logits()
-    assert carry is not None and carry.fits(model.cache, ()) is False  # the model has written there since
+    assert carry is not None and carry.usable(model.cache, ()) is False  # the model has written there since
     torch.testing.assert_close(resumed, model.score(draft).logits(), atol=1e-12, rtol=0)
 
 
@@ -163,7 +163,7 @@ def test_drafting_for_itself_changes_nothing(kind: type[Any], name: str) -> None
 
 def test_what_a_view_cannot_do_is_said() -> None:
     model = Decoder.random(SHAPE)
-    with pytest.raises(InvalidOption, match=r"layers 1 to 3"):
+    with pytest.raises(InvalidOption, match=r"must be 1 to 3"):
         model.view(exit=4)
     with pytest.raises(InvalidOption, match=r"no sublayer 'mlp\.3'.* mlp\.2"):
         model.view(skip={"mlp.3"})
@@ -172,7 +172,7 @@ def test_what_a_view_cannot_do_is_said() -> None:
     with pytest.raises(InvalidOption, match="Known: 4, 8"):
         model.view(bits=3)
     model.begin([[1], [2]], Sampling())
-    with pytest.raises(Incompatible, match="decoding 2 rows was given 1"):
+    with pytest.raises(Incompatible, match="got 1 prompts and its model is decoding 2"):
         model.view().begin([[1]], Sampling())
     with pytest.raises(InvalidOption, match="tap the model"):
         model.view().begin([[1], [2]], Sampling(), frozenset({"last"}))

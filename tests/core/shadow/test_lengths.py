@@ -31,8 +31,8 @@ def test_the_host_knows_all_lengths(name: str, temperature: float, monkeypatch: 
         nonlocal checked
         tokens = keep(self, draft, verdict, count)
         assert not self.rows.bounds
-        assert self.rows.host == tuple(self.rows.entries.tolist()) and self.rows.left == tuple(
-            self.rows.waiting.tolist()
+        assert self.rows.host == tuple(self.rows.entries.tolist()) and self.rows.host_pending == tuple(
+            self.rows.pending_count.tolist()
         )
         checked += 1
         return tokens

@@ -59,7 +59,7 @@ def test_options_that_make_no_sense_are_refused() -> None:
         triforce(chunks=0)
     with pytest.raises(InvalidOption, match="bits"):
         run(qspec(bits=5))
-    with pytest.raises(InvalidOption, match="window around"):
+    with pytest.raises(InvalidOption, match="together with a window"):
         Decoder.random(CONFIG).view(chunks=(2, 4))
 
 

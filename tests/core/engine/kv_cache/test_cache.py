@@ -95,7 +95,7 @@ def test_audit(seed: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("lazy", [False, True])
 def test_rows_asked_for_one_by_one(lazy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if lazy:
-        monkeypatch.setattr("outrider.core.engine.self_draft_views._DENSE", 0)
+        monkeypatch.setattr("outrider.core.engine.self_draft_views._MAX_LOGITS", 0)
     model = Decoder.random(SHAPE, dtype=torch.float64)
     model.begin([[1, 2], [3, 4, 5]], Sampling())
     draft = Draft.guess(torch.tensor([[7, 8, 9]] * 2), Tree.of((-1, -1, 0)), torch.ones(2, 3, dtype=torch.bool))

@@ -10,7 +10,7 @@ import torch
 
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.kv_cache import cache
-from outrider.core.engine.kv_cache.cache import Rows, advance, near, standing
+from outrider.core.engine.kv_cache.cache import Rows, advance, scratch_mask, sequence_positions
 from outrider.core.tree import Tree
 
 
@@ -48,9 +48,9 @@ def test_counted_or_all_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
     few, tokens, kept = advance(rows, scored, draft, verdict, count, True)
     monkeypatch.setattr(cache, "_FEW", 0)
     many, all_tokens, all_kept = advance(rows, scored, draft, verdict, count, True)
-    assert (few.host, few.even) == (many.host, many.even)
-    assert torch.equal(few.entries, many.entries) and torch.equal(few.waiting, many.waiting)
-    for row, waits in enumerate(few.waiting.tolist()):
+    assert (few.host, few.uniform) == (many.host, many.uniform)
+    assert torch.equal(few.entries, many.entries) and torch.equal(few.pending_count, many.pending_count)
+    for row, waits in enumerate(few.pending_count.tolist()):
         assert few.pending[row, :waits].tolist() == many.pending[row, :waits].tolist()
     assert torch.equal(tokens, all_tokens) and torch.equal(kept, all_kept)
 
@@ -58,11 +58,11 @@ def test_counted_or_all_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_remembered_of_a_shape_is_what_ragged_rows_are_told(seed: int) -> None:
     rows, _, draft, _, _ = _case(seed)
-    alone = Rows(rows.entries[:1], rows.pending[:1], rows.waiting[:1], rows.host[:1], rows.left[:1], True)
-    ragged = replace(alone, even=False)
+    alone = Rows(rows.entries[:1], rows.pending[:1], rows.pending_count[:1], rows.host[:1], rows.host_pending[:1], True)
+    ragged = replace(alone, uniform=False)
     one = Draft.guess(draft.tokens[:1], draft.tree, draft.live[:1])
-    assert torch.equal(standing(alone, one), standing(ragged, one))
-    assert torch.equal(near(alone, one).expand(1, -1, -1), near(ragged, one).expand(1, -1, -1))
+    assert torch.equal(sequence_positions(alone, one), sequence_positions(ragged, one))
+    assert torch.equal(scratch_mask(alone, one).expand(1, -1, -1), scratch_mask(ragged, one).expand(1, -1, -1))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -73,7 +73,7 @@ def test_entries_are_moved_to_the_same_slots(seed: int) -> None:
     path = torch.tensor([sorted(rng.sample(range(size), depth)) for _ in range(batch)])
     kept = torch.arange(depth) < torch.tensor([[rng.randint(0, depth)] for _ in range(batch)])
     stores = []
-    for move in ("_move", "_move_some"):
+    for move in ("_move", "_move_where_needed"):
         one = cache.Cache((2, 2, 4), torch.float32, torch.device("cpu"))
         slots = max(rows.host) + rows.pending.shape[1] + size + depth
         one.store = torch.arange(2 * batch * 2 * slots * 4, dtype=torch.float32).view(2, batch, 2, slots, 4).clone()
@@ -84,5 +84,5 @@ def test_entries_are_moved_to_the_same_slots(seed: int) -> None:
 
 def test_what_stands_before_a_draft_is_seen_and_a_gap_is_not() -> None:
     sight = torch.tensor([[[True, False], [True, True]]])
-    found = cache._behind(3, 2, sight)
+    found = cache._full_mask(3, 2, sight)
     assert found.tolist() == [[[True] * 3 + [False] * 2 + row for row in sight[0].tolist()]]

@@ -14,7 +14,7 @@ from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.drafters.draft_model.model import DraftModel
-from outrider.core.engine.kv_cache.int8 import pack, slot, unpack
+from outrider.core.engine.kv_cache.int8 import pack, slot_size, unpack
 from outrider.core.engine.linear import Dense
 from outrider.core.engine.network import Graphs, Network, random_network
 from outrider.core.engine.transformer import Decoder
@@ -44,7 +44,7 @@ def test_numbers_are_rounded_to_a_127th_of_the_largest(dtype: torch.dtype, dim: 
     x = torch.randn(2, 3, 5, dim, generator=torch.Generator().manual_seed(1)).to(dtype) * 3
     x[0, 0, 0] = 0
     slots = pack(x)
-    assert slots.shape == (2, 3, 5, slot(dim)) and slots.dtype == torch.int8
+    assert slots.shape == (2, 3, 5, slot_size(dim)) and slots.dtype == torch.int8
     found, most = unpack(slots, dim, dtype), x.abs().amax(-1, keepdim=True)
     allowed = most / 254 * (1.001 if dtype != torch.bfloat16 else 2.1)  # in 16 bits it is rounded once more
     assert ((found - x).abs() <= allowed).all()
@@ -133,8 +133,8 @@ def test_it_is_near_the_exact_cache_and_smaller(config: Config) -> None:
         distributions.append(one.score(Draft.empty(1)).logits()[0, 0].softmax(-1))
         assert one.cache.bytes >= 200 * one.slot_bytes
     assert 0 < (distributions[0] - distributions[1]).abs().sum() < 0.1
-    assert rounded.slot_bytes == config.layers * 2 * config.kv_heads * slot(config.head_dim)
-    assert rounded.cache.bytes / exact.cache.bytes == slot(config.head_dim) / (4 * config.head_dim)
+    assert rounded.slot_bytes == config.layers * 2 * config.kv_heads * slot_size(config.head_dim)
+    assert rounded.cache.bytes / exact.cache.bytes == slot_size(config.head_dim) / (4 * config.head_dim)
 
 
 def test_rows_come_and_go() -> None:

@@ -57,11 +57,11 @@ def test_with_a_cache_it_computes_the_same() -> None:
         cache.begin([[1] * length for length in lengths])
         angles = Angles(PLAIN)
         for start, stop in ((0, 5), (5, 8)):
-            _, places = cache.chunk(start, stop)
+            _, places = cache.prompt_chunk(start, stop)
             block(
                 x[:, start:stop], AttentionMask(*angles(places.positions, 9, x.dtype), places.mask, cache.store, places)
             )
-        cache.prefilled([[1] * length for length in lengths])
+        cache.set_prefilled([[1] * length for length in lengths])
         _, places = cache.plan(Draft.empty(3), None)
         last = torch.stack([x[row, length - 1] for row, length in enumerate(lengths)])[:, None]
         found = block(last, AttentionMask(*angles(places.positions, 20, x.dtype), places.mask, cache.store, places))
