@@ -197,7 +197,7 @@ def test_without_compiled_code_the_references_decide(
     hindrance: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def run(rule: Rule) -> list[int]:
-        drafter = SampledTree(TableTarget(11, seed=3, blur=0.3), shape=(-1, -1, 0, 0, 1))
+        drafter = SampledTree(TableTarget(11, seed=3, blur=0.3), tree=(-1, -1, 0, 0, 1))
         steps = decode(TableTarget(11, seed=3), drafter, rule, [[1, 2]], max_new_tokens=40, seed=2)
         return [token for step in steps for token in step.emitted]
 

@@ -138,7 +138,7 @@ def test_what_people_run_is_enumerated(
     "drafter",
     [
         lambda: DraftModel(model(), length=2),
-        lambda: SampledTree(model(), shape=(-1, -1, 0)),
+        lambda: SampledTree(model(), tree=(-1, -1, 0)),
         lambda: Jacobi(window=2, renew="couple"),
     ],
     ids=["chain", "tree", "window"],
@@ -154,12 +154,12 @@ def test_one_row_alone_is_enumerated(drafter: Callable[[], Drafter], rule: Rule)
 TOP = Sampling(top_k=2)
 FAULTS: dict[str, tuple[Callable[[], Drafter], Rule, Sampling, dict[str, Any]]] = {
     "token after a rejection drawn from p": (lambda: DraftModel(model(), length=2), Token(), Sampling(), {}),
-    "residual not normalised": (lambda: SampledTree(model(), shape=(-1, -1)), Token(), Sampling(), {}),
-    "earlier sibling left in q": (lambda: SampledTree(model(), shape=(-1, -1)), Token(), Sampling(), {}),
+    "residual not normalised": (lambda: SampledTree(model(), tree=(-1, -1)), Token(), Sampling(), {}),
+    "earlier sibling left in q": (lambda: SampledTree(model(), tree=(-1, -1)), Token(), Sampling(), {}),
     "ratio flipped": (lambda: DraftModel(model(), length=2), Token(), Sampling(), {}),
     "bonus from the row before": (lambda: DraftModel(model(), length=2), Token(), Sampling(), {}),
-    "uniform used twice": (lambda: SampledTree(model(), shape=(-1, -1)), Exact(), Sampling(), {}),
-    "rejected sibling forgotten": (lambda: SampledTree(model(), shape=(-1, -1)), Exact(), Sampling(), {}),
+    "uniform used twice": (lambda: SampledTree(model(), tree=(-1, -1)), Exact(), Sampling(), {}),
+    "rejected sibling forgotten": (lambda: SampledTree(model(), tree=(-1, -1)), Exact(), Sampling(), {}),
     "block residual without its weight": (lambda: DraftModel(model(5), length=2), Exact(), Sampling(), {"size": 5}),
     "block stops at the first failure": (lambda: DraftModel(model(), length=3), Block(), Sampling(), {}),
     "coupling draws from the new distribution": (
