@@ -1,25 +1,23 @@
 """Text to token ids and back: a model's tokenizer.json and chat template, without importing transformers.
 
 Where a folder has no tokenizer.json, transformers makes one of what there is. Chat templates are programs of others:
-they run in a sandbox that can reach nothing. Knows nothing of models.
+they run in a sandbox, in a
+child process with bounded time and memory. Knows nothing of models.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.core.assets.store import read_json
 from outrider.core.errors import InvalidOption, OutriderError
+from outrider.text.untrusted.process import UntrustedError, check_tokenizer, shared
 
 if TYPE_CHECKING:
-    from jinja2 import Template
     from tokenizers import Tokenizer
 
 Message = Mapping[str, str]
@@ -45,17 +43,26 @@ class Tokens:
 
         if not (folder / "tokenizer.json").is_file():
             return cls.of_transformers(folder)
+        path = folder / "tokenizer.json"
         try:
-            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        except Exception as error:  # the library has no exception of its own
-            raise TokenizerError(f"{folder / 'tokenizer.json'} is not a tokenizer: {str(error)[:200]}") from None
+            check_tokenizer(path)
+        except UntrustedError as error:
+            raise TokenizerError(f"{path} is not a tokenizer: {str(error)[:200]}") from None
+        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer.no_truncation()  # settings left from its training; prompts are read whole
+        tokenizer.no_padding()
         settings = read_json(path) if (path := folder / "tokenizer_config.json").is_file() else {}
         template = settings.get("chat_template")
         if isinstance(template, list):  # several by name
-            named = {one["name"]: one["template"] for one in template}
+            named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
             template = named.get("default")
         if (path := folder / "chat_template.jinja").is_file():
-            template = path.read_text(encoding="utf-8")
+            try:
+                template = path.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                raise TokenizerError(f"{path} is not a chat template: it is not UTF-8 text") from None
+        if template is not None and not isinstance(template, str):
+            raise TokenizerError(f"the chat template of {folder} is a {type(template).__name__}; it must be a string")
         special = {}
         for name in _SPECIAL:
             value = settings.get(name)
@@ -128,37 +135,14 @@ class Tokens:
             raise TokenizerError("the model has no chat template; give a string with raw=True, which it continues")
         check_messages(messages)
         try:
-            return self._compiled.render(
-                messages=[dict(message) for message in messages], add_generation_prompt=True, **self.special
-            )
-        except TokenizerError:
-            raise
-        except Exception as error:  # a template of others may raise anything
-            why = " ".join(str(error).split())[:200]
-            raise TokenizerError(f"the model's chat template refuses this conversation: {why}") from None
+            text: str = shared().ask("render", self.template, [dict(message) for message in messages], self.special)
+        except UntrustedError as error:
+            raise TokenizerError(_complaint(str(error))) from None
+        return text
 
-    @cached_property
-    def _compiled(self) -> Template:
-        from jinja2 import TemplateSyntaxError
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        def refuse(message: str) -> None:
-            raise TemplateSyntaxError(message, 0)
-
-        def to_json(value: Any, indent: int | None = None) -> str:
-            return json.dumps(value, ensure_ascii=False, indent=indent)
-
-        room = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        room.filters["tojson"] = to_json
-        room.globals["raise_exception"] = refuse
-        room.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        assert self.template is not None
-        text = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", self.template)  # marks for training
-        try:
-            return room.from_string(text)
-        except TemplateSyntaxError as error:
-            raise TokenizerError(f"the model's chat template can't be read: {error}") from None
+def _complaint(why: str) -> str:
+    return why if why.startswith("the model's chat template") else f"the model's chat template can't be rendered: {why}"
 
 
 def check_messages(messages: Sequence[Message]) -> None:
