@@ -18,7 +18,7 @@ from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.methods import DRAFTERS, Method
 from outrider.core.protocol import Drafter, Rule
 from outrider.core.rules.exact import Exact, GumbelMatch
-from outrider.core.testing.conformance import KINDS, untaught
+from outrider.core.testing.conformance import KINDS, equip, untaught
 from outrider.core.trace import Step
 
 VOCABULARY = 61
@@ -69,10 +69,8 @@ def maker(method: Method, damp: float) -> Callable[[], Drafter]:
     if "draft_head" in method.needs:
         draft_head = untaught(method, target(torch.float64), vocabulary=0)
         return lambda: method.make(draft_head, **options)
-    if "model" not in method.needs:
-        return lambda: method.make(**options)
     model = Decoder.random(replace(CONFIG, norm_eps=damp), seed=1)
-    return lambda: method.make(model=model, **options)
+    return lambda: equip(method, options, lambda: model)
 
 
 def outputs(
