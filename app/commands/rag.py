@@ -56,7 +56,7 @@ def rag(
     from outrider.text.rag.ralm import Speculation
 
     how = Speculation(ahead=speculation_stride, overlap=async_verification) if method == "ralm-spec" else None
-    way = AnswerMethod(method=method, how=how, drafter=drafter)
+    way = AnswerMethod(method=method, speculation=how, drafter=drafter)
     lm, drafting, store = _ready(model, draft_model, dtype, documents, retriever)
     answerer = Answerer(
         lm,
@@ -115,15 +115,15 @@ def bench_rag(
 
     from outrider.app.bench.progress import bar
     from outrider.text.rag.documents import questions as asked
-    from outrider.text.rag.methods import METHODS, WAYS, Answerer, Measured, report
+    from outrider.text.rag.methods import ANSWER_METHODS, METHODS, Answerer, RagBench, report
     from outrider.text.rag.retrievers import RETRIEVERS
 
     names = _names(methods, "method", METHODS)
-    ways = [way for way in WAYS if way.method in names]
+    ways = [way for way in ANSWER_METHODS if way.method in names]
     items = asked(questions, num_prompts)
     console = Console(stderr=True, highlight=False)
     lm = drafting = None
-    measured: list[Measured] = []
+    measured: list[RagBench] = []
     for name in _names(retrievers, "retriever", RETRIEVERS):
         lm, drafting, store = _ready(model, draft_model, dtype, documents, name, lm, drafting)
         settings = {
@@ -132,11 +132,11 @@ def bench_rag(
             "window": query_length,
             "seed": seed,
         }
-        one = Measured(Answerer(lm, store, small=drafting, **settings), items, ways)
+        one = RagBench(Answerer(lm, store, small=drafting, **settings), items, ways)
         measured.append(one)
         try:
             with bar(console, len(items) * len(ways), store.name) as step:
-                for way in one.go():
+                for way in one.run():
                     step(way)
         except KeyboardInterrupt:
             console.print("Stopped: this is what is done.")

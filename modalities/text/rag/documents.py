@@ -1,7 +1,6 @@
-"""Documents to look things up in: passages of texts that travel in packages, or of files of one's own; and questions
-about them.
+"""Passages to retrieve from (bundled texts or the user's files), and questions about them.
 
-Knows texts; how a passage is found is outrider.text.rag.retrievers' affair.
+Knows nothing about retrieval; see outrider.text.rag.retrievers.
 """
 
 from __future__ import annotations
@@ -16,39 +15,39 @@ from pathlib import Path
 from outrider.core.assets.archives import members
 from outrider.core.errors import InvalidOption, OutriderError, unknown
 
-_WORDS = 90  # of a passage, about
+_PASSAGE_WORDS = 90  # approximate length of a passage
 _SUFFIXES = (".txt", ".md", ".rst", ".py")
-_LEAST = 2  # passages that something can be looked up in
+_MIN_PASSAGES = 2
 
 
 class DocumentError(OutriderError):
-    """Documents that can't be read, or hold nothing."""
+    """Documents that cannot be read or are empty."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """Something that the documents answer, and what a right answer has in it: one of `answers`."""
+    """A question that the documents answer. A correct answer contains one of `answers`."""
 
     id: str
     text: str
     answers: tuple[str, ...]
 
     def answered_by(self, text: str) -> bool:
-        """Does it say one of the answers, as words of their own, in either case?"""
-        return any(re.search(rf"(?<!\w){re.escape(one)}(?!\w)", text, re.IGNORECASE) for one in self.answers)
+        """Whether the text contains one of the answers as whole words, ignoring case."""
+        return any(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text, re.IGNORECASE) for answer in self.answers)
 
 
 def documents(source: str) -> list[str]:
-    """The passages of "named-things" (people, places and events of WordNet), of "speeches", or of a file or folder of
-    text files."""
-    found = list(SOURCES[source]()) if source in SOURCES else _files(Path(source).expanduser(), source)
-    if len(found) < _LEAST:
-        raise DocumentError(f"{source} holds {len(found)} passages; there is nothing to look up in so few")
-    return found
+    """Return the passages of "named-things" (people, places and events of WordNet), of "speeches", or of a file or
+    folder of text files."""
+    result = list(SOURCES[source]()) if source in SOURCES else _files(Path(source).expanduser(), source)
+    if len(result) < _MIN_PASSAGES:
+        raise DocumentError(f"{source} has {len(result)} passages; retrieval needs at least {_MIN_PASSAGES}")
+    return result
 
 
 def questions(path: Path | None = None, limit: int | None = None) -> list[Question]:
-    """Our own fifty about named things, or those of a file of JSON lines with "question" and "answers"."""
+    """Return our fifty questions about named things, or those of a JSON lines file with "question" and "answers"."""
     if path is None:
         text, source = resources.files("outrider.text").joinpath("questions.jsonl").read_text("utf-8"), "questions"
     else:
@@ -57,21 +56,21 @@ def questions(path: Path | None = None, limit: int | None = None) -> list[Questi
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise DocumentError(f"{source} can't be read: {error}") from None
-    found = [_question(line, f"{source}, line {n}", n) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
-    if not found:
-        raise DocumentError(f'{source} holds no questions; it should have JSON lines with "question" and "answers"')
-    return found[:limit]
+    result = [_question(line, f"{source}, line {n}", n) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if not result:
+        raise DocumentError(f'{source} contains no questions; expected JSON lines with "question" and "answers"')
+    return result[:limit]
 
 
 def _question(line: str, where: str, number: int) -> Question:
     try:
-        one = json.loads(line)
-        text, answers = one["question"], one["answers"]
-        fits = isinstance(text, str) and text.strip() and isinstance(answers, list)
-        fits = fits and bool(answers) and all(isinstance(answer, str) and answer for answer in answers)
+        record = json.loads(line)
+        text, answers = record["question"], record["answers"]
+        valid = isinstance(text, str) and text.strip() and isinstance(answers, list)
+        valid = valid and bool(answers) and all(isinstance(answer, str) and answer for answer in answers)
     except (ValueError, KeyError, TypeError, RecursionError):
-        fits = False
-    if not fits:
+        valid = False
+    if not valid:
         raise DocumentError(f'{where}: expected a JSON object with "question": "..." and "answers": ["...", ...]')
     return Question(str(number), text, tuple(answers))
 
@@ -80,17 +79,17 @@ def _question(line: str, where: str, number: int) -> Question:
 
 
 def _named() -> Iterator[str]:
-    """One passage for each named thing: its names, and what WordNet says of it without its examples."""
+    """Yield one passage for each named thing: its names and WordNet's definition without examples."""
     (text,) = members("wordnet", r"/dict/data\.noun$")
     for line in text.splitlines():
-        data, bar, gloss = line.partition(" | ")
-        fields = data.split()
-        if not bar or " @i " not in data:  # an instance of something
+        entry, separator, gloss = line.partition(" | ")
+        fields = entry.split()
+        if not separator or " @i " not in entry:  # keep instances only, such as a person or a place
             continue
-        names = [fields[place].replace("_", " ") for place in range(4, 4 + 2 * int(fields[3], 16), 2)]
-        said = re.sub(r'\s*"[^"]*"?', "", gloss).strip().strip(";").strip()
-        if said:
-            yield f"{', '.join(names)}: {said}"
+        names = [fields[position].replace("_", " ") for position in range(4, 4 + 2 * int(fields[3], 16), 2)]
+        definition = re.sub(r'\s*"[^"]*"?', "", gloss).strip().strip(";").strip()
+        if definition:
+            yield f"{', '.join(names)}: {definition}"
 
 
 def _speeches() -> Iterator[str]:
@@ -104,29 +103,29 @@ SOURCES: Mapping[str, Callable[[], Iterator[str]]] = {"named-things": _named, "s
 def _files(path: Path, source: str) -> list[str]:
     if not path.exists():
         raise unknown("documents", source, (*SOURCES, "a file", "a folder"))
-    inside = sorted(one for one in path.rglob("*") if one.suffix in _SUFFIXES and one.is_file())
-    found: list[str] = []
-    for one in inside if path.is_dir() else [path]:
+    files = sorted(file for file in path.rglob("*") if file.suffix in _SUFFIXES and file.is_file())
+    result: list[str] = []
+    for file in files if path.is_dir() else [path]:
         try:
-            found += passages(one.read_text(encoding="utf-8"))
+            result += passages(file.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            raise DocumentError(f"{one} can't be read as text: {error}") from None
-    return found
+            raise DocumentError(f"{file} can't be read as text: {error}") from None
+    return result
 
 
-def passages(text: str, words: int = _WORDS) -> Sequence[str]:
-    """A text in pieces of whole sentences, of about so many words each."""
+def passages(text: str, words: int = _PASSAGE_WORDS) -> Sequence[str]:
+    """Split a text into passages of whole sentences with about `words` words each."""
     if words < 1:
-        raise InvalidOption(f"a passage of {words} words holds nothing; it must be 1 or more")
-    found, held = list[str](), list[str]()
+        raise InvalidOption(f"words is {words}; a passage must have 1 word or more")
+    result, pending = list[str](), list[str]()
     for sentence in re.split(r"(?<=[.!?])\s+|\n\s*\n", text):
-        held += sentence.split()
-        while len(held) >= 2 * words:  # a sentence without an end
-            found.append(" ".join(held[:words]))
-            held = held[words:]
-        if len(held) >= words:
-            found.append(" ".join(held))
-            held = []
-    if held:
-        found.append(" ".join(held))
-    return found
+        pending += sentence.split()
+        while len(pending) >= 2 * words:  # a very long sentence
+            result.append(" ".join(pending[:words]))
+            pending = pending[words:]
+        if len(pending) >= words:
+            result.append(" ".join(pending))
+            pending = []
+    if pending:
+        result.append(" ".join(pending))
+    return result

@@ -1,8 +1,7 @@
-"""Ways of answering a question from documents, by name; and all of them measured on the same questions.
+"""The methods that answer questions from documents, by name, and a benchmark of them on the same questions.
 
-Rows of one retriever stand together: looking up again every few tokens, by the store each time and by RaLMSpec, whose
-output must be the same; and one lookup, by plain RAG and by Speculative RAG, whose answers are compared by what they
-say. Knows no files and draws nothing.
+Two methods retrieve again every few tokens: `iterative` and `ralm-spec`, whose outputs must be identical. Two retrieve
+once: `rag` and `speculative-rag`, which are compared by correct answers. Knows nothing about files or plots.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ METHODS: dict[str, Method] = {
             name="iterative",
             make=Writer,
             systems=(),
-            summary="a document looked up again every few tokens: what ralm-spec is compared with",
+            summary="retrieves again every few tokens; the baseline of ralm-spec",
             paper="arXiv 2302.00083",
             topology=(),
             modalities=("text",),
@@ -40,7 +39,7 @@ METHODS: dict[str, Method] = {
             name="ralm-spec",
             make=Speculation,
             systems=("RaLMSpec",),
-            summary="the same from a local cache, lookups verified by the store several at a time, else taken back",
+            summary="retrieves from a local cache; the store verifies several lookups at a time, with rollback",
             paper="arXiv 2401.14021",
             topology=(),
             modalities=("text",),
@@ -50,7 +49,7 @@ METHODS: dict[str, Method] = {
             name="rag",
             make=specrag.plain,
             systems=(),
-            summary="one lookup, all documents in one prompt: what speculative-rag is compared with",
+            summary="one lookup, all documents in one prompt; the baseline of speculative-rag",
             paper="arXiv 2005.11401",
             topology=(),
             modalities=("text",),
@@ -60,7 +59,7 @@ METHODS: dict[str, Method] = {
             name="speculative-rag",
             make=specrag.speculative,
             systems=("Speculative RAG",),
-            summary="a small model drafts answers by different documents, the large one says which is best",
+            summary="a small model drafts answers from different documents, and the large model selects the best",
             paper="arXiv 2407.08223",
             topology=(),
             modalities=("text",),
@@ -68,12 +67,12 @@ METHODS: dict[str, Method] = {
         ),
     )
 }
-_BESIDE = {"ralm-spec": "iterative", "speculative-rag": "rag"}  # whose answers each is compared with
+_BASELINE = {"ralm-spec": "iterative", "speculative-rag": "rag"}
 
 
 @dataclass(frozen=True)
-class Said:
-    """One answer, and what it took."""
+class MeasuredAnswer:
+    """One answer and its cost."""
 
     text: str
     tokens: tuple[int, ...]
@@ -81,18 +80,18 @@ class Said:
     steps: tuple[Step, ...]
     documents: tuple[int, ...]
     lookups: Lookups
-    read: int = 0  # tokens the large model read, where it is one lookup
-    wrote: int = 0
+    read: int = 0  # tokens that the large model read (methods with one lookup)
+    wrote: int = 0  # tokens that it wrote
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerMethod:
-    """A method with its options, under the name that its row has."""
+    """A method with its options; `name` is that of its row in the report."""
 
     method: str
-    how: Speculation | None = None
-    drafter: str | None = None  # of tokens
-    options: Mapping[str, Any] = field(default_factory=dict)  # of one lookup
+    speculation: Speculation | None = None
+    drafter: str | None = None  # for the tokens between lookups
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the methods with one lookup
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -101,25 +100,25 @@ class AnswerMethod:
     @property
     def name(self) -> str:
         parts = [self.method]
-        if self.how is not None:
-            parts.append("scheduled" if self.how.ahead is None else f"{self.how.ahead} ahead")
-            parts += ["overlapped"] * self.how.overlap
+        if self.speculation is not None:
+            parts.append("scheduled" if self.speculation.ahead is None else f"{self.speculation.ahead} ahead")
+            parts += ["overlapped"] * self.speculation.overlap
         return ", ".join([*parts, *([self.drafter] if self.drafter else [])])
 
 
-WAYS = (
+ANSWER_METHODS = (
     AnswerMethod(method="iterative"),
-    AnswerMethod(method="ralm-spec", how=Speculation(ahead=3)),
-    AnswerMethod(method="ralm-spec", how=Speculation()),
-    AnswerMethod(method="ralm-spec", how=Speculation(ahead=3, overlap=True)),
-    AnswerMethod(method="ralm-spec", how=Speculation(ahead=3), drafter="prompt-lookup"),
+    AnswerMethod(method="ralm-spec", speculation=Speculation(ahead=3)),
+    AnswerMethod(method="ralm-spec", speculation=Speculation()),
+    AnswerMethod(method="ralm-spec", speculation=Speculation(ahead=3, overlap=True)),
+    AnswerMethod(method="ralm-spec", speculation=Speculation(ahead=3), drafter="prompt-lookup"),
     AnswerMethod(method="rag"),
     AnswerMethod(method="speculative-rag"),
 )
 
 
 class Answerer:
-    """A language model and a retriever, ready to answer in any way. `small` drafts for Speculative RAG."""
+    """Answers questions with a language model and a retriever; `small` drafts for Speculative RAG."""
 
     def __init__(
         self,
@@ -137,102 +136,114 @@ class Answerer:
         self._writers: dict[str | None, Writer] = {}
         self._embed = retriever.embed if isinstance(retriever, Dense) else None
 
-    def answer(self, way: AnswerMethod, question: str) -> Said:
-        if way.method in ("iterative", "ralm-spec"):
-            return self._again(way, question)
-        given = {"max_new_tokens": self.max_new_tokens, **way.options}
-        if way.method == "rag":
-            reply = specrag.plain(self.lm, self.retriever, question, **given)
+    def answer(self, method: AnswerMethod, question: str) -> MeasuredAnswer:
+        if method.method in ("iterative", "ralm-spec"):
+            return self._iterative(method, question)
+        options = {"max_new_tokens": self.max_new_tokens, **method.options}
+        if method.method == "rag":
+            reply = specrag.plain(self.lm, self.retriever, question, **options)
         else:
             self._embed = self._embed or Embedder()
-            given = {"seed": self.seed, **given}
-            reply = specrag.speculative(self.lm, self.small, self.retriever, self._embed, question, **given)
+            options = {"seed": self.seed, **options}
+            reply = specrag.speculative(self.lm, self.small, self.retriever, self._embed, question, **options)
         seconds = sum(reply.seconds.values())
-        looked = Lookups(calls=1, queries=1)
+        lookups = Lookups(calls=1, queries=1)
         documents = tuple(reply.documents)
-        return Said(reply.text, tuple(reply.tokens), seconds, reply.steps, documents, looked, reply.read, reply.wrote)
+        return MeasuredAnswer(
+            reply.text, tuple(reply.tokens), seconds, reply.steps, documents, lookups, reply.read, reply.wrote
+        )
 
-    def _again(self, way: AnswerMethod, question: str) -> Said:
-        if way.drafter not in self._writers:
-            self._writers[way.drafter] = Writer(
+    def _iterative(self, method: AnswerMethod, question: str) -> MeasuredAnswer:
+        if method.drafter not in self._writers:
+            self._writers[method.drafter] = Writer(
                 self.lm,
                 self.retriever,
                 stride=self.stride,
                 window=self.window,
-                drafter=way.drafter,
+                drafter=method.drafter,
                 max_new_tokens=self.max_new_tokens,
                 seed=self.seed,
             )
-        writer, found = self._writers[way.drafter], list[ralm.Answer]()
+        writer, results = self._writers[method.drafter], list[ralm.Answer]()
 
         def run() -> tuple[list[int], tuple[Step, ...]]:
-            speculates = way.method == "ralm-spec"
-            found.append(writer.speculative(question, way.how) if speculates else writer.plain(question))
-            return found[0].tokens, found[0].trace.steps
+            speculates = method.method == "ralm-spec"
+            results.append(writer.speculative(question, method.speculation) if speculates else writer.plain(question))
+            return results[0].tokens, results[0].trace.steps
 
         tokens, seconds, steps, _ = timed(run)
-        return Said(found[0].text, tokens, seconds, steps, tuple(found[0].documents), found[0].lookups)
+        return MeasuredAnswer(results[0].text, tokens, seconds, steps, tuple(results[0].documents), results[0].lookups)
 
 
 @dataclass
-class Measured:
-    """Every way on every question of one retriever, in turns; what is done so far can be read at any time."""
+class RagBench:
+    """Measures every method on every question with one retriever, in turns; `rows` reports what is done so far."""
 
     answerer: Answerer
     questions: Sequence[Question]
-    ways: Sequence[AnswerMethod] = WAYS
-    said: dict[str, list[Said]] = field(default_factory=dict)
+    methods: Sequence[AnswerMethod] = ANSWER_METHODS
+    answers: dict[str, list[MeasuredAnswer]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.questions or not self.ways:
-            raise InvalidOption("there is nothing to measure: give questions and methods")
-        self.said = {way.name: [] for way in self.ways}
+        if not self.questions or not self.methods:
+            raise InvalidOption("there is nothing to measure; give at least one question and one method")
+        self.answers = {method.name: [] for method in self.methods}
 
-    def go(self) -> Iterator[str]:
-        """Answers all; yields the name of each way that had its turn."""
+    def run(self) -> Iterator[str]:
+        """Answer all questions; yield the name of each method after it has answered one."""
         for number, question in enumerate(self.questions):
-            start = number % len(self.ways)
-            for way in [*self.ways[start:], *self.ways[:start]]:
-                self.said[way.name].append(self.answerer.answer(way, question.text))
-                yield way.name
+            start = number % len(self.methods)
+            for method in [*self.methods[start:], *self.methods[:start]]:
+                self.answers[method.name].append(self.answerer.answer(method, question.text))
+                yield method.name
 
     def rows(self) -> list[dict[str, Any]]:
-        done = min(map(len, self.said.values()))
-        return [self._row(way, done) for way in self.ways] if done else []
+        count = min(map(len, self.answers.values()))
+        return [self._row(method, count) for method in self.methods] if count else []
 
-    def _row(self, way: AnswerMethod, done: int) -> dict[str, Any]:
-        said, asked = self.said[way.name][:done], self.questions[:done]
+    def _row(self, method: AnswerMethod, count: int) -> dict[str, Any]:
+        answers, questions = self.answers[method.name][:count], self.questions[:count]
         total = Lookups()
-        for one in said:
-            for name, value in asdict(one.lookups).items():
+        for answer in answers:
+            for name, value in asdict(answer.lookups).items():
                 setattr(total, name, getattr(total, name) + value)
-        steps = [step for one in said for step in one.steps]
-        found: dict[str, Any] = {"name": way.name, "method": way.method, "retriever": self.answerer.retriever.name}
-        found |= {"questions": done, "lossless": METHODS[way.method].lossless}
-        found |= {"correct": sum(one.answered_by(it.text) for one, it in zip(asked, said, strict=True))}
-        found |= {"tokens": sum(len(one.tokens) for one in said), "lookups": asdict(total)}
-        found |= {"tokens_per_pass": Summary.of(steps).tokens_per_pass if steps else None}
-        found |= {"read": mean(one.read for one in said), "wrote": mean(one.wrote for one in said)}
-        found |= {"seconds": median(one.seconds for one in said), "identical": None, "speedup": None}
-        if base := self.said.get(_BESIDE.get(way.method, ""), [])[:done]:
-            pairs = list(zip(base, said, strict=True))
-            found["speedup"] = median(one.seconds / max(it.seconds, 1e-9) for one, it in pairs)
-            if found["lossless"]:
-                alike = (one.tokens == it.tokens and one.documents == it.documents for one, it in pairs)
-                found["identical"] = sum(alike)
-        return found
+        steps = [step for answer in answers for step in answer.steps]
+        row: dict[str, Any] = {
+            "name": method.name,
+            "method": method.method,
+            "retriever": self.answerer.retriever.name,
+        }
+        row |= {"questions": count, "lossless": METHODS[method.method].lossless}
+        row |= {"correct": sum(one.answered_by(answer.text) for one, answer in zip(questions, answers, strict=True))}
+        row |= {"tokens": sum(len(answer.tokens) for answer in answers), "lookups": asdict(total)}
+        row |= {"tokens_per_pass": Summary.of(steps).tokens_per_pass if steps else None}
+        row |= {"read": mean(answer.read for answer in answers), "wrote": mean(answer.wrote for answer in answers)}
+        row |= {"seconds": median(answer.seconds for answer in answers), "identical": None, "speedup": None}
+        if baseline := self.answers.get(_BASELINE.get(method.method, ""), [])[:count]:
+            pairs = list(zip(baseline, answers, strict=True))
+            row["speedup"] = median(base.seconds / max(answer.seconds, 1e-9) for base, answer in pairs)
+            if row["lossless"]:
+                row["identical"] = sum(
+                    base.tokens == answer.tokens and base.documents == answer.documents for base, answer in pairs
+                )
+        return row
 
 
-def report(measured: Sequence[Measured], about: Mapping[str, Any]) -> dict[str, Any]:
-    """All that was measured, as the JSON that is written."""
-    one = measured[0].answerer
+def report(measured: Sequence[RagBench], about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all measurements as JSON data."""
+    answerer = measured[0].answerer
     facts: dict[str, Any] = {
-        "model": one.lm.name,
-        "dtype": one.lm.dtype,
-        "small": f"{one.small.name}:{one.small.dtype}",
+        "model": answerer.lm.name,
+        "dtype": answerer.lm.dtype,
+        "small": f"{answerer.small.name}:{answerer.small.dtype}",
     }
-    facts |= {"max_new_tokens": one.max_new_tokens, "stride": one.stride, "window": one.window, "seed": one.seed}
-    rows = [row for one in measured for row in one.rows()]
+    facts |= {
+        "max_new_tokens": answerer.max_new_tokens,
+        "stride": answerer.stride,
+        "window": answerer.window,
+        "seed": answerer.seed,
+    }
+    rows = [row for bench in measured for row in bench.rows()]
     return {
         "schema": SCHEMA,
         "machine": machine(),

@@ -1,13 +1,11 @@
-"""Decoding beside documents that are looked up again every few tokens; and RaLMSpec, which speculates on the lookups.
+"""Generation with a document that is retrieved again every few tokens; speculative lookups (RaLMSpec).
 
-RaLMSpec ("Accelerating Retrieval-Augmented Language Model Serving with Speculation", arXiv 2401.14021): the document is
-taken from a small local cache, several lookups later all of them are verified by the true store in one call, and
-where the first differs everything behind it is taken back and written again with the right document. With prefetching
-(each lookup brings more documents than one into the cache), a scheduler of how far to speculate, and verification
-beside the writing. The output is that of looking up each time, token for token.
-
-Ours differs in that any drafter may draft the tokens in between, so that both kinds of speculation go together, and
-that what is read already is kept while the document stays the same. Its kNN-LM, a lookup for each token, is left out.
+RaLMSpec ("Accelerating Retrieval-Augmented Language Model Serving with Speculation", arXiv 2401.14021) takes documents
+from a small local cache. The true store then verifies several lookups in one call; from the first difference on, the
+text is discarded and generated again with the correct document. Each call prefetches documents into the cache, a
+scheduler sets the number of lookups to speculate, and verification can overlap generation. The output is exactly that
+of querying the store every time. Ours also drafts tokens between lookups with any drafter, and keeps the KV cache while
+the document stays the same. The paper's kNN-LM, with a lookup for each token, is left out.
 """
 
 from __future__ import annotations
@@ -34,37 +32,37 @@ from outrider.text.rag.retrievers import Retriever
 from outrider.text.resolve_drafter import resolve_drafter, resolve_rule
 
 PROMPT = "Here is a note:\n{document}\n\n{question}"
-_SEEN = 20  # lookups that the scheduler remembers
-_LONGEST = 8  # how many lookups it speculates at most
+_HISTORY = 20  # measurements that the scheduler averages over
+_MAX_AHEAD = 8  # most lookups to speculate between verifications
 
 
 @dataclass
 class Lookups:
-    """What the true store was asked for, and what came of speculation."""
+    """Counts of calls to the true store and of speculative lookups."""
 
     calls: int = 0
-    queries: int = 0  # a call may hold several
-    guesses: int = 0  # lookups that the local cache answered first
-    right: int = 0
+    queries: int = 0  # a call can contain several
+    guesses: int = 0  # lookups answered by the local cache
+    right: int = 0  # guesses confirmed by the store
     rollbacks: int = 0
-    taken_back: int = 0  # tokens
+    taken_back: int = 0  # tokens discarded in rollbacks
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What was written, and by which documents."""
+    """The generated text and the documents it used."""
 
     text: str
     tokens: list[int]
-    trace: Trace  # of the tokens that stayed
-    documents: list[int]  # number of each interval's
+    trace: Trace  # of the committed tokens
+    documents: list[int]  # index of each interval's document
     lookups: Lookups
     finish: Finish | None
 
 
 @dataclass(frozen=True)
 class _Interval:
-    """A few tokens written beside one document."""
+    """The tokens generated with one document."""
 
     query: Any
     document: int
@@ -83,8 +81,8 @@ class _Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Speculation:
-    """How lookups are speculated on. `ahead`: lookups between two verifications, None: as many as measured times and
-    hits say is best. `prefetch`: documents that each verified lookup brings. `overlap`: verify while writing on."""
+    """Options of speculative lookups. `ahead`: lookups between two verifications (None: chosen from measured times and
+    hit rates). `prefetch`: documents fetched per verified lookup. `overlap`: verify while generating."""
 
     ahead: int | None = None
     prefetch: int = 20
@@ -98,45 +96,47 @@ class Speculation:
 
 
 class Stride:
-    """How many lookups to speculate: those with the most verified in a second, from what was measured lately.
+    """Scheduler: the number of lookups to speculate that maximises verified lookups per second.
 
-    The paper's objective (1 - g^s) / ((1 - g) (s a + b)), with hits g, the seconds a of an interval and b of a
-    verification; beside the writing a verification costs only what an interval leaves of it, and one that fails costs
-    that interval too."""
+    Maximises the paper's objective (1 - g^s) / ((1 - g) (s a + b)), with hit rate g, a seconds per interval and b per
+    verification. With overlap, a verification costs only the time by which it exceeds an interval, and a failed one
+    also costs that interval."""
 
     def __init__(self, overlap: bool = False, clock: Callable[[], float] = time.perf_counter) -> None:
         self.overlap, self.clock = overlap, clock
-        self._hits: deque[bool] = deque(maxlen=_SEEN)
-        self._writing: deque[float] = deque(maxlen=_SEEN)
-        self._verifying: deque[float] = deque(maxlen=_SEEN)
+        self._hits: deque[bool] = deque(maxlen=_HISTORY)
+        self._writing: deque[float] = deque(maxlen=_HISTORY)
+        self._verifying: deque[float] = deque(maxlen=_HISTORY)
 
     def wrote(self, seconds: float) -> None:
         self._writing.append(seconds)
 
     def verified(self, right: int, of: int, seconds: float) -> None:
-        """The first `right` of so many lookups were right; one that wasn't ends the series."""
+        """Record a verification in which the first `right` of `of` lookups were correct."""
         self._hits.extend([True] * right + [False] * (right < of))
         self._verifying.append(seconds)
 
     def best(self) -> int:
         if not self._hits or not self._writing:
             return 1
-        chance = sum(self._hits) / len(self._hits)
+        hit_rate = sum(self._hits) / len(self._hits)
         write = sum(self._writing) / len(self._writing)
         verify = sum(self._verifying) / len(self._verifying)
 
-        def pace(ahead: int) -> float:
-            """Verified in a second: g^0 + ... + g^(s - 1), the last of which is the true store's own."""
-            whole = chance**ahead
-            waiting = whole * max(verify - write, 0.0) + (1 - whole) * max(verify, write) if self.overlap else verify
-            return expected_tokens(chance, ahead - 1) / (ahead * write + waiting)
+        def rate(ahead: int) -> float:
+            """Verified lookups per second: g^0 + ... + g^(s - 1); the last is the store's own."""
+            all_right = hit_rate**ahead
+            waiting = (
+                all_right * max(verify - write, 0.0) + (1 - all_right) * max(verify, write) if self.overlap else verify
+            )
+            return expected_tokens(hit_rate, ahead - 1) / (ahead * write + waiting)
 
-        return max(range(1, _LONGEST + 1), key=pace)
+        return max(range(1, _MAX_AHEAD + 1), key=rate)
 
 
 class Writer:
-    """A language model beside a retriever: a lookup every `stride` tokens by the last `window` tokens of question and
-    answer, the best document before the question. Options are those of lm.generate."""
+    """Generates with a retriever: every `stride` tokens it looks up the last `window` tokens of question and answer and
+    puts the best document before the question. Options are those of lm.generate."""
 
     def __init__(
         self,
@@ -151,35 +151,35 @@ class Writer:
         if stride < 1 or window < 1:
             raise InvalidOption(f"stride={stride}, window={window}: each must be 1 token or more")
         if "{document}" not in prompt or "{question}" not in prompt:
-            raise InvalidOption("the prompt must say where {document} and {question} go")
+            raise InvalidOption("the prompt template must contain {document} and {question}")
         given: dict[str, Any] = {"drafter": None, "max_new_tokens": 64, **options}
         self.options = Options.of(given)
         if self.options.stops:
-            raise InvalidOption("stop strings are not looked for between lookups; cut the text afterwards")
+            raise InvalidOption("stop strings are not supported with repeated lookups; cut the text afterwards")
         target = lm.target()
         if not isinstance(target, Decoder | TransformersTarget) or not target.rollback:
-            raise Incompatible("looking up again needs a model that can drop what it has read; this one can't")
+            raise Incompatible("repeated lookups need a model whose KV cache can be rolled back; this one's cannot")
         self.lm, self.retriever, self.stride, self.window, self.prompt = lm, retriever, stride, window, prompt
         self._target = PrefixCache(target)
 
     def plain(self, question: str) -> Answer:
-        """A lookup in the true store before every interval."""
+        """Generate with a lookup in the true store before every interval."""
         run = _Run(self, question)
         while run.open:
             query = run.query()
-            run.take(run.write(query, run.find([query], 1)[0][0]))
+            run.append(run.write(query, run.find([query], 1)[0][0]))
         return run.answer("plain")
 
-    def speculative(self, question: str, how: Speculation | None = None) -> Answer:
-        """The same answer by RaLMSpec."""
-        wanted = Speculation() if how is None else how
+    def speculative(self, question: str, speculation: Speculation | None = None) -> Answer:
+        """Generate the same answer with RaLMSpec."""
+        speculation = speculation or Speculation()
         run = _Run(self, question)
         with ThreadPoolExecutor(1) as pool:
-            _speculate(run, wanted, pool)
+            _speculate(run, speculation, pool)
         return run.answer("ralm-spec")
 
     def interval(self, ids: Sequence[int], limit: int, seed: int) -> Iterator[Step]:
-        """A few tokens behind a prompt; what of it was read before is not read again."""
+        """Decode up to `limit` tokens after a prompt, reusing the cached prefix."""
         options = self.options
         drafter, rule = resolve_drafter(self.lm, options).made, resolve_rule(options).made
         record = Record(logprobs=options.logprobs, alternatives=options.alternatives)
@@ -191,7 +191,7 @@ class Writer:
 
 @dataclass
 class _Run:
-    """One answer under way."""
+    """The state of one answer being generated."""
 
     writer: Writer
     question: str
@@ -200,11 +200,11 @@ class _Run:
 
     def __post_init__(self) -> None:
         self._seed = self.writer.options.drawn_seed()
-        self._asked = self.writer.lm.tokens.encode(self.question, special=False)
+        self._question_ids = self.writer.lm.tokens.encode(self.question, special=False)
 
     @property
     def tokens(self) -> list[int]:
-        return [token for one in self.intervals for token in one.tokens]
+        return [token for interval in self.intervals for token in interval.tokens]
 
     @property
     def open(self) -> bool:
@@ -214,8 +214,8 @@ class _Run:
         return not ended and len(self.tokens) < self.writer.options.max_new_tokens
 
     def query(self) -> Any:
-        """What is looked up next: the last tokens so far."""
-        last = [*self._asked, *self.tokens][-self.writer.window :]
+        """Return the next query: the last tokens of question and answer."""
+        last = [*self._question_ids, *self.tokens][-self.writer.window :]
         return self.writer.retriever.encode(self.writer.lm.tokens.decode(last))
 
     def find(self, queries: Sequence[Any], count: int) -> list[list[int]]:
@@ -224,29 +224,31 @@ class _Run:
         return self.writer.retriever.search(queries, count)
 
     def write(self, query: Any, document: int) -> _Interval:
-        """The next interval beside a document. Its random numbers depend on how many tokens there are and on nothing
-        else, so that what is written again with the right document is what would have been written at once."""
+        """Generate the next interval with a document. Its seed depends only on the number of tokens so far, so an
+        interval generated again with the correct document equals one generated with it at once."""
         writer, tokens = self.writer, self.tokens
         began = time.perf_counter()
         passage = writer.retriever.passages[document]
-        before = writer.lm.encode(
+        prompt = writer.lm.encode(
             writer.prompt.format(document=passage, question=self.question), raw=writer.options.raw
         )
         left = min(writer.stride, writer.options.max_new_tokens - len(tokens))
-        room = writer.lm.context - len(before) - len(tokens)
+        room = writer.lm.context - len(prompt) - len(tokens)
         if room < left:
-            raise InvalidOption(f"document and question leave {room} tokens of the model's context; shorten them")
+            raise InvalidOption(
+                f"document and question leave room for {room} tokens in the model's context; shorten them"
+            )
         seed = mix(mix(self._seed) + len(tokens)) >> 2
-        steps = tuple(writer.interval([*before, *tokens], left, seed))
+        steps = tuple(writer.interval([*prompt, *tokens], left, seed))
         return _Interval(query, document, len(tokens), steps, time.perf_counter() - began)
 
-    def take(self, one: _Interval) -> None:
-        self.intervals.append(one)
+    def append(self, interval: _Interval) -> None:
+        self.intervals.append(interval)
 
-    def back(self, first: int) -> None:
-        """The intervals from this one on are taken back."""
+    def roll_back(self, first: int) -> None:
+        """Discard the intervals from this one on."""
         self.lookups.rollbacks += 1
-        self.lookups.taken_back += sum(len(one.tokens) for one in self.intervals[first:])
+        self.lookups.taken_back += sum(len(interval.tokens) for interval in self.intervals[first:])
         del self.intervals[first:]
 
     def answer(self, method: str) -> Answer:
@@ -254,7 +256,7 @@ class _Run:
         rule = resolve_rule(writer.options)
         steps = [
             replace(step, index=number, finish=None)
-            for number, step in enumerate(step for one in self.intervals for step in one.steps)
+            for number, step in enumerate(step for interval in self.intervals for step in interval.steps)
         ]
         finish: Finish = "end" if self.intervals[-1].finish == "end" else "limit"
         steps[-1] = replace(steps[-1], finish=finish)
@@ -270,53 +272,55 @@ class _Run:
             machine=machine(),
             versions=versions(),
         )
-        documents = [one.document for one in self.intervals]
+        documents = [interval.document for interval in self.intervals]
         text = writer.lm.tokens.decode(self.tokens)
         return Answer(text, self.tokens, trace, documents, self.lookups, finish)
 
 
-def _speculate(run: _Run, how: Speculation, pool: ThreadPoolExecutor) -> None:
-    """Intervals beside guessed documents, verified several at a time."""
-    stride = Stride(how.overlap)
-    local: dict[int, None] = {}  # documents at hand, none of them twice
+def _speculate(run: _Run, speculation: Speculation, pool: ThreadPoolExecutor) -> None:
+    """Generate intervals with documents from the local cache, and verify several of them per call."""
+    stride = Stride(speculation.overlap)
+    local: dict[int, None] = {}  # the local cache, as an ordered set
     query = run.query()
-    (found,) = run.find([query], how.prefetch)
-    local.update(dict.fromkeys(found))
-    run.take(run.write(query, found[0]))
-    verified = 1  # intervals whose document is known to be right
+    (documents,) = run.find([query], speculation.prefetch)
+    local.update(dict.fromkeys(documents))
+    run.append(run.write(query, documents[0]))
+    verified = 1  # intervals whose document is confirmed
     while run.open or verified < len(run.intervals):
-        wanted = verified + (stride.best() if how.ahead is None else how.ahead)
-        while run.open and len(run.intervals) < wanted:
+        goal = verified + (stride.best() if speculation.ahead is None else speculation.ahead)
+        while run.open and len(run.intervals) < goal:
             _guess(run, local, stride)
         guessed = run.intervals[verified:]
-        began = stride.clock()
-        if how.overlap:
-            later: Future[list[list[int]]] = pool.submit(run.find, [one.query for one in guessed], how.prefetch)
+        start = stride.clock()
+        if speculation.overlap:
+            pending: Future[list[list[int]]] = pool.submit(
+                run.find, [interval.query for interval in guessed], speculation.prefetch
+            )
             if run.open:
                 _guess(run, local, stride)
-            true = later.result()
+            results = pending.result()
         else:
-            true = run.find([one.query for one in guessed], how.prefetch)
-        seconds = stride.clock() - began
-        for numbers in true:
+            results = run.find([interval.query for interval in guessed], speculation.prefetch)
+        seconds = stride.clock() - start
+        for numbers in results:
             local.update(dict.fromkeys(numbers))
-        right = next((n for n, (one, f) in enumerate(zip(guessed, true, strict=True)) if one.document != f[0]), -1)
-        right = len(guessed) if right < 0 else right
+        wrong = (n for n, one in enumerate(guessed) if one.document != results[n][0])
+        right = next(wrong, len(guessed))
         run.lookups.right += right
         stride.verified(right, len(guessed), seconds)
         verified += right
         if right < len(guessed):
-            run.back(verified)
-            run.take(run.write(guessed[right].query, true[right][0]))
+            run.roll_back(verified)
+            run.append(run.write(guessed[right].query, results[right][0]))
             verified += 1
 
 
 def _guess(run: _Run, local: dict[int, None], stride: Stride) -> None:
-    """One more interval, beside the best document at hand."""
+    """Generate one more interval with the best document in the local cache."""
     query = run.query()
-    numbers = sorted(local)  # of equal ones the first, as in the store
+    numbers = sorted(local)  # ties go to the lowest index, as in the store
     document = numbers[int(run.writer.retriever.score(query, numbers).argmax())]
     run.lookups.guesses += 1
-    one = run.write(query, document)
-    stride.wrote(one.seconds)
-    run.take(one)
+    interval = run.write(query, document)
+    stride.wrote(interval.seconds)
+    run.append(interval)

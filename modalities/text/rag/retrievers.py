@@ -1,7 +1,7 @@
-"""Retrievers: which passages are most like a query. Sparse (BM25) and dense, exact or over an approximate index.
+"""Retrievers that rank passages by similarity to a query: sparse (BM25) and dense, exact or approximate.
 
-Each scores any few passages just as it scores all of them, so that a small cache in front of it ranks as it would
-itself. A query is encoded once, whoever asks then. Knows texts, nothing of language models that write.
+Each scores a subset of passages exactly as it scores all of them, so that a cache in front of it ranks as it would. A
+query is encoded once and can then be used repeatedly. Knows nothing about generation.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from outrider.core.errors import Incompatible, unknown
 from outrider.core.paths import cache_folder
 
 Numbers = NDArray[np.float32]
-_BATCH = 32  # passages that are embedded at once
-_LONGEST = 256  # tokens that the embedder was made for
-_FEW = 16  # queries of one call: faiss adds up in another order from 20 on
+_BATCH = 32  # passages per embedding batch
+_MAX_TOKENS = 256  # the embedder's context
+_SEARCH_BATCH = 16  # queries per call; from 20 on faiss sums in another order
 
 
 class Retriever(Protocol):
-    """`search` looks through everything, for several queries at once; `score` rates a few passages in the same way."""
+    """`search` ranks all passages for several queries at once; `score` rates a subset in the same way."""
 
     name: str
     passages: Sequence[str]
 
     def encode(self, query: str) -> Any: ...
     def search(self, queries: Sequence[Any], count: int) -> list[list[int]]:
-        """For each query the numbers of the passages most like it, best first."""
+        """Return for each query the indices of the most similar passages, best first."""
 
     def score(self, query: Any, numbers: Sequence[int]) -> Numbers: ...
 
 
 class BM25:
-    """Words in common, rare ones counting more (the package bm25s)."""
+    """BM25: words in common, weighted by rarity (package bm25s)."""
 
     name = "bm25"
 
@@ -51,37 +51,37 @@ class BM25:
         self._index.index(self._tokenize(list(passages), show_progress=False), show_progress=False)
 
     def encode(self, query: str) -> list[int]:
-        """The ids of its words; those that no passage has say nothing."""
+        """Return the ids of the query's words; words that occur in no passage are dropped."""
         (words,) = self._tokenize([query], return_ids=False, show_progress=False)
         ids: list[int] = self._index.get_tokens_ids(words)
         return ids
 
     def search(self, queries: Sequence[Any], count: int) -> list[list[int]]:
-        found = []
+        results = []
         for query in queries:
             scores = self._index.get_scores_from_ids(query) if query else np.zeros(len(self.passages), np.float32)
-            best = np.argsort(-scores, kind="stable")[:count]  # of equal ones the first
-            found.append([int(one) for one in best])
-        return found
+            best = np.argsort(-scores, kind="stable")[:count]  # ties go to the lowest index
+            results.append([int(index) for index in best])
+        return results
 
     def score(self, query: Any, numbers: Sequence[int]) -> Numbers:
-        found = np.zeros(len(numbers), np.float32)
+        scores = np.zeros(len(numbers), np.float32)
         if not len(numbers):
-            return found
+            return scores
         order = np.argsort(numbers)
-        wanted = np.asarray(numbers)[order]
-        held = self._index.scores
-        for word in query:  # in the order in which all passages are scored, which rounds alike
-            part = slice(held["indptr"][word], held["indptr"][word + 1])
-            places, values = held["indices"][part], held["data"][part]
-            at = np.searchsorted(wanted, places)
-            hit = (at < len(wanted)) & (wanted[np.minimum(at, len(wanted) - 1)] == places)
-            np.add.at(found, order[at[hit]], values[hit])
-        return found
+        requested = np.asarray(numbers)[order]
+        index = self._index.scores
+        for word in query:  # summed in the same order as in search, for equal rounding
+            entries = slice(index["indptr"][word], index["indptr"][word + 1])
+            passages, values = index["indices"][entries], index["data"][entries]
+            slots = np.searchsorted(requested, passages)
+            matches = (slots < len(requested)) & (requested[np.minimum(slots, len(requested) - 1)] == passages)
+            np.add.at(scores, order[slots[matches]], values[matches])
+        return scores
 
 
 class Embedder:
-    """all-MiniLM-L6-v2: the mean of a text's last states, of length 1."""
+    """all-MiniLM-L6-v2: the normalised mean of a text's last hidden states."""
 
     name = "minilm"
     width = 384
@@ -92,26 +92,28 @@ class Embedder:
         folder = unpacked("minilm")
         self._model = transformers_model(folder, "float32", kind="AutoModel").eval()
         self._tokens = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self._tokens.enable_truncation(_LONGEST)
+        self._tokens.enable_truncation(_MAX_TOKENS)
         self._tokens.enable_padding()
 
     @torch.inference_mode()
     def __call__(self, texts: Sequence[str]) -> Numbers:
-        read = self._tokens.encode_batch(list(texts))
-        mask = torch.tensor([one.attention_mask for one in read])
-        states = self._model(torch.tensor([one.ids for one in read]), attention_mask=mask).last_hidden_state
+        encodings = self._tokens.encode_batch(list(texts))
+        mask = torch.tensor([encoding.attention_mask for encoding in encodings])
+        states = self._model(
+            torch.tensor([encoding.ids for encoding in encodings]), attention_mask=mask
+        ).last_hidden_state
         weights = mask[..., None].to(states.dtype)
         mean = (states * weights).sum(1) / weights.sum(1)
-        found: Numbers = torch.nn.functional.normalize(mean, dim=1).float().numpy()
-        return found
+        result: Numbers = torch.nn.functional.normalize(mean, dim=1).float().numpy()
+        return result
 
 
 Embed = Callable[[Sequence[str]], Numbers]
 
 
 class Dense:
-    """Vectors that point the same way. `approximate` goes through a graph of neighbours (HNSW) and may miss the best;
-    else every passage is looked at. Both are faiss's."""
+    """Dense retrieval by inner product (faiss): exact over all passages, or `approximate` over an HNSW graph, which can
+    miss the best passage."""
 
     def __init__(self, passages: Sequence[str], *, approximate: bool = False, embed: Embed | None = None) -> None:
         import faiss
@@ -127,40 +129,42 @@ class Dense:
         self._index.add(self.vectors)
 
     def encode(self, query: str) -> Numbers:
-        found: Numbers = self.embed([query])[0]
-        return found
+        vector: Numbers = self.embed([query])[0]
+        return vector
 
     def search(self, queries: Sequence[Any], count: int) -> list[list[int]]:
-        found: list[list[int]] = []
-        for start in range(0, len(queries), _FEW):
-            _, numbers = self._index.search(np.stack(queries[start : start + _FEW]), min(count, len(self.passages)))
-            found += [[int(one) for one in row if one >= 0] for row in numbers]
-        return found
+        results: list[list[int]] = []
+        for start in range(0, len(queries), _SEARCH_BATCH):
+            _, indices = self._index.search(
+                np.stack(queries[start : start + _SEARCH_BATCH]), min(count, len(self.passages))
+            )
+            results += [[int(index) for index in row if index >= 0] for row in indices]
+        return results
 
     def score(self, query: Any, numbers: Sequence[int]) -> Numbers:
-        found: Numbers = self.vectors[np.asarray(numbers, dtype=np.int64)] @ query
-        return found
+        scores: Numbers = self.vectors[np.asarray(numbers, dtype=np.int64)] @ query
+        return scores
 
 
 def vectors(embed: Embed, passages: Sequence[str]) -> Numbers:
-    """The vectors of all passages: made once, under a progress bar, then kept in the cache."""
+    """Embed all passages, with a progress bar; vectors of a named embedder are cached on disk."""
     digest = hashlib.sha256("\0".join((getattr(embed, "name", ""), *passages)).encode()).hexdigest()[:16]
     path = cache_folder() / "retrieval" / f"{digest}.npy"
-    kept = hasattr(embed, "name")
-    if kept and path.is_file():
-        found: Numbers = np.load(path, allow_pickle=False)
-        if found.shape[:1] == (len(passages),):
-            return found
-    found = np.concatenate(list(_pieces(embed, passages)))
-    if kept:
+    cached = hasattr(embed, "name")
+    if cached and path.is_file():
+        result: Numbers = np.load(path, allow_pickle=False)
+        if result.shape[:1] == (len(passages),):
+            return result
+    result = np.concatenate(list(_embed_batches(embed, passages)))
+    if cached:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial.npy")
-        np.save(partial, found)
+        np.save(partial, result)
         partial.replace(path)
-    return found
+    return result
 
 
-def _pieces(embed: Embed, passages: Sequence[str]) -> Iterator[Numbers]:
+def _embed_batches(embed: Embed, passages: Sequence[str]) -> Iterator[Numbers]:
     from tqdm import tqdm
 
     starts = range(0, len(passages), _BATCH)
@@ -176,7 +180,7 @@ RETRIEVERS: Mapping[str, Callable[[Sequence[str]], Retriever]] = {
 
 
 def retriever(name: str, passages: Sequence[str]) -> Retriever:
-    """One of RETRIEVERS over these passages."""
+    """Build one of RETRIEVERS over the passages."""
     if name not in RETRIEVERS:
         raise unknown("retriever", name, RETRIEVERS)
     try:

@@ -1,15 +1,11 @@
-"""One lookup, then an answer: plain RAG, and Speculative RAG, in which a small model drafts several answers and a
-large one only says which to keep.
+"""Plain RAG and Speculative RAG: one lookup, then an answer.
 
-Speculative RAG ("Speculative RAG: Enhancing Retrieval Augmented Generation through Drafting", arXiv 2407.08223): the
-documents found are clustered by what they say about the question, each draft sees one of every cluster, and is an
-answer with its rationale; the large model scores all drafts in one pass. A draft counts by the product of how sure its
-drafter was of it, how likely the large model finds it by itself, and how likely it says Yes to whether the rationale
-supports it.
-
-Ours differs: the drafter is any chat model, not one tuned to write rationales, and gives its rationale after
-the answer; probabilities are geometric means over tokens, so that short drafts have no advantage. It changes what is
-answered, so it is no lossless method.
+Speculative RAG ("Speculative RAG: Enhancing Retrieval Augmented Generation through Drafting", arXiv 2407.08223)
+clusters the retrieved documents. A small model drafts answers with rationales, each from one document of every cluster,
+and the large model scores all drafts in one pass. A draft's score is the product of three probabilities: the drafter's
+for its text, the large model's for the same text without documents, and the large model's for "Yes" when asked whether
+the rationale supports the answer. Ours takes any chat model as drafter, which writes its rationale after the answer,
+and averages probabilities geometrically over tokens, so that short drafts have no advantage. Not lossless.
 """
 
 from __future__ import annotations
@@ -42,29 +38,29 @@ YES = "Yes"
 
 @dataclass(frozen=True)
 class Draft:
-    """One answer of the small model, by some of the documents, and what the large one makes of it."""
+    """One drafted answer, the documents it used, and the three probabilities of its score."""
 
     documents: tuple[int, ...]
     rationale: str
     answer: str
-    sure: float  # the drafter of what it wrote
-    likely: float  # the large model, of answer and rationale, without the documents
-    supported: float  # the large model: does the one support the other?
+    drafter_probability: float  # of answer and rationale
+    target_probability: float  # of the same, without the documents
+    support_probability: float  # of "Yes": the rationale supports the answer
 
     @property
     def score(self) -> float:
-        return self.sure * self.likely * self.supported
+        return self.drafter_probability * self.target_probability * self.support_probability
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What was answered, and by which documents."""
+    """An answer and the documents it used."""
 
     text: str
-    tokens: list[int]  # of the answer, for the large model
+    tokens: list[int]  # of the answer, in the large model's vocabulary
     documents: list[int]
     drafts: tuple[Draft, ...] = ()
-    steps: tuple[Step, ...] = ()  # of the large model's own writing
+    steps: tuple[Step, ...] = ()  # of the large model's decoding
     seconds: dict[str, float] = field(default_factory=dict)
     read: int = 0  # tokens that the large model has read
     wrote: int = 0  # tokens that the large model has written
@@ -73,15 +69,15 @@ class Reply:
 def plain(
     lm: TextModel, retriever: Retriever, question: str, *, documents: int = 10, max_new_tokens: int = 48
 ) -> Reply:
-    """All documents in one prompt, read and answered by the large model."""
+    """Answer with the large model from all documents in one prompt."""
     clock = _Clock()
-    (found,) = retriever.search([retriever.encode(question)], documents)
+    (documents_found,) = retriever.search([retriever.encode(question)], documents)
     clock.lap("lookup")
-    prompt = lm.encode(PLAIN.format(documents=_listed(retriever, found), question=question))
+    prompt = lm.encode(PLAIN.format(documents=_bullet_list(retriever, documents_found), question=question))
     out = lm.generate(prompt, drafter=None, max_new_tokens=max_new_tokens)
     clock.lap("writing")
     wrote = len(out.tokens)
-    return Reply(out.text, out.tokens, found, (), out.trace.steps, clock.taken, len(prompt), wrote)
+    return Reply(out.text, out.tokens, documents_found, (), out.trace.steps, clock.taken, len(prompt), wrote)
 
 
 def speculative(
@@ -97,92 +93,106 @@ def speculative(
     max_new_tokens: int = 48,
     seed: int = 0,
 ) -> Reply:
-    """`drafts` answers of the small model, each by `each` of the documents found; the best one in the large model's
-    eyes is the answer."""
+    """Draft `drafts` answers with the small model, each from `each` documents, and return the one that the large model
+    scores highest."""
     if documents < each or each < 1 or drafts < 1:
         raise InvalidOption(
-            f"documents={documents}, each={each}, drafts={drafts}: a draft needs a document or more of those found"
+            f"documents={documents}, each={each}, drafts={drafts}: each draft needs between 1 and all of the documents"
         )
     clock = _Clock()
-    (found,) = retriever.search([retriever.encode(question)], documents)
-    parts = subsets(embed([f"{question} {retriever.passages[one]}" for one in found]), each, drafts, seed)
-    shown = [[found[one] for one in part] for part in parts]
+    (retrieved,) = retriever.search([retriever.encode(question)], documents)
+    parts = subsets(embed([f"{question} {retriever.passages[index]}" for index in retrieved]), each, drafts, seed)
+    shown = [[retrieved[index] for index in part] for part in parts]
     clock.lap("lookup")
-    asked = [PLAIN.format(documents=_listed(retriever, part), question=question) for part in shown]
-    talks: list[list[Message]] = [[{"role": "user", "content": one}] for one in asked]
-    answers, sure = _write(drafter, talks, max_new_tokens)
-    for talk, answer in zip(talks, answers, strict=True):
-        talk += [{"role": "assistant", "content": answer}, {"role": "user", "content": RATIONALE}]
-    rationales, surer = _write(drafter, talks, max_new_tokens)
+    prompts = [PLAIN.format(documents=_bullet_list(retriever, part), question=question) for part in shown]
+    conversations: list[list[Message]] = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    answers, answer_probabilities = _write(drafter, conversations, max_new_tokens)
+    for conversation, answer in zip(conversations, answers, strict=True):
+        conversation += [{"role": "assistant", "content": answer}, {"role": "user", "content": RATIONALE}]
+    rationales, rationale_probabilities = _write(drafter, conversations, max_new_tokens)
     clock.lap("drafting")
     target = lm.target()
     pairs = list(zip(rationales, answers, strict=True))
-    alone = lm.encode(ALONE.format(question=question))
-    judging = [lm.encode(SUPPORTS.format(question=question, rationale=why, answer=one)) for why, one in pairs]
-    written = [lm.tokens.encode(f"{one}\n{why}", special=False) for why, one in pairs]
-    likely = _means(target, [alone] * len(pairs), written)
+    bare_prompt = lm.encode(ALONE.format(question=question))
+    support_prompts = [
+        lm.encode(SUPPORTS.format(question=question, rationale=rationale, answer=answer)) for rationale, answer in pairs
+    ]
+    drafted_ids = [lm.tokens.encode(f"{answer}\n{rationale}", special=False) for rationale, answer in pairs]
+    target_probabilities = _means(target, [bare_prompt] * len(pairs), drafted_ids)
     yes = lm.tokens.encode(YES, special=False)
-    supported = _means(target, judging, [yes] * len(pairs))
+    support_probabilities = _means(target, support_prompts, [yes] * len(pairs))
     clock.lap("scoring")
-    made = tuple(
-        Draft(tuple(part), why, one, math.sqrt(a * b), c, d)
-        for part, (why, one), a, b, c, d in zip(shown, pairs, sure, surer, likely, supported, strict=True)
+    drafts_made = tuple(
+        Draft(tuple(part), rationale, answer, math.sqrt(a * b), c, d)
+        for part, (rationale, answer), a, b, c, d in zip(
+            shown,
+            pairs,
+            answer_probabilities,
+            rationale_probabilities,
+            target_probabilities,
+            support_probabilities,
+            strict=True,
+        )
     )
-    best = max(made, key=lambda one: one.score)
-    read = len(pairs) * (len(alone) + len(yes)) + sum(map(len, written)) + sum(map(len, judging))
+    best = max(drafts_made, key=lambda draft: draft.score)
+    read = len(pairs) * (len(bare_prompt) + len(yes)) + sum(map(len, drafted_ids)) + sum(map(len, support_prompts))
     tokens = lm.tokens.encode(best.answer, special=False)
-    return Reply(best.answer, tokens, found, made, (), clock.taken, read)
+    return Reply(best.answer, tokens, retrieved, drafts_made, (), clock.taken, read)
 
 
 def subsets(vectors: Numbers, each: int, count: int, seed: int = 0) -> list[list[int]]:
-    """`count` different choices of `each` documents, one of every cluster; fewer where there are not so many."""
+    """Return up to `count` different choices of `each` documents, one from every cluster."""
     import faiss
 
     clusters = faiss.Kmeans(vectors.shape[1], min(each, len(vectors)), niter=20, seed=seed + 1)
-    clusters.cp.min_points_per_centroid = 1  # no warning: there are few documents
+    clusters.cp.min_points_per_centroid = 1  # suppresses a warning about few documents
     clusters.train(vectors)
     _, nearest = clusters.index.search(vectors, 1)
-    groups = [[int(one) for one in np.flatnonzero(nearest[:, 0] == label)] for label in range(each)]
+    groups = [[int(index) for index in np.flatnonzero(nearest[:, 0] == label)] for label in range(each)]
     groups = [group for group in groups if group]
-    rng, found = random.Random(seed), list[list[int]]()
+    rng, result = random.Random(seed), list[list[int]]()
     for _ in range(20 * count):
-        part = [rng.choice(group) for group in groups]
-        if part not in found:
-            found.append(part)
-        if len(found) == count:
+        choice = [rng.choice(group) for group in groups]
+        if choice not in result:
+            result.append(choice)
+        if len(result) == count:
             break
-    return found
+    return result
 
 
-def _write(lm: TextModel, talks: Sequence[Sequence[Message]], limit: int) -> tuple[list[str], list[float]]:
-    """What a model answers in conversations, side by side, and how sure it was of it: the mean chance of a token."""
-    ids = [lm.encode(one) for one in talks]
-    found = outputs(lm, ids, Sampling(temperature=0, end=lm.end), limit)
-    said = [one[:-1] if one and one[-1] in lm.end else one for one in found]
-    return [" ".join(lm.tokens.decode(one).split()) for one in said], _means(lm.target(), ids, found)
+def _write(lm: TextModel, conversations: Sequence[Sequence[Message]], limit: int) -> tuple[list[str], list[float]]:
+    """Answer conversations in one batch; return the texts and the geometric mean probability of their tokens."""
+    prompts = [lm.encode(conversation) for conversation in conversations]
+    answers = outputs(lm, prompts, Sampling(temperature=0, end=lm.end), limit)
+    without_end = [answer[:-1] if answer and answer[-1] in lm.end else answer for answer in answers]
+    texts = [" ".join(lm.tokens.decode(answer).split()) for answer in without_end]
+    return texts, _means(lm.target(), prompts, answers)
 
 
 @torch.no_grad()
 def _means(target: Target, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> list[float]:
-    """The geometric mean of the chances of each answer's tokens behind its prompt, all scored in one pass."""
+    """Return the geometric mean probability of each answer's tokens after its prompt, from one pass."""
     target.begin(prompts, Sampling(), frozenset())
     try:
-        draft, _, _ = forced([[*one, 0] for one in answers], target.device)  # the last one is not read
+        draft, _, _ = forced(
+            [[*answer, 0] for answer in answers], target.device
+        )  # the distribution after the last token is not needed
         logits = target.score(draft).logits().float()
-        chances = torch.log_softmax(logits[:, :-1], -1).gather(2, draft.tokens[..., None])[..., 0]
+        probabilities = torch.log_softmax(logits[:, :-1], -1).gather(2, draft.tokens[..., None])[..., 0]
         return [
-            math.exp(row[: len(one)].mean().item()) if one else 0.0 for row, one in zip(chances, answers, strict=True)
+            math.exp(row[: len(answer)].mean().item()) if answer else 0.0
+            for row, answer in zip(probabilities, answers, strict=True)
         ]
     finally:
         target.end()
 
 
-def _listed(retriever: Retriever, numbers: Sequence[int]) -> str:
-    return "\n".join(f"- {retriever.passages[one]}" for one in numbers)
+def _bullet_list(retriever: Retriever, numbers: Sequence[int]) -> str:
+    return "\n".join(f"- {retriever.passages[index]}" for index in numbers)
 
 
 class _Clock:
-    """Seconds by what they were spent on."""
+    """Seconds by phase."""
 
     def __init__(self) -> None:
         self.taken: dict[str, float] = {}

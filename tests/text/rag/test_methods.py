@@ -22,7 +22,7 @@ from outrider.text import load
 from outrider.text.model import TextModel
 from outrider.text.rag import specrag
 from outrider.text.rag.documents import DocumentError, Question, documents, passages, questions
-from outrider.text.rag.methods import METHODS, WAYS, Answerer, AnswerMethod, Measured, report
+from outrider.text.rag.methods import ANSWER_METHODS, METHODS, Answerer, AnswerMethod, RagBench, report
 from outrider.text.rag.retrievers import BM25, Dense
 from tests.text.rag.test_ralm import PASSAGES, embed
 from tests.text.tiny import write
@@ -67,7 +67,7 @@ def test_the_draft_with_the_highest_score_is_the_answer(lm: TextModel) -> None:
     assert reply.text == max(reply.drafts, key=lambda one: one.score).answer
     assert 1 < len(reply.drafts) <= 3 and all(set(one.documents) <= set(reply.documents) for one in reply.drafts)
     for one in reply.drafts:
-        assert one.score == one.sure * one.likely * one.supported
+        assert one.score == one.drafter_probability * one.target_probability * one.support_probability
         assert 0 < one.score < 1
     again = specrag.speculative(lm, lm, store, embed, "seven wizards", documents=6, drafts=3, max_new_tokens=6)
     assert again.drafts == reply.drafts
@@ -79,11 +79,11 @@ def test_the_draft_with_the_highest_score_is_the_answer(lm: TextModel) -> None:
 
 
 def test_ways_are_measured_side_by_side(lm: TextModel) -> None:
-    measured = Measured(Answerer(lm, Dense(PASSAGES, embed=embed), max_new_tokens=8), ASKED)
-    assert len(list(measured.go())) == len(ASKED) * len(WAYS)
+    measured = RagBench(Answerer(lm, Dense(PASSAGES, embed=embed), max_new_tokens=8), ASKED)
+    assert len(list(measured.run())) == len(ASKED) * len(ANSWER_METHODS)
     found = report([measured], {"documents": "made"})
     rows = {row["name"]: row for row in found["rows"]}
-    assert list(rows) == [way.name for way in WAYS] and len(rows) == 7
+    assert list(rows) == [way.name for way in ANSWER_METHODS] and len(rows) == 7
     for name, row in rows.items():
         assert row["questions"] == 2
         assert row["identical"] == (2 if name.startswith("ralm-spec") else None)
@@ -92,7 +92,7 @@ def test_ways_are_measured_side_by_side(lm: TextModel) -> None:
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     with pytest.raises(InvalidOption, match="method"):
         AnswerMethod(method="guessing")
-    assert {way.method for way in WAYS} == set(METHODS)
+    assert {way.method for way in ANSWER_METHODS} == set(METHODS)
 
 
 def test_questions_and_passages_come_from_files(tmp_path: Path) -> None:

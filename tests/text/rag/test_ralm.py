@@ -156,7 +156,7 @@ def test_the_scheduler_speculates_further_the_surer_it_is() -> None:
     ("wrong", "words"),
     [
         (lambda lm, store: Writer(lm, store, stride=0), "1 token or more"),
-        (lambda lm, store: Writer(lm, store, prompt="{question}"), "must say where"),
+        (lambda lm, store: Writer(lm, store, prompt="{question}"), "must contain"),
         (lambda lm, store: Writer(lm, store, stop=["x"]), "stop strings"),
         (lambda lm, store: Writer(lm, store, tempreature=1), "option"),
         (lambda lm, store: Speculation(ahead=0), "1 lookup or more"),
