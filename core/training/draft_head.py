@@ -33,7 +33,9 @@ class Batch:
     live: Tensor  # [B, T] bool: does a token stand here?
     answer: Tensor  # [B, T] bool: does the NEXT token (t + 1) count for the loss?
     taps: Mapping[str, Tensor]  # [B, T, D] the teacher's states, under the decoder's names of taps
-    teach: Callable[[Tensor, Tensor | None], Tensor]  # states of the tap "last" [N, D], ids kept [R] -> logits [N, V|R]
+    teacher_logits: Callable[
+        [Tensor, Tensor | None], Tensor
+    ]  # states of the tap "last" [N, D], ids kept [R] -> logits [N, V|R]
     _distributions: dict[int, tuple[Tensor | None, Tensor]] = field(default_factory=dict, repr=False)
 
     @property
@@ -41,7 +43,7 @@ class Batch:
         """[1, T], for rotary angles."""
         return torch.arange(self.tokens.shape[1], device=self.tokens.device)[None]
 
-    def asked(self, offset: int = 1) -> Tensor:
+    def loss_mask(self, offset: int = 1) -> Tensor:
         """[B, T] bool: the positions t at which a guess about token t + offset counts. Compute logits there alone."""
         return shifted(self.answer, offset - 1, fill=False)
 
@@ -49,14 +51,14 @@ class Batch:
         """[B, T] the tokens t + offset; 0 beyond the end."""
         return shifted(self.tokens, offset, fill=0)
 
-    def distributions(self, where: Tensor, vocabulary: Tensor | None = None) -> Tensor:
+    def teacher_log_probs(self, where: Tensor, vocabulary: Tensor | None = None) -> Tensor:
         """The logarithm of the teacher's distribution behind positions [B, T] bool, all of them in `answer` -> [N, V];
         over the ids `vocabulary` [R] if given, as if there were no others -> [N, R]. Computed once for all draft heads
         that share a vocabulary (the same tensor), without a gradient."""
         key = 0 if vocabulary is None else vocabulary.data_ptr()
         if key not in self._distributions:
             with torch.no_grad():
-                logits = self.teach(self.taps["last"][self.answer], vocabulary)
+                logits = self.teacher_logits(self.taps["last"][self.answer], vocabulary)
                 self._distributions[key] = vocabulary, logits.float().log_softmax(-1)
         found = self._distributions[key][1]
         if where is self.answer:
@@ -64,14 +66,14 @@ class Batch:
         row = (self.answer.flatten().cumsum(0) - 1).view_as(self.answer)
         return found.index_select(0, row[where])
 
-    def taught(self, offset: int = 1, vocabulary: Tensor | None = None) -> Tensor:
+    def teacher_log_probs_for(self, offset: int = 1, vocabulary: Tensor | None = None) -> Tensor:
         """The logarithm of the teacher's distribution of tokens t + offset, for the positions in asked(offset) -> [N,
         V|R]."""
         if offset == 1:
-            return self.distributions(self.answer, vocabulary)
+            return self.teacher_log_probs(self.answer, vocabulary)
         counts = torch.zeros_like(self.answer)
         counts[:, offset - 1 :] = self.answer[:, offset - 1 :]
-        return self.distributions(counts, vocabulary)
+        return self.teacher_log_probs(counts, vocabulary)
 
 
 def shifted(values: Tensor, count: int, fill: float) -> Tensor:
@@ -83,7 +85,7 @@ def shifted(values: Tensor, count: int, fill: float) -> Tensor:
 
 @dataclass(eq=False)
 class Guess:
-    """What a draft head says about the tokens t + offset, for the positions t in batch.asked(offset), row by row.
+    """What a draft head says about the tokens t + offset, for the positions t in batch.loss_mask(offset), row by row.
 
     `logits` is [N, V] or, with `vocabulary` (ids kept), [N, R]; or [B, T, V|R], of which the asked positions are taken.
     The draft head's guesses in the order of their offsets are the draft it would make behind one position; a draft head
@@ -108,7 +110,7 @@ class DraftHead(nn.Module):
     config: Mapping[str, Any]  # the keyword arguments that make it again, besides the teacher
     graph_pool: GraphPool | None = None  # records its passes while drafting
     runner: Callable[[Any], Any] | None = None  # reads it while drafting; None: the usual HeadRunner
-    grower: Callable[..., Any] | None = None  # makes its drafts; None: those that `draft_kind` names
+    drafter_class: Callable[..., Any] | None = None  # makes its drafts; None: those that `draft_kind` names
 
     def guesses(self, batch: Batch) -> Iterable[Guess]:
         """What it guesses, with a gradient; training-time test (unrolled drafting) is one guess a round."""
@@ -153,15 +155,17 @@ class DraftingHead(Protocol):
     words: Words
     draft_kind: str  # how its paper drafts: one of outrider.core.drafters.trained.drafter.DRAFT_KINDS
     depth: int | None  # how many tokens ahead it can guess; None: any number
-    once: bool  # does it make all guesses at once, whatever is drafted?
-    cached: int  # number of layers that attend to what was read before
+    parallel: bool  # does it make all guesses at once, whatever is drafted?
+    cached_layers: int  # number of layers that attend to what was read before
     form: Config  # of their heads
     pass_bytes: int  # of weights, read by one pass
     graph_pool: GraphPool | None
     runner: Callable[[Any], Any] | None
-    grower: Callable[..., Any] | None
+    drafter_class: Callable[..., Any] | None
 
-    def open(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor: ...  # [B,P,F], [B,P] -> [B,P,S]
+    def open(
+        self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask
+    ) -> Tensor: ...  # [B,P,F], [B,P] -> [B,P,S]
     def logits(self, states: Tensor) -> Tensor: ...  # [..., S] -> [..., R] of the next token
     def native_tree(self) -> NativeTree | None: ...
 
@@ -169,7 +173,7 @@ class DraftingHead(Protocol):
 class SequentialHead(DraftingHead, Protocol):
     """Guesses token after token."""
 
-    def step(self, states: Tensor, tokens: Tensor, sight: AttentionMask, level: int) -> Tensor:
+    def step(self, states: Tensor, tokens: Tensor, attn_mask: AttentionMask, level: int) -> Tensor:
         """States [B, n, S] of parents and their children's tokens [B, n] on a level -> [B, n, S]."""
 
 
@@ -177,7 +181,7 @@ class SequentialHead(DraftingHead, Protocol):
 class ParallelHead(Protocol):
     """Guesses several positions in one pass."""
 
-    def future_states(self, state: Tensor, sight: AttentionMask) -> Tensor:
+    def future_states(self, state: Tensor, attn_mask: AttentionMask) -> Tensor:
         """The root's state [B, S] and what it attends to -> [B, K, S'], whose logits are those of positions 1 to K; or
         [B, 1, S'] for `step` to continue from."""
 
@@ -194,9 +198,9 @@ def guessed(guesses: Iterable[Guess], batch: Batch, loss: Loss) -> Tensor:
     """The weighted sum over guesses of the mean loss over their asked positions."""
     total = torch.zeros((), device=batch.tokens.device)
     for guess in guesses:
-        asked = batch.asked(guess.offset)
-        token = _local(batch.labels(guess.offset)[asked], guess.vocabulary)
-        each = loss(_rows(guess, asked), batch.taught(guess.offset, guess.vocabulary), token)
+        loss_mask = batch.loss_mask(guess.offset)
+        token = _local(batch.labels(guess.offset)[loss_mask], guess.vocabulary)
+        each = loss(_rows(guess, loss_mask), batch.teacher_log_probs_for(guess.offset, guess.vocabulary), token)
         total = total + guess.weight * each.sum() / max(len(each), 1)
     return total
 
@@ -205,19 +209,19 @@ def agreement(guesses: list[Guess], batch: Batch, depth: int) -> Tensor:
     """`DraftHead.hits` of guesses."""
     found = []
     for guess in sorted(guesses, key=lambda one: one.offset):
-        asked = batch.asked(guess.offset)
-        said = _rows(guess, asked).argmax(-1)
+        loss_mask = batch.loss_mask(guess.offset)
+        said = _rows(guess, loss_mask).argmax(-1)
         said = said if guess.vocabulary is None else guess.vocabulary[said]
         right = torch.zeros_like(batch.answer)
-        right[asked] = said == batch.labels(guess.offset)[asked]
+        right[loss_mask] = said == batch.labels(guess.offset)[loss_mask]
         found.append(right)
     if len(found) == 1:
         found = [shifted(found[0], place, fill=False) for place in range(depth)]
     return torch.stack(found, -1)
 
 
-def _rows(guess: Guess, asked: Tensor) -> Tensor:
-    return guess.logits if guess.logits.dim() == 2 else guess.logits[asked]
+def _rows(guess: Guess, loss_mask: Tensor) -> Tensor:
+    return guess.logits if guess.logits.dim() == 2 else guess.logits[loss_mask]
 
 
 def _local(tokens: Tensor, vocabulary: Tensor | None) -> Tensor:

@@ -134,7 +134,7 @@ class TokenModel(DraftHead):
         return F.cross_entropy(logits, codes.flatten(), reduction="none").view_as(codes)
 
     def guesses(self, batch: Batch) -> Iterable[Guess]:
-        yield Guess(self.logits(self.states(batch.tokens)[batch.asked()]), 1)
+        yield Guess(self.logits(self.states(batch.tokens)[batch.loss_mask()]), 1)
 
     def network(self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Network:
         """The same weights, laid out for inference."""

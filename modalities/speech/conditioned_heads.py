@@ -43,14 +43,14 @@ class ConditionedHeads(MedusaHeads):
     def guesses(self, batch: Batch) -> Iterable[Guess]:
         width, first = self.words.width, self.first
         for k in range(self.depth):
-            asked = batch.asked(k + 2)
-            x, told = (batch.taps[tap][asked].to(first.weight.dtype) for tap in self.taps)
+            loss_mask = batch.loss_mask(k + 2)
+            x, told = (batch.taps[tap][loss_mask].to(first.weight.dtype) for tap in self.taps)
             rows = slice(k * width, (k + 1) * width)
             seen = F.linear(x, first.weight[rows], None if first.bias is None else first.bias[rows])
             said = residual(self.more[k], x + F.silu(seen + self._about(k, told)))
             yield Guess(self.words.logits(said), k + 2, self.fade**k, self.words.vocabulary)
 
-    def future_states(self, state: Tensor, sight: AttentionMask) -> Tensor:
+    def future_states(self, state: Tensor, attn_mask: AttentionMask) -> Tensor:
         width = self.words.width
         x, told = state[:, :width], state[:, width : (1 + self.depth) * width].view(len(state), self.depth, width)
         # each head reads its own place alone: the products of all are made in one, and its own is taken

@@ -151,10 +151,10 @@ class Voice(DraftHead):
         x = F.dropout(F.embedding(tokens, self.embedding), self.drop, self.training) + told
         place = torch.arange(count, device=tokens.device)[None]
         cos, sin = self._angles(place, count, torch.float32)
-        sight = each_before(count, cos, sin)
+        attn_mask = each_before(count, cos, sin)
         found["embedding"] = x
         for index, block in enumerate(self.blocks):
-            change = block(x, sight) - x
+            change = block(x, attn_mask) - x
             x = x + F.dropout(change, self.drop, self.training)
             found[f"layer.{index}"] = x
         found["last"] = self.norm(x)

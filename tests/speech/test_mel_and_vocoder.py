@@ -31,7 +31,7 @@ def test_a_tone_stands_in_its_bin() -> None:
 def test_streamed_sound_is_that_of_the_whole() -> None:
     torch.manual_seed(0)
     vocoder = Vocoder(32).double()
-    for parameter in vocoder.parameters():  # loud enough that every frame in sight is heard
+    for parameter in vocoder.parameters():  # loud enough that every frame in attn_mask is heard
         parameter.data *= 2
     mel = torch.randn(80, 90, dtype=torch.double)
     with torch.no_grad():  # behind it there is silence

@@ -53,16 +53,16 @@ class AcceptanceChance(DraftHead):
             raise InvalidOption("an acceptance head learns of a draft model's drafts; let it watch one")
         model = self._watched[0]
         with torch.no_grad():
-            states = model.states(batch)[batch.asked()].float()
+            states = model.states(batch)[batch.loss_mask()].float()
             logits = model.words.logits(states)
             ids = model.words.vocabulary
             if self.temperature:
-                distribution = (batch.distributions(batch.answer) / self.temperature).softmax(-1)
+                distribution = (batch.teacher_log_probs(batch.answer) / self.temperature).softmax(-1)
                 distribution = distribution if ids is None else distribution.index_select(-1, ids)
                 true = torch.minimum(distribution, (logits.float() / self.temperature).softmax(-1)).sum(-1).clamp(0, 1)
             else:
                 best = logits.argmax(-1)
-                true = ((best if ids is None else ids[best]) == batch.labels()[batch.asked()]).float()
+                true = ((best if ids is None else ids[best]) == batch.labels()[batch.loss_mask()]).float()
         return self.chances(states), true
 
     def loss(self, batch: Batch, loss: Loss) -> Tensor:
@@ -73,7 +73,7 @@ class AcceptanceChance(DraftHead):
         """Whether its judgement is right, place by place: it drafts nothing."""
         said, true = self._judged(batch)
         found = torch.zeros(*batch.answer.shape, 1, dtype=torch.bool, device=batch.tokens.device)
-        found[batch.asked()] = ((said > 0) == (true > 0.5))[:, None]
+        found[batch.loss_mask()] = ((said > 0) == (true > 0.5))[:, None]
         return found
 
     def drafts(self, target: Any) -> Any:

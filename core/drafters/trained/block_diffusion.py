@@ -63,7 +63,7 @@ class Anchored(ParallelHeads):
         tokens = torch.stack([batch.labels(self.first - 1 + k) for k in range(self.wide)], -1)
         said = self._corrected(torch.cat(places, 1), tokens)
         for k in range(self.wide):
-            logits = self.words.logits(said[batch.asked(self.first + k)][:, k])
+            logits = self.words.logits(said[batch.loss_mask(self.first + k)][:, k])
             yield Guess(logits, self.first + k, self.fade**k, self.words.vocabulary)
 
     def loss(self, batch: Batch, loss: Loss) -> Tensor:
@@ -77,7 +77,7 @@ class Anchored(ParallelHeads):
         counts = batch.answer[row, inside] & (ahead == inside) & batch.answer.gather(1, roots)[..., None]
         said = self._corrected(self.places(batch, roots), batch.tokens[row, inside])[counts]
         order = (batch.answer.flatten().cumsum(0) - 1).view_as(batch.answer)[row, inside][counts]
-        taught = batch.distributions(batch.answer, self.words.vocabulary).index_select(0, order)
+        taught = batch.teacher_log_probs(batch.answer, self.words.vocabulary).index_select(0, order)
         token = self.words.local(batch.labels()[row, inside][counts])
         place = torch.arange(self.wide, device=roots.device).expand_as(counts)[counts]
         logits = self.words.logits(said)
@@ -126,7 +126,7 @@ class DFlashBlock(Anchored):
         self.needs = frozenset(self.taps)
         self.config = {**self.config, "taps": list(self.taps), "hidden": hidden, "lora": lora}
         self.form = replace(self.form, intermediate_size=hidden or self.form.intermediate_size)
-        self.depth, self.cached, self.anchors = block, layers, anchors
+        self.depth, self.cached_layers, self.anchors = block, layers, anchors
         width, eps = self.form.hidden_size, self.form.norm_eps
         self.tap_norms: Any = nn.ModuleList(Norm(width, eps) for _ in self.taps)
         self.fuse = Matrix(len(self.taps) * width, width)
@@ -143,7 +143,7 @@ class DFlashBlock(Anchored):
             one.copy(layer)
             adapted(one, lora, known=width, changed=bool(hidden))
 
-    def _context(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
+    def _context(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
         """What the block looks at [B, Q, D], of each committed token."""
         parts = features.chunk(len(self.taps), -1)
         x = torch.cat([norm(part) for norm, part in zip(self.tap_norms, parts, strict=True)], -1)
@@ -155,24 +155,24 @@ class DFlashBlock(Anchored):
         masks = self.mask.expand(*roots.shape[:-1], self.depth, -1).to(roots.dtype)
         return torch.cat([roots[..., None, :], masks], -2)
 
-    def _filled(self, x: Tensor, sight: AttentionMask) -> Tensor:
+    def _filled(self, x: Tensor, attn_mask: AttentionMask) -> Tensor:
         for one in self.blocks:
-            x = one(x, sight)
+            x = one(x, attn_mask)
         filled: Tensor = self.norm(x)
         return filled
 
-    def open(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
-        context = self._context(features, tokens, sight)
+    def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
+        context = self._context(features, tokens, attn_mask)
         for one in self.blocks:
-            one.attention.read(context, sight)
+            one.attention.read(context, attn_mask)
         return self.words.embed(tokens)
 
-    def future_states(self, state: Tensor, sight: AttentionMask) -> Tensor:
+    def future_states(self, state: Tensor, attn_mask: AttentionMask) -> Tensor:
         x = self._block(state)
         count = x.shape[1]
-        if sight.mask is not None:
-            sight.mask = F.pad(sight.mask, (0, count), value=True).expand(-1, count, -1)
-        return self._filled(x, sight)[:, 1:]
+        if attn_mask.mask is not None:
+            attn_mask.mask = F.pad(attn_mask.mask, (0, count), value=True).expand(-1, count, -1)
+        return self._filled(x, attn_mask)[:, 1:]
 
     def places(self, batch: Batch, roots: Tensor) -> Tensor:
         dtype = self.mask.dtype
@@ -194,7 +194,7 @@ class DSparkBlock(DFlashBlock):
     chain (policy "confident"). In the paper the bias has a table of its own; ours reads the target's embedding and
     speaks through its output rows."""
 
-    once, draft_kind = False, "dynamic"
+    parallel, draft_kind = False, "dynamic"
 
     def __init__(self, target: Any, *, rank: int = 128, **options: Any) -> None:
         super().__init__(target, **options)
@@ -222,12 +222,12 @@ class DSparkBlock(DFlashBlock):
         chance: Tensor = self.confidence(states[..., -self.words.width :])[..., 0].sigmoid()
         return chance
 
-    def future_states(self, state: Tensor, sight: AttentionMask) -> Tensor:
-        places = super().future_states(state, sight)
+    def future_states(self, state: Tensor, attn_mask: AttentionMask) -> Tensor:
+        places = super().future_states(state, attn_mask)
         said = places[:, 0] + self.out(self.into(self.embedded(state)))
         return torch.cat([places.flatten(1), said], -1)[:, None]
 
-    def step(self, states: Tensor, tokens: Tensor, sight: AttentionMask, level: int) -> Tensor:
+    def step(self, states: Tensor, tokens: Tensor, attn_mask: AttentionMask, level: int) -> Tensor:
         width = self.words.width
         at = min(level + 1, self.depth - 1) * width
         said = self._corrected(states[..., at : at + width], tokens)
@@ -250,8 +250,8 @@ class SpecDecBlock(DFlashBlock):
             raise InvalidOption(f"encoder is {encoder}; it must have 1 layer or more")
         del self.tap_norms, self.fuse
         self.config = {key: one for key, one in self.config.items() if key != "taps"} | {"encoder": encoder}
-        shallow = self.cached
-        self.cached = shallow + encoder
+        shallow = self.cached_layers
+        self.cached_layers = shallow + encoder
         deep = [Block(self.form, index=shallow + index) for index in range(encoder)]
         self.encoder: Any = nn.ModuleList(deep)
         for one, layer in zip(deep, target.network.layers, strict=False):
@@ -259,9 +259,9 @@ class SpecDecBlock(DFlashBlock):
             adapted(one, self.config["lora"], known=self.form.hidden_size, changed=bool(self.config["hidden"]))
         self.mask = nn.Parameter(self.mask.detach().repeat(self.depth, 1) + torch.randn(self.depth, 1) * 0.01)
 
-    def _context(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
+    def _context(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
         x = self.words.embed(tokens).to(self.mask.dtype)
         for one in self.encoder:
-            x = one(x, sight)
+            x = one(x, attn_mask)
         context: Tensor = self.context_norm(x)
         return context

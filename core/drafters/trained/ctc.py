@@ -67,7 +67,7 @@ class CtcFrames(DraftHead):
     behind it `frames` residual heads that look at one another both ways, in a layer whose MLP is `hidden` wide. A frame
     says one of the words, or the blank."""
 
-    once, cached, draft_kind, taps, grower = True, 1, "tree", ("last",), CollapsedTree
+    parallel, cached_layers, draft_kind, taps, drafter_class = True, 1, "tree", ("last",), CollapsedTree
     needs = frozenset({"last"})
 
     def __init__(
@@ -109,12 +109,12 @@ class CtcFrames(DraftHead):
             self.mixer.attention.out.weight.mul_(0.1)
             self.norm.weight.copy_(network.norm)
 
-    def open(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
+    def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
         read = torch.cat([self.embedded(self.words.embed(tokens)).to(features.dtype), features], -1)
-        states: Tensor = self.block(self.fuse(read), sight)
+        states: Tensor = self.block(self.fuse(read), attn_mask)
         return states
 
-    def future_states(self, state: Tensor, sight: AttentionMask) -> Tensor:
+    def future_states(self, state: Tensor, attn_mask: AttentionMask) -> Tensor:
         """[N, D] -> [N, F, D]."""
         said = state[:, None] + F.silu(self.heads(state)).view(len(state), self.frames, -1) + self.place
         order = torch.arange(self.frames, device=state.device)[None]
@@ -128,8 +128,8 @@ class CtcFrames(DraftHead):
     def _said(self, batch: Batch, where: Tensor) -> Tensor:
         """Logits [N, F, R + 1] of the frames behind positions [B, T] bool."""
         x = before(batch.taps["last"].to(self.embedded.weight.dtype))
-        sight = causal(self.angles, batch, x)
-        return self.logits(self.future_states(self.open(x, batch.tokens, sight)[where], sight))
+        attn_mask = causal(self.angles, batch, x)
+        return self.logits(self.future_states(self.open(x, batch.tokens, attn_mask)[where], attn_mask))
 
     def loss(self, batch: Batch, loss: Loss) -> Tensor:
         """CTC's own loss on the tokens that came, up to the first that is no word of ours."""

@@ -72,14 +72,14 @@ class SmallModel(DraftHead):
         count = batch.tokens.shape[1]
         cos, sin = self._angles(batch.positions, count, torch.float32)
         near = torch.ones(count, count, dtype=torch.bool, device=x.device).tril()
-        sight = AttentionMask(cos, sin, near[None])
+        attn_mask = AttentionMask(cos, sin, near[None])
         for block in self.blocks:
-            x = block(x, sight)
+            x = block(x, attn_mask)
         normed: Tensor = self.norm(x)
         return normed
 
     def guesses(self, batch: Batch) -> Iterable[Guess]:
-        yield Guess(self.words.logits(self.states(batch)[batch.asked()]), 1, vocabulary=self.words.vocabulary)
+        yield Guess(self.words.logits(self.states(batch)[batch.loss_mask()]), 1, vocabulary=self.words.vocabulary)
 
     def drafts(self, target: Decoder) -> Decoder:
         """A decoder in the target's precision, with a cache of its own."""

@@ -130,16 +130,16 @@ class Learned:
         soft = sampling or Sampling()  # fixed guesses rank tokens by the head's distribution at any temperature
         self._fixed: Any
         self._drawn: Any = None
-        if draft_head.grower is not None:
-            self._fixed = draft_head.grower(self.model, nodes=nodes, depth=min(depth, deepest), sampling=soft)
+        if draft_head.drafter_class is not None:
+            self._fixed = draft_head.drafter_class(self.model, nodes=nodes, depth=min(depth, deepest), sampling=soft)
         elif self.draft_kind == "chain":
             longest = min(length, deepest)
-            if policy == "fixed" and not draft_head.once:  # a tree of width 1, which may grow in one call
+            if policy == "fixed" and not draft_head.parallel:  # a tree of width 1, which may grow in one call
                 self._fixed = DynamicTree(self.model, nodes=longest, width=1, depth=longest, sampling=soft)
             else:
                 self._fixed = FixedChain(self.model, length=longest, policy=policy, sampling=soft)
             self._drawn = DraftModel(self.model, length=longest, policy=policy, sampling=sampling)
-        elif self.draft_kind == "dynamic" and not draft_head.once:
+        elif self.draft_kind == "dynamic" and not draft_head.parallel:
             depth = min(depth, deepest)
             self._fixed = DynamicTree(
                 self.model, nodes=nodes, width=width, depth=depth, min_probability=min_probability, sampling=soft
@@ -149,7 +149,7 @@ class Learned:
             self._fixed = ParallelTree(self.model, tree=wide, sampling=soft, nodes=nodes)
         else:
             shape = best_shape(nodes, min(depth, deepest)) if tree is None else shallow(tree, deepest)
-            kind = ParallelTree if draft_head.once else TopKTree
+            kind = ParallelTree if draft_head.parallel else TopKTree
             self._fixed = kind(self.model, tree=shape, sampling=soft)
             if self.draft_kind == "sampled":
                 self._drawn = SampledTree(self.model, tree=shape, replacement=replacement, sampling=sampling)

@@ -45,8 +45,8 @@ def unrolled(
     while True:
         if number:
             behind = behind & (place <= place[:, None] - number)
-        sight = replace(first, mask=first.mask if not number else behind[None], rounds=kept_)
-        states = advance(x, batch.tokens, sight)
+        attn_mask = replace(first, mask=first.mask if not number else behind[None], rounds=kept_)
+        states = advance(x, batch.tokens, attn_mask)
         yield states[batch.answer & (batch.positions >= number)]
         x, number = before(states), number + 1
 
@@ -58,7 +58,7 @@ class EagleHead(DraftHead):
     copy of the target's last layer; more `rounds` than one train it on its own states too. Its tree is static; grown
     dynamically it is EAGLE-2 (arXiv 2406.16858)."""
 
-    once, cached, draft_kind, taps, depth = False, 1, "tree", ("last",), None
+    parallel, cached_layers, draft_kind, taps, depth = False, 1, "tree", ("last",), None
     needs = frozenset({"last"})
 
     def __init__(
@@ -99,10 +99,10 @@ class EagleHead(DraftHead):
             for last in (self.block.attention.out, self.block.mlp.down):
                 last.weight.zero_()  # a target's last layer says hundreds, this state is normed
 
-    def advance(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
+    def advance(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
         """[B, Q, D] and [B, Q] -> the states foreseen [B, Q, D]."""
         embedded = self.words.embed(tokens).to(features.dtype)
-        states: Tensor = self.block(self.fuse(torch.cat([embedded, features], -1)), sight)
+        states: Tensor = self.block(self.fuse(torch.cat([embedded, features], -1)), attn_mask)
         return states
 
     def _rounds(self, batch: Batch) -> Iterator[Tensor]:
@@ -122,11 +122,11 @@ class EagleHead(DraftHead):
     def hits(self, batch: Batch, depth: int = 8) -> Tensor:
         return agreement(list(said(self, self._rounds(batch), depth)), batch, depth)
 
-    def open(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
-        return self.advance(features, tokens, sight)
+    def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
+        return self.advance(features, tokens, attn_mask)
 
-    def step(self, states: Tensor, tokens: Tensor, sight: AttentionMask, level: int) -> Tensor:
-        return self.advance(states, tokens, sight)
+    def step(self, states: Tensor, tokens: Tensor, attn_mask: AttentionMask, level: int) -> Tensor:
+        return self.advance(states, tokens, attn_mask)
 
     def logits(self, states: Tensor) -> Tensor:
         return self.words.logits(states)
@@ -146,7 +146,7 @@ class Eagle3Head(DraftHead):
     feeds states back normed, as EAGLE-3.1 does (arXiv 2605.09992). Ours begins as a copy of the target's last layer (or
     is that layer, corrected to a rank of `lora`), and refers to the target's output rows unless it has its `own`."""
 
-    once, cached, draft_kind, depth = False, 1, "dynamic", None
+    parallel, cached_layers, draft_kind, depth = False, 1, "dynamic", None
 
     def __init__(
         self,
@@ -211,11 +211,11 @@ class Eagle3Head(DraftHead):
         result: Tensor = self.fuse(features)
         return result
 
-    def advance(self, x: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
+    def advance(self, x: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
         """[B, Q, D] and [B, Q] -> states [B, Q, D]; normed if steady."""
         entered = self.entered(x)
         read = torch.cat([self.embedded(self.words.embed(tokens)), entered], -1)
-        states: Tensor = self.block(entered if self.normed_residual else x, sight, read)
+        states: Tensor = self.block(entered if self.normed_residual else x, attn_mask, read)
         return self.norm(states) if self.steady else states
 
     def _rounds(self, batch: Batch) -> Iterator[Tensor]:
@@ -229,11 +229,11 @@ class Eagle3Head(DraftHead):
     def hits(self, batch: Batch, depth: int = 8) -> Tensor:
         return agreement(list(said(self, self._rounds(batch), depth)), batch, depth)
 
-    def open(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
-        return self.advance(self.enter(features), tokens, sight)
+    def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
+        return self.advance(self.enter(features), tokens, attn_mask)
 
-    def step(self, states: Tensor, tokens: Tensor, sight: AttentionMask, level: int) -> Tensor:
-        return self.advance(states, tokens, sight)
+    def step(self, states: Tensor, tokens: Tensor, attn_mask: AttentionMask, level: int) -> Tensor:
+        return self.advance(states, tokens, attn_mask)
 
     def logits(self, states: Tensor) -> Tensor:
         return self.words.logits(states if self.steady else self.norm(states))

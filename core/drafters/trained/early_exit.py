@@ -49,12 +49,12 @@ class Early(HeadRunner):
         self.view = view
         self.weight_bytes = self.draft_head.pass_bytes + view.layer_bytes
         self.cache.begin(prompts)
-        if self.draft_head.cached:
+        if self.draft_head.cached_layers:
             features, longest = self._features(), max(map(len, prompts))
             for start in range(0, longest - 1, _PIECE):
                 stop = min(start + _PIECE, longest - 1)
                 ids, places = self.cache.prompt_chunk(start, stop)
-                self.draft_head.open(features[:, start:stop], ids, self._sight(places, longest))
+                self.draft_head.open(features[:, start:stop], ids, self._attn_mask(places, longest))
         self.cache.set_prefilled(prompts)
         width = self.draft_head.words.width
         self._pending = torch.zeros(len(prompts), 1, width, dtype=self.dtype, device=self.device)
@@ -76,7 +76,7 @@ class Early(HeadRunner):
         left = self._left(draft, since)
         ids, places = self.cache.plan(draft, since)
         grown = self._captured(
-            "open", self.draft_head.open, (left, ids), self._sight(places, position_bound(self.cache, draft))
+            "open", self.draft_head.open, (left, ids), self._attn_mask(places, position_bound(self.cache, draft))
         )
         self._states = torch.cat([self._states, grown], 1)
         self.cache.scored = draft.size
@@ -90,7 +90,7 @@ class Early(HeadRunner):
         assert self.view is not None
         self.view.keep(draft, verdict, count)
         rows = F.pad(verdict.path + 1, (0, 1)).clamp(min=0)
-        if self.draft_head.cached:
+        if self.draft_head.cached_layers:
             heard = self._features()
             root = (before.pending_count - 1)[:, None, None].expand(-1, 1, heard.shape[2])
             pending = self._pending.scatter(1, root, heard[:, :1])
@@ -113,7 +113,7 @@ class ExitHead(DraftHead):
     goes on from the states that they left instead of reading the tokens anew. The paper trains the whole target to
     bear early exits; ours leaves it as it is and trains the exit: a small residual MLP before the output rows."""
 
-    once, cached, draft_kind, depth, runner = False, 0, "chain", None, Early
+    parallel, cached_layers, draft_kind, depth, runner = False, 0, "chain", None, Early
     drafting_needs = frozenset[str]()  # the view runs the layers that the tap is on
 
     def __init__(self, target: Any, *, exit: int = 0, hidden: int = 256, vocabulary: PrefixCache = 0) -> None:
@@ -137,10 +137,10 @@ class ExitHead(DraftHead):
         return result
 
     def guesses(self, batch: Batch) -> Iterable[Guess]:
-        x = batch.taps[self.tap][batch.asked()].to(self.norm.weight.dtype)
+        x = batch.taps[self.tap][batch.loss_mask()].to(self.norm.weight.dtype)
         yield Guess(self.words.logits(self.advance(x)), 1, vocabulary=self.words.vocabulary)
 
-    def open(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
+    def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
         return self.advance(features)
 
     def logits(self, states: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ class KangarooHead(DraftHead):
     paper asks behind the token drawn, ours ahead of the draw. Its attention begins as that of the target's last
     layer. The paper leaves after 2 of 32 layers; ours, for small targets, after a sixth of them unless told."""
 
-    once, cached, draft_kind, depth, runner = False, 1, "chain", None, Early
+    parallel, cached_layers, draft_kind, depth, runner = False, 1, "chain", None, Early
 
     def __init__(self, target: Any, *, exit: int = 0, vocabulary: PrefixCache = 0) -> None:
         super().__init__()
@@ -182,8 +182,8 @@ class KangarooHead(DraftHead):
             self.entered.weight.copy_(last.attention_norm)
             self.norm.weight.copy_(network.norm)
 
-    def advance(self, x: Tensor, sight: AttentionMask) -> Tensor:
-        result: Tensor = self.norm(x + self.attention(self.entered(x), sight))
+    def advance(self, x: Tensor, attn_mask: AttentionMask) -> Tensor:
+        result: Tensor = self.norm(x + self.attention(self.entered(x), attn_mask))
         return result
 
     def guesses(self, batch: Batch) -> Iterable[Guess]:
@@ -191,10 +191,10 @@ class KangarooHead(DraftHead):
         place = batch.positions[0]
         cos, sin = self.angles(batch.positions, len(place), x.dtype)
         states = self.advance(x, AttentionMask(cos, sin, (place <= place[:, None])[None]))
-        yield Guess(self.words.logits(states[batch.asked()]), 1, vocabulary=self.words.vocabulary)
+        yield Guess(self.words.logits(states[batch.loss_mask()]), 1, vocabulary=self.words.vocabulary)
 
-    def open(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
-        return self.advance(features, sight)
+    def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
+        return self.advance(features, attn_mask)
 
     def logits(self, states: Tensor) -> Tensor:
         return self.words.logits(states)

@@ -34,7 +34,7 @@ class FalconHead(Anchored):
     tokens' inputs; the learned vectors stand in for both. Its tree is fixed by hand, ours by shape or number of nodes.
     The layer begins as the target's last, or is that one, corrected to a rank of `lora`."""
 
-    once, cached, draft_kind, first, depth = False, 1, "tree", 1, None  # type: ignore[assignment]
+    parallel, cached_layers, draft_kind, first, depth = False, 1, "tree", 1, None  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -78,13 +78,13 @@ class FalconHead(Anchored):
         fused: Tensor = self.fuse(torch.cat(read, -1))
         return fused
 
-    def _listen(self, x: Tensor, sight: AttentionMask) -> tuple[Tensor, Tensor]:
+    def _listen(self, x: Tensor, attn_mask: AttentionMask) -> tuple[Tensor, Tensor]:
         """Keys and values of what was put together."""
         assert self.block.attention_norm is not None
-        return self.block.attention.read(self.block.attention_norm(x), sight)
+        return self.block.attention.read(self.block.attention_norm(x), attn_mask)
 
-    def _foreseen(self, x: Tensor, sight: AttentionMask) -> Tensor:
-        states: Tensor = self.norm(self.block(x, sight))
+    def _foreseen(self, x: Tensor, attn_mask: AttentionMask) -> Tensor:
+        states: Tensor = self.norm(self.block(x, attn_mask))
         return states
 
     # ---- training
@@ -98,21 +98,21 @@ class FalconHead(Anchored):
         around = self.around(roots, roots[..., None].expand(-1, -1, self.wide), seen, [self._listen(x, seen)])
         (rows, count), width = roots.shape, x.shape[2]
         row = torch.arange(rows, device=roots.device)[:, None]
-        asked = x[row, roots][:, :, None] + self.place  # [B, A, K, D]
+        inputs = x[row, roots][:, :, None] + self.place  # [B, A, K, D]
 
         def foreseen(block: Tensor) -> Tensor:
             return self._foreseen(block.flatten(1, 2), around).view(rows, count, self.wide, width)
 
         if not self.training or not self.glance:
-            return foreseen(asked)
+            return foreseen(inputs)
         place = roots[..., None] + 1 + torch.arange(self.wide, device=roots.device)
         inside = place.clamp(max=x.shape[1] - 1)
         with torch.no_grad():
-            said = self.words.logits(foreseen(asked)).argmax(-1)
+            said = self.words.logits(foreseen(inputs)).argmax(-1)
             wrong = (said != self.words.local(batch.tokens).gather(1, inside.flatten(1)).view_as(said)).sum(-1)
             order = torch.rand(said.shape, device=said.device).argsort(-1)
             shown = (order < (self.glance * wrong[..., None]).round()) & (place == inside)
-        return foreseen(asked + shown[..., None] * x[row[..., None], inside])
+        return foreseen(inputs + shown[..., None] * x[row[..., None], inside])
 
     def _besides(
         self, batch: Batch, where: tuple[Tensor, Tensor], said: Tensor, logits: Tensor, taught: Tensor
@@ -123,36 +123,36 @@ class FalconHead(Anchored):
 
     # ---- drafting: a node's state is the block it stands in [K D], and of that the place that speaks behind it [D]
 
-    def open(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
+    def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
         x = self._entered(features, tokens)
-        self._listen(x, sight)
+        self._listen(x, attn_mask)
         return x
 
-    def future_states(self, state: Tensor, sight: AttentionMask) -> Tensor:
-        context = sight.context
+    def future_states(self, state: Tensor, attn_mask: AttentionMask) -> Tensor:
+        context = attn_mask.context
         assert context is not None
-        return self._pass(state[:, None], AttentionMask(sight.cos, sight.sin, sight.mask, context=context))
+        return self._pass(state[:, None], AttentionMask(attn_mask.cos, attn_mask.sin, attn_mask.mask, context=context))
 
-    def step(self, states: Tensor, tokens: Tensor, sight: AttentionMask, level: int) -> Tensor:
+    def step(self, states: Tensor, tokens: Tensor, attn_mask: AttentionMask, level: int) -> Tensor:
         width = self.words.width
         x = self._entered(states[..., -width:], tokens)
-        known = self._listen(x, sight)
+        known = self._listen(x, attn_mask)
         at = (level + 1) % self.wide
         if at:
             return torch.cat([states[..., :-width], states[..., at * width : (at + 1) * width]], -1)
-        return self._pass(x, AttentionMask(sight.cos, sight.sin, sight.mask, context=[known]))
+        return self._pass(x, AttentionMask(attn_mask.cos, attn_mask.sin, attn_mask.mask, context=[known]))
 
-    def _pass(self, x: Tensor, sight: AttentionMask) -> Tensor:
-        """Blocks behind nodes [B, N, D], each of which sees what the sight says -> their states [B, N, K D + D]."""
+    def _pass(self, x: Tensor, attn_mask: AttentionMask) -> Tensor:
+        """Blocks behind nodes [B, N, D], each of which sees what the attn_mask says -> their states [B, N, K D + D]."""
         rows, count, width = x.shape
         whose = torch.arange(count, device=x.device).repeat_interleave(self.wide)
-        if sight.mask is not None:
-            back = sight.mask.repeat_interleave(self.wide, 1)
+        if attn_mask.mask is not None:
+            back = attn_mask.mask.repeat_interleave(self.wide, 1)
             own = (whose == whose[:, None]).expand(len(back), -1, -1)
-            sight.mask = torch.cat([back, own], 2)
-        sight.cos, sight.sin = (one.repeat_interleave(self.wide, 1) for one in (sight.cos, sight.sin))
+            attn_mask.mask = torch.cat([back, own], 2)
+        attn_mask.cos, attn_mask.sin = (one.repeat_interleave(self.wide, 1) for one in (attn_mask.cos, attn_mask.sin))
         block = (x[:, :, None] + self.place.to(x.dtype)).flatten(1, 2)
-        states = self._foreseen(block, sight).view(rows, count, -1)
+        states = self._foreseen(block, attn_mask).view(rows, count, -1)
         return torch.cat([states, states[..., :width]], -1)
 
     def logits(self, states: Tensor) -> Tensor:

@@ -62,13 +62,13 @@ class HeadRunner:
     rollback = True
 
     def __init__(self, draft_head: DraftingHead) -> None:
-        self.draft_head: Any = draft_head  # sequential or parallel, as `once` says
+        self.draft_head: Any = draft_head  # sequential or parallel, as `parallel` says
         self.vocabulary = draft_head.words.known
         weights = draft_head.words.embedding
         self.dtype, self.device = weights.dtype, weights.device
         self.weight_bytes = draft_head.pass_bytes
         form: Config = draft_head.form
-        self.cache = Cache((draft_head.cached, 2 * form.kv_heads, form.head_dim), self.dtype, self.device)
+        self.cache = Cache((draft_head.cached_layers, 2 * form.kv_heads, form.head_dim), self.dtype, self.device)
         self.angles = Angles(form)
         self._graph_pool = draft_head.graph_pool
         self.cache.pool = self._graph_pool
@@ -100,38 +100,38 @@ class HeadRunner:
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         features = features * (lengths > 1)[:, None, None]
         self.cache.begin(read)
-        if self.draft_head.cached:
+        if self.draft_head.cached_layers:
             longest = max(map(len, read))
             for start in range(0, longest - 1, _PIECE):
                 stop = min(start + _PIECE, longest - 1)
                 ids, places = self.cache.prompt_chunk(start, stop)
-                self.draft_head.open(features[:, start:stop], ids, self._sight(places, longest))
+                self.draft_head.open(features[:, start:stop], ids, self._attn_mask(places, longest))
         self.cache.set_prefilled(read)
         last = (lengths - 2).clamp(min=0)[:, None, None].expand(-1, 1, features.shape[2])
         self._pending = features.gather(1, last)  # [B, P, F], beside the cache's own pending tokens
         self._states = features.new_zeros(0)
         return Prefill()
 
-    def _sight(self, places: PassLayout, bound: int) -> AttentionMask:
+    def _attn_mask(self, places: PassLayout, bound: int) -> AttentionMask:
         cos, sin = self.angles(places.positions, bound, self.dtype)
         return AttentionMask(cos, sin, places.mask, self.cache.store, places, bound=bound)
 
     def _captured(
-        self, name: str, work: Callable[..., Tensor], given: Sequence[Tensor], sight: AttentionMask, *more: int
+        self, name: str, work: Callable[..., Tensor], given: Sequence[Tensor], attn_mask: AttentionMask, *more: int
     ) -> Tensor:
         """A pass of the draft head, as one launch of a CUDA graph if there are graphs."""
-        places, context = sight.places, sight.context
+        places, context = attn_mask.places, attn_mask.context
         if self._graph_pool is None or (places is not None and places.slots is None):
-            return work(*given, sight, *more)
+            return work(*given, attn_mask, *more)
         store = self.cache.store
         columns = places.columns if places is not None else context[0][0].shape[2] if context else 0
-        inputs = (*given, sight.cos, sight.sin, sight.mask, None if places is None else places.slots)
+        inputs = (*given, attn_mask.cos, attn_mask.sin, attn_mask.mask, None if places is None else places.slots)
 
         def replayed(buffers: Sequence[Tensor | None]) -> Tensor:
             *first, cos, sin, mask, slots = buffers
             assert cos is not None and sin is not None
             where = None if places is None else replace(places, mask=mask, slots=slots)
-            return work(*first, AttentionMask(cos, sin, mask, sight.store, where, context=context), *more)
+            return work(*first, AttentionMask(cos, sin, mask, attn_mask.store, where, context=context), *more)
 
         return self._graph_pool.run((name, *more, store.data_ptr(), *store.shape, columns), inputs, replayed, store)
 
@@ -139,8 +139,8 @@ class HeadRunner:
         """Read the pending tokens; the root's state is the first."""
         nothing = Draft.empty(len(self.cache.rows.host), self.device)
         ids, places = self.cache.plan(nothing, None)
-        sight = self._sight(places, position_bound(self.cache, nothing))
-        states = self._captured("open", self.draft_head.open, (self._pending, ids), sight)
+        attn_mask = self._attn_mask(places, position_bound(self.cache, nothing))
+        states = self._captured("open", self.draft_head.open, (self._pending, ids), attn_mask)
         root = (self.cache.rows.pending_count - 1)[:, None, None]
         self._states = states[:, -1:] if ids.shape[1] == 1 else states.gather(1, root.expand(-1, 1, states.shape[2]))
         if self._parallel is not None:
@@ -153,7 +153,7 @@ class HeadRunner:
         positions, mask = places.positions.expand(len(root), -1).gather(1, root[..., 0]), places.mask
         if mask is not None:
             mask = mask.expand(len(root), -1, -1).gather(1, root.expand(-1, 1, mask.shape[2]))
-        if self.draft_head.cached:
+        if self.draft_head.cached_layers:
             count = (self.draft_head.depth or 0) + 1
             positions = positions + torch.arange(count, device=self.device)
         cos, sin = self.angles(positions, positions.shape[1] + max(self.cache.rows.host) + 64, self.dtype)
@@ -166,8 +166,8 @@ class HeadRunner:
         ids, places = self.cache.plan(draft, since)
         above = draft.tree.parents[:, since:].expand(draft.rows, -1) + 1
         states = self._states.gather(1, above[..., None].expand(-1, -1, self._states.shape[2]))
-        sight = self._sight(places, position_bound(self.cache, draft))
-        grown = self._captured("step", self.draft_head.step, (states, ids), sight, level)
+        attn_mask = self._attn_mask(places, position_bound(self.cache, draft))
+        grown = self._captured("step", self.draft_head.step, (states, ids), attn_mask, level)
         self._states = torch.cat([self._states, grown], 1)
         self.cache.scored = draft.size
 
@@ -177,23 +177,23 @@ class HeadRunner:
         first = 0 if since is None else since + 1
         if since is None or since > self.cache.scored:
             self._open()
-            if not self.draft_head.once:
+            if not self.draft_head.parallel:
                 for node in range(draft.size):
                     part = Tree(draft.tree.parents[:, : node + 1])
                     self._extend(Draft.guess(draft.tokens[:, : node + 1], part, draft.live), node, part.depth - 1)
-        elif not self.draft_head.once:
+        elif not self.draft_head.parallel:
             self._extend(draft, since, draft.tree.depth - 1)
-        if self.draft_head.once:
+        if self.draft_head.parallel:
             self.cache.scored = draft.size
         levels = torch.nn.functional.pad(draft.tree.depths + 1, (1, 0)).expand(draft.rows, -1)
 
         @torch.no_grad()
         def of_rows(rows: Tensor) -> Tensor:
-            rows = levels.gather(1, rows) if self.draft_head.once else rows
+            rows = levels.gather(1, rows) if self.draft_head.parallel else rows
             logits: Tensor = self.draft_head.logits(self._states.gather(1, rows[..., None].expand(-1, -1, self._width)))
             return logits
 
-        hidden = {} if self.draft_head.once else {"states": self._states[:, first:]}
+        hidden = {} if self.draft_head.parallel else {"states": self._states[:, first:]}
         return Scores(draft, self._pipeline, self.cache.rows.committed, of_rows, hidden, first)
 
     @torch.no_grad()

@@ -28,7 +28,7 @@ class MedusaHeads(DraftHead):
     Cartesian product of what the heads find likeliest. Ours share the target's output rows instead of each having
     rows of its `own` (they may have); `layers` such steps may stand behind one another."""
 
-    once, cached, draft_kind, taps = True, 0, "tree", ("last",)
+    parallel, cached_layers, draft_kind, taps = True, 0, "tree", ("last",)
     needs = frozenset({"last"})
 
     def __init__(
@@ -62,14 +62,14 @@ class MedusaHeads(DraftHead):
 
     def guesses(self, batch: Batch) -> Iterable[Guess]:
         for k in range(self.depth):
-            states = batch.taps["last"][batch.asked(k + 2)].to(self.first.weight.dtype)
+            states = batch.taps["last"][batch.loss_mask(k + 2)].to(self.first.weight.dtype)
             speak = self.outputs[k] if self.outputs else self.words.logits
             yield Guess(speak(self.head(k, states)), k + 2, self.fade**k, self.words.vocabulary)
 
-    def open(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
+    def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
         return features
 
-    def future_states(self, state: Tensor, sight: AttentionMask) -> Tensor:
+    def future_states(self, state: Tensor, attn_mask: AttentionMask) -> Tensor:
         first = F.silu(self.first(state)).view(len(state), self.depth, -1) + state[:, None]
         if not self.outputs and not self.config["layers"] > 1:
             return first
@@ -95,7 +95,7 @@ class HydraHeads(DraftHead):
     target's output rows, and norm what they read. A head is a matrix over all that it reads, or with `hidden` an MLP so
     wide, then `layers` steps like Medusa's."""
 
-    once, draft_kind, taps = False, "dynamic", ("last",)
+    parallel, draft_kind, taps = False, "dynamic", ("last",)
     needs = frozenset({"last"})
 
     def __init__(
@@ -123,7 +123,7 @@ class HydraHeads(DraftHead):
             "fade": fade,
         }
         width, eps = network.config.hidden_size, network.config.norm_eps
-        self.cached = int(prefix)
+        self.cached_layers = int(prefix)
         self.prefix = Block(network.config) if prefix else None
         self.embedded = Norm(width, eps)
         self.inputs = nn.ModuleList(Matrix((k + 2) * width, hidden or width, bias=True) for k in range(heads))
@@ -148,18 +148,18 @@ class HydraHeads(DraftHead):
             states = self.prefix(states, causal(self.angles, batch, states))
         embedded = self.embedded(self.words.embed(batch.tokens))
         for k in range(self.depth):
-            asked = batch.asked(k + 1)
-            row, place = asked.nonzero(as_tuple=True)
+            loss_mask = batch.loss_mask(k + 1)
+            row, place = loss_mask.nonzero(as_tuple=True)
             read = [states[row, place], *(embedded[row, place + j] for j in range(k + 1))]
             said = self.head(k, torch.cat(read, -1))
             yield Guess(self.words.logits(said), k + 1, self.fade**k, self.words.vocabulary)
 
-    def open(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
-        states = features if self.prefix is None else self.prefix(features, sight)
+    def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
+        states = features if self.prefix is None else self.prefix(features, attn_mask)
         empty = states.new_zeros(*states.shape[:2], self.depth * self.words.width)
         return self._said(torch.cat([states, empty], -1), tokens, 0)
 
-    def step(self, states: Tensor, tokens: Tensor, sight: AttentionMask, level: int) -> Tensor:
+    def step(self, states: Tensor, tokens: Tensor, attn_mask: AttentionMask, level: int) -> Tensor:
         return self._said(states[..., : -self.words.width], tokens, level + 1)
 
     def _said(self, read: Tensor, tokens: Tensor, k: int) -> Tensor:

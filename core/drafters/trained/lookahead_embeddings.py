@@ -70,7 +70,7 @@ class LookaheadEmbeddings(Anchored):
         place, dtype = batch.positions[0], self._dtype(device)
         shape = (len(self._standing()), rows, 2 * self.form.kv_heads, count, self.form.head_dim)
         store = torch.zeros(shape, dtype=dtype, device=device)
-        sight = AttentionMask(
+        attn_mask = AttentionMask(
             *self.angles(batch.positions, count, dtype),
             (place <= place[:, None])[None],
             store,
@@ -79,7 +79,7 @@ class LookaheadEmbeddings(Anchored):
         with torch.no_grad():
             x = self.words.embed(batch.tokens).to(self.embeddings.dtype)
             for one in self._standing():
-                x = one(x, sight)
+                x = one(x, attn_mask)
         kv = self.form.kv_heads
         self._known = batch, [(one[:, :kv], one[:, kv:]) for one in store.unbind()]
         return self._known[1]
@@ -98,9 +98,9 @@ class LookaheadEmbeddings(Anchored):
         back = (batch.positions <= roots[..., None]).repeat_interleave(wide, 1)  # [B, A K, T]
         mask = torch.cat([back, own.expand(rows, -1, -1)], 2)
         x = self.embeddings.repeat(count, 1).expand(rows, -1, -1)
-        sight = AttentionMask(*self.angles(stands, length + wide + 1, dtype), mask, context=context)
+        attn_mask = AttentionMask(*self.angles(stands, length + wide + 1, dtype), mask, context=context)
         for one in self._standing():
-            x = one(x, sight)
+            x = one(x, attn_mask)
         network = self._network[0]
         states = F.rms_norm(x.to(network.dtype), (x.shape[2],), network.norm, network.config.norm_eps)
         return states.view(rows, count, wide, -1)

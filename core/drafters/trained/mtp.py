@@ -34,21 +34,21 @@ class Module(nn.Module):
         with torch.no_grad():
             self.fuse.weight[:, form.hidden_size :] += torch.eye(form.hidden_size)
 
-    def forward(self, x: Tensor, embedded: Tensor, sight: AttentionMask) -> Tensor:
-        result: Tensor = self.block(self._fused(x, embedded), sight)
+    def forward(self, x: Tensor, embedded: Tensor, attn_mask: AttentionMask) -> Tensor:
+        result: Tensor = self.block(self._fused(x, embedded), attn_mask)
         return result
 
     def _fused(self, x: Tensor, embedded: Tensor) -> Tensor:
         fused: Tensor = self.fuse(torch.cat([self.embedded(embedded), self.entered(x)], -1))
         return fused
 
-    def listen(self, x: Tensor, embedded: Tensor, sight: AttentionMask) -> None:
+    def listen(self, x: Tensor, embedded: Tensor, attn_mask: AttentionMask) -> None:
         """Only remember the token, for when this module's turn comes."""
         fused = self._fused(x, embedded)
         assert self.block.attention_norm is not None
-        both = self.block.attention.read(self.block.attention_norm(fused), sight)
-        if sight.rounds is not None:
-            sight.rounds.setdefault(self.block.attention.index, []).append(both)
+        both = self.block.attention.read(self.block.attention_norm(fused), attn_mask)
+        if attn_mask.rounds is not None:
+            attn_mask.rounds.setdefault(self.block.attention.index, []).append(both)
 
 
 class MtpModules(DraftHead):
@@ -56,7 +56,7 @@ class MtpModules(DraftHead):
     Each attends to what it read: of committed tokens with the target's states, of drafted ones with those of the module
     whose turn it was. In the paper module k reads all tokens with module k - 1's states."""
 
-    once, draft_kind, taps, depth = False, "chain", ("last",), None
+    parallel, draft_kind, taps, depth = False, "chain", ("last",), None
     needs = frozenset({"last"})
 
     def __init__(
@@ -76,7 +76,7 @@ class MtpModules(DraftHead):
         network = target.network
         self.words = Words(network, vocabulary)
         self.form = shaped(network.config, hidden, form)
-        self.rounds, self.fade, self.cached = max(rounds, modules), fade, modules
+        self.rounds, self.fade, self.cached_layers = max(rounds, modules), fade, modules
         self.config = {
             "modules": modules,
             "rounds": rounds,
@@ -94,18 +94,18 @@ class MtpModules(DraftHead):
         with torch.no_grad():
             self.norm.weight.copy_(network.norm)
 
-    def advance(self, x: Tensor, tokens: Tensor, sight: AttentionMask, level: int) -> Tensor:
+    def advance(self, x: Tensor, tokens: Tensor, attn_mask: AttentionMask, level: int) -> Tensor:
         """States [B, Q, D] behind tokens that are `level` places on from the last committed one."""
-        turn, embedded = min(level, self.cached - 1), self.words.embed(tokens)
+        turn, embedded = min(level, self.cached_layers - 1), self.words.embed(tokens)
         for one in self.chain[turn + 1 :]:
-            one.listen(x, embedded, sight)
-        states: Tensor = self.chain[turn](x, embedded, sight)
+            one.listen(x, embedded, attn_mask)
+        states: Tensor = self.chain[turn](x, embedded, attn_mask)
         return states
 
     def _rounds(self, batch: Batch) -> Iterator[Tensor]:
-        def advance(x: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
-            assert sight.rounds is not None
-            return self.advance(x, tokens, sight, len(sight.rounds.get(self.cached - 1, ())))
+        def advance(x: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
+            assert attn_mask.rounds is not None
+            return self.advance(x, tokens, attn_mask, len(attn_mask.rounds.get(self.cached_layers - 1, ())))
 
         x = before(batch.taps["last"].to(self.norm.weight.dtype))
         return unrolled(self.angles, batch, x, advance)
@@ -116,11 +116,11 @@ class MtpModules(DraftHead):
     def hits(self, batch: Batch, depth: int = 8) -> Tensor:
         return agreement(list(said(self, self._rounds(batch), depth)), batch, depth)
 
-    def open(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
-        return self.advance(features, tokens, sight, 0)
+    def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
+        return self.advance(features, tokens, attn_mask, 0)
 
-    def step(self, states: Tensor, tokens: Tensor, sight: AttentionMask, level: int) -> Tensor:
-        return self.advance(states, tokens, sight, level + 1)
+    def step(self, states: Tensor, tokens: Tensor, attn_mask: AttentionMask, level: int) -> Tensor:
+        return self.advance(states, tokens, attn_mask, level + 1)
 
     def logits(self, states: Tensor) -> Tensor:
         return self.words.logits(self.norm(states))
@@ -128,7 +128,7 @@ class MtpModules(DraftHead):
     @property
     def pass_bytes(self) -> int:
         """Of the output rows and one module."""
-        return self.words.weight_bytes + (weight_bytes(self) - self.words.weight_bytes) // self.cached
+        return self.words.weight_bytes + (weight_bytes(self) - self.words.weight_bytes) // self.cached_layers
 
     def drafts(self, target: Any) -> Any:
         return ready(self, target)

@@ -28,7 +28,7 @@ class ParallelHeads(DraftHead):
     """What draft heads that guess at once have in common. `trunk` gives states [B, T, D], `every` turns those of some
     places [N, D] into states of the next K, [N, K, D]; guess 1 is about the token `first` places on."""
 
-    once, cached, draft_kind, first = True, 0, "tree", 2
+    parallel, cached_layers, draft_kind, first = True, 0, "tree", 2
     taps: tuple[str, ...] = ("last",)
     needs = frozenset({"last"})
     depth: int
@@ -49,17 +49,17 @@ class ParallelHeads(DraftHead):
         raise TypeError(f"{type(self).__name__} says nothing")
 
     def guesses(self, batch: Batch) -> Iterable[Guess]:
-        asked = [batch.asked(self.first + k) for k in range(self.depth)]
-        wanted = torch.stack(asked).any(0)
+        loss_mask = [batch.loss_mask(self.first + k) for k in range(self.depth)]
+        wanted = torch.stack(loss_mask).any(0)
         said = self.every(self.trunk(batch)[wanted])
-        for k, one in enumerate(asked):
+        for k, one in enumerate(loss_mask):
             logits = self.words.logits(said[one[wanted], k])
             yield Guess(logits, self.first + k, self.fade**k, self.words.vocabulary)
 
-    def open(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
+    def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
         return features
 
-    def future_states(self, state: Tensor, sight: AttentionMask) -> Tensor:
+    def future_states(self, state: Tensor, attn_mask: AttentionMask) -> Tensor:
         return self.every(state)
 
     def logits(self, states: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class AmphistaHeads(ParallelHeads):
     output rows, and the adaptation layers begin as the target's last two, or are those, corrected to a rank of `lora`;
     the layer in which heads meet has an MLP as wide as the target's, or `hidden` wide."""
 
-    cached, first = 2, 1
+    cached_layers, first = 2, 1
 
     def __init__(
         self,
@@ -135,10 +135,10 @@ class AmphistaHeads(ParallelHeads):
             self.mixer.attention.out.weight.mul_(0.1)
             self.norm.weight.copy_(network.norm)
 
-    def _adapted(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
-        x = self.adapt[0](features, sight)
+    def _adapted(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
+        x = self.adapt[0](features, attn_mask)
         x = self.fuse(torch.cat([self.embedded(self.words.embed(tokens)).to(x.dtype), x], -1))
-        adapted: Tensor = self.adapt[1](x, sight)
+        adapted: Tensor = self.adapt[1](x, attn_mask)
         return adapted
 
     def trunk(self, batch: Batch) -> Tensor:
@@ -151,5 +151,5 @@ class AmphistaHeads(ParallelHeads):
         mixed: Tensor = self.norm(self.mixer(said, AttentionMask(*self.angles(order, self.depth, said.dtype), None)))
         return mixed
 
-    def open(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
-        return self._adapted(features, tokens, sight)
+    def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
+        return self._adapted(features, tokens, attn_mask)

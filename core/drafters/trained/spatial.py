@@ -68,7 +68,7 @@ class SpatialHeads(DraftHead):
     """Head k says x + SiLU(W_k [x, a]) about the token k places behind the next one: x is the target's last state and a
     its state behind the token above that place, `columns` before it; in the first row, the earliest there is."""
 
-    once, cached, draft_kind, taps, runner = True, 0, "tree", ("last",), Above
+    parallel, cached_layers, draft_kind, taps, runner = True, 0, "tree", ("last",), Above
     needs = frozenset({"last"})
 
     def __init__(
@@ -92,12 +92,12 @@ class SpatialHeads(DraftHead):
         right = self.right(states).unflatten(-1, (self.depth, -1))
         place = torch.arange(states.shape[1], device=states.device)
         for k, below in enumerate(self.below):
-            asked = batch.asked(k + 2)
-            above = states[:, (place + k + 2 - self.columns).clamp(min=0)][asked]
-            said = states[asked] + F.silu(right[..., k, :][asked] + below(above))
+            loss_mask = batch.loss_mask(k + 2)
+            above = states[:, (place + k + 2 - self.columns).clamp(min=0)][loss_mask]
+            said = states[loss_mask] + F.silu(right[..., k, :][loss_mask] + below(above))
             yield Guess(self.words.logits(said), k + 2, self.fade**k, self.words.vocabulary)
 
-    def open(self, features: Tensor, tokens: Tensor, sight: AttentionMask) -> Tensor:
+    def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
         return features
 
     def spatial_states(self, state: Tensor, latest: Tensor) -> Tensor:

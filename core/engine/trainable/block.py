@@ -138,24 +138,24 @@ class Attention(nn.Module):
         self.out = Matrix(spread, cfg.hidden_size, bias=cfg.out_bias)
         self.qk_norm = nn.Parameter(torch.ones(self.heads + self.kv, self.dim)) if cfg.qk_norm else None
 
-    def forward(self, x: Tensor, sight: AttentionMask) -> Tensor:
+    def forward(self, x: Tensor, attn_mask: AttentionMask) -> Tensor:
         """[B, Q, into] -> [B, Q, D]."""
         rows, count = x.shape[:2]
         every = self.qkv(x).view(rows, count, self.heads + 2 * self.kv, self.dim)
         turning = every[:, :, : self.heads + self.kv]
         if self.qk_norm is not None:
             turning = F.rms_norm(turning, (self.dim,), None, self.eps) * self.qk_norm
-        turned = turning * sight.cos + turning.roll(self.dim // 2, -1) * sight.sin
+        turned = turning * attn_mask.cos + turning.roll(self.dim // 2, -1) * attn_mask.sin
         query = turned[:, :, : self.heads].reshape(rows, count, self.kv, -1, self.dim)
         query = query.transpose(1, 2).flatten(2, 3)  # [B, K, Q G, d]
         fresh = torch.cat([turned[:, :, self.heads :], every[:, :, self.heads + self.kv :]], 2).to(query.dtype)
-        keys, values = sight.keep(self.index, fresh)
-        if sight.context is not None:
-            old = sight.context[self.index]
+        keys, values = attn_mask.keep(self.index, fresh)
+        if attn_mask.context is not None:
+            old = attn_mask.context[self.index]
             keys, values = torch.cat([old[0], keys], 2), torch.cat([old[1], values], 2)
-        bias = sight.bias(self.heads // self.kv, query.dtype)
-        if sight.rounds is not None:
-            found = _unrolled(query, sight.rounds.setdefault(self.index, []), keys, values, bias)
+        bias = attn_mask.bias(self.heads // self.kv, query.dtype)
+        if attn_mask.rounds is not None:
+            found = _unrolled(query, attn_mask.rounds.setdefault(self.index, []), keys, values, bias)
         elif torch.is_grad_enabled():
             found = _plain(query, keys, values, bias)
         else:
@@ -164,15 +164,15 @@ class Attention(nn.Module):
         result: Tensor = self.out(found)
         return result
 
-    def read(self, x: Tensor, sight: AttentionMask) -> tuple[Tensor, Tensor]:
-        """Only the keys and values of states [B, Q, into], kept where the sight keeps them: [B, K, C, d] each."""
+    def read(self, x: Tensor, attn_mask: AttentionMask) -> tuple[Tensor, Tensor]:
+        """Only the keys and values of states [B, Q, into], kept where the attn_mask keeps them: [B, K, C, d] each."""
         rows, count = x.shape[:2]
         every = self.qkv(x).view(rows, count, self.heads + 2 * self.kv, self.dim)[:, :, self.heads :]
         keys, values = every.split([self.kv, self.kv], 2)
         if self.qk_norm is not None:
             keys = F.rms_norm(keys, (self.dim,), None, self.eps) * self.qk_norm[self.heads :]
-        keys = keys * sight.cos + keys.roll(self.dim // 2, -1) * sight.sin
-        return sight.keep(self.index, torch.cat([keys, values], 2).to(values.dtype))
+        keys = keys * attn_mask.cos + keys.roll(self.dim // 2, -1) * attn_mask.sin
+        return attn_mask.keep(self.index, torch.cat([keys, values], 2).to(values.dtype))
 
 
 def _scores(query: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
@@ -239,29 +239,29 @@ class Block(nn.Module):
         self.mlp_norm = Norm(config.hidden_size, config.norm_eps)
         self.mlp = Mlp(config)
 
-    def forward(self, x: Tensor, sight: AttentionMask, read: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, attn_mask: AttentionMask, read: Tensor | None = None) -> Tensor:
         """[B, Q, D] -> [B, Q, D]; `read` [B, Q, into] is what attention reads instead of the normed stream."""
         if read is None:
-            if self.trains_in_kernels(x, sight):
-                return self._train_in_kernels(x, sight)
+            if self.trains_in_kernels(x, attn_mask):
+                return self._train_in_kernels(x, attn_mask)
             read = x if self.attention_norm is None else self.attention_norm(x)
-        if self.runner is not None and sight.places is not None and sight.context is None:
-            return self._run_native(self.runner, x, sight, read)
-        x = x + self.attention(read, sight)
+        if self.runner is not None and attn_mask.places is not None and attn_mask.context is None:
+            return self._run_native(self.runner, x, attn_mask, read)
+        x = x + self.attention(read, attn_mask)
         result: Tensor = x + self.mlp(self.mlp_norm(x))
         return result
 
-    def trains_in_kernels(self, x: Tensor, sight: AttentionMask) -> bool:
+    def trains_in_kernels(self, x: Tensor, attn_mask: AttentionMask) -> bool:
         """Can the compiled kernels compute this pass, forward and backward?"""
         attention, mlp = self.attention, self.mlp
         matrices = attention.qkv, attention.out, mlp.up_gate, mlp.down
-        if self.attention_norm is None or not sight.causal or sight.cos.shape[0] != 1:
+        if self.attention_norm is None or not attn_mask.causal or attn_mask.cos.shape[0] != 1:
             return False
         if any(matrix.bias is not None or matrix.fast is not None for matrix in matrices):
             return False
         return training_block.usable(x, mlp.down.weight.shape[1], attention.dim)
 
-    def _train_in_kernels(self, x: Tensor, sight: AttentionMask) -> Tensor:
+    def _train_in_kernels(self, x: Tensor, attn_mask: AttentionMask) -> Tensor:
         attention, mlp = self.attention, self.mlp
         assert self.attention_norm is not None
         shape = (attention.heads, attention.kv, attention.dim, attention.eps, self.mlp_norm.eps)
@@ -269,13 +269,15 @@ class Block(nn.Module):
             *(self.attention_norm.weight, attention.qkv.weight, attention.qk_norm, attention.out.weight),
             *(self.mlp_norm.weight, mlp.up_gate.weight, mlp.down.weight),
         )
-        return training_block.apply(x, sight.cos[0, :, 0], sight.sin[0, :, 0], shape, weights)
+        return training_block.apply(x, attn_mask.cos[0, :, 0], attn_mask.sin[0, :, 0], shape, weights)
 
-    def _run_native(self, runner: NativePass, x: Tensor, sight: AttentionMask, read: Tensor) -> Tensor:
-        assert sight.store is not None and sight.places is not None
-        self.ensure_positions(runner, sight.bound)
+    def _run_native(self, runner: NativePass, x: Tensor, attn_mask: AttentionMask, read: Tensor) -> Tensor:
+        assert attn_mask.store is not None and attn_mask.places is not None
+        self.ensure_positions(runner, attn_mask.bound)
         states = x.flatten(0, 1).to(torch.float32, copy=True)
-        runner.run(states, sight.store[self.attention.index, None], sight.places, 0, 1, read.flatten(0, 1).contiguous())
+        runner.run(
+            states, attn_mask.store[self.attention.index, None], attn_mask.places, 0, 1, read.flatten(0, 1).contiguous()
+        )
         return states.to(x.dtype).view(x.shape)
 
     def ensure_positions(self, runner: NativePass, count: int) -> None:

@@ -56,14 +56,16 @@ def lessons(target: Decoder) -> list[Lesson]:
 def test_the_teacher_reads_what_it_would_have_said(target: Decoder, lessons: list[Lesson]) -> None:
     batch = read(DecoderTeacher(target), lessons[:5], frozenset({"layer.1"}))
     assert batch.tokens.shape == batch.answer.shape == (5, 23) and batch.taps["layer.1"].shape == (5, 23, 32)
-    where = batch.asked()
-    distributions = batch.distributions(where)
+    where = batch.loss_mask()
+    distributions = batch.teacher_log_probs(where)
     torch.testing.assert_close(distributions.exp().sum(-1), torch.ones(len(distributions)))
     assert (distributions.argmax(-1) == batch.labels()[where]).all()  # greedy answers: each is its teacher's choice
     few = torch.tensor([1, 5, 9, 20])
-    torch.testing.assert_close(batch.distributions(where, few), distributions[:, few].log_softmax(-1))
-    torch.testing.assert_close(batch.taught(3), batch.distributions(batch.answer & (torch.arange(23) >= 2)))
-    torch.testing.assert_close(batch.labels(3)[batch.asked(3)], batch.tokens[:, 3:][batch.answer[:, 2:-1]])
+    torch.testing.assert_close(batch.teacher_log_probs(where, few), distributions[:, few].log_softmax(-1))
+    torch.testing.assert_close(
+        batch.teacher_log_probs_for(3), batch.teacher_log_probs(batch.answer & (torch.arange(23) >= 2))
+    )
+    torch.testing.assert_close(batch.labels(3)[batch.loss_mask(3)], batch.tokens[:, 3:][batch.answer[:, 2:-1]])
 
 
 def test_rows_of_unequal_length_are_read_as_if_alone(target: Decoder) -> None:
@@ -184,7 +186,7 @@ def test_low_rank_corrections_are_all_that_is_kept(target: Decoder, lessons: lis
         assert (mine.logits - theirs.logits).abs().max() < 0.3 < mine.logits.std()
         model = again.drafts(target)
         rows = [[*one.prompt, *one.answer] for one in lessons[:4]]
-        states = DecoderTeacher(model).states(rows, frozenset())["last"][batch.asked()]
+        states = DecoderTeacher(model).states(rows, frozenset())["last"][batch.loss_mask()]
         logits = model.network.logits(states)
     torch.testing.assert_close(logits[:, ::2], theirs.logits, atol=1e-4, rtol=1e-4)
     assert (logits[:, 1::2] == -torch.inf).all() and model.weight_bytes < target.weight_bytes

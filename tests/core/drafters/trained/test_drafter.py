@@ -95,7 +95,7 @@ def test_drafting_computes_what_training_computed(method: Method, config: dict[s
     for root in range(2, len(tokens) - depth - 1):
         said = drafted(runner, model, tokens[: root + depth], depth)
         for place, guess in enumerate(guesses):
-            asked = batch.asked(guess.offset)[0]
+            asked = batch.loss_mask(guess.offset)[0]
             at = root + 1 + place - guess.offset
             if asked[at]:
                 row = int(asked[:at].sum())

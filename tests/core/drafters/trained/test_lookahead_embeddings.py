@@ -69,7 +69,7 @@ def test_training_reads_what_drafting_reads() -> None:
             for root in range(1, len(tokens) - 2):
                 wanted = said(model, learner.embeddings.detach(), tokens[: root + 1])[:, kept]
                 for place, guess in enumerate(guesses):
-                    asked = batch.asked(guess.offset)
+                    asked = batch.loss_mask(guess.offset)
                     if asked[row, root]:
                         at = int(asked.flatten()[: row * asked.shape[1] + root].sum())
                         torch.testing.assert_close(guess.logits[at], wanted[place], atol=1e-5, rtol=1e-5)

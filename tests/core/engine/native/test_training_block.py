@@ -64,13 +64,13 @@ def test_what_is_not_such_a_pass_goes_through_torch() -> None:
     form = config()
     block, x = Block(form), torch.randn(1, 5, form.hidden_size)
     cos, sin = Angles(form)(torch.arange(5)[None], 5, torch.float32)
-    sight = each_before(5, cos, sin)
-    assert not block.trains_in_kernels(x, sight), "in 32 bits"
+    attn_mask = each_before(5, cos, sin)
+    assert not block.trains_in_kernels(x, attn_mask), "in 32 bits"
     with torch.autocast("cpu", torch.bfloat16):
-        assert block.trains_in_kernels(x, sight)
-        sight.causal = False
-        assert not block.trains_in_kernels(x, sight), "another mask"
+        assert block.trains_in_kernels(x, attn_mask)
+        attn_mask.causal = False
+        assert not block.trains_in_kernels(x, attn_mask), "another mask"
         with torch.no_grad():
-            sight.causal = True
-            assert not block.trains_in_kernels(x, sight), "nothing is learned"
-        assert not Block(config(attention_bias=True)).trains_in_kernels(x, sight), "biases"
+            attn_mask.causal = True
+            assert not block.trains_in_kernels(x, attn_mask), "nothing is learned"
+        assert not Block(config(attention_bias=True)).trains_in_kernels(x, attn_mask), "biases"
