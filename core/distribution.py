@@ -1,4 +1,4 @@
-"""Logits become distributions here and nowhere else: penalties, temperature, top-k, top-p, min-p, in that order.
+"""Logits become distributions here and nowhere else: penalties, processors, temperature, top-k, top-p, min-p.
 
 A distribution may be dense (the whole vocabulary) or name its support: temperature 0 leaves one token, top-k leaves k,
 so greedy decoding runs through the same code with distributions one entry wide. Knows nothing of drafts, targets or
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from outrider.core.errors import InvalidOption
 from outrider.core.kernels.topk import argmax, largest
 
+LogitsProcessor = Callable[[Tensor, Tensor], Tensor]  # (token ids [1, L], logits [1, V]) -> logits [1, V]
 _NEARLY_GREEDY = 1e-5
 _FIRST_LOOK = 256  # how many of the most likely tokens top-p examines before it looks further
 
@@ -34,6 +35,7 @@ class Sampling:
     presence_penalty: float = 0.0  # over the output alone
     frequency_penalty: float = 0.0
     entropy_aware: bool = False  # hotter where a distribution is sure, colder where it is not: see `warmth`
+    processors: tuple[LogitsProcessor, ...] = ()  # applied to prompt and output so far; must be pure functions
     end: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -63,6 +65,11 @@ class Sampling:
     @property
     def remembers(self) -> bool:
         """Does the distribution depend on which tokens came before, beyond what the model itself makes of them?"""
+        return self.penalises or bool(self.processors)
+
+    @property
+    def penalises(self) -> bool:
+        """Are there penalties on tokens that came before?"""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
@@ -198,7 +205,8 @@ def residual(p: Distribution, q: Tensor, f: Tensor | None = None) -> Distributio
 
 
 class LogitsPipeline:
-    """Makes distributions for one batch: the sampling options, and the token counts that penalties need."""
+    """Makes distributions for one batch: the sampling options, the token counts that penalties need, and the token ids
+    that processors take."""
 
     def __init__(
         self, sampling: Sampling, prompts: Sequence[Sequence[int]], vocabulary: int, device: torch.device
@@ -207,7 +215,8 @@ class LogitsPipeline:
         self.vocabulary = vocabulary
         self._prompted: Tensor | None = None  # [B, V] how often each token stands in the prompt
         self._emitted: Tensor | None = None
-        if sampling.remembers:
+        self._sequences: list[list[int]] | None = [list(prompt) for prompt in prompts] if sampling.processors else None
+        if sampling.penalises:
             self._prompted = torch.zeros(len(prompts), vocabulary, device=device)
             self._emitted = torch.zeros_like(self._prompted)
             for row, prompt in enumerate(prompts):
@@ -216,6 +225,8 @@ class LogitsPipeline:
 
     def arrange(self, order: Sequence[int]) -> None:
         """Row i is from now on what row order[i] was; -1: one of which nothing is known."""
+        if self._sequences is not None:
+            self._sequences = [self._sequences[place] if place >= 0 else [] for place in order]
         if self._prompted is None or self._emitted is None:
             return
         index = torch.tensor(order, dtype=torch.long, device=self._emitted.device)
@@ -226,6 +237,8 @@ class LogitsPipeline:
 
     def enter(self, row: int, prompt: Sequence[int]) -> None:
         """A row begins anew, with this prompt."""
+        if self._sequences is not None:
+            self._sequences = [*self._sequences[:row], list(prompt), *self._sequences[row + 1 :]]
         if self._prompted is None or self._emitted is None:
             return
         fresh = LogitsPipeline(self.sampling, [prompt], self.vocabulary, self._emitted.device)
@@ -236,12 +249,17 @@ class LogitsPipeline:
     def row(self, row: int) -> LogitsPipeline:
         """Of one row alone."""
         alone = copy.copy(self)
+        if self._sequences is not None:
+            alone._sequences = self._sequences[row : row + 1]
         if self._prompted is not None and self._emitted is not None:
             alone._prompted, alone._emitted = self._prompted[row : row + 1], self._emitted[row : row + 1]
         return alone
 
     def commit(self, tokens: Tensor) -> None:
         """Tokens [B, K] were emitted; -1 is padding."""
+        if self._sequences is not None:  # new lists, since marks may hold the old ones
+            rows = zip(self._sequences, tokens.tolist(), strict=True)
+            self._sequences = [[*before, *(token for token in row if token >= 0)] for before, row in rows]
         if self._emitted is not None:
             self._emitted = self._emitted + self._count(tokens)
 
@@ -250,10 +268,12 @@ class LogitsPipeline:
         return counts.scatter_add_(-1, tokens.clamp(min=0), (tokens >= 0).float())
 
     def distribution(self, logits: Tensor, path: Tensor | None = None) -> Distribution:
-        """Logits [B, ..., V] and, for penalties, the uncommitted tokens before each row [B, ..., D] ->
+        """Logits [B, ..., V] and, for penalties and processors, the uncommitted tokens before each row [B, ..., D] ->
         distributions."""
         if self._emitted is not None:
             logits = self._penalise(logits, path)
+        if self._sequences is not None:
+            logits = self._process(logits, path)
         return to_law(logits, self.sampling)
 
     def _penalise(self, logits: Tensor, path: Tensor | None) -> Tensor:
@@ -267,6 +287,26 @@ class LogitsPipeline:
         factor = options.repetition_penalty
         logits = torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
         return logits - options.presence_penalty * (emitted > 0) - options.frequency_penalty * emitted
+
+    def _process(self, logits: Tensor, path: Tensor | None) -> Tensor:
+        """Each row through the processors by itself, so that the result does not depend on batch or draft."""
+        assert self._sequences is not None
+        precise = logits.dtype if logits.dtype == torch.float64 else torch.float32
+        rows = logits.reshape(len(logits), -1, self.vocabulary).to(precise, copy=True)
+        paths = None if path is None else path.reshape(*rows.shape[:2], -1).tolist()
+        for member, before in enumerate(self._sequences):
+            for place in range(rows.shape[1]) if before else ():
+                drafted = [] if paths is None else [token for token in paths[member][place] if token >= 0]
+                ids, row = torch.tensor([[*before, *drafted]], device=logits.device), rows[member, place][None]
+                for processor in self.sampling.processors:
+                    row = processor(ids, row)
+                    if not isinstance(row, Tensor) or row.shape != (1, self.vocabulary):
+                        raise InvalidOption(
+                            f"the logits processor {processor!r:.80} returned {getattr(row, 'shape', type(row))}; it "
+                            f"must return logits of shape (1, {self.vocabulary}), as it is given"
+                        )
+                rows[member, place] = row[0]
+        return rows.view(logits.shape)
 
 
 def to_law(logits: Tensor, sampling: Sampling) -> Distribution:

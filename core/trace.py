@@ -20,7 +20,13 @@ _READING = {"strict": True, "extra": "forbid", "allow_inf_nan": False}  # how py
 Plain = str | int | float | bool | None
 Source = Literal["drafted", "relaxed", "resampled", "bonus"]
 Finish = Literal["end", "stop", "limit"]
+FinishReason = Literal["stop", "length"]  # as serving APIs report it
 SOURCES: tuple[Source, ...] = get_args(Source)
+
+
+def finish_reason(finish: Finish | None) -> FinishReason | None:
+    """ "stop": an end token or a stop string; "length": the limit; None: the generation was cancelled."""
+    return None if finish is None else "length" if finish == "limit" else "stop"
 
 
 @dataclass(frozen=True, slots=True)

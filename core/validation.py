@@ -5,8 +5,9 @@ What the modalities' options have in common. Knows nothing of what is generated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
 import torch
@@ -26,6 +27,7 @@ METHODS: dict[str, Kind] = {  # common to the options of every modality
 }
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def options_of(kind: type[T], options: Mapping[str, Any]) -> T:
@@ -35,6 +37,27 @@ def options_of(kind: type[T], options: Mapping[str, Any]) -> T:
         if name not in known:
             raise unknown("option", name, known)
     return kind(**options)
+
+
+def shows_options(kind: type[Any]) -> Callable[[F], F]:
+    """Show the fields of a dataclass of options as keyword arguments in a function's signature, as help() reads it."""
+
+    def decorated(function: F) -> F:
+        signature = inspect.signature(function)
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        options = [
+            inspect.Parameter(
+                each.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=each.default if each.default_factory is MISSING else each.default_factory(),
+                annotation=each.type,
+            )
+            for each in fields(kind)
+        ]
+        function.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+        return function
+
+    return decorated
 
 
 def check(options: Any, kinds: Mapping[str, Kind]) -> None:
@@ -54,6 +77,14 @@ def check(options: Any, kinds: Mapping[str, Kind]) -> None:
             raise InvalidOption(f"rule is {rule!r:.60}; it must be a rule's name or a rule")
         if options.rule_options:
             raise InvalidOption("rule_options go with a rule's name, not with a rule object")
+
+
+def dtype_name(dtype: str | torch.dtype, known: Sequence[str]) -> str:
+    """A precision by its name or as a torch.dtype, as its name."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in known:
+        raise unknown("dtype", name, known)
+    return name
 
 
 def seed_of(seed: int | torch.Generator) -> int:

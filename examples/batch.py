@@ -17,7 +17,7 @@ lm = text.load(options.model)
 with lm.batch(rows=options.batch_size, drafter="prompt-lookup", max_new_tokens=options.max_new_tokens) as batch:
     requests = [batch.add(f"Name a town that starts with the letter {letter}.") for letter in "ABCDEF"]
     for piece in batch:
-        if piece.finish is not None:
+        if piece.finish_reason is not None:
             print(f"{piece.row}: {requests[piece.row].text!r}")
 
 for request in requests:

@@ -20,7 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 COMMAND = re.compile(r"^outrider (?!.*\bNAME\b)([^#\n]+?) *(?:#.*)?$", re.MULTILINE)
-NEEDS = {"exactness": "", "batches": "", "quick-start": "hibari", "choose-a-drafter": "", "relaxed-rules": ""}
+NEEDS = {
+    **dict.fromkeys(("exactness", "batches", "choose-a-drafter", "relaxed-rules", "generation-options"), ""),
+    "quick-start": "hibari",
+}
 
 
 def code(page: Path) -> str:

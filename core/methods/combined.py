@@ -62,6 +62,7 @@ AUTO = Method(  # not in the table of drafters, since it needs a modality that m
     summary="drafters without training, as much as is predicted to pay here",
     paper="",
     topology=("tree",),
+    draft_tokens=("longest",),
     modalities=("text",),
     inputs={"drafters": Input.DRAFTERS, "costs": Input.PASS_COSTS},
     presets=_MEMBERS,

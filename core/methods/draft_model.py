@@ -187,6 +187,7 @@ ON_THE_FLY_WINDOW = Method(
     summary="a smaller model drafts as far as should be fastest for what was accepted lately",
     paper="A Drop-In Solution for On-the-Fly Adaptation of Speculative Decoding (ACL 2025.acl-long.482)",
     topology=("chain",),
+    draft_tokens=("length", "max_length"),
     capabilities=(Capability.DISCARDS,),
     inputs={"model": Input.DRAFT_MODEL},
     trials=({"length": 2, "max_length": 3}, {"policy": "window", "length": 1, "max_length": 3}),

@@ -29,6 +29,7 @@ INPUT_GUIDED = Method(
     summary="copy the input; after a mismatch go on by single tokens until it is met again",
     paper="Instantaneous Grammatical Error Correction with Shallow Aggressive Decoding (arXiv 2106.04970)",
     topology=("chain", "tree"),
+    draft_tokens=("length",),
     modalities=("text", "speech"),
     inputs={"source": Input.TEXT},
     capabilities=(Capability.WEIGHT_FREE,),

@@ -19,6 +19,7 @@ JACOBI = Method(
     summary="a window of guesses, renewed by every pass until it settles",
     paper="Accelerating Transformer Inference for Translation via Parallel Decoding (arXiv 2305.10427)",
     topology=("window",),
+    draft_tokens=("window",),
     inputs={"columns": Input.COLUMNS},
     defaults={
         "image": {"window": 16, "renew": "couple", "filler": "above"},

@@ -81,12 +81,24 @@ class Catalogue:
     modality: str | None = None  # whose usual options drafters and rules begin with
     lossless: bool = True  # is the rule that judges the drafts?
 
-    def drafter(self, drafter: str | Drafter | None, options: Mapping[str, Any] = {}) -> Resolved[Drafter | None]:
-        """The drafter of a name; a drafter as it is, and None, which is plain decoding."""
+    def drafter(
+        self,
+        drafter: str | Drafter | None,
+        options: Mapping[str, Any] = {},
+        *,
+        draft_model: Any = None,
+        num_draft_tokens: int | None = None,
+    ) -> Resolved[Drafter | None]:
+        """The drafter of a name; a drafter as it is, and None, which is plain decoding. `draft_model` and
+        `num_draft_tokens` set the options of the drafter that stand for these."""
         if not isinstance(drafter, str):
             return Resolved(drafter, PLAIN if drafter is None else type(drafter).__name__)
         notes: dict[str, str] = {}
         method = self.method(drafter)
+        if draft_model is not None:
+            options = method.with_draft_model(options, draft_model)
+        if num_draft_tokens is not None:
+            options = method.limited(options, num_draft_tokens)
         return Resolved(self.build(method, self._begun(method, options), notes=notes), drafter, notes)
 
     def rule(self, rule: str | Rule, options: Mapping[str, Any] = {}) -> Resolved[Rule]:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
+from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Capability
 
 ALL = ("text", "image", "speech")
@@ -64,6 +65,7 @@ class Method:
     lossless: bool | None = None  # None for drafters, which cannot change what comes out
     anchor: Mapping[str, Any] | None = None  # the options at which a relaxed rule is exact
     trials: tuple[Mapping[str, Any], ...] = ({},)  # small settings that between them reach every branch, for the tests
+    draft_tokens: tuple[str, ...] | None = None  # options that limit the draft tokens of a pass; None: the usual ones
     draft_head: Callable[..., Any] | None = None  # what is trained, where a drafter needs that
     small: Mapping[str, Any] = field(default_factory=dict)  # a draft head's small settings, for the tests
 
@@ -90,6 +92,37 @@ class Method:
         needs = self.needs
         made = {each.name: each.default for each in self._parameters if each.name not in needs}
         return {**made, **self.presets}
+
+    def limited(self, options: Mapping[str, Any], num_draft_tokens: int) -> dict[str, Any]:
+        """The options, with the number of draft tokens per target pass limited."""
+        names = self.draft_tokens
+        if names is None:  # the length of a chain, the nodes of a tree; a draft head may draft either
+            usual = (
+                ("length", "nodes") if self.draft_head else ("length",) if "tree" not in self.topology else ("nodes",)
+            )
+            names = tuple(name for name in usual if name in self.options)
+        if not names:
+            known = ", ".join(self.options)
+            raise InvalidOption(
+                f"the drafter '{self.name}' has no option for num_draft_tokens; use drafter_options ({known})"
+            )
+        if given := [name for name in names if name in options]:
+            raise InvalidOption(f"num_draft_tokens sets {given[0]}, which drafter_options sets too; give one of them")
+        return {**options, **dict.fromkeys(names, num_draft_tokens)}
+
+    def with_draft_model(self, options: Mapping[str, Any], draft_model: Any) -> dict[str, Any]:
+        """The options, with the draft model among them."""
+        kinds = (Input.DRAFT_MODEL, Input.FOREIGN_MODEL)
+        name = next((name for name, kind in self.inputs.items() if kind in kinds), None)
+        if name is None:
+            raise InvalidOption(f"the drafter '{self.name}' takes no draft model; use drafter='draft-model'")
+        if name in options:
+            raise InvalidOption(f"draft_model sets {name}, which drafter_options sets too; give one of them")
+        return {**options, name: draft_model}
+
+    @property
+    def takes_draft_model(self) -> bool:
+        return any(kind in (Input.DRAFT_MODEL, Input.FOREIGN_MODEL) for kind in self.inputs.values())
 
     def begun(self, modality: str, options: Mapping[str, Any] = {}, *, lossless: bool = True) -> dict[str, Any]:
         """The options given, over those that it begins with in a modality. A draft of another kind or size than the

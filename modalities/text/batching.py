@@ -13,7 +13,7 @@ from outrider.core.batching import ContinuousBatch
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import BatchedTarget, Drafter
 from outrider.core.step_recorder import Record
-from outrider.core.trace import Finish, Step
+from outrider.core.trace import FinishReason, Step, finish_reason
 from outrider.text.detokenizer import Reader
 from outrider.text.options import Options
 from outrider.text.resolve_drafter import resolve_drafter, resolve_rule
@@ -31,7 +31,7 @@ class Request:
     prompt: list[int] = field(repr=False)
     seed: int = 0
     text: str = ""
-    finish: Finish | None = None
+    finish_reason: FinishReason | None = None
     cancelled: bool = False
     steps: list[Step] = field(default_factory=list, repr=False)
     reader: Reader = field(default=cast(Reader, None), repr=False)
@@ -40,7 +40,7 @@ class Request:
     @property
     def done(self) -> bool:
         """Will nothing more come?"""
-        return self.cancelled or self.finish is not None
+        return self.cancelled or self.finish_reason is not None
 
     @property
     def tokens(self) -> list[int]:
@@ -55,7 +55,7 @@ class Request:
         """As `generate` returns it, as far as it has come."""
         trace = self.batch.about.trace(self.steps, self.batch.options, self.seed, {"request": self.number})
         logprobs = [one for step in self.steps for one in step.logprobs] if self.batch.options.logprobs else None
-        return Result(self.text, self.tokens, trace, logprobs, self.finish, self.prompt)
+        return Result(self.text, self.tokens, trace, logprobs, self.finish_reason, self.prompt)
 
 
 class Together:
@@ -87,10 +87,10 @@ class Together:
             record=Record(nodes=False, logprobs=options.logprobs, alternatives=options.alternatives),
         )
 
-    def add(self, prompt: Any, limit: int | None = None, *, seed: int | None = None) -> Request:
-        """A prompt as `generate` takes one; `limit` of new tokens and `seed` where they differ from the batch's."""
+    def add(self, prompt: Any, max_new_tokens: int | None = None, *, seed: int | None = None) -> Request:
+        """A prompt as `generate` takes one; `max_new_tokens` and `seed` where they differ from the batch's."""
         ids = self.model.encode(prompt, raw=self.options.raw)
-        wanted = self.options.max_new_tokens if limit is None else limit
+        wanted = self.options.max_new_tokens if max_new_tokens is None else max_new_tokens
         drawn = self.options.drawn_seed() if seed is None else seed
         number = self._core.add(ids, self.model.room(ids, wanted, "the prompt"), seed=drawn)
         reader = Reader(self.model.tokens.decode, self.options.stops)
@@ -136,10 +136,10 @@ class Together:
             if not self.options.stops:
                 request.reader.feed(step.emitted)
             text = request.reader.take(last=step.finish is not None)
-            request.text, request.finish = request.text + text, step.finish
+            request.text, request.finish_reason = request.text + text, finish_reason(step.finish)
             if step.finish is not None:
                 del self._under_way[step.row]
-            found.append(Piece(text, step.row, step, step.finish))
+            found.append(Piece(text, step.row, step, request.finish_reason))
         return found
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from outrider.core.methods.draft_model import DRAFT_MODEL
 from outrider.core.methods.resolve import DEFAULT, Provider, Request
 from outrider.core.training.draft_head import DraftHead
 from outrider.text import bigrams, datastore, recipes
+from outrider.text.from_transformers import target_of
 from outrider.text.measurements import costs_of_rounds, measured
 from outrider.text.vocab_bridge import Bridge
 
@@ -105,6 +106,8 @@ def _of_kind(request: Request, kind: Input) -> Any:
 def _target(model: TextModel, source: Any) -> Any:
     """Another language model with this one's tokens, whatever its own are; anything else as it was given."""
     other = companion(model, source)
+    if other is None and hasattr(source, "generate") and hasattr(source, "config"):
+        return target_of(source)[0]()  # a model object of transformers, which has to have the same tokens
     if other is None:
         return source
     own = other.target()

@@ -22,6 +22,7 @@ from outrider.core.engine.quantization.quantize import quantised
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption, OutriderError, unknown
 from outrider.core.protocol import Target
+from outrider.core.validation import dtype_name
 from outrider.text import from_transformers
 from outrider.text.model import TextModel
 from outrider.text.tokenizer import Tokens
@@ -38,16 +39,20 @@ def load(
     source: str | Path | Any,
     *,
     device: str | torch.device = "cpu",
-    dtype: str = "bfloat16",
+    dtype: str | torch.dtype = "bfloat16",
+    draft_model: Any = None,
     revision: str | None = None,
     tokenizer: Any = None,
     offload: float | None = None,
     kv_cache_dtype: str | None = None,
 ) -> TextModel:
-    """A language model.
+    """Load a language model.
 
     `source` is "smollm2-135m" or another asset, a model's id on the hub (of which `revision` is a commit), a folder
     with config.json and safetensors, a GGUF file, or a model object of transformers (whose `tokenizer` is given too).
+
+    `draft_model` is another such source, or a TextModel: the model that drafts in every `generate` whose drafter takes
+    one. The drafter is then "draft-model" unless a call names another.
 
     `offload` is for models that don't fit: how much of the layers may stay in memory, as a fraction of them or in
     bytes; the rest is read from the disk in every pass (on a GPU: from the host's memory). What comes out is the same.
@@ -59,8 +64,7 @@ def load(
     >>> lm.generate("Count to three.", drafter=None, max_new_tokens=8).trace.summary().tokens_per_pass
     1.0
     """
-    if dtype not in DTYPES:
-        raise unknown("dtype", dtype, DTYPES)
+    dtype = dtype_name(dtype, DTYPES)
     if kv_cache_dtype is not None and kv_cache_dtype not in KV_CACHE_DTYPES:
         raise unknown("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES)
     if not isinstance(source, str | Path):
@@ -70,7 +74,7 @@ def load(
             )
         if offload is not None:
             raise InvalidOption("offload is for weights that are loaded here; this model has its own already")
-        return of_object(source, tokenizer)
+        return _with_draft_model(of_object(source, tokenizer), draft_model)
     stored = "bfloat16" if dtype.startswith("int") else dtype
     folder, name = find(source, dtype=stored, revision=revision)
     described = store.read_json(_config(folder))
@@ -83,7 +87,7 @@ def load(
             "they don't belong together"
         )
     end = end_tokens(folder, described, tokens)
-    return TextModel(
+    lm = TextModel(
         make,
         tokens,
         name=name,
@@ -95,6 +99,14 @@ def load(
         folder=folder,
         load_other=companion,
     )
+    return _with_draft_model(lm, draft_model)
+
+
+def _with_draft_model(lm: TextModel, draft_model: Any) -> TextModel:
+    """The model with a draft model, which is loaded now if it is named."""
+    named = isinstance(draft_model, str | Path) and Path(draft_model).suffix != ".safetensors"
+    lm.draft_model = lm.companion(str(draft_model)) if named else draft_model
+    return lm
 
 
 def companion(model: TextModel, source: str) -> TextModel:

@@ -19,6 +19,7 @@ from outrider.core.errors import InvalidOption
 from outrider.core.kernels import native
 from outrider.core.protocol import Target
 from outrider.core.training.draft_head import DraftHead
+from outrider.core.validation import shows_options
 from outrider.text.batching import Together
 from outrider.text.options import Given, Options
 from outrider.text.prefix_cache import PrefixCache
@@ -49,6 +50,7 @@ class TextModel:
         folder: Path | None = None,
         keep: bool = True,
         load_other: Callable[[TextModel, str], TextModel] | None = None,
+        draft_model: Any = None,
     ) -> None:
         self.target = make
         self.tokens = tokens
@@ -58,6 +60,7 @@ class TextModel:
         self._keep = keep
         self._kept: PrefixCache | None = None
         self._load_other = load_other
+        self.draft_model = draft_model  # used by drafters that take one, unless a call names another
         self.draft_heads: dict[tuple[Path, str], DraftHead] = {}  # by file and drafter
         self.laid_out: dict[tuple[Path, str], DraftHead] = {}  # those of them that need no further preparation
         self.companions: dict[str, TextModel] = {}  # other models that draft for this one
@@ -102,24 +105,29 @@ class TextModel:
     def generate(self, prompt: Prompt, **options: Unpack[Given]) -> Result: ...  # type: ignore[overload-overlap]
     @overload
     def generate(self, prompt: Batch, **options: Unpack[Given]) -> list[Result]: ...
-    def generate(self, prompt: Any, **options: Unpack[Given]) -> Result | list[Result]:
-        """Decode to the end: a Result, or for a batch a list of them. The options are those of
-        outrider.text.options.Options.
+    @overload
+    def generate(self, prompt: Prompt, *, n: int, **options: Unpack[Given]) -> list[Result]: ...
+    @shows_options(Options)
+    def generate(self, prompt: Any, *, n: int | None = None, **options: Unpack[Given]) -> Result | list[Result]:
+        """Generate text: a Result, or a list of them for a batch or for `n` samples of one prompt, of which sample i is
+        that of `seed + i`. The options are described in outrider.text.options.Options.
 
         >>> lm = load("smollm2-135m")
         >>> out = lm.generate("What is the capital of France?", drafter="prompt-lookup", max_new_tokens=8)
         >>> out.text
         'The capital of France is Paris.'
-        >>> out.finish, out.trace.summary().tokens == len(out.tokens)
-        ('end', True)
+        >>> out.finish_reason, out.trace.summary().tokens == len(out.tokens)
+        ('stop', True)
         """
-        stream = self.stream(prompt, **options)
+        stream = self.stream(prompt, n=n, **options)
         for _ in stream:
             pass
         return stream.results if stream.batch else stream.results[0]
 
-    def stream(self, prompt: Prompt | Batch, **options: Unpack[Given]) -> Stream:
-        """The same step by step: an iterator of Pieces. Closing it ends the generation; `results` is what there is.
+    @shows_options(Options)
+    def stream(self, prompt: Prompt | Batch, *, n: int | None = None, **options: Unpack[Given]) -> Stream:
+        """Like `generate`, as an iterator of Pieces, one for each row and target pass; `async for` works as well.
+        Closing it ends the generation; `results` holds the outcome so far.
 
         >>> lm = load("smollm2-135m")
         >>> for piece in lm.stream("What is the capital of France?", drafter="prompt-lookup", stop=["."]):
@@ -131,11 +139,18 @@ class TextModel:
         prompts: Sequence[Any] = list(prompt) if batch else [prompt]
         if not prompts:
             raise InvalidOption("there are no prompts; a batch is a list of at least one")
+        if n is not None:
+            if batch:
+                raise InvalidOption("n is for one prompt; repeat the prompts of a batch instead")
+            if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+                raise InvalidOption(f"n is {n!r:.40}; it must be a whole number, 1 or more")
+            prompts = [prompt] * n
         ids = [self.encode(one, raw=wanted.raw) for one in prompts]
         limits = [self.room(one, wanted.max_new_tokens, f"prompt {row}") for row, one in enumerate(ids)]
         talk = not batch and not isinstance(prompt, str) and isinstance(prompts[0][0], Mapping)
-        return Stream(self, wanted, ids, limits, batch=batch, talk=talk)
+        return Stream(self, wanted, ids, limits, batch=batch, samples=n is not None, talk=talk and n is None)
 
+    @shows_options(Options)
     def batch(self, *, rows: int = 8, memory: int | None = None, **options: Unpack[Given]) -> Together:
         """Requests that enter and leave while others are decoded, `rows` at a time and in `memory` bytes of cache; the
         options hold for all of them.

@@ -75,7 +75,8 @@ class MultimodalModel:
             keep=False,
             load_other=loading.companion,
         )
-        return lm.generate([int(one) for one in ids[0]], **options)
+        result: Result = lm.generate([int(one) for one in ids[0]], **options)
+        return result
 
     def target(self, reading: Reading) -> TransformersTarget:
         """For one prompt, as it is read."""

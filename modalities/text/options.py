@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 import torch
 
-from outrider.core.distribution import Sampling
+from outrider.core.distribution import LogitsProcessor, Sampling
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Drafter, Rule
 from outrider.core.validation import METHODS, NUMBER, SWITCH, WHOLE, Fact, Kind, check, options_of, recorded, seed_of
@@ -23,6 +23,8 @@ class Given(TypedDict, total=False):
     """The options as they are written in a call; `Options` says what they mean."""
 
     drafter: str | Drafter | None
+    draft_model: Any
+    num_draft_tokens: int | None
     rule: str | Rule
     max_new_tokens: int
     temperature: float
@@ -34,6 +36,8 @@ class Given(TypedDict, total=False):
     frequency_penalty: float
     seed: int | torch.Generator
     stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    logits_processor: LogitsProcessor | Sequence[LogitsProcessor]
     logprobs: bool
     alternatives: int
     raw: bool
@@ -46,6 +50,8 @@ class Options:
     """One generation's options."""
 
     drafter: str | Drafter | None = "auto"  # a name of `model.drafters`, or an object; None: plain decoding
+    draft_model: Any = None  # a name, folder, GGUF file, TextModel or transformers model; "auto" is then "draft-model"
+    num_draft_tokens: int | None = None  # draft tokens per target pass, at most; None: the drafter's default
     rule: str | Rule = "exact"  # a name of `model.rules`, or an object
     max_new_tokens: int = 256  # fewer where the model's context ends
     temperature: float = 0.0  # 0: always the likeliest token
@@ -57,6 +63,8 @@ class Options:
     frequency_penalty: float = 0.0
     seed: int | torch.Generator = 0
     stop: str | Sequence[str] = ()  # strings that end the text; they are left out of it
+    stop_token_ids: Sequence[int] = ()  # tokens that end the text, besides the model's own end tokens
+    logits_processor: LogitsProcessor | Sequence[LogitsProcessor] = ()  # called as transformers' LogitsProcessor is
     logprobs: bool = False  # of each token, under the model's own softmax
     alternatives: int = 0  # the likeliest tokens behind each one, into the trace
     raw: bool = False  # continue the prompt as it stands, instead of answering it
@@ -73,6 +81,18 @@ class Options:
             raise InvalidOption(
                 f"stop is {self.stop!r:.80}; give up to {_MOST_STOPS} strings of at least one character each"
             )
+        if not all(isinstance(token, int) and not isinstance(token, bool) for token in self.stop_token_ids):
+            raise InvalidOption(f"stop_token_ids is {self.stop_token_ids!r:.80}; it must be a list of token ids")
+        if not all(map(callable, self.processors)):
+            raise InvalidOption(
+                f"logits_processor is {self.logits_processor!r:.80}; it must be a function of token ids [1, L] and "
+                "logits [1, V] that returns logits, or a list of such functions"
+            )
+        if self.num_draft_tokens is not None and self.num_draft_tokens < 1:
+            raise InvalidOption(f"num_draft_tokens is {self.num_draft_tokens}; it must be 1 or more")
+        for name in ("draft_model", "num_draft_tokens"):
+            if getattr(self, name) is not None and not isinstance(self.drafter, str):
+                raise InvalidOption(f"{name} goes with a drafter's name, not with a drafter object or None")
         _ = self.sampling(())  # checks the rest
 
     @classmethod
@@ -84,7 +104,13 @@ class Options:
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
+    @property
+    def processors(self) -> tuple[LogitsProcessor, ...]:
+        given = self.logits_processor
+        return tuple(given) if isinstance(given, Sequence) else (given,)
+
     def sampling(self, end: tuple[int, ...]) -> Sampling:
+        """How tokens are drawn; `end` are the model's end tokens."""
         return Sampling(
             temperature=self.temperature,
             top_k=self.top_k,
@@ -93,7 +119,8 @@ class Options:
             repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            end=end,
+            processors=self.processors,
+            end=(*end, *self.stop_token_ids),
         )
 
     def drawn_seed(self) -> int:
@@ -105,16 +132,27 @@ class Options:
         found: dict[str, Fact] = {}
         for one in fields(self):
             value = getattr(self, one.name)
-            if one.name in ("drafter", "rule", "seed", "drafter_options", "rule_options", "stop"):
+            if one.name in _RECORDED_OTHERWISE:
                 continue
             if value != one.default or one.name in ("max_new_tokens", "temperature"):
                 found[one.name] = value
         found |= recorded(self.drafter_options, self.rule_options)
         if self.stops:
             found["stop"] = " | ".join(self.stops)
+        if self.stop_token_ids:
+            found["stop_token_ids"] = " ".join(map(str, self.stop_token_ids))
+        if self.draft_model is not None:
+            found["draft_model"] = str(getattr(self.draft_model, "name", self.draft_model))[:80]
+        if self.processors:
+            names = (getattr(one, "__name__", type(one).__name__) for one in self.processors)
+            found["logits_processor"] = " ".join(names)
         return found
 
 
+_RECORDED_OTHERWISE = (
+    *("drafter", "draft_model", "rule", "seed", "drafter_options", "rule_options"),
+    *("stop", "stop_token_ids", "logits_processor"),
+)
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _TYPES: dict[str, Kind] = {
     **dict.fromkeys(("max_new_tokens", "top_k", "alternatives"), WHOLE),
@@ -122,4 +160,6 @@ _TYPES: dict[str, Kind] = {
     **dict.fromkeys(("logprobs", "raw"), SWITCH),
     **METHODS,
     "stop": ((str, list, tuple), "a string or a list of strings"),
+    "stop_token_ids": ((list, tuple), "a list of token ids"),
+    "num_draft_tokens": ((int, type(None)), "a whole number or None"),
 }

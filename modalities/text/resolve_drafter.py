@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from outrider.core.errors import unknown
 from outrider.core.methods import AUTO, DRAFTERS, RULES
+from outrider.core.methods.draft_model import DRAFT_MODEL
 from outrider.core.methods.resolve import Catalogue, Resolved
 from outrider.core.protocol import Drafter, Rule
 from outrider.text.drafter_inputs import inputs
@@ -36,7 +37,16 @@ def check_names(drafter: str | None, rule: str) -> None:
 def resolve_drafter(model: TextModel, options: Options, rows: int = 1) -> Resolved[Drafter | None]:
     """The drafter of these options, for this many rows side by side, and the measured costs that it goes by."""
     catalogue = Catalogue(drafters=drafters(), inputs=inputs(model, rows), others={AUTO.name: AUTO})
-    return catalogue.drafter(options.drafter, options.drafter_options)
+    draft_model, drafter = options.draft_model, options.drafter
+    if draft_model is None and isinstance(drafter, str) and model.draft_model is not None:
+        method = DRAFT_MODEL if drafter == AUTO.name else catalogue.method(drafter)
+        if method.takes_draft_model and "model" not in options.drafter_options:
+            draft_model = model.draft_model
+    if draft_model is not None and drafter == AUTO.name:
+        drafter = DRAFT_MODEL.name
+    return catalogue.drafter(
+        drafter, options.drafter_options, draft_model=draft_model, num_draft_tokens=options.num_draft_tokens
+    )
 
 
 def resolve_rule(options: Options) -> Resolved[Rule]:

@@ -5,8 +5,10 @@ Knows nothing of prompts or of how targets and drafters are made.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import asyncio
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from outrider.core.decode import decode
@@ -14,7 +16,7 @@ from outrider.core.device import peak_memory
 from outrider.core.methods.resolve import Resolved
 from outrider.core.protocol import Drafter, Rule
 from outrider.core.step_recorder import Record
-from outrider.core.trace import Finish, Step, Trace, machine, versions
+from outrider.core.trace import FinishReason, Step, Trace, finish_reason, machine, versions
 from outrider.text.detokenizer import Reader
 from outrider.text.options import Options
 from outrider.text.resolve_drafter import resolve_drafter, resolve_rule
@@ -31,8 +33,12 @@ class Result:
     tokens: list[int]  # all of them: a stop string's, which the text leaves out, and the end token
     trace: Trace
     logprobs: list[float] | None  # of each token, if asked for
-    finish: Finish | None  # end, stop or limit; None: it was broken off
+    finish_reason: FinishReason | None  # "stop" or "length"; None: the generation was cancelled
     prompt: list[int] = field(repr=False)  # as token ids
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= 60 else self.text[:57] + "..."
+        return f"Result({text!r}, {len(self.tokens)} tokens, finish_reason={self.finish_reason!r}, {self.trace.method})"
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ class Piece:
     text: str  # certain by now: a character or a stop string that is not complete waits for the next step
     row: int
     step: Step
-    finish: Finish | None
+    finish_reason: FinishReason | None
 
 
 class Stream(Iterator[Piece]):
@@ -82,15 +88,17 @@ class Stream(Iterator[Piece]):
         limits: list[int],
         *,
         batch: bool,
+        samples: bool,
         talk: bool,
     ) -> None:
-        self.batch, self.prompts = batch, prompts
+        self.batch, self.prompts = batch or samples, prompts
         self._model, self._options = model, options
         drafter, rule = resolve_drafter(model, options, len(prompts)), resolve_rule(options)
         self._about, self._seed = About(model, drafter, rule), options.drawn_seed()
+        self._seeds = [self._seed + row for row in range(len(prompts))] if samples else None
         self._readers = [Reader(model.tokens.decode, options.stops) for _ in prompts]
         self._texts, self._steps = ["" for _ in prompts], list[Step]()
-        self._ends: list[Finish | None] = [None for _ in prompts]
+        self._reasons: list[FinishReason | None] = [None for _ in prompts]
         self._kept = model.take_kept() if talk else None
         self._pieces = self._run(
             decode(
@@ -101,7 +109,7 @@ class Stream(Iterator[Piece]):
                 sampling=options.sampling(model.end),
                 max_new_tokens=limits,
                 stop=self._stop if options.stops else None,
-                seed=self._seed,
+                seed=self._seed if self._seeds is None else self._seeds,
                 record=Record(logprobs=options.logprobs, alternatives=options.alternatives),
             )
         )
@@ -120,8 +128,8 @@ class Stream(Iterator[Piece]):
                     reader.feed(step.emitted)
                 text = reader.take(last=step.finish is not None)
                 self._texts[step.row] += text
-                self._ends[step.row] = step.finish
-                yield Piece(text, step.row, step, step.finish)
+                reason = self._reasons[step.row] = finish_reason(step.finish)
+                yield Piece(text, step.row, step, reason)
         finally:
             if isinstance(steps, Generator):
                 steps.close()
@@ -132,8 +140,19 @@ class Stream(Iterator[Piece]):
         return next(self._pieces)
 
     def close(self) -> None:
-        """End it here."""
+        """End the generation."""
         self._pieces.close()
+
+    async def __aiter__(self) -> AsyncGenerator[Piece, None]:
+        """The pieces for `async for`: each target pass runs in a thread, so that the event loop goes on. Cancelling the
+        task, or leaving the loop, ends the generation after the pass under way."""
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1, "outrider-stream") as pool:
+            try:
+                while (piece := await loop.run_in_executor(pool, next, self, None)) is not None:
+                    yield piece
+            finally:
+                await asyncio.shield(loop.run_in_executor(pool, self.close))  # waits for the pass under way
 
     @property
     def trace(self) -> Trace:
@@ -148,6 +167,8 @@ class Stream(Iterator[Piece]):
         found = []
         for row, prompt in enumerate(self.prompts):
             own = trace.row(row) if self.batch else trace
+            if self._seeds is not None:
+                own = replace(own, seed=self._seeds[row])
             logprobs = [one for step in own.steps for one in step.logprobs] if self._options.logprobs else None
-            found.append(Result(self._texts[row], own.tokens(row), own, logprobs, self._ends[row], prompt))
+            found.append(Result(self._texts[row], own.tokens(row), own, logprobs, self._reasons[row], prompt))
         return found

@@ -26,6 +26,7 @@ CONFIG = Config(vocabulary=61, hidden_size=16, layers=2, heads=2, kv_heads=1, he
 SAMPLINGS = {
     "greedy": Sampling(temperature=0, end=(3,)),
     "sampled": Sampling(temperature=0.8, end=(3,)),
+    "processed": Sampling(temperature=0.7, processors=(lambda ids, logits: logits.roll(ids.shape[1], -1),), end=(3,)),
     "penalised": Sampling(temperature=0.7, repetition_penalty=1.3, presence_penalty=0.2, end=(3,)),
 }
 

@@ -120,6 +120,28 @@ def test_penalties_count_prompt_output_and_path() -> None:
     torch.testing.assert_close(found.probs[0, 0], wanted)
 
 
+def test_processors_get_prompt_output_and_path_and_leave_logits_alone() -> None:
+    seen: list[list[int]] = []
+
+    def doubled(ids: Tensor, logits: Tensor) -> Tensor:
+        seen.append(ids[0].tolist())
+        return logits.mul_(2)
+
+    pipeline = LogitsPipeline(Sampling(processors=(doubled,)), [[0], [3]], 4, torch.device("cpu"))
+    pipeline.commit(torch.tensor([[1, 1, -1], [-1, -1, -1]]))
+    logits = torch.randn(2, 1, 4, dtype=torch.float64)
+    before = logits.clone()
+    distribution = pipeline.distribution(logits, torch.tensor([[[2, -1]], [[-1, -1]]]))
+    assert seen == [[0, 1, 1, 2], [3]] and torch.equal(logits, before)
+    torch.testing.assert_close(distribution.probs, (2 * logits).softmax(-1))
+    pipeline.arrange([1, -1, 0])
+    pipeline.enter(1, [2])
+    seen.clear()
+    pipeline.distribution(logits[:1].expand(3, 1, 4))
+    pipeline.row(2).distribution(logits[:1])
+    assert seen == [[3], [2], [0, 1, 1], [0, 1, 1]]
+
+
 def test_argmax_takes_the_first_of_equals_in_every_precision() -> None:
     values = torch.tensor([[1.0, 5.0, 5.0, 2.0], [7.0, 7.0, 0.0, 0.0]])
     for dtype in (torch.float64, torch.float32, torch.bfloat16):

@@ -24,7 +24,7 @@ def test_requests_come_out_as_they_do_alone(lm: TextModel, drafter: str | None) 
             prompt, drafter=drafter, stop=["o"], max_new_tokens=5 + place, logprobs=True, drafter_options=options
         )
         found = request.result
-        assert (found.text, found.tokens, found.finish) == (alone.text, alone.tokens, alone.finish)
+        assert (found.text, found.tokens, found.finish_reason) == (alone.text, alone.tokens, alone.finish_reason)
         assert found.text == pieces[request.number] == request.text
         assert found.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
         assert found.trace.summary().tokens == len(found.tokens)
@@ -53,9 +53,9 @@ def test_cancelling_ends_one_and_no_other(lm: TextModel) -> None:
     asked[0].cancel()
     for piece in batch:
         assert piece.row != 0
-    assert asked[0].cancelled and asked[0].done and asked[0].finish is None and len(asked[0].tokens) == 1
+    assert asked[0].cancelled and asked[0].done and asked[0].finish_reason is None and len(asked[0].tokens) == 1
     assert asked[1].text == lm.generate(PROMPTS[1], drafter=None, max_new_tokens=8).text
-    assert all(one.finish is not None for one in asked[1:])
+    assert all(one.finish_reason is not None for one in asked[1:])
 
 
 def test_what_cannot_be_is_said(lm: TextModel) -> None:

@@ -67,7 +67,7 @@ def test_closing_a_stream_leaves_what_there_is_and_the_model_usable(lm: TextMode
     stream.close()
     (result,) = stream.results
     assert len(result.tokens) == 5
-    assert result.finish is None
+    assert result.finish_reason is None
     assert lm.generate(PROMPTS[0], drafter=None, **RAW).tokens[:5] == result.tokens
 
 
@@ -87,20 +87,20 @@ def test_a_stop_string_ends_the_text_wherever_its_tokens_fall(drafter: str | Non
         stop = whole[start : start + 3]
         out = lm.generate(PROMPTS[0], drafter=drafter, stop=["never there", stop], **RAW)
         assert out.text == whole[: whole.index(stop)]
-        assert out.finish == "stop"
+        assert out.finish_reason == "stop"
         assert stop in lm.tokens.decode(out.tokens), "its tokens stay, the text ends before it"
         assert stop not in lm.tokens.decode(out.tokens[:-1])
 
 
 def test_the_end_token_ends_it(lm: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = lm.generate(PROMPTS[0], drafter=None, **RAW)
-    assert whole.finish == "limit"
+    assert whole.finish_reason == "length"
     monkeypatch.setattr(lm, "end", (whole.tokens[6],))
     first = whole.tokens.index(whole.tokens[6])
     for drafter in (None, "jacobi"):
         out = lm.generate(PROMPTS[0], drafter=drafter, **RAW)
         assert out.tokens == whole.tokens[: first + 1]
-        assert out.finish == "end"
+        assert out.finish_reason == "stop"
 
 
 def test_seeds(lm: TextModel) -> None:
@@ -205,7 +205,7 @@ def test_the_answer_ends_where_the_context_does(tiny: SimpleNamespace, tmp_path:
     short = text.load(tiny.write(tmp_path / "short", max_position_embeddings=32), dtype="float32")
     out = short.generate(list(range(3, 23)), drafter=None)
     assert len(out.tokens) == 12
-    assert out.finish == "limit"
+    assert out.finish_reason == "length"
     with pytest.raises(InvalidOption, match="no room for an answer"):
         short.generate(list(range(3, 35)))
 

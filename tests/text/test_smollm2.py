@@ -29,7 +29,7 @@ SUMMARY = (
 def test_it_knows_a_thing_or_two(smollm2: TextModel) -> None:
     out = smollm2.generate("What is the capital of France?", max_new_tokens=30)
     assert "Paris" in out.text
-    assert out.finish == "end"
+    assert out.finish_reason == "stop"
     assert smollm2.end == (2,)
     assert smollm2.tokens.template is not None
 

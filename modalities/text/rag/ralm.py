@@ -24,7 +24,7 @@ from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.rng import mix
 from outrider.core.step_recorder import Record
-from outrider.core.trace import Finish, Step, Trace, machine, versions
+from outrider.core.trace import Finish, FinishReason, Step, Trace, finish_reason, machine, versions
 from outrider.text.model import TextModel
 from outrider.text.options import Given, Options
 from outrider.text.prefix_cache import PrefixCache
@@ -57,7 +57,7 @@ class Answer:
     trace: Trace  # of the committed tokens
     documents: list[int]  # index of each interval's document
     lookups: Lookups
-    finish: Finish | None
+    finish_reason: FinishReason | None
 
 
 @dataclass(frozen=True)
@@ -274,7 +274,7 @@ class _Run:
         )
         documents = [interval.document for interval in self.intervals]
         text = writer.lm.tokens.decode(self.tokens)
-        return Answer(text, self.tokens, trace, documents, self.lookups, finish)
+        return Answer(text, self.tokens, trace, documents, self.lookups, finish_reason(finish))
 
 
 def _speculate(run: _Run, speculation: Speculation, pool: ThreadPoolExecutor) -> None:

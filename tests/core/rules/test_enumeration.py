@@ -40,6 +40,13 @@ from outrider.core.tree import Tree
 
 PROMPTS = ((0, 1), (2, 1, 0, 1))
 LIMITS = (3, 2)
+
+
+def turned(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """A logits processor that depends on all tokens before."""
+    return logits.roll(int(ids.sum()) % 3, -1) / ids.shape[1]
+
+
 SAMPLINGS = {
     "T=1": Sampling(),
     "T=0.7, top-k 2": Sampling(temperature=0.7, top_k=2),
@@ -49,6 +56,7 @@ SAMPLINGS = {
     "penalties, end": Sampling(
         repetition_penalty=1.3, frequency_penalty=0.2, presence_penalty=0.1, end=(2,), temperature=1.2
     ),
+    "processor": Sampling(processors=(turned,)),
 }
 
 
@@ -99,7 +107,9 @@ def settings() -> list[Any]:
         for sampling in SAMPLINGS:
             kind, usual, first = method.name in KINDS, rule.name == "exact", options is method.trials[0]
             quick = (
-                first and (kind or usual) and (sampling == "T=1" or (kind and usual and sampling == "penalties, end"))
+                first
+                and (kind or usual)
+                and (sampling == "T=1" or (kind and usual and sampling in ("penalties, end", "processor")))
             )
             if kind or rule.name == "exact" or sampling == "T=1":
                 marks = [] if quick else [pytest.mark.slow]

@@ -77,7 +77,7 @@ def test_speculating_changes_neither_tokens_nor_documents(
     taken_back = 0
     for question in QUESTIONS:
         plain = writer.plain(question)
-        assert len(plain.tokens) == 22 and plain.finish == "limit"
+        assert len(plain.tokens) == 22 and plain.finish_reason == "length"
         assert plain.lookups.calls == plain.lookups.queries == len(plain.documents) == 8
         for how in HOWS:
             found = writer.speculative(question, how)
