@@ -91,7 +91,7 @@ def _measured(model: str, prompts: Path | None, num_prompts: int, tokens: int, r
     from outrider import text
     from outrider.app.bench.progress import go
     from outrider.core.bench.runner import Bench, pooled
-    from outrider.core.engine.matmul_timing import products
+    from outrider.core.engine.matmul_timing import time_products
     from outrider.core.engine.transformer import Decoder
     from outrider.core.errors import Incompatible
     from outrider.core.trace import machine, versions
@@ -114,7 +114,7 @@ def _measured(model: str, prompts: Path | None, num_prompts: int, tokens: int, r
         facts[dtype] = {"weight_bytes": target.weight_bytes, "layers": form.layers, "width": form.hidden_size}
         facts[dtype]["parameters"] = _parameters(lm)
     with console.status("Timing the matrices alone ..."):
-        taken = products({dtype: lm.target().network for dtype, lm in models.items()})  # type: ignore[attr-defined]
+        taken = time_products({dtype: lm.target().network for dtype, lm in models.items()})  # type: ignore[attr-defined]
     for dtype, lm in models.items():
         facts[dtype]["products"] = taken[dtype]
         for _, drafter, options in (case for case in CASES if case[0] == dtype):

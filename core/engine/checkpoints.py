@@ -1,8 +1,8 @@
-"""Weights of Llama's family (Llama, SmolLM, Mistral, Qwen2, Qwen3) for the decoder of our own: tensors under the names
-that transformers gives them, and the dictionary of its config.json.
+"""Builds our decoder from checkpoints of the Llama family (Llama, SmolLM, Mistral, Qwen2, Qwen3): a config.json as a
+dictionary and tensors under transformers' names.
 
-Opens no file: where tensors come from is outrider.core.assets.store' affair. Whatever does not fit is said in one line:
-an architecture that computes something else, a tensor that is missing, has another shape, or has no place.
+Opens no files; outrider.core.assets.store does. Refuses, with an error of one line, other architectures and tensors
+that are missing, unexpected or of the wrong shape.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config, Layer
 from outrider.core.errors import OutriderError
 
-# what sets each architecture apart: which biases it has unless its config says, and whether it norms queries and keys
-_KINDS: dict[str, dict[str, bool]] = {
+# defaults by architecture where it differs from Llama
+_ARCHITECTURES: dict[str, dict[str, bool]] = {
     "llama": {},
     "mistral": {},
     "qwen2": {"attention_bias": True},
@@ -38,73 +38,73 @@ _COUNTS = (
     "max_position_embeddings",
     "sliding_window",
 )
-_MOST = 1 << 24  # of any of these: a larger one is no model but a trap
+_MAX_COUNT = 1 << 24  # of any of these; no model has more
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-_SCALED = {"linear": ("factor",), "llama3": _LLAMA3}
-_SILENT = ("rotary_emb.inv_freq", "masked_bias")  # tables that older checkpoints carry and nobody needs
+_SCALING_PARAMETERS = {"linear": ("factor",), "llama3": _LLAMA3}
+_IGNORED = ("rotary_emb.inv_freq", "masked_bias")  # tables in older checkpoints that are computed here
 
 
 class CheckpointError(OutriderError):
-    """Weights or their description do not make a model that we can run."""
+    """A checkpoint is not of a model that our decoder can run, or is incomplete."""
 
 
 class ConfigError(OutriderError):
-    """A description that makes no sense, for us or anybody else."""
+    """A config.json is invalid."""
 
 
 def load(
-    described: Mapping[str, Any],
+    config: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     *,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Decoder:
     """A decoder from the contents of a config.json and a checkpoint."""
-    return Decoder(assemble(configure(described), tensors, dtype=dtype, device=device, form=fastest))
+    return Decoder(assemble(parse_config(config), tensors, dtype=dtype, device=device, convert=fastest))
 
 
-def configure(described: Mapping[str, Any]) -> Config:
-    """The shape of the decoder that a config.json describes."""
+def parse_config(described: Mapping[str, Any]) -> Config:
+    """Our configuration of the model that a config.json describes."""
     kind = described.get("model_type")
     for name in _COUNTS:
-        if isinstance(value := described.get(name), int) and not 0 <= value <= _MOST:
-            raise ConfigError(f"the config's {name} is {value:,}; expected from 1 to {_MOST:,}")
-    if not isinstance(kind, str) or kind not in _KINDS:
+        if isinstance(value := described.get(name), int) and not 0 <= value <= _MAX_COUNT:
+            raise ConfigError(f"the config's {name} is {value:,}; expected from 1 to {_MAX_COUNT:,}")
+    if not isinstance(kind, str) or kind not in _ARCHITECTURES:
         raise CheckpointError(
-            f"the architecture '{kind}' is not one our own decoder runs ({', '.join(_KINDS)}); "
+            f"the architecture '{kind}' is not supported by our decoder ({', '.join(_ARCHITECTURES)}); "
             "load it through transformers (outrider.core.engine.adapters.hf) instead"
         )
     needed = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     missing = [name for name in needed if name not in described]
     if missing:
-        raise CheckpointError(f"the config says nothing of {', '.join(missing)}; is it a whole config.json?")
-    _check(described)
-    _refuse(described)
-    heads, width = described["num_attention_heads"], described["hidden_size"]
+        raise CheckpointError(f"the config lacks {', '.join(missing)}; check that it is a complete config.json")
+    _check_values(described)
+    _check_supported(described)
+    heads, hidden_size = described["num_attention_heads"], described["hidden_size"]
     bias = bool(described.get("attention_bias", False))
     theta, scaling = _rope(described)
     return Config(
         vocabulary=described["vocab_size"],
-        hidden_size=width,
+        hidden_size=hidden_size,
         layers=described["num_hidden_layers"],
         heads=heads,
         kv_heads=described.get("num_key_value_heads") or heads,
-        head_dim=described.get("head_dim") or width // heads,
+        head_dim=described.get("head_dim") or hidden_size // heads,
         intermediate_size=described["intermediate_size"],
         rope_theta=theta,
         rope_scaling=scaling,
         norm_eps=described.get("rms_norm_eps", 1e-6),
         tied=bool(described.get("tie_word_embeddings", False)),
-        attention_bias=bias or _KINDS[kind].get("attention_bias", False),
+        attention_bias=bias or _ARCHITECTURES[kind].get("attention_bias", False),
         out_bias=bias,
         mlp_bias=bool(described.get("mlp_bias", False)),
-        qk_norm=_KINDS[kind].get("qk_norm", False),
+        qk_norm=_ARCHITECTURES[kind].get("qk_norm", False),
         context=described.get("max_position_embeddings", 2048),
     )
 
 
-def _check(described: Mapping[str, Any]) -> None:
-    """Is every value of the kind that its name wants?"""
+def _check_values(described: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a value of the wrong type or range."""
     for name, value in described.items():
         if value is None:
             continue
@@ -114,91 +114,95 @@ def _check(described: Mapping[str, Any]) -> None:
             raise ConfigError(f"the config's {name} is {value!r:.40}; expected a number above 0")
         if name in ("rope_scaling", "rope_parameters") and not isinstance(value, Mapping):
             raise ConfigError(f"the config's {name} is {value!r:.40}; expected a dictionary")
-        if name == "layer_types" and not (isinstance(value, list) and all(isinstance(one, str) for one in value)):
+        if name == "layer_types" and not (isinstance(value, list) and all(isinstance(kind, str) for kind in value)):
             raise ConfigError(f"the config's {name} is {value!r:.40}; expected a list of names")
     if described["hidden_size"] < described["num_attention_heads"] and "head_dim" not in described:
-        raise ConfigError("the config has more heads than its hidden_size has numbers")
+        raise ConfigError(
+            f"the config's hidden_size is {described['hidden_size']}; expected at least its number of heads, "
+            f"{described['num_attention_heads']}"
+        )
 
 
 def _positive(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
-def _refuse(described: Mapping[str, Any]) -> None:
+def _check_supported(described: Mapping[str, Any]) -> None:
+    """Raise CheckpointError for a valid model that our decoder does not compute."""
     activation = described.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise CheckpointError(f"the activation is '{activation}'; our own decoder computes silu only")
+        raise CheckpointError(f"the activation is '{activation}'; our decoder supports only silu")
     kinds = set(described.get("layer_types") or ()) - {"full_attention"}
     windowed = described.get("sliding_window") and described.get("use_sliding_window", True)
     if kinds or (windowed and described["sliding_window"] < described.get("max_position_embeddings", 0)):
         raise CheckpointError(
-            "the model attends within a sliding window, which our own cache does not do; load it through transformers"
+            "the model uses sliding window attention, which our decoder does not support; load it through transformers"
         )
 
 
 def _rope(described: Mapping[str, Any]) -> tuple[float, tuple[str, Mapping[str, float]] | None]:
-    """The base of the rotary angles and how they are scaled; transformers 5 writes them in one place, 4 in two."""
+    """The base of the rotary angles and their scaling. transformers 5 writes both in one entry, 4 in two."""
     rope = dict(described.get("rope_scaling") or {}) | dict(described.get("rope_parameters") or {})
     theta = rope.get("rope_theta", described.get("rope_theta")) or 10_000.0
     if not _positive(theta):
         raise ConfigError(f"the config's rope_theta is {theta!r:.40}; expected a number above 0")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if rope.get("partial_rotary_factor", described.get("partial_rotary_factor", 1.0)) != 1:
-        raise CheckpointError("only part of each head is turned by position, which our own decoder does not do")
+        raise CheckpointError("the model rotates only part of each head, which our decoder does not support")
     if kind == "default":
         return float(theta), None
     if kind not in ("linear", "llama3"):
-        raise CheckpointError(f"rotary scaling of type '{kind}' is unknown here; known: default, linear, llama3")
-    if wrong := [name for name in _SCALED[kind] if not _positive(rope.get(name))]:
+        raise CheckpointError(f"rotary scaling of type '{kind}' is not supported; known: default, linear, llama3")
+    if wrong := [name for name in _SCALING_PARAMETERS[kind] if not _positive(rope.get(name))]:
         raise ConfigError(f"rotary scaling of type '{kind}' needs {', '.join(wrong)}: each a number above 0")
     return float(theta), (kind, {name: float(rope[name]) for name in rope if isinstance(rope[name], int | float)})
 
 
 class _Tensors:
-    """Takes tensors out one by one, and knows what is left."""
+    """Reads tensors by name and shape, and keeps track of those that were not used."""
 
     def __init__(
         self,
         tensors: Mapping[str, Tensor],
         dtype: torch.dtype,
         device: torch.device | str,
-        form: Callable[[Linear], Linear],
+        convert: Callable[[Linear], Linear],
     ) -> None:
-        self._tensors, self._dtype, self._device, self._form = tensors, dtype, device, form
-        self._taken: set[str] = set()
+        self._tensors, self._dtype, self._device, self._convert = tensors, dtype, device, convert
+        self._used: set[str] = set()
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        found = self._tensors.get(name)
-        if found is None:
+        tensor = self._tensors.get(name)
+        if tensor is None:
             raise CheckpointError(
                 f"the checkpoint has no tensor '{name}'; it holds {len(self._tensors)} others, so a file may be missing"
             )
-        if found.shape != shape:
+        if tensor.shape != shape:
             raise CheckpointError(
-                f"the tensor '{name}' has the shape {tuple(found.shape)} where the config wants {shape}"
+                f"the tensor '{name}' has the shape {tuple(tensor.shape)}; the config implies {shape}"
             )
-        self._taken.add(name)
-        return found.to(self._device, self._dtype)
+        self._used.add(name)
+        return tensor.to(self._device, self._dtype)
 
     def linear(self, names: list[str], rows: list[int], columns: int, bias: bool) -> Linear:
-        """Several projections of the same input as one; a single one is not copied."""
+        """Projections of the same input, concatenated; a single one is not copied."""
         weights = [self(f"{name}.weight", count, columns) for name, count in zip(names, rows, strict=True)]
         weight = torch.cat(weights) if len(weights) > 1 else weights[0]
         if not bias:
-            return self._form(Dense(weight))
+            return self._convert(Dense(weight))
         biases = [self(f"{name}.bias", count) for name, count in zip(names, rows, strict=True)]
-        return self._form(Dense(weight, torch.cat(biases) if len(biases) > 1 else biases[0]))
+        return self._convert(Dense(weight, torch.cat(biases) if len(biases) > 1 else biases[0]))
 
-    def leave(self, *names: str) -> None:
-        """These may be there and are not needed."""
-        self._taken.update(names)
+    def ignore(self, *names: str) -> None:
+        """Accept these tensors without using them."""
+        self._used.update(names)
 
-    def finish(self) -> None:
-        left = [name for name in self._tensors if name not in self._taken and not name.endswith(_SILENT)]
-        if left:
+    def check_all_used(self) -> None:
+        unused = [name for name in self._tensors if name not in self._used and not name.endswith(_IGNORED)]
+        if unused:
             raise CheckpointError(
-                f"the checkpoint holds {len(left)} tensors that such a model has no place for, '{left[0]}' first; "
-                "it is another architecture than its config says"
+                f"the checkpoint holds {len(unused)} tensors that the config does not account for, such as "
+                f"'{unused[0]}'; its architecture differs from its config"
             )
 
 
@@ -208,41 +212,42 @@ def assemble(
     *,
     dtype: torch.dtype,
     device: torch.device | str,
-    form: Callable[[Linear], Linear] = lambda linear: linear,
-    put: Callable[[Layer], Layer] = lambda layer: layer,
+    convert: Callable[[Linear], Linear] = lambda linear: linear,
+    add: Callable[[Layer], Layer] = lambda layer: layer,
 ) -> Network:
-    """The network of a checkpoint: queries, keys and values as one projection, up and gate as another. Each is brought
-    into its form, such as `fastest`, as soon as it is read, so that no more than one is held twice, and each layer is
-    `put` where it shall be."""
-    take = _Tensors(tensors, dtype, device, form)
+    """The network of a checkpoint, with one projection for queries, keys and values and one for up and gate. Each
+    linear layer is passed through `convert` (such as `fastest`) as soon as it is read, so that at most one is held
+    twice, and each layer through `add` (such as LayerOffload.add)."""
+    take = _Tensors(tensors, dtype, device, convert)
     width, dim = config.hidden_size, config.head_dim
-    spread, shared = config.heads * dim, config.kv_heads * dim
+    query_size, kv_size = config.heads * dim, config.kv_heads * dim
     embedding = take("model.embed_tokens.weight", config.vocabulary, width)
     layers = []
     for index in range(config.layers):
-        at = f"model.layers.{index}"
-        attention = [f"{at}.self_attn.{part}_proj" for part in "qkv"]
-        mlp = [f"{at}.mlp.{part}_proj" for part in ("up", "gate")]
+        prefix = f"model.layers.{index}"
+        attention = [f"{prefix}.self_attn.{part}_proj" for part in "qkv"]
+        mlp = [f"{prefix}.mlp.{part}_proj" for part in ("up", "gate")]
         qk_norm = None
         if config.qk_norm:
-            query, key = take(f"{at}.self_attn.q_norm.weight", dim), take(f"{at}.self_attn.k_norm.weight", dim)
+            query = take(f"{prefix}.self_attn.q_norm.weight", dim)
+            key = take(f"{prefix}.self_attn.k_norm.weight", dim)
             qk_norm = torch.cat([query.expand(config.heads, -1), key.expand(config.kv_heads, -1)])
         layers.append(
-            put(
+            add(
                 Layer(
-                    attention_norm=take(f"{at}.input_layernorm.weight", width),
-                    qkv=take.linear(attention, [spread, shared, shared], width, config.attention_bias),
-                    out=take.linear([f"{at}.self_attn.o_proj"], [width], spread, config.out_bias),
-                    mlp_norm=take(f"{at}.post_attention_layernorm.weight", width),
+                    attention_norm=take(f"{prefix}.input_layernorm.weight", width),
+                    qkv=take.linear(attention, [query_size, kv_size, kv_size], width, config.attention_bias),
+                    out=take.linear([f"{prefix}.self_attn.o_proj"], [width], query_size, config.out_bias),
+                    mlp_norm=take(f"{prefix}.post_attention_layernorm.weight", width),
                     up_gate=take.linear(mlp, [config.intermediate_size] * 2, width, config.mlp_bias),
-                    down=take.linear([f"{at}.mlp.down_proj"], [width], config.intermediate_size, config.mlp_bias),
+                    down=take.linear([f"{prefix}.mlp.down_proj"], [width], config.intermediate_size, config.mlp_bias),
                     qk_norm=qk_norm,
                 )
             )
         )
     if config.tied:
-        take.leave("lm_head.weight")
+        take.ignore("lm_head.weight")
     head = embedding if config.tied else take("lm_head.weight", config.vocabulary, width)
-    network = Network(config, embedding, layers, take("model.norm.weight", width), form(Dense(head)))
-    take.finish()
+    network = Network(config, embedding, layers, take("model.norm.weight", width), convert(Dense(head)))
+    take.check_all_used()
     return network

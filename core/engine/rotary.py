@@ -1,5 +1,6 @@
-"""Rotary positions (RoFormer, arXiv 2104.09864): the angles by which queries and keys are turned, along a line, which
-may be stretched for long contexts, or on a grid. Knows a decoder's shape; nothing of weights."""
+"""Rotary position angles (RoFormer, arXiv 2104.09864) on a line, with scaling for long contexts, or on a grid.
+
+Knows a decoder's configuration; nothing of weights."""
 
 from __future__ import annotations
 
@@ -14,42 +15,42 @@ from outrider.core.errors import unknown
 
 
 def rope_table(config: Config, size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines [size, d], and sines [size, d] whose first half is negative: x cos + roll(x, d / 2) sin is the turn."""
+    """Cosines and sines [size, d], the first half of the sines negated: x cos + roll(x, d / 2) sin rotates x."""
     if config.rope_scaling is not None and config.rope_scaling[0] == "grid":
-        cos, sin = on_a_grid(config, size, device, **config.rope_scaling[1])
+        cos, sin = _grid_table(config, size, device, **config.rope_scaling[1])
     else:
         half = torch.arange(0, config.head_dim, 2, dtype=torch.int64, device=device).float() / config.head_dim
         rates = 1.0 / (config.rope_theta**half)
         if config.rope_scaling is not None:
-            rates = scaled(rates, *config.rope_scaling)
+            rates = _scale(rates, *config.rope_scaling)
         angles = torch.arange(size, device=device).float()[:, None] * rates
         cos, sin = angles.cos(), angles.sin()
     return torch.cat([cos] * 2, 1).to(dtype), torch.cat([-sin, sin], 1).to(dtype)
 
 
-def on_a_grid(
+def _grid_table(
     config: Config, size: int, device: torch.device, *, columns: float, first: float
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [size, d / 2] of places in raster order: half of the pairs turn by the row, half by the column.
-    The first places are no part of the grid and have neither, so that queries and keys there are 0, as the picture
-    models have it whose condition stands there (LlamaGen, arXiv 2406.06525)."""
+    """Cosines and sines [size, d / 2] of a grid in raster order: half of the pairs rotate by the row, half by the
+    column. The `first` positions, which hold the condition, have zeros for both, which makes their queries and keys 0,
+    as in LlamaGen (arXiv 2406.06525)."""
     quarter = torch.arange(0, config.head_dim // 2, 2, device=device).float() / (config.head_dim // 2)
     rates = 1.0 / (config.rope_theta**quarter)
-    place = torch.arange(size, device=device) - int(first)
-    row, column = (one.float()[:, None] * rates for one in (place // int(columns), place % int(columns)))
-    angles, inside = torch.cat([row, column], 1), (place >= 0)[:, None]
+    cell = torch.arange(size, device=device) - int(first)
+    rows, cols = cell // int(columns), cell % int(columns)
+    angles = torch.cat([rows.float()[:, None] * rates, cols.float()[:, None] * rates], 1)
+    inside = (cell >= 0)[:, None]
     return angles.cos() * inside, angles.sin() * inside
 
 
-def scaled(rates: Tensor, kind: str, numbers: Mapping[str, float]) -> Tensor:
-    """Rotary rates stretched for contexts longer than the ones first trained on."""
+def _scale(rates: Tensor, kind: str, parameters: Mapping[str, float]) -> Tensor:
+    """Rotary rates for contexts longer than those of the first training, by linear or Llama 3 scaling."""
     if kind == "linear":
-        return rates / numbers["factor"]
+        return rates / parameters["factor"]
     if kind != "llama3":
         raise unknown("kind of rotary scaling", kind, ("linear", "llama3"))
-    low, high, old = (
-        numbers[name] for name in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    )
-    waves = 2 * math.pi / rates
-    blend = ((old / waves - low) / (high - low)).clamp(0, 1)
-    return (1 - blend) * rates / numbers["factor"] + blend * rates
+    names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    low, high, original = (parameters[name] for name in names)
+    wavelengths = 2 * math.pi / rates
+    blend = ((original / wavelengths - low) / (high - low)).clamp(0, 1)
+    return (1 - blend) * rates / parameters["factor"] + blend * rates

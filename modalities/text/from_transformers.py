@@ -56,7 +56,11 @@ def copied(model: Any) -> Network | None:
     try:
         described = model.config.to_dict()
         network = checkpoints.assemble(
-            checkpoints.configure(described), model.state_dict(), dtype=model.dtype, device=model.device, form=fastest
+            checkpoints.parse_config(described),
+            model.state_dict(),
+            dtype=model.dtype,
+            device=model.device,
+            convert=fastest,
         )
     except OutriderError:
         network = None

@@ -17,7 +17,7 @@ from outrider.core.assets import store
 from outrider.core.engine import checkpoints
 from outrider.core.engine.linear import fastest
 from outrider.core.engine.network import with_graphs
-from outrider.core.engine.offload import Shelf, streamed
+from outrider.core.engine.offload import LayerOffload, offload_layers
 from outrider.core.engine.quantization.quantize import quantised
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption, OutriderError, unknown
@@ -140,7 +140,7 @@ def _target(
 ) -> tuple[Callable[[], Target], int]:
     """What makes a target of a folder's weights, and the model's context."""
     try:
-        config = checkpoints.configure(described)
+        config = checkpoints.parse_config(described)
     except checkpoints.CheckpointError as error:
         if dtype != stored or offload is not None or kv_cache_dtype is not None:
             asked = dtype if dtype != stored else "offload" if offload is not None else "kv_cache_dtype"
@@ -148,16 +148,18 @@ def _target(
         return from_transformers.adapted(store.transformers_model(folder, stored, device))
     tensors, precision = store.Checkpoint(folder), getattr(torch, stored)
     if dtype == stored and offload is not None:
-        shelf = Shelf(config.layers, offload, device=device)
-        network = checkpoints.assemble(config, tensors, dtype=precision, device=device, form=fastest, put=shelf.put)
-        network = shelf.serve(network)
+        offloaded = LayerOffload(config.layers, offload, device=device)
+        network = checkpoints.assemble(
+            config, tensors, dtype=precision, device=device, convert=fastest, add=offloaded.add
+        )
+        network = offloaded.attach(network)
     elif dtype == stored:
-        network = checkpoints.assemble(config, tensors, dtype=precision, device=device, form=fastest)
+        network = checkpoints.assemble(config, tensors, dtype=precision, device=device, convert=fastest)
     else:
         network = checkpoints.assemble(config, tensors, dtype=precision, device=device)
         network = quantised(network, int(dtype.removeprefix("int")))
         if offload is not None:
-            network, _ = streamed(network, offload)
+            network, _ = offload_layers(network, offload)
     return partial(Decoder, with_graphs(network), cache_bits=None if kv_cache_dtype is None else 8), config.context
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from outrider.core.assets.store import foreign_tensors, read_json
 from outrider.core.drafters.trained.eagle import Eagle3Head, EagleHead, spread
 from outrider.core.drafters.trained.heads import MedusaHeads
-from outrider.core.engine.checkpoints import configure
+from outrider.core.engine.checkpoints import parse_config
 from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible
 from outrider.core.training.draft_head import DraftHead
@@ -138,7 +138,7 @@ def _form(described: Mapping[str, Any]) -> dict[str, Any]:
     """What of a drafter's own layer may differ from the target's."""
     layer = dict(described.get("transformer_layer_config") or described)
     layer["model_type"] = layer["model_type"] if layer.get("model_type") in ("llama", "qwen2", "mistral") else "llama"
-    facts = asdict(configure(layer))
+    facts = asdict(parse_config(layer))
     return {name: facts[name] for name in _FORM}
 
 

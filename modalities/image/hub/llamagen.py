@@ -178,7 +178,7 @@ def opened(folder: Path, dtype: str, device: torch.device | str, *, text: str | 
         tied=False,
     )
     own = {name: tensors[name] for name in tensors if not name.startswith("before.")}
-    network = assemble(config, own, dtype=DTYPES[dtype], device=device, form=fastest)
+    network = assemble(config, own, dtype=DTYPES[dtype], device=device, convert=fastest)
     conditioning = {
         name.removeprefix("before."): tensors[name].to(device, DTYPES[dtype]) for name in tensors if name not in own
     }

@@ -17,7 +17,7 @@ from outrider.core.bench.runner import Item
 from outrider.core.distribution import Sampling
 from outrider.core.drafters.self_speculative.sparse_view import SparseView
 from outrider.core.engine.network import random_network
-from outrider.core.engine.offload import streamed
+from outrider.core.engine.offload import offload_layers
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible
@@ -151,18 +151,18 @@ def offloaded(
     """Plainly and with each drafter while so much of the layers stays in memory, and the rest is read in every pass."""
     whole, target = lm.target, decoder(lm)
     for budget in budgets:
-        network, shelf = streamed(target.network, budget)
+        network, layers = offload_layers(target.network, budget)
 
         def under(network: Any = network) -> Decoder:
             return Decoder(network)
 
-        def one(drafter: str | None, under: Any = under, shelf: Any = shelf) -> Round:
+        def one(drafter: str | None, under: Any = under, layers: Any = layers) -> Round:
             given = (options or {}).get(drafter or "", {})
             wanted = Options(drafter=drafter, drafter_options=given)
             made = [resolve_drafter(lm, wanted).made for _ in items]  # before the layers leave memory
             lm.target = under
             try:
-                read, waited, passes, start = shelf.read, shelf.waited, shelf.passes, time.perf_counter()
+                read, waited, passes, start = layers.read_bytes, layers.wait_seconds, layers.passes, time.perf_counter()
                 found = [
                     lm.generate(str(item.content), drafter=drafts, max_new_tokens=tokens)
                     for item, drafts in zip(items, made, strict=True)
@@ -173,10 +173,10 @@ def offloaded(
             outputs = [result.tokens for result in found]
             count = sum(map(len, outputs))
             more = {
-                "held_bytes": shelf.held,
-                "read_bytes_per_token": (shelf.read - read) / count,
-                "waited": (shelf.waited - waited) / seconds,
-                "passes": shelf.passes - passes,
+                "held_bytes": layers.held_bytes,
+                "read_bytes_per_token": (layers.read_bytes - read) / count,
+                "waited": (layers.wait_seconds - waited) / seconds,
+                "passes": layers.passes - passes,
             }
             return Round(seconds, count, sum(len(result.trace.steps) for result in found), outputs, more)
 
@@ -185,7 +185,7 @@ def offloaded(
             for row in turns(names, repeat):
                 yield {"budget": budget, **row}
         finally:
-            shelf.close()
+            layers.close()
 
 
 Soaking = tuple[

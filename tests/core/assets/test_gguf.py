@@ -93,8 +93,8 @@ def test_weights_and_config_come_out_as_they_went_in(tmp_path: Path) -> None:
     found, wanted = Checkpoint(folder), TINY.tensors()
     assert set(found) == set(wanted)
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-    ours = checkpoints.configure(store.read_json(folder / "config.json"))
-    assert ours == checkpoints.configure(TINY.CONFIG)
+    ours = checkpoints.parse_config(store.read_json(folder / "config.json"))
+    assert ours == checkpoints.parse_config(TINY.CONFIG)
 
 
 def test_a_big_model_is_written_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Our decoder against transformers' own classes, and what is said of checkpoints that are not whole."""
+"""Our decoder agrees with transformers' classes on the same weights; incomplete or invalid checkpoints are refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
-from outrider.core.engine.checkpoints import CheckpointError, configure, load
+from outrider.core.engine.checkpoints import CheckpointError, load, parse_config
 from outrider.core.errors import OutriderError
 from outrider.core.tree import Tree
 
@@ -51,7 +51,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def theirs(name: str, options: dict[str, Any]) -> Any:
-    """Random weights large enough that everything matters, biases and norms included."""
+    """A transformers model with random weights, large enough that biases and norms matter."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**(SHAPE | options))
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
@@ -67,14 +67,14 @@ def test_agrees_with_transformers(name: str) -> None:
     ours = load(model.config.to_dict(), model.state_dict())
     ids = torch.randint(0, 61, (2, 70), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        wanted = model(ids).logits[:, 39:]
+        expected = model(ids).logits[:, 39:]
     ours.begin(ids[:, :40].tolist(), Sampling())
     draft = Draft.guess(ids[:, 40:], Tree.chain(30), torch.ones(2, 30, dtype=torch.bool))
-    assert wanted.std() > 0.5
-    torch.testing.assert_close(ours.score(draft).logits(), wanted, atol=1e-4, rtol=0)
+    assert expected.std() > 0.5
+    torch.testing.assert_close(ours.score(draft).logits(), expected, atol=1e-4, rtol=0)
 
 
-def test_weights_are_counted() -> None:
+def test_weight_bytes_count_what_a_pass_reads() -> None:
     model = theirs("Qwen2", {})
     read = sum(value.numel() for name, value in model.named_parameters() if "norm" not in name and "embed" not in name)
     assert load(model.config.to_dict(), model.state_dict()).weight_bytes == 4 * read
@@ -83,40 +83,40 @@ def test_weights_are_counted() -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"model_type": "mamba"}, r"'mamba' is not one .* \(llama, mistral, qwen2, qwen3\)"),
+        ({"model_type": "mamba"}, r"'mamba' is not supported .* \(llama, mistral, qwen2, qwen3\)"),
         ({"hidden_act": "gelu"}, r"activation is 'gelu'"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, r"type 'yarn' is unknown here"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, r"type 'yarn' is not supported"),
         ({"sliding_window": 16, "model_type": "mistral"}, r"sliding window"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"only part of each head"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"rotates only part of each head"),
         ({"num_key_value_heads": 3}, r"kv_heads is 3; it must divide heads"),
     ],
 )
-def test_what_cannot_be_run_is_said(change: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(Exception, match=complaint) as found:
-        configure(SHAPE | {"model_type": "llama"} | change)
-    assert "\n" not in str(found.value)
+def test_unsupported_models_are_refused(change: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(OutriderError, match=complaint) as caught:
+        parse_config(SHAPE | {"model_type": "llama"} | change)
+    assert "\n" not in str(caught.value)
 
 
-def test_checkpoints_that_are_not_whole() -> None:
+def test_incomplete_checkpoints_are_refused() -> None:
     model = theirs("Llama", {})
     described, whole = model.config.to_dict(), model.state_dict()
     with pytest.raises(CheckpointError, match=r"no tensor .model\.layers\.1\.mlp\.up_proj\.weight"):
         load(described, {name: value for name, value in whole.items() if "1.mlp.up" not in name})
-    with pytest.raises(CheckpointError, match=r"has the shape \(3,\) where the config wants \(32,\)"):
+    with pytest.raises(CheckpointError, match=r"has the shape \(3,\); the config implies \(32,\)"):
         load(described, whole | {"model.norm.weight": torch.zeros(3)})
-    with pytest.raises(CheckpointError, match=r"no place for, 'model\.extra' first"):
+    with pytest.raises(CheckpointError, match=r"does not account for, such as 'model\.extra'"):
         load(described, whole | {"model.extra": torch.zeros(3)})
-    with pytest.raises(CheckpointError, match="says nothing of vocab_size"):
+    with pytest.raises(CheckpointError, match="the config lacks vocab_size"):
         load({"model_type": "llama"} | {k: v for k, v in SHAPE.items() if k != "vocab_size"}, whole)
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"vocab_size": 1 << 40}, "vocab_size is 1,099,511,627,776"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0; expected a whole number above 0"),
         ({"hidden_size": 32.0}, "hidden_size is 32.0"),
-        ({"hidden_size": 2}, "more heads than its hidden_size has numbers"),
+        ({"hidden_size": 2}, "hidden_size is 2; expected at least its number of heads, 4"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'; expected a number above 0"),
         ({"rope_theta": -1}, "rope_theta is -1"),
         ({"rope_scaling": [8]}, "rope_scaling is .8.; expected a dictionary"),
@@ -125,7 +125,7 @@ def test_checkpoints_that_are_not_whole() -> None:
         ({"layer_types": "full_attention"}, "layer_types is 'full_attention'; expected a list of names"),
     ],
 )
-def test_a_config_that_makes_no_sense_is_told_in_one_line(changed: dict[str, Any], said: str) -> None:
-    with pytest.raises(OutriderError, match=said) as caught:
-        configure({"model_type": "llama", **SHAPE, **changed})
+def test_invalid_configs_are_refused_in_one_line(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(OutriderError, match=message) as caught:
+        parse_config({"model_type": "llama", **SHAPE, **changed})
     assert "\n" not in str(caught.value)

@@ -57,5 +57,5 @@ def test_products_alone_are_timed_for_every_network() -> None:
         norm_eps=1e-5, context=64,
     )  # fmt: skip
     made = {name: random_network(shape, dtype=dtype) for name, dtype in (("a", torch.float32), ("b", torch.float64))}
-    found = matmul_timing.products(made, (1, 3), rounds=2)
+    found = matmul_timing.time_products(made, (1, 3), rounds=2)
     assert found.keys() == made.keys() and all(set(one) == {1, 3} for one in found.values())
