@@ -326,6 +326,19 @@ def test_what_hinders_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@needs_code
+@pytest.mark.parametrize("size", [0, 20, 5000, -1])
+def test_a_library_cut_short_is_compiled_again(size: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    made = native._compiled("pooling")
+    assert made is not None
+    whole = made.read_bytes()
+    made.write_bytes(whole[:size] if size >= 0 else whole[:-100] + bytes(100))
+    assert native._compiled("pooling") == made
+    assert native._intact(made)
+    assert native.opened("pooling") is not None
+
+
 def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if native.library() is None:
         pytest.skip("no compiler here")
