@@ -30,14 +30,14 @@ def codec(
     from outrider.app.bench.speech import show
     from outrider.speech import load
     from outrider.speech.evaluation import human_speech, opus
-    from outrider.speech.evaluation.metrics import Judges
+    from outrider.speech.evaluation.metrics import SpeechMetrics
 
     opus.library()
     console = Console(stderr=True, highlight=False)
     with console.status("Loading ..."):
         sp = load(device=device, folder=weights)
     with bar(console, 3 * num_prompts, "Listening") as step:
-        heard = human_speech.ladder(sp, human_speech.clips(), Judges(torch.get_num_threads()), num_prompts, step)
+        heard = human_speech.ladder(sp, human_speech.clips(), SpeechMetrics(torch.get_num_threads()), num_prompts, step)
     show(human_speech.report(sp, heard, about={"clips_wanted": num_prompts, "device": device}), output, draw)
 
 

@@ -38,13 +38,13 @@ def picture(dtype: str, device: str, count: int, tokens: int) -> tuple[Any, Run]
 
 def utterance(dtype: str, device: str, count: int, tokens: int) -> tuple[Any, Run]:
     """A network and a function that decodes `count` utterances with it."""
-    from outrider.speech.voice import Speaker, Voice
+    from outrider.speech.voice import Voice, VoiceDecoder
 
     torch.manual_seed(0)
     voice = Voice(codes=1000).to(device).eval().requires_grad_(False)
     network = voice.network(getattr(torch, dtype), device)
     script = voice.script([[1 + number % 30 for number in range(40)]])
-    return network, _run(lambda: Speaker(network, script), [voice.end], count, tokens)
+    return network, _run(lambda: VoiceDecoder(network, script), [voice.end], count, tokens)
 
 
 PARTS: Mapping[str, Callable[[str, str, int, int], tuple[Any, Run]]] = {"image": picture, "speech": utterance}

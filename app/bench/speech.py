@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from outrider.core.bench.runner import Item
-    from outrider.speech.evaluation.bench import Heard, Read, Speech
+    from outrider.speech.evaluation.bench import Quality, SpeechBench, Teacher
 
 _WIDTH = 120  # of the tables; a narrower terminal wraps their lines
 SHOWN = (  # measures of quality: title, key, factor, format
@@ -90,7 +90,7 @@ def speech(
     from outrider.speech import load
     from outrider.speech.evaluation import bench, opus
     from outrider.speech.evaluation import samples as sampled
-    from outrider.speech.phonemes import reader
+    from outrider.speech.phonemes import hibari
     from outrider.speech.resolve_drafter import drafters as known_drafters
     from outrider.speech.resolve_drafter import rules as known_rules
 
@@ -113,13 +113,13 @@ def speech(
     console = Console(stderr=True, highlight=False)
     with console.status("Loading ..."):
         sp = load(device=device, dtype=dtype, folder=weights)
-    speakers = bench.Speech(sp, settings, seed, options)
+    speakers = bench.SpeechBench(sp, settings, seed, options)
     measured = Bench(speakers.contenders(), items, repeat)
     complete = go(measured, console)
     if not measured.runs:
         raise InvalidOption("stopped before anything was measured")
     read, skipped = _teacher() if quality or samples is not None else (None, {})
-    if reader() is None:
+    if hibari() is None:
         skipped["hibari-tts"] = (
             "not installed, so words are pronounced by their spelling; pip install 'outrider[speech]'"
         )
@@ -127,7 +127,7 @@ def speech(
     about = {"prompts": len(measured.first("plain")), "prompts_wanted": len(items), "device": device, "repeat": repeat}
     report = bench.report(measured, speakers, heard, about=about, skipped=skipped)
     if samples is not None:
-        report["samples"] = sampled.written(speakers, items, read, samples)
+        report["samples"] = sampled.write_samples(speakers, items, read, samples)
     show(report, output, draw)
     if plot is not None and not bench.plot(report, plot):
         print("nothing to plot: --plot needs --quality and matplotlib", file=sys.stderr)
@@ -135,31 +135,31 @@ def speech(
         raise typer.Exit(130)
 
 
-def _teacher() -> tuple[Read | None, dict[str, str]]:
+def _teacher() -> tuple[Teacher | None, dict[str, str]]:
     """The model that taught our voice, as a function that reads text aloud, or the reason why it is not available."""
     from outrider.core.assets.store import AssetError
     from outrider.speech.evaluation import bench
     from outrider.speech.training.kokoro import TeacherError
 
     try:
-        return bench.teacher(), {}
+        return bench.load_teacher(), {}
     except (AssetError, TeacherError) as error:
         return None, {bench.TEACHER: str(error)}
 
 
 def _judge(
-    speakers: Speech, items: list[Item], read: Read | None, num_dnsmos: int | None, console: Console
-) -> Mapping[str, list[Heard]]:
+    speakers: SpeechBench, items: list[Item], read: Teacher | None, num_dnsmos: int | None, console: Console
+) -> Mapping[str, list[Quality]]:
     """The judges' results for every setting, the teacher and the codec."""
     import torch
 
     from outrider.app.bench.progress import bar
     from outrider.speech.evaluation import bench
-    from outrider.speech.evaluation.metrics import Judges
+    from outrider.speech.evaluation.metrics import SpeechMetrics
 
     count = len(items) * (1 + len(speakers.settings) + 2 * (read is not None))
     with bar(console, count, "Listening") as step:
-        return bench.ladder(speakers, items, Judges(1, torch.get_num_threads()), read, step, num_dnsmos)
+        return bench.ladder(speakers, items, SpeechMetrics(1, torch.get_num_threads()), read, step, num_dnsmos)
 
 
 def show(report: Mapping[str, Any], output: Path | None, draw: Callable[[Console, Mapping[str, Any]], None]) -> None:

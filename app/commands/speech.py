@@ -33,7 +33,7 @@ from outrider.app.options import (
 )
 
 if TYPE_CHECKING:
-    from outrider.speech import PublishedSpeech, Result, Said, SpeechModel
+    from outrider.speech import PublishedResult, PublishedSpeech, Result, SpeechModel
 
 
 def speech(
@@ -86,7 +86,7 @@ def speech(
     }
     from outrider.speech import load
     from outrider.speech.options import Options
-    from outrider.speech.phonemes import pieces
+    from outrider.speech.phonemes import split_utterances
 
     asked = sys.stdin.read() if text == "-" else text
     given = published(model, draft_model, model_option, weights)
@@ -109,7 +109,7 @@ def speech(
         )
         return
     Options.of(options)  # what is wrong is said before weights are read
-    pieces(asked)
+    split_utterances(asked)
     sp = load(device=device, dtype=dtype, folder=weights)
     result = sp.generate(asked, **options)
     result.sound.save(output)
@@ -132,12 +132,12 @@ def _published(
     """Have a published model say, play or hear what is asked."""
     from outrider.speech import Sound
 
-    prompt: str | Sound = Sound.load(asked) if not sp.audible else asked
-    result: Said = sp.generate(prompt, limit=max_new_tokens, **options)
+    prompt: str | Sound = Sound.load(asked) if not sp.makes_sound else asked
+    result: PublishedResult = sp.generate(prompt, limit=max_new_tokens, **options)
     found = result.trace.summary()
     words = f"{found.tokens} tokens in {found.target_passes} calls of the target, {found.tokens_per_pass:.2f} a call"
-    if sp.audible:
-        sound = sp.heard(result)
+    if sp.makes_sound:
+        sound = sp.to_sound(result)
         sound.save(output)
         print(f"{output}: {sound.seconds:.1f} s, {words}")
     else:
@@ -152,7 +152,7 @@ def _published(
 
 
 def _told(result: Result) -> str:
-    found, factor = result.trace.summary(), result.factor
+    found, factor = result.trace.summary(), result.real_time_factor
     words = (
         f"{result.sound.seconds:.1f} s of speech, {found.tokens} tokens in {found.target_passes} calls of the target, "
         f"{found.tokens_per_pass:.2f} a call; {factor.total:.2f} s of work a second "

@@ -1,23 +1,23 @@
-"""Speech as tokens in time: `load` a voice, have it say something."""
+"""Speech as a sequence of codes: `load` a voice and `generate` speech."""
 
 from outrider.speech.audio import Sound
-from outrider.speech.hub.model import PublishedSpeech, Said
+from outrider.speech.hub.model import PublishedResult, PublishedSpeech
 from outrider.speech.loading import load
 from outrider.speech.model import SpeechModel
 from outrider.speech.options import Options
 from outrider.speech.resolve_drafter import drafters, rules
-from outrider.speech.stream import Piece, Result, Spent, Stream
+from outrider.speech.stream import Piece, Result, Stream, Timing
 
 __all__ = [
     "Options",
     "Piece",
+    "PublishedResult",
     "PublishedSpeech",
     "Result",
-    "Said",
     "Sound",
     "SpeechModel",
-    "Spent",
     "Stream",
+    "Timing",
     "drafters",
     "load",
     "rules",

@@ -1,5 +1,7 @@
-"""Speech tokens: log-mel frames to one code for every two frames (43 a second) and back, by convolutions around finite
-scalar quantisation (arXiv 2309.15505), which has no codebook to collapse. Knows nothing of sound or of training loops.
+"""The speech codec: log-mel frames <-> one code for every two frames (43 per second).
+
+Convolutions around Finite Scalar Quantization (arXiv 2309.15505), whose codebook is fixed and so cannot collapse. Knows
+nothing of sound or of training.
 """
 
 from __future__ import annotations
@@ -16,41 +18,44 @@ from outrider.core.training.draft_head import DraftHead
 from outrider.speech.conv1d import Residual, conv, rows
 from outrider.speech.mel import BINS
 
-FRAMES = 2  # mel frames a token
-_FAINT, _RANGE, _COUNTS = -9.0, 6.0, (0.15, 1.5)  # log-mel: where nothing is heard, from there to where all counts
+FRAMES = 2  # mel frames per token
+# The loss weights loud bins more: (log-mel - _FAINT) / _RANGE, clamped to _WEIGHTS.
+_FAINT, _RANGE, _WEIGHTS = -9.0, 6.0, (0.15, 1.5)
 
 
 class Quantiser:
-    """Each of a few numbers is rounded to one of its `levels`; a code counts the combinations, the first fastest."""
+    """Rounds each coordinate to one of its `levels`; a code is the index of the combination, first coordinate
+    fastest."""
 
     def __init__(self, levels: Sequence[int]) -> None:
         if not levels or min(levels) < 2:
             raise InvalidOption(f"levels are {list(levels)}; each must be 2 or more")
         self.levels = tuple(levels)
         self.size = math.prod(levels)
-        self._steps = [math.prod(levels[:place]) for place in range(len(levels))]
+        self._steps = [math.prod(levels[:index]) for index in range(len(levels))]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[..., D] -> rounded, in -1..1; gradients pass as if it hadn't been."""
+        """[..., D] -> levels in [-1, 1], with straight-through gradients."""
         top = torch.tensor(self.levels, device=x.device, dtype=x.dtype) - 1
-        held = (x.tanh() + 1) / 2 * top
-        return (held + (held.round() - held).detach()) / top * 2 - 1
+        scaled = (x.tanh() + 1) / 2 * top
+        return (scaled + (scaled.round() - scaled).detach()) / top * 2 - 1
 
     def codes(self, rounded: Tensor) -> Tensor:
-        """[..., D] -> [...] ids."""
+        """Levels [..., D] -> codes [...]."""
         top = torch.tensor(self.levels, device=rounded.device, dtype=rounded.dtype) - 1
         steps = torch.tensor(self._steps, device=rounded.device)
         return (((rounded + 1) / 2 * top).round().long() * steps).sum(-1)
 
     def points(self, codes: Tensor) -> Tensor:
-        """[...] ids -> [..., D]"""
+        """Codes [...] -> levels [..., D] in [-1, 1]."""
         levels = torch.tensor(self.levels, device=codes.device)
         steps = torch.tensor(self._steps, device=codes.device)
         return (codes[..., None] // steps % levels) / (levels - 1) * 2 - 1
 
 
 class Codec(DraftHead):
-    """Mel frames [B, 80, T] (T even) <-> codes [B, T / 2]. It is nobody's draft head: `target` is not looked at."""
+    """Mel frames [B, 80, T] (T even) <-> codes [B, T / 2]. A DraftHead for its weight files only: `target` is
+    unused."""
 
     mean: Tensor
     scale: Tensor
@@ -61,11 +66,11 @@ class Codec(DraftHead):
         super().__init__()
         self.config = {"width": width, "levels": list(levels), "depth": depth}
         self.quantiser = Quantiser(levels)
-        self.register_buffer("mean", torch.full((BINS, 1), -5.0))  # of log-mel frames; set from the data
+        self.register_buffer("mean", torch.full((BINS, 1), -5.0))  # of log-mel frames; set from the training data
         self.register_buffer("scale", torch.full((BINS, 1), 2.0))
-        dilations = [3 ** (place % 3) for place in range(depth)]
-        heard = sum(dilations)
-        self.context = 1 + heard + -(-(heard + 1) // FRAMES)  # tokens on either side that a frame hears
+        dilations = [3 ** (index % 3) for index in range(depth)]
+        reach = sum(dilations)
+        self.context = 1 + reach + -(-(reach + 1) // FRAMES)  # tokens on either side that a decoded frame depends on
         half = depth // 2
         self.encoder = nn.Sequential(
             conv(BINS, width, 3),
@@ -82,33 +87,35 @@ class Codec(DraftHead):
             conv(width, BINS, 1),
         )
 
-    def _rounded(self, mel: Tensor) -> Tensor:
+    def _quantise(self, mel: Tensor) -> Tensor:
         if mel.shape[-1] % FRAMES:
-            raise InvalidOption(f"{mel.shape[-1]} mel frames; a token holds {FRAMES}, so give a multiple of that")
+            raise InvalidOption(
+                f"there are {mel.shape[-1]} mel frames; give a multiple of {FRAMES}, the frames per token"
+            )
         return self.quantiser(self.encoder(rows((mel - self.mean) / self.scale))[:, :, 0].transpose(1, 2))
 
-    def _unrolled(self, points: Tensor) -> Tensor:
+    def _decode_points(self, points: Tensor) -> Tensor:
         mel: Tensor = self.decoder(rows(points.transpose(1, 2)))[:, :, 0] * self.scale + self.mean
         return mel
 
     @property
     def codes(self) -> int:
-        """How many codes there are."""
+        """The number of codes."""
         return self.quantiser.size
 
     def encode(self, mel: Tensor) -> Tensor:
-        return self.quantiser.codes(self._rounded(mel))
+        return self.quantiser.codes(self._quantise(mel))
 
     def decode(self, codes: Tensor) -> Tensor:
-        return self._unrolled(self.quantiser.points(codes).to(self.mean.dtype))
+        return self._decode_points(self.quantiser.points(codes).to(self.mean.dtype))
 
-    def back(self, mel: Tensor) -> Tensor:
-        """The frames as their codes bring them back, with gradients."""
-        return self._unrolled(self._rounded(mel))
+    def reconstruct(self, mel: Tensor) -> Tensor:
+        """Encode and decode frames, with gradients."""
+        return self._decode_points(self._quantise(mel))
 
-    def distance(self, mel: Tensor, back: Tensor | None = None) -> Tensor:
-        """Mean distance of frames, and of their changes in time, in spreads of their bin; what is hardly heard counts
-        less."""
-        off = ((self.back(mel) if back is None else back) - mel) / self.scale
-        weight = ((mel - _FAINT) / _RANGE).clamp(*_COUNTS)
-        return (weight * off.abs()).mean() + (weight[..., 1:] * off.diff(dim=-1).abs()).mean() / 2
+    def distance(self, mel: Tensor, decoded: Tensor | None = None) -> Tensor:
+        """The weighted L1 distance of decoded frames, plus half that of their differences in time, in standard
+        deviations of each bin. `decoded` defaults to the reconstruction."""
+        error = ((self.reconstruct(mel) if decoded is None else decoded) - mel) / self.scale
+        weight = ((mel - _FAINT) / _RANGE).clamp(*_WEIGHTS)
+        return (weight * error.abs()).mean() + (weight[..., 1:] * error.diff(dim=-1).abs()).mean() / 2

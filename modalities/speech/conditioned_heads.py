@@ -1,4 +1,4 @@
-"""Heads that know what is to be said: Medusa's, each of which is also told what the token it guesses will be about."""
+"""Medusa heads for speech, each of which also reads the conditioning of the position it predicts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from outrider.core.drafters.trained.heads import MedusaHeads, PrefixCache, resid
 from outrider.core.engine.trainable.block import AttentionMask, Matrix
 from outrider.core.errors import InvalidOption
 from outrider.core.training.draft_head import Batch, Guess
-from outrider.speech.voice import AHEAD
+from outrider.speech.voice import LOOKAHEAD
 
 
 class ConditionedHeads(MedusaHeads):
-    """Medusa heads (arXiv 2401.10774) for speech, in the manner of VADUSA (arXiv 2410.21951): head k says
-    x + SiLU(W_k x + V_k t) about the token k places behind the next one, t being what the voice is told at that place.
-    VADUSA's heads see only the state. Ours can, because text stands on the axis of time here; otherwise they are
-    those of outrider.core.drafters.trained.heads."""
+    """Medusa heads (arXiv 2401.10774) for speech, after VADUSA (arXiv 2410.21951). Head k predicts the token k
+    positions after the next one from x + SiLU(W_k x + V_k c), where x is the last hidden state and c the voice's
+    conditioning at that position. VADUSA's heads read x only; c is known here because the durations are predicted
+    beforehand."""
 
     taps: Any = ("last", "ahead")
     needs = frozenset({"last", "ahead"})
@@ -28,35 +28,39 @@ class ConditionedHeads(MedusaHeads):
     def __init__(
         self, target: Any, *, heads: int = 4, layers: int = 1, vocabulary: PrefixCache = 0, fade: float = 0.8
     ) -> None:
-        if heads > AHEAD:
-            raise InvalidOption(f"heads is {heads}; the voice is told {AHEAD} tokens ahead, so at most that many")
+        if heads > LOOKAHEAD:
+            raise InvalidOption(
+                f"heads is {heads}; it must be at most {LOOKAHEAD}, the positions the voice looks ahead"
+            )
         super().__init__(target, heads=heads, layers=layers, vocabulary=vocabulary, fade=fade)
         self.config = {name: value for name, value in self.config.items() if name != "own"}
-        self.about = Matrix(self.words.width, heads * self.words.width, zero=True)  # of all heads
+        self.about = Matrix(self.words.width, heads * self.words.width, zero=True)  # V_k of all heads
 
-    def _about(self, k: int, told: Tensor) -> Tensor:
-        """What head k makes of what is told at its place: of all AHEAD places [..., AHEAD D] -> [..., D]."""
+    def _condition(self, k: int, conditioning: Tensor) -> Tensor:
+        """V_k times the conditioning of head k's position, which is one of LOOKAHEAD: [..., LOOKAHEAD D] -> [...,
+        D]."""
         width = self.words.width
         weight = self.about.weight[k * width : (k + 1) * width]
-        return F.linear(told[..., k * width : (k + 1) * width], weight)
+        return F.linear(conditioning[..., k * width : (k + 1) * width], weight)
 
     def guesses(self, batch: Batch) -> Iterable[Guess]:
         width, first = self.words.width, self.first
         for k in range(self.depth):
             loss_mask = batch.loss_mask(k + 2)
-            x, told = (batch.taps[tap][loss_mask].to(first.weight.dtype) for tap in self.taps)
+            x, conditioning = (batch.taps[tap][loss_mask].to(first.weight.dtype) for tap in self.taps)
             rows = slice(k * width, (k + 1) * width)
-            seen = F.linear(x, first.weight[rows], None if first.bias is None else first.bias[rows])
-            said = residual(self.more[k], x + F.silu(seen + self._about(k, told)))
-            yield Guess(self.words.logits(said), k + 2, self.fade**k, self.words.vocabulary)
+            projected = F.linear(x, first.weight[rows], None if first.bias is None else first.bias[rows])
+            state = residual(self.more[k], x + F.silu(projected + self._condition(k, conditioning)))
+            yield Guess(self.words.logits(state), k + 2, self.fade**k, self.words.vocabulary)
 
     def future_states(self, state: Tensor, attn_mask: AttentionMask) -> Tensor:
         width = self.words.width
-        x, told = state[:, :width], state[:, width : (1 + self.depth) * width].view(len(state), self.depth, width)
-        # each head reads its own place alone: the products of all are made in one, and its own is taken
-        every = self.about(told).view(len(state), self.depth, self.depth, width)
-        about = every.diagonal(dim1=1, dim2=2).transpose(1, 2)  # [B, K, D]
-        said = x[:, None] + F.silu(self.first(x).view(len(state), self.depth, width) + about)
+        rows, x = len(state), state[:, :width]
+        conditioning = state[:, width : (1 + self.depth) * width].view(rows, self.depth, width)
+        # one product gives every head at every position; each head uses the one at its own
+        products = self.about(conditioning).view(rows, self.depth, self.depth, width)
+        own = products.diagonal(dim1=1, dim2=2).transpose(1, 2)  # [B, K, D]
+        states = x[:, None] + F.silu(self.first(x).view(rows, self.depth, width) + own)
         if self.config["layers"] > 1:
-            said = torch.stack([residual(self.more[k], one) for k, one in enumerate(said.unbind(1))], 1)
-        return said
+            states = torch.stack([residual(self.more[k], head) for k, head in enumerate(states.unbind(1))], 1)
+        return states

@@ -22,14 +22,14 @@ from outrider.core.training.draft_head import DraftHead
 from outrider.core.training.recipes import NoWeights
 from outrider.core.validation import as_list
 from outrider.speech import recipes
-from outrider.speech.audio import Sound, spoken
+from outrider.speech.audio import Sound, synthesise
 from outrider.speech.codec import Codec
 from outrider.speech.mel import RATE
 from outrider.speech.options import Given, Options
 from outrider.speech.resolve_drafter import drafters, resolve_drafter, resolve_rule, rules
 from outrider.speech.stream import Result, Stream
 from outrider.speech.vocoder import Vocoder
-from outrider.speech.voice import Script, Speaker, Voice
+from outrider.speech.voice import Script, Voice, VoiceDecoder
 
 _STEP, _FAR = 0.45, 1e3  # from a code to its neighbour on an axis, for rules; and to the end
 
@@ -48,7 +48,7 @@ class SpeechModel:
         *,
         name: str,
         draft: Callable[[], Voice] | None = None,
-        taught: Callable[[str, Speaker], DraftHead] | None = None,
+        taught: Callable[[str, VoiceDecoder], DraftHead] | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -102,23 +102,25 @@ class SpeechModel:
     def resynthesised(self, sound: Sound) -> Sound:
         """What codec and vocoder leave of a sound: the best that the voice could be."""
         with torch.no_grad():
-            codes = self.codec.encode(sound.frames()[None].to(self._device))[0].tolist()
-        return Sound(spoken(codes, self.codec, self.vocoder))
+            codes = self.codec.encode(sound.mel()[None].to(self._device))[0].tolist()
+        return Sound(synthesise(codes, self.codec, self.vocoder))
 
     # ---- what a generation is made of
 
-    def target(self, script: Script) -> Speaker:
+    def target(self, script: Script) -> VoiceDecoder:
         """The decoder of some utterances, with a cache of its own."""
-        return Speaker(self.network, script)
+        return VoiceDecoder(self.network, script)
 
-    def draft_model(self, said: Sequence[Sequence[int]], script: Script) -> Speaker:
+    def draft_model(self, said: Sequence[Sequence[int]], script: Script) -> VoiceDecoder:
         """The smaller voice, saying the same in the same time."""
         if self._small is None:
             if self._draft is None:
                 raise recipes.SHELF.missing("speech-draft")
             self._small = self._draft().to(self._device).eval().requires_grad_(False)
         small = self._small
-        return Speaker(small.network(self._precision, self._device), small.script(said, shares=script.shares))
+        return VoiceDecoder(
+            small.network(self._precision, self._device), small.script(said, durations=script.durations)
+        )
 
     def drafter_name(self, options: Options) -> str:
         """The name of a drafter, for the trace; unknown names are refused."""

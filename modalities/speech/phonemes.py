@@ -1,9 +1,8 @@
-"""Text as what is spoken: pieces of a length that one utterance can have, and their phonemes as ids.
+"""Text to phonemes: splits a text into utterances and converts them to phoneme ids.
 
-The phonemes are those of the Kokoro models, one character each, so that the teacher and our model read the same. They
-come from hibari (the package hibari-tts of the extra `speech`: a dictionary, a tagger and a small network for words it
-lacks); without it, words are read by a few rules of English spelling of our own, understandable at best. Knows nothing
-of sound.
+The phoneme symbols are Kokoro's, one character each, so that the teacher and our model read the same. hibari (the
+package hibari-tts of the extra `speech`) converts English text with a dictionary, a tagger and a small network; without
+it, a few spelling rules of our own are used, with poorer pronunciation. Knows nothing of sound.
 """
 
 from __future__ import annotations
@@ -15,97 +14,97 @@ from functools import cache
 
 from outrider.core.errors import OutriderError
 
-EDGE = 0  # the silence before and behind an utterance
+EDGE = 0  # the id of silence at both ends of an utterance
 SYMBOLS = ' .,!?;:—…"()“”' + "bdfhjklmnpstvwzɡŋɹʃʒðθʤʧ" + "əiuɑɔɛɜɪʊʌæɐɾᵊᵻʔ" + "TAIWYOQaoeɒː" + "ˈˌ"
-IDS = {symbol: place + 1 for place, symbol in enumerate(SYMBOLS)}
+IDS = {symbol: index + 1 for index, symbol in enumerate(SYMBOLS)}
 PAUSES = frozenset(IDS[symbol] for symbol in ' .,!?;:—…"()“”')
 COUNT = len(SYMBOLS) + 1
-LONGEST = 220  # characters of an utterance at most
-_MOST = 20_000  # characters of a text
-_ALIKE = {"’": "'", "‘": "'", "–": "—", "«": "“", "»": "”", "\u00a0": " "}
+MAX_LENGTH = 220  # characters of an utterance
+_MAX_TEXT = 20_000  # characters
+_REPLACED = {"’": "'", "‘": "'", "–": "—", "«": "“", "»": "”", "\u00a0": " "}
 
 
 class TextError(OutriderError):
-    """Text that can't be spoken."""
+    """Text that cannot be spoken."""
 
 
-def pieces(text: str, longest: int = LONGEST) -> list[str]:
-    """A text in utterances: its sentences, short ones together, long ones parted at commas or between words."""
+def split_utterances(text: str, max_length: int = MAX_LENGTH) -> list[str]:
+    """Split a text into utterances: short sentences are joined, long ones are split at punctuation or between words."""
     if not isinstance(text, str):
-        raise TextError(f"what is to be spoken is a {type(text).__name__}; give a string")
-    if len(text) > _MOST:
-        raise TextError(f"the text has {len(text):,} characters; at most {_MOST:,} are spoken in one go, so part it")
-    text = "".join(_ALIKE.get(sign, sign) for sign in unicodedata.normalize("NFKC", text))
+        raise TextError(f"the text is a {type(text).__name__}; give a string")
+    if len(text) > _MAX_TEXT:
+        raise TextError(f"the text has {len(text):,} characters; give at most {_MAX_TEXT:,} at a time")
+    text = "".join(_REPLACED.get(character, character) for character in unicodedata.normalize("NFKC", text))
     if not text.strip():
-        raise TextError("there is no text to speak; give at least one word")
-    if not any(sign.isalnum() for sign in text):
-        raise TextError(f"{text.strip()[:30]!r} holds nothing that can be spoken; give letters or digits")
-    found: list[str] = []
+        raise TextError("the text is empty; give at least one word")
+    if not any(character.isalnum() for character in text):
+        raise TextError(f"{text.strip()[:30]!r} has nothing to speak; give letters or digits")
+    utterances: list[str] = []
     for paragraph in re.split(r"\n\s*\n", text):
-        waiting = ""
+        current = ""
         for sentence in re.findall(r".+?(?:[.!?…]+[\"”')]*(?=\s|$)|$)", " ".join(paragraph.split())):
-            for part in _parted(sentence.strip(), longest):
-                if waiting and len(waiting) + len(part) < longest // 2:
-                    waiting += " " + part
+            for part in _split_sentence(sentence.strip(), max_length):
+                if current and len(current) + len(part) < max_length // 2:
+                    current += " " + part
                     continue
-                found.append(waiting)
-                waiting = part
-        found.append(waiting)
-    return [one for one in found if any(sign.isalnum() for sign in one)]
+                utterances.append(current)
+                current = part
+        utterances.append(current)
+    return [utterance for utterance in utterances if any(character.isalnum() for character in utterance)]
 
 
-def _parted(sentence: str, longest: int) -> list[str]:
-    """A sentence, in parts if it is too long."""
-    found = []
-    while len(sentence) > longest:
-        head = sentence[:longest]
-        at = max(head.rfind(sign) for sign in (", ", "; ", ": ", " — "))
-        if at < longest // 4:
-            at = head.rfind(" ")
-        at = at + 1 if at > 0 else longest
-        found.append(sentence[:at].strip())
-        sentence = sentence[at:].strip()
-    return [*found, sentence] if sentence else found
+def _split_sentence(sentence: str, max_length: int) -> list[str]:
+    """The sentence, in parts of at most `max_length` characters."""
+    parts = []
+    while len(sentence) > max_length:
+        head = sentence[:max_length]
+        end = max(head.rfind(mark) for mark in (", ", "; ", ": ", " — "))
+        if end < max_length // 4:
+            end = head.rfind(" ")
+        end = end + 1 if end > 0 else max_length
+        parts.append(sentence[:end].strip())
+        sentence = sentence[end:].strip()
+    return [*parts, sentence] if sentence else parts
 
 
 def phonemes(text: str) -> str:
-    """What is spoken, one character a phoneme."""
-    found = " ".join("".join(sign for sign in _read(text) if sign in IDS).split())
-    if not any(IDS[sign] not in PAUSES and sign not in "ˈˌ" for sign in found):
-        raise TextError(f"{text.strip()[:30]!r} holds nothing that can be spoken in English")
-    return found
+    """The phonemes of a text, one character each."""
+    symbols = " ".join("".join(symbol for symbol in _convert(text) if symbol in IDS).split())
+    if not any(IDS[symbol] not in PAUSES and symbol not in "ˈˌ" for symbol in symbols):
+        raise TextError(f"{text.strip()[:30]!r} has nothing to speak in English; give English words")
+    return symbols
 
 
-def _read(text: str) -> str:
-    if (read := reader()) is None:
-        return spelled_out(text)
+def _convert(text: str) -> str:
+    if (convert := hibari()) is None:
+        return by_spelling(text)
     try:
-        return read(text)
-    except Exception:  # it stumbles over some numbers
-        return spelled_out(text)
+        return convert(text)
+    except Exception:  # hibari fails on some numbers
+        return by_spelling(text)
 
 
-def ids(said: str) -> list[int]:
-    """Phonemes as ids, silence at both ends."""
-    return [EDGE, *(IDS[sign] for sign in said if sign in IDS), EDGE]
+def ids(symbols: str) -> list[int]:
+    """The ids of phonemes, with EDGE at both ends."""
+    return [EDGE, *(IDS[symbol] for symbol in symbols if symbol in IDS), EDGE]
 
 
 @cache
-def reader() -> Callable[[str], str] | None:
-    """The package's reading of English; None where it is not installed."""
+def hibari() -> Callable[[str], str] | None:
+    """hibari's conversion of English text to phonemes, or None if it is not installed."""
     try:
         from hibari.g2p import G2P
     except ImportError:
         return None
-    made: Callable[[str], str] = G2P()
-    return made
+    convert: Callable[[str], str] = G2P()
+    return convert
 
 
-# ---- without the package
+# ---- spelling rules, without hibari
 
 
 _DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-_RULES: Sequence[tuple[str, str]] = (  # spelling -> sound; the first that fits counts
+_RULES: Sequence[tuple[str, str]] = (  # spelling -> phonemes; the first match applies
     *(("tion", "ʃən"), ("sion", "ʒən"), ("ough", "O"), ("augh", "ɔ"), ("eigh", "A"), ("igh", "I"), ("tch", "ʧ")),
     *(("dge", "ʤ"), ("sch", "sk"), ("ch", "ʧ"), ("sh", "ʃ"), ("th", "θ"), ("ph", "f"), ("wh", "w"), ("ck", "k")),
     *(("ng", "ŋ"), ("qu", "kw"), ("kn", "n"), ("wr", "ɹ"), ("ee", "i"), ("ea", "i"), ("oo", "u"), ("ou", "W")),
@@ -118,35 +117,35 @@ _RULES: Sequence[tuple[str, str]] = (  # spelling -> sound; the first that fits 
 _LONG = {"a": "A", "e": "i", "i": "I", "o": "O", "u": "u", "y": "I"}
 
 
-def spelled_out(text: str) -> str:
-    """Phonemes by spelling alone, word by word."""
-    found = []
+def by_spelling(text: str) -> str:
+    """Phonemes by spelling rules alone, word by word."""
+    parts = []
     for part in re.findall(r"[A-Za-z']+|\d|[.,!?;:—…]", text):
         if part.isdigit():
             part = _DIGITS[int(part)]
         if part[0].isalpha() or part[0] == "'":
-            found.append(" " + _word(part.lower().replace("'", "")))
+            parts.append(" " + _word(part.lower().replace("'", "")))
         else:
-            found.append(part)
-    return "".join(found)
+            parts.append(part)
+    return "".join(parts)
 
 
 def _word(word: str) -> str:
-    """One word: a vowel before a consonant and a silent e is long, the first vowel is stressed."""
+    """The phonemes of a word. A vowel before a consonant and a silent e is long; the first vowel is stressed."""
     if len(word) > 3 and word.endswith("e") and word[-2] not in "aeiou" and word[-3] in _LONG:
         head, long, last = word[:-3], _LONG[word[-3]], word[-2]
-        said = _by_rules(head) + long + {"c": "s", "g": "ʤ"}.get(last, _by_rules(last))
-    elif len(word) <= 3 and word[-1:] in _LONG and not any(sign in _LONG for sign in word[:-1]):
-        said = _by_rules(word[:-1]) + _LONG[word[-1]]
+        symbols = _by_rules(head) + long + {"c": "s", "g": "ʤ"}.get(last, _by_rules(last))
+    elif len(word) <= 3 and word[-1:] in _LONG and not any(letter in _LONG for letter in word[:-1]):
+        symbols = _by_rules(word[:-1]) + _LONG[word[-1]]
     else:
-        said = _by_rules(word[:-1] if len(word) > 3 and word.endswith("e") else word)
-    first = re.search(r"[əiuɑɔɛɜɪʊʌæAIWYO]", said)
-    return said if first is None else f"{said[: first.start()]}ˈ{said[first.start() :]}"
+        symbols = _by_rules(word[:-1] if len(word) > 3 and word.endswith("e") else word)
+    vowel = re.search(r"[əiuɑɔɛɜɪʊʌæAIWYO]", symbols)
+    return symbols if vowel is None else f"{symbols[: vowel.start()]}ˈ{symbols[vowel.start() :]}"
 
 
 def _by_rules(word: str) -> str:
-    said = ""
+    symbols = ""
     while word:
-        spelling, sound = next((rule for rule in _RULES if word.startswith(rule[0])), (word[0], ""))
-        said, word = said + sound, word[len(spelling) :]
-    return said
+        spelling, match = next((rule for rule in _RULES if word.startswith(rule[0])), (word[0], ""))
+        symbols, word = symbols + match, word[len(spelling) :]
+    return symbols

@@ -1,6 +1,6 @@
-"""What is trained for speech, by name: how a part is made, and where its weights are.
+"""Training recipes of the speech models by name, and functions that open their weights.
 
-Weights that ship stand in the folder `weights` as VOICE.PART.safetensors; those that were trained here, in the cache
+Shipped weights are in the folder `weights` as VOICE.NAME.safetensors; weights trained on this machine are in the cache
 folder. Knows nothing of how training runs.
 """
 
@@ -26,24 +26,24 @@ from outrider.speech.training.phoneme_recogniser import PhonemeRecogniser
 from outrider.speech.vocoder import Vocoder
 from outrider.speech.voice import Voice
 
-MODEL = "heart"  # the voice that is learned from
+MODEL = "heart"  # the name of the voice
 PREFIX = "speech-"
 DATA = "speech-data"
 
 
 RECIPES = table(
-    Recipe(name=DATA, summary="speech to learn from, read aloud by the teacher"),
+    Recipe(name=DATA, summary="the training speech, read by the teacher"),
     Recipe(
         name="speech-codec",
-        summary="speech to 43 tokens a second and back",
+        summary="the codec: mel frames to 43 codes per second and back",
         options={"width": 256},
         rate=1e-3,
         batch=(16, 128),
         frames=True,
     ),
     Recipe(
-        name="speech-listener",
-        summary="which phoneme is said in a frame: what the decoder is to be understood by",
+        name="speech-recogniser",
+        summary="a recogniser of the phoneme of each frame, for the decoder's perceptual loss",
         rate=2e-3,
         batch=(32, 128),
         decay=0.05,
@@ -51,14 +51,14 @@ RECIPES = table(
     ),
     Recipe(
         name="speech-decoder",
-        summary="the codec's decoder alone, so that the listener hears the same; codes stay what they are",
+        summary="the codec's decoder with the perceptual loss; codes keep their meaning",
         rate=5e-4,
         batch=(16, 128),
         frames=True,
     ),
     Recipe(
         name="speech-voice",
-        summary="the model of those tokens that text asks for",
+        summary="the voice: the token model of codes, conditioned on phonemes",
         rate=3e-3,
         batch=(3_000, 40_000),
         decay=0.1,
@@ -66,7 +66,7 @@ RECIPES = table(
     ),
     Recipe(
         name="speech-draft",
-        summary="a small voice, which drafts for it",
+        summary="a small voice that drafts for it",
         options={"width": 128, "layers": 2, "heads": 2, "hidden": 320, "reading": 96},
         rate=2e-3,
         batch=(4_000, 40_000),
@@ -75,7 +75,7 @@ RECIPES = table(
     Recipe(
         name="speech-medusa",
         kind=ConditionedHeads,
-        summary="four heads on the voice's last state, each told what its token will be about",
+        summary="Medusa: four heads on the voice's last hidden state and the conditioning of later positions",
         options={"heads": 4},
         batch=(3_000, 40_000),
     ),
@@ -83,21 +83,21 @@ RECIPES = table(
         name="speech-medusa-6",
         drafter="medusa",
         kind=ConditionedHeads,
-        summary="six of these heads, as far ahead as the voice is told",
+        summary="the same with six heads, the maximum",
         options={"heads": 6},
         batch=(3_000, 40_000),
     ),
     Recipe(
         name="speech-hydra",
         kind=HydraHeads,
-        summary="three heads, each of which sees the tokens drafted before it",
+        summary="Hydra: three heads, each of which reads the tokens drafted before it",
         options={"heads": 3, "layers": 1, "prefix": False},
         batch=(3_000, 40_000),
     ),
     Recipe(
         name="speech-eagle3",
         kind=Eagle3Head,
-        summary="one layer on states of three depths, unrolled over its own states",
+        summary="EAGLE-3: one layer on hidden states of three depths, unrolled over its own states in training",
         options={"rounds": 3},
         batch=(2_000, 30_000),
     ),
@@ -116,44 +116,44 @@ SHELF = Shelf("outrider.speech", MODEL, "speech", RECIPES)
 recipe, home, weights = SHELF.recipe, SHELF.home, SHELF.weights
 
 
-def learned_from() -> list[Path]:
-    """The speech that is learned from: ours, as tokens, and what was read aloud here."""
-    ours = SHELF.shipped() / f"{MODEL}.speech.npz"
-    return [*([ours] if ours.is_file() else []), data.home()]
+def training_data() -> list[Path]:
+    """The training speech: the shipped codes, and the folder of speech made on this machine."""
+    shipped = SHELF.shipped() / f"{MODEL}.speech.npz"
+    return [*([shipped] if shipped.is_file() else []), data.home()]
 
 
 def codec(folder: Path | None = None) -> Codec:
-    found = load_trained(weights("speech-codec", folder), KINDS, None)
-    assert isinstance(found, Codec)
-    return found
+    model = load_trained(weights("speech-codec", folder), KINDS, None)
+    assert isinstance(model, Codec)
+    return model
 
 
-def listener() -> PhonemeRecogniser:
-    found = load_trained(weights("speech-listener"), KINDS, None)
-    assert isinstance(found, PhonemeRecogniser)
-    return found
+def recogniser() -> PhonemeRecogniser:
+    model = load_trained(weights("speech-recogniser"), KINDS, None)
+    assert isinstance(model, PhonemeRecogniser)
+    return model
 
 
 def voice(name: str = "speech-voice", folder: Path | None = None) -> Voice:
-    """A voice: the target, or the one that drafts."""
-    found = load_trained(weights(name, folder), KINDS, None)
-    assert isinstance(found, Voice)
-    return found
+    """The voice, or its draft model with name="speech-draft"."""
+    model = load_trained(weights(name, folder), KINDS, None)
+    assert isinstance(model, Voice)
+    return model
 
 
 def draft_head(name: str, target: Any, folder: Path | None = None) -> DraftHead:
-    """What a drafter guesses with: of the recipe of its own name, or another that serves it."""
+    """The trained draft head of a recipe, named without its prefix, such as "medusa-6"."""
     return load_trained(weights(PREFIX + name, folder), KINDS, target)
 
 
-def taught() -> dict[str, str]:
-    """What learns from the voice, and the drafter that each serves."""
-    return {short(one.name): one.serves for one in RECIPES.values() if one.kind is not None}
+def trained_heads() -> dict[str, str]:
+    """The recipes of draft heads, named without their prefix, and the drafter that uses each."""
+    return {short(each.name): each.serves for each in RECIPES.values() if each.kind is not None}
 
 
 def vocoder(device: torch.device | str = "cpu") -> Vocoder:
-    """HiFi-GAN's universal generator, fetched and converted the first time; in 16 bits, which nobody hears, where those
-    are multiplied faster."""
+    """HiFi-GAN's universal generator, fetched and converted on first use; in bfloat16, which is inaudible, where its
+    products are faster."""
     tensors = Checkpoint(unpickled("hifi-gan"))
-    made = Vocoder.of({name.removeprefix("generator."): tensors[name] for name in tensors})
-    return made.bfloat16() if torch.device(device).type == "cuda" or halves() else made
+    model = Vocoder.from_tensors({name.removeprefix("generator."): tensors[name] for name in tensors})
+    return model.bfloat16() if torch.device(device).type == "cuda" or halves() else model

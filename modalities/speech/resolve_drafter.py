@@ -32,7 +32,7 @@ class Options(Protocol):
 def drafters(ours: bool = True) -> list[str]:
     """The drafters that work on our voice; on a published model, those without training that need no cheaper view of
     the target."""
-    trained = set(recipes.taught().values())
+    trained = set(recipes.trained_heads().values())
     return [
         name
         for name, method in DRAFTERS.items()
@@ -62,7 +62,7 @@ def resolve_drafter(
         if request.given and not isinstance(request.value, str):
             return request.value
         recipe, drafter = request.value or request.method.name, request.method.name
-        serving = [name for name, served in recipes.taught().items() if served == drafter]
+        serving = [name for name, served in recipes.trained_heads().items() if served == drafter]
         if recipe not in serving:
             raise unknown(f"draft head of {drafter}", recipe, serving)
         assert draft_head is not None

@@ -1,7 +1,7 @@
-"""Speech under way: the loop's steps, and the sound that is settled by them.
+"""Streams of speech: the steps of the decoding loop, and the sound that becomes available with each.
 
-A text of several utterances is spoken one after another, so that the first can be heard soon; of several texts, all
-utterances are decoded side by side. Knows nothing of how targets and drafters are made.
+The utterances of a single text are decoded one after another, so that sound starts early; those of several texts are
+decoded as one batch. Knows nothing of how targets and drafters are constructed.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from outrider.core.decode import decode
 from outrider.core.device import peak_memory
 from outrider.core.step_recorder import Record
 from outrider.core.trace import Finish, Step, Trace, machine, versions
-from outrider.speech.audio import Sound, Sounding
+from outrider.speech.audio import Sound, SoundStream
 from outrider.speech.mel import RATE
 from outrider.speech.options import Options
-from outrider.speech.phonemes import ids, phonemes, pieces
+from outrider.speech.phonemes import ids, phonemes, split_utterances
 from outrider.speech.voice import seconds
 
 if TYPE_CHECKING:
     from outrider.speech.model import SpeechModel
 
 _PAUSE = np.zeros(round(0.18 * RATE), np.float32)  # between two utterances
-_MORE = 4  # tokens that an utterance may take longer than was planned
+_MARGIN = 4  # tokens that an utterance may exceed its predicted length by
 
 
 @dataclass(frozen=True)
-class Spent:
-    """Seconds, by what they were spent on."""
+class Timing:
+    """Seconds by component."""
 
     model: float
     codec: float
@@ -45,68 +45,68 @@ class Spent:
 
 @dataclass(frozen=True)
 class Result:
-    """One text's outcome."""
+    """The speech of one text."""
 
     text: str
-    phonemes: tuple[str, ...]  # of its utterances
+    phonemes: tuple[str, ...]  # one string per utterance
     sound: Sound
-    tokens: list[int]  # of all utterances, each up to its end
-    starts: list[float]  # when each token begins to be heard, in seconds
+    tokens: list[int]  # of all utterances, end tokens included
+    starts: list[float]  # of each token, in seconds of sound
     trace: Trace
-    finish: Finish | None  # "end": every utterance came to its end; None: it was broken off
-    spent: Spent
-    first: float | None  # seconds until something could be heard; None: nothing was
+    finish: Finish | None  # "end": every utterance ended by itself; None: the stream was closed early
+    timing: Timing
+    first: float | None  # seconds until the first sound; None: there was none
 
     def save(self, path: str) -> None:
-        """As a WAV file."""
+        """Write a WAV file."""
         self.sound.save(path)
 
     @property
-    def factor(self) -> Spent:
-        """Seconds of work for a second of sound: the real-time factor."""
-        whole = max(self.sound.seconds, 1e-9)
-        return Spent(self.spent.model / whole, self.spent.codec / whole, self.spent.vocoder / whole)
+    def real_time_factor(self) -> Timing:
+        """Seconds of computation per second of sound."""
+        seconds = max(self.sound.seconds, 1e-9)
+        return Timing(self.timing.model / seconds, self.timing.codec / seconds, self.timing.vocoder / seconds)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What one step brought: sound that can be played, if some was settled."""
+    """One step of the loop, and the sound that became available with it."""
 
-    text: int  # which of the texts
-    utterance: int  # which of its utterances
+    text: int  # index of the text
+    utterance: int  # index among the text's utterances
     step: Step
-    samples: np.ndarray  # to be played after those before; often none
+    samples: np.ndarray  # continues the text's earlier samples; often empty
     rate: int = RATE
 
 
 @dataclass(eq=False)
 class _Utterance:
-    """One utterance under way."""
+    """The state of one utterance."""
 
     text: int
-    place: int  # among its text's
-    last: bool  # of its text's
-    said: str
-    way: Sounding
+    index: int  # among the text's utterances
+    last: bool  # whether it is the text's last one
+    phonemes: str
+    stream: SoundStream
     tokens: list[int]
     sound: list[np.ndarray]
     finish: Finish | None = None
 
 
 class Stream(Iterator[Piece]):
-    """A generation under way; closing it ends it."""
+    """An iterator over the pieces of a running generation; `close` stops it."""
 
     def __init__(self, model: SpeechModel, options: Options, texts: list[str]) -> None:
         self.texts = texts
         self._model, self._options, self._seed = model, options, options.drawn_seed()
         self._rule = model.rule(options)
         self._method = model.drafter_name(options)
-        self._all = [
+        self._utterances = [
             _Utterance(
-                number, place, place + 1 == len(parts), phonemes(part), Sounding(model.codec, model.vocoder), [], []
+                text, index, index + 1 == len(parts), phonemes(part), SoundStream(model.codec, model.vocoder), [], []
             )
-            for number, parts in enumerate(map(pieces, texts))
-            for place, part in enumerate(parts)
+            for text, parts in enumerate(map(split_utterances, texts))
+            for index, part in enumerate(parts)
         ]
         self._steps: list[Step] = []
         self._first: dict[int, float] = {}
@@ -114,46 +114,45 @@ class Stream(Iterator[Piece]):
         self._pieces = self._run()
 
     def _run(self) -> Generator[Piece]:
-        together = [self._all] if len(self.texts) > 1 else [[one] for one in self._all]
-        before = 0
-        for group in together:
-            yield from self._speak(group, before)
-            before += len(group)
+        batches = [self._utterances] if len(self.texts) > 1 else [[utterance] for utterance in self._utterances]
+        first_row = 0
+        for batch in batches:
+            yield from self._decode(batch, first_row)
+            first_row += len(batch)
 
-    def _speak(self, group: list[_Utterance], before: int) -> Generator[Piece]:
-        """Some utterances side by side."""
+    def _decode(self, batch: list[_Utterance], first_row: int) -> Generator[Piece]:
         model, options = self._model, self._options
-        said = [ids(one.said) for one in group]
-        script = model.voice.script(said, options.speed)
+        phoneme_ids = [ids(utterance.phonemes) for utterance in batch]
+        script = model.voice.script(phoneme_ids, options.speed)
         target = model.target(script)
-        rounds = 1 + max((step.index for step in self._steps), default=-1)
+        first_index = 1 + max((step.index for step in self._steps), default=-1)
         steps = decode(
             target,
-            model.drafter(options, said, script).made,
+            model.drafter(options, phoneme_ids, script).made,
             self._rule.made,
-            [[model.voice.end]] * len(group),
+            [[model.voice.end]] * len(batch),
             sampling=options.sampling(model.voice.end),
-            max_new_tokens=[length + _MORE for length in script.lengths],
-            seed=[self._seed * 1_000_003 + one.place for one in group],
+            max_new_tokens=[length + _MARGIN for length in script.lengths],
+            seed=[self._seed * 1_000_003 + utterance.index for utterance in batch],
             record=Record(logprobs=options.logprobs),
         )
         try:
             for step in steps:
-                one = group[step.row]
-                known = replace(step, row=before + step.row, index=rounds + step.index)
-                self._steps.append(known)
-                one.tokens += step.emitted
-                one.finish = step.finish
-                heard = one.way.push([token for token in step.emitted if token != model.voice.end])
+                utterance = batch[step.row]
+                renumbered = replace(step, row=first_row + step.row, index=first_index + step.index)
+                self._steps.append(renumbered)
+                utterance.tokens += step.emitted
+                utterance.finish = step.finish
+                chunks = utterance.stream.push([token for token in step.emitted if token != model.voice.end])
                 if step.finish is not None:
-                    heard.append(one.way.finish())
-                    if not one.last:
-                        heard.append(_PAUSE)
-                samples = np.concatenate([np.zeros(0, np.float32), *heard])
-                one.sound.append(samples)
+                    chunks.append(utterance.stream.finish())
+                    if not utterance.last:
+                        chunks.append(_PAUSE)
+                samples = np.concatenate([np.zeros(0, np.float32), *chunks])
+                utterance.sound.append(samples)
                 if len(samples):
-                    self._first.setdefault(one.text, time.perf_counter() - self._began)
-                yield Piece(one.text, one.place, known, samples)
+                    self._first.setdefault(utterance.text, time.perf_counter() - self._began)
+                yield Piece(utterance.text, utterance.index, renumbered, samples)
         finally:
             if isinstance(steps, Generator):
                 steps.close()
@@ -162,12 +161,12 @@ class Stream(Iterator[Piece]):
         return next(self._pieces)
 
     def close(self) -> None:
-        """End it here."""
+        """Stop the generation."""
         self._pieces.close()
 
     @property
     def trace(self) -> Trace:
-        """Of all utterances, a row each, as far as it has come."""
+        """The trace so far, with one row per utterance."""
         return Trace(
             steps=tuple(self._steps),
             method=self._method,
@@ -182,31 +181,32 @@ class Stream(Iterator[Piece]):
 
     @property
     def results(self) -> list[Result]:
-        """One for each text, as far as it has come."""
+        """The results so far, one per text."""
         trace = self.trace
-        return [self._result(number, trace) for number in range(len(self.texts))]
+        return [self._result(text, trace) for text in range(len(self.texts))]
 
-    def _result(self, number: int, trace: Trace) -> Result:
-        rows = [row for row, one in enumerate(self._all) if one.text == number]
-        mine = [self._all[row] for row in rows]
-        own = replace(trace, steps=tuple(step for step in trace.steps if step.row in rows))
-        starts, at = list[float](), 0.0
-        for one in mine:
-            starts += [at + seconds(place) for place in range(len(one.tokens))]
-            at += sum(map(len, one.sound)) / RATE
-        ends = {one.finish for one in mine}
+    def _result(self, text: int, trace: Trace) -> Result:
+        rows = [row for row, utterance in enumerate(self._utterances) if utterance.text == text]
+        utterances = [self._utterances[row] for row in rows]
+        own_trace = replace(trace, steps=tuple(step for step in trace.steps if step.row in rows))
+        starts, offset = list[float](), 0.0
+        for utterance in utterances:
+            starts += [offset + seconds(token) for token in range(len(utterance.tokens))]
+            offset += sum(map(len, utterance.sound)) / RATE
+        chunks = [chunk for utterance in utterances for chunk in utterance.sound]
+        finishes = {utterance.finish for utterance in utterances}
         return Result(
-            self.texts[number],
-            tuple(one.said for one in mine),
-            Sound(np.concatenate([np.zeros(0, np.float32), *(part for one in mine for part in one.sound)])),
-            [token for one in mine for token in one.tokens],
+            self.texts[text],
+            tuple(utterance.phonemes for utterance in utterances),
+            Sound(np.concatenate([np.zeros(0, np.float32), *chunks])),
+            [token for utterance in utterances for token in utterance.tokens],
             starts,
-            own,
-            None if None in ends else "limit" if "limit" in ends else "end",
-            Spent(
-                own.summary().seconds,
-                sum(one.way.seconds["codec"] for one in mine),
-                sum(one.way.seconds["vocoder"] for one in mine),
+            own_trace,
+            None if None in finishes else "limit" if "limit" in finishes else "end",
+            Timing(
+                own_trace.summary().seconds,
+                sum(utterance.stream.seconds["codec"] for utterance in utterances),
+                sum(utterance.stream.seconds["vocoder"] for utterance in utterances),
             ),
-            self._first.get(number),
+            self._first.get(text),
         )

@@ -1,7 +1,7 @@
-"""HiFi-GAN's generator (arXiv 2010.05646), mel frames to samples, whole or as they come.
+"""HiFi-GAN's generator (arXiv 2010.05646): mel frames to samples, for a whole utterance or as a stream.
 
-Streamed sound is that of the whole utterance: every piece is computed with as many frames around it as the network can
-see, and behind the end there is silence. Knows nothing of tokens, nor of where its weights lie.
+Streaming gives the same samples, because each chunk is computed with all frames that the network's receptive field
+covers, and the utterance is followed by silence. Knows nothing of tokens or of weight files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outrider.speech.mel import BINS, HOP, SILENCE
 _UPS = ((8, 16), (8, 16), (2, 4), (2, 4))  # stride, kernel
 _KERNELS, _DILATIONS = (3, 7, 11), (1, 3, 5)
 CONTEXT = 16  # frames on either side that a sample depends on, rounded up
-_STEP = 64  # frames are given in multiples of so many: a new length costs seconds, for every convolution is made for it
+_MULTIPLE = 64  # inputs are padded to multiples of this many frames: convolutions are compiled for each new length
 
 
 class _Block(nn.Module):
@@ -35,7 +35,7 @@ class _Block(nn.Module):
 
 
 class Vocoder(nn.Module):
-    """Log-mel frames [B, 80, T] -> samples [B, 256 T]. `width` 512 is that of the published checkpoints."""
+    """Log-mel frames [B, 80, T] -> samples [B, 256 T]. Published checkpoints have `width` 512."""
 
     def __init__(self, width: int = 512) -> None:
         super().__init__()
@@ -49,56 +49,58 @@ class Vocoder(nn.Module):
         self.conv_post = conv(width, 1, 7)
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> Vocoder:
-        """From a checkpoint's tensors, with weights still split into size and direction (weight_g, weight_v) or not."""
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Vocoder:
+        """A vocoder from a checkpoint's tensors, with or without weight normalisation (weight_g, weight_v)."""
         plain = {name: tensors[name] for name in tensors if not name.endswith(("weight_g", "weight_v"))}
         for name in tensors:
             if name.endswith("weight_v"):
-                way, size = tensors[name], tensors[name[:-1] + "g"]
-                plain[name[:-2]] = way * (size / way.flatten(1).norm(dim=1)[:, None, None])
+                direction, norm = tensors[name], tensors[name[:-1] + "g"]
+                plain[name[:-2]] = direction * (norm / direction.flatten(1).norm(dim=1)[:, None, None])
         if "conv_pre.weight" not in plain:
-            raise InvalidOption("these are not a HiFi-GAN generator's tensors: there is no conv_pre.weight")
-        made = cls(plain["conv_pre.weight"].shape[0])
-        made.load_state_dict({name: one[:, :, None] if one.ndim == 3 else one for name, one in plain.items()})
-        return made.eval().requires_grad_(False)
+            raise InvalidOption("the checkpoint has no tensor conv_pre.weight; is it a HiFi-GAN generator?")
+        vocoder = cls(plain["conv_pre.weight"].shape[0])
+        vocoder.load_state_dict({name: x[:, :, None] if x.ndim == 3 else x for name, x in plain.items()})
+        return vocoder.eval().requires_grad_(False)
 
     def forward(self, mel: Tensor) -> Tensor:
         dtype = self.conv_pre.weight.dtype
         x = self.conv_pre(rows(mel.to(dtype)))
-        for place, up in enumerate(self.ups):
+        for stage, up in enumerate(self.ups):
             x = up(leaky_relu(x, 0.1))
-            blocks = self.resblocks[place * len(_KERNELS) : (place + 1) * len(_KERNELS)]
+            blocks = self.resblocks[stage * len(_KERNELS) : (stage + 1) * len(_KERNELS)]
             x = sum((block(x) for block in blocks[1:]), blocks[0](x)) / len(_KERNELS)
         sound: Tensor = self.conv_post(leaky_relu(x)).to(mel.dtype).tanh()[:, 0, 0]
         return sound
 
 
 class VocoderStream:
-    """One utterance, a few frames at a time: `push` gives the samples that are settled, `finish` the rest."""
+    """Vocodes one utterance frame by frame. `push` returns samples that later frames cannot change, `finish` the
+    rest."""
 
     def __init__(self, vocoder: Vocoder) -> None:
         self.vocoder = vocoder
-        self._kept: Tensor | None = None  # [80, T] frames that are still seen
-        self._given = 0  # frames of `_kept` whose samples are out
+        self._frames: Tensor | None = None  # [80, T] frames that later samples depend on
+        self._done = 0  # of these, frames whose samples were returned
 
     def push(self, mel: Tensor) -> Tensor:
         """Frames [80, T] -> samples."""
-        self._kept = mel if self._kept is None else torch.cat([self._kept, mel], 1)
-        return self._until(self._kept.shape[1] - CONTEXT)
+        self._frames = mel if self._frames is None else torch.cat([self._frames, mel], 1)
+        return self._vocode(self._frames.shape[1] - CONTEXT)
 
     def finish(self) -> Tensor:
-        if self._kept is None:
+        if self._frames is None:
             return torch.zeros(0)
-        return self._until(self._kept.shape[1])
+        return self._vocode(self._frames.shape[1])
 
-    def _until(self, end: int) -> Tensor:
-        assert self._kept is not None
-        if end <= self._given:
-            return self._kept.new_zeros(0)
-        silent = -(self._kept.shape[1] + CONTEXT) % _STEP + CONTEXT
+    def _vocode(self, end: int) -> Tensor:
+        """The samples of the frames up to `end` that were not returned yet."""
+        assert self._frames is not None
+        if end <= self._done:
+            return self._frames.new_zeros(0)
+        silence = -(self._frames.shape[1] + CONTEXT) % _MULTIPLE + CONTEXT
         with torch.no_grad():
-            sound: Tensor = self.vocoder(pad(self._kept, (0, silent), value=SILENCE)[None])[0]
-        sound = sound[self._given * HOP : end * HOP]
-        behind = max(end - CONTEXT, 0)
-        self._kept, self._given = self._kept[:, behind:], end - behind
+            sound: Tensor = self.vocoder(pad(self._frames, (0, silence), value=SILENCE)[None])[0]
+        sound = sound[self._done * HOP : end * HOP]
+        dropped = max(end - CONTEXT, 0)
+        self._frames, self._done = self._frames[:, dropped:], end - dropped
         return sound

@@ -1,10 +1,9 @@
-"""The voice: a decoder that says speech tokens and is told, at each, which phoneme it is saying and how far into it.
+"""The voice: a token model of speech whose every position is conditioned on the phoneme spoken there.
 
-A language model of codec tokens in the manner of VALL-E (arXiv 2301.02111). There the text is a prefix, and the model
-has to find out by itself where it is in it; ours places text on the axis of time: a small network reads the phonemes
-and says how long each will take, and what it made of each is added to what is read wherever that phoneme is spoken.
-Little speech suffices to learn from, and nothing is skipped, repeated or left without an end. The decoder itself is
-that of outrider.core.engine, with its cache and tree attention. Knows ids, nothing of sound.
+A language model of codec tokens as in VALL-E (arXiv 2301.02111). There the text is a prefix and the model learns the
+alignment; here a small network encodes the phonemes and predicts their durations, and each phoneme's vector is added to
+the inputs of the positions where it is spoken. This needs little training speech and prevents skips, repetitions and
+missing ends. The decoder is that of outrider.core.engine. Knows ids, nothing of sound.
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ from outrider.core.protocol import Prefill, Prompts
 from outrider.core.training.draft_head import DraftHead
 from outrider.speech.phonemes import COUNT, EDGE
 
-AHEAD = 6  # places ahead of a token whose text can be looked at
-_FAR = 24  # tokens into a phoneme, or before its end, that are told apart
-_RATE = 22_050 / 512  # tokens a second
-_SHORTEST, _LONGEST = 0.3, 40.0  # tokens of a phoneme
+LOOKAHEAD = 6  # later positions whose conditioning draft heads can read
+_MAX_OFFSET = 24  # positions since the start and until the end of a phoneme are clipped to this
+_RATE = 22_050 / 512  # tokens per second
+_SHORTEST, _LONGEST = 0.3, 40.0  # predicted duration of a phoneme in tokens
 
 
 @dataclass(frozen=True, eq=False)
 class Script:
-    """What is to be said, on the axis of time: rows are utterances."""
+    """The conditioning of a batch of utterances, and the durations it was made from."""
 
-    told: Tensor  # [B, T + 1, D] what is added to the root and to each token: what to say behind it
-    shares: tuple[tuple[int, ...], ...]  # tokens of each phoneme of each utterance
+    conditioning: Tensor  # [B, T + 1, D] the vector added at each position, for the token that follows it
+    durations: tuple[tuple[int, ...], ...]  # tokens of each phoneme of each utterance
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens of each utterance, its end not counted."""
-        return tuple(map(sum, self.shares))
+        """The tokens of each utterance, without its end."""
+        return tuple(map(sum, self.durations))
 
 
 class _Conv(nn.Module):
@@ -55,15 +54,15 @@ class _Conv(nn.Module):
         self.wide = nn.Conv1d(width, width, 5, padding=2)
         self.out = nn.Linear(width, width)
 
-    def forward(self, x: Tensor, there: Tensor) -> Tensor:
-        """[B, P, R]; nothing is read of places where nothing stands."""
-        seen = (self.norm(x) * there[..., None]).transpose(1, 2)
-        change: Tensor = self.out(F.gelu(self.wide(seen).transpose(1, 2)))
+    def forward(self, x: Tensor, present: Tensor) -> Tensor:
+        """[B, P, R] -> [B, P, R]; padding, where `present` [B, P] is False, is not read."""
+        masked = (self.norm(x) * present[..., None]).transpose(1, 2)
+        change: Tensor = self.out(F.gelu(self.wide(masked).transpose(1, 2)))
         return x + change
 
 
-class Reader(nn.Module):
-    """Phonemes -> what to say, and for how long."""
+class PhonemeEncoder(nn.Module):
+    """Phonemes -> a vector and a duration for each."""
 
     def __init__(self, width: int, reading: int, drop: float) -> None:
         super().__init__()
@@ -73,37 +72,37 @@ class Reader(nn.Module):
         self.timing = nn.ModuleList(_Conv(reading) for _ in range(2))
         self.length = nn.Linear(reading, 1)
         self.out = nn.Linear(reading, width)
-        self.since = nn.Parameter(torch.randn(_FAR, width) * 0.3)  # tokens since the phoneme began
-        self.until = nn.Parameter(torch.randn(_FAR, width) * 0.3)  # tokens until it ends
-        self.over = nn.Parameter(torch.randn(width))  # all has been said
+        self.since = nn.Parameter(torch.randn(_MAX_OFFSET, width) * 0.3)  # by tokens since the phoneme began
+        self.until = nn.Parameter(torch.randn(_MAX_OFFSET, width) * 0.3)  # by tokens until it ends
+        self.over = nn.Parameter(torch.randn(width))  # for positions after the last phoneme
 
-    def forward(self, said: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids [B, P] -> [B, P, D] what to say, and the logarithm [B, P] of tokens each takes at the usual speed."""
-        x = F.dropout(F.embedding(said, self.embedding), self.drop, self.training)
+    def forward(self, phonemes: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids [B, P] -> their vectors [B, P, D], and log durations [B, P] in tokens at speed 1."""
+        x = F.dropout(F.embedding(phonemes, self.embedding), self.drop, self.training)
         for conv in self.convs:
-            x = conv(x, there)
-        apart = x.detach()  # what is said is not to be bent to how long it takes
+            x = conv(x, present)
+        timing = x.detach()  # the loss of durations does not train the vectors
         for conv in self.timing:
-            apart = conv(F.dropout(apart, self.drop, self.training), there)
-        return self.out(x), self.length(apart)[..., 0] + 1.0
+            timing = conv(F.dropout(timing, self.drop, self.training), present)
+        return self.out(x), self.length(timing)[..., 0] + 1.0
 
-    def placed(self, read: Tensor, shares: Tensor, count: int) -> Tensor:
-        """[B, P, D] and tokens of each phoneme [B, P] -> [B, count, D]: behind the last phoneme, that all is over."""
-        ends = shares.cumsum(1)
-        place = torch.arange(count, device=read.device).expand(len(read), -1).contiguous()
-        which = torch.searchsorted(ends, place, right=True)  # of each place the phoneme, P behind all
-        inside = which < shares.shape[1]
-        which = which.clamp(max=shares.shape[1] - 1)
-        since = place - (ends - shares).gather(1, which)
-        until = ends.gather(1, which) - 1 - place
-        told = read.gather(1, which[..., None].expand(-1, -1, read.shape[2]))
-        told = told + self.since[since.clamp(0, _FAR - 1)] + self.until[until.clamp(0, _FAR - 1)]
-        return torch.where(inside[..., None], told, self.over.to(told.dtype))
+    def spread(self, encoded: Tensor, durations: Tensor, count: int) -> Tensor:
+        """Vectors [B, P, D] and durations [B, P] of phonemes -> conditioning [B, count, D] of positions."""
+        ends = durations.cumsum(1)
+        position = torch.arange(count, device=encoded.device).expand(len(encoded), -1).contiguous()
+        index = torch.searchsorted(ends, position, right=True)  # the phoneme at each position, or P after the last
+        inside = index < durations.shape[1]
+        index = index.clamp(max=durations.shape[1] - 1)
+        since = position - (ends - durations).gather(1, index)
+        until = ends.gather(1, index) - 1 - position
+        x = encoded.gather(1, index[..., None].expand(-1, -1, encoded.shape[2]))
+        x = x + self.since[since.clamp(0, _MAX_OFFSET - 1)] + self.until[until.clamp(0, _MAX_OFFSET - 1)]
+        return torch.where(inside[..., None], x, self.over.to(x.dtype))
 
 
 class Voice(DraftHead):
-    """A reader and a decoder. Its vocabulary is the codec's codes and, behind them, the end, with which an utterance
-    also begins. `target` is not looked at: a smaller voice that drafts for a larger one is made in the same way."""
+    """A phoneme encoder and a decoder. The vocabulary is the codec's codes, then the end token, which also begins an
+    utterance. `target` is unused; a draft model is a smaller voice."""
 
     def __init__(
         self,
@@ -119,7 +118,7 @@ class Voice(DraftHead):
     ) -> None:
         super().__init__()
         if width % heads or width // heads % 2:
-            raise InvalidOption(f"width {width} can't be split into {heads} heads of an even width")
+            raise InvalidOption(f"width is {width}; it must be an even multiple of heads, which is {heads}")
         self.config = {
             "codes": codes,
             "width": width,
@@ -132,75 +131,80 @@ class Voice(DraftHead):
         self.end = codes
         self.form = shape(codes + 1, width=width, layers=layers, heads=heads, hidden=hidden)
         self.drop = drop
-        self.reader = Reader(width, reading, drop)
+        self.reader = PhonemeEncoder(width, reading, drop)  # "reader" is part of the tensor names in weight files
         self.embedding = nn.Parameter(torch.randn(codes + 1, width) * 0.5)
         self.blocks = beginning(self.form)
         self.norm = Norm(width, self.form.norm_eps)
         self.head = nn.Parameter(torch.randn(codes + 1, width) * 0.02)
         self._angles = Angles(self.form)
 
-    # ---- learning
+    # ---- training
 
-    def states(self, tokens: Tensor, told: Tensor) -> Tensor:
-        """Tokens [B, T] and what is told at each [B, T, D] -> [B, T, D] behind each, normed."""
-        return self.tapped(tokens, told, frozenset({"last"}))["last"]
+    def states(self, tokens: Tensor, conditioning: Tensor) -> Tensor:
+        """Tokens [B, T] and conditioning [B, T, D] -> normalised final hidden states [B, T, D]."""
+        return self.hidden_states(tokens, conditioning, frozenset({"last"}))["last"]
 
-    def tapped(self, tokens: Tensor, told: Tensor, needs: Collection[str]) -> dict[str, Tensor]:
-        """The same, and the states within, under the names that the decoder has for them."""
-        count, found = tokens.shape[1], dict[str, Tensor]()
-        x = F.dropout(F.embedding(tokens, self.embedding), self.drop, self.training) + told
-        place = torch.arange(count, device=tokens.device)[None]
-        cos, sin = self._angles(place, count, torch.float32)
+    def hidden_states(self, tokens: Tensor, conditioning: Tensor, needs: Collection[str]) -> dict[str, Tensor]:
+        """Hidden states [B, T, D] by the names of the decoder's taps."""
+        count, states = tokens.shape[1], dict[str, Tensor]()
+        x = F.dropout(F.embedding(tokens, self.embedding), self.drop, self.training) + conditioning
+        positions = torch.arange(count, device=tokens.device)[None]
+        cos, sin = self._angles(positions, count, torch.float32)
         attn_mask = each_before(count, cos, sin)
-        found["embedding"] = x
+        states["embedding"] = x
         for index, block in enumerate(self.blocks):
             change = block(x, attn_mask) - x
             x = x + F.dropout(change, self.drop, self.training)
-            found[f"layer.{index}"] = x
-        found["last"] = self.norm(x)
-        return {name: found[name] for name in needs if name in found}
+            states[f"layer.{index}"] = x
+        states["last"] = self.norm(x)
+        return {name: states[name] for name in needs if name in states}
 
     def logits(self, states: Tensor) -> Tensor:
         return F.linear(states, self.head)
 
-    # ---- speaking
+    # ---- inference
 
     @torch.no_grad()
     def script(
-        self, said: Sequence[Sequence[int]], speed: float = 1.0, shares: Sequence[Sequence[int]] | None = None
+        self, phonemes: Sequence[Sequence[int]], speed: float = 1.0, durations: Sequence[Sequence[int]] | None = None
     ) -> Script:
-        """Place the phonemes of some utterances on the axis of time: for as long as they usually take, or as told."""
+        """The conditioning of utterances from their phoneme ids. Durations are predicted unless given."""
         device = self.embedding.device
-        longest = max(map(len, said))
-        ids = torch.tensor([[*one, *[EDGE] * (longest - len(one))] for one in said], device=device)
-        there = torch.arange(longest, device=device) < torch.tensor([[len(one)] for one in said], device=device)
-        read, logs = self.reader(ids, there)
-        if shares is None:
-            usual = logs.float().exp().clamp(_SHORTEST, _LONGEST) / speed * there
-            ends = usual.double().cumsum(1).round().long()
-            taken = torch.diff(ends, dim=1, prepend=ends.new_zeros(len(said), 1))
+        longest = max(map(len, phonemes))
+        ids = torch.tensor([_pad(row, longest, EDGE) for row in phonemes], device=device)
+        lengths = torch.tensor([[len(row)] for row in phonemes], device=device)
+        present = torch.arange(longest, device=device) < lengths
+        encoded, log_durations = self.reader(ids, present)
+        if durations is None:
+            predicted = log_durations.float().exp().clamp(_SHORTEST, _LONGEST) / speed * present
+            ends = predicted.double().cumsum(1).round().long()
+            tokens = torch.diff(ends, dim=1, prepend=ends.new_zeros(len(phonemes), 1))
         else:
-            taken = torch.tensor([[*one, *[0] * (longest - len(one))] for one in shares], device=device)
-        count = int(taken.sum(1).max()) + 1 + AHEAD
-        rows = zip(taken.tolist(), said, strict=True)
-        return Script(self.reader.placed(read, taken, count), tuple(tuple(row[: len(one)]) for row, one in rows))
+            tokens = torch.tensor([_pad(row, longest, 0) for row in durations], device=device)
+        count = int(tokens.sum(1).max()) + 1 + LOOKAHEAD
+        rows = zip(tokens.tolist(), phonemes, strict=True)
+        return Script(self.reader.spread(encoded, tokens, count), tuple(tuple(row[: len(ids)]) for row, ids in rows))
 
     def network(self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Network:
-        """The decoder's weights, laid out to be run."""
+        """The decoder's weights, laid out for inference."""
         return spoken(self.form, self.blocks, self.embedding, self.norm, self.head, dtype, device)
 
 
+def _pad(row: Sequence[int], length: int, value: int) -> list[int]:
+    return [*row, *[value] * (length - len(row))]
+
+
 def seconds(tokens: int) -> float:
-    """How long so many tokens sound."""
+    """The duration of `tokens` tokens."""
     return tokens / _RATE
 
 
-class Speaker(ConditionedDecoder):
-    """The decoder of some utterances: prompts are the end alone, one for each. Besides the usual taps there is "ahead":
-    what the AHEAD tokens behind the next one are told, side by side."""
+class VoiceDecoder(ConditionedDecoder):
+    """The decoder of a batch of utterances; each prompt is the end token. Its tap "ahead" is the conditioning of the
+    LOOKAHEAD positions after the current one, concatenated."""
 
     def __init__(self, network: Network, script: Script) -> None:
-        super().__init__(network, AHEAD)
+        super().__init__(network, LOOKAHEAD)
         self.script = script
 
     @property
@@ -209,14 +213,16 @@ class Speaker(ConditionedDecoder):
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
         if len(prompts) != len(self.script.lengths):
-            raise InvalidOption(f"there are {len(prompts)} prompts and {len(self.script.lengths)} utterances")
-        self.set_conditioning(self.script.told)
+            raise InvalidOption(
+                f"there are {len(prompts)} prompts and {len(self.script.lengths)} utterances; give one each"
+            )
+        self.set_conditioning(self.script.conditioning)
         return super().begin(prompts, sampling, needs)
 
     def _read(self, rows: slice, length: int) -> dict[str, Tensor]:
         if length:
-            raise InvalidOption("an utterance begins with one token: its prompt is the end, and what follows is spoken")
-        found = super()._read(rows, length)
-        if "ahead" in found:
-            found["ahead"] = found["ahead"].new_zeros(len(found["ahead"]), 0, AHEAD * self.config.hidden_size)
-        return found
+            raise InvalidOption(f"the prompt of an utterance has {length + 1} tokens; it must be the end token alone")
+        taps = super()._read(rows, length)
+        if "ahead" in taps:
+            taps["ahead"] = taps["ahead"].new_zeros(len(taps["ahead"]), 0, LOOKAHEAD * self.config.hidden_size)
+        return taps

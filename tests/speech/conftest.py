@@ -1,4 +1,4 @@
-"""A small voice with random weights, its codec and vocoder."""
+"""Fixtures: a small voice with random weights, and a model with its codec and vocoder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHAPE = {"codes": 25, "layers": 2, "heads": 2, "hidden": 48, "reading": 16}
 
 
 def _small_voice(width: int = 32, seed: int = 0) -> Voice:
-    """Distributions neither flat nor certain."""
+    """A voice with distributions between uniform and deterministic."""
     torch.manual_seed(seed)
     voice = Voice(width=width, **SHAPE).eval().requires_grad_(False)
     voice.head.mul_(15)

@@ -1,4 +1,4 @@
-"""Speech whose passes are recorded: what is told is looked for where the next script is put, and nobody else's."""
+"""Captured passes of the voice decoder: each generation uses its own conditioning."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ from outrider.core.engine.cuda_graphs import record_on_cpu
 from outrider.core.engine.kv_cache.cache import Cache
 from outrider.core.engine.network import Graphs
 from outrider.core.methods import make_rule
-from outrider.speech.voice import Speaker, Voice
+from outrider.speech.voice import Voice, VoiceDecoder
 
-SAID = [[1, 2, 3, 4], [7, 8, 9], [5, 6] * 6]
-BEGUN = Cache.begin
+PHONEMES = [[1, 2, 3, 4], [7, 8, 9], [5, 6] * 6]
+BEGIN = Cache.begin
 
 
 def bounded(self: Cache, prompts: Any) -> None:
-    """As on a device, the host knows bounds alone."""
+    """The host knows only bounds of lengths, as on a device."""
     self.exact = False
-    BEGUN(self, prompts)
+    BEGIN(self, prompts)
 
 
-def test_recorded_passes_say_the_same(small_voice: Callable[..., Voice], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_passes_generate_the_same(small_voice: Callable[..., Voice], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cache, "begin", bounded)
     voice = small_voice().eval()
     network = voice.network(torch.float64)
 
-    def spoken(said: list[int], drafter: Any = None) -> list[int]:
-        target = Speaker(network, voice.script([said]))
-        how = {"sampling": Sampling(), "max_new_tokens": 12, "seed": 1}
-        steps = decode(target, drafter, make_rule("gumbel-match"), [[voice.end]], **how)  # type: ignore[arg-type]
+    def generate(phonemes: list[int], drafter: Any = None) -> list[int]:
+        target = VoiceDecoder(network, voice.script([phonemes]))
+        options = {"sampling": Sampling(), "max_new_tokens": 12, "seed": 1}
+        steps = decode(target, drafter, make_rule("gumbel-match"), [[voice.end]], **options)  # type: ignore[arg-type]
         return [token for step in steps for token in step.emitted]
 
-    eager = [spoken(one) for one in SAID]
+    eager = [generate(phonemes) for phonemes in PHONEMES]
     assert eager[0] != eager[1]
     graphs = network.graphs = Graphs(network, record=record_on_cpu)
     for _ in range(2):
-        assert [spoken(one) for one in SAID] == eager
-        assert [spoken(one, Jacobi()) for one in SAID] == eager
-    assert len(graphs.idle) == 1, "one after another share what is recorded"
+        assert [generate(phonemes) for phonemes in PHONEMES] == eager
+        assert [generate(phonemes, Jacobi()) for phonemes in PHONEMES] == eager
+    assert len(graphs.idle) == 1, "generations one after another share the captures"
     own = graphs.idle[0].graphs
     assert own is not None and own.pool.replayed > own.pool.captured > 1
-    # side by side, each has its own
-    one, other = (Speaker(network, voice.script([said])) for said in SAID[:2])
+    # concurrent generations have captures of their own
+    first, second = (VoiceDecoder(network, voice.script([phonemes])) for phonemes in PHONEMES[:2])
     streams = [
         decode(target, None, make_rule("gumbel-match"), [[voice.end]], sampling=Sampling(), max_new_tokens=12, seed=1)
-        for target in (one, other)
+        for target in (first, second)
     ]
     outputs = [[step.emitted for step in steps] for steps in zip(*streams, strict=False)]
-    assert one.network is not other.network
+    assert first.network is not second.network
     for number in range(2):
-        found = [token for both in outputs for token in both[number]]
-        assert found == eager[number][: len(found)]
+        tokens = [token for both in outputs for token in both[number]]
+        assert tokens == eager[number][: len(tokens)]
     for stream in streams:
         stream.close()  # type: ignore[attr-defined]

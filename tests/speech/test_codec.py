@@ -1,4 +1,4 @@
-"""Codes and their points, and that a codec learns to tell its frames apart."""
+"""The quantiser's codes and levels, and the codec's training and context."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outrider.speech.codec import Codec, Quantiser
 
 
 @pytest.mark.parametrize("levels", [(8, 5, 5, 5), (2, 3), (4,)])
-def test_every_code_has_its_point(levels: tuple[int, ...]) -> None:
+def test_codes_and_levels_are_inverses(levels: tuple[int, ...]) -> None:
     quantiser = Quantiser(levels)
     codes = torch.arange(quantiser.size)
     points = quantiser.points(codes)
@@ -20,33 +20,33 @@ def test_every_code_has_its_point(levels: tuple[int, ...]) -> None:
     torch.testing.assert_close(quantiser.points(quantiser.codes(rounded)), rounded)
 
 
-def test_gradients_pass_the_rounding() -> None:
+def test_gradients_are_straight_through() -> None:
     x = torch.randn(4, 3, requires_grad=True)
     Quantiser((5, 5, 5))(x).sum().backward()
     assert x.grad is not None and (x.grad > 0).all()
 
 
 @pytest.mark.slow
-def test_it_learns() -> None:
+def test_the_codec_trains() -> None:
     torch.manual_seed(0)
     kinds = torch.randn(6, 80) * 2 - 5
     mel = kinds[torch.randint(6, (8, 20)).repeat_interleave(2, 1)].transpose(1, 2)  # [8, 80, 40]
     codec = Codec(width=32, levels=(5, 5), depth=2)
     before = codec.distance(mel).item()
-    steps = torch.optim.Adam(codec.parameters(), 5e-3)
+    optimiser = torch.optim.Adam(codec.parameters(), 5e-3)
     for _ in range(150):
-        steps.zero_grad()
+        optimiser.zero_grad()
         codec.distance(mel).backward()
-        steps.step()
+        optimiser.step()
     codes = codec.encode(mel)
     assert codes.shape == (8, 20) and codes.max() < 25
     assert codec.distance(mel).item() < before / 3
-    torch.testing.assert_close(codec.decode(codes), codec._unrolled(codec._rounded(mel)), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(codec.decode(codes), codec.reconstruct(mel), rtol=1e-4, atol=1e-4)
     with pytest.raises(InvalidOption, match="multiple"):
         codec.encode(mel[..., :3])
 
 
-def test_what_is_far_away_is_not_heard() -> None:
+def test_the_context_is_finite() -> None:
     torch.manual_seed(0)
     codec, codes = Codec(width=16, levels=(5, 5), depth=4).eval(), torch.randint(25, (1, 200))
     other = codes.clone()

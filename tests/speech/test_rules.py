@@ -1,4 +1,4 @@
-"""Rules and penalties on a small voice: which tokens are alike, and that an end is never taken lightly."""
+"""Relaxed rules and penalties on a small voice: neighbours of codes, and the end token, which is never relaxed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from outrider.speech.phonemes import ids, phonemes
 LOOSE = {"coarse-groups": {"similarity": 0.05}, "additive-beta": {"beta": 0.9}, "top-k-membership": {"k": 30}}
 
 
-class Ending(Plain):
-    """Always guesses that a token comes and then the end, or the end at once."""
+class EndDrafter(Plain):
+    """Always drafts the end token, and a code followed by the end token."""
 
     def __init__(self, end: int) -> None:
         self.end_token = end
@@ -35,16 +35,16 @@ class Ending(Plain):
         return Draft.guess(tokens.contiguous(), Tree.of((-1, -1, 1)), live)
 
 
-def told(speaker: SpeechModel, name: str, **given: Any) -> list[Step]:
-    """What the loop does under a rule, without sound."""
+def steps_of(speaker: SpeechModel, name: str, **options: Any) -> list[Step]:
+    """The steps of the decoding loop under a rule, without sound."""
     end = speaker.voice.end
     script = speaker.voice.script([ids(phonemes("Where is the station?"))] * 2)
-    rule = speaker.rule(Options(rule=name, rule_options=given)).made
+    rule = speaker.rule(Options(rule=name, rule_options=options)).made
     sampling = Sampling(end=(end,))
     return list(
         decode(
             speaker.target(script),
-            Ending(end),
+            EndDrafter(end),
             rule,
             [[end]] * 2,
             sampling=sampling,
@@ -54,25 +54,25 @@ def told(speaker: SpeechModel, name: str, **given: Any) -> list[Step]:
     )
 
 
-def test_every_relaxed_rule_takes_an_end_as_the_exact_one_does(speaker: SpeechModel) -> None:
+def test_relaxed_rules_accept_the_end_with_its_exact_probability(speaker: SpeechModel) -> None:
     end = speaker.voice.end
     names = [name for name in speaker.rules if RULES[name].lossless is False]
     assert {"tolerance", "additive-beta", "top-k-membership", "coarse-groups", "lantern", "grouped"} <= set(names)
-    bent = set()
+    relaxed = set()
     for name in names:
         ends = 0
-        for step in told(speaker, name, **LOOSE.get(name, {})):
+        for step in steps_of(speaker, name, **LOOSE.get(name, {})):
             for token, tried, chance, p in zip(step.drafted, step.tried, step.chance, step.p, strict=True):
                 if tried and token == end:
                     assert abs(chance - p) < 1e-6, (name, chance, p)
                     ends += 1
                 elif tried and abs(chance - p) > 1e-3:
-                    bent.add(name)
+                    relaxed.add(name)
         assert ends, name
-    assert {"tolerance", "additive-beta", "top-k-membership", "coarse-groups", "lantern"} <= bent
+    assert {"tolerance", "additive-beta", "top-k-membership", "coarse-groups", "lantern"} <= relaxed
 
 
-def test_the_end_is_like_no_code(speaker: SpeechModel) -> None:
+def test_the_end_is_far_from_every_code(speaker: SpeechModel) -> None:
     end = speaker.voice.end
     near, places = speaker.neighbours, speaker.places
     assert near.shape == (end + 1, end - 1) and not (near == end).any()
@@ -87,26 +87,25 @@ def test_the_end_is_like_no_code(speaker: SpeechModel) -> None:
     assert not speaker.embeddings[end].any() and speaker.embeddings[:end].any(1).all()
 
 
-def test_rules_are_handed_what_they_look_at(speaker: SpeechModel) -> None:
-    for name, given in (("lantern", "neighbours"), ("grouped", "codes"), ("coarse-groups", "embeddings")):
+def test_rules_receive_the_codecs_tables(speaker: SpeechModel) -> None:
+    for name, table in (("lantern", "neighbours"), ("grouped", "codes"), ("coarse-groups", "embeddings")):
         resolved = speaker.rule(Options(rule=name))
-        rule, told = resolved.made, resolved.name
-        assert told == name and len(getattr(rule, given)) == speaker.voice.end + 1
+        assert resolved.name == name and len(getattr(resolved.made, table)) == speaker.voice.end + 1
     rule = speaker.rule(Options(rule="lantern", rule_options={"k": 4})).made
     assert getattr(rule, "k", None) == 4
 
 
 @pytest.mark.slow
-def test_penalties_follow_each_path(speaker: SpeechModel) -> None:
-    """Drafting changes nothing of what is said under penalties either, and less is said again."""
+def test_penalties_apply_along_each_path(speaker: SpeechModel) -> None:
+    """Drafting changes no token under penalties either, and penalties reduce repetition."""
     text = "The harbour was quiet."
-    said = {}
+    repetition = {}
     for penalty in (0.0, 2.0):
         options = {"frequency_penalty": penalty, "rule": "gumbel-match", "temperature": 0.6, "seed": 5}
         plain = speaker.generate(text, **options)  # type: ignore[arg-type]
         for drafter in ("token-recycling", "draft-model"):
-            found = speaker.generate(text, drafter=drafter, **options)  # type: ignore[arg-type]
-            assert found.tokens == plain.tokens, drafter
+            drafted = speaker.generate(text, drafter=drafter, **options)  # type: ignore[arg-type]
+            assert drafted.tokens == plain.tokens, drafter
         assert plain.trace.options["frequency_penalty"] == penalty
-        said[penalty] = max(map(plain.tokens.count, plain.tokens)) / len(plain.tokens)
-    assert said[2.0] < said[0.0]
+        repetition[penalty] = max(map(plain.tokens.count, plain.tokens)) / len(plain.tokens)
+    assert repetition[2.0] < repetition[0.0]

@@ -1,4 +1,4 @@
-"""outrider.speech as people use it, on a small voice of noise."""
+"""The public API of outrider.speech on a small voice with random weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider.core.drafters.trained.drafter import Learned
 from outrider.core.errors import InvalidOption, OutriderError
 from outrider.core.rules.neighbours import Tolerance
 from outrider.core.trace import Trace
-from outrider.speech.audio import Sound, spoken
+from outrider.speech.audio import Sound, synthesise
 from outrider.speech.conditioned_heads import ConditionedHeads
 from outrider.speech.mel import RATE, SILENCE
 from outrider.speech.model import SpeechModel
@@ -20,79 +20,79 @@ from outrider.speech.options import Options
 from outrider.speech.vocoder import CONTEXT
 
 
-def heard(speaker: SpeechModel, text: str, **options: object) -> np.ndarray:
+def streamed(speaker: SpeechModel, text: str, **options: object) -> np.ndarray:
     return np.concatenate([piece.samples for piece in speaker.stream(text, **options)])  # type: ignore[arg-type]
 
 
-def test_what_is_streamed_is_the_whole(speaker: SpeechModel) -> None:
+def test_streaming_equals_generate(speaker: SpeechModel) -> None:
     text = "Good morning, everyone. " + "The harbour was quiet, and nobody had seen the ship before. " * 3
     whole = speaker.generate(text, seed=4)
     assert len(whole.phonemes) > 1 and len(whole.starts) == len(whole.tokens)
-    assert np.array_equal(heard(speaker, text, seed=4), whole.sound.samples)
+    assert np.array_equal(streamed(speaker, text, seed=4), whole.sound.samples)
     assert whole.finish in ("end", "limit") and whole.first is not None
     assert whole.trace.rows == len(whole.phonemes) and sum(map(len, (s.emitted for s in whole.trace.steps)))
     assert Trace.from_json(whole.trace.to_json()) == whole.trace
     assert abs(whole.starts[-1] - whole.sound.seconds) < 0.2 * len(whole.phonemes) + 0.1
-    factor = whole.factor
+    factor = whole.real_time_factor
     assert factor.total == factor.model + factor.codec + factor.vocoder > 0
 
 
 @pytest.mark.slow
-def test_whoever_drafts_the_same_tokens_sound_the_same(speaker: SpeechModel) -> None:
+def test_drafting_changes_neither_tokens_nor_sound(speaker: SpeechModel) -> None:
     text = "Where is the station, please?"
     plain = speaker.generate(text, rule="gumbel-match", seed=7)
     for drafter in ("prompt-lookup", "jacobi", "draft-model"):
-        found = speaker.generate(text, drafter=drafter, rule="gumbel-match", seed=7)
-        assert found.tokens == plain.tokens and np.array_equal(found.sound.samples, plain.sound.samples)
-        assert found.trace.method == drafter
+        drafted = speaker.generate(text, drafter=drafter, rule="gumbel-match", seed=7)
+        assert drafted.tokens == plain.tokens and np.array_equal(drafted.sound.samples, plain.sound.samples)
+        assert drafted.trace.method == drafter
 
 
-def test_pieces_join_without_a_seam(speaker: SpeechModel) -> None:
+def test_chunks_join_seamlessly(speaker: SpeechModel) -> None:
     codes = torch.randint(25, (150,), generator=torch.Generator().manual_seed(0)).tolist()
     with torch.no_grad():
         mel = speaker.codec.decode(torch.tensor([codes]))
-        silent = torch.nn.functional.pad(mel, (0, CONTEXT), value=SILENCE)  # as it is behind the end
+        silent = torch.nn.functional.pad(mel, (0, CONTEXT), value=SILENCE)  # as after the end
         whole = speaker.vocoder(silent)[0, : 150 * 512].numpy()
-    np.testing.assert_allclose(spoken(codes, speaker.codec, speaker.vocoder), whole, atol=1e-5)
+    np.testing.assert_allclose(synthesise(codes, speaker.codec, speaker.vocoder), whole, atol=1e-5)
 
 
-def test_several_texts_are_spoken_side_by_side(speaker: SpeechModel) -> None:
+def test_several_texts_are_one_batch(speaker: SpeechModel) -> None:
     texts = ["One.", "Two and three. And four, of course, which nobody expected.", "Yes!"]
-    found = speaker.generate(texts, seed=2)
-    assert [one.text for one in found] == texts
-    for text, one in zip(texts, found, strict=True):
+    results = speaker.generate(texts, seed=2)
+    assert [result.text for result in results] == texts
+    for text, result in zip(texts, results, strict=True):
         alone = speaker.generate(text, seed=2)
-        assert alone.tokens == one.tokens and one.sound.seconds > 0
+        assert alone.tokens == result.tokens and result.sound.seconds > 0
 
 
-def test_it_ends_whatever_the_voice_does(speaker: SpeechModel) -> None:
+def test_generation_is_bounded(speaker: SpeechModel) -> None:
     speaker.network.head.weight[-1] = 0.0
-    found = speaker.generate("Hello there.", temperature=0.0)
-    assert found.finish in ("end", "limit") and len(found.tokens) < 100
+    result = speaker.generate("Hello there.", temperature=0.0)
+    assert result.finish in ("end", "limit") and len(result.tokens) < 100
 
 
-def test_sound_is_saved_and_read(speaker: SpeechModel, tmp_path: Path) -> None:
+def test_sound_is_saved_and_loaded(speaker: SpeechModel, tmp_path: Path) -> None:
     sound = Sound(np.sin(np.arange(RATE) / 30).astype(np.float32) / 2)
     sound.save(tmp_path / "a.wav")
     back = Sound.load(tmp_path / "a.wav")
     np.testing.assert_allclose(back.samples, sound.samples, atol=1e-4)
     assert back.rate == RATE and back.seconds == 1 and "audio/wav" in sound._repr_html_()
-    assert abs(len(sound.at(16_000).samples) - 16_000) < 2 and sound.at(RATE) is sound
+    assert abs(len(sound.resample(16_000).samples) - 16_000) < 2 and sound.resample(RATE) is sound
     assert abs(speaker.resynthesised(sound).seconds - 1) < 0.03
-    with pytest.raises(InvalidOption, match=r"16,000 samples a second and 22,050"):
-        speaker.resynthesised(sound.at(16_000))
+    with pytest.raises(InvalidOption, match=r"16,000 samples per second and must have 22,050"):
+        speaker.resynthesised(sound.resample(16_000))
     with pytest.raises(InvalidOption, match=r"\.wav"):
         sound.save(tmp_path / "a.mp3")
     (tmp_path / "b.wav").write_bytes(b"RIFFnothing")
-    with pytest.raises(InvalidOption, match="no WAV"):
+    with pytest.raises(InvalidOption, match="not an uncompressed WAV"):
         Sound.load(tmp_path / "b.wav")
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "said"),
+    ("text", "options", "message"),
     [
-        ("", {}, "no text"),
-        ("?!", {}, "nothing that can be spoken"),
+        ("", {}, "text is empty"),
+        ("?!", {}, "nothing to speak"),
         ([], {}, "no text"),
         ("Hi.", {"drafter": "psychic"}, "psychic"),
         ("Hi.", {"rule": "whim"}, "whim"),
@@ -101,12 +101,12 @@ def test_sound_is_saved_and_read(speaker: SpeechModel, tmp_path: Path) -> None:
         ("Hi.", {"temperature": -1.0}, "temperature"),
     ],
 )
-def test_bad_input_is_said(speaker: SpeechModel, text: str, options: dict[str, object], said: str) -> None:
-    with pytest.raises(OutriderError, match=said):
+def test_bad_input_is_refused(speaker: SpeechModel, text: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(OutriderError, match=message):
         speaker.generate(text, **options)  # type: ignore[arg-type, call-overload]
 
 
-def test_speech_has_ways_of_its_own_to_begin(speaker: SpeechModel) -> None:
+def test_default_options_on_speech(speaker: SpeechModel) -> None:
     target = speaker.target(speaker.voice.script([[0, 3, 0]]))
     draft_head = ConditionedHeads(target, heads=4).drafts(target)
 

@@ -96,7 +96,7 @@ class Speech:
 
 def _audible(sp: PublishedSpeech) -> PublishedSpeech:
     """One that can be heard: the panel asks with a text and plays what comes."""
-    if not sp.audible:
+    if not sp.makes_sound:
         raise InvalidOption(
             f"{sp.name} hears rather than speaks, and the page gives it nothing to hear; ask it in the terminal: "
             f"outrider speech FILE.wav --model {sp.name}"
@@ -173,7 +173,7 @@ class LivePublished:
 
     def recording(self) -> Recording:
         said = self._stream.result
-        sound = None if said.outcome is None else self._sp.heard(said)
+        sound = None if said.outcome is None else self._sp.to_sound(said)
         starts = _evenly(self._steps, 0.0 if sound is None else sound.seconds)
         heard = packed(sound) if sound is not None and len(sound.samples) else ""
         return Recording("speech", said.trace, self._asked.prompt, sound=heard, starts=tuple(starts))

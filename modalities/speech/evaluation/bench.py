@@ -1,9 +1,9 @@
-"""What drafters and rules spare a voice, and what relaxed ones do to what is heard.
+"""Benchmark of drafters and acceptance rules on speech: speed, and the quality of relaxed rules.
 
-Every contender speaks the same sentences with the same seeds, in turns; its time is the language model's, codec and
-vocoder apart. The quality ladder has the teacher's reading, what the codec leaves of it, plain decoding, and every
-setting; intervals are bootstraps over sentences, differences from plain decoding paired. Knows sounds and traces;
-nothing of how speech is made.
+Contenders speak the same sentences with the same seeds in turns; a contender's time is the token model's, without codec
+and vocoder. Quality is measured on a ladder: the teacher's reading, the same through the codec, plain decoding, and
+each setting. Intervals are bootstraps over sentences, and differences from plain decoding are paired. Knows sounds and
+traces, nothing of how speech is synthesised.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from outrider.core.methods import DRAFTERS, RULES
 from outrider.core.trace import machine, versions
 from outrider.core.tree import Tree
 from outrider.speech.audio import Sound
-from outrider.speech.evaluation.metrics import Judges, Rating, compared
+from outrider.speech.evaluation.metrics import Rating, SpeechMetrics, compare
 from outrider.speech.model import SpeechModel
 from outrider.speech.options import Options
-from outrider.speech.phonemes import ids, phonemes, pieces
+from outrider.speech.phonemes import ids, phonemes, split_utterances
 from outrider.speech.stream import Result
-from outrider.speech.training.sentences import KINDS, held
+from outrider.speech.training.sentences import KINDS, held_out
 
-_DRAWS = 2000  # of the bootstrap
+_RESAMPLES = 2000  # of the bootstrap
 TEACHER, CODEC = "teacher", "codec"
-Read = Callable[[str], Sound]  # a text read aloud by the teacher
+Teacher = Callable[[str], Sound]  # reads a text aloud
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One row: who drafts and who judges."""
+    """One row: a drafter and a rule with their options."""
 
     drafter: str | None = None
     rule: str = "exact"
@@ -49,104 +49,104 @@ class Setting:
 
     @property
     def name(self) -> str:
-        told = [f"{name}={value}" for name, value in (*self.drafter_options.items(), *self.rule_options.items())]
+        options = [f"{name}={value}" for name, value in (*self.drafter_options.items(), *self.rule_options.items())]
         parts = [self.drafter or PLAIN, *([] if self.rule == "exact" else [self.rule])]
-        return " ".join((*parts, *([f"({', '.join(told)})"] if told else [])))
+        return " ".join((*parts, *([f"({', '.join(options)})"] if options else [])))
 
 
 def settings(
-    drafters: Sequence[str], rules: Sequence[str], of_drafters: Mapping[str, Any], of_rules: Mapping[str, Any]
+    drafters: Sequence[str], rules: Sequence[str], drafter_options: Mapping[str, Any], rule_options: Mapping[str, Any]
 ) -> list[Setting]:
-    """Every drafter under every rule; a list of values makes a setting of each."""
+    """Every drafter under every rule. A list of values makes one setting for each."""
     return [
-        Setting(drafter=drafter, rule=rule, drafter_options=theirs, rule_options=its)
+        Setting(drafter=drafter, rule=rule, drafter_options=drafter_values, rule_options=rule_values)
         for drafter, rule in product(drafters, rules)
-        for theirs in sweep(drafter, drafters, DRAFTERS, of_drafters)
-        for its in sweep(rule, rules, RULES, of_rules)
+        for drafter_values in sweep(drafter, drafters, DRAFTERS, drafter_options)
+        for rule_values in sweep(rule, rules, RULES, rule_options)
     ]
 
 
 def sentences(count: int) -> list[Item]:
-    """Held-out sentences, every kind in turn; the novel's are of a book that nobody has learned from."""
-    each = -(-count // len(KINDS))
-    by_kind = [held(kind, each) for kind in KINDS]
-    found = [one for group in zip(*by_kind, strict=True) for one in group][:count]
-    return [Item(str(place), one.kind, one.text) for place, one in enumerate(found)]
+    """Held-out sentences of all kinds in rotation."""
+    by_kind = [held_out(kind, -(-count // len(KINDS))) for kind in KINDS]
+    chosen = [sentence for group in zip(*by_kind, strict=True) for sentence in group][:count]
+    return [Item(str(index), sentence.kind, sentence.text) for index, sentence in enumerate(chosen)]
 
 
 @dataclass
-class Speech:
-    """Contenders over some sentences. What each first said of every one is kept, to be judged."""
+class SpeechBench:
+    """The contenders for given settings. The first result of each contender and sentence is kept for quality
+    metrics."""
 
     sp: SpeechModel
     settings: Sequence[Setting]
     seed: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)  # of every generation: temperature, speed ...
-    said: dict[tuple[str, str], Result] = field(default_factory=dict)  # by contender and item
+    options: Mapping[str, Any] = field(default_factory=dict)  # of every generation, such as temperature and speed
+    results: dict[tuple[str, str], Result] = field(default_factory=dict)  # by setting's name and item id
 
     def contenders(self) -> list[Contender]:
-        """Plain decoding, and one for each setting."""
-        return [self._contender(one) for one in (Setting(), *self.settings)]
+        """Plain decoding, then one contender for each setting."""
+        return [self._contender(setting) for setting in (Setting(), *self.settings)]
 
     def _contender(self, setting: Setting) -> Contender:
-        given = {
+        options = {
             **self.options,
             "drafter": setting.drafter,
             "rule": setting.rule,
             "drafter_options": setting.drafter_options,
             "rule_options": setting.rule_options,
         }
-        rule = self.sp.rule(Options.of(given)).made
+        rule = self.sp.rule(Options.of(options)).made
 
         def run(item: Item) -> Outcome:
-            found = self.sp.generate(item.content, **given, seed=self.seed + int(item.id))
-            self.said.setdefault((setting.name, item.id), found)
-            return Outcome(tuple(found.tokens), found.spent.model, found.trace.steps, found.trace.memory or 0)
+            result = self.sp.generate(item.content, **options, seed=self.seed + int(item.id))
+            self.results.setdefault((setting.name, item.id), result)
+            return Outcome(tuple(result.tokens), result.timing.model, result.trace.steps, result.trace.memory or 0)
 
         return Contender(setting.name, run, rule=setting.rule, lossless=rule.lossless)
 
 
-# ---- how open the distributions are
+# ---- entropy of the target's distributions
 
 
 @torch.no_grad()
-def entropy(sp: SpeechModel, found: Result, speed: float = 1.0) -> np.ndarray:
-    """Nats of the voice's own distribution (temperature 1, nothing cut off) at each token that was said, its end
-    included."""
-    each = []
-    rows = sorted({step.row for step in found.trace.steps})
-    for row_, said in zip(rows, found.phonemes, strict=False):
-        tokens = [token for step in found.trace.steps if step.row == row_ for token in step.emitted]
-        target = sp.target(sp.voice.script([ids(said)], speed))
+def entropy(sp: SpeechModel, result: Result, speed: float = 1.0) -> np.ndarray:
+    """The entropy in nats of the voice's distribution (temperature 1, no truncation) at each token of a result, end
+    tokens included."""
+    chunks = []
+    rows = sorted({step.row for step in result.trace.steps})
+    for row_, utterance in zip(rows, result.phonemes, strict=False):
+        tokens = [token for step in result.trace.steps if step.row == row_ for token in step.emitted]
+        target = sp.target(sp.voice.script([ids(utterance)], speed))
         try:
             target.begin([[sp.voice.end]], Sampling())
             codes = torch.tensor([tokens], device=target.device)
             chain = Tree.chain(codes.shape[1], target.device)
             scores = target.score(Draft.guess(codes, chain, torch.ones_like(codes, dtype=torch.bool)))
             logs = scores.logits()[0, :-1].float().log_softmax(-1)
-            each.append(-(logs.exp() * logs).sum(-1).cpu().numpy())
+            chunks.append(-(logs.exp() * logs).sum(-1).cpu().numpy())
         finally:
             target.end()
-    return np.concatenate([np.zeros(0, np.float32), *each])
+    return np.concatenate([np.zeros(0, np.float32), *chunks])
 
 
-# ---- how it is heard
+# ---- quality
 
 
 @dataclass(frozen=True)
-class Heard:
-    """What judges make of one sentence said once."""
+class Quality:
+    """The metrics of one sentence, spoken once."""
 
     words: int
-    wrong: int
+    word_errors: int
     letters: int
-    off: int
+    letter_errors: int
     signal: float
     background: float
     overall: float
-    alike: float  # the voice, beside the teacher's (without one: beside plain decoding's)
-    ratio: float  # how long it takes beside the same
-    unended: bool
+    speaker_similarity: float  # to the reference: the teacher, or plain decoding without one
+    duration_ratio: float  # to the reference
+    missing_end: bool
 
 
 _UNRATED = Rating(math.nan, math.nan, math.nan)
@@ -156,114 +156,117 @@ def _rated(opinion: float) -> tuple[float, float]:
     return (0, 0) if math.isnan(opinion) else (opinion, 1)
 
 
-# What is reported of many: a sum over another. Lower is better in the first two, and where there is no end.
-MEASURES: dict[str, Callable[[Heard], tuple[float, float]]] = {
-    "word_error": lambda one: (one.wrong, one.words),
-    "letter_error": lambda one: (one.off, one.letters),
-    "dnsmos": lambda one: _rated(one.overall),
-    "dnsmos_signal": lambda one: _rated(one.signal),
-    "dnsmos_background": lambda one: _rated(one.background),
-    "speaker_similarity": lambda one: (one.alike, 1),
-    "duration_ratio": lambda one: (one.ratio, 1),
-    "missing_end": lambda one: (one.unended, 1),
+# Each measure is a ratio of sums over sentences: the numerator and the denominator of one sentence.
+MEASURES: dict[str, Callable[[Quality], tuple[float, float]]] = {
+    "word_error": lambda quality: (quality.word_errors, quality.words),
+    "letter_error": lambda quality: (quality.letter_errors, quality.letters),
+    "dnsmos": lambda quality: _rated(quality.overall),
+    "dnsmos_signal": lambda quality: _rated(quality.signal),
+    "dnsmos_background": lambda quality: _rated(quality.background),
+    "speaker_similarity": lambda quality: (quality.speaker_similarity, 1),
+    "duration_ratio": lambda quality: (quality.duration_ratio, 1),
+    "missing_end": lambda quality: (quality.missing_end, 1),
 }
 
 
-def judged(
-    judges: Judges, text: str, sound: Sound, beside: Sound, unended: bool = False, *, rate: bool = True
-) -> Heard:
-    if not len(sound.samples):  # nothing was said: all of it is missing
-        missed = compared("", text)
-        return Heard(missed.words, missed.wrong, missed.letters, missed.off, 1.0, 1.0, 1.0, 0.0, 0.0, unended)
-    errors, rating = judges.errors(sound, text), judges.rating(sound) if rate else _UNRATED
-    return Heard(
+def sentence_quality(
+    metrics: SpeechMetrics, text: str, sound: Sound, reference: Sound, missing_end: bool = False, *, rate: bool = True
+) -> Quality:
+    """The metrics of a sound that should say `text`; `rate` includes DNSMOS."""
+    if not len(sound.samples):  # every word is missing
+        errors, rating, similarity = compare("", text), Rating(1.0, 1.0, 1.0), 0.0
+    else:
+        errors, rating = metrics.errors(sound, text), metrics.rating(sound) if rate else _UNRATED
+        similarity = metrics.similarity(sound, reference)
+    return Quality(
         errors.words,
-        errors.wrong,
+        errors.word_errors,
         errors.letters,
-        errors.off,
+        errors.letter_errors,
         rating.signal,
         rating.background,
         rating.overall,
-        judges.alike(sound, beside),
-        sound.seconds / max(beside.seconds, 1e-9),
-        unended,
+        similarity,
+        sound.seconds / max(reference.seconds, 1e-9),
+        missing_end,
     )
 
 
-def rungs(speech: Speech, item: Item, read: Read | None) -> dict[str, tuple[Sound, bool]]:
-    """What everybody says of an item, and whether it lacks its end: before them the teacher, if it can be had, and what
-    the codec leaves of that. Nothing where it was stopped before all had said it."""
-    names = [PLAIN, *(one.name for one in speech.settings)]
-    own = {name: speech.said[name, item.id] for name in names if (name, item.id) in speech.said}
-    if len(own) < len(names):
+def ladder_sounds(speech: SpeechBench, item: Item, teacher: Teacher | None) -> dict[str, tuple[Sound, bool]]:
+    """The sounds of an item by rung, each with whether its end is missing: the teacher and the codec if there is a
+    teacher, plain decoding, and each setting. Empty if the bench was stopped before all had spoken the item."""
+    names = [PLAIN, *(setting.name for setting in speech.settings)]
+    results = {name: speech.results[name, item.id] for name in names if (name, item.id) in speech.results}
+    if len(results) < len(names):
         return {}
-    sounds = {name: (one.sound, one.finish != "end") for name, one in own.items()}
-    if read is None:
+    sounds = {name: (result.sound, result.finish != "end") for name, result in results.items()}
+    if teacher is None:
         return sounds
-    heard = read(item.content)
-    return {TEACHER: (heard, False), CODEC: (speech.sp.resynthesised(heard), False), **sounds}
+    reading = teacher(item.content)
+    return {TEACHER: (reading, False), CODEC: (speech.sp.resynthesised(reading), False), **sounds}
 
 
 def ladder(
-    speech: Speech,
+    speech: SpeechBench,
     items: Sequence[Item],
-    judges: Judges,
-    read: Read | None,
+    metrics: SpeechMetrics,
+    teacher: Teacher | None,
     progress: Callable[[str], Any] = lambda name: None,
     rated: int | None = None,
-) -> dict[str, list[Heard]]:
-    """Every rung's verdicts on the same sentences, in their order, of which the first so many are `rated` too. Several
-    are listened to side by side, each in a thread that computes alone: that is quicker than many threads for one."""
+) -> dict[str, list[Quality]]:
+    """The quality of each rung on the same sentences, with DNSMOS for the first `rated` (None: all). Sentences run in
+    parallel, each in a single-threaded worker, which is faster than multi-threaded metrics one after another."""
     threads = torch.get_num_threads()
-    judges.ready()
+    metrics.load()
 
-    def verdicts(place: int, item: Item) -> dict[str, Heard]:
-        torch.set_num_threads(1)  # of this thread
-        sounds, found = rungs(speech, item, read), dict[str, Heard]()
-        for name, (sound, unended) in sounds.items():
-            beside, _ = sounds.get(TEACHER, sounds[PLAIN])
-            rate = rated is None or place < rated
-            found[name] = judged(judges, item.content, sound, beside, unended, rate=rate)
+    def item_quality(index: int, item: Item) -> dict[str, Quality]:
+        torch.set_num_threads(1)  # of this worker
+        sounds, by_rung = ladder_sounds(speech, item, teacher), dict[str, Quality]()
+        for name, (sound, missing_end) in sounds.items():
+            reference, _ = sounds.get(TEACHER, sounds[PLAIN])
+            rate = rated is None or index < rated
+            by_rung[name] = sentence_quality(metrics, item.content, sound, reference, missing_end, rate=rate)
             progress(name)
-        return found
+        return by_rung
 
-    found: dict[str, list[Heard]] = {}
+    rungs: dict[str, list[Quality]] = {}
     try:
         with ThreadPoolExecutor(threads) as pool:
-            for each in pool.map(verdicts, range(len(items)), items):
-                for name, one in each.items():
-                    found.setdefault(name, []).append(one)
+            for by_rung in pool.map(item_quality, range(len(items)), items):
+                for name, quality in by_rung.items():
+                    rungs.setdefault(name, []).append(quality)
     finally:
         torch.set_num_threads(threads)
-    return found
+    return rungs
 
 
-def teacher(threads: int = 1) -> Read:
-    """The voice that was learned from, reading what the draft head reads, piece by piece."""
-    from outrider.speech.training.kokoro import Teacher
+def load_teacher(threads: int = 1) -> Teacher:
+    """The voice that our voice was trained on; it reads each utterance of a text separately, as ours does."""
+    from outrider.speech.training.kokoro import Kokoro
 
-    made = Teacher(threads=threads)
-    return lambda text: Sound(np.concatenate([made.read(phonemes(part)).sound for part in pieces(text)]))
+    kokoro = Kokoro(threads=threads)
+    return lambda text: Sound(np.concatenate([kokoro.read(phonemes(part)).sound for part in split_utterances(text)]))
 
 
-def measured(found: Sequence[Heard], plain: Sequence[Heard], seed: int = 0) -> dict[str, dict[str, float]]:
-    """Of each measure its value and 95 % interval, and how far it is from plain decoding's, drawn in pairs."""
+def summarise(qualities: Sequence[Quality], plain: Sequence[Quality], seed: int = 0) -> dict[str, dict[str, float]]:
+    """Each measure's value and its paired difference ("apart") from plain decoding's, with 95 % intervals."""
     rng = np.random.default_rng(seed)
-    drawn = rng.integers(len(found), size=(_DRAWS, len(found)))
-    result = {}
-    for name, parts in MEASURES.items():
-        above, below = np.array([parts(one) for one in found], float).T
-        base, under = np.array([parts(one) for one in plain], float).T
-        with np.errstate(invalid="ignore"):  # of which nobody was rated
-            draws = above[drawn].sum(1) / below[drawn].sum(1)
-            apart = draws - base[drawn].sum(1) / under[drawn].sum(1)
+    resamples = rng.integers(len(qualities), size=(_RESAMPLES, len(qualities)))
+    summary = {}
+    for name, fraction in MEASURES.items():
+        above, below = np.array([fraction(quality) for quality in qualities], float).T
+        plain_above, plain_below = np.array([fraction(quality) for quality in plain], float).T
+        with np.errstate(invalid="ignore"):  # a resample may have no rated sentence
+            values = above[resamples].sum(1) / below[resamples].sum(1)
+            differences = values - plain_above[resamples].sum(1) / plain_below[resamples].sum(1)
         value = above.sum() / below.sum()
-        low, high = np.nanquantile(draws, (0.025, 0.975))
-        least, most = np.nanquantile(apart, (0.025, 0.975))
-        difference = value - base.sum() / under.sum()
-        told = {"value": value, "low": low, "high": high, "apart": difference, "apart_low": least, "apart_high": most}
-        result[name] = {key: float(one) for key, one in told.items()}
-    return result
+        difference = value - plain_above.sum() / plain_below.sum()
+        low, high = np.nanquantile(values, (0.025, 0.975))
+        apart_low, apart_high = np.nanquantile(differences, (0.025, 0.975))
+        figures = {"value": value, "low": low, "high": high}
+        figures |= {"apart": difference, "apart_low": apart_low, "apart_high": apart_high}
+        summary[name] = {key: float(figure) for key, figure in figures.items()}
+    return summary
 
 
 # ---- the report
@@ -271,40 +274,41 @@ def measured(found: Sequence[Heard], plain: Sequence[Heard], seed: int = 0) -> d
 
 def report(
     bench: Bench,
-    speech: Speech,
-    heard: Mapping[str, Sequence[Heard]],
+    speech: SpeechBench,
+    quality: Mapping[str, Sequence[Quality]],
     *,
     about: Mapping[str, Any],
     skipped: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The JSON of `outrider bench speech`."""
+    """The JSON of `outrider bench speech`; `quality` is that of `ladder`."""
     plain = {item: run.outcome.tokens for item, run in bench.first(PLAIN).items()}
     speed = float(speech.options.get("speed", 1.0))
     rows = []
-    by_name = {one.name: one for one in (Setting(), *speech.settings)}
-    for one in bench.contenders:
-        first = bench.first(one.name)
+    by_name = {setting.name: setting for setting in (Setting(), *speech.settings)}
+    for contender in bench.contenders:
+        name = contender.name
+        first = bench.first(name)
         same: dict[str, Same] = {
             item: "same" if run.outcome.tokens == plain[item] else "other"
             for item, run in first.items()
             if item in plain
         }
-        told = row(bench, one, same=same, quality=lambda runs: _sounding(runs, speech))
-        total, setting = pooled(bench.of(one.name)), by_name[one.name]
-        nats = [entropy(speech.sp, speech.said[one.name, item], speed) for item in first]
-        told |= {
-            "setting": one.name,
+        figures = row(bench, contender, same=same, quality=lambda runs: _sound_figures(runs, speech))
+        total, setting = pooled(bench.of(name)), by_name[name]
+        nats = [entropy(speech.sp, speech.results[name, item], speed) for item in first]
+        figures |= {
+            "setting": name,
             "drafter": setting.drafter or PLAIN,
-            "drafter_options": _plain(setting.drafter_options),
-            "rule_options": _plain(setting.rule_options),
+            "drafter_options": _as_json(setting.drafter_options),
+            "rule_options": _as_json(setting.rule_options),
             "price_per_token": total.total_variation / max(total.tokens, 1),
             "relaxed_share": total.sources.get("relaxed", 0) / max(total.tokens, 1),
             "target_entropy": float(np.concatenate([np.zeros(0), *nats]).mean()) if nats else 0.0,
         }
-        if one.name in heard:
-            told["quality"] |= measured(heard[one.name], heard[PLAIN])
-        rows.append(told)
-    rungs = {name: measured(heard[name], heard[PLAIN]) for name in (TEACHER, CODEC) if name in heard}
+        if name in quality:
+            figures["quality"] |= summarise(quality[name], quality[PLAIN])
+        rows.append(figures)
+    rungs = {name: summarise(quality[name], quality[PLAIN]) for name in (TEACHER, CODEC) if name in quality}
     return {
         "schema": SCHEMA,
         "machine": machine(),
@@ -312,33 +316,36 @@ def report(
         "settings": {"model": speech.sp.name, "dtype": speech.sp.dtype, "seed": speech.seed, **speech.options, **about},
         "rows": rows,
         "ladder": rungs,
-        "judged": len(heard.get(PLAIN, ())),
+        "judged": len(quality.get(PLAIN, ())),
         "skipped": dict(skipped or {}),
         "peers": [],
     }
 
 
-def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: one if isinstance(one, str | int | float | bool) else str(one) for name, one in options.items()}
+def _as_json(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value if isinstance(value, str | int | float | bool) else str(value) for name, value in options.items()
+    }
 
 
-def _sounding(runs: Sequence[Run], speech: Speech) -> dict[str, Any]:
-    """Seconds of work for a second of sound, by what does it; and until something is heard."""
-    found = [speech.said[run.contender, run.item.id] for run in runs]
-    seconds = max(sum(one.sound.seconds for one in found), 1e-9)
-    first = [one.first for one in found if one.first is not None]
+def _sound_figures(runs: Sequence[Run], speech: SpeechBench) -> dict[str, Any]:
+    """The real-time factors of model, codec and vocoder, and the median seconds until the first sound."""
+    results = [speech.results[run.contender, run.item.id] for run in runs]
+    seconds = max(sum(result.sound.seconds for result in results), 1e-9)
+    first = [result.first for result in results if result.first is not None]
     return {
         "seconds_of_sound": seconds,
-        "factor_model": sum(one.spent.model for one in found) / seconds,
-        "factor_codec": sum(one.spent.codec for one in found) / seconds,
-        "factor_vocoder": sum(one.spent.vocoder for one in found) / seconds,
+        "factor_model": sum(result.timing.model for result in results) / seconds,
+        "factor_codec": sum(result.timing.codec for result in results) / seconds,
+        "factor_vocoder": sum(result.timing.vocoder for result in results) / seconds,
         "first_heard": float(np.median(first)) if first else None,
     }
 
 
-def plot(told: Mapping[str, Any], path: Path) -> bool:
-    """Tokens a call against word error, a line for each drafter and rule; False without matplotlib or verdicts."""
-    rows = [one for one in told["rows"] if "word_error" in one["quality"]]
+def plot(report: Mapping[str, Any], path: Path) -> bool:
+    """Plot word error against tokens per target pass, one line for each drafter and rule. Returns False without
+    matplotlib or quality metrics."""
+    rows = [row for row in report["rows"] if "word_error" in row["quality"]]
     if not rows:
         return False
     try:
@@ -347,22 +354,22 @@ def plot(told: Mapping[str, Any], path: Path) -> bool:
         return False
     figure = Figure(figsize=(9, 4.6), layout="constrained")
     axes = figure.subplots()
-    names = {id(one): one["drafter"] if one["drafter"] == PLAIN else f"{one['drafter']} {one['rule']}" for one in rows}
+    names = {id(row): row["drafter"] if row["drafter"] == PLAIN else f"{row['drafter']} {row['rule']}" for row in rows}
     for number, name in enumerate(dict.fromkeys(names.values())):
-        own = sorted((one for one in rows if names[id(one)] == name), key=lambda one: one["tokens_per_pass"])
-        error = [one["quality"]["word_error"] for one in own]
-        value = np.array([one["value"] for one in error])
-        bounds = np.abs(np.array([[one["low"], one["high"]] for one in error]).T - value)
-        calls, look = [one["tokens_per_pass"] for one in own], f"{'os^'[number // 10 % 3]}-"
-        axes.errorbar(calls, 100 * value, 100 * bounds, fmt=look, color=f"C{number % 10}", capsize=3, label=name)
-        for one, at in zip(own, value, strict=True):
-            label = ", ".join(f"{key}={value}" for key, value in one["rule_options"].items())
-            axes.annotate(label, (one["tokens_per_pass"], 100 * at), textcoords="offset points", xytext=(5, 5))
-    for name, rung in told["ladder"].items():
+        line = sorted((row for row in rows if names[id(row)] == name), key=lambda row: row["tokens_per_pass"])
+        errors = [row["quality"]["word_error"] for row in line]
+        values = np.array([error["value"] for error in errors])
+        bounds = np.abs(np.array([[error["low"], error["high"]] for error in errors]).T - values)
+        tokens, style = [row["tokens_per_pass"] for row in line], f"{'os^'[number // 10 % 3]}-"
+        axes.errorbar(tokens, 100 * values, 100 * bounds, fmt=style, color=f"C{number % 10}", capsize=3, label=name)
+        for figures, value in zip(line, values, strict=True):
+            label = ", ".join(f"{key}={option}" for key, option in figures["rule_options"].items())
+            axes.annotate(label, (figures["tokens_per_pass"], 100 * value), textcoords="offset points", xytext=(5, 5))
+    for name, rung in report["ladder"].items():
         axes.axhline(100 * rung["word_error"]["value"], linestyle=":", color="grey")
         axes.annotate(name, (1.0, 100 * rung["word_error"]["value"]), xytext=(2, 2), textcoords="offset points")
-    axes.set(xlabel="tokens a target call", ylabel="words wrong, % (95 % intervals)")
-    axes.margins(x=0.1)  # room for what the last points say
+    axes.set(xlabel="tokens per target pass", ylabel="word error, % (95 % intervals)")
+    axes.margins(x=0.1)  # room for the labels of the last points
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize="small")
     figure.savefig(path, dpi=110)

@@ -1,8 +1,8 @@
-"""How far the codec carries: a human whom it never heard, for it learned from one synthetic voice.
+"""Tests the codec on human speech. It was trained on one synthetic voice.
 
-The speech is the prompts of a telephone exchange, one speaker in a wide band (16,000 samples a second, so that nothing
-is above 8 kHz). Nobody wrote down what is said: the recogniser does, and what vocoder and codec leave of a clip is
-compared with what is heard of the clip itself. Knows sounds and judges, nothing of tokens.
+The clips are one speaker's prompts of a telephone exchange at 16 kHz, without transcripts. The recogniser's transcript
+of the original clip is the reference for those of the vocoder's and of the codec's reconstruction. Knows sounds and
+metrics, nothing of tokens.
 """
 
 from __future__ import annotations
@@ -19,61 +19,63 @@ from outrider.core.assets.archives import contents
 from outrider.core.bench.runner import SCHEMA
 from outrider.core.trace import machine, versions
 from outrider.speech.audio import Sound
-from outrider.speech.evaluation.bench import CODEC, Heard, judged, measured
-from outrider.speech.evaluation.metrics import Judges, plain_words
-from outrider.speech.evaluation.opus import g722
+from outrider.speech.evaluation.bench import CODEC, Quality, sentence_quality, summarise
+from outrider.speech.evaluation.metrics import SpeechMetrics, normalised_words
+from outrider.speech.evaluation.opus import decode_g722
 from outrider.speech.mel import RATE
 from outrider.speech.model import SpeechModel
 from outrider.speech.vocoder import VocoderStream
 
 HUMAN, VOCODER = "human", "vocoder alone"
-SHORTEST, FEWEST = 1.5, 3  # seconds and words of a clip that is listened to
+MIN_SECONDS, MIN_WORDS = 1.5, 3  # of a clip
 
 
 def clips() -> Iterator[Sound]:
-    """Those that are long enough, in an order by their names' hash, so that a few are of all sorts."""
-    found = {PurePosixPath(name).name: data for name, data in contents("human-speech", r"\.g722$")}
-    for name in sorted(found, key=lambda name: hashlib.sha256(name.encode()).digest()):
-        sound = g722(found[name])
-        if sound.seconds >= SHORTEST:
-            yield sound.at(RATE)
+    """The clips of MIN_SECONDS or more, ordered by a hash of their names so that the first ones are a random sample."""
+    files = {PurePosixPath(name).name: data for name, data in contents("human-speech", r"\.g722$")}
+    for name in sorted(files, key=lambda name: hashlib.sha256(name.encode()).digest()):
+        sound = decode_g722(files[name])
+        if sound.seconds >= MIN_SECONDS:
+            yield sound.resample(RATE)
 
 
-def vocoded(sp: SpeechModel, sound: Sound) -> Sound:
-    """What the vocoder alone leaves of a sound."""
-    way = VocoderStream(sp.vocoder)
-    parts = [way.push(sound.frames().to(sp.codec.mean.device)), way.finish()]
+def vocode(sp: SpeechModel, sound: Sound) -> Sound:
+    """A sound reconstructed by the vocoder from its mel frames, without the codec."""
+    stream = VocoderStream(sp.vocoder)
+    parts = [stream.push(sound.mel().to(sp.codec.mean.device)), stream.finish()]
     return Sound(torch.cat(parts).float().cpu().numpy())
 
 
 def ladder(
     sp: SpeechModel,
     sounds: Iterable[Sound],
-    judges: Judges,
+    metrics: SpeechMetrics,
     limit: int,
     progress: Callable[[str], Any] = lambda name: None,
-) -> dict[str, list[Heard]]:
-    """Every rung's verdicts on so many clips in which words enough are heard; voice and length are beside the human."""
-    found: dict[str, list[Heard]] = {HUMAN: [], VOCODER: [], CODEC: []}
-    heard = ((sound, judges.errors(sound, "").heard) for sound in sounds)
-    for sound, text in islice((one for one in heard if len(plain_words(one[1])) >= FEWEST), limit):
-        made = {HUMAN: sound, VOCODER: vocoded(sp, sound), CODEC: sp.resynthesised(sound)}
-        for name, one in made.items():
-            found[name].append(judged(judges, text, one, sound))
+) -> dict[str, list[Quality]]:
+    """The quality of the original, the vocoder's and the codec's version of the first `limit` sounds in which MIN_WORDS
+    words are recognised. The original is the reference."""
+    rungs: dict[str, list[Quality]] = {HUMAN: [], VOCODER: [], CODEC: []}
+    transcribed = ((sound, metrics.errors(sound, "").transcript) for sound in sounds)
+    long_enough = ((sound, text) for sound, text in transcribed if len(normalised_words(text)) >= MIN_WORDS)
+    for original, text in islice(long_enough, limit):
+        versions = {HUMAN: original, VOCODER: vocode(sp, original), CODEC: sp.resynthesised(original)}
+        for name, sound in versions.items():
+            rungs[name].append(sentence_quality(metrics, text, sound, original))
             progress(name)
-    return found
+    return rungs
 
 
-def report(sp: SpeechModel, heard: Mapping[str, Sequence[Heard]], *, about: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON of `outrider bench codec`: nobody drafts here, so that there are rungs and no rows."""
+def report(sp: SpeechModel, rungs: Mapping[str, Sequence[Quality]], *, about: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON of `outrider bench codec`. It has rungs and no rows, because nothing is drafted."""
     return {
         "schema": SCHEMA,
         "machine": machine(),
         "versions": versions(),
-        "settings": {"model": sp.name, "dtype": "float32", "shortest": SHORTEST, "fewest": FEWEST, **about},
+        "settings": {"model": sp.name, "dtype": "float32", "shortest": MIN_SECONDS, "fewest": MIN_WORDS, **about},
         "rows": [],
-        "ladder": {name: measured(some, heard[HUMAN]) for name, some in heard.items()},
-        "judged": len(heard[HUMAN]),
+        "ladder": {name: summarise(qualities, rungs[HUMAN]) for name, qualities in rungs.items()},
+        "judged": len(rungs[HUMAN]),
         "skipped": {},
         "peers": [],
     }

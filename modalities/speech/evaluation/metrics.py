@@ -1,7 +1,8 @@
-"""Judges of speech: whether it says what it should (Whisper base), how it would be rated (DNSMOS P.835), and who
-speaks (Resemblyzer). All are fetched through outrider.core.assets.store; the extra `judges` has what they run in.
+"""Speech metrics: word and letter errors of a recogniser's transcript (Whisper base), predicted opinion scores (DNSMOS
+P.835), and speaker similarity (Resemblyzer).
 
-Knows sound and words, nothing of tokens or decoding.
+The models are fetched through outrider.core.assets.store; the extra `judges` has the packages that run them. Knows
+sounds and words, nothing of tokens or decoding.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from outrider.core.assets.store import Checkpoint, fetch, unpickled
 from outrider.core.errors import OutriderError
 from outrider.speech.audio import Sound
 
-_RATE = 16_000  # what all of them hear
-_RATED = 144_160  # samples that DNSMOS hears at a time: 9.01 seconds
-_CURVES = (  # from what its network says to a mean opinion: of the signal, of the background, overall
+_RATE = 16_000  # the sample rate of all models
+_DNSMOS_WINDOW = 144_160  # samples: 9.01 seconds
+_CURVES = (  # polynomials from DNSMOS's outputs to mean opinion scores: signal, background, overall
     (-0.08397278, 1.22083953, 0.0052439),
     (-0.13166888, 1.60915514, -0.39604546),
     (-0.06766283, 1.11546468, 0.04602535),
 )
 
 
-class JudgeError(OutriderError):
-    """A judge that can't be had."""
+class MetricError(OutriderError):
+    """A metric cannot be computed: a package is missing, or the sound is empty."""
 
 
 @dataclass(frozen=True)
 class Rating:
-    """Predicted mean opinions, from 1 to 5."""
+    """Predicted mean opinion scores, from 1 to 5."""
 
     signal: float
     background: float
@@ -44,87 +45,88 @@ class Rating:
 
 @dataclass(frozen=True)
 class Errors:
-    """How far what was heard is from what was meant."""
+    """A transcript, and its edit distance from the reference text in words and in letters."""
 
-    heard: str
-    words: int  # that were meant
-    wrong: int  # words to be changed, left out or put in
+    transcript: str
+    words: int  # in the reference
+    word_errors: int  # substitutions, deletions and insertions
     letters: int
-    off: int
+    letter_errors: int
 
     @property
     def word_rate(self) -> float:
-        return self.wrong / max(self.words, 1)
+        return self.word_errors / max(self.words, 1)
 
     @property
     def letter_rate(self) -> float:
-        return self.off / max(self.letters, 1)
+        return self.letter_errors / max(self.letters, 1)
 
 
-class Judges:
-    """All of them, each made when it is first asked. So many `listeners` may ask at once."""
+class SpeechMetrics:
+    """All metrics; each model is loaded on first use. `workers` is the number of threads that transcribe in
+    parallel."""
 
-    def __init__(self, threads: int = 1, listeners: int = 1) -> None:
-        self.threads, self.listeners = threads, listeners
+    def __init__(self, threads: int = 1, workers: int = 1) -> None:
+        self.threads, self.workers = threads, workers
 
-    def ready(self) -> None:
-        """Make them all now, before several threads ask at once."""
+    def load(self) -> None:
+        """Load all models, before several threads use them."""
         _ = self._whisper, self._mos, self._encoder
 
-    def errors(self, sound: Sound, meant: str) -> Errors:
-        """Have Whisper write down what it hears, without telling it what to expect."""
+    def errors(self, sound: Sound, text: str) -> Errors:
+        """The errors of Whisper's transcript against `text`, which Whisper does not see."""
         parts, _ = self._whisper.transcribe(
-            sound.at(_RATE).samples, language="en", beam_size=5, condition_on_previous_text=False
+            sound.resample(_RATE).samples, language="en", beam_size=5, condition_on_previous_text=False
         )
-        return compared(" ".join(part.text.strip() for part in parts), meant)
+        return compare(" ".join(part.text.strip() for part in parts), text)
 
     def rating(self, sound: Sound) -> Rating:
-        """DNSMOS, averaged over a window that moves by a second; what is shorter is repeated, as its authors do."""
+        """DNSMOS, averaged over windows one second apart. A shorter sound is repeated, as in the authors' code."""
         if not len(sound.samples):
-            raise JudgeError("there is no sound to rate")
-        heard = sound.at(_RATE).samples
-        while len(heard) < _RATED:
-            heard = np.concatenate([heard, heard])
-        found = []
-        for start in range(0, len(heard) - _RATED + 1, _RATE):
-            part = heard[None, start : start + _RATED].astype(np.float32)
-            found.append(self._mos.run(None, {self._mos.get_inputs()[0].name: part})[0][0])
-        raw = np.mean([[np.polyval(curve, one) for curve, one in zip(_CURVES, each, strict=True)] for each in found], 0)
-        return Rating(*(float(one) for one in raw))
+            raise MetricError("the sound has no samples to rate")
+        samples = sound.resample(_RATE).samples
+        while len(samples) < _DNSMOS_WINDOW:
+            samples = np.concatenate([samples, samples])
+        scores = []
+        for start in range(0, len(samples) - _DNSMOS_WINDOW + 1, _RATE):
+            window = samples[None, start : start + _DNSMOS_WINDOW].astype(np.float32)
+            outputs = self._mos.run(None, {self._mos.get_inputs()[0].name: window})[0][0]
+            scores.append([np.polyval(curve, output) for curve, output in zip(_CURVES, outputs, strict=True)])
+        return Rating(*(float(score) for score in np.mean(scores, 0)))
 
-    def alike(self, one: Sound, other: Sound) -> float:
-        """Cosine of two voices, from -1 to 1."""
+    def similarity(self, first: Sound, second: Sound) -> float:
+        """The cosine similarity of two speakers, from -1 to 1."""
         with torch.no_grad():
-            return float(self._encoder(one) @ self._encoder(other))
+            return float(self._encoder(first) @ self._encoder(second))
 
     @cached_property
     def _whisper(self) -> Any:
         try:
             from faster_whisper import WhisperModel
         except ImportError:
-            raise JudgeError("the recogniser runs in faster-whisper: pip install 'outrider[judges]'") from None
-        folder, sides = str(fetch("whisper-base")), {"cpu_threads": self.threads, "num_workers": self.listeners}
-        return WhisperModel(folder, device="cpu", compute_type="int8", **sides)
+            raise MetricError("the recogniser needs faster-whisper: pip install 'outrider[judges]'") from None
+        folder, parallel = str(fetch("whisper-base")), {"cpu_threads": self.threads, "num_workers": self.workers}
+        return WhisperModel(folder, device="cpu", compute_type="int8", **parallel)
 
     @cached_property
     def _mos(self) -> Any:
         try:
             import onnxruntime
         except ImportError:
-            raise JudgeError("DNSMOS runs in onnxruntime: pip install 'outrider[judges]'") from None
-        wanted = onnxruntime.SessionOptions()
-        wanted.intra_op_num_threads, wanted.log_severity_level = self.threads, 3
+            raise MetricError("DNSMOS needs onnxruntime: pip install 'outrider[judges]'") from None
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = self.threads, 3
         file = str(fetch("dnsmos") / "sig_bak_ovr.onnx")
-        return onnxruntime.InferenceSession(file, wanted, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 
     @cached_property
     def _encoder(self) -> SpeakerEncoder:
-        return SpeakerEncoder.of(Checkpoint(unpickled("resemblyzer")))
+        return SpeakerEncoder.from_tensors(Checkpoint(unpickled("resemblyzer")))
 
 
 class SpeakerEncoder(nn.Module):
-    """Three recurrent layers over mel frames: a unit vector for a voice (generalised end-to-end loss, arXiv
-    1710.10467, in Resemblyzer's sizes)."""
+    """A sound -> the unit vector of its speaker: three LSTM layers over mel frames, trained with the generalised
+    end-to-end loss (arXiv 1710.10467), in Resemblyzer's sizes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,32 +134,31 @@ class SpeakerEncoder(nn.Module):
         self.linear = nn.Linear(256, 256)
 
     @classmethod
-    def of(cls, tensors: Checkpoint) -> SpeakerEncoder:
-        made = cls()
-        own = made.state_dict()
-        named = {name.removeprefix("model_state."): name for name in tensors}
-        made.load_state_dict({name: tensors[named[name]] for name in own})
-        return made.eval().requires_grad_(False)
+    def from_tensors(cls, tensors: Checkpoint) -> SpeakerEncoder:
+        encoder = cls()
+        published = {name.removeprefix("model_state."): name for name in tensors}
+        encoder.load_state_dict({name: tensors[published[name]] for name in encoder.state_dict()})
+        return encoder.eval().requires_grad_(False)
 
     def forward(self, sound: Sound) -> Tensor:
         from torchaudio.transforms import MelSpectrogram
 
-        heard = torch.from_numpy(sound.at(_RATE).samples)
-        loudness = heard.square().mean().sqrt().clamp(min=1e-6)
-        heard = heard * (10 ** (-30 / 20) / loudness).clamp(min=1)  # what is quiet is raised to -30 dB
-        seen = MelSpectrogram(
+        samples = torch.from_numpy(sound.resample(_RATE).samples)
+        loudness = samples.square().mean().sqrt().clamp(min=1e-6)
+        samples = samples * (10 ** (-30 / 20) / loudness).clamp(min=1)  # raise quiet sounds to -30 dB
+        mel = MelSpectrogram(
             _RATE, 400, hop_length=160, n_mels=40, norm="slaney", mel_scale="slaney", pad_mode="constant"
         )
-        frames = seen(heard).T  # [T, 40]
+        frames = mel(samples).T  # [T, 40]
         parts = [frames[start : start + 160] for start in range(0, max(len(frames) - 159, 1), 80)]
         states = [self.lstm(part[None])[1][0][-1, 0] for part in parts]
-        each = nn.functional.normalize(self.linear(torch.stack(states)).relu(), dim=-1)
-        return nn.functional.normalize(each.mean(0), dim=-1)
+        vectors = nn.functional.normalize(self.linear(torch.stack(states)).relu(), dim=-1)
+        return nn.functional.normalize(vectors.mean(0), dim=-1)
 
 
-def plain_words(text: str) -> list[str]:
-    """A text as recognisers are judged by: Whisper's own normaliser, so that "nineteen sixty" and "1960" are the same,
-    and digits belong together however they are parted."""
+def normalised_words(text: str) -> list[str]:
+    """The words of a text after Whisper's normaliser, which makes "nineteen sixty" and "1960" equal. Colons and hyphens
+    between digits are removed first."""
     return _normaliser()(re.sub(r"(?<=\d)[:-](?=\d)", "", text.replace("’", "'"))).split()
 
 
@@ -165,22 +166,28 @@ def plain_words(text: str) -> list[str]:
 def _normaliser() -> Callable[[str], str]:
     from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
-    made: Callable[[str], str] = EnglishTextNormalizer({})  # no table of British spellings: both texts are American
-    return made
+    normaliser: Callable[[str], str] = EnglishTextNormalizer({})  # no British spellings: both texts are American
+    return normaliser
 
 
-def compared(heard: str, meant: str) -> Errors:
-    """Words and letters to be changed."""
-    said, wanted = plain_words(heard), plain_words(meant)
-    letters, off = " ".join(wanted), distance(" ".join(said), " ".join(wanted))
-    return Errors(heard, len(wanted), distance(said, wanted), len(letters), off)
+def compare(transcript: str, reference: str) -> Errors:
+    """The errors of a transcript in normalised words and letters."""
+    words, wanted = normalised_words(transcript), normalised_words(reference)
+    letters, wanted_letters = " ".join(words), " ".join(wanted)
+    return Errors(
+        transcript,
+        len(wanted),
+        edit_distance(words, wanted),
+        len(wanted_letters),
+        edit_distance(letters, wanted_letters),
+    )
 
 
-def distance(one: Sequence[str], other: Sequence[str]) -> int:
-    """The least number of changes, insertions and deletions that make one the other."""
-    row = list(range(len(other) + 1))
-    for place, sign in enumerate(one, 1):
-        before, row[0] = row[0], place
-        for column, wanted in enumerate(other, 1):
-            before, row[column] = row[column], min(row[column] + 1, row[column - 1] + 1, before + (sign != wanted))
+def edit_distance(first: Sequence[str], second: Sequence[str]) -> int:
+    """The Levenshtein distance."""
+    row = list(range(len(second) + 1))
+    for index, item in enumerate(first, 1):
+        diagonal, row[0] = row[0], index
+        for column, other in enumerate(second, 1):
+            diagonal, row[column] = row[column], min(row[column] + 1, row[column - 1] + 1, diagonal + (item != other))
     return row[-1]

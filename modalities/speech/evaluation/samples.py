@@ -1,5 +1,4 @@
-"""Samples to be listened to: what everybody said of the first sentences of a bench, as small files. Knows the bench
-alone."""
+"""Listening samples: Opus files of the first sentences of a benchmark, from each rung of the quality ladder."""
 
 from __future__ import annotations
 
@@ -9,23 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from outrider.core.bench.runner import Item
-from outrider.speech.evaluation.bench import Read, Speech, rungs
-from outrider.speech.evaluation.opus import opus
+from outrider.speech.evaluation.bench import SpeechBench, Teacher, ladder_sounds
+from outrider.speech.evaluation.opus import encode_opus
 from outrider.speech.training.sentences import KINDS
 
-COUNT = len(KINDS)  # sentences: of those that are held out, one of every kind
+COUNT = len(KINDS)  # sentences: one of each kind
 
 
-def written(speech: Speech, items: Sequence[Item], read: Read | None, folder: Path) -> list[dict[str, Any]]:
-    """Of each sentence its text, and the files of those who say it by their names, the folder's before them."""
+def write_samples(
+    speech: SpeechBench, items: Sequence[Item], teacher: Teacher | None, folder: Path
+) -> list[dict[str, Any]]:
+    """Write the samples, and return each sentence's text and its files by rung, as paths below the folder's parent."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = []
+    samples = []
     for number, item in enumerate(items[:COUNT], 1):
         files = {}
-        for name, (sound, _) in rungs(speech, item, read).items():
+        for name, (sound, _) in ladder_sounds(speech, item, teacher).items():
             if len(sound.samples):
                 path = folder / f"{number}-{re.sub(r'[^a-z0-9.=-]+', '-', name).strip('-')}.ogg"
-                path.write_bytes(opus(sound))
+                path.write_bytes(encode_opus(sound))
                 files[name] = f"{folder.name}/{path.name}"
-        found.append({"text": item.content, "files": files})
-    return found
+        samples.append({"text": item.content, "files": files})
+    return samples

@@ -1,8 +1,8 @@
-"""The tree that is best for a drafter on speech, by measured acceptance: Medusa's construction (arXiv 2401.10774), each
-level with a measure of its own, since a head that guesses farther ahead is right less often.
+"""Finds the best draft tree for a drafter on speech from measured acceptance rates, by Medusa's construction (arXiv
+2401.10774). Ours measures each level of the tree separately, because heads are less accurate the further they predict.
 
-A wide tree is run over some sentences under an exact rule and it is counted which sibling of which level is accepted.
-Knows traces and shapes; nothing of what tokens stand for.
+A wide tree is run on sample sentences under an exact rule, and the accepted sibling of each level is counted. Knows
+traces and tree shapes, nothing of what tokens mean.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from outrider.speech.model import SpeechModel
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A tree, what it is predicted to give, and what that rests on."""
+class MeasuredTree:
+    """A tree, its predicted tokens per target pass, and the acceptance rates that predict them."""
 
-    shape: Shape  # to be given as a drafter's option `shape`
+    shape: Shape  # for a drafter's option `shape`
     tokens_per_pass: float
-    acceptance: tuple[tuple[float, ...], ...]  # of each level, by place among siblings
+    acceptance: tuple[tuple[float, ...], ...]  # by level and rank among siblings
 
 
 def measured_tree(
@@ -42,45 +42,44 @@ def measured_tree(
     nodes: int = 24,
     wide: Sequence[int] = (6, 3, 2, 1),
     **options: Any,
-) -> Measured:
-    """The best tree of up to so many nodes. `wide` says how many siblings are tried on each level; `options` are those
-    of a generation, such as the temperature: the tree is best for these."""
+) -> MeasuredTree:
+    """The best tree of up to `nodes` nodes. `wide` is the number of siblings tried on each level; `options` are those
+    of a generation, such as the temperature, for which the tree is best."""
     if not texts:
-        raise InvalidOption("there are no sentences to measure acceptance on")
+        raise InvalidOption("there are no sentences to measure acceptance on; give at least one")
     drafting: Mapping[str, Any] = {**options.pop("drafter_options", {}), "tree": branching(wide)}
-    found = sp.generate(list(texts), drafter=drafter, drafter_options=drafting, **options)
-    return best_tree((step for one in found for step in one.trace.steps), nodes)
+    results = sp.generate(list(texts), drafter=drafter, drafter_options=drafting, **options)
+    return best_tree((step for result in results for step in result.trace.steps), nodes)
 
 
-def best_tree(steps: Iterable[Step], nodes: int) -> Measured:
-    """The same from traces of such a tree."""
+def best_tree(steps: Iterable[Step], nodes: int) -> MeasuredTree:
+    """The best tree by the acceptance rates of the steps of a wide tree."""
     levels: list[AcceptanceCounter] = []
     for step in steps:
         _count(levels, step)
     if not levels:
-        raise InvalidOption("nothing was drafted, so there is no acceptance to go by")
-    # where few tries have a later sibling ahead of an earlier one, that is noise: siblings come likeliest first
-    acceptance = tuple(tuple(sorted(one.vector(), reverse=True)) for one in levels)
+        raise InvalidOption("nothing was drafted, so there is no acceptance to measure; use a drafter that grows trees")
+    # siblings are ordered by probability, so rates that increase with rank are noise
+    acceptance = tuple(tuple(sorted(level.vector(), reverse=True)) for level in levels)
     choices = best_choices(acceptance, nodes)
     shape, _ = from_choices(choices)
     reach = dict[tuple[int, ...], float]({(): 1.0})
     for path in choices:
         reach[path] = reach[path[:-1]] * acceptance[len(path) - 1][path[-1]]
-    return Measured(shape, sum(reach.values()), acceptance)
+    return MeasuredTree(shape, sum(reach.values()), acceptance)
 
 
 def _count(levels: list[AcceptanceCounter], step: Step) -> None:
-    """Which sibling was accepted on each level that was reached."""
-    deep, place = depths(step.parents), ranks(step.parents)
-    above = -1
-    for level in range(1 + max(deep, default=-1)):
-        group = [node for node, parent in enumerate(step.parents) if parent == above and step.tried[node]]
+    """Count which sibling was accepted on each level that the step reached."""
+    rank, parent = ranks(step.parents), -1
+    for level in range(1 + max(depths(step.parents), default=-1)):
+        group = [node for node, above in enumerate(step.parents) if above == parent and step.tried[node]]
         if not group:
             return
         if level == len(levels):
             levels.append(AcceptanceCounter())
-        taken = step.path[level] if level < len(step.path) else None
-        levels[level].add(None if taken is None else place[taken], 1 + max(place[node] for node in group))
-        if taken is None:
+        accepted = step.path[level] if level < len(step.path) else None
+        levels[level].add(None if accepted is None else rank[accepted], 1 + max(rank[node] for node in group))
+        if accepted is None:
             return
-        above = taken
+        parent = accepted

@@ -1,8 +1,8 @@
-"""Bark of transformers: words become semantic tokens, those become codes of the two coarse books, which take turns in
-one stream; the finer books are filled in all at once by the class's own third stage, where there is nothing to draft.
+"""Bark of transformers: text to semantic tokens, then to codes of the two coarse codebooks, which alternate in one
+stream.
 
-The coarse stage reads a window at a time, as the class does: each window is decoded on its own, behind as much of what
-came before as the class lets it see. Weights: suno/bark and suno/bark-small.
+The class's own third stage predicts the fine codebooks in parallel, so there is nothing to draft. As in the class, the
+coarse stage is decoded window by window, each after a limited history. Weights: suno/bark and suno/bark-small.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from outrider.core.engine.adapters.hf import Reading, TransformersTarget
 from outrider.core.engine.trainable.module_surgery import widened
 from outrider.core.errors import Incompatible
 from outrider.core.vocab_mask import Slots
-from outrider.speech.hub.model import Part
+from outrider.speech.hub.model import Stage
 
-_BEYOND = 256  # columns that the nodes of a draft may take beyond the last position
+_DRAFT_OVERHANG = 256  # attention columns for draft nodes beyond the last position
 
 
 class Bark:
-    """A model with its processor; a prompt is a text, or what the processor makes of one, with a speaker or without.
-    `draft` is a model of the same tokens that drafts, such as bark-small."""
+    """A model with its processor. A prompt is a text or the processor's output, with or without a speaker. `draft` is a
+    smaller model with the same tokens, such as bark-small."""
 
     def __init__(self, model: Any, processor: Any = None, *, draft: Any = None) -> None:
         from transformers.models.bark.generation_configuration_bark import (
@@ -35,130 +35,131 @@ class Bark:
         )
 
         self.model, self.processor, self._draft = model, processor, draft
-        given = model.generation_config
-        self.words = BarkSemanticGenerationConfig(**given.semantic_config)
-        self.coarse = BarkCoarseGenerationConfig(**given.coarse_acoustics_config)
-        self.codes = int(given.codebook_size)
-        if not self.words.semantic_pad_token == self.words.eos_token_id == self.words.semantic_vocab_size:
+        config = model.generation_config
+        self.semantic = BarkSemanticGenerationConfig(**config.semantic_config)
+        self.coarse = BarkCoarseGenerationConfig(**config.coarse_acoustics_config)
+        self.codes = int(config.codebook_size)
+        if not self.semantic.semantic_pad_token == self.semantic.eos_token_id == self.semantic.semantic_vocab_size:
             raise Incompatible(
-                "Bark's semantic tokens end in another id than the one behind them all; its class has changed"
+                f"Bark's semantic end token is {self.semantic.eos_token_id}; expected the id after all semantic "
+                f"tokens, {self.semantic.semantic_vocab_size}"
             )
 
-    def stages(self, prompt: Any, limit: int | None) -> Generator[Part, list[int], dict[str, Any]]:
-        """Comes to semantic tokens and frames of coarse codes."""
-        given = self.processor(prompt) if isinstance(prompt, str) else prompt
-        small = None if self._draft is None else self._draft.semantic
-        end = self.words.semantic_vocab_size
-        most = limit or self.words.max_new_tokens
-        said = yield Part(
-            lambda: self._semantic(self.model.semantic, given),
-            most,
+    def stages(self, prompt: Any, limit: int | None) -> Generator[Stage, list[int], dict[str, Any]]:
+        """The semantic stage and the windows of the coarse stage. The outcome has semantic tokens and coarse frames."""
+        inputs = self.processor(prompt) if isinstance(prompt, str) else prompt
+        draft = None if self._draft is None else self._draft.semantic
+        end = self.semantic.semantic_vocab_size
+        tokens = yield Stage(
+            lambda: self._semantic_target(self.model.semantic, inputs),
+            limit or self.semantic.max_new_tokens,
             end=(end,),
-            draft=None if small is None else lambda: self._semantic(small, given),
+            draft=None if draft is None else lambda: self._semantic_target(draft, inputs),
         )
-        meant = [one for one in said if one != end]
-        coarse = yield from self._windows(meant, given.get("history_prompt"))
+        semantic = [token for token in tokens if token != end]
+        coarse = yield from self._coarse_stages(semantic, inputs.get("history_prompt"))
         books = self.coarse.n_coarse_codebooks
-        frames = [[one % self.codes for one in coarse[at : at + books]] for at in range(0, len(coarse), books)]
-        return {"semantic": said, "coarse": frames}
+        starts = range(0, len(coarse), books)
+        frames = [[code % self.codes for code in coarse[start : start + books]] for start in starts]
+        return {"semantic": tokens, "coarse": frames}
 
-    def _semantic(self, model: Any, given: Any) -> Guided:
-        """The stage of words; what is read before it speaks is a text and, summed with it, the speaker's tokens."""
-        length, pad = self.words.max_input_semantic_length, self.words.semantic_pad_token
-        ids = torch.as_tensor(given["input_ids"])[:, :length].to(model.device) + self.words.text_encoding_offset
-        if (mask := given.get("attention_mask")) is not None:
-            there = torch.as_tensor(mask)[:, :length].to(model.device).bool()
-            ids = ids.masked_fill(~there, self.words.text_pad_token)
+    def _semantic_target(self, model: Any, inputs: Any) -> Guided:
+        """The target of the semantic stage. Its prompt is the text's embeddings plus those of the speaker's tokens."""
+        length, pad = self.semantic.max_input_semantic_length, self.semantic.semantic_pad_token
+        ids = torch.as_tensor(inputs["input_ids"])[:, :length].to(model.device) + self.semantic.text_encoding_offset
+        if (mask := inputs.get("attention_mask")) is not None:
+            present = torch.as_tensor(mask)[:, :length].to(model.device).bool()
+            ids = ids.masked_fill(~present, self.semantic.text_pad_token)
         history = torch.full_like(ids, pad)
-        if (speaker := given.get("history_prompt")) is not None:
+        if (speaker := inputs.get("history_prompt")) is not None:
             past = torch.as_tensor(speaker["semantic_prompt"])[-length:].to(ids)
             history[:, : len(past)] = past[: ids.shape[1]]
         embed = model.input_embeds_layer
-        start = torch.tensor([[self.words.semantic_infer_token]], device=model.device)
+        start = torch.tensor([[self.semantic.semantic_infer_token]], device=model.device)
         with torch.no_grad():
-            before = torch.cat([embed(ids) + embed(history), embed(start)], 1)[0]
-        count, least = self.words.semantic_vocab_size + 1, self.words.min_eos_p
+            prompt = torch.cat([embed(ids) + embed(history), embed(start)], 1)[0]  # [L, D]
+        count, min_end_probability = self.semantic.semantic_vocab_size + 1, self.semantic.min_eos_p
 
         def read(ids: Tensor, positions: Tensor) -> dict[str, Any]:
-            own = embed(ids.clamp(0, count - 1))
-            told = before[(ids - count).clamp(0, len(before) - 1)]
-            places = positions.clamp(max=model.config.block_size - 1)
-            return {"inputs_embeds": torch.where((ids < count)[..., None], own, told), "position_ids": places}
+            of_tokens = embed(ids.clamp(0, count - 1))
+            of_prompt = prompt[(ids - count).clamp(0, len(prompt) - 1)]
+            embeddings = torch.where((ids < count)[..., None], of_tokens, of_prompt)
+            return {"inputs_embeds": embeddings, "position_ids": positions.clamp(max=model.config.block_size - 1)}
 
         def say(out: Any) -> Tensor:
             logits: Tensor = out.logits[..., :count]
-            if least:  # the class ends as soon as the end is so likely
-                ends = logits.float().softmax(-1)[..., -1:] > least
+            if min_end_probability:  # the class ends as soon as the end token exceeds it
+                ends = logits.float().softmax(-1)[..., -1:] > min_end_probability
                 inside = torch.arange(count, device=logits.device) < count - 1
                 logits = logits.masked_fill(ends & inside, -torch.inf)
             return logits
 
-        asked = [count + place for place in range(len(before))]
-        return self._target(model, asked, Reading(trunk=model, vocabulary=count, read=read, say=say), None)
+        prompt_ids = [count + index for index in range(len(prompt))]
+        return self._target(model, prompt_ids, Reading(trunk=model, vocabulary=count, read=read, say=say), None)
 
-    def _windows(self, meant: list[int], speaker: Any) -> Generator[Part, list[int], list[int]]:
-        """The stage of coarse codes, window by window."""
-        words, coarse, books = self.words, self.coarse, self.coarse.n_coarse_codebooks
-        ratio = coarse.coarse_rate_hz / words.semantic_rate_hz * books
-        most_before = floor(coarse.max_coarse_history / ratio)
-        total = round(floor(len(meant) * ratio / books) * books)
-        past, codes = self._past(speaker, most_before, ratio)
-        whole = [*past, *meant]
-        small = None if self._draft is None else self._draft.coarse_acoustics
-        found: list[int] = []
+    def _coarse_stages(self, semantic: list[int], speaker: Any) -> Generator[Stage, list[int], list[int]]:
+        """The coarse stage, window by window; returns its codes."""
+        coarse, first = self.coarse, self.semantic.semantic_vocab_size
+        books = coarse.n_coarse_codebooks
+        ratio = coarse.coarse_rate_hz / self.semantic.semantic_rate_hz * books  # codes per semantic token
+        max_history = floor(coarse.max_coarse_history / ratio)
+        total = round(floor(len(semantic) * ratio / books) * books)
+        past, past_codes = self._speaker_history(speaker, max_history, ratio)
+        all_semantic = [*past, *semantic]
+        draft = None if self._draft is None else self._draft.coarse_acoustics
+        codes: list[int] = []
         for _ in range(ceil(total / coarse.sliding_window_len)):
-            at = len(past) + round(len(found) / ratio)
-            seen = whole[max(0, at - most_before) :][: coarse.max_coarse_input_length]
-            seen += [coarse.coarse_semantic_pad_token] * (coarse.max_coarse_input_length - len(seen))
-            asked = [*seen, coarse.coarse_infer_token, *[*codes, *found][-coarse.max_coarse_history :]]
+            position = len(past) + round(len(codes) / ratio)
+            window = all_semantic[max(0, position - max_history) :][: coarse.max_coarse_input_length]
+            window += [coarse.coarse_semantic_pad_token] * (coarse.max_coarse_input_length - len(window))
+            prompt = [*window, coarse.coarse_infer_token, *[*past_codes, *codes][-coarse.max_coarse_history :]]
             if coarse.pad_token_id is not None and coarse.pad_token_id != coarse.eos_token_id:
-                asked = [one for one in asked if one != coarse.pad_token_id]  # the class looks through padding
-            tokens = yield Part(
-                lambda asked=asked: self._coarse(self.model.coarse_acoustics, asked),  # type: ignore[misc]
-                min(coarse.sliding_window_len, total - len(found)),
-                draft=None if small is None else lambda asked=asked: self._coarse(small, asked),  # type: ignore[misc]
+                prompt = [token for token in prompt if token != coarse.pad_token_id]  # the class masks padding
+            tokens = yield Stage(
+                lambda prompt=prompt: self._coarse_target(self.model.coarse_acoustics, prompt),  # type: ignore[misc]
+                min(coarse.sliding_window_len, total - len(codes)),
+                draft=None if draft is None else lambda prompt=prompt: self._coarse_target(draft, prompt),  # type: ignore[misc]
             )
-            found += [token + words.semantic_vocab_size for token in tokens]
-        return [token - words.semantic_vocab_size for token in found]
+            codes += [token + first for token in tokens]
+        return [code - first for code in codes]
 
-    def _past(self, speaker: Any, most: int, ratio: float) -> tuple[list[int], list[int]]:
-        """A speaker's semantic tokens and coarse codes, as far as they are looked at and in step with one another."""
+    def _speaker_history(self, speaker: Any, limit: int, ratio: float) -> tuple[list[int], list[int]]:
+        """A speaker's last semantic tokens, up to `limit`, and the coarse codes that belong to them."""
         if speaker is None:
             return [], []
-        meant = [int(one) for one in speaker["semantic_prompt"]]
+        semantic = [int(token) for token in speaker["semantic_prompt"]]
         books = torch.as_tensor(speaker["coarse_prompt"]).long()
-        shift = torch.arange(len(books), device=books.device)[:, None] * self.codes + self.words.semantic_vocab_size
+        shift = torch.arange(len(books), device=books.device)[:, None] * self.codes + self.semantic.semantic_vocab_size
         codes = (books + shift).T.flatten().tolist()
-        count = min(most, len(meant) - len(meant) % 2, floor(len(codes) / ratio))
-        return meant[-count:], codes[-round(count * ratio) :][:-2]  # the last two are left off, as the class does
+        count = min(limit, len(semantic) - len(semantic) % 2, floor(len(codes) / ratio))
+        return semantic[-count:], codes[-round(count * ratio) :][:-2]  # the class drops the last two
 
-    def _coarse(self, model: Any, asked: Sequence[int]) -> Guided:
-        first, books = self.words.semantic_vocab_size, self.coarse.n_coarse_codebooks
+    def _coarse_target(self, model: Any, prompt: Sequence[int]) -> Guided:
+        first, books = self.semantic.semantic_vocab_size, self.coarse.n_coarse_codebooks
         count = books * self.codes
 
         def read(ids: Tensor, positions: Tensor) -> dict[str, Any]:
-            own = torch.where(ids < count, ids.clamp(min=0) + first, ids - count)
-            return {"input_ids": own, "position_ids": positions.clamp(max=model.config.block_size - 1)}
+            model_ids = torch.where(ids < count, ids.clamp(min=0) + first, ids - count)
+            return {"input_ids": model_ids, "position_ids": positions.clamp(max=model.config.block_size - 1)}
 
         def say(out: Any) -> Tensor:
-            found: Tensor = out.logits[..., first : first + count]
-            return found
+            logits: Tensor = out.logits[..., first : first + count]
+            return logits
 
         reading = Reading(trunk=model, vocabulary=count, read=read, say=say)
-        # of two books the second may also be any id behind its own in the class's own processor: codes have none there
-        return self._target(model, [count + one for one in asked], reading, Slots.books(books, self.codes))
+        # the class's processor also allows ids after the second codebook's in its turn; there are no such codes
+        return self._target(model, [count + token for token in prompt], reading, Slots.books(books, self.codes))
 
-    def _target(self, model: Any, asked: list[int], reading: Reading, slots: Slots | None) -> Guided:
-        wide = widened(model, _BEYOND)
-        made = Reading(
-            trunk=wide,
+    def _target(self, model: Any, prompt: list[int], reading: Reading, slots: Slots | None) -> Guided:
+        wider = Reading(
+            trunk=widened(model, _DRAFT_OVERHANG),
             vocabulary=reading.vocabulary,
             read=reading.read,
             say=reading.say,
             looked_up=(model.input_embeds_layer.weight,),
         )
         return Guided(
-            TransformersTarget(model, trees="mask", reading=made), [asked], [asked], 1.0, instead=True, slots=slots
+            TransformersTarget(model, trees="mask", reading=wider), [prompt], [prompt], 1.0, instead=True, slots=slots
         )
 
     @property
@@ -167,21 +168,21 @@ class Bark:
 
     @torch.no_grad()
     def sound(self, outcome: dict[str, Any]) -> Tensor:
-        """Through the class's own fine stage and codec, as samples."""
+        """The samples of an outcome, by the class's fine stage and codec."""
         from transformers.models.bark.generation_configuration_bark import BarkFineGenerationConfig
 
-        given = self.model.generation_config
-        shift = torch.arange(self.coarse.n_coarse_codebooks) * self.codes + self.words.semantic_vocab_size
+        config = self.model.generation_config
+        shift = torch.arange(self.coarse.n_coarse_codebooks) * self.codes + self.semantic.semantic_vocab_size
         coarse = (torch.tensor(outcome["coarse"]) + shift).flatten()[None].to(self.model.device)
         fine = self.model.fine_acoustics.generate(
             coarse,
-            semantic_generation_config=self.words,
+            semantic_generation_config=self.semantic,
             coarse_generation_config=self.coarse,
-            fine_generation_config=BarkFineGenerationConfig(**given.fine_acoustics_config),
+            fine_generation_config=BarkFineGenerationConfig(**config.fine_acoustics_config),
             codebook_size=self.codes,
         )
-        found: Tensor = self.model.codec_decode(fine)[0]
-        return found
+        samples: Tensor = self.model.codec_decode(fine)[0]
+        return samples
 
 
-of = Bark  # what outrider.core.assets.hub_models asks for
+of = Bark  # the name that outrider.core.assets.hub_models imports

@@ -1,8 +1,9 @@
-"""Llasa: a Llama that goes on from a text with the codes of X-Codec2, one stream of 50 a second, each code a word of
-its vocabulary.
+"""Llasa: a Llama that continues a text with codes of X-Codec2, 50 per second, which are tokens of its vocabulary.
 
-The distribution is the model's own over all of its words; what it says that is no code is left out of the sound.
-Weights: HKUSTAudio/Llasa-1B, -3B and -8B, of which a smaller drafts for a larger, and HKUSTAudio/xcodec2-hf."""
+The distribution is the model's own over its whole vocabulary; generated tokens that are not codes are left out of the
+sound. Weights: HKUSTAudio/Llasa-1B, -3B and -8B, of which a smaller one can draft for a larger one, and
+HKUSTAudio/xcodec2-hf.
+"""
 
 from __future__ import annotations
 
@@ -18,37 +19,39 @@ from outrider.core.assets import store
 from outrider.core.assets.hub_models import folder_of
 from outrider.core.engine.adapters.hf import TransformersTarget
 from outrider.core.errors import InvalidOption
-from outrider.speech.hub.model import Part
+from outrider.speech.hub.model import Stage
 
-_MOST = 1000  # twenty seconds
+_MAX_CODES = 1000  # by default: twenty seconds
 _END = "<|SPEECH_GENERATION_END|>"
 
 
 class Llasa:
-    """A model with its tokenizer; `codec` is an X-Codec2 of transformers or the name of one, `draft` a model of the
-    same words."""
+    """A model with its tokenizer. `codec` is an X-Codec2 of transformers or the name of one; `draft` is a smaller model
+    with the same vocabulary."""
 
     def __init__(self, model: Any, processor: Any, *, codec: Any = None, draft: Any = None) -> None:
         if processor is None:
-            raise InvalidOption("Llasa is wanted with its tokenizer; it says which words are codes")
+            raise InvalidOption("there is no tokenizer, which defines the codes; load Llasa with its tokenizer")
         self.model, self.tokenizer, self._draft = model, processor, draft
         if isinstance(codec, str | Path):
             codec = store.transformers_model(folder_of(codec), "float32", model.device, "Xcodec2Model")
         self.codec = codec
-        found = {word: re.fullmatch(r"<\|s_(\d+)\|>", word) for word in processor.get_vocab()}
-        self.codes = {processor.convert_tokens_to_ids(word): int(one[1]) for word, one in found.items() if one}
+        matches = {word: re.fullmatch(r"<\|s_(\d+)\|>", word) for word in processor.get_vocab()}
+        self.codes = {processor.convert_tokens_to_ids(word): int(match[1]) for word, match in matches.items() if match}
         self.end = processor.convert_tokens_to_ids(_END)
         if not self.codes or self.end in (None, processor.unk_token_id):
-            raise InvalidOption(f"the tokenizer has no words <|s_0|>, <|s_1|> ... and {_END}: this is no Llasa")
+            raise InvalidOption(
+                f"the tokenizer lacks the tokens <|s_0|>, <|s_1|> ... or {_END}; is this a Llasa model?"
+            )
         self._trees = TransformersTarget(model).trees
 
-    def stages(self, prompt: Any, limit: int | None) -> Generator[Part, list[int], list[int]]:
-        """Comes to codes."""
-        ids = self.read(prompt) if isinstance(prompt, str) else [int(one) for one in prompt]
+    def stages(self, prompt: Any, limit: int | None) -> Generator[Stage, list[int], list[int]]:
+        """One stage, whose outcome is codes."""
+        ids = self.read(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
         small = self._draft
-        tokens = yield Part(
+        tokens = yield Stage(
             lambda: TransformersTarget(self.model, trees=self._trees),
-            limit or _MOST,
+            limit or _MAX_CODES,
             root=tuple(ids),
             end=(self.end,),
             draft=None if small is None else lambda: TransformersTarget(small, trees=self._trees),
@@ -56,25 +59,25 @@ class Llasa:
         return [self.codes[token] for token in tokens if token in self.codes]
 
     def read(self, text: str) -> list[int]:
-        """A text as what the model goes on from."""
-        asked = f"Convert the text to speech:<|TEXT_UNDERSTANDING_START|>{text}<|TEXT_UNDERSTANDING_END|>"
-        talk = [
-            {"role": "user", "content": asked},
+        """The prompt ids of a text."""
+        request = f"Convert the text to speech:<|TEXT_UNDERSTANDING_START|>{text}<|TEXT_UNDERSTANDING_END|>"
+        chat = [
+            {"role": "user", "content": request},
             {"role": "assistant", "content": "<|SPEECH_GENERATION_START|>"},
         ]
-        given = self.tokenizer.apply_chat_template(talk, tokenize=False, continue_final_message=True)
-        return [int(one) for one in self.tokenizer(given, add_special_tokens=False)["input_ids"]]
+        prompt = self.tokenizer.apply_chat_template(chat, tokenize=False, continue_final_message=True)
+        return [int(token) for token in self.tokenizer(prompt, add_special_tokens=False)["input_ids"]]
 
     rate = 16000
 
     @torch.no_grad()
     def sound(self, codes: Sequence[int]) -> Tensor:
-        """Codes as samples, 16,000 a second."""
+        """Codes -> samples, 16,000 per second."""
         if self.codec is None:
-            raise InvalidOption("there is no codec to hear them by; give codec=, an X-Codec2 of transformers")
-        held = torch.tensor(codes, device=self.codec.device)[None, None]
-        found: Tensor = self.codec.decode(held).audio_values[0, 0]
-        return found
+            raise InvalidOption("there is no codec; load the model with codec=, an X-Codec2 of transformers")
+        grid = torch.tensor(codes, device=self.codec.device)[None, None]
+        samples: Tensor = self.codec.decode(grid).audio_values[0, 0]
+        return samples
 
 
-of = Llasa  # what outrider.core.assets.hub_models asks for
+of = Llasa  # the name that outrider.core.assets.hub_models imports

@@ -1,8 +1,8 @@
-"""Published models of speech and sound by name, as people use them.
+"""Published speech and audio models by name: the object that `outrider.speech.load` returns for a hub id or a folder.
 
-Every class has a file of its own that says how it is read and what its tokens are; here is what they have in common:
-options, drafters and rules by name, the loop. Which classes there are is `FAMILY`; what was proven of each stands in
-modalities/PUBLISHED.md. Knows nothing of how a class computes.
+Each model class has its own module; this one holds what they share: options, drafters and rules by name, and the
+stream. `FAMILY` lists the classes; modalities/PUBLISHED.md reports the tests of each. Knows nothing of how a class
+computes.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from outrider.speech.resolve_drafter import drafters, resolve_drafter, resolve_r
 
 
 @dataclass(frozen=True)
-class Part:
-    """Something to be decoded by the loop: a stage of a model, for one row."""
+class Stage:
+    """One run of the decoding loop, with one row. A model generates in one stage or more."""
 
     target: Callable[[], Target]
-    limit: int
-    root: tuple[int, ...] = (0,)  # what the loop sees as its prompt
-    end: tuple[int, ...] = ()
+    limit: int  # tokens
+    root: tuple[int, ...] = (0,)  # the loop's prompt
+    end: tuple[int, ...] = ()  # end tokens
     stop: Stop | None = None
-    draft: Callable[[], Target] | None = None  # a smaller model's
+    draft: Callable[[], Target] | None = None  # a smaller model
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a generation is run."""
+    """The options of a generation."""
 
     drafter: str | Drafter | None = None
     rule: str | Rule = "exact"
@@ -57,49 +57,49 @@ class Options:
     def of(cls, given: Mapping[str, Any]) -> Options:
         return options_of(cls, given)
 
-    def made(self, part: Part) -> tuple[Drafter | None, Rule]:
-        """The drafter and the rule, for one part."""
-        return resolve_drafter(self, draft_model=lambda: _draft(part)).made, resolve_rule(self).made
+    def resolve(self, stage: Stage) -> tuple[Drafter | None, Rule]:
+        """The drafter and the rule for a stage."""
+        return resolve_drafter(self, draft_model=lambda: _draft_model(stage)).made, resolve_rule(self).made
 
 
-def _draft(part: Part) -> Target:
-    if part.draft is None:
+def _draft_model(stage: Stage) -> Target:
+    if stage.draft is None:
         raise InvalidOption(
             "this drafter needs a smaller model; name one of the family when loading: load(..., draft_model=...)"
         )
-    return part.draft()
+    return stage.draft()
 
 
 _TYPES: dict[str, Kind] = {**METHODS, **dict.fromkeys(("temperature", "top_p"), NUMBER), "top_k": WHOLE, "seed": WHOLE}
 
 
 @dataclass(frozen=True)
-class Said:
-    """One prompt's outcome."""
+class PublishedResult:
+    """The result of one prompt."""
 
     prompt: Any
-    tokens: list[list[int]]  # of each stage
-    outcome: Any  # what the class makes of them: codes, text; None: it was broken off
+    tokens: list[list[int]]  # by stage
+    outcome: Any  # the model's output, codes or text; None: the stream was closed early
     trace: Trace  # of all stages
 
 
 class Published(Protocol):
-    """A model of a class: a generator of a prompt's stages (`Part`), one after another. What each came to is sent back,
-    and it returns what was meant."""
+    """A model of one class. `stages` is a generator that yields the stages of a prompt, is sent the tokens of each, and
+    returns the outcome."""
 
     def stages(self, prompt: Any, limit: int | None) -> Any: ...
 
 
-class Audible(Protocol):
-    """One whose outcome can be heard."""
+class SoundModel(Protocol):
+    """A published model whose outcome can be converted to sound."""
 
     @property
-    def rate(self) -> int: ...  # samples a second
+    def rate(self) -> int: ...  # samples per second
     def sound(self, outcome: Any) -> torch.Tensor: ...
 
 
 class PublishedSpeech:
-    """A published model as people use it."""
+    """A published model with its drafters and rules."""
 
     def __init__(self, published: Published, *, name: str, dtype: str = "float32") -> None:
         self.published, self.name, self.dtype = published, name, dtype
@@ -117,74 +117,74 @@ class PublishedSpeech:
         """Names to give as `rule`."""
         return rules()
 
-    def generate(self, prompt: Any, *, limit: int | None = None, **options: Any) -> Said:
-        """Decode to the end. `limit` is in what the class counts: frames, tokens, columns. The options are those of
-        `Options`."""
+    def generate(self, prompt: Any, *, limit: int | None = None, **options: Any) -> PublishedResult:
+        """Generate until the end or `limit`, which is in the class's unit: frames, tokens or columns. The options are
+        those of `Options`."""
         stream = self.stream(prompt, limit=limit, **options)
         for _ in stream:
             pass
         return stream.result
 
     def stream(self, prompt: Any, *, limit: int | None = None, **options: Any) -> Stream:
-        """The same step by step: an iterator of steps, whose `result` is what there is. Closing it ends it."""
+        """Like `generate`, as an iterator over steps with the `result` so far."""
         return Stream(self, Options.of(options), prompt, limit)
 
     @property
-    def audible(self) -> bool:
-        """Does it make sound (rather than text)?"""
+    def makes_sound(self) -> bool:
+        """Whether the outcome is sound rather than text."""
         return hasattr(self.published, "sound")
 
-    def heard(self, said: Said) -> Sound:
-        """What was said, through the class's own codec."""
-        if not self.audible:
-            raise InvalidOption(f"{self.name} says text, which is its outcome; there is nothing to hear")
-        maker: Audible = self.published  # type: ignore[assignment]
-        samples = maker.sound(said.outcome).detach().float().cpu().flatten()
-        return Sound(samples.numpy(), maker.rate)
+    def to_sound(self, result: PublishedResult) -> Sound:
+        """The sound of a result, through the model's own codec."""
+        if not self.makes_sound:
+            raise InvalidOption(f"{self.name} generates text, which is the result's outcome; it has no sound")
+        model: SoundModel = self.published  # type: ignore[assignment]
+        samples = model.sound(result.outcome).detach().float().cpu().flatten()
+        return Sound(samples.numpy(), model.rate)
 
 
 class Stream(Iterator[Step]):
-    """A generation under way, stage after stage; closing it ends it."""
+    """An iterator over the steps of all stages of a running generation; `close` stops it."""
 
     def __init__(self, model: PublishedSpeech, options: Options, prompt: Any, limit: int | None) -> None:
         self._model, self._options, self._prompt = model, options, prompt
         self._steps: list[Step] = []
         self._tokens: list[list[int]] = []
         self._outcome: Any = None
-        self._run = self._decoded(model.published.stages(prompt, limit))
+        self._run = self._decode(model.published.stages(prompt, limit))
 
     def __next__(self) -> Step:
         return next(self._run)
 
     def close(self) -> None:
-        """End it here."""
+        """Stop the generation."""
         self._run.close()
 
-    def _decoded(self, stages: Any) -> Generator[Step]:
-        answer: list[int] | None = None
+    def _decode(self, stages: Any) -> Generator[Step]:
+        tokens: list[int] | None = None
         while True:
             try:
-                part: Part = stages.send(answer)
-            except StopIteration as last:
-                self._outcome = last.value
+                stage: Stage = stages.send(tokens)
+            except StopIteration as stop:
+                self._outcome = stop.value
                 return
-            answer = []
-            self._tokens.append(answer)
-            yield from self._stage(part, answer)
+            tokens = []
+            self._tokens.append(tokens)
+            yield from self._decode_stage(stage, tokens)
 
-    def _stage(self, part: Part, tokens: list[int]) -> Generator[Step]:
+    def _decode_stage(self, stage: Stage, tokens: list[int]) -> Generator[Step]:
         options = self._options
-        drafter, rule = options.made(part)
-        sampling = Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, end=part.end)
+        drafter, rule = options.resolve(stage)
+        sampling = Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, end=stage.end)
         first = 1 + max((step.index for step in self._steps), default=-1)
         steps = decode(
-            part.target(),
+            stage.target(),
             drafter,
             rule,
-            [list(part.root)],
+            [list(stage.root)],
             sampling=sampling,
-            max_new_tokens=part.limit,
-            stop=part.stop,
+            max_new_tokens=stage.limit,
+            stop=stage.stop,
             seed=options.seed * 1_000_003 + len(self._tokens) - 1,
         )
         try:
@@ -198,31 +198,31 @@ class Stream(Iterator[Step]):
 
     @property
     def trace(self) -> Trace:
-        """Of all stages, as far as it has come."""
-        wanted = self._options
-        drafter = wanted.drafter if isinstance(wanted.drafter, str) else type(wanted.drafter).__name__
-        rule = wanted.rule if isinstance(wanted.rule, str) else type(wanted.rule).__name__
+        """The trace of all stages so far."""
+        options = self._options
+        drafter = options.drafter if isinstance(options.drafter, str) else type(options.drafter).__name__
+        rule = options.rule if isinstance(options.rule, str) else type(options.rule).__name__
         facts: dict[str, str | int | float | bool | None] = {
             "model": self._model.name,
             "dtype": self._model.dtype,
-            "temperature": wanted.temperature,
-            "top_k": wanted.top_k,
+            "temperature": options.temperature,
+            "top_k": options.top_k,
         }
         return Trace(
             steps=tuple(self._steps),
-            method="plain" if wanted.drafter is None else drafter,
+            method="plain" if options.drafter is None else drafter,
             rule=rule,
-            lossless=resolve_rule(wanted).made.lossless,
-            seed=wanted.seed,
+            lossless=resolve_rule(options).made.lossless,
+            seed=options.seed,
             options=facts,
             machine=machine(),
             versions=versions(),
         )
 
     @property
-    def result(self) -> Said:
-        """What was said; where it was broken off, the tokens alone."""
-        return Said(self._prompt, self._tokens, self._outcome, self.trace)
+    def result(self) -> PublishedResult:
+        """The result so far; its outcome is None until the last stage has ended."""
+        return PublishedResult(self._prompt, self._tokens, self._outcome, self.trace)
 
 
 FAMILY: Family[Published] = Family(
@@ -236,18 +236,18 @@ FAMILY: Family[Published] = Family(
         "llama": ("llasa", "LlamaForCausalLM"),
     },
     refused={
-        "dia": "under guidance its class samples the conditional distribution cut to the top codes of the guided "
-        "logits, where guidance here mixes both streams into one distribution; and where its first codebook ends, the "
-        "others are forced to end on a schedule counted from there",
-        "vibevoice": "its head draws continuous numbers by diffusion; there are no tokens to accept",
-        "speecht5": "it says spectrograms, not tokens",
-        "vits": "it says a whole utterance at once; there is nothing to draft",
+        "dia": "under guidance its class samples from the conditional distribution restricted to the top codes of the "
+        "guided logits, which is not a mixture of both streams' logits; and when its first codebook ends, the others "
+        "end on a schedule counted from there",
+        "vibevoice": "its head samples continuous values by diffusion, so there are no tokens to accept",
+        "speecht5": "it generates spectrograms, not tokens",
+        "vits": "it generates a whole utterance in one pass, so there is nothing to draft",
     },
     bare=True,
 )
 
 
-published = FAMILY.of  # a model object of transformers, with its processor
+published = FAMILY.of  # wraps a transformers model object and its processor
 
 
 def load(
@@ -260,14 +260,14 @@ def load(
     **options: Any,
 ) -> PublishedSpeech:
     """Load a published model by its hub id or folder. `draft_model` names a smaller model of its family; further
-    options are those of the class."""
+    options are those of the class, such as MusicGen's guidance."""
     if draft_model is not None:
         options["draft"] = FAMILY.model(draft_model, device=device, dtype=dtype)
-    made = FAMILY.open(source, device=device, dtype=dtype, revision=revision, options=options)
-    return PublishedSpeech(made, name=str(source), dtype=dtype)
+    model = FAMILY.open(source, device=device, dtype=dtype, revision=revision, options=options)
+    return PublishedSpeech(model, name=str(source), dtype=dtype)
 
 
 def ids_of(text: Sequence[int] | torch.Tensor) -> list[int]:
-    """One row of token ids as a list."""
-    held = torch.as_tensor(text)
-    return [int(one) for one in (held[0] if held.dim() == 2 else held)]
+    """Token ids [T] or [1, T] as a list."""
+    ids = torch.as_tensor(text)
+    return [int(token) for token in (ids[0] if ids.dim() == 2 else ids)]

@@ -1,9 +1,10 @@
-"""MusicGen of transformers: a step is a column of codes, one of each book, each book a step behind the one above it.
+"""MusicGen of transformers: generates columns of one code per codebook, each codebook delayed by one column more than
+the previous one.
 
-The books of a column are independent given what came before, so that a column's distributions are all known from one
-pass. What the delay leaves open at both ends is filled with the code that stands for nothing. Guidance is as the class
-does it: a second stream that hears no text. Weights: facebook/musicgen-small, -medium and -large, which share their
-codes."""
+The codes of a column are independent given earlier columns, so one target pass gives all their distributions. A padding
+code fills the positions that the delay leaves empty at both ends. Guidance is the class's: a second stream without the
+text. Weights: facebook/musicgen-small, -medium and -large, which share their codes.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ from outrider.core.engine.adapters.hf import Reading, TransformersTarget
 from outrider.core.engine.trainable.module_surgery import Places, twin
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.vocab_mask import Slots, frames
-from outrider.speech.hub.model import Part
+from outrider.speech.hub.model import Stage
 
-_COLUMNS = 500
+_MAX_FRAMES = 500  # by default: ten seconds
 
 
 @dataclass(frozen=True)
-class Delayed:
-    """What may stand where in so many frames, each book delayed by its number: a code, or nothing."""
+class DelayPattern:
+    """Masks each position of `count` frames, with each codebook delayed by its index, to codes or to padding."""
 
     books: int
     codes: int
@@ -35,12 +36,11 @@ class Delayed:
 
     def only(self, logits: Tensor, place: Tensor) -> Tensor:
         column, book = place // self.books, place % self.books
-        open_ = ((column >= book) & (column - book < self.count))[..., None]
-        ids = torch.arange(logits.shape[-1], device=logits.device)
-        code = ids % (self.codes + 1)
-        fits = torch.where(open_, code < self.codes, code == self.codes)
-        held = Slots.books(self.books, self.codes + 1).only(logits, place)
-        return held.masked_fill(~fits, -torch.inf)
+        inside = ((column >= book) & (column - book < self.count))[..., None]
+        code = torch.arange(logits.shape[-1], device=logits.device) % (self.codes + 1)
+        allowed = torch.where(inside, code < self.codes, code == self.codes)
+        masked = Slots.books(self.books, self.codes + 1).only(logits, place)
+        return masked.masked_fill(~allowed, -torch.inf)
 
 
 class Musicgen:
@@ -49,23 +49,21 @@ class Musicgen:
     def __init__(self, model: Any, processor: Any = None, *, guidance: float = 3.0, draft: Any = None) -> None:
         config = model.decoder.config
         if config.audio_channels != 1:
-            raise InvalidOption("this MusicGen makes stereo, whose books go in pairs; only mono is decoded here")
+            raise InvalidOption("this MusicGen is stereo, with pairs of codebooks; use a mono model")
         self.model, self.processor, self.guidance, self._draft = model, processor, guidance, draft
         self.books, self.codes = int(config.num_codebooks), int(config.vocab_size)
 
-    def stages(self, prompt: Any, limit: int | None) -> Generator[Part, list[int], list[list[int]]]:
-        """Comes to frames of codes, undelayed."""
-        given = prompt
-        if isinstance(prompt, str):
-            given = self.processor(text=[prompt], return_tensors="pt")
-        count = limit or _COLUMNS
-        tokens = yield Part(
-            lambda: target(self.model, given, count, self.guidance),
+    def stages(self, prompt: Any, limit: int | None) -> Generator[Stage, list[int], list[list[int]]]:
+        """One stage, whose outcome is frames of codes without the delay."""
+        inputs = self.processor(text=[prompt], return_tensors="pt") if isinstance(prompt, str) else prompt
+        count = limit or _MAX_FRAMES
+        tokens = yield Stage(
+            lambda: target(self.model, inputs, count, self.guidance),
             (count + self.books - 1) * self.books,
-            draft=None if self._draft is None else lambda: target(self._draft, given, count, self.guidance),
+            draft=None if self._draft is None else lambda: target(self._draft, inputs, count, self.guidance),
         )
         columns = frames(tokens, self.books, self.codes + 1)
-        return [[columns[place + book][book] for book in range(self.books)] for place in range(count)]
+        return [[columns[frame + book][book] for book in range(self.books)] for frame in range(count)]
 
     @property
     def rate(self) -> int:
@@ -73,52 +71,54 @@ class Musicgen:
 
     @torch.no_grad()
     def sound(self, codes: Sequence[Sequence[int]]) -> Tensor:
-        """Frames of codes as samples."""
-        held = torch.tensor(codes, device=self.model.device).T[None, None]
-        found: Tensor = self.model.audio_encoder.decode(held, audio_scales=[None]).audio_values[0, 0]
-        return found
+        """Frames of codes -> samples."""
+        grid = torch.tensor(codes, device=self.model.device).T[None, None]
+        samples: Tensor = self.model.audio_encoder.decode(grid, audio_scales=[None]).audio_values[0, 0]
+        return samples
 
 
 @torch.no_grad()
-def target(model: Any, given: Any, count: int, guidance: float) -> Guided:
-    """One text's sound of so many frames."""
+def target(model: Any, inputs: Any, count: int, guidance: float) -> Guided:
+    """The target of one text and `count` frames."""
     from transformers import DynamicCache, EncoderDecoderCache
 
-    config, whole = model.decoder.config, model.decoder
+    config = model.decoder.config
     books, codes = int(config.num_codebooks), int(config.vocab_size)
     if config.pad_token_id is not None and config.pad_token_id != codes:
-        raise Incompatible(f"the code for nothing is {config.pad_token_id}; expected {codes}, behind all others")
-    mask = torch.as_tensor(given["attention_mask"], device=model.device)
-    heard = model.text_encoder(input_ids=given["input_ids"].to(model.device), attention_mask=mask).last_hidden_state
-    silent = torch.zeros_like(heard)
-    streams = [(heard, mask)] * (guidance != 0) + [(silent, torch.zeros_like(mask))] * (guidance != 1)
-    states, mask = torch.cat([one for one, _ in streams]), torch.cat([one for _, one in streams])
-    same = model.text_encoder.config.hidden_size == config.hidden_size
-    if not same and config.cross_attention_hidden_size is None:
+        raise Incompatible(f"the padding code is {config.pad_token_id}; expected {codes}, the id after all codes")
+    mask = torch.as_tensor(inputs["attention_mask"], device=model.device)
+    encoded = model.text_encoder(input_ids=inputs["input_ids"].to(model.device), attention_mask=mask).last_hidden_state
+    conditional = (encoded, mask)
+    unconditional = (torch.zeros_like(encoded), torch.zeros_like(mask))
+    streams = [conditional] * (guidance != 0) + [unconditional] * (guidance != 1)
+    states, mask = torch.cat([encoded for encoded, _ in streams]), torch.cat([mask for _, mask in streams])
+    same_size = model.text_encoder.config.hidden_size == config.hidden_size
+    if not same_size and config.cross_attention_hidden_size is None:
         states = model.enc_to_dec_proj(states)
     states = states * mask[..., None]
 
-    decoder = whole.model.decoder
+    decoder = model.decoder.model.decoder
     table = decoder.embed_positions.get_embedding(count + 4 * books + 64, config.hidden_size)
     table = table.to(decoder.embed_positions.weights)
-    places = Places(lambda at: table[at.clamp(0, len(table) - 1)])
+    places = Places(lambda positions: table[positions.clamp(0, len(table) - 1)])
     trunk = twin(decoder, lambda name, part: places if name == "embed_positions" else None)
     store, cross = Store(1, books), DynamicCache(config=config)
 
     def read(ids: Tensor, positions: Tensor) -> dict[str, Any]:
         places.at = positions
-        own = torch.where((ids < 1)[..., None], codes, store.of(ids))  # it begins with a column of nothing
-        x = sum(table(own[..., book]) for book, table in enumerate(decoder.embed_tokens))
-        rows = len(ids) // len(states)  # of each stream
-        seen = {"encoder_hidden_states": states.repeat_interleave(rows, 0)}
-        return {"inputs_embeds": x, "encoder_attention_mask": mask.repeat_interleave(rows, 0), **seen}
+        columns = torch.where((ids < 1)[..., None], codes, store.of(ids))  # the first column is padding
+        x = sum(embed(columns[..., book]) for book, embed in enumerate(decoder.embed_tokens))
+        rows = len(ids) // len(states)  # per stream
+        encoder = {"encoder_hidden_states": states.repeat_interleave(rows, 0)}
+        return {"inputs_embeds": x, "encoder_attention_mask": mask.repeat_interleave(rows, 0), **encoder}
 
-    def say(states: Tensor, part: Tensor, held: Tensor) -> Tensor:
-        found = states.new_zeros(len(states), codes + 1)
-        for book, head in enumerate(whole.lm_heads):
-            mine = held == book
-            found[mine, :codes] = head(states[mine])
-        return found
+    def say(states: Tensor, part: Tensor, count: Tensor) -> Tensor:
+        """The logits of codebook `count` [B], after as many codes of the current column."""
+        logits = states.new_zeros(len(states), codes + 1)
+        for book, head in enumerate(model.decoder.lm_heads):
+            rows = count == book
+            logits[rows, :codes] = head(states[rows])
+        return logits
 
     reading = Reading(
         trunk=trunk,
@@ -129,8 +129,8 @@ def target(model: Any, given: Any, count: int, guidance: float) -> Guided:
         through=lambda cache, rows: EncoderDecoderCache(cache, cross),
     )
     framed = FrameTarget(TransformersTarget(model, trees="mask", reading=reading), store, books, codes + 1, say)
-    asked = [[framed.vocabulary]]
-    return Guided(framed, asked, asked, guidance, instead=True, slots=Delayed(books, codes, count))
+    prompts = [[framed.vocabulary]]
+    return Guided(framed, prompts, prompts, guidance, instead=True, slots=DelayPattern(books, codes, count))
 
 
-of = Musicgen  # what outrider.core.assets.hub_models asks for
+of = Musicgen  # the name that outrider.core.assets.hub_models imports

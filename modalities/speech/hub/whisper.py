@@ -1,8 +1,8 @@
-"""Whisper of transformers: sound in, text out. The encoder's states are read once; the decoder's own cache is cut back
-as any, and what it keeps of the encoder stays.
+"""Whisper of transformers: sound to text. The encoder runs once; the decoder's self-attention cache is rewound after
+each draft, and its cross-attention cache is kept.
 
-A prompt is a Sound, or the features that the processor makes of one. Weights: openai/whisper-tiny to -large-v3; a
-smaller one with the same vocabulary, or a distilled one, drafts.
+A prompt is a Sound or the processor's features. Weights: openai/whisper-tiny to -large-v3; a smaller or distilled model
+with the same vocabulary can draft.
 """
 
 from __future__ import annotations
@@ -18,49 +18,49 @@ from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.adapters.hf import Reading, TransformersTarget
 from outrider.core.errors import InvalidOption
 from outrider.speech.audio import Sound
-from outrider.speech.hub.model import Part
+from outrider.speech.hub.model import Stage
 
 _HZ = 16000
 
 
 @dataclass(frozen=True)
 class Suppressed:
-    """Ids that are never said, and those that are not said first."""
+    """Masks ids that are suppressed everywhere, and those suppressed at the first position."""
 
     always: tuple[int, ...]
     first: tuple[int, ...]
 
     def only(self, logits: Tensor, place: Tensor) -> Tensor:
         for ids, where in ((self.always, place >= 0), (self.first, place == 0)):
-            struck = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
-            struck[list(ids)] = True
-            logits = logits.masked_fill(where[..., None] & struck, -torch.inf)
+            suppressed = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+            suppressed[list(ids)] = True
+            logits = logits.masked_fill(where[..., None] & suppressed, -torch.inf)
         return logits
 
 
 class Whisper:
-    """A model with its processor. `before` are the ids that stand before what is said: language, task; None: those of
-    the processor."""
+    """A model with its processor. `prefix` are the ids before the text, for language and task; None: the
+    processor's."""
 
     def __init__(
-        self, model: Any, processor: Any = None, *, before: Sequence[int] | None = None, draft: Any = None
+        self, model: Any, processor: Any = None, *, prefix: Sequence[int] | None = None, draft: Any = None
     ) -> None:
         self.model, self.processor, self._draft = model, processor, draft
-        if before is None:
-            words = None if processor is None else processor.tokenizer
-            before = [model.config.decoder_start_token_id] if words is None else words.prefix_tokens
-        self.before = list(before)
-        given = model.generation_config
-        self.slots = Suppressed(tuple(given.suppress_tokens or ()), tuple(given.begin_suppress_tokens or ()))
-        end = given.eos_token_id if given.eos_token_id is not None else model.config.eos_token_id
+        if prefix is None:
+            tokenizer = None if processor is None else processor.tokenizer
+            prefix = [model.config.decoder_start_token_id] if tokenizer is None else tokenizer.prefix_tokens
+        self.prefix = list(prefix)
+        config = model.generation_config
+        self.slots = Suppressed(tuple(config.suppress_tokens or ()), tuple(config.begin_suppress_tokens or ()))
+        end = config.eos_token_id if config.eos_token_id is not None else model.config.eos_token_id
         self.end = tuple(end) if isinstance(end, list) else (end,)
 
-    def stages(self, prompt: Any, limit: int | None) -> Generator[Part, list[int], str | list[int]]:
-        """Comes to text; without a processor, to ids."""
+    def stages(self, prompt: Any, limit: int | None) -> Generator[Stage, list[int], str | list[int]]:
+        """One stage, whose outcome is text, or ids without a processor."""
         features = self._features(prompt)
-        room = self.model.config.max_target_positions - len(self.before)
+        room = self.model.config.max_target_positions - len(self.prefix)
         small = self._draft
-        tokens = yield Part(
+        tokens = yield Stage(
             lambda: self._target(self.model, features),
             min(limit or room, room),
             end=self.end,
@@ -73,9 +73,9 @@ class Whisper:
     def _features(self, prompt: Any) -> Tensor:
         if isinstance(prompt, Sound):
             if self.processor is None:
-                raise InvalidOption("a Sound was given and there is no processor; give features, or load with one")
-            heard = self.processor(prompt.at(_HZ).samples, sampling_rate=_HZ, return_tensors="pt")
-            prompt = heard["input_features"]
+                raise InvalidOption("the prompt is a Sound, and there is no processor for it; give features instead")
+            inputs = self.processor(prompt.resample(_HZ).samples, sampling_rate=_HZ, return_tensors="pt")
+            prompt = inputs["input_features"]
         features = torch.as_tensor(prompt["input_features"] if isinstance(prompt, dict) else prompt)
         return features.to(self.model.device, self.model.dtype)
 
@@ -88,9 +88,8 @@ class Whisper:
         last = model.config.max_target_positions - 1
 
         def read(ids: Tensor, positions: Tensor) -> dict[str, Any]:
-            places = positions.clamp(max=last)
-            heard = states.expand(len(ids), -1, -1)
-            return {"input_ids": ids.clamp(0, count - 1), "position_ids": places, "encoder_hidden_states": heard}
+            encoder = {"encoder_hidden_states": states.expand(len(ids), -1, -1)}
+            return {"input_ids": ids.clamp(0, count - 1), "position_ids": positions.clamp(max=last), **encoder}
 
         reading = Reading(
             trunk=decoder,
@@ -101,7 +100,7 @@ class Whisper:
             through=lambda cache, rows: EncoderDecoderCache(cache, cross),
         )
         inner = TransformersTarget(model, trees="mask", reading=reading)
-        return Guided(inner, [self.before], [self.before], 1.0, instead=True, slots=self.slots)
+        return Guided(inner, [self.prefix], [self.prefix], 1.0, instead=True, slots=self.slots)
 
 
-of = Whisper  # what outrider.core.assets.hub_models asks for
+of = Whisper  # the name that outrider.core.assets.hub_models imports

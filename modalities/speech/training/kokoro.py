@@ -1,8 +1,8 @@
-"""The teacher: Kokoro (82 million parameters), which reads phonemes aloud and says how long each one took.
+"""The teacher of the voice: Kokoro (82 million parameters), a synthesiser that also gives each phoneme's duration.
 
-What to say, and how, runs in onnxruntime (the extra `teacher`); where a phoneme ends is a tensor inside that graph,
-which is made an output. Making it heard is done by outrider.speech.training.kokoro_vocoder. Knows sounds and
-phonemes, nothing of tokens; our own voice does not need it once its training speech is there.
+Its acoustic model runs in onnxruntime (the extra `teacher`), with the durations, an inner tensor of the graph, as a
+further output. Its vocoder is outrider.speech.training.kokoro_vocoder. Knows sounds and phonemes, nothing of codes;
+used only to make training speech.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outrider.speech.phonemes import EDGE, SYMBOLS
 from outrider.speech.training.kokoro_vocoder import FRAMES, SOURCE, KokoroVocoder
 
 VOICE = "af_heart"
-_ITS_IDS = dict(  # of our symbols, in its vocabulary
+_KOKORO_IDS = dict(  # our phoneme symbols -> ids of Kokoro's vocabulary
     zip(
         SYMBOLS,
         (
@@ -32,25 +32,26 @@ _ITS_IDS = dict(  # of our symbols, in its vocabulary
         strict=True,
     )
 )
-_ITS_RATE, _UNIT = 24_000, 600  # samples a second; samples of one unit of its durations
-_LENGTHS = "/encoder/Clip_output_0"  # the tensor of durations
-_MOST = 500  # phonemes in one go
-_FLOOR, _MARGIN, _GRAIN = 10 ** (-45 / 20), 0.05, 240  # of the loudest; seconds left around; samples looked at together
+_KOKORO_RATE, _UNIT = 24_000, 600  # samples per second; samples per unit of duration
+_DURATIONS = "/encoder/Clip_output_0"  # the name of the durations' tensor
+_MAX_PHONEMES = 500
+# Trimming: silence is 45 dB below the loudest of windows of 240 samples, and 0.05 seconds of it are left at both ends.
+_FLOOR, _MARGIN, _WINDOW = 10 ** (-45 / 20), 0.05, 240
 
 
 class TeacherError(OutriderError):
-    """The teacher can't be had."""
+    """The teacher is not installed, or the text is too long for it."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """An utterance read aloud."""
+    """A synthesised utterance and its alignment."""
 
-    sound: np.ndarray  # [N] float32 at 22,050 a second, silence at both ends cut off
-    lengths: np.ndarray  # [P] frames of 256 samples that each phoneme takes, the edges included
+    sound: np.ndarray  # [N] float32, 22,050 samples per second, trimmed of silence
+    lengths: np.ndarray  # [P] mel frames of 256 samples per phoneme, edge symbols included
 
 
-class Teacher:
+class Kokoro:
     """Kokoro with one of its English voices."""
 
     def __init__(self, voice: str = VOICE, *, threads: int = 1) -> None:
@@ -59,53 +60,55 @@ class Teacher:
             import onnxruntime
             from onnx.utils import Extractor
         except ImportError:
-            raise TeacherError("the teacher runs in onnxruntime: pip install 'outrider[teacher]'") from None
+            raise TeacherError("the teacher needs onnx and onnxruntime: pip install 'outrider[teacher]'") from None
         folder = fetch("kokoro")
         whole = onnx.load(str(folder / "kokoro.int8.onnx"))
-        graph = Extractor(whole).extract_model([one.name for one in whole.graph.input], [FRAMES, SOURCE, _LENGTHS])
-        self._loud = KokoroVocoder(whole.graph)
-        wanted = onnxruntime.SessionOptions()
-        wanted.intra_op_num_threads = wanted.inter_op_num_threads = threads
-        wanted.log_severity_level = 3
+        inputs = [tensor.name for tensor in whole.graph.input]
+        graph = Extractor(whole).extract_model(inputs, [FRAMES, SOURCE, _DURATIONS])
+        self._vocoder = KokoroVocoder(whole.graph)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = threads
+        options.log_severity_level = 3
         self._session: Any = onnxruntime.InferenceSession(
-            graph.SerializeToString(), wanted, providers=["CPUExecutionProvider"]
+            graph.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
         self._style = self._styles(voice)
 
     def _styles(self, voice: str) -> np.ndarray:
-        """[510, 1, 256] how a voice sounds, by the number of phonemes."""
+        """The voice's style vectors [510, 1, 256], one for each number of phonemes."""
         with tarfile.open(fetch("kokoro") / "voices.tgz") as archive:
-            names = {one.name.rsplit("/", 1)[-1].removesuffix(".bin"): one for one in archive if ".bin" in one.name}
-            if voice not in names:
-                raise unknown("voice", voice, names)
-            file = archive.extractfile(names[voice])
+            members = [member for member in archive if ".bin" in member.name]
+            voices = {member.name.rsplit("/", 1)[-1].removesuffix(".bin"): member for member in members}
+            if voice not in voices:
+                raise unknown("voice", voice, voices)
+            file = archive.extractfile(voices[voice])
             assert file is not None
             return np.frombuffer(file.read(), np.float32).reshape(-1, 1, 256)
 
-    def read(self, said: str, speed: float = 1.0) -> Reading:
-        """Read phonemes aloud."""
-        if not 0 < len(said) <= _MOST:
-            raise TeacherError(f"there are {len(said)} phonemes; 1 to {_MOST} are read in one go")
-        tokens = np.array([[EDGE, *(_ITS_IDS[sign] for sign in said), EDGE]], np.int64)
-        style = self._style[len(said)]
-        given = {"tokens": tokens, "style": style, "speed": np.array([speed], np.float32)}
-        frames, source, lengths = self._session.run([FRAMES, SOURCE, _LENGTHS], given)
-        sound = self._loud(frames, source, style[:, : style.shape[1] // 2])
-        return trimmed(sound, np.asarray(lengths).reshape(-1))
+    def read(self, phonemes: str, speed: float = 1.0) -> Reading:
+        """Synthesise phonemes."""
+        if not 0 < len(phonemes) <= _MAX_PHONEMES:
+            raise TeacherError(f"there are {len(phonemes)} phonemes; give 1 to {_MAX_PHONEMES}")
+        tokens = np.array([[EDGE, *(_KOKORO_IDS[symbol] for symbol in phonemes), EDGE]], np.int64)
+        style = self._style[len(phonemes)]
+        inputs = {"tokens": tokens, "style": style, "speed": np.array([speed], np.float32)}
+        frames, source, durations = self._session.run([FRAMES, SOURCE, _DURATIONS], inputs)
+        sound = self._vocoder(frames, source, style[:, : style.shape[1] // 2])
+        return trim(sound, np.asarray(durations).reshape(-1))
 
 
-def trimmed(sound: np.ndarray, units: np.ndarray) -> Reading:
-    """What was said at 24 kHz, and how many units each phoneme took, without the silence around it, at our rate."""
+def trim(sound: np.ndarray, durations: np.ndarray) -> Reading:
+    """A sound at 24 kHz with the phonemes' durations in units -> the reading at our rate without outer silence."""
     from torchaudio.functional import resample
 
-    grains = sound[: len(sound) // _GRAIN * _GRAIN].reshape(-1, _GRAIN)
-    loud = np.sqrt((grains**2).mean(1))
-    heard = np.flatnonzero(loud > loud.max() * _FLOOR)
-    margin = int(_MARGIN * _ITS_RATE)
-    start = max(int(heard[0]) * _GRAIN - margin, 0)
-    stop = min((int(heard[-1]) + 1) * _GRAIN + margin, len(sound))
-    ends = np.clip(np.round(units).astype(np.int64).cumsum() * _UNIT - start, 0, stop - start)
+    windows = sound[: len(sound) // _WINDOW * _WINDOW].reshape(-1, _WINDOW)
+    loudness = np.sqrt((windows**2).mean(1))
+    audible = np.flatnonzero(loudness > loudness.max() * _FLOOR)
+    margin = int(_MARGIN * _KOKORO_RATE)
+    start = max(int(audible[0]) * _WINDOW - margin, 0)
+    stop = min((int(audible[-1]) + 1) * _WINDOW + margin, len(sound))
+    ends = np.clip(np.round(durations).astype(np.int64).cumsum() * _UNIT - start, 0, stop - start)
     ends[-1] = stop - start
-    ours = resample(torch.from_numpy(sound[start:stop].copy()), _ITS_RATE, RATE).numpy()
-    frames = np.round(ends * (RATE / _ITS_RATE) / HOP).astype(np.int64)
-    return Reading(ours, np.diff(frames, prepend=0))
+    samples = resample(torch.from_numpy(sound[start:stop].copy()), _KOKORO_RATE, RATE).numpy()
+    frames = np.round(ends * (RATE / _KOKORO_RATE) / HOP).astype(np.int64)
+    return Reading(samples, np.diff(frames, prepend=0))

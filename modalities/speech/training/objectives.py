@@ -1,7 +1,8 @@
-"""What is learned for speech: batches by number, and what a part loses on one.
+"""Losses, batches and validation measures of the speech models.
 
-A listener hears phonemes in frames; a codec brings frames back, so that a listener hears the same where there is one;
-voices say tokens. Knows nothing of files.
+Tasks of outrider.core.training.model_training: recognising the phoneme of each mel frame, reconstructing frames through
+codes, and predicting an utterance's codes from its phonemes. An objective is a module whose forward pass is the loss.
+Knows nothing of files.
 """
 
 from __future__ import annotations
@@ -20,194 +21,217 @@ from outrider.speech.training.data import Utterance
 from outrider.speech.training.phoneme_recogniser import PhonemeRecogniser
 from outrider.speech.voice import Voice
 
-JUDGED = (40, 400)  # utterances that judging goes through at most, on a CPU and elsewhere
-_CROP = 128  # frames that are learned from at a time
-_NOISE = 0.25  # of what a voice reads of the speech is something else, at most
-_TIMING = 0.3  # how much the lengths of phonemes count beside the tokens
+VALIDATION_SIZE = (40, 400)  # utterances to validate on: on a CPU, elsewhere
+_CROP = 128  # frames per training example
+_NOISE = 0.25  # the largest share of input codes that a voice reads as other codes
+_DURATION_WEIGHT = 0.3  # of the durations' loss, relative to the codes'
 
 
 # ---- frames
 
 
 class FramesTask:
-    """Crops of frames, and of each the phoneme that is being said."""
+    """Crops of mel frames with the phoneme of each frame."""
 
     def __init__(self, utterances: Sequence[Utterance], batch: int, seed: int, device: torch.device) -> None:
-        learned = [one for one in utterances if not one.held and one.mel.shape[1] >= _CROP]
-        if not learned:
-            raise InvalidOption(f"there is no speech of {_CROP} frames or more to learn from")
+        training = [each for each in utterances if not each.held_out and each.mel.shape[1] >= _CROP]
+        if not training:
+            raise InvalidOption(f"no training utterance has {_CROP} frames or more; make more speech first")
         self.seed, self.size, self.device = seed, batch, device
-        self.frames = torch.from_numpy(np.concatenate([one.mel for one in learned], 1)).to(device)
-        self.said = torch.from_numpy(np.concatenate([_said(one) for one in learned])).to(device)
-        ends = np.cumsum([one.mel.shape[1] for one in learned])
+        self.frames = torch.from_numpy(np.concatenate([each.mel for each in training], 1)).to(device)
+        self.phonemes = torch.from_numpy(np.concatenate([_frame_phonemes(each) for each in training])).to(device)
+        lengths = [each.mel.shape[1] for each in training]
+        ends = np.cumsum(lengths)
         self.starts = np.concatenate(
-            [np.arange(end - one.mel.shape[1], end - _CROP + 1) for one, end in zip(learned, ends, strict=True)]
+            [np.arange(end - length, end - _CROP + 1) for length, end in zip(lengths, ends, strict=True)]
         )
-        some = data.unpacked(self.frames[:, :: max(self.frames.shape[1] // 100_000, 1)].cpu().numpy())
-        self.mean, self.scale = some.mean(1, keepdim=True), some.std(1, keepdim=True).clamp(min=0.1)
-        held = [one for one in utterances if one.held][: JUDGED[device.type != "cpu"]]
-        self.held = [(one.mel, torch.from_numpy(_said(one)).to(device)) for one in held]
+        sample = data.dequantise(self.frames[:, :: max(self.frames.shape[1] // 100_000, 1)].cpu().numpy())
+        self.mean, self.scale = sample.mean(1, keepdim=True), sample.std(1, keepdim=True).clamp(min=0.1)
+        held_out = [each for each in utterances if each.held_out][: VALIDATION_SIZE[device.type != "cpu"]]
+        self.validation = [(each.mel, torch.from_numpy(_frame_phonemes(each)).to(device)) for each in held_out]
 
     def batch(self, number: int, share: float) -> tuple[Tensor, ...]:
-        draw = np.random.default_rng([self.seed, number])
-        starts = torch.from_numpy(draw.choice(self.starts, self.size)).to(self.device)
+        rng = np.random.default_rng([self.seed, number])
+        starts = torch.from_numpy(rng.choice(self.starts, self.size)).to(self.device)
         index = starts[:, None] + torch.arange(_CROP, device=self.device)
         crops = self.frames[:, index].permute(1, 0, 2).float() * data.STEP + data.LOWEST
-        return crops, self.said[index]
+        return crops, self.phonemes[index]
 
     def judge(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, RecogniserObjective | CodecObjective)
-        each = [model.judged(data.unpacked(mel)[None].to(self.device), said[None]) for mel, said in self.held]
-        found = {name: float(np.mean([one[name] for one in each])) for name in each[0]}
+        mels = [data.dequantise(mel)[None].to(self.device) for mel, _ in self.validation]
+        each = [model.measure(mel, phonemes[None]) for mel, (_, phonemes) in zip(mels, self.validation, strict=True)]
+        measures = {name: float(np.mean([values[name] for values in each])) for name in each[0]}
         if isinstance(model, CodecObjective):
-            codes = [model.part.encode(data.unpacked(mel)[None].to(self.device)).flatten() for mel, _ in self.held]
+            codes = [model.part.encode(mel).flatten() for mel in mels]
             share = torch.cat(codes).bincount(minlength=model.part.codes).float()
             share = share[share > 0] / share.sum()
-            found |= {"code entropy": float(-(share * share.log()).sum()), "codes used": float(len(share))}
-        return found
+            measures |= {"code entropy": float(-(share * share.log()).sum()), "codes used": float(len(share))}
+        return measures
 
 
-def _said(one: Utterance) -> np.ndarray:
-    """[T] the phoneme of every frame."""
-    return np.repeat(one.phonemes, one.lengths)
+def _frame_phonemes(utterance: Utterance) -> np.ndarray:
+    """The phoneme of each frame [T]."""
+    return np.repeat(utterance.phonemes, utterance.lengths)
 
 
 class RecogniserObjective(nn.Module):
-    """The listener as something that has a loss."""
+    """The phoneme recogniser and its cross-entropy."""
 
-    def __init__(self, listener: PhonemeRecogniser) -> None:
+    def __init__(self, recogniser: PhonemeRecogniser) -> None:
         super().__init__()
-        self.part = listener
+        self.part = recogniser
 
-    def forward(self, mel: Tensor, said: Tensor) -> Tensor:
-        return F.cross_entropy(self.part.hears(mel)[1].float(), said)
+    def forward(self, mel: Tensor, phonemes: Tensor) -> Tensor:
+        return F.cross_entropy(self.part.recognise(mel)[1].float(), phonemes)
 
-    def judged(self, mel: Tensor, said: Tensor) -> dict[str, float]:
-        logits = self.part.hears(mel)[1].float()
-        right = (logits.argmax(1) == said).float().mean()
-        return {"held-out nats a frame": float(F.cross_entropy(logits, said)), "frames heard": float(right)}
+    def measure(self, mel: Tensor, phonemes: Tensor) -> dict[str, float]:
+        logits = self.part.recognise(mel)[1].float()
+        accuracy = (logits.argmax(1) == phonemes).float().mean()
+        return {"held-out nats a frame": float(F.cross_entropy(logits, phonemes)), "frames heard": float(accuracy)}
 
 
 class CodecObjective(nn.Module):
-    """The codec as something that has a loss; of one whose codes are to stay, only the decoder learns."""
+    """The codec and its reconstruction loss, to which a recogniser adds its perceptual loss. With `freeze_encoder` only
+    the decoder is trained, so codes keep their meaning."""
 
-    def __init__(self, codec: Codec, listener: PhonemeRecogniser | None = None, stays: bool = False) -> None:
+    def __init__(self, codec: Codec, recogniser: PhonemeRecogniser | None = None, freeze_encoder: bool = False) -> None:
         super().__init__()
         self.part = codec
-        self._listener = [listener.eval().requires_grad_(False)] if listener else []  # in a list: no part of it
-        codec.encoder.requires_grad_(not stays)
+        # a list hides it from nn.Module
+        self._recognisers = [recogniser.eval().requires_grad_(False)] if recogniser else []
+        codec.encoder.requires_grad_(not freeze_encoder)
 
-    def forward(self, mel: Tensor, said: Tensor) -> Tensor:
-        back = self.part.back(mel)
-        lost = self.part.distance(mel, back)
-        return lost + sum(one.to(mel.device).misheard(back, mel, said) for one in self._listener)
+    def forward(self, mel: Tensor, phonemes: Tensor) -> Tensor:
+        decoded = self.part.reconstruct(mel)
+        loss = self.part.distance(mel, decoded)
+        return loss + sum(each.to(mel.device).perceptual_loss(decoded, mel, phonemes) for each in self._recognisers)
 
-    def judged(self, mel: Tensor, said: Tensor) -> dict[str, float]:
-        back = self.part.back(mel)
-        found = {"held-out loss": float(self(mel, said)), "log-mel distance": float((back - mel).abs().mean())}
-        for one in self._listener:
-            heard = one.to(mel.device).hears(back)[1].argmax(1)
-            found["frames heard"] = float((heard == said).float().mean())
-        return found
+    def measure(self, mel: Tensor, phonemes: Tensor) -> dict[str, float]:
+        decoded = self.part.reconstruct(mel)
+        distance = float((decoded - mel).abs().mean())
+        measures = {"held-out loss": float(self(mel, phonemes)), "log-mel distance": distance}
+        for recogniser in self._recognisers:
+            recognised = recogniser.to(mel.device).recognise(decoded)[1].argmax(1)
+            measures["frames heard"] = float((recognised == phonemes).float().mean())
+        return measures
 
 
 # ---- voices
 
 
 class VoiceObjective(nn.Module):
-    """A voice as something that has a loss: what its tokens surprise it, and how far off its lengths are."""
+    """A voice and its loss: cross-entropy of codes, and the error of log durations."""
 
     def __init__(self, voice: Voice) -> None:
         super().__init__()
         self.part = voice
 
     def forward(
-        self, said: Tensor, there: Tensor, shares: Tensor, logs: Tensor, read: Tensor, label: Tensor, counts: Tensor
+        self,
+        phonemes: Tensor,
+        present: Tensor,
+        durations: Tensor,
+        log_durations: Tensor,
+        inputs: Tensor,
+        labels: Tensor,
+        mask: Tensor,
     ) -> Tensor:
-        surprise, off = self.measured(said, there, shares, logs, read, label, counts)
-        return surprise[counts].mean() + _TIMING * off
+        nll, error = self.measure(phonemes, present, durations, log_durations, inputs, labels)
+        return nll[mask].mean() + _DURATION_WEIGHT * error
 
-    def measured(
-        self, said: Tensor, there: Tensor, shares: Tensor, logs: Tensor, read: Tensor, label: Tensor, counts: Tensor
+    def measure(
+        self,
+        phonemes: Tensor,
+        present: Tensor,
+        durations: Tensor,
+        log_durations: Tensor,
+        inputs: Tensor,
+        labels: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Nats of every token [B, T], and how far off the logarithms of lengths are on the average."""
+        """The negative log-likelihood [B, T] of each label in nats, and the mean absolute error of log durations."""
         voice = self.part
-        what, long = voice.reader(said, there)
-        states = voice.states(read, voice.reader.placed(what, shares, read.shape[1]))
-        each = F.cross_entropy(voice.logits(states).flatten(0, 1).float(), label.flatten(), reduction="none")
-        return each.view_as(label), (long.float() - logs)[there].abs().mean()
+        encoded, predicted = voice.reader(phonemes, present)
+        states = voice.states(inputs, voice.reader.spread(encoded, durations, inputs.shape[1]))
+        nll = F.cross_entropy(voice.logits(states).flatten(0, 1).float(), labels.flatten(), reduction="none")
+        return nll.view_as(labels), (predicted.float() - log_durations)[present].abs().mean()
 
 
 class VoiceTask:
-    """Saying the tokens of utterances, some of what is read being something else."""
+    """Batches of utterances as phonemes and codes, with noise in the input codes."""
 
     def __init__(
         self, utterances: Sequence[Utterance], codes: int, batch: int, seed: int, device: torch.device
     ) -> None:
         self.seed, self.size, self.codes, self.device = seed, batch, codes, device
-        self.learned = [one for one in utterances if not one.held]
-        self.held = [one for one in utterances if one.held][: JUDGED[device.type != "cpu"]]
-        if not self.learned or not self.held:
+        self.training = [utterance for utterance in utterances if not utterance.held_out]
+        held_out = [utterance for utterance in utterances if utterance.held_out]
+        self.validation = held_out[: VALIDATION_SIZE[device.type != "cpu"]]
+        if not self.training or not self.validation:
             raise InvalidOption(
-                f"{len(self.learned)} utterances to learn from and {len(self.held)} to judge by: too few"
+                f"there are {len(self.training)} training and {len(held_out)} held-out utterances; give one of each"
             )
-        self._epoch, self._groups = -1, self._grouped(0)
-        self._each = len(self._groups)  # epochs differ a little in how many batches they make: count by the first
+        self._epoch, self._batches = -1, self._epoch_batches(0)
+        self._count = len(self._batches)  # epochs differ slightly in length; batch numbers count by the first one's
 
-    def _grouped(self, epoch: int) -> list[list[int]]:
-        """Utterances of similar length side by side, in batches of about so many tokens."""
-        draw = np.random.default_rng([self.seed, epoch])
-        sizes = np.array([len(one.codes) for one in self.learned])
-        order = np.argsort(sizes * draw.uniform(0.85, 1.15, len(sizes)))
-        groups, group = list[list[int]](), list[int]()
-        for place in order.tolist():
-            longest = max([sizes[place], *(sizes[one] for one in group)])
-            if group and (len(group) + 1) * longest > self.size:
-                groups.append(group)
-                group = []
-            group.append(place)
-        groups.append(group)
-        draw.shuffle(groups)
-        return groups
+    def _epoch_batches(self, epoch: int) -> list[list[int]]:
+        """Indices of training utterances in batches of at most `size` padded tokens. Batches have similar lengths."""
+        rng = np.random.default_rng([self.seed, epoch])
+        lengths = np.array([len(utterance.codes) for utterance in self.training])
+        order = np.argsort(lengths * rng.uniform(0.85, 1.15, len(lengths)))
+        batches, batch = list[list[int]](), list[int]()
+        for index in order.tolist():
+            longest = max(lengths[member] for member in (index, *batch))
+            if batch and (len(batch) + 1) * longest > self.size:
+                batches.append(batch)
+                batch = []
+            batch.append(index)
+        batches.append(batch)
+        rng.shuffle(batches)
+        return batches
 
     def batch(self, number: int, share: float) -> tuple[Tensor, ...]:
-        epoch, at = divmod(number, self._each)
+        epoch, position = divmod(number, self._count)
         if epoch != self._epoch:
-            self._epoch, self._groups = epoch, self._grouped(epoch)
-        group = self._groups[at % len(self._groups)]
-        return self.rows([self.learned[place] for place in group], np.random.default_rng([self.seed, 1, number]))
+            self._epoch, self._batches = epoch, self._epoch_batches(epoch)
+        batch = self._batches[position % len(self._batches)]
+        return self.pad([self.training[index] for index in batch], np.random.default_rng([self.seed, 1, number]))
 
-    def rows(self, chosen: Sequence[Utterance], noise: np.random.Generator | None = None) -> tuple[Tensor, ...]:
-        """Padded tensors: phonemes, where there are any, their tokens, the logarithm of those at the usual speed; what
-        is read, what is to be said, and where that counts."""
-        wide, long = max(len(one.phonemes) for one in chosen), 1 + max(len(one.codes) for one in chosen)
-        said, shares = np.zeros((2, len(chosen), wide), np.int64)
-        there, logs = np.zeros((len(chosen), wide), bool), np.zeros((len(chosen), wide), np.float32)
-        read, label = np.full((2, len(chosen), long), self.codes)
-        counts = np.zeros((len(chosen), long), bool)
-        for row, one in enumerate(chosen):
-            size, tokens = len(one.phonemes), len(one.codes)
-            said[row, :size], shares[row, :size], there[row, :size] = one.phonemes, one.shares, True
-            logs[row, :size] = np.log(np.clip(one.lengths / FRAMES * one.speed, 0.3, 40))
-            seen = one.codes
+    def pad(self, utterances: Sequence[Utterance], noise: np.random.Generator | None = None) -> tuple[Tensor, ...]:
+        """The arguments of VoiceObjective, padded: phonemes, which of them are present, their durations in tokens, and
+        log durations at speed 1, each [B, P]; input tokens, labels and the mask of labels, each [B, T]."""
+        count = len(utterances)
+        width = max(len(utterance.phonemes) for utterance in utterances)
+        length = 1 + max(len(utterance.codes) for utterance in utterances)
+        phonemes, durations = np.zeros((2, count, width), np.int64)
+        present, log_durations = np.zeros((count, width), bool), np.zeros((count, width), np.float32)
+        inputs, labels = np.full((2, count, length), self.codes)
+        mask = np.zeros((count, length), bool)
+        for row, utterance in enumerate(utterances):
+            size, tokens, codes = len(utterance.phonemes), len(utterance.codes), utterance.codes
+            phonemes[row, :size], durations[row, :size] = utterance.phonemes, utterance.durations
+            present[row, :size] = True
+            log_durations[row, :size] = np.log(np.clip(utterance.lengths / FRAMES * utterance.speed, 0.3, 40))
+            noisy = codes
             if noise is not None:
                 wrong = noise.random(tokens) < _NOISE * noise.random()
-                seen = np.where(wrong, noise.choice(one.codes, tokens), seen)
-            read[row, 1 : tokens + 1], label[row, :tokens], counts[row, : tokens + 1] = seen, one.codes, True
-        parts = (said, there, shares, logs, read, label, counts)
-        return tuple(torch.from_numpy(part).to(self.device) for part in parts)
+                noisy = np.where(wrong, noise.choice(codes, tokens), codes)
+            inputs[row, 1 : tokens + 1], labels[row, :tokens], mask[row, : tokens + 1] = noisy, codes, True
+        arrays = (phonemes, present, durations, log_durations, inputs, labels, mask)
+        return tuple(torch.from_numpy(array).to(self.device) for array in arrays)
 
     def judge(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, VoiceObjective)
-        surprise, off, ends = [], [], []
-        for start in range(0, len(self.held), 16):
-            rows = self.rows(self.held[start : start + 16])
-            each, far = model.measured(*rows)
-            surprise.append(each[rows[6]].float())
-            ends.append(each[(rows[5] == self.codes) & rows[6]].float())
-            off.append(float(far))
+        nll_parts, end_parts, errors = [], [], []
+        for start in range(0, len(self.validation), 16):
+            tensors = self.pad(self.validation[start : start + 16])
+            labels, mask = tensors[5:]
+            nll, error = model.measure(*tensors[:6])
+            nll_parts.append(nll[mask].float())
+            end_parts.append(nll[(labels == self.codes) & mask].float())
+            errors.append(float(error))
         return {
-            "held-out nats a token": float(torch.cat(surprise).mean()),
-            "nats of the end": float(torch.cat(ends).mean()),
-            "log length off by": float(np.mean(off)),
+            "held-out nats a token": float(torch.cat(nll_parts).mean()),
+            "nats of the end": float(torch.cat(end_parts).mean()),
+            "log length off by": float(np.mean(errors)),
         }

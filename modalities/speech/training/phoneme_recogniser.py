@@ -1,6 +1,8 @@
-"""A listener, which hears what phoneme is being said in each frame. It is nobody's judge and is not shipped: what a
-codec brings back shall be heard by it as the frames themselves are, which is closer to being understood than likeness
-bin by bin. Knows frames and phonemes, nothing of codes."""
+"""A recogniser of the phoneme of each mel frame, which provides a perceptual loss for the codec's decoder.
+
+Matching its activations makes reconstructions more intelligible than matching frames bin by bin. It is used in training
+only, and is not shipped. Knows frames and phonemes, nothing of codes.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,11 @@ from outrider.speech.conv1d import Residual, conv, rows
 from outrider.speech.mel import BINS
 from outrider.speech.phonemes import COUNT
 
-_LIKE = 0.3  # how much that it hears the same counts beside what it makes of it
+_PHONEME_WEIGHT = 0.3  # of the cross-entropy, relative to the distance of activations
 
 
 class PhonemeRecogniser(DraftHead):
-    """Log-mel frames [B, 80, T] -> what it hears on the way, layer by layer, and phonemes. `target` is not looked
-    at."""
+    """Log-mel frames [B, 80, T] -> the activations of each layer, and phoneme logits. `target` is unused."""
 
     mean: Tensor
     scale: Tensor
@@ -31,24 +32,25 @@ class PhonemeRecogniser(DraftHead):
         self.register_buffer("mean", torch.full((BINS, 1), -5.0))
         self.register_buffer("scale", torch.full((BINS, 1), 2.0))
         self.begin = conv(BINS, width, 5)
-        self.blocks = nn.ModuleList(Residual(width, 3 ** (place % 3)) for place in range(depth))
+        self.blocks = nn.ModuleList(Residual(width, 3 ** (index % 3)) for index in range(depth))
         self.end = conv(width, COUNT, 1)
         self.drop = drop
 
-    def hears(self, mel: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Of each layer [B, C, 1, T], and logits [B, COUNT, T]."""
+    def recognise(self, mel: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The activations [B, C, 1, T] of each layer, and logits [B, COUNT, T]."""
         x = self.begin(rows((mel - self.mean) / self.scale))
-        heard = []
+        activations = []
         for block in self.blocks:
             x = block(F.dropout(x, self.drop, self.training))
-            heard.append(x)
-        return heard, self.end(x)[:, :, 0]
+            activations.append(x)
+        return activations, self.end(x)[:, :, 0]
 
-    def misheard(self, back: Tensor, mel: Tensor, said: Tensor) -> Tensor:
-        """How different frames that were brought back are to it from what they were: what it hears, layer by layer, in
-        shares of all that could be heard; and how surprised it is by the phonemes [B, T] that are said."""
+    def perceptual_loss(self, decoded: Tensor, mel: Tensor, phonemes: Tensor) -> Tensor:
+        """The relative L1 distance of activations on decoded and on original frames, averaged over layers, plus the
+        cross-entropy of the phonemes [B, T] on decoded frames."""
         with torch.no_grad():
-            meant, _ = self.hears(mel)
-        heard, told = self.hears(back)
-        off = torch.stack([(a - b).abs().mean() / b.abs().mean() for a, b in zip(heard, meant, strict=True)]).mean()
-        return off + _LIKE * F.cross_entropy(told.float(), said)
+            original, _ = self.recognise(mel)
+        activations, logits = self.recognise(decoded)
+        pairs = zip(activations, original, strict=True)
+        distance = torch.stack([(a - b).abs().mean() / b.abs().mean() for a, b in pairs]).mean()
+        return distance + _PHONEME_WEIGHT * F.cross_entropy(logits.float(), phonemes)

@@ -1,8 +1,7 @@
-"""`outrider train speech-...`: from nothing to weights. The teacher reads sentences aloud, or prepared speech is taken;
-the codec learns to bring it back, voices to say its tokens.
+"""`outrider train speech-...`: trains each recipe of outrider.speech.recipes, from training speech to a weight file.
 
-The parts are outrider.speech.training.data, outrider.speech.recipes, outrider.speech.training.objectives and
-outrider.core.training.trainer; here they are put in order.
+The data are in outrider.speech.training.data, losses and batches in outrider.speech.training.objectives, and the
+training loop in outrider.core.training.trainer; this module combines them.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from outrider.core.training.request import Request
 from outrider.core.training.trainer import Plan, Trainer
 from outrider.speech import recipes
 from outrider.speech.codec import Codec
-from outrider.speech.recipes import DATA, MODEL, home, recipe
+from outrider.speech.recipes import DATA, MODEL, home
 from outrider.speech.training import data
 from outrider.speech.training.data import Utterance
 from outrider.speech.training.head_teacher import VoiceTeacher
 from outrider.speech.training.objectives import (
-    JUDGED,
+    VALIDATION_SIZE,
     CodecObjective,
     FramesTask,
     RecogniserObjective,
@@ -37,132 +36,140 @@ from outrider.speech.training.objectives import (
 from outrider.speech.training.phoneme_recogniser import PhonemeRecogniser
 from outrider.speech.voice import Voice
 
-_Learning = RecogniserObjective | CodecObjective | VoiceObjective
+_Objective = RecogniserObjective | CodecObjective | VoiceObjective
 
 
 class TrainingRequest(Request):
-    """The same, of speech."""
+    """A request whose recipes are speech recipes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in self.recipes:
-            recipe(name)
+            recipes.recipe(name)  # raises for unknown names
 
 
-def train(wanted: TrainingRequest, say: Callable[[str], None] = print) -> list[Path]:
-    """Train one recipe after another, and give the files of weights (of the speech, its folder)."""
-    return [_read(wanted, say) if name == DATA else _train(recipe(name), wanted, say) for name in wanted.recipes]
+def train(request: TrainingRequest, say: Callable[[str], None] = print) -> list[Path]:
+    """Train the request's recipes in order, and return their weight files (for speech-data its folder)."""
+    return [
+        _synthesise(request, say) if name == DATA else _train(recipes.recipe(name), request, say)
+        for name in request.recipes
+    ]
 
 
-def _read(wanted: TrainingRequest, say: Callable[[str], None]) -> Path:
-    folder = wanted.out or data.home()
-    ours = [path for path in recipes.learned_from() if path.is_file()]
-    there = {one.text for one in data.load(*ours)} if ours else set()
-    seconds = data.synthesise(folder, wanted.minutes, but=there, say=say)
+def _synthesise(request: TrainingRequest, say: Callable[[str], None]) -> Path:
+    folder = request.out or data.home()
+    shipped = [path for path in recipes.training_data() if path.is_file()]
+    existing = {utterance.text for utterance in data.load(*shipped)} if shipped else set()
+    seconds = data.synthesise(folder, request.minutes, exclude=existing, say=say)
     say(f"{seconds / 3600:.2f} hours of speech are in {folder}")
     return folder
 
 
-def _train(chosen: Recipe, wanted: TrainingRequest, say: Callable[[str], None]) -> Path:
-    device, out = wanted.place, wanted.begin(home(chosen.name))
-    batch = wanted.batch or chosen.batch[device.type != "cpu"]
-    options = {**chosen.options, **(wanted.options or {})}
-    ours = [data.home()] if chosen.frames else recipes.learned_from()
-    utterances = data.load(*([wanted.data] if wanted.data else ours))
+def _train(recipe: Recipe, request: TrainingRequest, say: Callable[[str], None]) -> Path:
+    device, out = request.place, request.begin(home(recipe.name))
+    batch = request.batch or recipe.batch[device.type != "cpu"]
+    options = {**recipe.options, **(request.options or {})}
+    default = [data.home()] if recipe.frames else recipes.training_data()
+    utterances = data.load(*([request.data] if request.data else default))
     say(data.describe(utterances))
-    if chosen.kind is not None:
-        return _teach(chosen, utterances, options, wanted, out, device, say)
-    model: _Learning
-    course: FramesTask | VoiceTask
-    if chosen.frames:
-        course = FramesTask(utterances, batch, wanted.seed, device)
-        model = _of_frames(chosen, options, course)
+    if recipe.kind is not None:
+        return _train_head(recipe, utterances, options, request, out, device, say)
+    model: _Objective
+    task: FramesTask | VoiceTask
+    if recipe.frames:
+        task = FramesTask(utterances, batch, request.seed, device)
+        model = _frames_objective(recipe, options, task)
     else:
-        utterances, codes = _tokens(utterances, wanted, out, device)
-        course = VoiceTask(utterances, codes, batch, wanted.seed, device)
+        utterances, codes = _encoded(utterances, request, out, device)
+        task = VoiceTask(utterances, codes, batch, request.seed, device)
         model = VoiceObjective(Voice(codes=codes, **options))
-    if wanted.start is not None:
-        begin(model.part, wanted.start, say)
-    facts = _facts(chosen, utterances, wanted) | {"batch": batch}
-    file = out / f"{short(chosen.name)}.safetensors"
+    if request.start is not None:
+        begin(model.part, request.start, say)
+    facts = _facts(recipe, utterances, request) | {"batch": batch}
+    file = out / f"{short(recipe.name)}.safetensors"
 
-    def keep(learned: nn.Module, told: Mapping[str, Any]) -> None:
-        assert isinstance(learned, _Learning)
-        save(learned.part, file, told, finer=("encoder",))  # what codes are must not change by rounding
+    def save_part(objective: nn.Module, provenance: Mapping[str, Any]) -> None:
+        assert isinstance(objective, _Objective)
+        save(objective.part, file, provenance, finer=("encoder",))  # rounding the encoder would change codes
 
-    say(f"{chosen.name}: {sum(one.numel() for one in model.parameters()):,} parameters")
-    training = ModelTraining(chosen.name, model.to(device), course, keep)
-    plan = wanted.plan(chosen.rate, chosen.decay, chosen.matrices)
-    progress = Trainer(training, plan, out, device=device, facts=facts, quiet=wanted.quiet).run()
-    best = progress.best[chosen.name]
-    say(f"{chosen.name}: {progress.steps:,} steps, best {best:.4f}; weights, curve and checkpoint are in {out}")
+    say(f"{recipe.name}: {sum(parameter.numel() for parameter in model.parameters()):,} parameters")
+    training = ModelTraining(recipe.name, model.to(device), task, save_part)
+    plan = request.plan(recipe.rate, recipe.decay, recipe.matrices)
+    progress = Trainer(training, plan, out, device=device, facts=facts, quiet=request.quiet).run()
+    best = progress.best[recipe.name]
+    say(f"{recipe.name}: {progress.steps:,} steps, best {best:.4f}; weights, curve and checkpoint are in {out}")
     return file
 
 
-def _of_frames(chosen: Recipe, options: Mapping[str, Any], course: FramesTask) -> RecogniserObjective | CodecObjective:
-    if chosen.name == "speech-decoder":
-        return CodecObjective(recipes.codec().requires_grad_(True), recipes.listener(), stays=True)
-    part = (PhonemeRecogniser if chosen.name == "speech-listener" else Codec)(**options)
-    part.mean.copy_(course.mean)
-    part.scale.copy_(course.scale)
+def _frames_objective(
+    recipe: Recipe, options: Mapping[str, Any], task: FramesTask
+) -> RecogniserObjective | CodecObjective:
+    if recipe.name == "speech-decoder":
+        return CodecObjective(recipes.codec().requires_grad_(True), recipes.recogniser(), freeze_encoder=True)
+    part = (PhonemeRecogniser if recipe.name == "speech-listener" else Codec)(**options)
+    part.mean.copy_(task.mean)
+    part.scale.copy_(task.scale)
     return RecogniserObjective(part) if isinstance(part, PhonemeRecogniser) else CodecObjective(part)
 
 
-def _facts(chosen: Recipe, utterances: Sequence[Utterance], wanted: TrainingRequest) -> dict[str, Any]:
-    return {"target": MODEL, **wanted.facts(chosen.name, data.describe(utterances))}
+def _facts(recipe: Recipe, utterances: Sequence[Utterance], request: TrainingRequest) -> dict[str, Any]:
+    return {"target": MODEL, **request.facts(recipe.name, data.describe(utterances))}
 
 
-def _teach(
-    chosen: Recipe,
+def _train_head(
+    recipe: Recipe,
     utterances: list[Utterance],
     options: Mapping[str, Any],
-    wanted: TrainingRequest,
+    request: TrainingRequest,
     out: Path,
     device: torch.device,
     say: Callable[[str], None],
 ) -> Path:
-    """Have the voice teach a drafter."""
+    """Train a draft head on the voice's states and distributions."""
     from outrider.core.training.head_training import HeadTraining
 
-    assert chosen.kind is not None
-    utterances, codes = _tokens(utterances, wanted, out, device)
+    assert recipe.kind is not None
+    utterances, codes = _encoded(utterances, request, out, device)
     voice = recipes.voice()
     if voice.end < codes:
-        raise InvalidOption(f"the voice has {voice.end:,} codes and the speech {codes:,}: they don't belong together")
+        raise InvalidOption(
+            f"the speech has {codes:,} codes and the voice {voice.end:,}; encode it with the voice's codec"
+        )
     teacher = VoiceTeacher(voice, utterances, device)
-    learned = [lesson for lesson, one in zip(teacher.lessons, utterances, strict=True) if not one.held]
-    held = [lesson for lesson, one in zip(teacher.lessons, utterances, strict=True) if one.held]
-    name = short(chosen.name)
-    draft_head = chosen.kind(teacher.target, **options)
-    if wanted.start is not None:
-        begin(draft_head, wanted.start, say)
+    pairs = list(zip(teacher.lessons, utterances, strict=True))
+    training_lessons = [lesson for lesson, utterance in pairs if not utterance.held_out]
+    validation_lessons = [lesson for lesson, utterance in pairs if utterance.held_out]
+    name = short(recipe.name)
+    draft_head = recipe.kind(teacher.target, **options)
+    if request.start is not None:
+        begin(draft_head, request.start, say)
     training = HeadTraining(
         teacher,
         {name: draft_head},
-        lambda epoch, share: learned,
-        held[: JUDGED[device.type != "cpu"]],
+        lambda epoch, share: training_lessons,
+        validation_lessons[: VALIDATION_SIZE[device.type != "cpu"]],
         out,
-        tokens=wanted.batch or chosen.batch[device.type != "cpu"],
+        tokens=request.batch or recipe.batch[device.type != "cpu"],
         max_length=1024,
-        seed=wanted.seed,
-        losses={name: chosen.loss},
+        seed=request.seed,
+        losses={name: recipe.loss},
     )
-    plan = Plan(minutes=wanted.minutes, steps=wanted.steps, rate=wanted.rate or chosen.rate, seed=wanted.seed)
-    facts = _facts(chosen, utterances, wanted)
-    trainer = Trainer(training, plan, out, device=device, facts=facts, quiet=wanted.quiet)
-    for one, best in trainer.run().best.items():
-        say(f"{one}: {best:.3f} tokens a target call (simulated chains on held-out speech); weights are in {out}")
+    plan = Plan(minutes=request.minutes, steps=request.steps, rate=request.rate or recipe.rate, seed=request.seed)
+    facts = _facts(recipe, utterances, request)
+    trainer = Trainer(training, plan, out, device=device, facts=facts, quiet=request.quiet)
+    for head, best in trainer.run().best.items():
+        say(f"{head}: {best:.3f} tokens per target pass (simulated chains, held-out speech); weights are in {out}")
     return out / f"{name}.safetensors"
 
 
-def _tokens(
-    utterances: list[Utterance], wanted: TrainingRequest, out: Path, device: torch.device
+def _encoded(
+    utterances: list[Utterance], request: TrainingRequest, out: Path, device: torch.device
 ) -> tuple[list[Utterance], int]:
-    """Utterances as tokens, and how many codes there are; what had to be coded is kept beside the weights."""
-    if all(len(one.codes) for one in utterances):
-        ours = recipes.codec().codes if wanted.data is None else 0  # some may never have been said
-        return utterances, max(ours, *(1 + int(one.codes.max()) for one in utterances))
+    """The utterances as codes, and the number of codes. Newly encoded utterances are saved beside the weights."""
+    if all(len(utterance.codes) for utterance in utterances):
+        known = recipes.codec().codes if request.data is None else 0  # the largest codes may not occur
+        return utterances, max(known, *(1 + int(utterance.codes.max()) for utterance in utterances))
     codec = recipes.codec().to(device)
-    coded = data.encoded(utterances, codec)
-    data.save(out / "tokens.npz", coded)
-    return coded, codec.codes
+    encoded = data.encode(utterances, codec)
+    data.save(out / "tokens.npz", encoded)
+    return encoded, codec.codes

@@ -1,8 +1,8 @@
-"""Sentences to be spoken: to learn from, and held out to judge by.
+"""Sentences of the speech training set, and held-out sentences.
 
-Three sources: examples of word use (WordNet, for its wide vocabulary), speeches to a congress (public domain), and
-everyday phrases made here of a few patterns (greetings, errands, questions, numbers, dates). A sentence is held out by
-its own hash, so that this stays the same as sources are added; Moby-Dick is never learned from. Knows text alone.
+Sources: usage examples of WordNet, for their wide vocabulary; speeches to a congress, in the public domain; everyday
+phrases and numbers generated from patterns; and Moby-Dick, for evaluation only. A sentence is held out by its own hash,
+so the split does not change when sources are added. Knows text only.
 """
 
 from __future__ import annotations
@@ -17,75 +17,75 @@ from dataclasses import dataclass
 from outrider.core.assets.archives import members
 from outrider.core.errors import OutriderError, unknown
 
-KINDS = ("examples", "speeches", "everyday", "numbers", "novel")  # the last one is never learned from
-_HELD = 25  # one sentence in so many is held out
+KINDS = ("examples", "speeches", "everyday", "numbers", "novel")  # the novel is for evaluation only
+_HELD_OUT_EVERY = 25  # about one sentence in 25 is held out
 _SHARES: Mapping[str, int] = {"examples": 5, "speeches": 2, "everyday": 2, "numbers": 1}  # of every ten
-_WORDS, _LETTERS = (3, 26), (12, 170)
+_WORDS, _LETTERS = (3, 26), (12, 170)  # the shortest and longest sentence
 _SENTENCE = re.compile(r"[^.!?]+[.!?]+(?=\s|$)")
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9 ,;:'.!?-]*")
 _ABBREVIATION = re.compile(r"\b(?:[A-Z]|[A-Z]{2,}|Mr|Mrs|Dr|St|etc|vs|Jr|Sr|Gen|No)\.|\b[A-Z]{2,}\b|[a-z][A-Z]|\d")
 
 
 class SentenceError(OutriderError):
-    """Sentences that can't be had."""
+    """There are not enough sentences of a kind."""
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """What is said, and what kind of sentence it is."""
+    """A sentence and its kind, one of KINDS."""
 
     text: str
     kind: str
 
 
-def learned() -> Iterator[Sentence]:
-    """Sentences to learn from, without an end: kinds in fixed shares, each in an order of its own. The same every
-    time."""
-    sources = {kind: _endless(kind) for kind in _SHARES}
+def training_sentences() -> Iterator[Sentence]:
+    """An endless stream of training sentences: kinds in fixed shares, always in the same order."""
+    sources = {kind: _all_of(kind) for kind in _SHARES}
     order = [kind for kind, count in _SHARES.items() for _ in range(count)]
     random.Random("kinds").shuffle(order)
-    said: set[str] = set()
+    seen: set[str] = set()
     while sources:
         for kind in order:
             if kind not in sources:
                 continue
-            found = next((one for one in sources[kind] if not _kept_back(one) and one not in said), None)
-            if found is None:
+            text = next((text for text in sources[kind] if not _is_held_out(text) and text not in seen), None)
+            if text is None:
                 del sources[kind]
                 continue
-            said.add(found)
-            yield Sentence(found, kind)
+            seen.add(text)
+            yield Sentence(text, kind)
 
 
-def held(kind: str, count: int) -> list[Sentence]:
-    """Sentences of a kind that nobody has learned from."""
+def held_out(kind: str, count: int) -> list[Sentence]:
+    """The first `count` held-out sentences of a kind."""
     if kind not in KINDS:
         raise unknown("kind of sentence", kind, KINDS)
-    found: dict[str, None] = {}
-    for text in _endless(kind):
-        if kind == "novel" or _kept_back(text):
-            found[text] = None
-        if len(found) == count:
-            return [Sentence(one, kind) for one in found]
-    raise SentenceError(f"there are {len(found)} held-out sentences of the kind {kind}, and {count} were asked for")
+    texts: dict[str, None] = {}
+    for text in _all_of(kind):
+        if kind == "novel" or _is_held_out(text):
+            texts[text] = None
+        if len(texts) == count:
+            return [Sentence(text, kind) for text in texts]
+    raise SentenceError(f"{count} held-out sentences of the kind {kind} were requested; there are {len(texts)}")
 
 
-def _kept_back(text: str) -> bool:
-    return hashlib.sha256(f"held/{text.lower()}".encode()).digest()[0] * _HELD < 256
+def _is_held_out(text: str) -> bool:
+    return hashlib.sha256(f"held/{text.lower()}".encode()).digest()[0] * _HELD_OUT_EVERY < 256
 
 
-def _endless(kind: str) -> Iterator[str]:
-    """All of a kind: what is read in an order by hash, what is made as long as one likes."""
-    if kind in _MADE:
-        draw, make = random.Random(f"sentences/{kind}"), _MADE[kind]
+def _all_of(kind: str) -> Iterator[str]:
+    """All sentences of a kind: those of a source ordered by hash, or an endless stream from patterns."""
+    if kind in _GENERATED:
+        rng, generate = random.Random(f"sentences/{kind}"), _GENERATED[kind]
         while True:
-            yield make(draw)
-    found = {text for raw in _READ[kind]() if (text := plain(raw)) is not None}
-    yield from sorted(found, key=lambda text: hashlib.sha256(text.encode()).digest())
+            yield generate(rng)
+    texts = {text for raw in _SOURCES[kind]() if (text := clean(raw)) is not None}
+    yield from sorted(texts, key=lambda text: hashlib.sha256(text.encode()).digest())
 
 
-def plain(raw: str) -> str | None:
-    """A sentence as it is to be read out; None where it is too short, too long, or holds what nobody can read out."""
+def clean(raw: str) -> str | None:
+    """A sentence with normalised spaces, capital and full stop, or None if it is too short or long or has characters or
+    abbreviations that are not read out reliably."""
     text = " ".join(raw.split()).strip(" ,;:-'")
     if not text or not _PLAIN.fullmatch(text) or _ABBREVIATION.search(text) or "--" in text:
         return None
@@ -96,7 +96,7 @@ def plain(raw: str) -> str | None:
     return text if text[-1] in ".!?" else text + "."
 
 
-# ---- what is read
+# ---- sources
 
 
 def _examples() -> Iterator[str]:
@@ -117,13 +117,13 @@ def _novel() -> Iterator[str]:
         yield from _SENTENCE.findall(" ".join(json.loads(text)["text"].split()))
 
 
-_READ: Mapping[str, Callable[[], Iterator[str]]] = {
+_SOURCES: Mapping[str, Callable[[], Iterator[str]]] = {
     "examples": _examples,
     "speeches": _speeches,
     "novel": _novel,
 }
 
-# ---- what is made: patterns whose places are filled anew each time
+# ---- patterns with slots
 
 _FILLINGS: Mapping[str, str] = {
     "name": "Anna Ben Carla David Emma Frank Grace Henry Irene Jack Kate Leo Maria Nora Oliver Paul Rosa Sam Tina "
@@ -201,31 +201,31 @@ _NUMBERS = (
 )
 
 
-def _filled(patterns: tuple[str, ...], draw: random.Random) -> str:
-    """One of the patterns, its places filled."""
+def _fill(patterns: tuple[str, ...], rng: random.Random) -> str:
+    """A random pattern with its slots filled at random."""
 
     def value(slot: re.Match[str]) -> str:
         if slot[1] in _FILLINGS:
-            return draw.choice(_FILLINGS[slot[1]].split())
-        return _COUNTS[slot[1]](draw)
+            return rng.choice(_FILLINGS[slot[1]].split())
+        return _COUNTS[slot[1]](rng)
 
-    text = re.sub(r"\{(\w+)\}", value, draw.choice(patterns))
+    text = re.sub(r"\{(\w+)\}", value, rng.choice(patterns))
     return re.sub(r"\ba(?= [aeiou])", "an", text[0].upper() + text[1:])
 
 
 _COUNTS: Mapping[str, Callable[[random.Random], str]] = {
-    "small": lambda draw: spelled(draw.randint(2, 20)),
-    "tens": lambda draw: spelled(draw.randint(5, 99)),
-    "count": lambda draw: spelled(int(10 ** draw.uniform(1, 6))),
-    "hour": lambda draw: spelled(draw.randint(1, 12)),
-    "minute": lambda draw: spelled(draw.randint(10, 59)),
-    "digits": lambda draw: " ".join(spelled(draw.randint(0, 9)) for _ in range(draw.randint(4, 7))),
-    "year": lambda draw: f"{spelled(draw.randint(14, 19))} {spelled(draw.randint(11, 99))}",
-    "nth": lambda draw: draw.choice(_ORDINALS),
+    "small": lambda rng: spelled(rng.randint(2, 20)),
+    "tens": lambda rng: spelled(rng.randint(5, 99)),
+    "count": lambda rng: spelled(int(10 ** rng.uniform(1, 6))),
+    "hour": lambda rng: spelled(rng.randint(1, 12)),
+    "minute": lambda rng: spelled(rng.randint(10, 59)),
+    "digits": lambda rng: " ".join(spelled(rng.randint(0, 9)) for _ in range(rng.randint(4, 7))),
+    "year": lambda rng: f"{spelled(rng.randint(14, 19))} {spelled(rng.randint(11, 99))}",
+    "nth": lambda rng: rng.choice(_ORDINALS),
 }
-_MADE: Mapping[str, Callable[[random.Random], str]] = {
-    "everyday": lambda draw: _filled(_EVERYDAY, draw),
-    "numbers": lambda draw: _filled(_NUMBERS, draw),
+_GENERATED: Mapping[str, Callable[[random.Random], str]] = {
+    "everyday": lambda rng: _fill(_EVERYDAY, rng),
+    "numbers": lambda rng: _fill(_NUMBERS, rng),
 }
 _ORDINALS: tuple[str, ...] = (
     *("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh"),
@@ -241,7 +241,7 @@ _LARGE = ((10**9, "billion"), (10**6, "million"), (1000, "thousand"), (100, "hun
 
 
 def spelled(number: int) -> str:
-    """A number below a trillion in words.
+    """An integer below a trillion in words.
 
     >>> spelled(1042)
     'one thousand forty-two'
@@ -251,10 +251,10 @@ def spelled(number: int) -> str:
     if number < 20:
         return _UNITS[number]
     if number < 100:
-        tens, rest = divmod(number, 10)
-        return _TENS[tens - 2] + (f"-{_UNITS[rest]}" if rest else "")
+        tens, units = divmod(number, 10)
+        return _TENS[tens - 2] + (f"-{_UNITS[units]}" if units else "")
     for size, name in _LARGE:
         if number >= size:
-            count, rest = divmod(number, size)
-            return f"{spelled(count)} {name}" + (f" {spelled(rest)}" if rest else "")
+            count, remainder = divmod(number, size)
+            return f"{spelled(count)} {name}" + (f" {spelled(remainder)}" if remainder else "")
     raise AssertionError

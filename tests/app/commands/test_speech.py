@@ -55,8 +55,8 @@ def test_jacobi_guesses_unless_another_is_named(named: tuple[str, ...], method: 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("",), "no text"),
-        (("...",), "nothing that can be spoken"),
+        (("",), "text is empty"),
+        (("...",), "nothing to speak"),
         (("Hello.", "--drafter", "psychic"), "psychic"),
         (("Hello.", "--speed", "7"), "speed is 7"),
         (("Hello.", "-o", "a.mp3"), ".wav"),
@@ -89,7 +89,7 @@ def test_samples_are_written_beside_what_is_measured(tmp_path: Path, monkeypatch
     def nobody(*threads: int) -> bench.Read:
         raise TeacherError("the teacher is away")
 
-    monkeypatch.setattr(bench, "teacher", nobody)
+    monkeypatch.setattr(bench, "load_teacher", nobody)
     file, written = tmp_path / "said.txt", tmp_path / "bench.json"
     file.write_text("Yes.\n")
     options = ["--drafters", "jacobi", "--prompts", str(file), "--json", str(written), "--samples"]
@@ -101,15 +101,15 @@ def test_samples_are_written_beside_what_is_measured(tmp_path: Path, monkeypatch
     assert ("hibari-tts" in told["skipped"]) == (find_spec("hibari") is None)
     monkeypatch.setitem(sys.modules, "av", None)
     done = CliRunner().invoke(cli, ["bench", "speech", *options, str(tmp_path / "other")])
-    assert isinstance(done.exception, opus.NoCompression) and not (tmp_path / "other").exists()
+    assert isinstance(done.exception, opus.MissingPyAV) and not (tmp_path / "other").exists()
 
 
 def test_the_codec_is_measured_on_a_human(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("av")
-    heard = bench.Heard(5, 1, 20, 2, 3.0, 3.0, 3.0, 0.9, 1.0, False)
+    heard = bench.Quality(5, 1, 20, 2, 3.0, 3.0, 3.0, 0.9, 1.0, False)
     asked: list[int] = []
 
-    def ladder(sp: Any, clips: Any, judges: Any, limit: int, step: Any) -> dict[str, list[bench.Heard]]:
+    def ladder(sp: Any, clips: Any, judges: Any, limit: int, step: Any) -> dict[str, list[bench.Quality]]:
         asked.append(limit)
         return {"human": [heard], "vocoder alone": [heard], "codec": [heard]}
 

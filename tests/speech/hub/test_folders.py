@@ -1,4 +1,4 @@
-"""Published models of speech by name: a folder that a model of the class was saved to, through the one way in."""
+"""Published speech models loaded by name from folders, and errors for names that lead nowhere."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ def saved(model: Any, folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_saved_model_says_what_it_said(tmp_path: Path) -> None:
+def test_a_saved_model_generates_the_same(tmp_path: Path) -> None:
     big, small = saved(CLASSES.TINY.csm(), tmp_path / "big"), saved(CLASSES.TINY.csm(1, 1), tmp_path / "small")
     sp = speech.load(big, draft_model=small)
-    assert isinstance(sp, PublishedSpeech) and sp.audible
+    assert isinstance(sp, PublishedSpeech) and sp.makes_sound
     (prompt,) = CLASSES.prompts("csm", 1)
-    found = sp.generate(prompt, limit=6, drafter="draft-model", temperature=1.0, seed=2, rule="gumbel-match")
+    result = sp.generate(prompt, limit=6, drafter="draft-model", temperature=1.0, seed=2, rule="gumbel-match")
     alone = PublishedSpeech(published(CLASSES.TINY.csm()), name="csm")
-    assert found.tokens == alone.generate(prompt, limit=6, temperature=1.0, seed=2, rule="gumbel-match").tokens
-    heard = sp.heard(found)
-    assert heard.rate == 24000 and len(heard.samples) > 6
-    heard.save(tmp_path / "said.wav")
+    assert result.tokens == alone.generate(prompt, limit=6, temperature=1.0, seed=2, rule="gumbel-match").tokens
+    sound = sp.to_sound(result)
+    assert sound.rate == 24000 and len(sound.samples) > 6
+    sound.save(tmp_path / "said.wav")
     assert (tmp_path / "said.wav").stat().st_size > 44
 
 
-def test_one_that_hears_by_its_name(tmp_path: Path) -> None:
-    sp = speech.load(str(saved(CLASSES.TINY.whisper(), tmp_path / "whisper")), before=[3, 5, 6])
-    assert isinstance(sp, PublishedSpeech) and not sp.audible
+def test_whisper_loads_from_a_folder(tmp_path: Path) -> None:
+    sp = speech.load(str(saved(CLASSES.TINY.whisper(), tmp_path / "whisper")), prefix=[3, 5, 6])
+    assert isinstance(sp, PublishedSpeech) and not sp.makes_sound
     (prompt,) = CLASSES.prompts("whisper", 1)
-    found = sp.generate(prompt, limit=12, drafter="suffix")
-    assert found.outcome == CLASSES.own_whisper(sp.published.model, prompt, 12)  # type: ignore[attr-defined]
-    with pytest.raises(InvalidOption, match="nothing to hear"):
-        sp.heard(found)
+    result = sp.generate(prompt, limit=12, drafter="suffix")
+    assert result.outcome == CLASSES.own_whisper(sp.published.model, prompt, 12)  # type: ignore[attr-defined]
+    with pytest.raises(InvalidOption, match="has no sound"):
+        sp.to_sound(result)
     with pytest.raises(InvalidOption, match="unknown option of this class 'colour'"):
         speech.load(tmp_path / "whisper", colour=1)
 
 
-def test_names_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_names_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -62,7 +62,7 @@ def test_names_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         speech.load("nobody/knows-this")
     with pytest.raises(InvalidOption, match=r"holds no config\.json"):
         speech.load(tmp_path)
-    for kind, why in (("dia", "the others are forced to end"), ("vits", "nothing to draft"), ("gpt2", "unknown class")):
+    for kind, why in (("dia", "end on a schedule"), ("vits", "nothing to draft"), ("gpt2", "unknown class")):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
         with pytest.raises(InvalidOption, match=why):
             speech.load(tmp_path)

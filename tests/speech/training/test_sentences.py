@@ -1,4 +1,4 @@
-"""Which sentences there are, and that nobody learns from what is held out."""
+"""Training sentences, held-out sentences, and numbers in words."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from outrider.core.assets import archives as held_archives
 from outrider.core.errors import InvalidOption
 from outrider.speech.training import sentences
-from outrider.speech.training.sentences import KINDS, SentenceError, held, learned, plain, spelled
+from outrider.speech.training.sentences import KINDS, SentenceError, clean, held_out, spelled, training_sentences
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "sentence"),
     [
         ("  the chimney exhales\n a thick smoke ", "The chimney exhales a thick smoke."),
         ("Call me Ishmael!", "Call me Ishmael!"),
@@ -29,8 +29,8 @@ from outrider.speech.training.sentences import KINDS, SentenceError, held, learn
         (" ".join(["word"] * 40), None),
     ],
 )
-def test_only_what_can_be_read_out_is_kept(raw: str, said: str | None) -> None:
-    assert plain(raw) == said
+def test_only_readable_sentences_are_kept(raw: str, sentence: str | None) -> None:
+    assert clean(raw) == sentence
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_numbers_in_words(number: int, words: str) -> None:
 
 @pytest.fixture
 def archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The three sources in small, packed as they come."""
+    """Small versions of the three sources, packed as published."""
     verbs = "".join(f'{n:08} 29 v 01 go 0 | move; "they went to town number {spelled(n)}"\n' for n in range(400))
     speech = " ".join(f"We have {spelled(n)} duties to the nation." for n in range(300))
     novel = " ".join(f"The whale came up {spelled(n)} times." for n in range(50))
@@ -62,21 +62,21 @@ def archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("archives")
-def test_nobody_learns_from_what_is_held_out() -> None:
-    said = list(itertools.islice(learned(), 1500))
-    texts = {one.text for one in said}
-    assert len(texts) == len(said) and {one.kind for one in said} == set(KINDS) - {"novel"}
-    assert said[:50] == list(itertools.islice(learned(), 50))
+def test_held_out_sentences_are_not_in_training() -> None:
+    training = list(itertools.islice(training_sentences(), 1500))
+    texts = {sentence.text for sentence in training}
+    assert len(texts) == len(training) and {sentence.kind for sentence in training} == set(KINDS) - {"novel"}
+    assert training[:50] == list(itertools.islice(training_sentences(), 50))
     for kind in KINDS:
-        kept = held(kind, 8)
-        assert len({one.text for one in kept}) == 8 and not {one.text for one in kept} & texts
+        held_out_texts = {sentence.text for sentence in held_out(kind, 8)}
+        assert len(held_out_texts) == 8 and not held_out_texts & texts
     with pytest.raises(SentenceError, match="held-out sentences of the kind novel"):
-        held("novel", 60)
+        held_out("novel", 60)
     with pytest.raises(InvalidOption, match="kind of sentence"):
-        held("poems", 1)
+        held_out("poems", 1)
 
 
-def test_what_is_made_can_be_read_out() -> None:
+def test_generated_sentences_are_readable() -> None:
     for kind in ("everyday", "numbers"):
-        for text in itertools.islice(sentences._endless(kind), 300):
+        for text in itertools.islice(sentences._all_of(kind), 300):
             assert text[0].isupper() and text[-1] in ".!?" and "{" not in text
