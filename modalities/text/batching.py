@@ -1,6 +1,6 @@
-"""Requests side by side: each enters when there is room, leaves when it is finished, and reads as it would alone.
+"""Continuous batching of text requests: each joins when there is room, and gives the same output as alone.
 
-Texts, stops and traces around outrider.core.batching; knows nothing of how rows stand beside one another.
+Adds text, stop strings and traces to outrider.core.batching; knows nothing about the layout of rows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from outrider.core.errors import InvalidOption
 from outrider.core.protocol import BatchedTarget, Drafter
 from outrider.core.step_recorder import Record
 from outrider.core.trace import FinishReason, Step, finish_reason
-from outrider.text.detokenizer import Reader
+from outrider.text.detokenizer import Detokenizer
 from outrider.text.options import Options
 from outrider.text.resolve_drafter import resolve_drafter, resolve_rule
 from outrider.text.stream import About, Piece, Result
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Request:
-    """One prompt under way: what there is of its answer by now."""
+    """One prompt in a batch, with its answer so far."""
 
     number: int
     prompt: list[int] = field(repr=False)
@@ -34,12 +34,12 @@ class Request:
     finish_reason: FinishReason | None = None
     cancelled: bool = False
     steps: list[Step] = field(default_factory=list, repr=False)
-    reader: Reader = field(default=cast(Reader, None), repr=False)
-    batch: Together = field(default=cast(Any, None), repr=False)
+    reader: Detokenizer = field(default=cast(Detokenizer, None), repr=False)
+    batch: TextBatch = field(default=cast(Any, None), repr=False)
 
     @property
     def done(self) -> bool:
-        """Will nothing more come?"""
+        """Whether the request is finished or cancelled."""
         return self.cancelled or self.finish_reason is not None
 
     @property
@@ -47,24 +47,24 @@ class Request:
         return [token for step in self.steps for token in step.emitted]
 
     def cancel(self) -> None:
-        """Give it up."""
+        """Cancel the request."""
         self.batch.cancel(self)
 
     @property
     def result(self) -> Result:
-        """As `generate` returns it, as far as it has come."""
+        """The result so far, as `generate` returns it."""
         trace = self.batch.about.trace(self.steps, self.batch.options, self.seed, {"request": self.number})
         logprobs = [one for step in self.steps for one in step.logprobs] if self.batch.options.logprobs else None
         return Result(self.text, self.tokens, trace, logprobs, self.finish_reason, self.prompt)
 
 
-class Together:
-    """A batch that requests are added to at any time. Iterating decodes until nobody waits, a piece of text at a time;
-    what is finished is the caller's to keep. Closing it gives up what is left."""
+class TextBatch:
+    """A batch to which requests can be added at any time. Iterating decodes until all are finished and yields pieces of
+    text; the caller keeps the finished requests. Closing it cancels the rest."""
 
     def __init__(self, model: TextModel, options: Options, *, rows: int, memory: int | None) -> None:
         if options.drafter is not None and not isinstance(options.drafter, str):
-            raise InvalidOption("a batch makes a drafter for each request; give a drafter's name, or None")
+            raise InvalidOption("a batch makes one drafter per request; give a drafter's name or None")
         self.model, self.options = model, options
         first, rule = resolve_drafter(model, options, rows), resolve_rule(options)
         self.about = About(model, first, rule)
@@ -75,7 +75,7 @@ class Together:
             assert made is not None
             return made
 
-        self._under_way: dict[int, Request] = {}
+        self._requests: dict[int, Request] = {}
         self._core = ContinuousBatch(
             cast(BatchedTarget, model.target()),
             None if first.made is None else make,
@@ -88,23 +88,23 @@ class Together:
         )
 
     def add(self, prompt: Any, max_new_tokens: int | None = None, *, seed: int | None = None) -> Request:
-        """A prompt as `generate` takes one; `max_new_tokens` and `seed` where they differ from the batch's."""
+        """Add a prompt as `generate` takes it; `max_new_tokens` and `seed` override the batch's."""
         ids = self.model.encode(prompt, raw=self.options.raw)
-        wanted = self.options.max_new_tokens if max_new_tokens is None else max_new_tokens
-        drawn = self.options.drawn_seed() if seed is None else seed
-        number = self._core.add(ids, self.model.room(ids, wanted, "the prompt"), seed=drawn)
-        reader = Reader(self.model.tokens.decode, self.options.stops)
-        request = self._under_way[number] = Request(number, ids, drawn, reader=reader, batch=self)
+        max_new_tokens = self.options.max_new_tokens if max_new_tokens is None else max_new_tokens
+        request_seed = self.options.drawn_seed() if seed is None else seed
+        number = self._core.add(ids, self.model.room(ids, max_new_tokens, "the prompt"), seed=request_seed)
+        reader = Detokenizer(self.model.tokens.decode, self.options.stops)
+        request = self._requests[number] = Request(number, ids, request_seed, reader=reader, batch=self)
         return request
 
     def cancel(self, request: Request) -> None:
         if not request.done:
             request.cancelled = True
-            del self._under_way[request.number]
+            del self._requests[request.number]
             self._core.cancel(request.number)
 
     def _stop(self, number: int, tokens: Sequence[int]) -> int | None:
-        reader = self._under_way[number].reader
+        reader = self._requests[number].reader
         reader.feed(tokens[len(reader.ids) :])
         return reader.cut
 
@@ -114,7 +114,7 @@ class Together:
 
     @property
     def active(self) -> int:
-        """Requests under way, in the cache; others wait."""
+        """The number of requests being decoded; others wait."""
         return self._core.active
 
     @property
@@ -126,11 +126,11 @@ class Together:
             yield from self.round()
 
     def round(self) -> list[Piece]:
-        """One pass for everybody under way."""
-        found = []
+        """Run one round for all active requests; return their new pieces."""
+        pieces = []
         for step in self._core.round():
-            request = self._under_way.get(step.row)
-            if request is None:  # given up by whoever read the pieces before
+            request = self._requests.get(step.row)
+            if request is None:  # cancelled by the reader of earlier pieces
                 continue
             request.steps.append(replace(step, row=0))
             if not self.options.stops:
@@ -138,17 +138,17 @@ class Together:
             text = request.reader.take(last=step.finish is not None)
             request.text, request.finish_reason = request.text + text, finish_reason(step.finish)
             if step.finish is not None:
-                del self._under_way[step.row]
-            found.append(Piece(text, step.row, step, request.finish_reason))
-        return found
+                del self._requests[step.row]
+            pieces.append(Piece(text, step.row, step, request.finish_reason))
+        return pieces
 
     def close(self) -> None:
-        """Give up whatever is left."""
-        for request in list(self._under_way.values()):
+        """Cancel all unfinished requests."""
+        for request in list(self._requests.values()):
             self.cancel(request)
         self._core.close()
 
-    def __enter__(self) -> Together:
+    def __enter__(self) -> TextBatch:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,6 +1,6 @@
-"""Datastores for retrieval made of text files, and whether one was made with this model's tokenizer.
+"""Builds retrieval datastores from text files, and loads them if they were built with the same tokenizer.
 
-Knows files and tokenizers; how places are sorted and found is outrider.core.drafters.lookup.retrieval's affair.
+Knows files and tokenizers; sorting and search are in outrider.core.drafters.lookup.retrieval.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from tqdm import tqdm
 from outrider.core.drafters.lookup.retrieval import Datastore, DatastoreError
 from outrider.text.tokenizer import Tokens
 
-_PIECE = 1 << 16  # characters that are tokenised at once
+_CHUNK = 1 << 16  # characters tokenised at once
 
 
 def build(tokens: Tokens, files: Sequence[Path], *, progress: bool = True) -> Datastore:
-    """Every file is one text. A progress bar on stderr says how far it is."""
-    whole = [(path, _read(path)) for path in files]
+    """Build a datastore with each file as one text; shows progress on stderr."""
+    texts_by_path = [(path, _read(path)) for path in files]
     texts: list[list[int]] = []
-    total = sum(len(text) for _, text in whole)
+    total = sum(len(text) for _, text in texts_by_path)
     with tqdm(total=total, unit="char", unit_scale=True, desc="Tokenising", disable=not progress) as bar:
-        for _, text in whole:
+        for _, text in texts_by_path:
             ids: list[int] = []
-            for piece in _pieces(text):
-                ids += tokens.encode(piece, special=False)
-                bar.update(len(piece))
+            for chunk in _chunks(text):
+                ids += tokens.encode(chunk, special=False)
+                bar.update(len(chunk))
             texts.append(ids)
     if not any(texts):
-        raise DatastoreError("the files hold no text; give at least one that does")
+        raise DatastoreError("the files contain no text; give at least one file with text")
     with tqdm(total=Datastore.rounds(), desc="Sorting", disable=not progress) as bar:
         return Datastore.build(texts, {"tokenizer": tokens.fingerprint}, bar.update)
 
 
 def load(path: Path, tokens: Tokens) -> Datastore:
-    """A store for this tokenizer; one made with another is refused."""
+    """Load a store; raises DatastoreError if it was built with another tokenizer."""
     store = Datastore.load(path, tokens.size)
     if store.about.get("tokenizer") != tokens.fingerprint:
         raise DatastoreError(
-            f"{path} was built with another tokenizer, so its token ids mean something else here; "
+            f"{path} was built with another tokenizer, whose token ids are different; "
             "build it again with `outrider datastore build --model ...`"
         )
     return store
@@ -54,13 +54,13 @@ def _read(path: Path) -> str:
         raise DatastoreError(f"{path} is not UTF-8 text") from None
 
 
-def _pieces(text: str) -> list[str]:
-    """A text cut behind line ends, where tokenizers would have cut too."""
-    found, start = [], 0
+def _chunks(text: str) -> list[str]:
+    """Split a text at line ends, where tokenizers split as well."""
+    chunks, start = [], 0
     while start < len(text):
-        stop = min(start + _PIECE, len(text))
+        stop = min(start + _CHUNK, len(text))
         if stop < len(text):
             stop = text.rfind("\n", start, stop) + 1 or stop
-        found.append(text[start:stop])
+        chunks.append(text[start:stop])
         start = stop
-    return found
+    return chunks

@@ -1,7 +1,7 @@
-"""Model objects of transformers as targets: a copy of their weights on our own decoder where that computes the same,
-else their own code.
+"""Makes targets of transformers model objects: a copy of the weights on our own decoder if it computes the same, else
+an adapter around the model's own code.
 
-A copy is made anew when the weights have changed. Knows nothing of text.
+The copy is renewed when the weights have changed. Knows nothing about text.
 """
 
 from __future__ import annotations
@@ -20,43 +20,46 @@ from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import OutriderError
 from outrider.core.protocol import Target
 
-_COPIED = 2 << 30  # bytes of weights up to which they are copied: our own decoder is several times as fast
-_SAMPLED = 64  # numbers of each tensor that are looked at for a change
-_NAME = "_outrider_copy"
+_MAX_COPY_BYTES = 2 << 30  # larger models are not copied, although our own decoder is several times as fast
+_SAMPLES = 64  # values of each tensor that are checked for changes
+_ATTRIBUTE = "_outrider_copy"
 
 
 def target_of(model: Any) -> tuple[Callable[[], Target], int]:
-    """What makes a target of a model object, and the model's context."""
+    """Return a function that makes targets of a model object, and the model's context length."""
     network = copied(model)
     if network is None:
         return adapted(model)
 
     def make() -> Target:
-        now = copied(model)
-        return TransformersTarget(model) if now is None else Decoder(now)
+        network_now = copied(model)
+        return TransformersTarget(model) if network_now is None else Decoder(network_now)
 
     return make, network.config.context
 
 
 def adapted(model: Any) -> tuple[Callable[[], Target], int]:
-    """On transformers' own code, whatever it computes."""
+    """Return the same for the model's own code, without a copy."""
     first = TransformersTarget(model)
     return partial(TransformersTarget, model, trees=first.trees), first.context
 
 
 def copied(model: Any) -> Network | None:
-    """The weights on our own decoder; None where that would be another model. The copy lives as long as the object."""
-    if sum(one.numel() * one.element_size() for one in model.parameters()) > _COPIED or _altered(model):
+    """Return the weights on our own decoder, or None if that would compute something else. The copy is cached on the
+    model object."""
+    if sum(
+        parameter.numel() * parameter.element_size() for parameter in model.parameters()
+    ) > _MAX_COPY_BYTES or _altered(model):
         return None
-    now = _fingerprint(model)
-    held = model.__dict__.get(_NAME)
-    if held is not None and held[0] == now:
-        network: Network | None = held[1]
+    fingerprint = _fingerprint(model)
+    cached = model.__dict__.get(_ATTRIBUTE)
+    if cached is not None and cached[0] == fingerprint:
+        network: Network | None = cached[1]
         return network
     try:
-        described = model.config.to_dict()
+        config = model.config.to_dict()
         network = checkpoints.assemble(
-            checkpoints.parse_config(described),
+            checkpoints.parse_config(config),
             model.state_dict(),
             dtype=model.dtype,
             device=model.device,
@@ -64,12 +67,12 @@ def copied(model: Any) -> Network | None:
         )
     except OutriderError:
         network = None
-    model.__dict__[_NAME] = (now, network)
+    model.__dict__[_ATTRIBUTE] = (fingerprint, network)
     return network
 
 
 def _altered(model: Any) -> bool:
-    """Does it compute something else than its class says: with hooks, adapters, or a forward pass of its own?"""
+    """Whether hooks, adapters or a replaced forward change what the model's class computes."""
     if not type(model).__module__.startswith("transformers.") or model.device.type == "meta":
         return True
     for module in model.modules():
@@ -81,8 +84,8 @@ def _altered(model: Any) -> bool:
 
 
 def _fingerprint(model: Any) -> tuple[object, ...]:
-    """Changes when a training step is taken or an adapter merged: places, versions, and a sample of each tensor."""
-    parameters = [one.detach() for one in model.parameters()]
-    samples = [one.flatten()[:: max(1, one.numel() // _SAMPLED)].double().sum() for one in parameters]
-    places = tuple((one.data_ptr(), one._version) for one in model.parameters())
-    return places, tuple(torch.stack(samples).tolist())
+    """Return addresses, versions and samples of all tensors; they change with a training step or a merged adapter."""
+    parameters = [parameter.detach() for parameter in model.parameters()]
+    samples = [parameter.flatten()[:: max(1, parameter.numel() // _SAMPLES)].double().sum() for parameter in parameters]
+    addresses = tuple((parameter.data_ptr(), parameter._version) for parameter in model.parameters())
+    return addresses, tuple(torch.stack(samples).tolist())

@@ -20,7 +20,7 @@ from outrider.core.kernels import native
 from outrider.core.protocol import Target
 from outrider.core.training.draft_head import DraftHead
 from outrider.core.validation import shows_options
-from outrider.text.batching import Together
+from outrider.text.batching import TextBatch
 from outrider.text.options import Given, Options
 from outrider.text.prefix_cache import PrefixCache
 from outrider.text.resolve_drafter import drafters, rules
@@ -151,7 +151,7 @@ class TextModel:
         return Stream(self, wanted, ids, limits, batch=batch, samples=n is not None, talk=talk and n is None)
 
     @shows_options(Options)
-    def batch(self, *, rows: int = 8, memory: int | None = None, **options: Unpack[Given]) -> Together:
+    def batch(self, *, rows: int = 8, memory: int | None = None, **options: Unpack[Given]) -> TextBatch:
         """Requests that enter and leave while others are decoded, `rows` at a time and in `memory` bytes of cache; the
         options hold for all of them.
 
@@ -163,7 +163,7 @@ class TextModel:
         >>> asked[0].result.text
         'The capital of France is Paris.'
         """
-        return Together(self, Options.of(options), rows=rows, memory=memory)
+        return TextBatch(self, Options.of(options), rows=rows, memory=memory)
 
     def room(self, prompt: Sequence[int], wanted: int, name: str) -> int:
         """How many new tokens there may be behind a prompt, `wanted` at most."""

@@ -1,8 +1,8 @@
-"""Language models that see or hear: pictures or sound in the prompt, text out, on the same loop as any.
+"""Multimodal language models: images or sound in the prompt, text out, decoded by the same loop as text models.
 
-What the class makes of a prompt, words with pictures among them, is caught where its language model would read it, so
-that any class of transformers that hands its language model embeddings will do: LLaVA, SmolVLM and Idefics, Qwen2-VL
-with its positions in three directions. The prompt's entries stay in the cache as any token's do, and are never cut.
+The embeddings of a prompt are intercepted where the transformers class passes them to its language model. This works
+for any class that does so: LLaVA, SmolVLM and Idefics, Qwen2-VL with its three-dimensional positions. The prompt's
+entries stay in the KV cache like any token's.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from outrider.text.model import TextModel
 from outrider.text.stream import Result
 from outrider.text.tokenizer import Tokens
 
-_TAKEN = {"inputs_embeds", "attention_mask", "position_ids", "past_key_values", "use_cache", "input_ids"}
-_SILENT = {"return_dict", "output_attentions", "output_hidden_states", "logits_to_keep", "cache_position"}
+_USED = {"inputs_embeds", "attention_mask", "position_ids", "past_key_values", "use_cache", "input_ids"}
+_IGNORED = {"return_dict", "output_attentions", "output_hidden_states", "logits_to_keep", "cache_position"}
 
 
-class _Caught(Exception):
-    """What the language model would have read."""
+class _Intercepted(Exception):
+    """Carries the arguments of the language model's forward out of the call."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class _Caught(Exception):
 
 
 class MultimodalModel:
-    """A model of transformers with its processor; `draft` is a smaller one that reads the same inputs and drafts."""
+    """A transformers model with its processor; `draft` is a smaller model that drafts from the same inputs."""
 
     def __init__(self, model: Any, processor: Any, *, name: str = "", draft: MultimodalModel | None = None) -> None:
         self.model, self.processor, self.draft = model.eval(), processor, draft
@@ -47,17 +47,17 @@ class MultimodalModel:
         self.end = tuple(given) if isinstance(given, list) else () if given is None else (given,)
 
     def ask(self, question: str, pictures: Sequence[Any] = (), **options: Any) -> Result:
-        """A question about pictures. The options are those of outrider.text.options.Options."""
+        """Answer a question about pictures; the options are those of outrider.text.options.Options."""
         content = [{"type": "image"} for _ in pictures] + [{"type": "text", "text": question}]
         text = self.processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
         given = self.processor(text=text, images=list(pictures) or None, return_tensors="pt")
         return self.answer(dict(given), **options)
 
     def answer(self, given: Mapping[str, Any], **options: Any) -> Result:
-        """The same for what the processor made of one prompt: input_ids [1, L], pixel_values and so on."""
+        """Answer a prompt given as the processor's output: input_ids [1, L], pixel_values and so on."""
         ids = torch.as_tensor(given["input_ids"])
         if ids.dim() != 2 or len(ids) != 1:
-            raise InvalidOption(f"input_ids are {list(ids.shape)}; one prompt is asked for at a time, [1, L]")
+            raise InvalidOption(f"input_ids have shape {list(ids.shape)}; expected one prompt, [1, L]")
         reading = self._reading(given)
         config = self.model.config.get_text_config()
         drafter = options.get("drafter")
@@ -79,27 +79,29 @@ class MultimodalModel:
         return result
 
     def target(self, reading: Reading) -> TransformersTarget:
-        """For one prompt, as it is read."""
+        """Make a target for one intercepted prompt."""
         return TransformersTarget(self.model, trees="mask", reading=reading)
 
     def _reading(self, given: Mapping[str, Any]) -> Reading:
         language, head = self.model.get_decoder(), self.model.get_output_embeddings()
-        seen = caught(self.model, language, given)
-        before = seen["inputs_embeds"][0]  # [L, D]
-        length, asked = len(before), torch.as_tensor(given["input_ids"])[0].to(before.device)
+        arguments = intercept(self.model, language, given)
+        embeddings = arguments["inputs_embeds"][0]  # [L, D]
+        length, prompt_ids = len(embeddings), torch.as_tensor(given["input_ids"])[0].to(embeddings.device)
         embed = language.get_input_embeddings()
-        places: Tensor | None = seen.get("position_ids")
-        if places is not None and places.dim() != 3:  # [3 or 4, 1, L] are positions in several directions
-            places = None
+        prompt_positions: Tensor | None = arguments.get("position_ids")
+        if prompt_positions is not None and prompt_positions.dim() != 3:  # only [3 or 4, 1, L] has several dimensions
+            prompt_positions = None
 
         def read(ids: Tensor, positions: Tensor) -> dict[str, Any]:
-            at = positions.clamp(max=length - 1)
-            told = (positions < length) & (ids == asked[at])  # another id there is a word by itself
-            x = torch.where(told[..., None], before[at], embed(ids.clamp(0, embed.num_embeddings - 1)))
-            if places is None:
+            index = positions.clamp(max=length - 1)
+            in_prompt = (positions < length) & (
+                ids == prompt_ids[index]
+            )  # any other id at these positions is an ordinary token
+            x = torch.where(in_prompt[..., None], embeddings[index], embed(ids.clamp(0, embed.num_embeddings - 1)))
+            if prompt_positions is None:
                 return {"inputs_embeds": x, "position_ids": positions}
-            first = places[:, 0, at]  # [3, B, Q]
-            further = int(places.max()) + 1 + positions - length
+            first = prompt_positions[:, 0, index]  # [3, B, Q]
+            further = int(prompt_positions.max()) + 1 + positions - length
             return {"inputs_embeds": x, "position_ids": torch.where(positions < length, first, further)}
 
         return Reading(
@@ -117,29 +119,29 @@ def _runs_draft_model(drafter: str) -> bool:
 
 
 @torch.no_grad()
-def caught(model: Any, language: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a class hands its language model for these inputs."""
+def intercept(model: Any, language: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a class passes to its language model for these inputs."""
 
-    def stop(module: Any, args: Any, named: dict[str, Any]) -> None:
-        raise _Caught(named)
+    def stop(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        raise _Intercepted(kwargs)
 
     handle = language.register_forward_pre_hook(stop, with_kwargs=True)
     try:
         model(**{name: one.to(model.device) if isinstance(one, Tensor) else one for name, one in given.items()})
-    except _Caught as found:
-        held = {name: one for name, one in found.given.items() if one is not None}
+    except _Intercepted as error:
+        arguments = {name: one for name, one in error.given.items() if one is not None}
     else:
-        raise Incompatible(f"{type(model).__name__} did not call its language model; it can't be read here")
+        raise Incompatible(f"{type(model).__name__} did not call its language model, so it is not supported")
     finally:
         handle.remove()
-    if "inputs_embeds" not in held:
-        raise Incompatible(f"{type(model).__name__} hands its language model no embeddings; it can't be read here")
-    if beyond := sorted(set(held) - _TAKEN - _SILENT):
+    if "inputs_embeds" not in arguments:
+        raise Incompatible(f"{type(model).__name__} passes no embeddings to its language model, so it is not supported")
+    if unsupported := sorted(set(arguments) - _USED - _IGNORED):
         raise Incompatible(
-            f"{type(model).__name__} hands its language model more than embeddings ({', '.join(beyond)}), "
-            "which would be lost with drafting; decode it with transformers' own generate()"
+            f"{type(model).__name__} passes more than embeddings to its language model ({', '.join(unsupported)}), "
+            "which drafting would lose; decode it with transformers' own generate()"
         )
-    return held
+    return arguments
 
 
 def load(
@@ -150,7 +152,7 @@ def load(
     dtype: str = "float32",
     revision: str | None = None,
 ) -> MultimodalModel:
-    """Load a vision-language model by its hub id or folder; `draft_model` names a smaller one of its family."""
+    """Load a vision-language model by hub id or folder; `draft_model` names a smaller model of its family."""
     folder = folder_of(source, revision)
     model = store.transformers_model(folder, dtype, device, "AutoModelForImageTextToText")
     small = None if draft_model is None else load(draft_model, device=device, dtype=dtype)

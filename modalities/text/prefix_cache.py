@@ -1,7 +1,7 @@
-"""The cache of a conversation, kept from one turn to the next: only what is new is read.
+"""A target whose KV cache is kept between the turns of a conversation, so that only new tokens are read.
 
-A target that forgets nothing at the end: the next turn's tokens are compared with those it holds, it goes back to the
-last step before they part, and reads on from there. Knows token ids, not roles or templates.
+The next prompt is compared with the cached tokens; the cache is rewound to the last step before the first difference.
+Knows token ids; nothing about roles or chat templates.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from outrider.core.engine.adapters import hf
 from outrider.core.protocol import Prefill, Prompts, Rule, Scores
 from outrider.core.tree import Tree
 
-_PIECE = 512  # tokens read a pass
+_CHUNK = 512  # prompt tokens per pass
 
 
 class PrefixCache:
-    """A target of one row whose cache outlives a generation."""
+    """A target of one row whose cache is kept after a generation."""
 
     rollback = True
 
@@ -31,18 +31,20 @@ class PrefixCache:
         self.inner = inner
         self.vocabulary, self.device, self.weight_bytes = inner.vocabulary, inner.device, inner.weight_bytes
         self.tokens: list[int] = []  # committed
-        self.reused = 0  # of the last prompt
-        self._marks: list[tuple[int, transformer.Mark | hf.Mark]] = []  # how many tokens, and that place
+        self.reused = 0  # tokens of the last prompt that were cached
+        self._marks: list[tuple[int, transformer.Mark | hf.Mark]] = []  # (number of tokens, cache position)
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
-        """Read what is new of one prompt. Hidden states of what was read before are gone, so a drafter that needs them
-        has the whole prompt read again."""
+        """Read the new tokens of one prompt. If the drafter needs hidden states, the whole prompt is read
+        again, because those of cached tokens are not kept."""
         (prompt,) = prompts
-        same = 0
+        shared = 0
         if not needs:
-            same = next((n for n, pair in enumerate(zip(self.tokens, prompt, strict=False)) if pair[0] != pair[1]), -1)
-            same = min(len(self.tokens), len(prompt)) if same < 0 else same
-        while self._marks and self._marks[-1][0] > same:
+            shared = next(
+                (n for n, pair in enumerate(zip(self.tokens, prompt, strict=False)) if pair[0] != pair[1]), -1
+            )
+            shared = min(len(self.tokens), len(prompt)) if shared < 0 else shared
+        while self._marks and self._marks[-1][0] > shared:
             self._marks.pop()
         if not self._marks:
             self.reused = 0
@@ -50,13 +52,13 @@ class PrefixCache:
         else:
             self.reused, mark = self._marks[-1]
             self.inner.rewind(mark)
-            for start in range(self.reused, len(prompt), _PIECE):
-                self._read(prompt[start : start + _PIECE])
-            fresh = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
-            self.inner.rewind(replace(self._mark(), pipeline=fresh))
+            for start in range(self.reused, len(prompt), _CHUNK):
+                self._read(prompt[start : start + _CHUNK])
+            pipeline = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
+            self.inner.rewind(replace(self._mark(), pipeline=pipeline))
             prefill = Prefill(self_draftable=self.inner if isinstance(self.inner, transformer.Decoder) else None)
         self.tokens = list(prompt)
-        self._note()
+        self._save_mark()
         return prefill
 
     def _mark(self) -> transformer.Mark | hf.Mark:
@@ -64,24 +66,24 @@ class PrefixCache:
         assert isinstance(mark, transformer.Mark | hf.Mark)
         return mark
 
-    def _note(self) -> None:
+    def _save_mark(self) -> None:
         self._marks.append((len(self.tokens), self._mark()))
 
     def _read(self, tokens: Sequence[int]) -> None:
-        """Commit tokens that nobody drafted: a chain of all but the last, accepted whole."""
+        """Commit given tokens: all but the last as a chain that is accepted whole."""
         size = len(tokens) - 1
         ids = torch.tensor([tokens], device=self.device)
         draft = Draft.guess(ids[:, :size], Tree.chain(size, self.device), torch.ones_like(ids[:, :size]).bool())
-        none = torch.zeros(1, size, device=self.device)
+        zeros = torch.zeros(1, size, device=self.device)
         verdict = Verdict(
             path=torch.arange(size, device=self.device)[None],
             accepted=torch.tensor([size], device=self.device),
             token=ids[:, -1],
             resampled=torch.zeros(1, dtype=torch.bool, device=self.device),
-            tried=none.bool(),
-            chance=none,
-            p=none,
-            q=none,
+            tried=zeros.bool(),
+            chance=zeros,
+            p=zeros,
+            q=zeros,
             outcome=Outcome.accepted([tokens]),
         )
         self.inner.score(draft)
@@ -93,7 +95,7 @@ class PrefixCache:
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
         self.inner.keep(draft, verdict, count)
         self.tokens += verdict.rows(draft)[0][: int(count[0])]
-        self._note()
+        self._save_mark()
 
     def captured(self, rule: Rule) -> Rule:
         return self.inner.captured(rule) if isinstance(self.inner, transformer.Decoder) else rule
@@ -105,4 +107,4 @@ class PrefixCache:
         self.inner.rewind(mark)
 
     def end(self) -> None:
-        """The cache stays, for the next turn."""
+        """Keep the cache for the next turn."""

@@ -1,8 +1,7 @@
-"""What is trained for text, by the drafter's name: how a draft head is made, what it minimises, and where its weights
-are.
+"""Training recipes for text, by drafter name: how to build a draft head, its loss, and where its weights are stored.
 
-Weights that ship stand in the folder `weights` as TARGET.DRAFTER.safetensors; those that were trained here, in the
-cache folder. Whoever asks for such a drafter and gives no `model` gets them. Knows nothing of how training runs.
+Bundled weights are in the folder `weights` as TARGET.DRAFTER.safetensors, trained weights in the cache folder. A
+drafter without an explicit `model` uses them. Knows nothing about how training runs.
 """
 
 from __future__ import annotations
@@ -39,22 +38,22 @@ from outrider.core.training.recipes import NoWeights
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How one drafter's draft head is made and trained. `kind` is made as kind(target, vocabulary=..., **options)."""
+    """How one drafter's head is built, as kind(target, vocabulary=..., **options), and trained."""
 
-    name: str  # the drafter's
+    name: str  # of the drafter
     kind: Callable[..., DraftHead]
     summary: str
     options: Mapping[str, Any] = field(default_factory=dict)
     loss: str = "kl"
     rate: float = 1e-3
-    reduced: bool = True  # does it guess over a reduced vocabulary?
-    watches: str | None = None  # the recipe whose draft head it learns about, trained before it or beside it
+    reduced: bool = True  # whether it predicts over a reduced vocabulary
+    watches: str | None = None  # recipe of the draft head whose acceptance it predicts, trained before it or with it
 
     def make(self, target: Decoder, vocabulary: Tensor | None, **options: Any) -> DraftHead:
-        given = dict(self.options) | options
+        arguments = dict(self.options) | options
         if self.reduced and vocabulary is not None:
-            given["vocabulary"] = vocabulary
-        return self.kind(target, **given)
+            arguments["vocabulary"] = vocabulary
+        return self.kind(target, **arguments)
 
 
 def _table(*recipes: Recipe) -> dict[str, Recipe]:
@@ -65,109 +64,109 @@ RECIPES = _table(
     Recipe(
         name="draft-model",
         kind=SmallModel,
-        summary="four of the target's own layers with learned low-rank corrections, and its commonest output rows",
+        summary="four of the target's layers with low-rank corrections, and a reduced output layer",
         options={"layers": 4, "rank": 80},
         rate=2e-3,
     ),
     Recipe(
         name="blockwise",
         kind=BlockwiseHeads,
-        summary="four residual heads on the last state; a chain",
+        summary="four residual heads on the last hidden state; a chain",
         options={"heads": 4, "hidden": 256},
     ),
     Recipe(
         name="medusa",
         kind=MedusaHeads,
-        summary="four heads on the last state, none of which knows of the others",
+        summary="four independent heads on the last hidden state",
         options={"heads": 4},
     ),
     Recipe(
         name="hydra",
         kind=HydraHeads,
-        summary="four heads, each of which sees the tokens drafted before it",
+        summary="four heads, each of which reads the tokens drafted before it",
         options={"heads": 4, "layers": 0, "hidden": 160, "prefix": False},
     ),
     Recipe(
         name="amphista",
         kind=AmphistaHeads,
-        summary="four heads that look at one another, behind two layers that adapt the last state",
+        summary="four heads that attend to one another, after two layers that adapt the last hidden state",
         options={"heads": 4, "hidden": 512, "lora": 128},
     ),
     Recipe(
         name="ctc",
         kind=CtcFrames,
-        summary="eight frames for the next five tokens, with blanks and repeats that fall away",
+        summary="eight frames for the next five tokens; blanks and repeats are removed",
         options={"frames": 8, "length": 5, "hidden": 512, "lora": 128},
     ),
     Recipe(
         name="eagle",
         kind=EagleHead,
-        summary="one layer that foresees the target's next states; eagle2 drafts with it too",
+        summary="one layer that predicts the target's next hidden states; eagle2 uses it too",
         options={"rounds": 2},
     ),
     Recipe(
         name="eagle3",
         kind=Eagle3Head,
-        summary="one layer on states of three depths, unrolled over its own states",
+        summary="one layer on the hidden states of three depths, unrolled over its own states",
         options={"rounds": 4, "lora": 128},
         rate=2e-3,
     ),
     Recipe(
         name="mtp",
         kind=MtpModules,
-        summary="one module on the last state and the next token, used again behind itself",
+        summary="one module on the last hidden state and the next token, applied repeatedly",
         options={"modules": 1, "rounds": 4},
     ),
     Recipe(
         name="dflash",
         kind=DFlashBlock,
-        summary="seven places filled in at once by a layer that reads states of three depths",
+        summary="one layer on the hidden states of three depths that fills in seven positions at once",
         options={"block": 7, "layers": 1, "lora": 128},
         rate=2e-3,
     ),
     Recipe(
         name="dspark",
         kind=DSparkBlock,
-        summary="the same, corrected from left to right by the token before",
+        summary="the same, with a left-to-right correction by the previous token",
         options={"block": 7, "layers": 1, "rank": 128, "lora": 64},
         rate=2e-3,
     ),
     Recipe(
         name="specdec",
         kind=SpecDecBlock,
-        summary="a drafter of its own: two layers read the tokens, one fills in the next five places",
+        summary="an independent drafter: two layers read the tokens, one fills in the next five positions",
         options={"block": 5, "layers": 1, "encoder": 2, "lora": 128},
         rate=2e-3,
     ),
     Recipe(
         name="falcon",
         kind=FalconHead,
-        summary="one layer that foresees two of the target's next states a pass, and goes on behind them",
+        summary="one layer that predicts two of the target's next hidden states per pass",
         options={"block": 2, "lora": 128},
         rate=2e-3,
     ),
     Recipe(
         name="pass",
         kind=LookaheadEmbeddings,
-        summary="four inputs that the target reads ahead of what is known, and says the next tokens behind",
+        summary="four embeddings that the target reads after the text, predicting one more token after each",
         options={"embeddings": 4},
         rate=1e-2,
     ),
     Recipe(
         name="layer-skip",
         kind=ExitHead,
-        summary="a way out behind a third of the target's layers",
+        summary="an early exit after a third of the target's layers",
         options={"hidden": 512},
     ),
     Recipe(
         name="kangaroo",
         kind=KangarooHead,
-        summary="an adapter of one attention behind a sixth of the target's layers",
+        summary="an adapter with one attention layer after a sixth of the target's layers",
     ),
     Recipe(
         name="specdec-plus-plus",
         kind=AcceptanceChance,
-        summary="how likely the draft model's next token is to be accepted: where it stops",
+        summary="predicts the acceptance of the draft model's next token, to stop drafting in time",
         reduced=False,
         watches="draft-model",
     ),
@@ -185,35 +184,34 @@ def recipe(name: str) -> Recipe:
 
 
 def home(target: str) -> Path:
-    """The folder of a target's training: its answers, and a folder for each run."""
+    """Return the folder of a target's training data and runs."""
     return cache_folder() / "training" / target.replace("/", "--")
 
 
 def find(target: str, drafter: str) -> Path | None:
-    """The weights of a drafter for a target: those that ship with us, else the best that were trained here, by what
-    their own validation says, whichever run they come from. Drafters that grow another tree with the same draft head
-    share them."""
+    """Return the weights of a drafter for a target: the bundled ones, else the trained ones with the best validation of
+    all runs. Drafters that use the same draft head share weights."""
     folder, name = Path(str(resources.files("outrider.text"))) / "weights", target.replace("/", "--")
     kind = DRAFTERS[drafter].draft_head if drafter in DRAFTERS else None
-    alike = [one.name for one in RECIPES.values() if one.name != drafter and one.kind is kind]
-    for wanted in (drafter, *alike):
-        shipped = folder / f"{name}.{wanted}.safetensors"
+    sharing = [recipe.name for recipe in RECIPES.values() if recipe.name != drafter and recipe.kind is kind]
+    for candidate in (drafter, *sharing):
+        shipped = folder / f"{name}.{candidate}.safetensors"
         if shipped.is_file() and shipped.with_suffix(".json").is_file():
             return shipped
-        trained = [(worth(path), path) for path in sorted(home(target).glob(f"*/{wanted}.safetensors"))]
-        known = [(value, path) for value, path in trained if value is not None]
-        if known:
-            return max(known, key=lambda one: one[0])[1]
+        trained = [(worth(path), path) for path in sorted(home(target).glob(f"*/{candidate}.safetensors"))]
+        validated = [(value, path) for value, path in trained if value is not None]
+        if validated:
+            return max(validated, key=lambda recipe: recipe[0])[1]
     return None
 
 
 def draft_model_for(target: str, drafter: str) -> str:
-    """The recipe whose model a drafter takes if none is given: a trained draft model suits any."""
+    """Return the recipe whose weights a drafter uses by default."""
     return DRAFT_MODEL.name if drafter in RECIPES or find(target, DRAFT_MODEL.name) else drafter
 
 
 def worth(path: Path) -> float | None:
-    """The tokens a target call that a file's validation came to; None if nothing usable is said about it."""
+    """Return the tokens per target pass of a file's validation, or None if its metadata is unreadable."""
     from outrider.core.training.checkpoint import about
 
     with suppress(OutriderError, OSError):
@@ -225,21 +223,20 @@ def worth(path: Path) -> float | None:
 
 
 def load(path: Path, drafter: str, target: Target) -> DraftHead:
-    """Trained weights for a target."""
+    """Load a trained draft head for a target."""
     from outrider.core.training.checkpoint import load as load_trained
 
     if not isinstance(target, Decoder):
         raise Incompatible(
-            f"weights for {drafter} are made for targets that run on our own decoder, and this one runs on "
-            f"{type(target).__name__}"
+            f"weights for {drafter} need a target on our own decoder, and this one runs on {type(target).__name__}"
         )
     if not path.is_file():
-        raise InvalidOption(f"there is no file {path}; give a file of trained weights")
+        raise InvalidOption(f"there is no file {path}; give an existing file of trained weights")
     return load_trained(path, KINDS, target)
 
 
 def missing(target: str, drafter: str) -> NoWeights:
-    """What to say where there are no weights."""
+    """Return the error for missing weights."""
     if drafter in RECIPES:
         return NoWeights(
             f"there are no weights of {drafter} for {target}; train them with "

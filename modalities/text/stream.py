@@ -1,6 +1,6 @@
-"""A generation under way: the loop's steps as pieces of text, and what came of it.
+"""Streams a generation: turns the loop's steps into pieces of text and results.
 
-Knows nothing of prompts or of how targets and drafters are made.
+Knows nothing about how prompts, targets and drafters are made.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outrider.core.methods.resolve import Resolved
 from outrider.core.protocol import Drafter, Rule
 from outrider.core.step_recorder import Record
 from outrider.core.trace import FinishReason, Step, Trace, finish_reason, machine, versions
-from outrider.text.detokenizer import Reader
+from outrider.text.detokenizer import Detokenizer
 from outrider.text.options import Options
 from outrider.text.resolve_drafter import resolve_drafter, resolve_rule
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """One prompt's outcome."""
+    """The output for one prompt."""
 
     text: str
-    tokens: list[int]  # all of them: a stop string's, which the text leaves out, and the end token
+    tokens: list[int]  # all committed tokens, including the stop string's and the end token, which the text omits
     trace: Trace
-    logprobs: list[float] | None  # of each token, if asked for
+    logprobs: list[float] | None  # of each token, if requested
     finish_reason: FinishReason | None  # "stop" or "length"; None: the generation was cancelled
     prompt: list[int] = field(repr=False)  # as token ids
 
@@ -43,7 +43,7 @@ class Result:
 
 @dataclass(frozen=True)
 class About:
-    """What a trace says of how its steps came about."""
+    """Model, drafter and rule of a trace."""
 
     model: TextModel
     drafter: Resolved[Drafter | None]
@@ -69,16 +69,16 @@ class About:
 
 @dataclass(frozen=True)
 class Piece:
-    """What one step added to one row."""
+    """The text that one step added to one row."""
 
-    text: str  # certain by now: a character or a stop string that is not complete waits for the next step
+    text: str  # final; an incomplete character or stop string waits for the next step
     row: int
     step: Step
     finish_reason: FinishReason | None
 
 
 class Stream(Iterator[Piece]):
-    """A generation under way."""
+    """A running generation: an iterator of pieces."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Stream(Iterator[Piece]):
         drafter, rule = resolve_drafter(model, options, len(prompts)), resolve_rule(options)
         self._about, self._seed = About(model, drafter, rule), options.drawn_seed()
         self._seeds = [self._seed + row for row in range(len(prompts))] if samples else None
-        self._readers = [Reader(model.tokens.decode, options.stops) for _ in prompts]
+        self._readers = [Detokenizer(model.tokens.decode, options.stops) for _ in prompts]
         self._texts, self._steps = ["" for _ in prompts], list[Step]()
         self._reasons: list[FinishReason | None] = [None for _ in prompts]
         self._kept = model.take_kept() if talk else None
@@ -156,19 +156,23 @@ class Stream(Iterator[Piece]):
 
     @property
     def trace(self) -> Trace:
-        """Of all rows, as far as it has come."""
+        """The trace of all rows so far."""
         facts = {} if self._kept is None else {"reused": self._kept.reused}
         return self._about.trace(self._steps, self._options, self._seed, facts)
 
     @property
     def results(self) -> list[Result]:
-        """One for each prompt, as far as it has come."""
+        """The results so far, one per prompt."""
         trace = self.trace
-        found = []
+        results = []
         for row, prompt in enumerate(self.prompts):
-            own = trace.row(row) if self.batch else trace
+            row_trace = trace.row(row) if self.batch else trace
             if self._seeds is not None:
-                own = replace(own, seed=self._seeds[row])
-            logprobs = [one for step in own.steps for one in step.logprobs] if self._options.logprobs else None
-            found.append(Result(self._texts[row], own.tokens(row), own, logprobs, self._reasons[row], prompt))
-        return found
+                row_trace = replace(row_trace, seed=self._seeds[row])
+            logprobs = (
+                [logprob for step in row_trace.steps for logprob in step.logprobs] if self._options.logprobs else None
+            )
+            results.append(
+                Result(self._texts[row], row_trace.tokens(row), row_trace, logprobs, self._reasons[row], prompt)
+            )
+        return results

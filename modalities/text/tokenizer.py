@@ -1,8 +1,7 @@
-"""Text to token ids and back: a model's tokenizer.json and chat template, without importing transformers.
+"""Encodes and decodes text with a model's tokenizer.json and chat template, without importing transformers.
 
-Where a folder has no tokenizer.json, transformers makes one of what there is. Chat templates are programs of others:
-they run in a sandbox, in a
-child process with bounded time and memory. Knows nothing of models.
+If a folder has no tokenizer.json, transformers converts the files that are there. Chat templates are untrusted code:
+they run in a sandbox, in a child process with bounded time and memory. Knows nothing about models.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class TokenizerError(OutriderError):
-    """A tokenizer or a chat template that is missing or can't be used."""
+    """A tokenizer or chat template that is missing or unusable."""
 
 
 class Tokens:
-    """A tokenizer. `template` is a chat model's Jinja template, None for a model that only continues text."""
+    """A tokenizer with a chat model's Jinja `template`, or None for a model that only continues text."""
 
     def __init__(self, tokenizer: Tokenizer, template: str | None = None, special: Mapping[str, str] | None = None):
         self._tokenizer = tokenizer
@@ -38,7 +37,7 @@ class Tokens:
 
     @classmethod
     def load(cls, folder: Path) -> Tokens:
-        """From tokenizer.json, tokenizer_config.json and chat_template.jinja."""
+        """Load tokenizer.json, tokenizer_config.json and chat_template.jinja of a folder."""
         from tokenizers import Tokenizer
 
         if not (folder / "tokenizer.json").is_file():
@@ -53,7 +52,7 @@ class Tokens:
         tokenizer.no_padding()
         settings = read_json(path) if (path := folder / "tokenizer_config.json").is_file() else {}
         template = settings.get("chat_template")
-        if isinstance(template, list):  # several by name
+        if isinstance(template, list):  # several named templates
             named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
             template = named.get("default")
         if (path := folder / "chat_template.jinja").is_file():
@@ -74,7 +73,7 @@ class Tokens:
 
     @classmethod
     def of_transformers(cls, source: Any) -> Tokens:
-        """From a tokenizer object of transformers, or a folder it can read one from."""
+        """Convert a transformers tokenizer, given as an object or a folder."""
         if isinstance(source, Path):
             from transformers import AutoTokenizer
 
@@ -84,45 +83,47 @@ class Tokens:
                 raise TokenizerError(f"{source} has no tokenizer: {str(error).splitlines()[0][:200]}") from None
         backend = getattr(source, "backend_tokenizer", None)
         if backend is None:
-            raise TokenizerError(f"a {type(source).__name__} has no fast form; give one that has a tokenizer.json")
+            raise TokenizerError(
+                f"a {type(source).__name__} has no fast version; give a tokenizer that has a tokenizer.json"
+            )
         special = {name: text for name in _SPECIAL if (text := getattr(source, name, None))}
         return cls(backend, getattr(source, "chat_template", None), special)
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """`special`: add what the tokenizer puts around a text by itself, such as a token for its beginning."""
+        """Return token ids; with `special`, including tokens that the tokenizer adds, such as a start token."""
         try:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
-        except TypeError:  # of a string that has no UTF-8
+        except TypeError:  # for a string that UTF-8 cannot encode
             raise InvalidOption(
-                "the text holds half of a surrogate pair, which is no character: is it UTF-8, read as such?"
+                "the text contains an unpaired surrogate, which is not a character; decode the file as UTF-8"
             ) from None
         return ids
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """`special`: show tokens like <|im_end|> too."""
-        known = [one for one in ids if one >= 0]
+        """Return text; with `special`, including tokens like <|im_end|>. Negative ids are skipped."""
+        known = [token for token in ids if token >= 0]
         text: str = self._tokenizer.decode(known, skip_special_tokens=not special)
         return text
 
-    def piece(self, one: int) -> str:
-        """A single token for showing; what is no whole character by itself appears as the replacement character."""
-        return self.decode([one], special=True)
+    def piece(self, token: int) -> str:
+        """Return one token as text for display; an incomplete character appears as the replacement character."""
+        return self.decode([token], special=True)
 
     def id(self, token: str) -> int | None:
-        found: int | None = self._tokenizer.token_to_id(token)
-        return found
+        result: int | None = self._tokenizer.token_to_id(token)
+        return result
 
     @cached_property
     def fingerprint(self) -> str:
-        """The same for tokenizers that give the same tokens the same ids."""
+        """A hash of the vocabulary, equal for tokenizers with the same tokens and ids."""
         named = sorted(self._tokenizer.get_vocab().items(), key=lambda pair: pair[1])
         return hashlib.sha256(repr(named).encode()).hexdigest()[:16]
 
     @cached_property
     def names(self) -> dict[str, int]:
-        """The id of every token, by the string that the tokenizer's file has for it."""
-        found: dict[str, int] = self._tokenizer.get_vocab()
-        return found
+        """Map token strings, as in the tokenizer's file, to ids."""
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab()
+        return vocabulary
 
     @property
     def size(self) -> int:
@@ -130,9 +131,9 @@ class Tokens:
         return count
 
     def render(self, messages: Sequence[Message]) -> str:
-        """A conversation as the text the model was trained on, up to where its answer begins."""
+        """Render a conversation with the chat template, up to the start of the answer."""
         if self.template is None:
-            raise TokenizerError("the model has no chat template; give a string with raw=True, which it continues")
+            raise TokenizerError("the model has no chat template; give a string and raw=True to continue it")
         check_messages(messages)
         try:
             text: str = shared().ask("render", self.template, [dict(message) for message in messages], self.special)
@@ -146,7 +147,7 @@ def _complaint(why: str) -> str:
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """A conversation is a list of {"role": ..., "content": ...}, and has something to answer."""
+    """Raise InvalidOption unless messages are {"role": ..., "content": ...} and the last one has text."""
     if not messages:
         raise InvalidOption("the conversation is empty; give at least one message")
     for number, message in enumerate(messages):
@@ -155,8 +156,6 @@ def check_messages(messages: Sequence[Message]) -> None:
         for part in ("role", "content"):
             if not isinstance(message[part], str):
                 kind = type(message[part]).__name__
-                raise InvalidOption(
-                    f"the {part} of message {number} is a {kind}; this is a text model, so give a string"
-                )
+                raise InvalidOption(f"the {part} of message {number} is a {kind}; a text model needs a string")
     if not messages[-1]["content"].strip():
-        raise InvalidOption("the last message is empty; there is nothing to answer")
+        raise InvalidOption("the last message is empty; give it some text")

@@ -1,7 +1,7 @@
-"""Outrider inside transformers: `model.generate(..., custom_generate=outrider.text.custom_generate)`.
+"""A decoding loop for transformers: `model.generate(..., custom_generate=outrider.text.custom_generate)`.
 
-What generate() has worked out (end tokens, lengths, sampling, criteria) is kept to; what cannot be is refused by name
-and not passed over. Knows nothing of tokenizers.
+Follows generate()'s settings (end tokens, lengths, sampling, stopping criteria) and raises Incompatible for those it
+does not support. Knows nothing about tokenizers.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from outrider.core.protocol import Drafter, Rule
 from outrider.core.step_recorder import Record
 from outrider.text.from_transformers import target_of
 
-# what transformers makes of options that we apply ourselves
-_OURS = {
+# processors of options that our own sampling applies
+_SUPPORTED_PROCESSORS = {
     "TemperatureLogitsWarper",
     "TopKLogitsWarper",
     "TopPLogitsWarper",
     "MinPLogitsWarper",
     "RepetitionPenaltyLogitsProcessor",
 }
-_LENGTHS = {"MaxLengthCriteria", "EosTokenCriteria"}
+_HANDLED_CRITERIA = {"MaxLengthCriteria", "EosTokenCriteria"}
 
 
 def custom_generate(
@@ -46,9 +46,9 @@ def custom_generate(
     streamer: Any = None,
     **others: Any,
 ) -> Any:
-    """Speculative decoding in place of transformers' own loop; `drafter`, `rule`, `seed` and their options are given to
-    generate() too. Without a seed, one is drawn from torch's global generator, as transformers would draw from it.
-    Give a streamer as `stream_to`: transformers 5 keeps `streamer` from functions of others.
+    """Decode speculatively in place of transformers' own loop; pass `drafter`, `rule`, `seed` and their options to
+    generate(). Without a seed, one is drawn from torch's global generator. Pass a streamer as `stream_to`, because
+    transformers 5 does not pass `streamer` on to custom functions.
 
     >>> out = model.generate(ids, max_new_tokens=12, do_sample=False, custom_generate=custom_generate)
     >>> bool((out == model.generate(ids, max_new_tokens=12, do_sample=False)).all())
@@ -82,17 +82,19 @@ def custom_generate(
             streamer.put(torch.tensor(step.emitted))
     if streamer is not None:
         streamer.end()
-    return _answer(input_ids, emitted, generation_config)
+    return _output(input_ids, emitted, generation_config)
 
 
 def _check(processors: Any, config: Any) -> None:
-    strange = [type(one).__name__ for one in processors if type(one).__name__ not in _OURS]
-    strange += [f"num_beams={config.num_beams}"] if (config.num_beams or 1) > 1 else []
-    wanted = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
-    strange += [name for name in wanted if getattr(config, name, None)]
-    if strange:
+    unsupported = [
+        type(processor).__name__ for processor in processors if type(processor).__name__ not in _SUPPORTED_PROCESSORS
+    ]
+    unsupported += [f"num_beams={config.num_beams}"] if (config.num_beams or 1) > 1 else []
+    output_options = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+    unsupported += [name for name in output_options if getattr(config, name, None)]
+    if unsupported:
         raise Incompatible(
-            f"outrider's custom_generate does not do {', '.join(strange)}; leave it out, or leave out custom_generate"
+            f"custom_generate does not support {', '.join(unsupported)}; remove it, or decode without custom_generate"
         )
 
 
@@ -113,30 +115,30 @@ def _sampling(config: Any) -> Sampling:
 
 
 def _stop(prompts: list[list[int]], criteria: Any, device: torch.device) -> Stop | None:
-    """Criteria of others are asked after every token, as transformers asks them."""
-    asked = [one for one in criteria if type(one).__name__ not in _LENGTHS]
-    if not asked:
+    """Apply the remaining stopping criteria after every token, as transformers does."""
+    custom = [criterion for criterion in criteria if type(criterion).__name__ not in _HANDLED_CRITERIA]
+    if not custom:
         return None
-    seen = [0] * len(prompts)
+    checked = [0] * len(prompts)
 
     def stop(row: int, tokens: Sequence[int]) -> int | None:
-        for count in range(seen[row] + 1, len(tokens) + 1):
+        for count in range(checked[row] + 1, len(tokens) + 1):
             ids = torch.tensor([[*prompts[row], *tokens[:count]]], device=device)
-            if any(bool(torch.as_tensor(one(ids, None)).any()) for one in asked):
+            if any(bool(torch.as_tensor(criterion(ids, None)).any()) for criterion in custom):
                 return count
-        seen[row] = len(tokens)
+        checked[row] = len(tokens)
         return None
 
     return stop
 
 
-def _answer(input_ids: Tensor, emitted: list[list[int]], config: Any) -> Any:
-    """What generate() gives back: prompts and what was added, padded on the right."""
+def _output(input_ids: Tensor, emitted: list[list[int]], config: Any) -> Any:
+    """Return prompts and new tokens as generate() does, padded on the right."""
     end = config.eos_token_id if isinstance(config.eos_token_id, int) else next(iter(config.eos_token_id or [0]))
     pad = end if config.pad_token_id is None else config.pad_token_id
-    longest = max(map(len, emitted))
-    rows = [[*row, *[pad] * (longest - len(row))] for row in emitted]
-    sequences = torch.cat([input_ids, torch.tensor(rows, device=input_ids.device).view(len(rows), longest)], 1)
+    length = max(map(len, emitted))
+    rows = [[*row, *[pad] * (length - len(row))] for row in emitted]
+    sequences = torch.cat([input_ids, torch.tensor(rows, device=input_ids.device).view(len(rows), length)], 1)
     if not config.return_dict_in_generate:
         return sequences
     from transformers.generation import GenerateDecoderOnlyOutput

@@ -1,7 +1,7 @@
-"""Between two tokenizers: the text that the target's tokens make, in the draft model's, and back.
+"""Translates tokens between the target's tokenizer and a draft model's, through their text.
 
-Text is settled up to the last single space or line break between two words, where tokenizers begin anew; what follows
-is tokenised again at each step. Knows tokenizers, nothing of models.
+Text is settled up to the last single space or line break between two words, where tokenizers start a new token; the
+tail after it is tokenised again in each round. Knows nothing about models.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Self
 
 from outrider.text.tokenizer import Tokens
 
-_SEAM = re.compile(r"(?<=\S)[ \n](?=\S)")
-_LONGEST = 64  # characters of a tail; a longer one is settled whole
-_BROKEN = "\N{REPLACEMENT CHARACTER}"  # bytes that are no whole character yet
+_BOUNDARY = re.compile(r"(?<=\S)[ \n](?=\S)")
+_MAX_TAIL = 64  # characters; a longer tail is settled whole
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # the decoding of an incomplete character
 
 
 class Bridge:
-    """`target` and `drafter` are tokenizers; `size` is the target model's vocabulary."""
+    """Two tokenizers; `size` and `drafter_size` are the vocabulary sizes of the two models."""
 
     def __init__(self, target: Tokens, drafter: Tokens, size: int, drafter_size: int) -> None:
         self.target, self.drafter = target, drafter
@@ -28,39 +28,43 @@ class Bridge:
 
     @cached_property
     def shared(self) -> Mapping[int, int]:
-        """The tokens that both know by the same string, ids in the target's -> in the draft model's."""
-        theirs = self.drafter.names
-        found = {one: theirs[name] for name, one in self.target.names.items() if name in theirs}
-        return {one: other for one, other in found.items() if one < self.size and other < self._drafter_size}
+        """Map ids of the target to ids of the draft model, for the tokens with the same string in both."""
+        drafter_ids = self.drafter.names
+        by_name = {token: drafter_ids[name] for name, token in self.target.names.items() if name in drafter_ids}
+        return {
+            token: drafter_token
+            for token, drafter_token in by_name.items()
+            if token < self.size and drafter_token < self._drafter_size
+        }
 
     def open(self, prompt: Sequence[int]) -> Passage:
         return Passage(self, prompt)
 
 
 class Passage:
-    """One row's text."""
+    """The text of one row."""
 
     def __init__(self, bridge: Bridge, prompt: Sequence[int]) -> None:
         self._target, self._drafter = bridge.target, bridge.drafter
-        self._ids: list[int] = []  # the target's latest tokens, that are no whole characters yet
-        self._text = ""  # behind what is settled
+        self._ids: list[int] = []  # the target's latest tokens, which end within a character
+        self._text = ""  # after the settled part
         self._new: list[int] = []
         self.tail: list[int] = []
         self.add(prompt)
         if not self._new:
             self._settle(len(self._text))
-        if not self._new:  # not a single character: anything will do
+        if not self._new:  # an empty text: any token will do
             self._new = [0]
 
     def add(self, tokens: Sequence[int]) -> None:
         self._ids += tokens
         text = self._target.decode(self._ids, special=True)
-        if text.endswith(_BROKEN) and len(self._ids) < 8:
+        if text.endswith(_INCOMPLETE) and len(self._ids) < 8:
             return
         self._text, self._ids = self._text + text, []
-        seams = list(_SEAM.finditer(self._text))
-        cut = seams[-1].start() if seams else 0
-        self._settle(len(self._text) if len(self._text) - cut > _LONGEST else cut)
+        boundaries = list(_BOUNDARY.finditer(self._text))
+        cut = boundaries[-1].start() if boundaries else 0
+        self._settle(len(self._text) if len(self._text) - cut > _MAX_TAIL else cut)
 
     def _settle(self, cut: int) -> None:
         if cut:
@@ -78,12 +82,12 @@ class Passage:
         return other
 
     def back(self, drafted: Sequence[int]) -> list[int]:
-        """The guesses in the target's tokens; none while its own last token is half a character."""
-        wrote = self._drafter.decode(drafted, special=True).rstrip(_BROKEN)
-        if not wrote or self._ids:
+        """Translate guesses to the target's tokens; returns none while its last token ends within a character."""
+        text = self._drafter.decode(drafted, special=True).rstrip(_INCOMPLETE)
+        if not text or self._ids:
             return []
         before = self._target.encode(self._text, special=False) if self._text else []
-        both = self._target.encode(self._text + wrote, special=False)
-        if both[: len(before)] == before:
-            return both[len(before) :]
-        return self._target.encode(wrote, special=False)
+        tokens = self._target.encode(self._text + text, special=False)
+        if tokens[: len(before)] == before:
+            return tokens[len(before) :]
+        return self._target.encode(text, special=False)

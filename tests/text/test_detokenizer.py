@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.text.detokenizer import Reader
+from outrider.text.detokenizer import Detokenizer
 
 
 def characters(ids: Sequence[int]) -> str:
     return bytes(ids).decode("utf-8", errors="replace")
 
 
-def read(ids: Sequence[int], cuts: Sequence[int], stop: Sequence[str] = ()) -> tuple[list[str], Reader]:
+def read(ids: Sequence[int], cuts: Sequence[int], stop: Sequence[str] = ()) -> tuple[list[str], Detokenizer]:
     """Feed bytes in portions and take what is certain after each."""
-    reader = Reader(characters, stop)
+    reader = Detokenizer(characters, stop)
     parts = []
     for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True):
         reader.feed(ids[start:end])
@@ -31,7 +31,7 @@ def portions(size: int, seed: int) -> list[int]:
 
 
 def test_a_character_in_several_tokens_appears_when_it_is_whole() -> None:
-    reader = Reader(characters)
+    reader = Detokenizer(characters)
     shown = []
     for byte in "a€😀".encode():
         reader.feed([byte])
@@ -78,7 +78,7 @@ def test_nothing_past_a_stop_string_is_shown(text: str, stops: list[str], seed: 
 @pytest.mark.parametrize("one_by_one", [True, False])
 def test_the_cut_is_the_same_however_tokens_arrive(one_by_one: bool) -> None:
     ids = list(b"one two END three")
-    reader = Reader(characters, ["END"])
+    reader = Detokenizer(characters, ["END"])
     for portion in [[one] for one in ids] if one_by_one else [ids]:
         reader.feed(portion)
     assert reader.cut == 11
@@ -86,7 +86,7 @@ def test_the_cut_is_the_same_however_tokens_arrive(one_by_one: bool) -> None:
 
 
 def test_what_may_become_a_stop_string_waits(tiny: SimpleNamespace) -> None:
-    reader = Reader(characters, ["<end>"])
+    reader = Detokenizer(characters, ["<end>"])
     reader.feed(list(b"ok <en"))
     assert reader.take() == "ok "
     reader.feed(list(b"vy>"))

@@ -134,7 +134,7 @@ def _remove(name: str) -> Any:
         (_config(vocab_size=250), OutriderError, "has the shape|belong together"),
         (_remove("config.json"), LoadError, "no config.json"),
         (_remove("model.safetensors"), AssetError, "no safetensors"),
-        (_remove("tokenizer.json"), OutriderError, "has no tokenizer|no fast form"),
+        (_remove("tokenizer.json"), OutriderError, "has no tokenizer|no fast version"),
     ],
 )
 def test_a_folder_that_is_no_whole_model(
@@ -173,7 +173,7 @@ def test_layers_that_are_streamed_change_nothing(folder: Path, dtype: str) -> No
     whole, part = (text.load(folder, dtype=dtype, offload=offload) for offload in (None, 0.5))
     wanted = whole.generate("the cat", drafter="prompt-lookup", max_new_tokens=12)
     assert part.generate("the cat", drafter="prompt-lookup", max_new_tokens=12).tokens == wanted.tokens
-    with pytest.raises(Incompatible, match="streamed"):
+    with pytest.raises(Incompatible, match="offloaded"):
         part.generate("the cat", drafter="draft-verify", drafter_options={"skip": ("attention.1",)})
 
 
@@ -187,7 +187,7 @@ def test_a_cache_of_8_bits(folder: Path, dtype: str) -> None:
     lm = text.load(folder, dtype=dtype, kv_cache_dtype="int8")
     plain, drafted = (lm.generate("the cat", drafter=one, max_new_tokens=12) for one in (None, "prompt-lookup"))
     assert drafted.tokens == plain.tokens
-    assert plain.trace.options["cache"] == "int8" and lm.where().endswith("cache-int8")
+    assert plain.trace.options["kv_cache_dtype"] == "int8" and lm.where().endswith("cache-int8")
     exact = text.load(folder, dtype=dtype)
     assert lm.target().slot_bytes < exact.target().slot_bytes  # type: ignore[attr-defined]
     with pytest.raises(OutriderError, match="int8"):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from outrider.core.errors import Incompatible, InvalidOption
-from outrider.text.multimodal import MultimodalModel, caught
+from outrider.text.multimodal import MultimodalModel, intercept
 
 TINY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "tiny_classes.py")))
 MODELS = {"llava": TINY.llava, "qwen2-vl": TINY.qwen2_vl}
@@ -48,7 +48,7 @@ def test_the_picture_is_looked_at() -> None:
 
 def test_what_cannot_be_read_is_refused() -> None:
     model, given = TINY.llava()
-    with pytest.raises(InvalidOption, match="one prompt is asked for"):
+    with pytest.raises(InvalidOption, match="expected one prompt"):
         MultimodalModel(model, TINY.read(60)).answer({"input_ids": torch.zeros(2, 3).long()})
     with pytest.raises(Incompatible, match="did not call its language model"):
-        caught(model, torch.nn.Linear(1, 1), given)
+        intercept(model, torch.nn.Linear(1, 1), given)

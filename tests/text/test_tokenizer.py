@@ -79,7 +79,7 @@ def test_a_template_reaches_nothing_and_its_refusal_is_passed_on(
         ([{"role": "user"}], "message 0 is"),
         (["hello"], "message 0 is 'hello'"),
         ([{"role": "user", "content": [{"type": "image"}]}], "content of message 0 is a list"),
-        ([{"role": "user", "content": "  "}], "nothing to answer"),
+        ([{"role": "user", "content": "  "}], "last message is empty"),
     ],
 )
 def test_what_is_no_conversation_is_said(messages: list[object], said: str, folder: Path) -> None:

@@ -1,8 +1,8 @@
-"""What text drafters learn from: the target's own answers, and ordinary text that it only reads.
+"""Training data of text drafters: the target's own answers, and ordinary text that it only reads.
 
-Prompts come from files, from the target (an instruct model that is given nothing but the header of a user's turn
-writes one), or are tasks about passages of ordinary text. Answers are decoded in batches by our own loop. All is kept
-as JSON lines of token ids, added to as it comes, so that what was broken off goes on. States are never stored.
+Prompts come from files, from the target itself (an instruct model given only the header of a user's turn), or are tasks
+about passages of text. Answers are decoded in batches and appended to a file of JSON lines with token ids, so that
+generation can be resumed. Hidden states are never stored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from outrider.core.step_recorder import Record
 from outrider.core.training.dataset import Lesson
 from outrider.text.model import TextModel
 
-OPENINGS = (  # how prompts that the target writes may begin; an empty one is its own choice
+OPENINGS = (  # beginnings of prompts that the target writes; empty: its own choice
     *[""] * 8,
     *("What is ", "Who ", "When did ", "Where ", "How many ", "Why ", "How does ", "What are the "),
     *("Write a ", "Write an email ", "Imagine you are ", "Explain ", "Compare ", "Give me ", "Describe ", "Suggest "),
@@ -43,24 +43,26 @@ _TASKS = (
     ("rewriting", "Rewrite this more simply:\n\n{text}"),
     ("extraction", "List the main points of this text.\n\n{text}"),
 )
-_PLACES = re.compile(r"\b(?:[A-Z][a-z]{3,}(?: [A-Z][a-z]+)*|[a-z]{7,})\b")
-_BATCH_TOKENS = 24_000  # prompt and answer of all rows that are decoded together
+_TOPICS = re.compile(r"\b(?:[A-Z][a-z]{3,}(?: [A-Z][a-z]+)*|[a-z]{7,})\b")
+_BATCH_TOKENS = 24_000  # prompts and answers of one batch
 
 
 class DataError(OutriderError):
-    """A file of training data that can't be read."""
+    """A file of training data that cannot be read."""
 
 
 def read(path: Path) -> list[Lesson]:
-    """The lessons of a file that `Writer` wrote; a last line that was cut off is left out."""
-    found = []
+    """Read the lessons of a file written by `Writer`; incomplete lines are skipped."""
+    lessons = []
     for line in _lines(path):
         try:
-            one = json.loads(line)
-            found.append(Lesson(tuple(one["prompt"]), tuple(one["answer"]), one["kind"], one["temperature"]))
+            record = json.loads(line)
+            lessons.append(
+                Lesson(tuple(record["prompt"]), tuple(record["answer"]), record["kind"], record["temperature"])
+            )
         except (ValueError, KeyError, TypeError):
             continue
-    return found
+    return lessons
 
 
 def _lines(path: Path) -> list[str]:
@@ -71,27 +73,27 @@ def _lines(path: Path) -> list[str]:
 
 
 def prompts_of(path: Path) -> list[str]:
-    """The prompts of a file of JSON lines with "prompt" (or "turns", of which the first is taken)."""
-    found = []
+    """Read the prompts of a JSON lines file with "prompt" or "turns" (the first is used)."""
+    prompts = []
     for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
         try:
-            one = json.loads(line)
-            text = one["prompt"] if "prompt" in one else one["turns"][0]
+            record = json.loads(line)
+            text = record["prompt"] if "prompt" in record else record["turns"][0]
         except (ValueError, KeyError, IndexError, TypeError):
             raise DataError(f'{path}, line {number}: expected a JSON object with "prompt": "..."') from None
-        found.append(str(text))
-    if not found:
-        raise DataError(f"{path} holds no prompts; it should have JSON lines with a prompt each")
-    return found
+        prompts.append(str(text))
+    if not prompts:
+        raise DataError(f"{path} contains no prompts; expected JSON lines with a prompt each")
+    return prompts
 
 
 def write_prompts(lm: TextModel, count: int, *, seed: int = 0, batch: int = 64) -> Iterator[str]:
-    """Prompts by the target itself: what it takes to be a user's turn, drawn at its own temperature (Magpie, arXiv
-    2406.08464, in miniature; the openings keep it from writing the same few)."""
+    """Yield prompts written by the target itself, sampled as a user's turn (after Magpie, arXiv 2406.08464); random
+    openings make them varied."""
     if lm.tokens.template is None:
-        raise InvalidOption(f"{lm.name} is no chat model, so it writes no prompts; give some (--prompts), or answers")
+        raise InvalidOption(f"{lm.name} is not a chat model, so it cannot write prompts; give --prompts or --data")
     marker = "\x00"
     before, _, after = lm.tokens.render([{"role": "user", "content": marker}]).partition(marker)
     closing = after.strip().split("\n")[0] or None
@@ -103,7 +105,7 @@ def write_prompts(lm: TextModel, count: int, *, seed: int = 0, batch: int = 64) 
         sampling = Sampling(temperature=0.9, top_p=0.95, end=tuple(ends))
         for opening, ids in zip(openings, outputs(lm, prompts, sampling, 96, seed=draw.getrandbits(31)), strict=True):
             text = (opening.rstrip() + lm.tokens.decode(ids)).strip()
-            if not ids or ids[-1] not in ends:  # unfinished: up to its last whole sentence
+            if not ids or ids[-1] not in ends:  # unfinished: cut after the last whole sentence
                 text = text[: max(text.rfind(sign) for sign in ".?!") + 1] or text
             if 12 <= len(text) <= 1200:
                 yield text
@@ -131,7 +133,7 @@ def _readable(path: Path) -> bool:
 
 
 def paragraphs(path: Path) -> Iterator[str]:
-    """Prose alone: no markup, no code, no tables."""
+    """Yield the paragraphs of prose in a file, without markup, code and tables."""
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         text = raw.decode("utf-8")
@@ -146,28 +148,30 @@ def paragraphs(path: Path) -> Iterator[str]:
         text = re.sub(r'(?m)^\.(B|I|BR|IR|RB|RI|BI|IB) "?(.*?)"?$', r"\2", text)
         text = re.sub(r"(?m)^[.'].*$", "", text)
         text = re.sub(r"\\f\(?..?\[?|\\\(..|\\[&|,/^%:c]|\\\[[^]]*\]", "", text).replace("\\-", "-").replace("\\", "")
-    for one in re.split(r"\n\s*\n", text):
-        flat = " ".join(one.split())
+    for paragraph in re.split(r"\n\s*\n", text):
+        flat = " ".join(paragraph.split())
         letters = sum(char.isalpha() or char == " " for char in flat)
         if len(flat) > 80 and letters > 0.9 * len(flat) and flat[-1] in '.!?:"”':
             yield flat
 
 
 def tasks(texts: Sequence[str], foreign: Sequence[str], count: int, *, seed: int = 0) -> Iterator[tuple[str, str]]:
-    """(kind, prompt): something to do with passages, and sentences of another language to translate."""
-    draw = random.Random(seed)
+    """Yield (kind, prompt): tasks about passages, and sentences of another language to translate."""
+    rng = random.Random(seed)
     for number in range(count):
         if foreign and number % 3 == 0:
-            sentences = [one for one in re.split(r"(?<=[.!?]) ", draw.choice(foreign)) if 30 < len(one) < 280]
+            sentences = [
+                sentence for sentence in re.split(r"(?<=[.!?]) ", rng.choice(foreign)) if 30 < len(sentence) < 280
+            ]
             if sentences:
-                yield "translation", f"Translate German to English: {draw.choice(sentences)}"
+                yield "translation", f"Translate German to English: {rng.choice(sentences)}"
             continue
-        text, more = draw.choice(texts), draw.choice(texts)
-        kind, form = draw.choice(_TASKS)
-        topics = _PLACES.findall(text) or ["it"]
-        if "{more}" in form:
+        text, more = rng.choice(texts), rng.choice(texts)
+        kind, template = rng.choice(_TASKS)
+        topics = _TOPICS.findall(text) or ["it"]
+        if "{more}" in template:
             text, more = " ".join(text.split()[:130]), " ".join(more.split()[:100])
-        yield kind, form.format(text=text, more=more, topic=draw.choice(topics))
+        yield kind, template.format(text=text, more=more, topic=rng.choice(topics))
 
 
 def outputs(
@@ -179,18 +183,18 @@ def outputs(
     seed: int = 0,
     model: Target | None = None,
 ) -> list[list[int]]:
-    """What the target, or another model of its vocabulary, makes of prompts, decoded side by side."""
-    found: list[list[int]] = [[] for _ in prompts]
+    """Decode prompts in one batch with the target, or with another model of its vocabulary."""
+    answers: list[list[int]] = [[] for _ in prompts]
     record = Record(nodes=False)
     for step in decode(
         model or lm.target(), None, Exact(), prompts, sampling=sampling, max_new_tokens=limit, seed=seed, record=record
     ):
-        found[step.row] += step.emitted
-    return found
+        answers[step.row] += step.emitted
+    return answers
 
 
 class Writer:
-    """Answers prompts and adds them to a file; goes on behind what the file holds already."""
+    """Answers prompts and appends the answers to a file, skipping prompts that the file already contains."""
 
     def __init__(self, lm: TextModel, path: Path, *, limit: int = 128, rows: int = 64, seed: int = 0) -> None:
         if limit < 1 or rows < 1:
@@ -202,8 +206,7 @@ class Writer:
     def answer(
         self, prompts: Sequence[tuple[str, str]], temperature: float = 0.0, until: float | None = None
     ) -> Iterator[Lesson]:
-        """Answers (kind, prompt), those of about the same length together, which wastes the least; begins no batch
-        once `until` (of time.monotonic) has passed."""
+        """Answer (kind, prompt) pairs in batches of similar length; start none after `until` (of time.monotonic)."""
         rows = []
         for kind, text in prompts:
             ids = tuple(self.lm.encode(text))
@@ -213,8 +216,8 @@ class Writer:
         rows.sort(key=lambda row: len(row[0]))
         while rows and (until is None or time.monotonic() < until):
             size = max(min(self.rows, _BATCH_TOKENS // (len(rows[-1][0]) + self.limit)), 1)
-            together, rows = rows[-size:], rows[:-size]
-            yield from self._batch(together, temperature)
+            batch, rows = rows[-size:], rows[:-size]
+            yield from self._batch(batch, temperature)
 
     def _batch(self, rows: Sequence[tuple[tuple[int, ...], str]], temperature: float) -> Iterator[Lesson]:
         self.seed += 1
@@ -223,30 +226,29 @@ class Writer:
         with self.path.open("a", encoding="utf-8") as file:
             answers = outputs(self.lm, ids, sampling, self.limit, seed=self.seed)
             for (prompt, kind), answer in zip(rows, answers, strict=True):
-                one = {"prompt": prompt, "answer": answer, "kind": kind, "temperature": temperature}
-                file.write(json.dumps(one, separators=(",", ":")) + "\n")
+                record = {"prompt": prompt, "answer": answer, "kind": kind, "temperature": temperature}
+                file.write(json.dumps(record, separators=(",", ":")) + "\n")
                 yield Lesson(prompt, tuple(answer), kind, temperature)
 
 
 def ordinary(lm: TextModel, texts: Sequence[str], length: int) -> Iterator[Lesson]:
-    """Text that the target reads and doesn't write: every token of it counts, behind the first."""
-    held: list[int] = []
+    """Yield lessons of ordinary text; every token after the first counts."""
+    pending: list[int] = []
     for text in texts:
-        held += lm.tokens.encode(text + "\n\n", special=False)
-        while len(held) >= length:
-            yield Lesson(tuple(held[:1]), tuple(held[1:length]), "text")
-            held = held[length:]
+        pending += lm.tokens.encode(text + "\n\n", special=False)
+        while len(pending) >= length:
+            yield Lesson(tuple(pending[:1]), tuple(pending[1:length]), "text")
+            pending = pending[length:]
 
 
 def commonest(lessons: Sequence[Lesson], size: int, kept: int, always: torch.Tensor | None = None) -> torch.Tensor:
-    """The ids that a reduced vocabulary keeps, sorted: those of `always`, then the most frequent ones of answers and,
-    counting less, of prompts and text; what was never seen goes by its id, as tokenizers number what they learn by its
-    frequency."""
+    """Return the sorted ids of a reduced vocabulary: those of `always`, then the most frequent in answers and, with
+    less weight, in prompts and text. Unseen tokens are ranked by id, because tokenizers number tokens by frequency."""
     counts = torch.zeros(size, dtype=torch.double)
-    for one in lessons:
-        weight = 0.3 if one.kind == "text" else 1.0
-        counts += weight * torch.bincount(torch.tensor(one.answer), minlength=size)
-        counts += 0.2 * torch.bincount(torch.tensor(one.prompt), minlength=size)
+    for lesson in lessons:
+        weight = 0.3 if lesson.kind == "text" else 1.0
+        counts += weight * torch.bincount(torch.tensor(lesson.answer), minlength=size)
+        counts += 0.2 * torch.bincount(torch.tensor(lesson.prompt), minlength=size)
     counts += 0.2 * counts.sum() * torch.softmax(-torch.log(torch.arange(size) + 2000.0), 0)
     if always is not None:
         counts[always] += counts.sum()

@@ -1,8 +1,7 @@
-"""`outrider train`: from nothing to weights. Fetches the target, has it write prompts and answer them where no data is
-given, trains the draft heads of some recipes side by side, and writes weights with where they come from.
+"""`outrider train`: loads the target, generates training data if none is given, trains draft heads, and saves weights.
 
-The parts are outrider.text.training.data, outrider.text.recipes and outrider.core.training; here they are put
-in order.
+Several recipes are trained together, and their weights record how they were made. Combines outrider.text.training.data,
+outrider.text.recipes and outrider.core.training.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ from outrider.text.recipes import find, home, missing, recipe
 from outrider.text.recipes import load as load_weights
 from outrider.text.training import data
 
-ENOUGH = 200_000  # tokens of answers with which nobody has to write more first
+ENOUGH = 200_000  # tokens of answers from which on no more are generated
 LEARN = ("answers", "on-policy", "served")
-_LIVED, _LENGTH = 32, 96  # prompts an epoch, and tokens each, where draft heads learn from what they do themselves
-_JUDGES = (24, 256)  # answers that validation goes through at most, on a CPU and elsewhere
-_VOCABULARY = 12288  # tokens that a reduced vocabulary keeps at least
+_SELF_PROMPTS, _SELF_TOKENS = 32, 96  # prompts per epoch and tokens each, for on-policy and served training
+_MAX_HELD_OUT = (24, 256)  # answers used for validation, on a CPU and elsewhere
+_VOCABULARY = 12288  # default size of a reduced vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRequest:
-    """What `outrider train` was told."""
+    """The options of `outrider train`."""
 
     recipes: tuple[str, ...]
     model: str = "smollm2-135m"
@@ -56,46 +55,46 @@ class TrainingRequest:
     data: tuple[Path, ...] = ()  # answers, as JSON lines of token ids
     prompts: tuple[Path, ...] = ()  # JSON lines with "prompt"
     texts: tuple[Path, ...] = ()  # folders of ordinary text
-    text_share: float = 0.3  # of an epoch's lessons, in the first half of the time
-    whole: bool = True  # learn from prompts as well, which the target reads anyway
-    temperature: float = 0.0  # of answers that are written now
-    tokens: int | None = None  # a batch
+    text_share: float = 0.3  # share of an epoch's lessons, in the first half of the time
+    whole: bool = True  # train on prompts as well; the target reads them anyway
+    temperature: float = 0.0  # of answers that are generated
+    tokens: int | None = None  # per batch
     rate: float | None = None
     loss: str | None = None
     learn: str = "answers"  # one of LEARN
     vocabulary: int = _VOCABULARY  # 0: all of it
     seed: int = 0
-    fresh: bool = False  # forget the checkpoint in the folder
-    start: tuple[Path, ...] = ()  # weights to begin from, instead of from chance: of some of the recipes
+    fresh: bool = False  # delete the checkpoint in the folder
+    start: tuple[Path, ...] = ()  # initial weights of some of the recipes
     quiet: bool = False
-    command: str = ""  # that asked for it, noted with the weights
+    command: str = ""  # the command line, recorded with the weights
 
     def __post_init__(self) -> None:
         if not self.recipes:
-            raise InvalidOption("there is no recipe to train; `outrider train --list` names them")
+            raise InvalidOption("there is no recipe to train; `outrider train --list` lists them")
         for name in self.recipes:
             recipe(name)
         if len(set(self.recipes)) < len(self.recipes):
-            raise InvalidOption(f"a recipe is named twice: {', '.join(self.recipes)}")
+            raise InvalidOption(f"a recipe is given twice: {', '.join(self.recipes)}")
         if self.learn not in LEARN:
             raise unknown("way to learn", self.learn, LEARN)
         if not 0 <= self.text_share < 1:
-            raise InvalidOption(f"text_share is {self.text_share}; it must be from 0 up to, but not, 1")
+            raise InvalidOption(f"text_share is {self.text_share}; it must be at least 0 and below 1")
         if not self.minutes > 0:
             raise InvalidOption(f"minutes is {self.minutes}; it must be above 0")
 
 
 def train(wanted: TrainingRequest, say: Callable[[str], None] = print) -> list[Path]:
-    """Train, and give the files of weights."""
+    """Train and return the files of weights."""
     from outrider.core.training.head_training import HeadTraining
     from outrider.core.training.trainer import Plan, Trainer
 
-    rank = os.environ.get("LOCAL_RANK", "0")  # of several processes, each with a GPU of its own
+    rank = os.environ.get("LOCAL_RANK", "0")  # with several processes, each has its own GPU
     device = f"cuda:{rank}" if wanted.device == "cuda" else wanted.device
     lm = load(wanted.model, device=device, dtype="bfloat16")
     target = lm.target()
     if not isinstance(target, Decoder):
-        raise Incompatible(f"{lm.name} does not run on our own decoder, whose states the recipes read")
+        raise Incompatible(f"{lm.name} does not run on our own decoder, whose hidden states the recipes need")
     out = wanted.out or home(lm.name) / "-".join(wanted.recipes)
     if wanted.fresh and int(os.environ.get("RANK", "0")) == 0:
         remove_checkpoint(out)
@@ -105,48 +104,48 @@ def train(wanted: TrainingRequest, say: Callable[[str], None] = print) -> list[P
     if not wanted.data or wanted.prompts:
         with first_process(wanted.device):
             _write(lm, wanted, files[0], say)
-    spent = (time.monotonic() - start) / 60
+    minutes_spent = (time.monotonic() - start) / 60
     lessons = _read(files)
-    learned, held = divided(lessons)
-    held = held[: _JUDGES[target.device.type != "cpu"]]
-    size = sum(len(one.answer) for one in learned)
-    say(f"{len(learned):,} answers of {size:,} tokens to learn from, {len(held)} to judge by")
-    vocabulary = _vocabulary(wanted, learned, target, out)
+    training_lessons, held_out = divided(lessons)
+    held_out = held_out[: _MAX_HELD_OUT[target.device.type != "cpu"]]
+    size = sum(len(item.answer) for item in training_lessons)
+    say(f"{len(training_lessons):,} answers with {size:,} tokens for training, {len(held_out)} held out")
+    vocabulary = _vocabulary(wanted, training_lessons, target, out)
     torch.manual_seed(wanted.seed)
-    chosen = {name: recipe(name) for name in wanted.recipes}
-    draft_heads = {name: one.make(target, vocabulary) for name, one in chosen.items()}
-    for name, one in chosen.items():
-        if one.watches is not None:
-            _watch(draft_heads[name], one.watches, draft_heads, lm.name, target)
+    recipes = {name: recipe(name) for name in wanted.recipes}
+    draft_heads = {name: item.make(target, vocabulary) for name, item in recipes.items()}
+    for name, item in recipes.items():
+        if item.watches is not None:
+            _watch(draft_heads[name], item.watches, draft_heads, lm.name, target)
     for file in wanted.start:
-        begin(_whose(file, draft_heads), file, say)
+        begin(_head_of(file, draft_heads), file, say)
     plan = Plan(
-        minutes=max(wanted.minutes - spent, wanted.minutes / 2) if wanted.steps is None else wanted.minutes,
+        minutes=max(wanted.minutes - minutes_spent, wanted.minutes / 2) if wanted.steps is None else wanted.minutes,
         steps=wanted.steps,
         seed=wanted.seed,
     )
     facts = {
         "target": lm.name,
         "command": wanted.command,
-        "data": [_described(file) for file in files] + [{"folder": str(one)} for one in wanted.texts],
-        "vocabulary": None if vocabulary is None else _share(vocabulary, held),
+        "data": [_described(file) for file in files] + [{"folder": str(item)} for item in wanted.texts],
+        "vocabulary": None if vocabulary is None else _share(vocabulary, held_out),
         "seed": wanted.seed,
     }
     training = HeadTraining(
         DecoderTeacher(target),
         draft_heads,
         _Source(lm, files, wanted, draft_heads),
-        held,
+        held_out,
         out,
         tokens=wanted.tokens or (768 if target.device.type == "cpu" else 32_768),
         seed=wanted.seed,
-        losses={name: wanted.loss or one.loss for name, one in chosen.items()},
+        losses={name: wanted.loss or item.loss for name, item in recipes.items()},
     )
-    rates = {name: wanted.rate or one.rate for name, one in chosen.items()}
+    rates = {name: wanted.rate or item.rate for name, item in recipes.items()}
     trainer = Trainer(training, plan, out, device=target.device, rates=rates, facts=facts, quiet=wanted.quiet)
     progress = trainer.run()
     for name, best in progress.best.items():
-        say(f"{name}: {best:.3f} tokens a target call (simulated chains on held-out answers)")
+        say(f"{name}: {best:.3f} tokens per target pass (simulated chains on held-out answers)")
     say(f"weights, curve and checkpoint are in {out}")
     return [out / f"{name}.safetensors" for name in progress.best]
 
@@ -154,7 +153,7 @@ def train(wanted: TrainingRequest, say: Callable[[str], None] = print) -> list[P
 def _watch(
     draft_head: DraftHead, drafter: str, draft_heads: Mapping[str, DraftHead], name: str, target: Decoder
 ) -> None:
-    """Let a draft head see the one that it learns about: beside it, or trained before."""
+    """Give a draft head the one whose acceptance it predicts: trained with it, or before."""
     model = draft_heads.get(drafter)
     if model is None:
         path = find(name, drafter)
@@ -164,18 +163,18 @@ def _watch(
     draft_head.watch(model.to(target.device))  # type: ignore[operator]
 
 
-def _whose(file: Path, draft_heads: Mapping[str, DraftHead]) -> DraftHead:
-    """The draft head that a file of weights is of."""
+def _head_of(file: Path, draft_heads: Mapping[str, DraftHead]) -> DraftHead:
+    """Return the draft head to which a file of weights belongs."""
     kind = about(file).get("architecture")
     for draft_head in draft_heads.values():
         if type(draft_head).__name__ == kind:
             return draft_head
-    raise Incompatible(f"{file.name} holds a {kind}, which none of {', '.join(draft_heads)} is")
+    raise Incompatible(f"{file.name} contains a {kind}, which is none of {', '.join(draft_heads)}")
 
 
 class _Source:
-    """What each epoch learns: all answers there are by then, and in the first half of the time ordinary text too; or
-    what the draft heads themselves do to the prompts."""
+    """The lessons of each epoch: all answers so far, with ordinary text in the first half of the time; or lessons from
+    running the draft heads (on-policy, served)."""
 
     def __init__(
         self, lm: TextModel, files: Sequence[Path], wanted: TrainingRequest, draft_heads: Mapping[str, DraftHead]
@@ -185,7 +184,7 @@ class _Source:
 
     def __call__(self, epoch: int, share: float) -> Sequence[Lesson]:
         if self.wanted.learn != "answers":
-            return self._lived(epoch)
+            return self._self_generated(epoch)
         answers = divided(_read(self.files))[0]
         if self.wanted.whole:
             same = shared(answers)
@@ -199,11 +198,13 @@ class _Source:
         start = epoch * count % max(len(self._texts), 1)
         return [*answers, *(self._texts[start:] + self._texts[:start])[:count]]
 
-    def _lived(self, epoch: int) -> list[Lesson]:
-        """On-policy: what a draft model writes by itself, to be judged by its teacher's distributions. Served: the
-        target's own output, of which the places count where a draft was rejected, and the two behind each."""
+    def _self_generated(self, epoch: int) -> list[Lesson]:
+        """On-policy: texts written by the draft model, trained on the teacher's distributions. Served: the target's
+        output, of which the positions of rejected drafts and the two after each count."""
         lessons = divided(_read(self.files))[0]
-        prompts = [lessons[(epoch * _LIVED + n) % len(lessons)].prompt for n in range(min(_LIVED, len(lessons)))]
+        prompts = [
+            lessons[(epoch * _SELF_PROMPTS + n) % len(lessons)].prompt for n in range(min(_SELF_PROMPTS, len(lessons)))
+        ]
         seed = self.wanted.seed + epoch
         sampling = Sampling(temperature=self.wanted.temperature, end=self.lm.end)
         found: list[Lesson] = []
@@ -212,13 +213,17 @@ class _Source:
             model = draft_head.eval().drafts(target)
             if self.wanted.learn == "on-policy":
                 if not isinstance(model, Decoder):
-                    raise InvalidOption(f"{name} writes nothing by itself, so it can't learn on-policy; take 'served'")
-                written = data.outputs(self.lm, prompts, sampling, _LENGTH, seed=seed, model=model)
+                    raise InvalidOption(
+                        f"{name} cannot generate text by itself, so it cannot be trained on-policy; use 'served'"
+                    )
+                written = data.outputs(self.lm, prompts, sampling, _SELF_TOKENS, seed=seed, model=model)
                 found += [Lesson(prompt, tuple(ids), "own", 1.0) for prompt, ids in zip(prompts, written, strict=True)]
                 continue
             steps: list[list[Step]] = [[] for _ in prompts]
             drafter = make_drafter(name, model=model)
-            for one in decode(target, drafter, Exact(), prompts, sampling=sampling, max_new_tokens=_LENGTH, seed=seed):
+            for one in decode(
+                target, drafter, Exact(), prompts, sampling=sampling, max_new_tokens=_SELF_TOKENS, seed=seed
+            ):
                 steps[one.row].append(one)
             taught = (rejections(prompt, row, behind=2) for prompt, row in zip(prompts, steps, strict=True))
             found += [one for one in taught if one is not None]
@@ -226,32 +231,32 @@ class _Source:
 
 
 def divided(lessons: Sequence[Lesson]) -> tuple[list[Lesson], list[Lesson]]:
-    """To learn from and to judge by; of a handful, the last one judges."""
-    learned, held = split(lessons)
-    if learned and any(one.temperature == 0 for one in held):
-        return learned, held
+    """Split into training and held-out lessons; of a few, the last one is held out."""
+    training, held_out = split(lessons)
+    if training and any(lesson.temperature == 0 for lesson in held_out):
+        return training, held_out
     if len(lessons) < 2:
-        raise InvalidOption("there is one answer only; one to learn from and one to judge by are the least")
+        raise InvalidOption("there is only one answer; give at least two, one for training and one held out")
     return list(lessons[:-1]), list(lessons[-1:])
 
 
 def shared(lessons: Sequence[Lesson]) -> int:
-    """How many tokens all prompts begin with alike, such as a system prompt; of one prompt, all."""
-    first, last = min(one.prompt for one in lessons), max(one.prompt for one in lessons)
-    alike = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
-    return max(alike, 1)
+    """Return the length of the prompts' common prefix, such as a system prompt."""
+    first, last = min(lesson.prompt for lesson in lessons), max(lesson.prompt for lesson in lessons)
+    length = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    return max(length, 1)
 
 
 def _read(files: Sequence[Path]) -> list[Lesson]:
-    found = [lesson for file in files for lesson in data.read(file)]
-    if not found:
+    lessons = [lesson for file in files for lesson in data.read(file)]
+    if not lessons:
         raise InvalidOption(f"there are no answers in {', '.join(map(str, files))}")
-    return found
+    return lessons
 
 
 @contextmanager
 def first_process(device: str) -> Iterator[None]:
-    """Of several processes the first does what is within, and the others find it done."""
+    """Run the block in the first of several processes, before the others."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield
         return
@@ -262,53 +267,53 @@ def first_process(device: str) -> Iterator[None]:
 
 
 def _write(lm: TextModel, wanted: TrainingRequest, file: Path, say: Callable[[str], None]) -> None:
-    """Have the target answer the prompts given; or, where there are few answers yet, prompts of its own. For at most a
-    third of the minutes."""
+    """Let the target answer the given prompts, or its own if there are few answers yet, for at most a third of the
+    time."""
     from tqdm import tqdm
 
-    given = [("given", text) for path in wanted.prompts for text in data.prompts_of(path)]
-    here = sum(len(one.answer) for one in data.read(file))
-    if not given and here >= ENOUGH:
+    pending = [("given", text) for path in wanted.prompts for text in data.prompts_of(path)]
+    tokens = sum(len(lesson.answer) for lesson in data.read(file))
+    if not pending and tokens >= ENOUGH:
         return
     rows = 32 if lm.device == "cpu" else 256
-    writer = data.Writer(lm, file, rows=rows, seed=wanted.seed + here)
+    writer = data.Writer(lm, file, rows=rows, seed=wanted.seed + tokens)
     deadline = time.monotonic() + 20 * wanted.minutes
-    say(f"{lm.name} writes answers to learn from, into {file}")
-    with tqdm(total=ENOUGH, initial=here, unit=" tokens", disable=wanted.quiet) as bar:
-        number, own = 0, not given
-        while given or (own and here < ENOUGH):
-            if not given:
-                written = data.write_prompts(lm, rows, seed=wanted.seed + 7919 * number + here, batch=rows)
-                given = [("own", text) for text in written]
-            now, given = given[: 4 * rows], given[4 * rows :]
-            for one in writer.answer(now, wanted.temperature, until=deadline if here else None):
-                here += len(one.answer)
-                bar.update(len(one.answer))
+    say(f"{lm.name} generates training answers in {file}")
+    with tqdm(total=ENOUGH, initial=tokens, unit=" tokens", disable=wanted.quiet) as bar:
+        number, own = 0, not pending
+        while pending or (own and tokens < ENOUGH):
+            if not pending:
+                written = data.write_prompts(lm, rows, seed=wanted.seed + 7919 * number + tokens, batch=rows)
+                pending = [("own", text) for text in written]
+            batch, pending = pending[: 4 * rows], pending[4 * rows :]
+            for lesson in writer.answer(batch, wanted.temperature, until=deadline if tokens else None):
+                tokens += len(lesson.answer)
+                bar.update(len(lesson.answer))
             number += 1
             if time.monotonic() > deadline:
                 break
 
 
 def _vocabulary(wanted: TrainingRequest, lessons: Sequence[Lesson], target: Decoder, out: Path) -> torch.Tensor | None:
-    """The tokens kept: the same again when a run goes on; those of the weights begun from, and more if asked."""
+    """Return the reduced vocabulary: that of the resumed run or of the initial weights, extended if requested."""
     if not wanted.vocabulary or wanted.vocabulary >= target.vocabulary:
         return None
     path = out / "vocabulary.json"
-    said = [found for file in wanted.start if (found := vocabulary(file)) is not None]
+    initial = [ids for file in wanted.start if (ids := vocabulary(file)) is not None]
     if path.is_file():
         kept = torch.tensor(json.loads(path.read_text(encoding="utf-8")))
-    elif said and len(said[0]) >= wanted.vocabulary:
-        kept = said[0]
+    elif initial and len(initial[0]) >= wanted.vocabulary:
+        kept = initial[0]
     else:
-        kept = data.commonest(lessons, target.vocabulary, wanted.vocabulary, *said[:1])
+        kept = data.commonest(lessons, target.vocabulary, wanted.vocabulary, *initial[:1])
         out.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(kept.tolist()), encoding="utf-8")
     return kept.to(target.device)
 
 
 def _share(vocabulary: torch.Tensor, lessons: Sequence[Lesson]) -> Mapping[str, Any]:
-    """How much of unseen answers a reduced vocabulary covers."""
-    tokens = torch.tensor([token for one in lessons for token in one.answer])
+    """Return the size of a reduced vocabulary and the share of held-out tokens that it covers."""
+    tokens = torch.tensor([token for lesson in lessons for token in lesson.answer])
     inside = torch.isin(tokens, vocabulary.cpu()).double().mean()
     return {"kept": len(vocabulary), "covers_held_out": round(float(inside), 5)}
 
@@ -316,8 +321,8 @@ def _share(vocabulary: torch.Tensor, lessons: Sequence[Lesson]) -> Mapping[str, 
 def _described(file: Path) -> Mapping[str, Any]:
     lessons = data.read(file)
     kinds: dict[str, int] = {}
-    for one in lessons:
-        kinds[one.kind] = kinds.get(one.kind, 0) + 1
-    tokens = sum(len(one.answer) for one in lessons)
+    for lesson in lessons:
+        kinds[lesson.kind] = kinds.get(lesson.kind, 0) + 1
+    tokens = sum(len(lesson.answer) for lesson in lessons)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     return {"file": file.name, "answers": len(lessons), "tokens": tokens, "kinds": kinds, "sha256": digest}

@@ -74,7 +74,7 @@ def test_the_draft_with_the_highest_score_is_the_answer(lm: TextModel) -> None:
     plain = specrag.plain(lm, store, "seven wizards", documents=6, max_new_tokens=6)
     assert plain.documents == reply.documents and plain.wrote == len(plain.tokens) <= 6
     assert reply.wrote == 0 and reply.read > 0
-    with pytest.raises(InvalidOption, match="a document or more"):
+    with pytest.raises(InvalidOption, match="between 1 and all"):
         specrag.speculative(lm, lm, store, embed, "x", documents=1, each=2)
 
 
