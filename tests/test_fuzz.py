@@ -36,7 +36,7 @@ from outrider.image.prompt_encoder import PromptEncoder
 from outrider.image.tokenizer import Layout, Tokenizer
 from outrider.image.training.data import SIZE, Pictures
 from outrider.speech.mel import BINS
-from outrider.speech.phonemes import ids, phonemes, pieces
+from outrider.speech.phonemes import ids, phonemes, split_utterances
 from outrider.speech.training.data import Utterance
 from outrider.speech.training.data import load_file as load_speech
 from outrider.speech.training.data import save as save_speech
@@ -363,7 +363,7 @@ def test_what_is_to_be_drawn_and_said() -> None:
         if rng.random() < 0.5:
             names.encode_checked(said, rng.choice(("noto", None, said, "")))
         else:
-            for part in pieces(said):
+            for part in split_utterances(said):
                 ids(phonemes(part))
 
     survives(300, once, refused=0.1)

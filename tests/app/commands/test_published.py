@@ -89,7 +89,7 @@ def test_what_a_model_heard(tmp_path: Path) -> None:
     WhisperProcessor(reads, words).save_pretrained(tmp_path / "whisper")
     Sound(np.zeros(8000, dtype=np.float32), 16000).save(tmp_path / "heard.wav")
     trace = tmp_path / "trace.json"
-    named = ("--model", str(tmp_path / "whisper"), "--model-option", "before=[3,5,6]", "--max-new-tokens", "8")
+    named = ("--model", str(tmp_path / "whisper"), "--model-option", "prefix=[3,5,6]", "--max-new-tokens", "8")
     drafted = ("--drafter", "suffix", "--temperature", "0", "--trace", str(trace), "--compare")
     done = told("speech", str(tmp_path / "heard.wav"), *named, *drafted)
     assert done.exit_code == 0, done.output

@@ -85,4 +85,4 @@ def test_a_model_that_hears_has_no_place_on_the_page(tmp_path: Path) -> None:
     tiny = SimpleNamespace(**runpy.run_path(str(BROWSER.parent / "tiny_classes.py")))
     tiny.whisper().save_pretrained(tmp_path / "whisper")
     with pytest.raises(InvalidOption, match="hears rather than speaks"):
-        Speech(named=Named(model=str(tmp_path / "whisper"), options={"before": [3]})).load()
+        Speech(named=Named(model=str(tmp_path / "whisper"), options={"prefix": [3]})).load()
