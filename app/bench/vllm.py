@@ -33,7 +33,7 @@ def measure(
     from outrider import text
     from outrider.core.bench.runner import Bench, Contender
     from outrider.text.bench.run import contenders, report
-    from outrider.text.vllm.bench import ENGINE, Served, ask
+    from outrider.text.vllm.bench import ENGINE, VllmBench, ask
     from outrider.text.vllm.client import Client, ServeError
 
     console = Console(stderr=True, highlight=False)
@@ -49,13 +49,13 @@ def measure(
         return report(bench, lm, settings, cost=None, about={**about, "server": client.name}), complete
     interpreter = python_with_vllm(python, install=False)
     lm = text.load(model, dtype=dtype)
-    served = Served(lm, settings, items, interpreter, torch.get_num_threads(), extra)
+    served = VllmBench(lm, settings, items, interpreter, torch.get_num_threads(), extra)
     count = len(served.bench.contenders) * len(items) * settings.repeat
     complete = True
     with bar(console, count) as step:
         done = 0
         try:
-            for line in served.go():
+            for line in served.run():
                 done += not line.startswith("starting")
                 step(line, done, count)
         except KeyboardInterrupt:

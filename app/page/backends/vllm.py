@@ -15,7 +15,7 @@ from outrider.app.page.recordings import Modality, Recording, tokens_in
 from outrider.app.viz import trace_html
 from outrider.core.bench.runner import PLAIN
 from outrider.core.trace import Step, Trace
-from outrider.text.vllm.client import Client, ServeError, told
+from outrider.text.vllm.client import Client, ServeError, to_step
 
 
 class Served:
@@ -33,7 +33,7 @@ class Served:
     def __init__(self, url: str) -> None:
         self._client = Client(url)
         if not self._client.alive():
-            raise ServeError(f"no server of vLLM's answers at {url}; start one with `outrider serve`")
+            raise ServeError(f"no vLLM server answers at {url}; start one with `outrider serve`")
         self.usual = self._client.drafter or PLAIN
 
     @cached_property
@@ -72,7 +72,7 @@ class LiveServed:
     def __next__(self) -> Step:
         before = self._answering.seconds
         tokens = next(self._answering)
-        return told(len(self._answering.rounds) - 1, tokens, 0, self._answering.seconds - before)
+        return to_step(len(self._answering.rounds) - 1, tokens, 0, self._answering.seconds - before)
 
     def close(self) -> None:
         self._answering.close()
@@ -80,7 +80,7 @@ class LiveServed:
     def seen(self) -> str:
         rounds = self._answering.rounds
         for index in range(len(self._html), len(rounds)):
-            one = told(index, rounds[index], 0, 0.0)
+            one = to_step(index, rounds[index], 0, 0.0)
             self._html.append(trace_html.step_tokens(one, self._client.piece, tips=False))
         return trace_html.running_text("".join(self._html))
 

@@ -1,7 +1,7 @@
-"""Drafters of ours measured as vLLM serves them: a server for each, one after another, every prompt of the benchmark.
+"""Measures our drafters in vLLM: starts one server per drafter and runs every prompt of the benchmark on it.
 
-What comes out is outrider.text.bench.run's report: vLLM's own plain decoding is what its drafters are compared with,
-and near-ties are judged by our own target. Servers are heavy, so they don't take turns as our own contenders do.
+Returns the report of outrider.text.bench.run, with vLLM's plain decoding as the baseline; near-ties are checked with
+our own target. Servers run one after another, because several would not fit in memory.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ ENGINE = "vllm"
 
 
 @dataclass
-class Served:
-    """Drafters to be measured, and what was found."""
+class VllmBench:
+    """The drafters to measure, and the measurements so far."""
 
-    lm: TextModel  # the same model, ours: its tokenizer, and who judges near-ties
+    lm: TextModel  # the same model here, for its tokenizer and for checking near-ties
     settings: Settings
     items: Sequence[Item]
     python: Path
     threads: int
     extra: tuple[str, ...] = ()  # vLLM's own options
-    folders: dict[str, Path] = field(default_factory=dict)  # drafters that were exported before
+    folders: dict[str, Path] = field(default_factory=dict)  # drafters that are already exported
     counters: dict[str, Counters] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     bench: Bench = field(init=False)
 
     def __post_init__(self) -> None:
         if self.lm.folder is None:
-            raise InvalidOption(f"{self.lm.name} is no folder of safetensors, which is what vLLM reads")
+            raise InvalidOption(f"{self.lm.name} is not a folder of safetensors, which vLLM needs")
         names = [PLAIN, *(name for name in self.settings.drafters if name != PLAIN)]
-        contenders = [Contender(name, _elsewhere, engine=ENGINE) for name in names]
+        contenders = [Contender(name, _not_run_here, engine=ENGINE) for name in names]
         self.bench = Bench(contenders, self.items, self.settings.repeat)
 
-    def go(self) -> Iterator[str]:
-        """Start each server in turn and ask it everything; yields what is being done. One that can't be started is
-        left out, with the reason."""
-        for one in self.bench.contenders:
-            yield f"starting vLLM, {one.name}"
+    def run(self) -> Iterator[str]:
+        """Run all servers in turn; yield the current activity. Servers that cannot be started are skipped, with the
+        reason."""
+        for contender in self.bench.contenders:
+            yield f"starting vLLM, {contender.name}"
             try:
-                yield from self._measure(one.name)
+                yield from self._measure(contender.name)
             except OutriderError as error:
-                self.skipped[f"{ENGINE} {one.name}"] = str(error)
-                if one.name == PLAIN:
+                self.skipped[f"{ENGINE} {contender.name}"] = str(error)
+                if contender.name == PLAIN:
                     raise
 
     def _measure(self, name: str) -> Iterator[str]:
         length = self.settings.options.get(name, {}).get("length")
         drafter = None if name == PLAIN else name
         can_draft(self.python, drafter)
-        room = max(len(self.lm.encode(item.content)) for item in self.items) + self.settings.max_new_tokens + 16
+        context = max(len(self.lm.encode(item.content)) for item in self.items) + self.settings.max_new_tokens + 16
         assert self.lm.folder is not None
         setup = Setup(
             folder=self.lm.folder,
@@ -70,7 +70,7 @@ class Served:
             speculative=speculative(self.lm.name, drafter, length=length, weights=self.folders.get(name)),
             port=free_port(),
             dtype=self.lm.dtype,
-            context=min(self.lm.context, room),
+            context=min(self.lm.context, context),
             rows=1,
             extra=("--no-enable-prefix-caching", *self.extra),
         )
@@ -78,7 +78,7 @@ class Served:
             log = cache_folder() / "peers" / f"vllm-serve-{name}.log"
             client = stack.enter_context(running(setup, self.python, threads=self.threads, log=log))
             before = client.counters()
-            ask(client, self.lm, self.items[0], self.settings)  # warms up
+            ask(client, self.lm, self.items[0], self.settings)  # warm-up
             for repeat in range(self.settings.repeat):
                 for item in self.items:
                     yield name
@@ -86,14 +86,14 @@ class Served:
             self.counters[name] = client.counters() - before
 
     def report(self, about: dict[str, Any]) -> dict[str, Any]:
-        """What is done so far."""
-        counts = {name: vars(one) for name, one in self.counters.items()}
-        told = {**about, "vllm_counters": counts, "in_turns": False}
-        return report(self.bench, self.lm, self.settings, cost=None, about=told, skipped=self.skipped)
+        """Return the report of the measurements so far."""
+        counts = {name: vars(counter) for name, counter in self.counters.items()}
+        facts = {**about, "vllm_counters": counts, "in_turns": False}
+        return report(self.bench, self.lm, self.settings, cost=None, about=facts, skipped=self.skipped)
 
 
 def ask(client: Client, lm: TextModel, item: Item, settings: Settings) -> Outcome:
-    """One prompt, as a decoding of ours."""
+    """Decode one prompt on the server and return it as an Outcome."""
     reply = client.complete(
         lm.encode(item.content),
         settings.max_new_tokens,
@@ -104,5 +104,5 @@ def ask(client: Client, lm: TextModel, item: Item, settings: Settings) -> Outcom
     return Outcome(reply.tokens, reply.seconds, reply.steps())
 
 
-def _elsewhere(item: Item) -> Outcome:
-    raise InvalidOption(f"{item.id} is decoded by a server that is started for it")
+def _not_run_here(item: Item) -> Outcome:
+    raise InvalidOption(f"{item.id} can only be decoded by its vLLM server")

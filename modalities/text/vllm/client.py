@@ -1,5 +1,6 @@
-"""Talking to a server of vLLM's: tokens in and out as they come, and what it says of acceptance read back as steps of
-ours. Knows HTTP and counters, nothing of models or of how a server is started.
+"""A client of a vLLM server: streams tokens, and converts vLLM's acceptance counters into trace steps.
+
+Knows HTTP and metrics; nothing about models or how a server is started.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from outrider.core.trace import Finish, Source, Step, Times
 from outrider.text.vllm.export import WRITERS
 
 NEEDS_NOTHING = ("prompt-lookup", "suffix")
-SERVED = "served"  # the drafter of a server that somebody else has set up
-_ANSWERING = 600.0  # seconds
+SERVED = "served"  # the drafter of a server that `outrider serve` did not start
+_TIMEOUT = 600.0  # seconds
 _COUNTERS = {
     "drafts": "vllm:spec_decode_num_drafts_total",
     "drafted": "vllm:spec_decode_num_draft_tokens_total",
@@ -29,78 +30,78 @@ _BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 
 
 class ServeError(OutriderError):
-    """vLLM can't be started here, or gave up."""
+    """vLLM cannot be started, or stopped."""
 
 
 class Refused(ServeError):
-    """It runs, and won't do what it is asked for."""
+    """The server rejected a request."""
 
 
 @dataclass(frozen=True)
 class Counters:
-    """vLLM's own counts of speculation; of everything since its start, or of what came between two readings."""
+    """vLLM's counters of speculation, since its start or between two readings."""
 
     drafts: int = 0
     drafted: int = 0
     accepted: int = 0
-    by_position: tuple[int, ...] = ()  # drafts of which this position was accepted
+    by_position: tuple[int, ...] = ()  # accepted tokens at each position of a draft
 
     def __sub__(self, other: Counters) -> Counters:
         before = (*other.by_position, *[0] * (len(self.by_position) - len(other.by_position)))
-        places = tuple(a - b for a, b in zip(self.by_position, before, strict=True))
+        by_position = tuple(a - b for a, b in zip(self.by_position, before, strict=True))
         return Counters(
-            self.drafts - other.drafts, self.drafted - other.drafted, self.accepted - other.accepted, places
+            self.drafts - other.drafts, self.drafted - other.drafted, self.accepted - other.accepted, by_position
         )
 
     @classmethod
     def read(cls, text: str) -> Counters:
-        """From the page of metrics; engines side by side are added up."""
-        found = dict.fromkeys(_COUNTERS, 0)
-        places: dict[int, int] = {}
+        """Parse the metrics page; the counters of several engines are added up."""
+        totals = dict.fromkeys(_COUNTERS, 0)
+        by_position: dict[int, int] = {}
         for line in text.splitlines():
             label, _, value = line.rpartition(" ")
             name = label.partition("{")[0]
-            for key, wanted in _COUNTERS.items():
-                if name == wanted:
-                    found[key] += int(float(value))
-            if name == _BY_POSITION and (place := re.search(r'position="(\d+)"', label)):
-                places[int(place[1])] = places.get(int(place[1]), 0) + int(float(value))
-        return cls(**found, by_position=tuple(places.get(n, 0) for n in range(max(places, default=-1) + 1)))
+            for key, metric in _COUNTERS.items():
+                if name == metric:
+                    totals[key] += int(float(value))
+            if name == _BY_POSITION and (match := re.search(r'position="(\d+)"', label)):
+                by_position[int(match[1])] = by_position.get(int(match[1]), 0) + int(float(value))
+        return cls(**totals, by_position=tuple(by_position.get(n, 0) for n in range(max(by_position, default=-1) + 1)))
 
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer."""
+    """A complete answer."""
 
     tokens: tuple[int, ...]
-    rounds: tuple[tuple[int, ...], ...]  # tokens as they came, those of one pass together
+    rounds: tuple[tuple[int, ...], ...]  # the tokens of each target pass
     seconds: float
     finish: str
     counters: Counters
 
     def steps(self) -> tuple[Step, ...]:
-        """The rounds as ours. vLLM tells which tokens came of one pass, and how many were drafted in all, but neither
-        the rejected tokens (-1 stands for each) nor in which of the rounds with one token a draft was rejected: those
-        are said to be the first ones. Of chances it tells nothing."""
+        """Convert to trace steps. vLLM reports the tokens of each pass and the total number drafted, but not the
+        rejected tokens (each becomes -1), nor which of the rounds with one token had a rejected draft (the first
+        ones are assumed), nor any probabilities."""
         counts = self.counters
         left, rejected = counts.drafts - sum(len(one) > 1 for one in self.rounds), counts.drafted - counts.accepted
-        found: list[Step] = []
-        longest = max(len(counts.by_position), 1)
+        steps: list[Step] = []
+        max_length = max(len(counts.by_position), 1)
         for index, tokens in enumerate(self.rounds):
             accepted = len(tokens) - 1
             wasted = 0
             if index and (accepted or left > 0):  # the first token is the prompt's own
                 left -= not accepted
-                wasted = max(min(longest - accepted, rejected), 0)
+                wasted = max(min(max_length - accepted, rejected), 0)
                 rejected -= wasted
             last = index == len(self.rounds) - 1
             finish: Finish | None = None if not last else "end" if self.finish == "stop" else "limit"
-            found.append(told(index, tokens, wasted, self.seconds / len(self.rounds), finish))
-        return tuple(found)
+            steps.append(to_step(index, tokens, wasted, self.seconds / len(self.rounds), finish))
+        return tuple(steps)
 
 
-def told(index: int, tokens: Sequence[int], wasted: int, seconds: float, finish: Finish | None = None) -> Step:
-    """A round as a step: its tokens, all but the last one drafted, and so many more that were rejected."""
+def to_step(index: int, tokens: Sequence[int], wasted: int, seconds: float, finish: Finish | None = None) -> Step:
+    """Make the step of a round: all tokens but the last were drafted and accepted, `wasted` more were rejected."""
     accepted = len(tokens) - 1
     drafted = (*tokens[:accepted], *[-1] * wasted)
     count = len(drafted)
@@ -120,15 +121,15 @@ def told(index: int, tokens: Sequence[int], wasted: int, seconds: float, finish:
     )
 
 
-class Answering:
-    """An answer under way: an iterator of the tokens that came of one pass. Closing it ends the answer over there."""
+class ReplyStream:
+    """A streamed answer: an iterator of the tokens of each pass. Closing it ends the request on the server."""
 
-    def __init__(self, client: Client, asked: Mapping[str, Any]) -> None:
+    def __init__(self, client: Client, payload: Mapping[str, Any]) -> None:
         self._client, self._before = client, client.counters()
         self.rounds: list[tuple[int, ...]] = []
         self.seconds, self._finish = 0.0, ""
         self._began = time.perf_counter()
-        self._lines = client.stream("/v1/completions", asked)
+        self._lines = client.stream("/v1/completions", payload)
 
     def __iter__(self) -> Iterator[tuple[int, ...]]:
         return self
@@ -147,27 +148,27 @@ class Answering:
         self._lines.close()
 
     def reply(self) -> Reply:
-        """What there is so far."""
+        """Return the answer so far."""
         counts = self._client.counters() - self._before
-        tokens = tuple(one for part in self.rounds for one in part)
+        tokens = tuple(token for round_tokens in self.rounds for token in round_tokens)
         return Reply(tokens, tuple(self.rounds), self.seconds, self._finish, counts)
 
 
 class Client:
-    """Talks to a server of vLLM's, one prompt at a time."""
+    """Sends one prompt at a time to a vLLM server."""
 
     def __init__(self, url: str, name: str = "") -> None:
         self.url = url.rstrip("/")
         if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", self.url):
-            raise InvalidOption(f"'{url}' is no address; give one such as http://127.0.0.1:8000")
+            raise InvalidOption(f"'{url}' is not a URL; give one such as http://127.0.0.1:8000")
         self._name = name
         self._pieces: dict[int, str] = {}
 
     @property
     def name(self) -> str:
-        """The model it serves."""
+        """The name of the served model."""
         if not self._name:
-            self._name = str(json.loads(self._ask("/v1/models"))["data"][0]["id"])
+            self._name = str(json.loads(self._get("/v1/models"))["data"][0]["id"])
         return self._name
 
     def alive(self) -> bool:
@@ -178,34 +179,36 @@ class Client:
             return False
 
     def counters(self) -> Counters:
-        return Counters.read(self._ask("/metrics"))
+        return Counters.read(self._get("/metrics"))
 
     @property
     def drafter(self) -> str | None:
-        """Who drafts there: a name of ours where `outrider serve` has started it, else SERVED; None: nobody."""
-        names = [str(one["id"]).removeprefix(f"{self.name}:") for one in json.loads(self._ask("/v1/models"))["data"]]
-        known = [one for one in names if one in (*NEEDS_NOTHING, *WRITERS)]
-        return known[0] if known else SERVED if "vllm:spec_decode" in self._ask("/metrics") else None
+        """Its drafter: our name if `outrider serve` started the server, else SERVED; None for plain decoding."""
+        names = [
+            str(model["id"]).removeprefix(f"{self.name}:") for model in json.loads(self._get("/v1/models"))["data"]
+        ]
+        known = [model for model in names if model in (*NEEDS_NOTHING, *WRITERS)]
+        return known[0] if known else SERVED if "vllm:spec_decode" in self._get("/metrics") else None
 
     def encode(self, text: str) -> list[int]:
-        """What a user says as ids, by the server's tokenizer and chat template; where it has none, the bare text."""
+        """Tokenize a user's message with the server's chat template, or as plain text if it has none."""
         try:
-            found = self._post("/tokenize", {"messages": [{"role": "user", "content": text}]})
+            response = self._post("/tokenize", {"messages": [{"role": "user", "content": text}]})
         except Refused:
-            found = self._post("/tokenize", {"prompt": text})
-        return [int(one) for one in found["tokens"]]
+            response = self._post("/tokenize", {"prompt": text})
+        return [int(token) for token in response["tokens"]]
 
     def piece(self, token: int) -> str:
-        """A single token for showing."""
+        """Return one token as text for display."""
         if token not in self._pieces:
             self._pieces[token] = str(self._post("/detokenize", {"tokens": [token]})["prompt"]) if token >= 0 else "?"
         return self._pieces[token]
 
     def answer(
         self, ids: Sequence[int], limit: int, *, end: Sequence[int] = (), temperature: float = 0.0, seed: int = 0
-    ) -> Answering:
-        """Token ids in, token ids out as they come."""
-        asked = {
+    ) -> ReplyStream:
+        """Send token ids and stream the answer's token ids."""
+        payload = {
             "model": self.name,
             "prompt": list(ids),
             "max_tokens": limit,
@@ -215,45 +218,45 @@ class Client:
             "stream": True,
             "return_token_ids": True,
         }
-        return Answering(self, asked)
+        return ReplyStream(self, payload)
 
     def complete(
         self, ids: Sequence[int], limit: int, *, end: Sequence[int] = (), temperature: float = 0.0, seed: int = 0
     ) -> Reply:
-        """The same at once."""
+        """Return the complete answer."""
         answering = self.answer(ids, limit, end=end, temperature=temperature, seed=seed)
         for _ in answering:
             pass
         if not answering.rounds:
-            raise ServeError(f"{self.url} answered without a token")
+            raise ServeError(f"{self.url} returned no tokens")
         return answering.reply()
 
-    def stream(self, path: str, asked: Mapping[str, Any]) -> Generator[dict[str, Any]]:
-        """What it sends line by line."""
-        for line in self._open(path, asked):
+    def stream(self, path: str, payload: Mapping[str, Any]) -> Generator[dict[str, Any]]:
+        """Yield the server-sent events of a request."""
+        for line in self._open(path, payload):
             text = line.decode("utf-8").strip()
             if text.startswith("data: ") and text != "data: [DONE]":
-                found = json.loads(text.removeprefix("data: "))
-                if "error" in found:
-                    raise Refused(f"vLLM refused: {str(found['error'])[:300]}")
-                yield found
+                event = json.loads(text.removeprefix("data: "))
+                if "error" in event:
+                    raise Refused(f"vLLM refused: {str(event['error'])[:300]}")
+                yield event
 
-    def _post(self, path: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(b"".join(self._open(path, {"model": self.name, **asked})))
-        return found
+    def _post(self, path: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+        response: dict[str, Any] = json.loads(b"".join(self._open(path, {"model": self.name, **payload})))
+        return response
 
-    def _ask(self, path: str) -> str:
+    def _get(self, path: str) -> str:
         return b"".join(self._open(path)).decode("utf-8")
 
-    def _open(self, path: str, asked: Mapping[str, Any] | None = None) -> Iterator[bytes]:
-        data = None if asked is None else json.dumps(asked).encode()
+    def _open(self, path: str, payload: Mapping[str, Any] | None = None) -> Iterator[bytes]:
+        data = None if payload is None else json.dumps(payload).encode()
         request = urllib.request.Request(self.url + path, data=data, headers={"Content-Type": "application/json"})
         try:
-            with urllib.request.urlopen(request, timeout=_ANSWERING) as answer:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
                 yield from answer
         except urllib.error.HTTPError as error:
             with error:
-                said = error.read(500).decode(errors="replace")
-            raise Refused(f"vLLM refused: {said}") from None
+                message = error.read(500).decode(errors="replace")
+            raise Refused(f"vLLM refused: {message}") from None
         except (OSError, ValueError) as error:
-            raise ServeError(f"no server of vLLM's answers at {self.url}: {error}") from None
+            raise ServeError(f"no vLLM server answers at {self.url}: {error}") from None

@@ -1,8 +1,8 @@
-"""Trained drafters written in the forms that vLLM loads: EAGLE-3 in the speculators format, Medusa's heads under
-its own names, and the draft model as a folder of transformers.
+"""Exports trained drafters for vLLM: EAGLE-3 in the speculators format, Medusa heads under vLLM's names, and the draft
+model as a transformers folder.
 
-Rounded to 16 bits. What a drafter refers to in its target is written out where vLLM wants it in the file. Knows nothing
-of how vLLM is started.
+Weights are rounded to 16 bits. Target weights that a drafter shares are copied where vLLM expects them in the file.
+Knows nothing about how vLLM is started.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from outrider.text import recipes
 from outrider.text.loading import find, load
 from outrider.text.model import TextModel
 
-NOTE = "outrider.json"  # beside what was written: what it is, for whom
+NOTE = "outrider.json"  # metadata beside the exported weights
 _LENGTH = 4
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
 def export(model: str, drafter: str, folder: Path, *, weights: Path | None = None, length: int = _LENGTH) -> Path:
-    """The trained weights there are for a drafter of this model (or those in a file), as a folder for vLLM, which then
-    drafts so many tokens."""
+    """Write the trained weights of a drafter of this model, or those of a file, to a folder for vLLM; `length` is the
+    number of tokens that vLLM then drafts."""
     if drafter not in WRITERS:
         raise refused(drafter)
     if length < 1:
@@ -45,10 +45,10 @@ def export(model: str, drafter: str, folder: Path, *, weights: Path | None = Non
     lm = load(model)
     target = lm.target()
     if not isinstance(target, Decoder):
-        raise Incompatible(f"drafters are trained for targets on our own decoder, and {model} is none")
+        raise Incompatible(f"drafters are trained for targets on our own decoder, and {model} does not run on it")
     draft_head = recipes.load(path, drafter, target).float()
     if isinstance(draft_head, MedusaHeads):
-        length = draft_head.depth  # vLLM asks all heads
+        length = draft_head.depth  # vLLM uses all heads
     folder.mkdir(parents=True, exist_ok=True)
     WRITERS[drafter](draft_head, lm, folder, length)
     note = {"drafter": drafter, "target": lm.name, "length": length, "weights": path.name}
@@ -57,7 +57,7 @@ def export(model: str, drafter: str, folder: Path, *, weights: Path | None = Non
 
 
 def refused(drafter: str) -> Incompatible:
-    """What to say of a drafter that vLLM can't run."""
+    """Return the error for a drafter that vLLM cannot run."""
     return Incompatible(
         f"vLLM can't run the drafter '{drafter}'; of trained ones it runs {', '.join(WRITERS)}, and without training "
         "prompt-lookup and suffix"
@@ -65,31 +65,30 @@ def refused(drafter: str) -> Incompatible:
 
 
 def _eagle3(draft_head: Any, lm: TextModel, folder: Path, length: int) -> None:
-    _kind(draft_head, Eagle3Head)
+    _check_type(draft_head, Eagle3Head)
     write_speculators(draft_head, folder, str(lm.folder), length=length)
 
 
 def _medusa(draft_head: Any, lm: TextModel, folder: Path, length: int) -> None:
-    """One output layer for all heads, unless each has its own: the target's whole one, since vLLM (0.32) refuses the
-    map of a reduced vocabulary that its own code reads, and a token that we would not have guessed is verified like
-    any other."""
-    _kind(draft_head, MedusaHeads)
+    """Write Medusa heads. Heads without their own output layers share the target's full one, because vLLM (0.32)
+    rejects the map of a reduced vocabulary; a guess outside our vocabulary is verified like any other."""
+    _check_type(draft_head, MedusaHeads)
     words, layers, width = draft_head.words, draft_head.config["layers"], draft_head.form.hidden_size
     if draft_head.outputs and words.vocabulary is not None:
         raise Incompatible("vLLM's Medusa has no reduced vocabulary for heads with output rows of their own")
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for k in range(draft_head.depth):
         steps = [
             (draft_head.first.weight[k * width : (k + 1) * width], draft_head.first.bias[k * width : (k + 1) * width])
         ]
         steps += [(one.weight, one.bias) for one in draft_head.more[k]]
         for place, (weight, bias) in enumerate(steps):
-            found |= {f"blocks.{k}.layers.{place}.weight": weight, f"blocks.{k}.layers.{place}.bias": bias}
+            tensors |= {f"blocks.{k}.layers.{place}.weight": weight, f"blocks.{k}.layers.{place}.bias": bias}
         if draft_head.outputs:
-            found[f"lm_heads.{k}.weight"] = draft_head.outputs[k].weight
+            tensors[f"lm_heads.{k}.weight"] = draft_head.outputs[k].weight
     if not draft_head.outputs:
-        found["lm_heads.0.weight"] = lm.target().network.head.weight  # type: ignore[attr-defined]
-    _save(found, folder)
+        tensors["lm_heads.0.weight"] = lm.target().network.head.weight  # type: ignore[attr-defined]
+    _save(tensors, folder)
     config = {
         "model_type": "medusa",
         "architectures": ["MedusaModel"],
@@ -106,34 +105,34 @@ def _medusa(draft_head: Any, lm: TextModel, folder: Path, length: int) -> None:
 
 
 def _draft_model(draft_head: Any, lm: TextModel, folder: Path, length: int) -> None:
-    """Its output layer is the target's whole one: transformers knows no reduced vocabulary, and a token that we would
-    not have guessed is verified like any other."""
-    _kind(draft_head, SmallModel)
+    """Write the draft model with the target's full output layer, because transformers has no reduced vocabularies; a
+    guess outside our vocabulary is verified like any other."""
+    _check_type(draft_head, SmallModel)
     if lm.folder is None:
-        raise Incompatible(f"{lm.name} was not loaded from a folder, so there is no config to write beside the weights")
+        raise Incompatible(f"{lm.name} was not loaded from a folder, so there is no config.json to copy")
     network, form = lm.target().network, lm.target().config  # type: ignore[attr-defined]
-    found = {"model.embed_tokens.weight": network.embedding, "model.norm.weight": draft_head.norm.weight}
+    tensors = {"model.embed_tokens.weight": network.embedding, "model.norm.weight": draft_head.norm.weight}
     for index, block in enumerate(draft_head.blocks):
-        at = f"model.layers.{index}"
-        found |= {
-            f"{at}.input_layernorm.weight": block.attention_norm.weight,
-            f"{at}.post_attention_layernorm.weight": block.mlp_norm.weight,
-            **layer_tensors(block, at, form),
+        prefix = f"model.layers.{index}"
+        tensors |= {
+            f"{prefix}.input_layernorm.weight": block.attention_norm.weight,
+            f"{prefix}.post_attention_layernorm.weight": block.mlp_norm.weight,
+            **layer_tensors(block, prefix, form),
         }
-    described = read_json(lm.folder / "config.json")
-    if not described.get("tie_word_embeddings", False):
-        found["lm_head.weight"] = network.head.weight
-    _save(found, folder)
-    described |= {"num_hidden_layers": len(draft_head.blocks)}
-    (folder / "config.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+    config = read_json(lm.folder / "config.json")
+    if not config.get("tie_word_embeddings", False):
+        tensors["lm_head.weight"] = network.head.weight
+    _save(tensors, folder)
+    config |= {"num_hidden_layers": len(draft_head.blocks)}
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     for name in _TOKENIZER:
         if (lm.folder / name).is_file():
             shutil.copyfile(lm.folder / name, folder / name)
 
 
-def _kind(draft_head: nn.Module, wanted: type) -> None:
+def _check_type(draft_head: nn.Module, wanted: type) -> None:
     if not isinstance(draft_head, wanted):
-        raise Incompatible(f"the file holds a {type(draft_head).__name__}, not a {wanted.__name__}")
+        raise Incompatible(f"the file contains a {type(draft_head).__name__}, not a {wanted.__name__}")
 
 
 def _save(tensors: Mapping[str, Tensor], folder: Path) -> None:

@@ -1,8 +1,8 @@
-"""vLLM as an engine: its settings for a drafter of ours, and its server as a process of its own.
+"""Runs vLLM's server as a separate process, with its settings for our drafters.
 
-Runs by the Python of the venv that outrider.text.bench.peers keeps for it, or by another that has vLLM. Several
-devices and machines are vLLM's affair: its options for them are passed through. Knows commands and processes, nothing
-of models; outrider.text.vllm.client talks to the server.
+Uses the Python of the venv that outrider.text.bench.peers maintains, or another that has vLLM. Options for several
+devices and machines are passed through to vLLM. Knows commands and processes, nothing about models; the client is in
+outrider.text.vllm.client.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from outrider.text.vllm.client import Client, ServeError
 from outrider.text.vllm.export import NOTE, WRITERS, export, refused
 
 MODULE = "vllm.entrypoints.openai.api_server"
-SUFFIX = "arctic-inference==0.1.1"  # as vLLM has it
+SUFFIX = "arctic-inference==0.1.1"  # the version that vLLM requires
 _BUILDS = ("nanobind==2.9.2", "grpcio-tools", "wheel", "cmake")
-_STARTING = 900.0  # seconds
-# ---- what vLLM is told
+_START_TIMEOUT = 900.0  # seconds
+
+# ---- settings
 
 
 def speculative(
     model: str, drafter: str | None, *, length: int | None = None, weights: Path | None = None
 ) -> dict[str, Any] | None:
-    """vLLM's --speculative-config for a drafter of ours; a trained one is written out for it first, unless `weights`
-    is a folder that `outrider export vllm` has written, or another model that drafts."""
+    """Return vLLM's --speculative-config for one of our drafters. A trained drafter is exported first, unless `weights`
+    is a folder written by `outrider export vllm`, or another draft model."""
     if length is not None and length < 1:
         raise InvalidOption(f"length is {length}; it must be 1 drafted token or more")
     if drafter is None:
@@ -63,44 +64,44 @@ def speculative(
         name = f"{Path(model).name or model}-{drafter}"
         folder = export(model, drafter, cache_folder() / "exported" / name, weights=weights)
     if not (folder / "config.json").is_file():
-        raise InvalidOption(f"{folder} has no config.json; give a folder that `outrider export vllm` has written")
+        raise InvalidOption(f"{folder} has no config.json; give a folder written by `outrider export vllm`")
     note = read_json(folder / NOTE) if (folder / NOTE).is_file() else {}
     if note.get("drafter", drafter) != drafter:
-        raise InvalidOption(f"{folder} holds the drafter {note['drafter']}, not {drafter}")
-    written = int(note.get("length", 4))
-    if drafter == "medusa" and length not in (None, written):
-        raise Incompatible(f"vLLM drafts with every head of Medusa's; these are {written}, so leave the length out")
+        raise InvalidOption(f"{folder} contains the drafter {note['drafter']}, not {drafter}")
+    exported_length = int(note.get("length", 4))
+    if drafter == "medusa" and length not in (None, exported_length):
+        raise Incompatible(f"vLLM always drafts with all Medusa heads, here {exported_length}; leave the length out")
     method = {"draft-model": "draft_model"}.get(drafter, drafter)
-    return {"method": method, "model": str(folder), "num_speculative_tokens": length or written}
+    return {"method": method, "model": str(folder), "num_speculative_tokens": length or exported_length}
 
 
 def interpreter(given: Path | None = None) -> Path:
-    """A Python that has vLLM: the one given, or that of our venv; a clear error where neither is there."""
+    """Return a Python that has vLLM: the given one or that of our venv; raises ServeError if there is none."""
     venv = PEERS["vllm"].venv
     python = given or venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    cure = "`outrider serve --install` makes a venv with its CPU build; --python names a Python that has it"
+    remedy = "`outrider serve --install` makes a venv with its CPU build; --python names a Python that has it"
     if not python.is_file():
-        raise ServeError(f"vLLM is not installed: there is no {python}. {cure}")
-    look = "import importlib.util as u, sys; sys.exit(u.find_spec('vllm') is None)"
-    if subprocess.run([str(python), "-P", "-c", look], capture_output=True, check=False).returncode:
-        raise ServeError(f"{python} has no vLLM. {cure}")
-    if given is None and (wrong := [one for one in PEERS["vllm"].unwanted if _has(python, one)]):
-        raise ServeError(f"vLLM's CPU build does not start beside {', '.join(wrong)}: uninstall that in {venv}")
+        raise ServeError(f"vLLM is not installed: there is no {python}. {remedy}")
+    probe = "import importlib.util as u, sys; sys.exit(u.find_spec('vllm') is None)"
+    if subprocess.run([str(python), "-P", "-c", probe], capture_output=True, check=False).returncode:
+        raise ServeError(f"{python} has no vLLM. {remedy}")
+    if given is None and (conflicting := [package for package in PEERS["vllm"].unwanted if _has(python, package)]):
+        raise ServeError(f"vLLM's CPU build does not start beside {', '.join(conflicting)}: uninstall that in {venv}")
     return python
 
 
 def can_draft(python: Path, drafter: str | None) -> None:
-    """Refuse what this vLLM has no code for: suffix decoding is in a package of its own."""
+    """Raise ServeError if this vLLM lacks the separate package of suffix decoding."""
     if drafter == "suffix" and not _has(python, SUFFIX.partition("==")[0].replace("-", "_")):
         raise ServeError(
-            f"vLLM's suffix decoding needs {SUFFIX}, which {python} has not; `outrider serve --install --drafter "
+            f"vLLM's suffix decoding needs {SUFFIX}, which {python} does not have; `outrider serve --install --drafter "
             "suffix` builds it in our venv, with a C++ compiler"
         )
 
 
 def add_suffix(python: Path, say: Callable[[str], None]) -> None:
-    """Build what suffix decoding needs, if it isn't there. It comes as source alone, and says that it is built with a
-    PyTorch of its own; beside the one that is there it builds as well."""
+    """Build the package of suffix decoding if it is missing. It is distributed as source only and requests its own
+    PyTorch for the build, but also builds with the installed one."""
     if _has(python, SUFFIX.partition("==")[0].replace("-", "_")):
         return
     say(f"building {SUFFIX} (once)")
@@ -115,11 +116,11 @@ def _has(python: Path, package: str) -> bool:
 
 
 def check_port(host: str, port: int) -> None:
-    """Refuse a port that somebody else listens at."""
-    with socket.socket() as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    """Raise ServeError if a port is in use."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            one.bind((host, port))
+            probe.bind((host, port))
         except OSError as error:
             raise ServeError(
                 f"port {port} of {host} can't be used ({error.strerror}); give another with --port"
@@ -127,30 +128,30 @@ def check_port(host: str, port: int) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        found: int = one.getsockname()[1]
-        return found
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """How a server is started."""
+    """The settings of a server."""
 
     folder: Path  # of the target
     name: str
-    drafter: str | None = None  # of ours, for those who ask the server what it runs
+    drafter: str | None = None  # our name, which the server lists as a model for clients
     speculative: Mapping[str, Any] | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     dtype: str = "bfloat16"
     context: int | None = None
-    rows: int | None = None  # decoded side by side
+    rows: int | None = None  # maximum batch size
     parallel: Mapping[str, int] = field(default_factory=dict)  # tensor, pipeline, data
-    extra: Sequence[str] = ()  # vLLM's own options, as they are
+    extra: Sequence[str] = ()  # further options of vLLM
 
     def command(self, python: Path) -> list[str]:
-        """The command line, which works without us too."""
+        """Return the command line, which also works without Outrider."""
         words = [str(python), "-P", "-m", MODULE, "--model", str(self.folder), "--served-model-name", self.name]
         words += [f"{self.name}:{self.drafter}"] * (self.drafter is not None)
         words += ["--host", self.host, "--port", str(self.port), "--dtype", self.dtype]
@@ -166,14 +167,14 @@ class Setup:
 
 
 def environment(python: Path, threads: int | None = None) -> dict[str, str]:
-    """What the process is to know; what the user has set stays as it is."""
+    """Return the environment of the process; variables that are already set take precedence."""
     env = {
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_LOGGING_LEVEL": "INFO",
         **os.environ,
-        "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", "")]),  # compilers of its own
+        "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", "")]),  # its own compilers
     }
     return env | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
 
@@ -183,15 +184,15 @@ def environment(python: Path, threads: int | None = None) -> dict[str, str]:
 
 @contextmanager
 def running(setup: Setup, python: Path, *, threads: int | None = None, log: Path | None = None) -> Iterator[Client]:
-    """A server that answers, as long as the context lasts; whatever it has started ends with it."""
+    """Run a server within the context, and end all its processes afterwards."""
     check_port(setup.host, setup.port)
-    with _leaving_in_order():
+    with _sigterm_as_exit():
         yield from _running(setup, python, threads, log)
 
 
 @contextmanager
-def _leaving_in_order() -> Iterator[None]:
-    """A request to end (SIGTERM) is an exception like Ctrl-C, so that no server is left behind."""
+def _sigterm_as_exit() -> Iterator[None]:
+    """Turn SIGTERM into an exception, as Ctrl-C is, so that no server is left running."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -216,12 +217,12 @@ def _running(setup: Setup, python: Path, threads: int | None, log: Path | None) 
         )
     try:
         client = Client(f"http://{setup.host}:{setup.port}", setup.name)
-        until = time.monotonic() + _STARTING
+        deadline = time.monotonic() + _START_TIMEOUT
         while not client.alive():
             if process.poll() is not None:
-                raise ServeError(f"vLLM stopped while it started: {last_words(path)} (all of it in {path})")
-            if time.monotonic() > until:
-                raise ServeError(f"vLLM did not answer within {_STARTING:.0f} s; what it said is in {path}")
+                raise ServeError(f"vLLM stopped during start-up: {last_words(path)} (full log: {path})")
+            if time.monotonic() > deadline:
+                raise ServeError(f"vLLM did not answer within {_START_TIMEOUT:.0f} s; see its log, {path}")
             time.sleep(0.5)
         yield client
     finally:
@@ -229,7 +230,7 @@ def _running(setup: Setup, python: Path, threads: int | None, log: Path | None) 
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The server ends its engine, a process of its own; what is left of either is killed."""
+    """Stop the server, which stops its engine process, and kill whatever remains."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(20)
@@ -239,9 +240,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def last_words(log: Path) -> str:
-    """The line of a log that says what went wrong."""
-    said = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    bare = [re.sub(r"^(\(\w+ pid=\d+\)\s*)?((ERROR|INFO|WARNING) [\d:\- ]+\[[^\]]*\]\s*)?", "", line) for line in said]
-    errors = [line for line in bare if re.match(r"[\w.]*(Error|Exception)\b", line)]
-    told = [line for line in errors if not line.startswith("RuntimeError: Engine core")]  # which only says: see above
-    return (told[:1] or errors[-1:] or said[-1:] or ["it said nothing"])[0][:300]  # the first is the others' cause
+    """Return the line of a log that names the error."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    messages = [
+        re.sub(r"^(\(\w+ pid=\d+\)\s*)?((ERROR|INFO|WARNING) [\d:\- ]+\[[^\]]*\]\s*)?", "", line) for line in lines
+    ]
+    errors = [line for line in messages if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    causes = [line for line in errors if not line.startswith("RuntimeError: Engine core")]  # refers to an earlier error
+    return (causes[:1] or errors[-1:] or lines[-1:] or ["no output"])[0][:300]  # the first error caused the others

@@ -15,7 +15,7 @@ from outrider.text import load
 from outrider.text.bench.run import Settings
 from outrider.text.model import TextModel
 from outrider.text.vllm import bench
-from outrider.text.vllm.bench import Served
+from outrider.text.vllm.bench import VllmBench
 from outrider.text.vllm.client import Counters, Reply, ServeError
 from outrider.text.vllm.server import Setup
 from tests.text.tiny import write
@@ -57,8 +57,8 @@ def test_drafters_are_compared_with_vllms_own_plain_decoding(tmp_path: Path, mon
     monkeypatch.setattr(bench, "running", running)
     monkeypatch.setattr(bench, "can_draft", lambda *_: None)  # the stand-in drafts whatever it is told
     settings = Settings(drafters=("prompt-lookup", "suffix", "hydra"), max_new_tokens=8)
-    one = Served(lm, settings, ITEMS, Path("python"), 1, ("--enforce-eager",))
-    lines = list(one.go())
+    one = VllmBench(lm, settings, ITEMS, Path("python"), 1, ("--enforce-eager",))
+    lines = list(one.run())
     assert lines.count("prompt-lookup") == 2 and len(started) == 3
     assert all("--enforce-eager" in setup.extra and setup.rows == 1 for setup in started)
     found = one.report({"prompts_from": "built in"})
@@ -80,6 +80,6 @@ def test_without_plain_decoding_there_is_nothing_to_compare(tmp_path: Path, monk
         yield
 
     monkeypatch.setattr(bench, "running", running)
-    one = Served(lm, Settings(drafters=("prompt-lookup",)), ITEMS, Path("python"), 1)
+    one = VllmBench(lm, Settings(drafters=("prompt-lookup",)), ITEMS, Path("python"), 1)
     with pytest.raises(ServeError, match="too little memory"):
-        list(one.go())
+        list(one.run())

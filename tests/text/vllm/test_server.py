@@ -122,7 +122,7 @@ def test_what_vllm_is_told(model: Path, weights: dict[str, Path], tmp_path: Path
     assert told == {"method": "medusa", "model": str(folder), "num_speculative_tokens": 3}
     with pytest.raises(Incompatible, match="every head"):
         speculative(str(model), "medusa", weights=folder, length=2)
-    with pytest.raises(InvalidOption, match="holds the drafter medusa"):
+    with pytest.raises(InvalidOption, match="contains the drafter medusa"):
         speculative(str(model), "eagle3", weights=folder)
     for name in ("hydra", "jacobi", "nobody"):
         with pytest.raises(Incompatible, match=rf"can't run the drafter '{name}'.*medusa.*prompt-lookup"):
