@@ -11,6 +11,10 @@ import typer
 if TYPE_CHECKING:
     from outrider.image import ImageModel, PublishedModel
 
+# Defaults, so that `outrider --help` need not import the methods; a test compares them with the modalities' own.
+TEXT_DRAFTER, IMAGE_DRAFTER, SPEECH_DRAFTER, LOOKUP_DRAFTER = "auto", "jacobi", "jacobi", "prompt-lookup"
+RULE = "exact"
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write the results to FILE as JSON; - is stdout.")

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.app.options import (
+    LOOKUP_DRAFTER,
     Device,
     DrafterNames,
     JsonFile,
@@ -93,6 +94,7 @@ def offload(
     json_file: JsonFile = None,
 ) -> None:
     """Measure decoding with layers read from disk in every pass, except for those that fit a memory budget."""
+    from outrider.core.methods.draft_model import SPECEXEC
     from outrider.text.bench.engine import offloaded
 
     lm, items = _loaded(model, dtype, "cpu", prompts, num_prompts)
@@ -101,7 +103,7 @@ def offload(
         items,
         drafters=parse_names(drafters),
         budgets=[float(budget) for budget in memory_budgets.split(",")],
-        options={"specexec": {"nodes": nodes}},
+        options={SPECEXEC.name: {"nodes": nodes}},
         tokens=max_new_tokens,
         repeat=repeat,
     )
@@ -111,7 +113,7 @@ def offload(
 
 def soak(
     requests: Annotated[int, typer.Option(min=1, help="Number of requests.")] = 2000,
-    drafter: Annotated[str, typer.Option(help="Drafter: plain, or a name from `outrider methods`.")] = "prompt-lookup",
+    drafter: Annotated[str, typer.Option(help="Drafter: plain, or a name from `outrider methods`.")] = LOOKUP_DRAFTER,
     temperature: Temperature = 0.0,
     batch_size: Annotated[int, typer.Option(min=1, help="Maximum number of requests decoded side by side.")] = 8,
     model: Annotated[

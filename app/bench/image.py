@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from outrider.app.options import (
+    RULE,
     Device,
     DrafterGrid,
     DrafterNames,
@@ -46,7 +47,7 @@ _JUDGED = ("KID", "FID", "LPIPS", "top-5")  # the measures of quality in the tab
 def image(
     prompts: ImagePrompts = "common",
     drafters: DrafterNames = "jacobi,token-recycling,suffix",
-    rules: RuleNames = "exact",
+    rules: RuleNames = RULE,
     drafter_option: DrafterGrid = None,
     rule_option: RuleGrid = None,
     quality: Annotated[

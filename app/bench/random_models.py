@@ -11,10 +11,13 @@ import torch
 
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
-from outrider.core.methods import make_drafter, make_rule
+from outrider.core.methods import make_drafter
+from outrider.core.methods.lookup import TOKEN_RECYCLING
+from outrider.core.methods.parallel_decoding import JACOBI
 from outrider.core.protocol import Target
+from outrider.core.rules.exact import GumbelMatch
 
-DRAFTERS = ("jacobi", "token-recycling")
+DRAFTERS = (JACOBI.name, TOKEN_RECYCLING.name)
 _GUIDANCE = 3.0
 Run = Callable[[str | None], tuple[list[list[int]], int]]
 
@@ -61,7 +64,7 @@ def _run(target: Callable[[], Target], prompt: list[int], count: int, tokens: in
             steps = decode(
                 target(),
                 drafts,
-                make_rule("gumbel-match"),
+                GumbelMatch(),
                 [prompt],
                 sampling=Sampling(),
                 max_new_tokens=tokens,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.app.options import (
+    RULE,
     Device,
     DrafterGrid,
     DrafterNames,
@@ -52,7 +53,7 @@ def speech(
         Path | None, typer.Option(metavar="FILE", help="Text file, one sentence per line. Default: held-out sentences.")
     ] = None,
     drafters: DrafterNames = "medusa,jacobi,token-recycling",
-    rules: RuleNames = "exact",
+    rules: RuleNames = RULE,
     drafter_option: DrafterGrid = None,
     rule_option: RuleGrid = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="Number of sentences.")] = 20,

@@ -18,6 +18,7 @@ from outrider.app.bench.batch import batch
 from outrider.app.bench.precision import precision
 from outrider.app.bench.progress import bar, go
 from outrider.app.options import (
+    RULE,
     Device,
     DrafterNames,
     FirstPrompts,
@@ -59,7 +60,7 @@ bench.command()(batch)
 def text(
     prompts: TextPrompts = None,
     drafters: DrafterNames = "auto,prompt-lookup",
-    rule: RuleName = "exact",
+    rule: RuleName = RULE,
     temperature: Temperature = 0.0,
     max_new_tokens: MaxNewTokens = 128,
     num_prompts: FirstPrompts = None,

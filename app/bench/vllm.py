@@ -76,6 +76,7 @@ def _version(python: Path) -> str:
 
 def python_with_vllm(given: Path | None, install: bool, drafter: str | None = None) -> Path:
     """The Python interpreter that has vLLM and the packages that the drafter needs; `install` creates a venv for it."""
+    from outrider.core.methods.lookup import SUFFIX
     from outrider.text.bench.peers import PEERS, python_of
     from outrider.text.vllm.server import add_suffix, can_draft, interpreter
 
@@ -85,7 +86,7 @@ def python_with_vllm(given: Path | None, install: bool, drafter: str | None = No
             print(line, file=sys.stderr)
 
         installed = python_of(PEERS["vllm"], say)
-        if drafter == "suffix":
+        if drafter == SUFFIX.name:
             add_suffix(installed, say)
     python = interpreter(given)
     can_draft(python, drafter)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.app.options import (
+    IMAGE_DRAFTER,
     Device,
     Dtype,
     FirstSeed,
@@ -27,7 +28,7 @@ def contact_sheet(
     ),
     prompts: ImagePrompts = "common",
     num_prompts: NumPrompts = 64,
-    drafter: Annotated[str, typer.Option(help="Drafter, from `outrider methods`.")] = "jacobi",
+    drafter: Annotated[str, typer.Option(help="Drafter, from `outrider methods`.")] = IMAGE_DRAFTER,
     style: Style = None,
     guidance_scale: Annotated[float, typer.Option(help="Classifier-free guidance; 1 turns it off.")] = 3.0,
     temperature: Temperature = 1.0,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.app.options import (
+    IMAGE_DRAFTER,
+    RULE,
     Compare,
     Device,
     DrafterOptions,
@@ -38,8 +40,8 @@ _SCALE = 4  # a picture of 64x64 is written this many times as large
 def image(
     prompt: Annotated[str, typer.Argument(help="A few words, such as 'red heart'.")],
     style: Style = None,
-    drafter: Annotated[str, typer.Option(help="Drafter: plain, or a name from `outrider methods`.")] = "jacobi",
-    rule: RuleName = "exact",
+    drafter: Annotated[str, typer.Option(help="Drafter: plain, or a name from `outrider methods`.")] = IMAGE_DRAFTER,
+    rule: RuleName = RULE,
     drafter_option: DrafterOptions = None,
     rule_option: RuleOptions = None,
     guidance_scale: GuidanceScale = None,

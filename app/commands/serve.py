@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from outrider.app.bench.vllm import python_with_vllm
-from outrider.app.options import Dtype
+from outrider.app.options import LOOKUP_DRAFTER, Dtype
 
 export = typer.Typer(
     help="Export trained drafters to other engines.",
@@ -55,7 +55,7 @@ def serve(
     context: typer.Context,
     drafter: Annotated[
         str, typer.Option(help="Drafter: plain, prompt-lookup, suffix, draft-model, eagle3 or medusa.")
-    ] = "prompt-lookup",
+    ] = LOOKUP_DRAFTER,
     model: Model = "smollm2-135m",
     num_draft_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens drafted per target pass. Default: the drafter's.")

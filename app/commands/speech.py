@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.app.options import (
+    RULE,
+    SPEECH_DRAFTER,
     Compare,
     Device,
     DrafterOptions,
@@ -46,7 +48,7 @@ def speech(
             help="Drafter: plain, or a name from `outrider methods`. Default: jacobi; plain for a published model."
         ),
     ] = None,
-    rule: RuleName = "exact",
+    rule: RuleName = RULE,
     drafter_option: DrafterOptions = None,
     rule_option: RuleOptions = None,
     speed: Annotated[float, typer.Option(help="Speaking rate, from 0.5 to 2; 1 is normal.")] = 1.0,
@@ -74,7 +76,7 @@ def speech(
     device: Device = "cpu",
 ) -> None:
     """Read a text aloud by speculative decoding."""
-    chosen = drafter or ("jacobi" if model is None else "plain")
+    chosen = drafter or (SPEECH_DRAFTER if model is None else "plain")
     options: dict[str, Any] = {
         **methods(chosen, rule, drafter_option, rule_option),
         "speed": speed,

@@ -24,6 +24,10 @@ from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config
 from outrider.core.errors import unknown
 from outrider.core.methods import DRAFTERS, RULES, make_drafter, make_rule
+from outrider.core.methods.draft_model import DRAFT_MODEL, DYNAMIC_TREE, SAMPLED_TREE, TOP_K_TREE
+from outrider.core.methods.lookup import PROMPT_LOOKUP
+from outrider.core.methods.parallel_decoding import JACOBI
+from outrider.core.methods.rules import BLOCK, EXACT, GUMBEL_MATCH, LENIENCE
 from outrider.core.protocol import Target
 from outrider.core.testing.table_target import TableTarget
 from outrider.core.trace import Step, Summary, Trace, machine, versions
@@ -32,19 +36,19 @@ VOCABULARY = 100
 _PAUSE = 0.02  # seconds a call of the target, where somebody watches
 _TREE = branching((2, 2, 1))
 _SMALL: dict[str, dict[str, Any]] = {  # drafts that can be taken in at a glance
-    "draft-model": {"length": 4},
-    "sampled-tree": {"tree": _TREE},
-    "top-k-tree": {"tree": _TREE},
-    "dynamic-tree": {"nodes": 8, "width": 2, "depth": 3},
-    "jacobi": {"window": 4},
-    "prompt-lookup": {"length": 4},
+    DRAFT_MODEL.name: {"length": 4},
+    SAMPLED_TREE.name: {"tree": _TREE},
+    TOP_K_TREE.name: {"tree": _TREE},
+    DYNAMIC_TREE.name: {"nodes": 8, "width": 2, "depth": 3},
+    JACOBI.name: {"window": 4},
+    PROMPT_LOOKUP.name: {"length": 4},
 }
 _SHAPE = Config(
     vocabulary=VOCABULARY, hidden_size=64, layers=8, heads=4, kv_heads=2, head_dim=16, intermediate_size=128
 )
 _EXIT = 2  # layers it drafts with
 _REFINING = 0.2  # how much the layers behind them add: as in trained models, less than the first ones
-_RELAXED, _SETTINGS = "lenience", {"lenience": 0.5}
+_RELAXED, _SETTINGS = LENIENCE.name, dict.fromkeys(LENIENCE.options, 0.5)
 _ROWS = 16
 _WIDEST = 100  # columns
 
@@ -54,7 +58,7 @@ class Options:
     """What `outrider demo` was asked for."""
 
     drafter: str | None = None  # None: a chain for the table, a tree for the decoder
-    rule: str = "exact"
+    rule: str = EXACT.name
     temperature: float = 1.0
     seed: int = 0
     tokens: int = 48
@@ -134,7 +138,7 @@ def scenes(options: Options) -> list[Scene]:
             raise unknown(what, name, table)
     blurred = TableTarget(VOCABULARY, options.seed, sharpness=2.0, blur=0.2)
     large = decoder(options.seed)
-    tree = "sampled-tree" if "tree" in RULES[options.rule].topology else "draft-model"
+    tree = SAMPLED_TREE.name if "tree" in RULES[options.rule].topology else DRAFT_MODEL.name
     found = [
         Scene(
             "table",
@@ -142,7 +146,7 @@ def scenes(options: Options) -> list[Scene]:
             "the same table, blurred",
             TableTarget(VOCABULARY, options.seed, sharpness=2.0),
             blurred,
-            options.drafter or "draft-model",
+            options.drafter or DRAFT_MODEL.name,
             options,
         ),
         Scene(
@@ -247,7 +251,7 @@ def show_tree(console: Console, scene: Scene, steps: list[Step]) -> None:
     console.print(f"[bold]Call {chosen + 1}, the last with a full draft[/]" + (": p, q, chance" if narrow else ""))
     console.print(terminal.draft_tree(steps[chosen], before[-1], name, narrow=narrow))
     chain = DRAFTERS[scene.drafter].topology == ("chain",) and not any(steps[chosen].fixed)
-    if chain and scene.options.rule in ("exact", "block") and scene.options.temperature > 0:
+    if chain and scene.options.rule in (EXACT.name, BLOCK.name) and scene.options.temperature > 0:
         console.print("[dim]A chain drawn whole is judged as a block: accepted down to the last guess that passes.[/]")
 
 
@@ -256,14 +260,14 @@ def say_same(console: Console, scene: Scene) -> None:
     options = scene.options
     hot = options.temperature if options.temperature > 0 else 1.0
     checks = {
-        "greedy": scene.same("exact", 0.0),
-        f"gumbel-match (temperature {hot:g})": scene.same("gumbel-match", hot),
+        "greedy": scene.same(EXACT.name, 0.0),
+        f"{GUMBEL_MATCH} (temperature {hot:g})": scene.same(GUMBEL_MATCH.name, hot),
     }
     good = all(same == of for same, of in checks.values())
     said = ", ".join(f"{how} {same} of {of} tokens" for how, (same, of) in checks.items())
     verdict = "Identical to plain decoding: " if good else "Not identical to plain decoding: "
     console.print(Text.assemble((verdict, "bold green" if good else "bold red"), said, "."))
-    if options.rule != "gumbel-match" and options.temperature > 0 and make_rule(options.rule).lossless:
+    if not RULES[options.rule].same_tokens and options.temperature > 0 and make_rule(options.rule).lossless:
         console.print(
             f"[dim]Above, {options.rule} drew otherwise than plain decoding, from exactly the same distribution.[/]"
         )
@@ -275,10 +279,10 @@ def relax(console: Console, number: int, scene: Scene, pause: float) -> None:
     heading(console, number, f"The table again, with a relaxed rule: {rule}")
     here = ", ".join(f"{key} = {value}" for key, value in settings.items())
     console.print(f"Rule: [bold]{rule}[/], {escape(RULES[rule].summary)}. Here {here}.\n")
-    reference = scene.reference(list(scene.steps(None, "exact", heat)))
+    reference = scene.reference(list(scene.steps(None, EXACT.name, heat)))
     terminal.stream(console, scene.steps(scene.drafter, rule, heat, reference, **settings), name, pause)
-    strict = list(scene.steps(scene.drafter, "exact", heat, reference, rows=_ROWS))
+    strict = list(scene.steps(scene.drafter, EXACT.name, heat, reference, rows=_ROWS))
     loose = list(scene.steps(scene.drafter, rule, heat, reference, rows=_ROWS, **settings))
     console.print(f"\n[bold]{_ROWS} such runs in one batch[/]")
-    console.print(terminal.comparison({"exact": Summary.of(strict), rule: Summary.of(loose)}))
+    console.print(terminal.comparison({EXACT.name: Summary.of(strict), rule: Summary.of(loose)}))
     console.print(terminal.total_variation(loose))

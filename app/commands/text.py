@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.app.options import (
+    RULE,
+    TEXT_DRAFTER,
     AsJson,
     Compare,
     Device,
@@ -45,8 +47,10 @@ assets = typer.Typer(
 def text(
     prompt: Annotated[str, typer.Argument(help="Prompt; - reads it from stdin.")],
     model: TextModelName = "smollm2-135m",
-    drafter: Annotated[str, typer.Option(help="Drafter: auto, plain, or a name from `outrider methods`.")] = "auto",
-    rule: RuleName = "exact",
+    drafter: Annotated[
+        str, typer.Option(help="Drafter: auto, plain, or a name from `outrider methods`.")
+    ] = TEXT_DRAFTER,
+    rule: RuleName = RULE,
     drafter_option: DrafterOptions = None,
     rule_option: RuleOptions = None,
     temperature: Temperature = 0.0,

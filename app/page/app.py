@@ -29,6 +29,7 @@ from outrider.app.page.runner import fault
 from outrider.app.page.theory_tab import build_theory
 from outrider.app.page.traces_tab import TracesTab
 from outrider.core.errors import InvalidOption, OutriderError
+from outrider.core.methods.rules import EXACT
 
 PANELS = ("text", "image", "speech", "lab", "theory", "traces")
 
@@ -86,7 +87,7 @@ def endpoint(subject: Backend) -> Callable[..., dict[str, Any]]:
     def run(
         prompt: str,
         drafter: str = subject.usual,
-        rule: str = "exact",
+        rule: str = EXACT.name,
         temperature: float = subject.heat,
         seed: int = 0,
         options: dict[str, Any] | None = None,

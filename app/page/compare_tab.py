@@ -24,7 +24,9 @@ from outrider.core.bench.runner import PLAIN, Bench, Contender, Item, Outcome, R
 from outrider.core.bench.timing import pass_cost
 from outrider.core.cost.theory import PassCost, best_length, break_even
 from outrider.core.errors import InvalidOption
-from outrider.core.methods import RULES
+from outrider.core.methods import DRAFTERS, RULES
+from outrider.core.methods.rules import EXACT
+from outrider.core.protocol import Capability
 
 _TOKENS = 64
 _PROMPTS = {
@@ -204,7 +206,7 @@ class CompareTab:
                     elem_id="lab-methods",
                     label=f"Methods, up to {validate.METHODS}; plain decoding is always among them",
                 )
-                self.rule = gr.Dropdown(first.rules(), value="exact", label="Rule")
+                self.rule = gr.Dropdown(first.rules(), value=EXACT.name, label="Rule")
                 self.heat = gr.Slider(0, validate.HEAT, 0, step=0.05, label="temperature")
                 self.seed = gr.Number(0, label="seed", precision=0, minimum=0, maximum=validate.SEED)
                 with gr.Row():
@@ -237,7 +239,7 @@ class CompareTab:
         return [
             _PROMPTS[modality],
             gr.update(choices=one.drafters(), value=_usual(one)),
-            gr.update(choices=one.rules(), value="exact"),
+            gr.update(choices=one.rules(), value=EXACT.name),
             one.heat,
         ]
 
@@ -301,6 +303,6 @@ class CompareTab:
 
 
 def _usual(subject: Backend) -> list[str]:
-    known = subject.drafters()
-    liked: list[str] = [one for one in ("prompt-lookup", "suffix", "token-recycling", "jacobi") if one in known]
-    return liked[:3]
+    """Drafters that cost little and run anywhere."""
+    known = [name for name in subject.drafters() if name in DRAFTERS]
+    return [name for name in known if Capability.CATCHES_UP in DRAFTERS[name].capabilities][:3]

@@ -16,6 +16,7 @@ import gradio as gr
 
 from outrider.app.page import controls, validate
 from outrider.app.page.backends.interface import (
+    METHODS,
     Asked,
     Backend,
     Knob,
@@ -36,7 +37,8 @@ from outrider.app.viz import trace_html
 from outrider.app.viz.svg import Drawing, safe
 from outrider.core.bench.runner import PLAIN
 from outrider.core.errors import OutriderError
-from outrider.core.methods import DRAFTERS, RULES
+from outrider.core.methods import RULES
+from outrider.core.methods.rules import EXACT
 
 _KNOBS, _WORDS, _RULES = 4, 2, 3
 
@@ -82,9 +84,9 @@ class Panel:
         with gr.Group():
             self.drafter = gr.Dropdown(drafters, value=usual, label="Drafter", elem_id=f"{subject.name}-drafter")
             self.rule = gr.Dropdown(
-                rules_for(subject, usual), value="exact", label="Rule", elem_id=f"{subject.name}-rule"
+                rules_for(subject, usual), value=EXACT.name, label="Rule", elem_id=f"{subject.name}-rule"
             )
-        self.about = gr.HTML(self._about(usual, "exact"), elem_id=f"{subject.name}-about", min_height=74)
+        self.about = gr.HTML(self._about(usual, EXACT.name), elem_id=f"{subject.name}-about", min_height=74)
         with gr.Row():
             run = [gr.Button("Run", variant="primary", min_width=70, elem_id=f"{subject.name}-run")]
             run.append(gr.Button("Race", min_width=70, elem_id=f"{subject.name}-go", visible=not subject.fixed))
@@ -99,7 +101,7 @@ class Panel:
         with gr.Accordion("Options of the drafter and the rule", open=False):
             self.drafting = [controls.slider(one) for one in controls.padded(drafting(subject, usual), _KNOBS)]
             self.wording = [controls.dropdown(one) for one in controls.padded(wording(subject, usual), _WORDS)]
-            self.judging = [controls.slider(one) for one in controls.padded(judging(subject, "exact"), _RULES)]
+            self.judging = [controls.slider(one) for one in controls.padded(judging(subject, EXACT.name), _RULES)]
         self.link = gr.HTML("", elem_id=f"{subject.name}-link", min_height=24)
         self.ticket = gr.State(0)
 
@@ -112,7 +114,7 @@ class Panel:
         lossless = bool(RULES[rule].lossless)
         return Drawing(
             f'<div style="margin-bottom:4px">{trace_html.badge(lossless)}</div><div style="font-size:.88em;opacity:.8">'
-            f"<b>{safe(drafter)}</b>: {safe(summary(drafter, DRAFTERS))}.<br><b>{safe(rule)}</b>: "
+            f"<b>{safe(drafter)}</b>: {safe(summary(drafter, METHODS))}.<br><b>{safe(rule)}</b>: "
             f"{safe(summary(rule, RULES))}.</div>"
         )
 
@@ -149,8 +151,8 @@ class Panel:
             self.stage.out.click(self._like, [self.stage.recording], [self.patches], **quiet(queue=True))
 
     def _chosen(self, drafter: str, rule: str) -> list[Update]:
-        rules = rules_for(self.subject, drafter) if drafter in offered(self.subject) else ["exact"]
-        rule = rule if rule in rules else "exact"
+        rules = rules_for(self.subject, drafter) if drafter in offered(self.subject) else [EXACT.name]
+        rule = rule if rule in rules else EXACT.name
         turned = [controls.turned(one) for one in controls.padded(drafting(self.subject, drafter), _KNOBS)]
         turned += [controls.reworded(one) for one in controls.padded(wording(self.subject, drafter), _WORDS)]
         return [

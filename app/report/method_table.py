@@ -40,7 +40,7 @@ def markdown() -> str:
         [
             f"`{name}`",
             "; ".join(method.systems),
-            "exact" if method.lossless else "relaxed",
+            "lossless" if method.lossless else "relaxed",
             *(_SIGNS["yes" if name in names else "no"] for names in known.values()),
         ]
         for name, method in RULES.items()

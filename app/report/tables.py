@@ -52,11 +52,12 @@ def _text(found: Sequence[Found]) -> list[str]:
 def _benched(found: Sequence[Found]) -> list[str]:
     """The tables of `bench text`: all prompts, then without those that loop, then by task."""
     from outrider.app.bench.tables import COLUMNS, name_of, remarks
+    from outrider.core.methods.rules import EXACT
 
     titles = [title for title in COLUMNS if title != "quartiles"]
 
     def named(row: Row) -> str:
-        plain = row["rule"] == "exact" or row["drafter"] == "plain"
+        plain = row["rule"] == EXACT.name or row["drafter"] == "plain"
         return name_of(row) if plain else f"{name_of(row)}, rule {row['rule']}"
 
     def of(rows: Iterable[Row]) -> str:

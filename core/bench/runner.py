@@ -21,6 +21,7 @@ import numpy as np
 from outrider.core.cost.theory import PassCost, break_even, expected_tokens, predict
 from outrider.core.errors import InvalidOption, OutriderError
 from outrider.core.methods import Method
+from outrider.core.methods.rules import EXACT
 from outrider.core.trace import Step, Summary
 
 SCHEMA = 1
@@ -56,7 +57,7 @@ class Contender:
 
     name: str
     run: Callable[[Item], Outcome]
-    rule: str = "exact"
+    rule: str = EXACT.name
     lossless: bool = True
     engine: str = "outrider"
     optional: bool = False

@@ -63,6 +63,7 @@ AUTO = Method(  # not in the table of drafters, since it needs a modality that m
     paper="",
     topology=("tree",),
     draft_tokens=("longest",),
+    ranges={"longest": (1, 32, 1)},
     modalities=("text",),
     inputs={"drafters": Input.DRAFTERS, "costs": Input.PASS_COSTS},
     presets=_MEMBERS,

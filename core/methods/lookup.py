@@ -18,6 +18,7 @@ PROMPT_LOOKUP = Method(
     paper="Inference with Reference: Lossless Acceleration of Large Language Models (arXiv 2304.04487)",
     topology=("chain",),
     inputs={"references": Input.TEXTS},
+    vllm="ngram",
     capabilities=(Capability.BATCHED, Capability.CATCHES_UP, Capability.WEIGHT_FREE),
     trials=({"length": 2, "max_ngram": 2}, {"length": 2, "references": ((0, 1, 2, 0, 2, 1, 1),)}),
 )
@@ -42,6 +43,7 @@ REST = Method(
     systems=("REST",),
     summary="a tree of what follows the end of the text in a corpus, by exact suffix",
     paper="REST: Retrieval-Based Speculative Decoding (arXiv 2311.08252)",
+    ranges={"max_ngram": (1, 32, 1)},
     topology=("tree",),
     modalities=("text",),
     inputs={"store": Input.DATASTORE},
@@ -81,6 +83,7 @@ SUFFIX = Method(
     summary="a tree of what followed the longest matches in the text and in past outputs, by frequency",
     paper="SAM Decoding: Speculative Decoding via Suffix Automaton (arXiv 2411.10666)",
     topology=("tree",),
+    vllm="suffix",
     capabilities=(Capability.BATCHED, Capability.CATCHES_UP, Capability.WEIGHT_FREE),
     trials=({"nodes": 3, "depth": 2},),
 )

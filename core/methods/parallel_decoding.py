@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.core.drafters.parallel_decoding.jacobi import Jacobi
+from outrider.core.drafters.parallel_decoding.jacobi import FILLERS, RENEWALS, Jacobi
 from outrider.core.drafters.parallel_decoding.lookahead import Lookahead
 from outrider.core.methods.row import Input, Method
 from outrider.core.protocol import Capability
@@ -20,6 +20,7 @@ JACOBI = Method(
     paper="Accelerating Transformer Inference for Translation via Parallel Decoding (arXiv 2305.10427)",
     topology=("window",),
     draft_tokens=("window",),
+    choices={"filler": FILLERS, "renew": RENEWALS},
     inputs={"columns": Input.COLUMNS},
     defaults={
         "image": {"window": 16, "renew": "couple", "filler": "above"},

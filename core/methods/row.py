@@ -60,6 +60,11 @@ class Method:
     presets: Mapping[str, Any] = field(default_factory=dict)  # names and options of members, as the user gives them
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # modality -> options it begins with
     relaxed_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the same under a relaxed rule
+    ranges: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)  # lowest, highest, step of an option
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the values of an option that is a word
+    samples_chain: bool = False  # does it sample a whole chain in every round (a drafter), or take only such (a rule)?
+    same_tokens: bool = False  # of a rule: does a seed give the tokens of plain decoding, whatever the drafter?
+    vllm: str | None = None  # what vLLM calls it
     self_drafting: bool = False  # does it draft with a cheaper view of the target, which must offer one?
     capabilities: tuple[Capability, ...] = ()  # of the drafter that `make` gives with default options
     lossless: bool | None = None  # None for drafters, which cannot change what comes out
@@ -71,6 +76,11 @@ class Method:
 
     def __str__(self) -> str:
         return self.name
+
+    def judges(self, drafter: Method) -> bool:
+        """Can this rule judge what a drafter drafts with its usual options, at any temperature?"""
+        sampled = drafter.samples_chain or not self.samples_chain
+        return sampled and set(drafter.topology) <= set(self.topology)
 
     @property
     def module(self) -> str:

@@ -37,6 +37,7 @@ BLOCK = Method(
     summary="judge a drawn chain as a whole: accepts at least as much as token rejection",
     paper="Block Verification Accelerates Speculative Decoding (arXiv 2403.10444)",
     topology=("chain",),
+    samples_chain=True,
     lossless=True,
 )
 
@@ -58,6 +59,7 @@ GUMBEL_MATCH = Method(
     paper="Parallel Sampling via coupled Gumbel noise, as in speculative coupled decoding (arXiv 2510.24211)",
     topology=("chain", "tree", "window"),
     lossless=True,
+    same_tokens=True,
 )
 
 THRESHOLD = Method(
@@ -113,6 +115,7 @@ TOP_K_MEMBERSHIP = Method(
     systems=("Top-k membership (Llasa+)",),
     summary="accept what is among the target's k likeliest; k = 0 is exact",
     paper="Llasa+: Free Lunch for Accelerated and Streaming Llama-Based Speech Synthesis (arXiv 2508.06262)",
+    ranges={"k": (0, 20, 1)},
     topology=("chain", "tree", "window"),
     lossless=False,
     anchor={"k": 0},
@@ -139,6 +142,7 @@ TYPICAL = Method(
     systems=("Typical acceptance (Medusa)",),
     summary="accept what is not improbable for the distribution's entropy; epsilon=1, delta=inf is exact",
     paper="Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads (arXiv 2401.10774)",
+    ranges={"delta": (0.05, 2, 0.05)},
     topology=("chain", "tree", "window"),
     lossless=False,
     anchor={"epsilon": 1.0, "delta": math.inf},
@@ -151,6 +155,7 @@ TRUST = Method(
     systems=("Accept outright",),
     summary="accept down to a depth without looking, then strictly; depth 0 is exact",
     paper="Speculative Decoding and Beyond: An In-Depth Survey of Techniques (arXiv 2502.19732)",
+    ranges={"depth": (0, 8, 1)},
     topology=("chain", "tree", "window"),
     lossless=False,
     anchor={"depth": 0},
@@ -175,6 +180,7 @@ TOP_BETA = Method(
     summary="accept what is among the likeliest few and not far below the likeliest; beta=0 is exact",
     paper="Speculative Decoding: Exploiting Speculative Execution for Accelerating Seq2seq Generation "
     "(arXiv 2203.16487)",
+    ranges={"beta": (0, 8, 1)},
     topology=("chain", "tree", "window"),
     lossless=False,
     anchor={"beta": 0},
@@ -216,6 +222,7 @@ GROUPED = Method(
     systems=("GSD",),
     summary="judge a guess with the codes that are as likely and look like it; span 0 is exact",
     paper="Grouped Speculative Decoding for Autoregressive Image Generation (arXiv 2508.07747)",
+    ranges={"gap": (0, 1, 0.05)},
     topology=("chain", "tree", "window"),
     inputs={"codes": Input.CODES},
     modalities=("image", "speech"),

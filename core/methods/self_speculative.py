@@ -12,7 +12,9 @@ SPARSE_CACHE = Method(
     systems=("MagicDec",),
     summary="the target with the first and the latest entries of its cache drafts for itself with all of them",
     paper="MagicDec: Breaking the Latency-Throughput Tradeoff for Long Context Generation (arXiv 2408.11049)",
+    ranges={"window": (16, 512, 16)},
     topology=("chain",),
+    samples_chain=True,
     self_drafting=True,
     trials=({"length": 2, "sinks": 1, "window": 2},),
 )
@@ -25,6 +27,7 @@ TRIFORCE = Method(
     paper="TriForce: Lossless Acceleration of Long Sequence Generation with Hierarchical Speculative Decoding "
     "(arXiv 2404.11912)",
     topology=("chain",),
+    samples_chain=True,
     self_drafting=True,
     trials=({"length": 2, "sinks": 1, "window": 2, "chunks": 2, "chunk": 2, "refresh": 2},),
 )
@@ -36,6 +39,7 @@ QSPEC = Method(
     summary="the target in fewer bits drafts for itself, over the same cache",
     paper="QSpec: Speculative Decoding with Complementary Quantization Schemes (arXiv 2410.11305)",
     topology=("chain",),
+    samples_chain=True,
     self_drafting=True,
     trials=({"length": 2},),
 )
@@ -47,6 +51,7 @@ DRAFT_VERIFY = Method(
     summary="the target without a fixed set of sublayers, found beforehand by Bayesian optimisation",
     paper="Draft & Verify: Lossless LLM Acceleration via Self-Speculative Decoding (arXiv 2309.08168)",
     topology=("chain",),
+    samples_chain=True,
     inputs={"skip": Input.SKIP},
     self_drafting=True,
     trials=({"skip": ("mlp.0",), "length": 2, "threshold": 0.4},),
@@ -70,6 +75,7 @@ DRAFT_ON_THE_FLY = Method(
     summary="the target without the sublayers that change least on the prompt",
     paper="Draft on the Fly: Adaptive Self-Speculative Decoding using Cosine Similarity (arXiv 2410.01028)",
     topology=("chain",),
+    samples_chain=True,
     self_drafting=True,
     trials=({"length": 2, "skip_ratio": 0.5, "threshold": 0.3},),
 )

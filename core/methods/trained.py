@@ -30,6 +30,7 @@ MEDUSA = Method(
     summary="heads on the target's last state, each for one of the next tokens; a tree of their likeliest",
     paper="Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads (arXiv 2401.10774)",
     topology=("tree", "chain"),
+    vllm="medusa",
     inputs={"draft_head": Input.DRAFT_HEAD},
     defaults={"speech": {"draft_kind": "sampled", "tree": (*_WIDE, 2, 3, 4, 5, 6, 8)}},
     relaxed_defaults={"speech": {"draft_kind": "tree", "nodes": 24}},
@@ -119,6 +120,7 @@ EAGLE3 = Method(
     paper="EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test "
     "(arXiv 2503.01840)",
     topology=("tree", "chain"),
+    vllm="eagle3",
     inputs={"draft_head": Input.DRAFT_HEAD},
     defaults={"speech": {"draft_kind": "sampled", "tree": (-1, -1, -1, -1, -1, -1, 0, 0, 0, 1, 2, 3, 6, 6, 7, 12)}},
     relaxed_defaults={"speech": {"draft_kind": "tree", "nodes": 24}},

@@ -23,6 +23,10 @@ from outrider.core.distribution import Distribution, Sampling
 from outrider.core.draft import Draft
 from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.methods import Input, Method
+from outrider.core.methods.combined import ENSEMBLE
+from outrider.core.methods.draft_model import DRAFT_MODEL, SAMPLED_TREE, SPECINFER, TOP_K_TREE
+from outrider.core.methods.lookup import PROMPT_LOOKUP
+from outrider.core.methods.parallel_decoding import JACOBI
 from outrider.core.methods.resolve import Catalogue, Provider
 from outrider.core.protocol import Drafter, Rule, Target
 from outrider.core.rng import CounterRNG, Purpose
@@ -31,7 +35,9 @@ from outrider.core.testing.table_target import TableTarget
 from outrider.core.tree import Tree
 
 # one drafter for each kind of draft: drawn chains and trees, fixed ones, windows, and mixtures
-KINDS = ("draft-model", "sampled-tree", "top-k-tree", "jacobi", "prompt-lookup", "ensemble", "specinfer")
+KINDS = tuple(
+    method.name for method in (DRAFT_MODEL, SAMPLED_TREE, TOP_K_TREE, JACOBI, PROMPT_LOOKUP, ENSEMBLE, SPECINFER)
+)
 
 _ROUNDING = 1e-13  # of a chance: what is likelier may come about
 _MARGIN = 1e-10  # between a uniform that is fed and the end of its interval

@@ -20,6 +20,7 @@ from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.network import Network
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption, unknown
+from outrider.core.methods.listing import Listing
 from outrider.core.methods.resolve import Resolved
 from outrider.core.protocol import Drafter, Rule
 from outrider.core.training.draft_head import DraftHead
@@ -29,7 +30,7 @@ from outrider.image.grid import Grid, neighbours
 from outrider.image.layout_planner import decoder
 from outrider.image.options import Given, Options
 from outrider.image.prompt_encoder import PromptEncoder
-from outrider.image.resolve_drafter import drafters, resolve_drafter, resolve_rule, rules
+from outrider.image.resolve_drafter import listed_drafters, listed_rules, resolve_drafter, resolve_rule
 from outrider.image.stream import Result, Stream
 from outrider.image.tokenizer import Tokenizer, images
 
@@ -53,6 +54,7 @@ class ImageModel:
         draft: Callable[[], Network] | None = None,
         draft_head: Callable[[str, Decoder], DraftHead] | None = None,
         dtype: str = "float32",
+        folder: Path | None = None,
     ) -> None:
         if names.codes != codec.layout.codes:
             raise InvalidOption(
@@ -63,7 +65,7 @@ class ImageModel:
         side = _SIDE // codec.factor
         self.raster = Grid(side, side)
         self.white = self.root = codec.white  # a picture begins as if behind a white patch
-        self._draft, self._draft_head = draft, draft_head
+        self._draft, self._draft_head, self._folder = draft, draft_head, folder
         self._drafts: Network | None = None
         self._ready: dict[str, Any] = {}
 
@@ -76,14 +78,14 @@ class ImageModel:
         return self.names.styles
 
     @property
-    def drafters(self) -> list[str]:
-        """Names to give as `drafter`."""
-        return drafters()
+    def drafters(self) -> Listing:
+        """Names to give as `drafter`, with what each does, needs and lacks here."""
+        return listed_drafters(draft=self._draft is not None, folder=self._folder)
 
     @property
-    def rules(self) -> list[str]:
-        """Names to give as `rule`."""
-        return rules()
+    def rules(self) -> Listing:
+        """Names to give as `rule`, with what each does."""
+        return listed_rules()
 
     @overload  # a string is a sequence of strings too: the first that fits counts
     def generate(self, prompt: str, **options: Unpack[Given]) -> Result: ...  # type: ignore[overload-overlap]
@@ -121,7 +123,7 @@ class ImageModel:
         """The smaller model under the same guidance."""
         if self._drafts is None:
             if self._draft is None:
-                raise recipes.missing("image-draft")
+                raise recipes.missing(recipes.DRAFT)
             self._drafts = self._draft()
         return Guided(decoder(self._drafts), asked, self.names.unconditional, guidance)
 
@@ -202,9 +204,10 @@ def load(
         model.prompt_encoder,
         codec.to(device),
         name=name,
-        draft=lambda: recipes.tokens("image-draft", small, model).network(precision, device),
+        draft=lambda: recipes.tokens(recipes.DRAFT, small, model).network(precision, device),
         draft_head=lambda drafter, target: recipes.draft_head(drafter, target, folder),
         dtype=dtype,
+        folder=folder,
     )
 
 

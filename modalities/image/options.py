@@ -11,6 +11,8 @@ import torch
 
 from outrider.core.distribution import Sampling
 from outrider.core.errors import InvalidOption
+from outrider.core.methods.parallel_decoding import JACOBI
+from outrider.core.methods.rules import EXACT
 from outrider.core.protocol import Drafter, Rule
 from outrider.core.validation import METHODS, NUMBER, SWITCH, WHOLE, Fact, Kind, check, options_of, recorded, seed_of
 
@@ -38,8 +40,8 @@ class Options:
     """One generation's options."""
 
     style: str | None = None  # one of `model.styles`; None: the prompt's words choose one
-    drafter: str | Drafter | None = "jacobi"  # a name of `model.drafters`, or an object; None: plain decoding
-    rule: str | Rule = "exact"  # a name of `model.rules`, or an object
+    drafter: str | Drafter | None = JACOBI.name  # a name of `model.drafters`, or an object; None: plain decoding
+    rule: str | Rule = EXACT.name  # a name of `model.rules`, or an object
     guidance: float = 3.0  # 1: none; above, what was asked for counts for more; 0: it counts for nothing
     temperature: float = 1.0
     top_k: int = 0

@@ -13,7 +13,7 @@ from outrider.core.drafters.trained.eagle import EagleHead
 from outrider.core.drafters.trained.heads import MedusaHeads
 from outrider.core.drafters.trained.spatial import SpatialHeads
 from outrider.core.engine.transformer import Decoder
-from outrider.core.methods import DRAFTERS
+from outrider.core.methods import DRAFTERS, Method
 from outrider.core.training.checkpoint import load as load_trained
 from outrider.core.training.draft_head import DraftHead
 from outrider.core.training.recipes import NoWeights, Recipe, Shelf, short, table
@@ -24,6 +24,7 @@ from outrider.image.training.classifier import Classifier
 
 MODEL = "emoji"
 PREFIX = "image-"
+DRAFT = f"{PREFIX}draft"  # the smaller model
 CLASSIFIER = "image-classifier"
 PLAN = "image-plan"
 ACCURACY = "accuracy on styles left out"  # a key in the classifier's provenance
@@ -55,7 +56,7 @@ RECIPES = table(
         matrices=3e-3,
     ),
     Recipe(
-        name="image-draft",
+        name=DRAFT,
         summary="a small token model that imitates the guided token model and drafts for it",
         options={"width": 128, "layers": 2, "heads": 2, "hidden": 320, "plan": 64, "lent": True},
         rate=2e-3,
@@ -117,15 +118,19 @@ def tokenizer(folder: Path | None = None) -> Tokenizer:
 
 def draft_head(drafter: str, target: Decoder, folder: Path | None = None) -> DraftHead:
     """The trained draft head of a drafter."""
-    kind = DRAFTERS[drafter].draft_head
+    return load_trained(weights(recipe_for(DRAFTERS[drafter]), folder), KINDS, target)
+
+
+def recipe_for(method: Method) -> str:
+    """The recipe that trains the draft head of a drafter."""
     for candidate in RECIPES.values():
-        if candidate.kind is kind:
-            return load_trained(weights(candidate.name, folder), KINDS, target)
-    raise NoWeights(f"no image recipe trains '{drafter}'; the recipes are {', '.join(RECIPES)}")
+        if candidate.kind is method.draft_head:
+            return candidate.name
+    raise NoWeights(f"no image recipe trains '{method}'; the recipes are {', '.join(RECIPES)}")
 
 
 def tokens(name: str = "image-tokens", path: Path | None = None, target: TokenModel | None = None) -> TokenModel:
-    """The token model, or the draft model for `target` with name="image-draft"."""
+    """The token model, or the draft model for `target` with name=DRAFT."""
     model: DraftHead = load_trained(path or weights(name), KINDS, target)
     assert isinstance(model, TokenModel)
     return model

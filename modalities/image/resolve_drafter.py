@@ -4,12 +4,15 @@ of how a target computes."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from outrider.core.methods import DRAFTERS, RULES, Input
+from outrider.core.methods.listing import Listing
 from outrider.core.methods.resolve import Catalogue, Provider, Resolved, takes, unless_given
+from outrider.core.methods.row import Method
 from outrider.core.protocol import Drafter, Rule, Target
 from outrider.image import recipes
 from outrider.image.options import Options
@@ -28,6 +31,27 @@ def drafters(trained: bool = True) -> list[str]:
         and not method.self_drafting
         and (method.draft_head is None or (trained and method.draft_head in kinds))
     ]
+
+
+def listed_drafters(trained: bool = True, *, draft: bool = True, folder: Path | None = None) -> Listing:
+    """The same with what each needs and lacks. `draft`: is there a smaller model? `folder`: of weights of one's own."""
+
+    def lacking(method: Method) -> tuple[str, ...]:
+        missing = []
+        for option in method.needs:
+            kind = method.inputs[option]
+            recipe = recipes.DRAFT if kind is Input.DRAFT_MODEL else recipes.recipe_for(method)
+            if not trained and not draft:
+                missing.append(f"{option}=..., {kind}: load(..., draft_model=...)")
+            elif trained and not (draft and recipes.SHELF.has(recipe, folder)):
+                missing.append(f"{option}=..., {kind}: `outrider train {recipe}`")
+        return tuple(missing)
+
+    return Listing((DRAFTERS[name] for name in drafters(trained)), lacking)
+
+
+def listed_rules() -> Listing:
+    return Listing(RULES[name] for name in rules())
 
 
 def rules() -> list[str]:

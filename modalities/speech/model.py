@@ -16,6 +16,7 @@ from torch import Tensor
 
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.methods import Input
+from outrider.core.methods.listing import Listing
 from outrider.core.methods.resolve import Resolved
 from outrider.core.protocol import PLAIN, Drafter, Rule
 from outrider.core.training.draft_head import DraftHead
@@ -26,7 +27,13 @@ from outrider.speech.audio import Sound, synthesise
 from outrider.speech.codec import Codec
 from outrider.speech.mel import RATE
 from outrider.speech.options import Given, Options
-from outrider.speech.resolve_drafter import drafters, resolve_drafter, resolve_rule, rules
+from outrider.speech.resolve_drafter import (
+    drafters,
+    listed_drafters,
+    listed_rules,
+    resolve_drafter,
+    resolve_rule,
+)
 from outrider.speech.stream import Result, Stream
 from outrider.speech.vocoder import Vocoder
 from outrider.speech.voice import Script, Voice, VoiceDecoder
@@ -51,6 +58,7 @@ class SpeechModel:
         taught: Callable[[str, VoiceDecoder], DraftHead] | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        folder: Path | None = None,
     ) -> None:
         if voice.end != codec.codes:
             raise InvalidOption(
@@ -62,7 +70,7 @@ class SpeechModel:
         self.codec = codec.to(device).eval().requires_grad_(False)
         self.vocoder = vocoder.to(device).eval()
         self.network = voice.network(dtype, device)
-        self._draft = draft
+        self._draft, self._folder = draft, folder
         self._small: Voice | None = None
         self._taught = taught
         self._draft_heads: dict[str, Any] = {}
@@ -71,14 +79,14 @@ class SpeechModel:
         return f"<outrider.speech model {self.name}, {self.dtype}, {self.codec.codes:,} codes>"
 
     @property
-    def drafters(self) -> list[str]:
-        """Names to give as `drafter`."""
-        return drafters()
+    def drafters(self) -> Listing:
+        """Names to give as `drafter`, with what each does, needs and lacks here."""
+        return listed_drafters(draft=self._draft is not None, heads=self._taught is not None, folder=self._folder)
 
     @property
-    def rules(self) -> list[str]:
-        """Names to give as `rule`."""
-        return rules()
+    def rules(self) -> Listing:
+        """Names to give as `rule`, with what each does."""
+        return listed_rules()
 
     @overload  # a string is a sequence of strings too: the first that fits counts
     def generate(self, text: str, **options: Unpack[Given]) -> Result: ...  # type: ignore[overload-overlap]
@@ -115,7 +123,7 @@ class SpeechModel:
         """The smaller voice, saying the same in the same time."""
         if self._small is None:
             if self._draft is None:
-                raise recipes.SHELF.missing("speech-draft")
+                raise recipes.SHELF.missing(recipes.DRAFT)
             self._small = self._draft().to(self._device).eval().requires_grad_(False)
         small = self._small
         return VoiceDecoder(
@@ -205,10 +213,11 @@ def load(
         recipes.codec(folder),
         recipes.vocoder(device),
         name=name,
-        draft=lambda: recipes.voice("speech-draft", folder),
+        draft=lambda: recipes.voice(recipes.DRAFT, folder),
         taught=lambda drafter, target: recipes.draft_head(drafter, target, folder),
         dtype=_DTYPES[dtype],
         device=device,
+        folder=folder,
     )
 
 

@@ -11,6 +11,7 @@ import torch
 
 from outrider.core.distribution import Sampling
 from outrider.core.errors import InvalidOption
+from outrider.core.methods.rules import EXACT
 from outrider.core.protocol import Drafter, Rule
 from outrider.core.validation import METHODS, NUMBER, SWITCH, WHOLE, Fact, Kind, check, options_of, recorded, seed_of
 
@@ -37,7 +38,7 @@ class Options:
     """One generation's options."""
 
     drafter: str | Drafter | None = None  # a name of `model.drafters`, or an object; None: plain decoding
-    rule: str | Rule = "exact"  # a name of `model.rules`, or an object
+    rule: str | Rule = EXACT.name  # a name of `model.rules`, or an object
     speed: float = 1.0  # how fast it is said
     temperature: float = 0.6
     top_k: int = 0

@@ -16,6 +16,7 @@ from outrider.core.assets.store import Checkpoint, unpickled
 from outrider.core.drafters.trained.eagle import Eagle3Head
 from outrider.core.drafters.trained.heads import HydraHeads
 from outrider.core.kernels.native import halves
+from outrider.core.methods.trained import MEDUSA
 from outrider.core.training.checkpoint import load as load_trained
 from outrider.core.training.draft_head import DraftHead
 from outrider.core.training.recipes import Recipe, Shelf, short, table
@@ -28,6 +29,7 @@ from outrider.speech.voice import Voice
 
 MODEL = "heart"  # the name of the voice
 PREFIX = "speech-"
+DRAFT = f"{PREFIX}draft"  # the smaller model
 DATA = "speech-data"
 
 
@@ -65,7 +67,7 @@ RECIPES = table(
         matrices=3e-3,
     ),
     Recipe(
-        name="speech-draft",
+        name=DRAFT,
         summary="a small voice that drafts for it",
         options={"width": 128, "layers": 2, "heads": 2, "hidden": 320, "reading": 96},
         rate=2e-3,
@@ -81,7 +83,7 @@ RECIPES = table(
     ),
     Recipe(
         name="speech-medusa-6",
-        drafter="medusa",
+        drafter=MEDUSA.name,
         kind=ConditionedHeads,
         summary="the same with six heads, the maximum",
         options={"heads": 6},

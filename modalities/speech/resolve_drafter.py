@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from outrider.core.errors import unknown
 from outrider.core.methods import DRAFTERS, RULES, Input
+from outrider.core.methods.listing import Listing
 from outrider.core.methods.resolve import Catalogue, Provider, Request, Resolved, takes, unless_given
+from outrider.core.methods.row import Method
 from outrider.core.protocol import Drafter, Rule, Target
 from outrider.speech import recipes
 
@@ -40,6 +43,31 @@ def drafters(ours: bool = True) -> list[str]:
         and (ours or not method.self_drafting)
         and (method.draft_head is None or (ours and name in trained))
     ]
+
+
+def listed_drafters(
+    ours: bool = True, *, draft: bool = True, heads: bool = True, folder: Path | None = None
+) -> Listing:
+    """The same with what each needs and lacks. `draft`: is there a smaller model? `heads`: are there trained heads?
+    `folder`: of weights of one's own."""
+
+    def lacking(method: Method) -> tuple[str, ...]:
+        missing = []
+        for option in method.needs:
+            kind = method.inputs[option]
+            small = kind is Input.DRAFT_MODEL
+            recipe = recipes.DRAFT if small else f"{recipes.PREFIX}{method.name}"
+            if not ours and not draft:
+                missing.append(f"{option}=..., {kind}: load(..., draft_model=...)")
+            elif ours and not ((draft if small else heads) and recipes.SHELF.has(recipe, folder)):
+                missing.append(f"{option}=..., {kind}: `outrider train {recipe}`")
+        return tuple(missing)
+
+    return Listing((DRAFTERS[name] for name in drafters(ours)), lacking)
+
+
+def listed_rules() -> Listing:
+    return Listing(RULES[name] for name in rules())
 
 
 def rules() -> list[str]:

@@ -16,6 +16,7 @@ from outrider.core.errors import InvalidOption
 from outrider.core.methods import AUTO, Input
 from outrider.core.methods.draft_model import DRAFT_MODEL
 from outrider.core.methods.resolve import DEFAULT, Provider, Request
+from outrider.core.methods.row import HEADS, Method
 from outrider.core.training.draft_head import DraftHead
 from outrider.text import bigrams, datastore, recipes
 from outrider.text.from_transformers import target_of
@@ -46,6 +47,30 @@ def inputs(model: TextModel, rows: int = 1) -> dict[Input, Provider]:
     }
     made: dict[Input, Provider] = {kind: partial(maker, model) for kind, maker in makers.items()}
     return made | {Input.PASS_COSTS: partial(costs, model, rows)}
+
+
+def lacking(target: str, method: Method, model: TextModel | None = None) -> tuple[str, ...]:
+    """What a drafter of a target needs and what is not there, in plain words. Without the model, by its name alone,
+    measurements count as missing."""
+    missing = []
+    given = model is not None and model.draft_model is not None
+    for option in method.needs:
+        kind = method.inputs.get(option)
+        if given and kind in (Input.DRAFT_MODEL, Input.FOREIGN_MODEL):
+            continue
+        if kind in HEADS:
+            train = f"`outrider train {recipes.recipe_for(method)} --model {target}`"
+            missing += [] if recipes.find(target, method.name) else [f"{kind}: {train}"]
+        elif kind is Input.DRAFT_MODEL:
+            trained = recipes.find(target, recipes.draft_model_for(target, method.name))
+            missing += [] if trained else [f"{option}=..., {kind}"]
+        elif kind is Input.SKIP:
+            known = model is not None and measured(model, method.name).is_file()
+            command = f"`outrider bench text --calibrate {method.name}` finds them"
+            missing += [] if known else [f"{option}=..., {kind}: {command}"]
+        elif kind in (Input.FOREIGN_MODEL, Input.DATASTORE):
+            missing.append(f"{option}=..., {kind}")
+    return tuple(missing)
 
 
 # ---- models and heads

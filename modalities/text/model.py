@@ -17,13 +17,14 @@ from outrider.core.engine.adapters.hf import TransformersTarget
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption
 from outrider.core.kernels import native
+from outrider.core.methods.listing import Listing
 from outrider.core.protocol import Target
 from outrider.core.training.draft_head import DraftHead
 from outrider.core.validation import shows_options
 from outrider.text.batching import TextBatch
 from outrider.text.options import Given, Options
 from outrider.text.prefix_cache import PrefixCache
-from outrider.text.resolve_drafter import drafters, rules
+from outrider.text.resolve_drafter import listed_drafters, listed_rules
 from outrider.text.stream import Result, Stream
 from outrider.text.tokenizer import Message, Tokens
 from outrider.text.vocab_bridge import Bridge
@@ -70,14 +71,19 @@ class TextModel:
         return f"<outrider.text model {self.name}, {self.dtype}, context {self.context:,}>"
 
     @property
-    def drafters(self) -> list[str]:
-        """Names to give as `drafter`; those that need something take it through drafter_options."""
-        return drafters()
+    def drafters(self) -> Listing:
+        """Names to give as `drafter`, with what each does, needs and lacks here; inputs are given in drafter_options.
+
+        >>> lm = load("smollm2-135m")
+        >>> lm.drafters["eagle3"].ready
+        True
+        """
+        return listed_drafters(self.name, self)
 
     @property
-    def rules(self) -> list[str]:
-        """Names to give as `rule`."""
-        return rules()
+    def rules(self) -> Listing:
+        """Names to give as `rule`, with what each does."""
+        return listed_rules()
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """The token ids the model reads for one prompt: a user's message, a conversation, or with `raw` a plain prefix.

@@ -13,6 +13,8 @@ import torch
 
 from outrider.core.distribution import LogitsProcessor, Sampling
 from outrider.core.errors import InvalidOption
+from outrider.core.methods.combined import AUTO
+from outrider.core.methods.rules import EXACT
 from outrider.core.protocol import Drafter, Rule
 from outrider.core.validation import METHODS, NUMBER, SWITCH, WHOLE, Fact, Kind, check, options_of, recorded, seed_of
 
@@ -49,10 +51,10 @@ class Given(TypedDict, total=False):
 class Options:
     """One generation's options."""
 
-    drafter: str | Drafter | None = "auto"  # a name of `model.drafters`, or an object; None: plain decoding
+    drafter: str | Drafter | None = AUTO.name  # a name of `model.drafters`, or an object; None: plain decoding
     draft_model: Any = None  # a name, folder, GGUF file, TextModel or transformers model; "auto" is then "draft-model"
     num_draft_tokens: int | None = None  # draft tokens per target pass, at most; None: the drafter's default
-    rule: str | Rule = "exact"  # a name of `model.rules`, or an object
+    rule: str | Rule = EXACT.name  # a name of `model.rules`, or an object
     max_new_tokens: int = 256  # fewer where the model's context ends
     temperature: float = 0.0  # 0: always the likeliest token
     top_k: int = 0

@@ -16,20 +16,29 @@ from typing import Any
 from torch import Tensor
 
 from outrider.core.drafters.trained.acceptance_head import AcceptanceChance
-from outrider.core.drafters.trained.block_diffusion import DFlashBlock, DSparkBlock, SpecDecBlock
-from outrider.core.drafters.trained.ctc import CtcFrames
 from outrider.core.drafters.trained.distilled import SmallModel
-from outrider.core.drafters.trained.eagle import Eagle3Head, EagleHead
-from outrider.core.drafters.trained.early_exit import ExitHead, KangarooHead
-from outrider.core.drafters.trained.falcon import FalconHead
-from outrider.core.drafters.trained.heads import HydraHeads, MedusaHeads
-from outrider.core.drafters.trained.lookahead_embeddings import LookaheadEmbeddings
-from outrider.core.drafters.trained.mtp import MtpModules
-from outrider.core.drafters.trained.parallel_heads import AmphistaHeads, BlockwiseHeads
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption, OutriderError, unknown
 from outrider.core.methods import DRAFTERS
-from outrider.core.methods.draft_model import DRAFT_MODEL
+from outrider.core.methods.draft_model import DRAFT_MODEL, SPECDEC_PLUS_PLUS
+from outrider.core.methods.row import Method
+from outrider.core.methods.trained import (
+    AMPHISTA,
+    BLOCKWISE,
+    CTC,
+    DFLASH,
+    DSPARK,
+    EAGLE,
+    EAGLE3,
+    FALCON,
+    HYDRA,
+    KANGAROO,
+    LAYER_SKIP,
+    MEDUSA,
+    MTP,
+    PASS,
+    SPECDEC,
+)
 from outrider.core.paths import cache_folder
 from outrider.core.protocol import Target
 from outrider.core.training.draft_head import DraftHead
@@ -40,14 +49,24 @@ from outrider.core.training.recipes import NoWeights
 class Recipe:
     """How one drafter's head is built, as kind(target, vocabulary=..., **options), and trained."""
 
-    name: str  # of the drafter
-    kind: Callable[..., DraftHead]
+    method: Method  # the drafter's row
+    head: Callable[..., DraftHead] | None = None  # what is trained, if the row does not say so
     summary: str
     options: Mapping[str, Any] = field(default_factory=dict)
     loss: str = "kl"
     rate: float = 1e-3
     reduced: bool = True  # whether it predicts over a reduced vocabulary
     watches: str | None = None  # recipe of the draft head whose acceptance it predicts, trained before it or with it
+
+    @property
+    def name(self) -> str:
+        return self.method.name
+
+    @property
+    def kind(self) -> Callable[..., DraftHead]:
+        kind = self.head or self.method.draft_head
+        assert kind is not None
+        return kind
 
     def make(self, target: Decoder, vocabulary: Tensor | None, **options: Any) -> DraftHead:
         arguments = dict(self.options) | options
@@ -62,113 +81,98 @@ def _table(*recipes: Recipe) -> dict[str, Recipe]:
 
 RECIPES = _table(
     Recipe(
-        name="draft-model",
-        kind=SmallModel,
+        method=DRAFT_MODEL,
+        head=SmallModel,
         summary="four of the target's layers with low-rank corrections, and a reduced output layer",
         options={"layers": 4, "rank": 80},
         rate=2e-3,
     ),
     Recipe(
-        name="blockwise",
-        kind=BlockwiseHeads,
+        method=BLOCKWISE,
         summary="four residual heads on the last hidden state; a chain",
         options={"heads": 4, "hidden": 256},
     ),
     Recipe(
-        name="medusa",
-        kind=MedusaHeads,
+        method=MEDUSA,
         summary="four independent heads on the last hidden state",
         options={"heads": 4},
     ),
     Recipe(
-        name="hydra",
-        kind=HydraHeads,
+        method=HYDRA,
         summary="four heads, each of which reads the tokens drafted before it",
         options={"heads": 4, "layers": 0, "hidden": 160, "prefix": False},
     ),
     Recipe(
-        name="amphista",
-        kind=AmphistaHeads,
+        method=AMPHISTA,
         summary="four heads that attend to one another, after two layers that adapt the last hidden state",
         options={"heads": 4, "hidden": 512, "lora": 128},
     ),
     Recipe(
-        name="ctc",
-        kind=CtcFrames,
+        method=CTC,
         summary="eight frames for the next five tokens; blanks and repeats are removed",
         options={"frames": 8, "length": 5, "hidden": 512, "lora": 128},
     ),
     Recipe(
-        name="eagle",
-        kind=EagleHead,
+        method=EAGLE,
         summary="one layer that predicts the target's next hidden states; eagle2 uses it too",
         options={"rounds": 2},
     ),
     Recipe(
-        name="eagle3",
-        kind=Eagle3Head,
+        method=EAGLE3,
         summary="one layer on the hidden states of three depths, unrolled over its own states",
         options={"rounds": 4, "lora": 128},
         rate=2e-3,
     ),
     Recipe(
-        name="mtp",
-        kind=MtpModules,
+        method=MTP,
         summary="one module on the last hidden state and the next token, applied repeatedly",
         options={"modules": 1, "rounds": 4},
     ),
     Recipe(
-        name="dflash",
-        kind=DFlashBlock,
+        method=DFLASH,
         summary="one layer on the hidden states of three depths that fills in seven positions at once",
         options={"block": 7, "layers": 1, "lora": 128},
         rate=2e-3,
     ),
     Recipe(
-        name="dspark",
-        kind=DSparkBlock,
+        method=DSPARK,
         summary="the same, with a left-to-right correction by the previous token",
         options={"block": 7, "layers": 1, "rank": 128, "lora": 64},
         rate=2e-3,
     ),
     Recipe(
-        name="specdec",
-        kind=SpecDecBlock,
+        method=SPECDEC,
         summary="an independent drafter: two layers read the tokens, one fills in the next five positions",
         options={"block": 5, "layers": 1, "encoder": 2, "lora": 128},
         rate=2e-3,
     ),
     Recipe(
-        name="falcon",
-        kind=FalconHead,
+        method=FALCON,
         summary="one layer that predicts two of the target's next hidden states per pass",
         options={"block": 2, "lora": 128},
         rate=2e-3,
     ),
     Recipe(
-        name="pass",
-        kind=LookaheadEmbeddings,
+        method=PASS,
         summary="four embeddings that the target reads after the text, predicting one more token after each",
         options={"embeddings": 4},
         rate=1e-2,
     ),
     Recipe(
-        name="layer-skip",
-        kind=ExitHead,
+        method=LAYER_SKIP,
         summary="an early exit after a third of the target's layers",
         options={"hidden": 512},
     ),
     Recipe(
-        name="kangaroo",
-        kind=KangarooHead,
+        method=KANGAROO,
         summary="an adapter with one attention layer after a sixth of the target's layers",
     ),
     Recipe(
-        name="specdec-plus-plus",
-        kind=AcceptanceChance,
+        method=SPECDEC_PLUS_PLUS,
+        head=AcceptanceChance,
         summary="predicts the acceptance of the draft model's next token, to stop drafting in time",
         reduced=False,
-        watches="draft-model",
+        watches=DRAFT_MODEL.name,
     ),
 )
 
@@ -203,6 +207,12 @@ def find(target: str, drafter: str) -> Path | None:
         if validated:
             return max(validated, key=lambda recipe: recipe[0])[1]
     return None
+
+
+def recipe_for(method: Method) -> str:
+    """Return the recipe that trains the head of a drafter: its own, or that of another drafter with the same head."""
+    alike = [recipe.name for recipe in RECIPES.values() if recipe.kind is method.draft_head]
+    return method.name if method.name in RECIPES or not alike else alike[0]
 
 
 def draft_model_for(target: str, drafter: str) -> str:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from outrider.core.errors import unknown
 from outrider.core.methods import AUTO, DRAFTERS, RULES
 from outrider.core.methods.draft_model import DRAFT_MODEL
+from outrider.core.methods.listing import Listing
 from outrider.core.methods.resolve import Catalogue, Resolved
 from outrider.core.protocol import Drafter, Rule
-from outrider.text.drafter_inputs import inputs
+from outrider.text.drafter_inputs import inputs, lacking
 from outrider.text.options import Options
 
 if TYPE_CHECKING:
@@ -24,6 +25,16 @@ def drafters() -> list[str]:
 def rules() -> list[str]:
     """The rules that work on text."""
     return [name for name, method in RULES.items() if "text" in method.modalities and not method.needs]
+
+
+def listed_drafters(target: str, model: TextModel | None = None) -> Listing:
+    """The same with what each needs and what is missing for a target, by its name and, once it is loaded, the model."""
+    methods = (AUTO if name == AUTO.name else DRAFTERS[name] for name in drafters())
+    return Listing(methods, lambda method: lacking(target, method, model))
+
+
+def listed_rules() -> Listing:
+    return Listing(RULES[name] for name in rules())
 
 
 def check_names(drafter: str | None, rule: str) -> None:

@@ -16,6 +16,8 @@ from outrider.core.decode import Stop, decode
 from outrider.core.distribution import Sampling
 from outrider.core.errors import Incompatible
 from outrider.core.methods import make_drafter, make_rule
+from outrider.core.methods.lookup import PROMPT_LOOKUP
+from outrider.core.methods.rules import EXACT
 from outrider.core.protocol import Drafter, Rule
 from outrider.core.step_recorder import Record
 from outrider.text.from_transformers import target_of
@@ -37,8 +39,8 @@ def custom_generate(
     logits_processor: Any = (),
     stopping_criteria: Any = (),
     generation_config: Any = None,
-    drafter: str | Drafter | None = "prompt-lookup",
-    rule: str | Rule = "exact",
+    drafter: str | Drafter | None = PROMPT_LOOKUP.name,
+    rule: str | Rule = EXACT.name,
     seed: int | None = None,
     drafter_options: Mapping[str, Any] | None = None,
     rule_options: Mapping[str, Any] | None = None,

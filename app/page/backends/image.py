@@ -13,11 +13,11 @@ import torch
 from outrider.app.page.backends.interface import Asked, Choice, Held, Knob, Named
 from outrider.app.page.recordings import Modality, Recording
 from outrider.app.viz import image_grid
-from outrider.core.methods import DRAFTERS
+from outrider.core.methods.parallel_decoding import JACOBI
 from outrider.core.trace import Step
-from outrider.image import ImageModel, PublishedModel, load, recipes
+from outrider.image import ImageModel, PublishedModel, load
 from outrider.image.hub import model
-from outrider.image.resolve_drafter import drafters, rules
+from outrider.image.resolve_drafter import listed_drafters, rules
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -33,7 +33,7 @@ class Pictures:
     what = "prompt"
     examples: tuple[str, ...] = ("red heart", "pizza", "cat with tears of joy", "rainbow", "panda", "rocket")
     heat: float = 1.0
-    usual = "jacobi"
+    usual = JACOBI.name
     defaults: Modality | None = name
     fixed = False
     extras: tuple[Knob | Choice, ...] = (
@@ -75,16 +75,8 @@ class Pictures:
 
     def drafters(self) -> list[str]:
         if self._named is not None:
-            return self._named.able(drafters(trained=False))
-        return [one for one in drafters() if self._ready(one)]
-
-    def _ready(self, drafter: str) -> bool:
-        needs = DRAFTERS[drafter].needs
-        if not needs or self._given:
-            return not needs
-        kind = DRAFTERS[drafter].draft_head
-        wanted = [one.name for one in recipes.RECIPES.values() if one.kind is kind] if kind else ["image-draft"]
-        return any(recipes.SHELF.has(name, self._folder) for name in wanted)
+            return listed_drafters(trained=False, draft=self._named.draft_model is not None).ready
+        return listed_drafters(draft=not self._given, folder=self._folder).ready
 
     def rules(self) -> list[str]:
         return rules()

@@ -1,6 +1,6 @@
 """What the page's panels ask of a modality, and what they may offer: methods that go together, their options as knobs.
 
-The three modalities are in of_text, of_image and of_speech; nothing here knows what a token means, or of pages.
+Reads the rows of methods; knows no method, nothing of what a token means, and nothing of pages.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any, Generic, Protocol, TypeVar
 from outrider.app.page import validate
 from outrider.app.page.recordings import Modality, Recording
 from outrider.core.bench.runner import PLAIN
-from outrider.core.drafters.parallel_decoding.jacobi import FILLERS, RENEWALS, SPATIAL
+from outrider.core.drafters.parallel_decoding.jacobi import SPATIAL
 from outrider.core.errors import InvalidOption
-from outrider.core.methods import DRAFTERS, RULES, Method
+from outrider.core.methods import AUTO, DRAFTERS, RULES, Method
+from outrider.core.methods.rules import EXACT
 from outrider.core.trace import Step
 
-_RANGES: Mapping[str, tuple[float, float, float]] = {  # of options, or of one method's: lowest, highest, step
+_RANGES: Mapping[str, tuple[float, float, float]] = {  # lowest, highest, step; rows may have their own
     "batch": (1, 32, 1),
     "beta": (0, 1, 0.05),
     "delta": (0, 0.5, 0.01),
@@ -57,22 +58,8 @@ _RANGES: Mapping[str, tuple[float, float, float]] = {  # of options, or of one m
     "weight": (1, 5, 0.1),
     "width": (1, 8, 1),
     "window": (1, 32, 1),
-    "rest.max_ngram": (1, 32, 1),
-    "sparse-cache.window": (16, 512, 16),
-    "top-beta.beta": (0, 8, 1),
-    "top-k-membership.k": (0, 20, 1),
-    "trust.depth": (0, 8, 1),
-    "typical.delta": (0.05, 2, 0.05),
-    "lantern.delta": (0, 0.5, 0.01),
-    "grouped.gap": (0, 1, 0.05),
-    "specexec.nodes": (8, 64, 8),
 }
-_WORDS: Mapping[str, tuple[str, ...]] = {  # of options that are words
-    "jacobi.filler": FILLERS,
-    "jacobi.renew": RENEWALS,
-    "on-the-fly-window.policy": ("best", "window"),
-}
-_DRAWN = ("draft-model", "on-the-fly-window", "sparse-cache")
+METHODS = {AUTO.name: AUTO, **DRAFTERS}
 _FEW = 4  # knobs of one method
 M = TypeVar("M")
 
@@ -119,7 +106,7 @@ class Asked:
 
     prompt: str
     drafter: str = PLAIN
-    rule: str = "exact"
+    rule: str = EXACT.name
     temperature: float = 0.0
     seed: int = 0
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
@@ -208,18 +195,10 @@ class Named:
     def opened(self, load: Callable[..., M], device: str, dtype: str) -> M:
         return load(self.model, device=device, dtype=dtype, draft_model=self.draft_model, **self.options)
 
-    def able(self, drafters: Sequence[str]) -> list[str]:
-        """Those of them that can run."""
-        return [one for one in drafters if self.draft_model is not None or not DRAFTERS[one].needs]
-
 
 def together(drafter: str, rule: str) -> bool:
     """Can this rule judge what this drafter drafts?"""
-    if rule == "block":  # wants chains that were drawn whole in the step that judges them
-        return drafter in (PLAIN, *_DRAWN)
-    if drafter not in DRAFTERS:  # plain, auto
-        return drafter == PLAIN or "tree" in RULES[rule].topology
-    return set(DRAFTERS[drafter].topology) <= set(RULES[rule].topology)
+    return drafter not in METHODS or RULES[rule].judges(METHODS[drafter])  # plain decoding, and a server's drafter
 
 
 def offered(subject: Backend) -> list[str]:
@@ -229,17 +208,17 @@ def offered(subject: Backend) -> list[str]:
 
 def drafting(subject: Backend, drafter: str) -> list[Knob]:
     """What may be turned of a drafter."""
-    return [] if subject.fixed else knobs(drafter, DRAFTERS, subject.defaults)
+    return [] if subject.fixed else knobs(drafter, METHODS, subject.defaults)
 
 
 def wording(subject: Backend, drafter: str) -> list[Choice]:
     """What may be chosen of a drafter."""
-    if subject.fixed or drafter not in DRAFTERS:
+    if subject.fixed or drafter not in METHODS:
         return []
     found = []
-    for option, value in initial(DRAFTERS[drafter], subject.defaults).items():
-        words = _WORDS.get(f"{drafter}.{option}", ())
-        if words:
+    method = METHODS[drafter]
+    for option, value in initial(method, subject.defaults).items():
+        if words := method.choices.get(option):
             kept = words if subject.name == "image" else tuple(one for one in words if one not in SPATIAL)
             found.append(Choice(option, kept, value))
     return found
@@ -262,10 +241,10 @@ def initial(method: Method, defaults: Modality | None) -> dict[str, Any]:
 def knobs(name: str, table: Mapping[str, Method], defaults: Modality | None = None) -> list[Knob]:
     """The numbers among a method's options, the first few."""
     if name not in table:
-        return [Knob("longest", 1, 32, 1, 24)] if name == "auto" else []
+        return []
     method, found = table[name], []
     for option, value in initial(method, defaults).items():
-        bounds = _RANGES.get(f"{name}.{option}", _RANGES.get(option))
+        bounds = method.ranges.get(option, _RANGES.get(option))
         if bounds is None or isinstance(value, bool) or not isinstance(value, int | float):
             continue
         anchor = (method.anchor or {}).get(option)
@@ -278,15 +257,13 @@ def summary(name: str, table: Mapping[str, Method]) -> str:
     """What a method does, in a line."""
     if name == PLAIN:
         return "nobody guesses: one call of the target for each token"
-    if name == "auto":
-        return "drafters without training, as much as is predicted to pay here"
     return table[name].summary if name in table else "what the server was started with"
 
 
 def checked(subject: Backend, given: Mapping[str, Any]) -> Asked:
     """What somebody asked for, read from plain values; names that are none and numbers out of bounds are refused."""
     drafter = validate.one_of(given.get("drafter", subject.usual), "drafter", offered(subject))
-    rule = validate.one_of(given.get("rule", "exact"), "rule", subject.rules())
+    rule = validate.one_of(given.get("rule", EXACT.name), "rule", subject.rules())
     if not together(drafter, rule):
         raise InvalidOption(
             f"the rule '{rule}' can't judge what '{drafter}' drafts; take {rules_for(subject, drafter)[0]}"

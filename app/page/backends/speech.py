@@ -14,12 +14,11 @@ from outrider.app.page.backends.interface import Asked, Choice, Held, Knob, Name
 from outrider.app.page.recordings import Modality, Recording
 from outrider.app.viz import image_grid, waveform
 from outrider.core.errors import InvalidOption
-from outrider.core.methods import DRAFTERS
+from outrider.core.methods.parallel_decoding import JACOBI
 from outrider.core.trace import Step
-from outrider.speech import PublishedSpeech, Sound, SpeechModel, load, recipes
+from outrider.speech import PublishedSpeech, Sound, SpeechModel, load
 from outrider.speech.hub import model
-from outrider.speech.resolve_drafter import drafters as known_drafters
-from outrider.speech.resolve_drafter import rules as known_rules
+from outrider.speech.resolve_drafter import listed_drafters, rules
 
 _POINTS = 320  # of the envelope
 _COLUMNS = 440  # of the mel picture
@@ -37,7 +36,7 @@ class Speech:
         "Please call Stella, and ask her to bring these things from the store.",
     )
     heat: float = 0.6
-    usual = "jacobi"
+    usual = JACOBI.name
     defaults: Modality | None = name
     fixed = False
     extras: tuple[Knob | Choice, ...] = (Knob("speed", 0.5, 2, 0.1, 1),)
@@ -76,18 +75,11 @@ class Speech:
 
     def drafters(self) -> list[str]:
         if self._named is not None:
-            return self._named.able(known_drafters(ours=False))
-        return [one for one in known_drafters() if self._ready(one)]
-
-    def _ready(self, drafter: str) -> bool:
-        needs = DRAFTERS[drafter].needs
-        if not needs or self._given:
-            return not needs and drafter not in _GIVEN
-        named = recipes.PREFIX + drafter if "draft_head" in needs else "speech-draft"
-        return recipes.SHELF.has(named, self._folder) and drafter not in _GIVEN
+            return listed_drafters(ours=False, draft=self._named.draft_model is not None).ready
+        return listed_drafters(draft=not self._given, heads=not self._given, folder=self._folder).ready
 
     def rules(self) -> list[str]:
-        return known_rules()
+        return rules()
 
     def begin(self, asked: Asked) -> LiveSpeech | LivePublished:
         sp = self.load()
@@ -105,7 +97,6 @@ def _audible(sp: PublishedSpeech) -> PublishedSpeech:
 
 
 _PUBLISHED = ("Good morning.", "a slow waltz for two guitars", "rain on a tin roof, thunder far away")
-_GIVEN = frozenset({"rest", "input-guided", "cross-vocabulary", "n-grammys"})  # they want what a page can't give
 
 
 class LiveSpeech:

@@ -8,10 +8,10 @@ from outrider.app.page import validate
 from outrider.app.page.backends.interface import Asked, Choice, Held, Knob
 from outrider.app.page.recordings import Modality, Recording, tokens_in
 from outrider.app.viz import trace_html
-from outrider.core.methods import AUTO, DRAFTERS
+from outrider.core.methods import AUTO
 from outrider.core.trace import Step
-from outrider.text import TextModel, load, recipes
-from outrider.text.resolve_drafter import drafters, rules
+from outrider.text import TextModel, load
+from outrider.text.resolve_drafter import listed_drafters, rules
 
 MODEL = "smollm2-135m"
 _LIKELY = 3  # alternatives that are noted for each token
@@ -38,7 +38,7 @@ class Text:
 
     def __init__(self, load_: Callable[[], TextModel] | None = None, *, device: str = "cpu", dtype: str = "bfloat16"):
         self._held = Held(load_ or (lambda: load(MODEL, device=device, dtype=dtype)))
-        self._model = MODEL if load_ is None else None  # of another model nothing is known before it is loaded
+        self._model = MODEL if load_ is None else ""  # no weights are known for another model
         self._where = f"SmolLM2-135M-Instruct, {dtype}, {device}" if load_ is None else ""
 
     @property
@@ -53,28 +53,13 @@ class Text:
         return self._held.get()
 
     def drafters(self) -> list[str]:
-        return [one for one in drafters() if one == AUTO.name or _ready(self._model, one)]
+        return listed_drafters(self._model).ready
 
     def rules(self) -> list[str]:
         return rules()
 
     def begin(self, asked: Asked) -> LiveText:
         return LiveText(self.load(), asked)
-
-
-_GIVEN = frozenset({"rest", "input-guided", "cross-vocabulary"})  # they want a store, a source, another model
-
-
-def _ready(model: str | None, drafter: str) -> bool:
-    """Has this model what the drafter needs?"""
-    needs = set(DRAFTERS[drafter].needs)
-    if drafter in _GIVEN or needs - {"model", "draft_head"}:
-        return False
-    if model is None:
-        return not needs
-    if "draft_head" in needs:
-        return recipes.find(model, drafter) is not None
-    return "model" not in needs or drafter == "n-grammys" or recipes.find(model, "draft-model") is not None
 
 
 class LiveText:

@@ -14,6 +14,7 @@ from outrider.app.page.backends.text import Text
 from outrider.app.page.recordings import Modality, Recording, tokens_in
 from outrider.app.viz import trace_html
 from outrider.core.bench.runner import PLAIN
+from outrider.core.methods.rules import EXACT
 from outrider.core.trace import Step, Trace
 from outrider.text.vllm.client import Client, ServeError, to_step
 
@@ -51,7 +52,7 @@ class Served:
         return [self.usual]
 
     def rules(self) -> list[str]:
-        return ["exact"]
+        return [EXACT.name]
 
     def begin(self, asked: Asked) -> LiveServed:
         return LiveServed(self._client, asked)

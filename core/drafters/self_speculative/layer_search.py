@@ -31,7 +31,7 @@ def self_draftable(prefill: Prefill, name: str) -> SelfDraftable:
     """The target's self-drafting interface; raises Incompatible if it has none."""
     if prefill.self_draftable is None:
         raise Incompatible(
-            f"the drafter '{name}' drafts with the target's own layers, and this target can't skip layers (it is a "
+            f"{name} drafts with the target's own layers, and this target can't skip layers (it is a "
             "transformers model); use a model of the Llama or Qwen family, or another drafter"
         )
     return prefill.self_draftable
@@ -74,7 +74,7 @@ def search(
     for step in decode(target, None, Exact(), prompts, sampling=GREEDY, max_new_tokens=tokens):
         texts[step.row] += step.emitted
     counts = [len(text) - len(prompt) for text, prompt in zip(texts, prompts, strict=True)]
-    whole = self_draftable(target.begin(texts, GREEDY, frozenset()), "draft-verify")
+    whole = self_draftable(target.begin(texts, GREEDY, frozenset()), "Draft & Verify")
     best: SkipSet | None = None
     try:
         starts = list(_starts(whole, texts, tokens))

@@ -195,7 +195,7 @@ def draft_verify(
         skip = [name.strip() for name in skip.split(",") if name.strip()]
     names, best = (skip.skip, skip.length) if isinstance(skip, SkipSet) else (tuple(skip), _DEFAULT_LENGTH)
     policy = DraftExit(best if length is None else length, threshold, target_acceptance)
-    return SelfDrafter("draft-verify", lambda model: DraftModel(model, policy=policy), FixedChooser(frozenset(names)))
+    return SelfDrafter("Draft & Verify", lambda model: DraftModel(model, policy=policy), FixedChooser(frozenset(names)))
 
 
 # ---- SWIFT: a set searched for during decoding
@@ -271,7 +271,7 @@ def swift(
             "must be between 0 and 1, window and trials 1 or more, bayes_interval 0 or more"
         )
     return SelfDrafter(
-        "swift",
+        "SWIFT",
         lambda model: DynamicTree(model, nodes=nodes, width=width, depth=depth, min_probability=min_probability),
         SearchChooser(skip_ratio, window, trials, stop_agreement, bayes_interval, seed),
     )
@@ -325,7 +325,7 @@ def draft_on_the_fly(
             "attention, mlp or both"
         )
     return SelfDrafter(
-        "draft-on-the-fly",
+        "Draft on the Fly",
         lambda model: DraftModel(model, policy=Confidence(length, threshold)),
         SimilarityChooser(skip_ratio, min_similarity, tuple(parts)),
     )

@@ -22,6 +22,7 @@ from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.errors import InvalidOption
 from outrider.core.methods import DRAFTERS, RULES
+from outrider.core.methods.rules import EXACT
 from outrider.core.trace import machine, versions
 from outrider.core.tree import Tree
 from outrider.image.hub.model import PublishedModel
@@ -40,7 +41,7 @@ class Setting:
     """One row: a drafter and a rule with their options."""
 
     drafter: str | None
-    rule: str = "exact"
+    rule: str = EXACT.name
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
     rule_options: Mapping[str, Any] = field(default_factory=dict)
     shift: int = 0  # added to the seed
@@ -50,7 +51,7 @@ class Setting:
         if self.shift:
             return "plain, other seeds"
         options = [f"{name}={value}" for name, value in (*self.drafter_options.items(), *self.rule_options.items())]
-        parts = [self.drafter or "plain", *([] if self.rule == "exact" else [self.rule])]
+        parts = [self.drafter or "plain", *([] if self.rule == EXACT.name else [self.rule])]
         return " ".join((" ".join(parts), f"({', '.join(options)})" if options else "")).strip()
 
 

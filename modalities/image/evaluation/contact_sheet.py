@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outrider.core.errors import InvalidOption
+from outrider.core.methods.parallel_decoding import JACOBI
+from outrider.core.methods.rules import ANNEALED, EXACT, GROUPED, LANTERN, LANTERN_PLUS_PLUS
 from outrider.image.evaluation.bench import Setting, generate_batches
 from outrider.image.model import ImageModel
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-RELAXED_RULES = ("lantern", "lantern-plus-plus", "grouped", "annealed")
+RELAXED_RULES = tuple(rule.name for rule in (LANTERN, LANTERN_PLUS_PLUS, GROUPED, ANNEALED))
 _MARGIN, _CAPTION = 12, 26  # pixels around a panel, and above it
 _TEXT, _BORDER = (40, 40, 40), (235, 235, 235)
 
@@ -28,9 +30,9 @@ class Panel:
     images: Sequence[Image]
 
 
-def default_settings(drafter: str = "jacobi") -> list[Setting]:
+def default_settings(drafter: str = JACOBI.name) -> list[Setting]:
     """Plain decoding, then a drafter under the exact rule and under each relaxed rule with its default options."""
-    return [Setting(drafter=None), *(Setting(drafter=drafter, rule=rule) for rule in ("exact", *RELAXED_RULES))]
+    return [Setting(drafter=None), *(Setting(drafter=drafter, rule=rule) for rule in (EXACT.name, *RELAXED_RULES))]
 
 
 def panels(im: ImageModel, prompts: Sequence[str], settings: Sequence[Setting], **options: Any) -> list[Panel]:

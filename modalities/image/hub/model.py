@@ -17,12 +17,13 @@ from torch import Tensor
 
 from outrider.core.assets.hub_models import Family
 from outrider.core.errors import InvalidOption
+from outrider.core.methods.listing import Listing
 from outrider.core.methods.resolve import Resolved
 from outrider.core.protocol import Drafter, Rule, Target
 from outrider.core.validation import as_list
 from outrider.image.grid import Grid, neighbours
 from outrider.image.options import Given, Options
-from outrider.image.resolve_drafter import drafters, resolve_drafter, resolve_rule, rules
+from outrider.image.resolve_drafter import listed_drafters, listed_rules, resolve_drafter, resolve_rule
 from outrider.image.stream import Result, Stream
 
 if TYPE_CHECKING:
@@ -75,14 +76,14 @@ class PublishedModel:
     styles: tuple[str, ...] = ()
 
     @property
-    def drafters(self) -> list[str]:
-        """Names to give as `drafter`."""
-        return drafters(trained=False)
+    def drafters(self) -> Listing:
+        """Names to give as `drafter`, with what each does, needs and lacks here."""
+        return listed_drafters(trained=False, draft=self._small is not None)
 
     @property
-    def rules(self) -> list[str]:
-        """Names to give as `rule`."""
-        return rules()
+    def rules(self) -> Listing:
+        """Names to give as `rule`, with what each does."""
+        return listed_rules()
 
     @overload  # a string is a sequence of strings too: the first that fits counts
     def generate(self, prompt: str, **options: Unpack[Given]) -> Result: ...  # type: ignore[overload-overlap]

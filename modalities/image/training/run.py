@@ -197,7 +197,7 @@ _JOBS: Mapping[str, Callable[[_Context], _Job]] = {
     "image-tokenizer": _tokenizer,
     "image-plan": _plan,
     "image-tokens": _tokens,
-    "image-draft": _draft,
+    recipes.DRAFT: _draft,
 }
 
 

@@ -23,6 +23,7 @@ from outrider.core.bench.runner import PLAIN, SCHEMA, Bench, Contender, Item, Ou
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.methods import DRAFTERS, RULES
+from outrider.core.methods.rules import EXACT
 from outrider.core.trace import machine, versions
 from outrider.core.tree import Tree
 from outrider.speech.audio import Sound
@@ -43,14 +44,14 @@ class Setting:
     """One row: a drafter and a rule with their options."""
 
     drafter: str | None = None
-    rule: str = "exact"
+    rule: str = EXACT.name
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
     rule_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         options = [f"{name}={value}" for name, value in (*self.drafter_options.items(), *self.rule_options.items())]
-        parts = [self.drafter or PLAIN, *([] if self.rule == "exact" else [self.rule])]
+        parts = [self.drafter or PLAIN, *([] if self.rule == EXACT.name else [self.rule])]
         return " ".join((*parts, *([f"({', '.join(options)})"] if options else [])))
 
 

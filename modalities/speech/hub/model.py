@@ -18,11 +18,13 @@ from outrider.core.assets.hub_models import Family
 from outrider.core.decode import Stop, decode
 from outrider.core.distribution import Sampling
 from outrider.core.errors import InvalidOption
+from outrider.core.methods.listing import Listing
+from outrider.core.methods.rules import EXACT
 from outrider.core.protocol import Drafter, Rule, Target
 from outrider.core.trace import Step, Trace, machine, versions
 from outrider.core.validation import METHODS, NUMBER, WHOLE, Kind, check, options_of
 from outrider.speech.audio import Sound
-from outrider.speech.resolve_drafter import drafters, resolve_drafter, resolve_rule, rules
+from outrider.speech.resolve_drafter import listed_drafters, listed_rules, resolve_drafter, resolve_rule
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Options:
     """The options of a generation."""
 
     drafter: str | Drafter | None = None
-    rule: str | Rule = "exact"
+    rule: str | Rule = EXACT.name
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -101,21 +103,21 @@ class SoundModel(Protocol):
 class PublishedSpeech:
     """A published model with its drafters and rules."""
 
-    def __init__(self, published: Published, *, name: str, dtype: str = "float32") -> None:
-        self.published, self.name, self.dtype = published, name, dtype
+    def __init__(self, published: Published, *, name: str, dtype: str = "float32", draft: bool = False) -> None:
+        self.published, self.name, self.dtype, self._draft = published, name, dtype, draft
 
     def __repr__(self) -> str:
         return f"<outrider.speech model {self.name}, {self.dtype}>"
 
     @property
-    def drafters(self) -> list[str]:
-        """Names to give as `drafter`."""
-        return drafters(ours=False)
+    def drafters(self) -> Listing:
+        """Names to give as `drafter`, with what each does, needs and lacks here."""
+        return listed_drafters(ours=False, draft=self._draft)
 
     @property
-    def rules(self) -> list[str]:
-        """Names to give as `rule`."""
-        return rules()
+    def rules(self) -> Listing:
+        """Names to give as `rule`, with what each does."""
+        return listed_rules()
 
     def generate(self, prompt: Any, *, limit: int | None = None, **options: Any) -> PublishedResult:
         """Generate until the end or `limit`, which is in the class's unit: frames, tokens or columns. The options are
@@ -264,7 +266,7 @@ def load(
     if draft_model is not None:
         options["draft"] = FAMILY.model(draft_model, device=device, dtype=dtype)
     model = FAMILY.open(source, device=device, dtype=dtype, revision=revision, options=options)
-    return PublishedSpeech(model, name=str(source), dtype=dtype)
+    return PublishedSpeech(model, name=str(source), dtype=dtype, draft=draft_model is not None)
 
 
 def ids_of(text: Sequence[int] | torch.Tensor) -> list[int]:

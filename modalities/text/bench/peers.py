@@ -25,7 +25,9 @@ from outrider.core.assets.sources import Index
 from outrider.core.assets.store import ASSETS
 from outrider.core.bench.runner import Contender, Item, Outcome
 from outrider.core.errors import OutriderError
+from outrider.core.methods.lookup import PROMPT_LOOKUP
 from outrider.core.paths import cache_folder
+from outrider.core.protocol import PLAIN
 
 WORKER = Path(__file__).with_name("peer_worker.py")
 _LOADING, _ANSWERING = 600.0, 300.0  # seconds
@@ -237,7 +239,7 @@ def started(
                 peers.skipped[name] = str(error)
                 continue
             for lookup in (False, True):
-                full = f"{name} {'prompt-lookup' if lookup else 'plain'}"
+                full = f"{name} {PROMPT_LOOKUP if lookup else PLAIN}"
                 say(f"starting {full}")
                 try:
                     settings = _options(PEERS[name], model, lookup, threads, dtype)

@@ -30,6 +30,7 @@ from outrider.core.errors import InvalidOption, OutriderError, unknown
 from outrider.core.methods import AUTO, RULES, Input
 from outrider.core.methods import DRAFTERS as METHODS
 from outrider.core.methods.lookup import PROMPT_LOOKUP
+from outrider.core.methods.rules import EXACT
 from outrider.core.protocol import Target
 from outrider.core.trace import machine, versions
 from outrider.core.tree import Tree
@@ -123,7 +124,7 @@ class Settings:
     """How everything is decoded."""
 
     drafters: tuple[str, ...] = DRAFTERS
-    rule: str = "exact"
+    rule: str = EXACT.name
     temperature: float = 0.0
     max_new_tokens: int = 128
     seed: int = 0
@@ -239,7 +240,7 @@ class Judge:
     def same(self, bench: Bench, one: Contender) -> dict[str, Same] | None:
         """How a contender's outputs compare with plain's, by item; None where they needn't be alike."""
         greedy = self.settings.temperature == 0
-        if not greedy and self.settings.rule != "gumbel-match":
+        if not greedy and not RULES[self.settings.rule].same_tokens:
             return None
         plain, end = bench.first(PLAIN), set(self.lm.end)
         found: dict[str, Same] = {}

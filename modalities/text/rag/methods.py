@@ -15,6 +15,7 @@ from outrider.core.bench.runner import SCHEMA
 from outrider.core.bench.timing import timed
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.methods import Method
+from outrider.core.methods.lookup import PROMPT_LOOKUP
 from outrider.core.trace import Step, Summary, machine, versions
 from outrider.text.model import TextModel
 from outrider.text.rag import ralm, specrag
@@ -111,7 +112,7 @@ ANSWER_METHODS = (
     AnswerMethod(method="ralm-spec", speculation=Speculation(ahead=3)),
     AnswerMethod(method="ralm-spec", speculation=Speculation()),
     AnswerMethod(method="ralm-spec", speculation=Speculation(ahead=3, overlap=True)),
-    AnswerMethod(method="ralm-spec", speculation=Speculation(ahead=3), drafter="prompt-lookup"),
+    AnswerMethod(method="ralm-spec", speculation=Speculation(ahead=3), drafter=PROMPT_LOOKUP.name),
     AnswerMethod(method="rag"),
     AnswerMethod(method="speculative-rag"),
 )

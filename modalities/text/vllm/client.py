@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.core.errors import InvalidOption, OutriderError
+from outrider.core.methods import DRAFTERS
 from outrider.core.trace import Finish, Source, Step, Times
 from outrider.text.vllm.export import WRITERS
 
-NEEDS_NOTHING = ("prompt-lookup", "suffix")
+NEEDS_NOTHING = tuple(name for name, method in DRAFTERS.items() if method.vllm and not method.needs)
 SERVED = "served"  # the drafter of a server that `outrider serve` did not start
 _TIMEOUT = 600.0  # seconds
 _COUNTERS = {

@@ -23,6 +23,8 @@ from outrider.core.drafters.trained.heads import MedusaHeads
 from outrider.core.drafters.trained.import_checkpoints import layer_tensors, write_speculators
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption
+from outrider.core.methods.draft_model import DRAFT_MODEL
+from outrider.core.methods.trained import EAGLE3, MEDUSA
 from outrider.text import recipes
 from outrider.text.loading import find, load
 from outrider.text.model import TextModel
@@ -147,7 +149,7 @@ def _save(tensors: Mapping[str, Tensor], folder: Path) -> None:
 
 
 WRITERS: Mapping[str, Callable[[Any, TextModel, Path, int], None]] = {
-    "draft-model": _draft_model,
-    "eagle3": _eagle3,
-    "medusa": _medusa,
+    DRAFT_MODEL.name: _draft_model,
+    EAGLE3.name: _eagle3,
+    MEDUSA.name: _medusa,
 }

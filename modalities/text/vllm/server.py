@@ -25,13 +25,16 @@ from typing import Any
 
 from outrider.core.assets.store import read_json
 from outrider.core.errors import Incompatible, InvalidOption
+from outrider.core.methods import DRAFTERS
+from outrider.core.methods.lookup import PROMPT_LOOKUP, SUFFIX
+from outrider.core.methods.trained import MEDUSA
 from outrider.core.paths import cache_folder
 from outrider.text.bench.peers import PEERS, pip
 from outrider.text.vllm.client import Client, ServeError
 from outrider.text.vllm.export import NOTE, WRITERS, export, refused
 
 MODULE = "vllm.entrypoints.openai.api_server"
-SUFFIX = "arctic-inference==0.1.1"  # the version that vLLM requires
+ARCTIC = "arctic-inference==0.1.1"  # for suffix decoding: the version that vLLM requires
 _BUILDS = ("nanobind==2.9.2", "grpcio-tools", "wheel", "cmake")
 _START_TIMEOUT = 900.0  # seconds
 
@@ -47,16 +50,16 @@ def speculative(
         raise InvalidOption(f"length is {length}; it must be 1 drafted token or more")
     if drafter is None:
         return None
-    if drafter == "prompt-lookup":
+    if drafter == PROMPT_LOOKUP.name:
         lookup = PEERS["vllm"]
         return {
-            "method": "ngram",
+            "method": PROMPT_LOOKUP.vllm,
             "num_speculative_tokens": length or lookup.length,
             "prompt_lookup_max": lookup.longest,
             "prompt_lookup_min": 2,
         }
-    if drafter == "suffix":
-        return {"method": "suffix", **({"num_speculative_tokens": length} if length else {})}
+    if drafter == SUFFIX.name:
+        return {"method": SUFFIX.vllm, **({"num_speculative_tokens": length} if length else {})}
     if drafter not in WRITERS:
         raise refused(drafter)
     folder = weights
@@ -69,10 +72,9 @@ def speculative(
     if note.get("drafter", drafter) != drafter:
         raise InvalidOption(f"{folder} contains the drafter {note['drafter']}, not {drafter}")
     exported_length = int(note.get("length", 4))
-    if drafter == "medusa" and length not in (None, exported_length):
+    if drafter == MEDUSA.name and length not in (None, exported_length):
         raise Incompatible(f"vLLM always drafts with all Medusa heads, here {exported_length}; leave the length out")
-    method = {"draft-model": "draft_model"}.get(drafter, drafter)
-    return {"method": method, "model": str(folder), "num_speculative_tokens": length or exported_length}
+    return {"method": DRAFTERS[drafter].vllm, "model": str(folder), "num_speculative_tokens": length or exported_length}
 
 
 def interpreter(given: Path | None = None) -> Path:
@@ -92,9 +94,9 @@ def interpreter(given: Path | None = None) -> Path:
 
 def can_draft(python: Path, drafter: str | None) -> None:
     """Raise ServeError if this vLLM lacks the separate package of suffix decoding."""
-    if drafter == "suffix" and not _has(python, SUFFIX.partition("==")[0].replace("-", "_")):
+    if drafter == SUFFIX.name and not _has(python, ARCTIC.partition("==")[0].replace("-", "_")):
         raise ServeError(
-            f"vLLM's suffix decoding needs {SUFFIX}, which {python} does not have; `outrider serve --install --drafter "
+            f"vLLM's suffix decoding needs {ARCTIC}, which {python} does not have; `outrider serve --install --drafter "
             "suffix` builds it in our venv, with a C++ compiler"
         )
 
@@ -102,13 +104,13 @@ def can_draft(python: Path, drafter: str | None) -> None:
 def add_suffix(python: Path, say: Callable[[str], None]) -> None:
     """Build the package of suffix decoding if it is missing. It is distributed as source only and requests its own
     PyTorch for the build, but also builds with the installed one."""
-    if _has(python, SUFFIX.partition("==")[0].replace("-", "_")):
+    if _has(python, ARCTIC.partition("==")[0].replace("-", "_")):
         return
-    say(f"building {SUFFIX} (once)")
+    say(f"building {ARCTIC} (once)")
     with tempfile.TemporaryDirectory() as folder:
         pip(python, "install", "--only-binary=:all:", "--target", folder, *_BUILDS)
         path = os.pathsep.join([str(Path(folder) / "bin"), os.environ.get("PATH", "")])
-        pip(python, "install", "--no-deps", "--no-build-isolation", SUFFIX, PATH=path, PYTHONPATH=folder)
+        pip(python, "install", "--no-deps", "--no-build-isolation", ARCTIC, PATH=path, PYTHONPATH=folder)
 
 
 def _has(python: Path, package: str) -> bool:

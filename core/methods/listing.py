@@ -1,0 +1,91 @@
+"""The methods that a model takes, as `model.drafters` and `model.rules` show them: what each does and needs, and what
+is missing for it here. Knows rows, not how a modality finds weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.core.methods.row import Method
+from outrider.core.protocol import Capability
+
+Lacking = Callable[[Method], tuple[str, ...]]
+_WIDTH = 100  # of a line
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method as one model takes it."""
+
+    method: Method
+    missing: tuple[str, ...] = ()  # what has to be given or trained before it runs here, in plain words
+
+    @property
+    def ready(self) -> bool:
+        """Does it run with its default options?"""
+        return not self.missing
+
+    @property
+    def needs(self) -> dict[str, str]:
+        """The options whose values come from the model or the user, and what each is."""
+        return {option: str(kind) for option, kind in self.method.inputs.items()}
+
+    @property
+    def summary(self) -> str:
+        return self.method.summary
+
+    @property
+    def topology(self) -> tuple[str, ...]:
+        return self.method.topology
+
+    @property
+    def capabilities(self) -> tuple[Capability, ...]:
+        return self.method.capabilities
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return self.method.options
+
+    def __repr__(self) -> str:
+        method, kind = self.method, "drafts" if self.method.lossless is None else "takes"
+        lines = [
+            f"{method.name}: {method.summary}",
+            f"  {kind} {', '.join(method.topology)}",
+            *([f"  {', '.join(map(str, method.capabilities))}"] if method.capabilities else []),
+            *(f"  {option}: {what}" for option, what in self.needs.items()),
+            "  ready" if self.ready else f"  missing: {'; '.join(self.missing)}",
+        ]
+        return "\n".join(lines)
+
+
+class Listing(Mapping[str, Entry]):
+    """Methods by name."""
+
+    def __init__(self, methods: Iterable[Method], lacking: Lacking = lambda method: ()) -> None:
+        self._methods = {method.name: method for method in methods}
+        self._lacking = lacking
+
+    def __getitem__(self, name: str) -> Entry:
+        method = self._methods[name]
+        return Entry(method, self._lacking(method))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._methods)
+
+    def __len__(self) -> int:
+        return len(self._methods)
+
+    @property
+    def ready(self) -> list[str]:
+        """The names of those that run here with their default options."""
+        return [name for name, entry in self.items() if entry.ready]
+
+    def __repr__(self) -> str:
+        width = max(map(len, self._methods), default=0)
+        lines = []
+        for name, entry in self.items():
+            told = entry.summary if entry.ready else f"missing: {'; '.join(entry.missing)}"
+            line = f"{name:{width}}  {'ready' if entry.ready else '-':5}  {told}"
+            lines.append(line if len(line) <= _WIDTH else line[: _WIDTH - 1].rstrip() + "…")
+        return "\n".join(lines)
