@@ -25,7 +25,7 @@ from torch import Tensor
 
 from outrider.core.engine.linear import Dense, Linear, Packed
 from outrider.core.engine.network import Network
-from outrider.core.engine.quantization.quantize import ByRows
+from outrider.core.engine.quantization.quantize import SwitchByRows
 from outrider.core.engine.types import Layer
 from outrider.core.errors import InvalidOption
 from outrider.core.kernels import native
@@ -241,7 +241,7 @@ def offload_layers(
 
 def _plain(linear: Linear) -> Linear:
     """The layer in a form whose weights are plain tensors."""
-    if isinstance(linear, ByRows):
+    if isinstance(linear, SwitchByRows):
         return _plain(linear.few)
     return Dense(linear.weight, linear.bias) if isinstance(linear, Packed) else linear
 

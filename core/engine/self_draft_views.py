@@ -23,7 +23,7 @@ from outrider.core.engine.kv_cache.cache import Cache, Rows
 from outrider.core.engine.kv_retrieval import root_queries, top_chunks
 from outrider.core.engine.layer_subset import reread
 from outrider.core.engine.network import Network
-from outrider.core.engine.quantization.quantize import quantised
+from outrider.core.engine.quantization.quantize import quantize
 from outrider.core.engine.types import Layer
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.protocol import Prefill, Prompts, Scores, committed
@@ -83,7 +83,7 @@ class View:
 
         def make() -> Network:
             view = network.map_linears(lambda linear: linear, layers)
-            return view if bits is None else quantised(view, bits)
+            return view if bits is None else quantize(view, bits)
 
         graphs = network.graphs
         self.network = make() if graphs is None else graphs.view((frozenset(skip), exit, bits), make)

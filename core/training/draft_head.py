@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from outrider.core.engine.cuda_graphs import GraphPool
 from outrider.core.engine.native.draft_tree import NativeTree
 from outrider.core.engine.trainable.block import AttentionMask
-from outrider.core.engine.trainable.shared_embedding import Words
+from outrider.core.engine.trainable.shared_embedding import SharedEmbedding
 from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible
 from outrider.core.training.losses import Loss
@@ -152,7 +152,7 @@ class DraftingHead(Protocol):
     needs: frozenset[str]
     drafting_needs: frozenset[str] | None
     taps: tuple[str, ...]  # in the order in which it reads them, concatenated
-    words: Words
+    words: SharedEmbedding
     draft_kind: str  # how its paper drafts: one of outrider.core.drafters.trained.drafter.DRAFT_KINDS
     depth: int | None  # how many tokens ahead it can guess; None: any number
     parallel: bool  # does it make all guesses at once, whatever is drafted?

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.core.engine.network import Network, with_graphs
-from outrider.core.engine.trainable.block import Angles, Norm, each_before
-from outrider.core.engine.trainable.token_decoder import beginning, shape, spoken
+from outrider.core.engine.trainable.block import Angles, Norm, causal_mask
+from outrider.core.engine.trainable.token_decoder import decoder_config, initial_blocks, to_network
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption
 from outrider.core.training.draft_head import Batch, DraftHead, Guess
@@ -70,14 +70,14 @@ class TokenModel(DraftHead):
             "side": side,
             "lent": lent,
         }
-        self.form = shape(codes, width=width, layers=layers, heads=heads, hidden=hidden)
+        self.form = decoder_config(codes, width=width, layers=layers, heads=heads, hidden=hidden)
         self.drop = drop
         self._lender = [target] if lent else []  # a list hides it from nn.Module
         if lent:
             self.through = nn.Linear(target.form.hidden_size, width, bias=False)
         else:
             self.embedding = nn.Parameter(torch.randn(self.prompt_encoder.size, width) * 0.5)
-        self.blocks = beginning(self.form)
+        self.blocks = initial_blocks(self.form)
         self.norm = Norm(width, self.form.norm_eps)
         self.head = nn.Parameter(torch.randn(codes, width) * 0.02)
         self.teller: PlanConditioning | None = None  # part of the tensor names in weight files
@@ -105,7 +105,7 @@ class TokenModel(DraftHead):
             x = x + F.pad(self._shuffle_some(plan).to(x.dtype), (0, 0, length, 0))
         positions = torch.arange(count, device=ids.device)[None]
         cos, sin = self._angles(positions, count, torch.float32)
-        attention = each_before(count, cos, sin)
+        attention = causal_mask(count, cos, sin)
         for depth, block in enumerate(self.blocks):
             output = block(x, attention)
             drop = self.drop * depth / len(self.blocks)
@@ -138,7 +138,7 @@ class TokenModel(DraftHead):
 
     def network(self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Network:
         """The same weights, laid out for inference."""
-        network = spoken(self.form, self.blocks, self.embeddings(), self.norm, self.head, dtype, device)
+        network = to_network(self.form, self.blocks, self.embeddings(), self.norm, self.head, dtype, device)
         if self.teller is None:
             return network
         conditioning = copy.deepcopy(self.teller).eval().requires_grad_(False).to(device, network.residual_dtype)

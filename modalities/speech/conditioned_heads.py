@@ -34,17 +34,17 @@ class ConditionedHeads(MedusaHeads):
             )
         super().__init__(target, heads=heads, layers=layers, vocabulary=vocabulary, fade=fade)
         self.config = {name: value for name, value in self.config.items() if name != "own"}
-        self.about = Matrix(self.words.width, heads * self.words.width, zero=True)  # V_k of all heads
+        self.about = Matrix(self.words.hidden_size, heads * self.words.hidden_size, zero=True)  # V_k of all heads
 
     def _condition(self, k: int, conditioning: Tensor) -> Tensor:
         """V_k times the conditioning of head k's position, which is one of LOOKAHEAD: [..., LOOKAHEAD D] -> [...,
         D]."""
-        width = self.words.width
+        width = self.words.hidden_size
         weight = self.about.weight[k * width : (k + 1) * width]
         return F.linear(conditioning[..., k * width : (k + 1) * width], weight)
 
     def guesses(self, batch: Batch) -> Iterable[Guess]:
-        width, first = self.words.width, self.first
+        width, first = self.words.hidden_size, self.first
         for k in range(self.depth):
             loss_mask = batch.loss_mask(k + 2)
             x, conditioning = (batch.taps[tap][loss_mask].to(first.weight.dtype) for tap in self.taps)
@@ -54,7 +54,7 @@ class ConditionedHeads(MedusaHeads):
             yield Guess(self.words.logits(state), k + 2, self.fade**k, self.words.vocabulary)
 
     def future_states(self, state: Tensor, attn_mask: AttentionMask) -> Tensor:
-        width = self.words.width
+        width = self.words.hidden_size
         rows, x = len(state), state[:, :width]
         conditioning = state[:, width : (1 + self.depth) * width].view(rows, self.depth, width)
         # one product gives every head at every position; each head uses the one at its own

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from outrider.core.distribution import Sampling
 from outrider.core.engine.conditioned import ConditionedDecoder
 from outrider.core.engine.network import Network
-from outrider.core.engine.trainable.block import Angles, Norm, each_before
-from outrider.core.engine.trainable.token_decoder import beginning, shape, spoken
+from outrider.core.engine.trainable.block import Angles, Norm, causal_mask
+from outrider.core.engine.trainable.token_decoder import decoder_config, initial_blocks, to_network
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Prefill, Prompts
 from outrider.core.training.draft_head import DraftHead
@@ -129,11 +129,11 @@ class Voice(DraftHead):
             "drop": drop,
         }
         self.end = codes
-        self.form = shape(codes + 1, width=width, layers=layers, heads=heads, hidden=hidden)
+        self.form = decoder_config(codes + 1, width=width, layers=layers, heads=heads, hidden=hidden)
         self.drop = drop
         self.reader = PhonemeEncoder(width, reading, drop)  # "reader" is part of the tensor names in weight files
         self.embedding = nn.Parameter(torch.randn(codes + 1, width) * 0.5)
-        self.blocks = beginning(self.form)
+        self.blocks = initial_blocks(self.form)
         self.norm = Norm(width, self.form.norm_eps)
         self.head = nn.Parameter(torch.randn(codes + 1, width) * 0.02)
         self._angles = Angles(self.form)
@@ -150,7 +150,7 @@ class Voice(DraftHead):
         x = F.dropout(F.embedding(tokens, self.embedding), self.drop, self.training) + conditioning
         positions = torch.arange(count, device=tokens.device)[None]
         cos, sin = self._angles(positions, count, torch.float32)
-        attn_mask = each_before(count, cos, sin)
+        attn_mask = causal_mask(count, cos, sin)
         states["embedding"] = x
         for index, block in enumerate(self.blocks):
             change = block(x, attn_mask) - x
@@ -187,7 +187,7 @@ class Voice(DraftHead):
 
     def network(self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Network:
         """The decoder's weights, laid out for inference."""
-        return spoken(self.form, self.blocks, self.embedding, self.norm, self.head, dtype, device)
+        return to_network(self.form, self.blocks, self.embedding, self.norm, self.head, dtype, device)
 
 
 def _pad(row: Sequence[int], length: int, value: int) -> list[int]:

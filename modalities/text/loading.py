@@ -18,7 +18,7 @@ from outrider.core.engine import checkpoints
 from outrider.core.engine.linear import fastest
 from outrider.core.engine.network import with_graphs
 from outrider.core.engine.offload import LayerOffload, offload_layers
-from outrider.core.engine.quantization.quantize import quantised
+from outrider.core.engine.quantization.quantize import quantize
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption, OutriderError, unknown
 from outrider.core.protocol import Target
@@ -157,7 +157,7 @@ def _target(
         network = checkpoints.assemble(config, tensors, dtype=precision, device=device, convert=fastest)
     else:
         network = checkpoints.assemble(config, tensors, dtype=precision, device=device)
-        network = quantised(network, int(dtype.removeprefix("int")))
+        network = quantize(network, int(dtype.removeprefix("int")))
         if offload is not None:
             network, _ = offload_layers(network, offload)
     return partial(Decoder, with_graphs(network), cache_bits=None if kv_cache_dtype is None else 8), config.context

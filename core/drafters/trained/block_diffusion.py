@@ -219,7 +219,7 @@ class DSparkBlock(DFlashBlock):
         return F.binary_cross_entropy_with_logits(self.confidence(said.detach())[..., 0].float(), chance)
 
     def acceptance(self, states: Tensor) -> Tensor:
-        chance: Tensor = self.confidence(states[..., -self.words.width :])[..., 0].sigmoid()
+        chance: Tensor = self.confidence(states[..., -self.words.hidden_size :])[..., 0].sigmoid()
         return chance
 
     def future_states(self, state: Tensor, attn_mask: AttentionMask) -> Tensor:
@@ -228,13 +228,13 @@ class DSparkBlock(DFlashBlock):
         return torch.cat([places.flatten(1), said], -1)[:, None]
 
     def step(self, states: Tensor, tokens: Tensor, attn_mask: AttentionMask, level: int) -> Tensor:
-        width = self.words.width
+        width = self.words.hidden_size
         at = min(level + 1, self.depth - 1) * width
         said = self._corrected(states[..., at : at + width], tokens)
         return torch.cat([states[..., :-width], said], -1)
 
     def logits(self, states: Tensor) -> Tensor:
-        return self.words.logits(states[..., -self.words.width :])
+        return self.words.logits(states[..., -self.words.hidden_size :])
 
 
 class SpecDecBlock(DFlashBlock):

@@ -22,7 +22,7 @@ from outrider.core.drafters.trained.heads import PrefixCache, before, causal, ke
 from outrider.core.drafters.trained.lora import adapted
 from outrider.core.drafters.tree_shapes import parallel
 from outrider.core.engine.trainable.block import Angles, AttentionMask, Block, Matrix, Norm
-from outrider.core.engine.trainable.shared_embedding import Words, weight_bytes
+from outrider.core.engine.trainable.shared_embedding import SharedEmbedding, weight_bytes
 from outrider.core.errors import InvalidOption
 from outrider.core.rng import CounterRNG
 from outrider.core.training.draft_head import Batch, DraftHead
@@ -84,7 +84,7 @@ class CtcFrames(DraftHead):
         if not 1 <= length <= frames:
             raise InvalidOption(f"frames={frames}, length={length}: there must be as many frames as tokens, or more")
         network = target.network
-        self.words = Words(network, vocabulary)
+        self.words = SharedEmbedding(network, vocabulary)
         self.form, self.depth, self.frames = network.config, length, frames
         self.config = {
             "frames": frames,

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from outrider.core.drafters.trained.lora import correct
 from outrider.core.engine.linear import Dense, Linear
 from outrider.core.engine.network import Network
-from outrider.core.engine.quantization.quantize import leanest
+from outrider.core.engine.quantization.quantize import fastest_for_drafting
 from outrider.core.engine.trainable.block import Angles, AttentionMask, Block, Matrix, Norm
-from outrider.core.engine.trainable.shared_embedding import Words
+from outrider.core.engine.trainable.shared_embedding import SharedEmbedding
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Layer
 from outrider.core.errors import InvalidOption
@@ -49,7 +49,7 @@ class SmallModel(DraftHead):
             raise InvalidOption(f"layers are {tuple(layers)}; give some of 0 to {depth - 1}, or -1 for the last")
         if rank < 0:
             raise InvalidOption(f"rank is {rank}; it must be 0 (whole layers) or more")
-        self.words = Words(network, vocabulary)
+        self.words = SharedEmbedding(network, vocabulary)
         self.config = {"layers": [one % depth for one in layers], "vocabulary": self.words.count, "rank": rank}
         if self.words.vocabulary is None:
             self.config["vocabulary"] = 0
@@ -108,7 +108,7 @@ class SmallModel(DraftHead):
     def _assembled(self, network: Network) -> Network:
         def laid(matrix: Matrix) -> Linear:
             bias = None if matrix.bias is None else matrix.bias.to(network.dtype)
-            return leanest(Dense(matrix.weight.to(network.device, network.dtype), bias))
+            return fastest_for_drafting(Dense(matrix.weight.to(network.device, network.dtype), bias))
 
         def plain(norm: Norm) -> Tensor:
             return norm.weight.detach().to(network.device, network.dtype)
@@ -139,7 +139,7 @@ class Reduced:
     bias = None
 
     def __init__(self, weight: Tensor, kept: Tensor, vocabulary: int) -> None:
-        self._rows = leanest(Dense(weight.contiguous()))
+        self._rows = fastest_for_drafting(Dense(weight.contiguous()))
         self._kept, self._vocabulary = kept.to(weight.device), vocabulary
         self.weight_bytes = self._rows.weight_bytes
 

@@ -24,7 +24,7 @@ from outrider.core.drafters.trained.heads import PrefixCache, before, causal, ke
 from outrider.core.drafters.trained.lora import adapted
 from outrider.core.engine.native.draft_tree import NativeTree
 from outrider.core.engine.trainable.block import Angles, AttentionMask, Block, Matrix, Norm, Rounds
-from outrider.core.engine.trainable.shared_embedding import Words, weight_bytes
+from outrider.core.engine.trainable.shared_embedding import SharedEmbedding, weight_bytes
 from outrider.core.engine.types import Config
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.kernels.native import Tiled
@@ -76,7 +76,7 @@ class EagleHead(DraftHead):
     ) -> None:
         super().__init__()
         network = target.network
-        self.words = Words(network, vocabulary)
+        self.words = SharedEmbedding(network, vocabulary)
         self.form = shaped(network.config, hidden, form)
         self.rounds, self.regress, self.noise, self.fade = rounds, regress, noise, fade
         self.config = {
@@ -172,7 +172,7 @@ class Eagle3Head(DraftHead):
         if rounds < 1:
             raise InvalidOption(f"rounds is {rounds}; it must be 1 or more")
         self.needs = frozenset(self.taps)
-        self.words = Words(network, vocabulary, own=own)
+        self.words = SharedEmbedding(network, vocabulary, own=own)
         self.form = replace(shaped(network.config, hidden, form), qk_norm=False)
         self.rounds, self.steady, self.fade, self.normed_residual = rounds, steady, fade, normed_residual
         self.config = {

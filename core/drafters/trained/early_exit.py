@@ -21,7 +21,7 @@ from outrider.core.drafters.trained.head_runner import HeadRunner, carried, read
 from outrider.core.drafters.trained.heads import PrefixCache, kept
 from outrider.core.engine.self_draft_views import position_bound
 from outrider.core.engine.trainable.block import Angles, Attention, AttentionMask, Mlp, Norm
-from outrider.core.engine.trainable.shared_embedding import Words, weight_bytes
+from outrider.core.engine.trainable.shared_embedding import SharedEmbedding, weight_bytes
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.protocol import Prefill, Prompts, View
 from outrider.core.training.draft_head import Batch, DraftHead, Guess
@@ -56,7 +56,7 @@ class Early(HeadRunner):
                 ids, places = self.cache.prompt_chunk(start, stop)
                 self.draft_head.open(features[:, start:stop], ids, self._attn_mask(places, longest))
         self.cache.set_prefilled(prompts)
-        width = self.draft_head.words.width
+        width = self.draft_head.words.hidden_size
         self._pending = torch.zeros(len(prompts), 1, width, dtype=self.dtype, device=self.device)
         self._states = self._pending[:, :0]
         return Prefill()
@@ -123,7 +123,7 @@ class ExitHead(DraftHead):
         self.tap = f"layer.{self.exit - 1}"
         self.taps: tuple[str, ...] = (self.tap,)
         self.needs = frozenset(self.taps)
-        self.words = Words(network, vocabulary)
+        self.words = SharedEmbedding(network, vocabulary)
         self.form = replace(network.config, intermediate_size=hidden)
         self.config = {"exit": self.exit, "hidden": hidden, "vocabulary": kept(self.words)}
         self.inner, self.norm = (Norm(self.form.hidden_size, self.form.norm_eps) for _ in range(2))
@@ -169,7 +169,7 @@ class KangarooHead(DraftHead):
         self.tap = f"layer.{self.exit - 1}"
         self.taps: tuple[str, ...] = (self.tap,)
         self.needs = frozenset(self.taps)
-        self.words = Words(network, vocabulary)
+        self.words = SharedEmbedding(network, vocabulary)
         self.form = network.config
         self.config = {"exit": self.exit, "vocabulary": kept(self.words)}
         self.entered, self.norm = (Norm(self.form.hidden_size, self.form.norm_eps) for _ in range(2))

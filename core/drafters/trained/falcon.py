@@ -134,7 +134,7 @@ class FalconHead(Anchored):
         return self._pass(state[:, None], AttentionMask(attn_mask.cos, attn_mask.sin, attn_mask.mask, context=context))
 
     def step(self, states: Tensor, tokens: Tensor, attn_mask: AttentionMask, level: int) -> Tensor:
-        width = self.words.width
+        width = self.words.hidden_size
         x = self._entered(states[..., -width:], tokens)
         known = self._listen(x, attn_mask)
         at = (level + 1) % self.wide
@@ -156,7 +156,7 @@ class FalconHead(Anchored):
         return torch.cat([states, states[..., :width]], -1)
 
     def logits(self, states: Tensor) -> Tensor:
-        return self.words.logits(states[..., -self.words.width :])
+        return self.words.logits(states[..., -self.words.hidden_size :])
 
     @property
     def pass_bytes(self) -> int:

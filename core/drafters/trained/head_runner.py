@@ -19,7 +19,7 @@ from outrider.core.engine.kv_cache.cache import Cache, Rows
 from outrider.core.engine.native.draft_tree import Grown
 from outrider.core.engine.self_draft_views import position_bound
 from outrider.core.engine.trainable.block import Angles, AttentionMask
-from outrider.core.engine.trainable.shared_embedding import settled
+from outrider.core.engine.trainable.shared_embedding import for_inference
 from outrider.core.engine.types import Config, PassLayout
 from outrider.core.protocol import Prefill, Prompts, Scores, SelfDraftable
 from outrider.core.training.draft_head import DraftingHead, ParallelHead
@@ -63,7 +63,7 @@ class HeadRunner:
 
     def __init__(self, draft_head: DraftingHead) -> None:
         self.draft_head: Any = draft_head  # sequential or parallel, as `parallel` says
-        self.vocabulary = draft_head.words.known
+        self.vocabulary = draft_head.words.full_vocabulary
         weights = draft_head.words.embedding
         self.dtype, self.device = weights.dtype, weights.device
         self.weight_bytes = draft_head.pass_bytes
@@ -120,7 +120,7 @@ class HeadRunner:
         self, name: str, work: Callable[..., Tensor], given: Sequence[Tensor], attn_mask: AttentionMask, *more: int
     ) -> Tensor:
         """A pass of the draft head, as one launch of a CUDA graph if there are graphs."""
-        places, context = attn_mask.places, attn_mask.context
+        places, context = attn_mask.layout, attn_mask.context
         if self._graph_pool is None or (places is not None and places.slots is None):
             return work(*given, attn_mask, *more)
         store = self.cache.store
@@ -268,6 +268,6 @@ def ready(draft_head: Any, target: Any) -> Any:
     weights = {name: weight.clone() for name, weight in draft_head.state_dict().items()}
     module.load_state_dict(weights, assign=True)  # in the precision they are in
     network = target.network
-    copy: Any = settled(module, network.dtype, network.device)
+    copy: Any = for_inference(module, network.dtype, network.device)
     copy.graph_pool = None if network.graphs is None else network.graphs.separate_pool()
     return copy

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from outrider.core.drafters.trained.head_runner import ready
 from outrider.core.engine.trainable.block import Angles, AttentionMask, Block, Matrix, Norm
-from outrider.core.engine.trainable.shared_embedding import Words, weight_bytes
+from outrider.core.engine.trainable.shared_embedding import SharedEmbedding, weight_bytes
 from outrider.core.errors import InvalidOption
 from outrider.core.training.draft_head import Batch, DraftHead, Guess
 
@@ -44,10 +44,10 @@ class MedusaHeads(DraftHead):
         super().__init__()
         _counted(heads=heads, layers=layers)
         network = target.network
-        self.words = Words(network, vocabulary)
+        self.words = SharedEmbedding(network, vocabulary)
         self.form, self.depth, self.fade = network.config, heads, fade
         self.config = {"heads": heads, "layers": layers, "own": own, "vocabulary": kept(self.words), "fade": fade}
-        rows: list[Any] = [Words(network, vocabulary, own=True).own for _ in range(heads if own else 0)]
+        rows: list[Any] = [SharedEmbedding(network, vocabulary, own=True).own for _ in range(heads if own else 0)]
         self.outputs: Any = nn.ModuleList(rows)
         width = network.config.hidden_size
         self.first = Matrix(width, heads * width, bias=True, zero=True)  # of all heads
@@ -112,7 +112,7 @@ class HydraHeads(DraftHead):
         super().__init__()
         _counted(heads=heads, layers=layers + hidden)
         network = target.network
-        self.words = Words(network, vocabulary)
+        self.words = SharedEmbedding(network, vocabulary)
         self.form, self.depth, self.fade = network.config, heads, fade
         self.config = {
             "heads": heads,
@@ -139,7 +139,7 @@ class HydraHeads(DraftHead):
     def head(self, k: int, read: Tensor) -> Tensor:
         """The state [..., D] and k + 1 normed embeddings, side by side -> what head k says, [..., D]."""
         made = self.inputs[k](read)
-        x = read[..., : self.words.width] + (self.outputs[k](F.silu(made)) if self.outputs else made)
+        x = read[..., : self.words.hidden_size] + (self.outputs[k](F.silu(made)) if self.outputs else made)
         return residual(self.layers[k], x)
 
     def guesses(self, batch: Batch) -> Iterable[Guess]:
@@ -156,15 +156,15 @@ class HydraHeads(DraftHead):
 
     def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
         states = features if self.prefix is None else self.prefix(features, attn_mask)
-        empty = states.new_zeros(*states.shape[:2], self.depth * self.words.width)
+        empty = states.new_zeros(*states.shape[:2], self.depth * self.words.hidden_size)
         return self._said(torch.cat([states, empty], -1), tokens, 0)
 
     def step(self, states: Tensor, tokens: Tensor, attn_mask: AttentionMask, level: int) -> Tensor:
-        return self._said(states[..., : -self.words.width], tokens, level + 1)
+        return self._said(states[..., : -self.words.hidden_size], tokens, level + 1)
 
     def _said(self, read: Tensor, tokens: Tensor, k: int) -> Tensor:
         """Put the tokens' embeddings into place k + 1 of what is read; what head k says goes behind."""
-        width = self.words.width
+        width = self.words.hidden_size
         if k >= self.depth:  # nobody is left to guess on
             return torch.cat([read, read[..., :width]], -1)
         parts = [read[..., : (k + 1) * width], self.embedded(self.words.embed(tokens)), read[..., (k + 2) * width :]]
@@ -172,7 +172,7 @@ class HydraHeads(DraftHead):
         return torch.cat([read, self.head(k, read[..., : (k + 2) * width])], -1)
 
     def logits(self, states: Tensor) -> Tensor:
-        return self.words.logits(states[..., -self.words.width :])
+        return self.words.logits(states[..., -self.words.hidden_size :])
 
     @property
     def pass_bytes(self) -> int:
@@ -194,7 +194,7 @@ def residual(layers: nn.Module, x: Tensor) -> Tensor:
     return x
 
 
-def kept(words: Words) -> int:
+def kept(words: SharedEmbedding) -> int:
     """How a reduced vocabulary is written in a draft head's config: how many ids the file lists."""
     return 0 if words.vocabulary is None else len(words.vocabulary)
 

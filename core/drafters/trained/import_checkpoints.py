@@ -235,7 +235,7 @@ def write_speculators(draft_head: Eagle3Head, folder: Path, verifier: str, *, le
     if "last" in draft_head.taps:
         raise Incompatible("the format counts layers, and has no number for the normed last state; train on layers")
     form, words = draft_head.form, draft_head.words
-    known = torch.arange(words.known) if words.vocabulary is None else words.vocabulary.cpu()
+    known = torch.arange(words.full_vocabulary) if words.vocabulary is None else words.vocabulary.cpu()
     order = known.argsort()
     ids = known[order]
     state = {name: one.detach().cpu() for name, one in draft_head.state_dict().items()}
@@ -247,7 +247,7 @@ def write_speculators(draft_head: Eagle3Head, folder: Path, verifier: str, *, le
         "norm.weight": state["norm.weight"],
         "lm_head.weight": rows.detach().cpu()[order],
         "d2t": ids - torch.arange(len(ids)),
-        "t2d": torch.zeros(words.known, dtype=torch.bool).index_fill_(0, ids, True),
+        "t2d": torch.zeros(words.full_vocabulary, dtype=torch.bool).index_fill_(0, ids, True),
         f"{at}.hidden_norm.weight": state["entered.weight"],
         f"{at}.input_layernorm.weight": state["embedded.weight"],
         f"{at}.post_attention_layernorm.weight": state["block.mlp_norm.weight"],

@@ -169,7 +169,7 @@ class PaSS(WeightFree):
         separate_passes: bool = False,
     ) -> None:
         self.embeddings: Tensor = draft_head.embeddings.detach()
-        self.known: int = draft_head.words.known
+        self.known: int = draft_head.words.full_vocabulary
         self.vocabulary = self.known
         most = len(self.embeddings)
         if length is not None and length < 1:

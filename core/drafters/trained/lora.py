@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.core.engine.linear import Dense, size
-from outrider.core.engine.quantization.quantize import leanest
+from outrider.core.engine.quantization.quantize import fastest_for_drafting
 from outrider.core.engine.trainable.block import Block, Matrix
 from outrider.core.errors import InvalidOption
 
@@ -45,9 +45,9 @@ class Corrected(Matrix):
             return super().forward(x)
         return F.linear(x, self.base, self.bias) + F.linear(F.linear(x, self.down), self.up)
 
-    def settle(self) -> None:
+    def optimize(self) -> None:
         """One matrix, laid out for this machine, for drafting."""
-        self.fast = leanest(Dense(self.weight.detach(), None if self.bias is None else self.bias.detach()))
+        self.fast = fastest_for_drafting(Dense(self.weight.detach(), None if self.bias is None else self.bias.detach()))
         self.base = self.base.new_empty(0)
 
 

@@ -17,7 +17,7 @@ from outrider.core.drafters.trained.eagle import said, shaped, unrolled
 from outrider.core.drafters.trained.head_runner import ready
 from outrider.core.drafters.trained.heads import PrefixCache, before, kept
 from outrider.core.engine.trainable.block import Angles, AttentionMask, Block, Matrix, Norm
-from outrider.core.engine.trainable.shared_embedding import Words, weight_bytes
+from outrider.core.engine.trainable.shared_embedding import SharedEmbedding, weight_bytes
 from outrider.core.engine.types import Config
 from outrider.core.errors import InvalidOption
 from outrider.core.training.draft_head import Batch, DraftHead, Guess, agreement
@@ -74,7 +74,7 @@ class MtpModules(DraftHead):
         if min(modules, rounds) < 1:
             raise InvalidOption(f"modules={modules}, rounds={rounds}: each must be 1 or more")
         network = target.network
-        self.words = Words(network, vocabulary)
+        self.words = SharedEmbedding(network, vocabulary)
         self.form = shaped(network.config, hidden, form)
         self.rounds, self.fade, self.cached_layers = max(rounds, modules), fade, modules
         self.config = {

@@ -19,7 +19,7 @@ from outrider.core.drafters.trained.heads import PrefixCache, before, causal, ke
 from outrider.core.drafters.trained.lora import adapted
 from outrider.core.engine.network import Network
 from outrider.core.engine.trainable.block import Angles, AttentionMask, Block, Matrix, Norm
-from outrider.core.engine.trainable.shared_embedding import Words, weight_bytes
+from outrider.core.engine.trainable.shared_embedding import SharedEmbedding, weight_bytes
 from outrider.core.errors import InvalidOption
 from outrider.core.training.draft_head import Batch, DraftHead, Guess
 
@@ -37,7 +37,7 @@ class ParallelHeads(DraftHead):
         for name, value in config.items():
             if isinstance(value, int) and not isinstance(value, bool) and value < 1:
                 raise InvalidOption(f"{name} is {value}; it must be 1 or more")
-        self.words, self.fade = Words(network, vocabulary), fade
+        self.words, self.fade = SharedEmbedding(network, vocabulary), fade
         self.form = network.config
         self.angles = Angles(network.config)
         self.config = {**config, "vocabulary": kept(self.words), "fade": fade}

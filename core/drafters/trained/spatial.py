@@ -21,7 +21,7 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.trained.head_runner import HeadRunner, ready
 from outrider.core.drafters.trained.heads import PrefixCache, kept
 from outrider.core.engine.trainable.block import AttentionMask, Matrix
-from outrider.core.engine.trainable.shared_embedding import Words, weight_bytes
+from outrider.core.engine.trainable.shared_embedding import SharedEmbedding, weight_bytes
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Prefill, Prompts
 from outrider.core.training.draft_head import Batch, DraftHead, Guess
@@ -80,7 +80,7 @@ class SpatialHeads(DraftHead):
                 f"{heads} heads and rows of {columns}: there must be a head, and fewer than a row has tokens"
             )
         network = target.network
-        self.words = Words(network, vocabulary)
+        self.words = SharedEmbedding(network, vocabulary)
         self.form, self.depth, self.columns, self.fade = network.config, heads, columns, fade
         self.config = {"columns": columns, "heads": heads, "vocabulary": kept(self.words), "fade": fade}
         width = network.config.hidden_size

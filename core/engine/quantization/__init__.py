@@ -1,1 +1,1 @@
-"""Weights in 8 and 4 bits."""
+"""Weights in 8 or 4 bits: our own formats and torchao's."""

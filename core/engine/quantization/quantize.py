@@ -1,9 +1,8 @@
-"""Weights in 8 or 4 bits: int8 with a scale a row, int4 with a scale and an offset for every 32 weights.
+"""Weight-only quantization: int8 with a scale per output row, int4 with a scale and an offset per 32 weights.
 
-One token a pass is bound by how many bytes are read, so few rows go through torch's weight-only kernels; from a handful
-of rows on those are slower than 16-bit products, so more rows go through the same numbers in 16 bits, laid out for
-oneDNN. On a GPU they are torchao's, where it is installed. Activations are not rounded. Where a kernel is missing
-the numbers are unpacked on every call: right, not fast.
+A pass of one token is bound by the bytes it reads, so few rows use weight-only kernels; for more rows those are slower
+than 16-bit products, so the dequantized weights are also kept in 16 bits. On a GPU torchao's kernels are used, if
+installed. Activations are not quantized. Without a kernel, weights are dequantized on every call: correct, but slow.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from outrider.core.errors import unknown
 from outrider.core.kernels import native
 
 _GROUP = 32
-_FEW = {8: 3, 4: 2}  # rows up to which the weight-only kernel is the faster one, by bits; measured
-_FEW_OUTPUTS = 1  # the same for the output layer, whose 16-bit product is the quickest per byte
-_SHRINKS = (1.0, 0.94, 0.88, 0.82)  # ranges tried for each group of 4-bit weights, of which the closest is taken
+_FEW = {8: 3, 4: 2}  # bits -> rows up to which the weight-only kernel is faster (measured)
+_FEW_HEAD = 1  # the same for the output layer
+_SHRINKS = (1.0, 0.94, 0.88, 0.82)  # fractions of the range tried for each 4-bit group; the smallest error wins
 
 
 class Int8:
-    """[out, in] int8 with one scale for each output."""
+    """Weights [out, in] in int8 with one scale per output."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.dtype, self.bias = weight.dtype, bias
@@ -54,20 +53,20 @@ class Int8:
 
 
 class Int4:
-    """[out, in] in 4 bits: groups of 32 inputs share a scale and an offset, w = (n - 8) scale + offset."""
+    """Weights [out, in] in 4 bits; groups of 32 inputs share a scale and an offset: w = (n - 8) scale + offset."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.dtype, self.bias, self.shape = weight.dtype, bias, weight.shape
         rows, columns = weight.shape
         group = math.gcd(columns, _GROUP)
-        ints, self.scales, self.offsets = _nearest(weight.view(rows, -1, group))
+        ints, self.scales, self.offsets = _quantize_groups(weight.view(rows, -1, group))
         ints = ints.view(rows, columns)
         self.nibbles = ints[:, ::2] | ints[:, 1::2] << 4 if columns % 2 == 0 else ints  # [out, in / 2] uint8
         self.weight_bytes = size(self.nibbles, self.scales, self.offsets, bias)
         self._packed: Tensor | None = None
         if weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and group == _GROUP and rows % 16 == 0:
             self._packed = torch._convert_weight_to_int4pack_for_cpu(ints.int(), 1)
-            self._numbers = torch.stack([self.scales, self.offsets], -1).transpose(0, 1).contiguous()
+            self._scales_offsets = torch.stack([self.scales, self.offsets], -1).transpose(0, 1).contiguous()
 
     @property
     def ints(self) -> Tensor:
@@ -88,31 +87,30 @@ class Int4:
     def __call__(self, x: Tensor) -> Tensor:
         if self._packed is None:
             return F.linear(x, self.weight, self.bias)
-        out = torch._weight_int4pack_mm_for_cpu(x, self._packed, _GROUP, self._numbers)
+        out = torch._weight_int4pack_mm_for_cpu(x, self._packed, _GROUP, self._scales_offsets)
         return out if self.bias is None else out + self.bias
 
 
-def _nearest(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Groups [out, G, 32] -> 0..15 as uint8, and scales and offsets [out, G] in the weights' own precision."""
+def _quantize_groups(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Groups [out, G, 32] -> integers 0 to 15 as uint8, scales and offsets [out, G] in the weights' precision."""
     low, high = groups.amin(-1).float(), groups.amax(-1).float()
     best: tuple[Tensor, Tensor, Tensor] | None = None
-    least = torch.zeros_like(low)
+    best_error = torch.zeros_like(low)
     for shrink in _SHRINKS:
         scale = ((high - low) * shrink / 15).clamp(min=1e-12).to(groups.dtype)
         offset = ((high + low) / 2 + scale.float() / 2).to(groups.dtype)
         ints = ((groups.float() - offset.float()[..., None]) / scale.float()[..., None] + 8).round_().clamp_(0, 15)
         error = (ints - 8).mul_(scale.float()[..., None]).add_(offset.float()[..., None]).sub_(groups).square_().sum(-1)
-        found = ints.to(torch.uint8), scale, offset
         if best is None:
-            best, least = found, error
-            noise = scale.float().square().mean() * groups.shape[-1] / 12  # of numbers that fall anywhere
-            if error.mean() < 0.1 * noise:
-                break  # these were 16 levels already, as those of a GGUF of type Q4_1
+            best, best_error = (ints.to(torch.uint8), scale, offset), error
+            expected = scale.float().square().mean() * groups.shape[-1] / 12  # of uniformly distributed values
+            if error.mean() < 0.1 * expected:
+                break  # the weights have 16 evenly spaced levels already, as in a GGUF of type Q4_1
             continue
-        better = error < least
-        least = torch.where(better, error, least)
+        better = error < best_error
+        best_error = torch.where(better, error, best_error)
         best = (
-            torch.where(better[..., None], found[0], best[0]),
+            torch.where(better[..., None], ints.to(torch.uint8), best[0]),
             torch.where(better, scale, best[1]),
             torch.where(better, offset, best[2]),
         )
@@ -121,12 +119,12 @@ def _nearest(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class ByRows:
-    """Two forms of the same weights: one for few rows, one for more."""
+class SwitchByRows:
+    """Two forms of the same weights: `few` is used for up to `max_few` rows, `many` for more."""
 
     few: Linear
     many: Linear
-    most: int  # rows that count as few
+    max_few: int
 
     @property
     def weight_bytes(self) -> int:
@@ -141,37 +139,39 @@ class ByRows:
         return self.few.bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.few(x) if len(x) <= self.most else self.many(x)
+        return self.few(x) if len(x) <= self.max_few else self.many(x)
 
 
 _KINDS: dict[int, type[Int8] | type[Int4]] = {8: Int8, 4: Int4}
 
 
-def rounded(linear: Linear, bits: int, most: int) -> Linear:
-    """One matrix product in 8 or 4 bits, and in 16 for more rows than `most` where the processor multiplies those."""
+def quantize_linear(linear: Linear, bits: int, max_few: int) -> Linear:
+    """The layer in 8 or 4 bits; for more than `max_few` rows in 16 bits, where the processor has such products."""
     weight = linear.weight
-    if torchao_linear.fits(weight, bits):
-        return torchao_linear.Ao(weight, linear.bias, bits)
+    if torchao_linear.supports(weight, bits):
+        return torchao_linear.TorchaoLinear(weight, linear.bias, bits)
     few = _KINDS[bits](weight, linear.bias)
     if native.tiles(weight.shape, weight.dtype, weight.device):
         return few.tiled()
     if not packs(weight.dtype, weight.device):
         return few
-    return ByRows(few, Packed(few.weight, linear.bias), most)
+    return SwitchByRows(few, Packed(few.weight, linear.bias), max_few)
 
 
-def leanest(linear: Linear) -> Linear:
-    """One matrix product laid out for this machine, in 8 bits where its own code reads those: for what drafts, and may
-    be a little off."""
+def fastest_for_drafting(linear: Linear) -> Linear:
+    """The layer in the fastest layout for a drafter, which may be slightly inexact: 8 bits if the compiled kernels can
+    run it, else as `fastest`."""
     weight = linear.weight
-    return rounded(linear, 8, 0) if native.tiles(weight.shape, weight.dtype, weight.device) else fastest(linear)
+    tiled = native.tiles(weight.shape, weight.dtype, weight.device)
+    return quantize_linear(linear, 8, 0) if tiled else fastest(linear)
 
 
-def quantised(network: Network, bits: int) -> Network:
-    """The same network with its matrix products in 8 or 4 bits. Embedding, norms and activations stay; the output
-    layer has 8 bits in either case, which costs a tenth of a millisecond and spares most of the damage."""
+def quantize(network: Network, bits: int) -> Network:
+    """A copy of the network with its linear layers in 8 or 4 bits; embedding, norms and activations stay. The output
+    layer always has 8 bits, which costs about 0.1 ms and avoids most of the quality loss."""
     if bits not in _KINDS:
         raise unknown("number of bits", bits, map(str, _KINDS))
     return network.map_linears(
-        partial(rounded, bits=bits, most=_FEW[bits]), head=partial(rounded, bits=8, most=_FEW_OUTPUTS)
+        partial(quantize_linear, bits=bits, max_few=_FEW[bits]),
+        head=partial(quantize_linear, bits=8, max_few=_FEW_HEAD),
     )

@@ -1,7 +1,7 @@
-"""Weights in 8 or 4 bits through torchao, whose kernels read them as they are on a GPU; the package is optional.
+"""Weights in 8 or 4 bits with torchao's GPU kernels; the package is optional.
 
-int8 has a scale for each output, int4 a scale and a zero point for every 32 weights, in the tiles of the kernel that
-torch itself brings along. Knows shapes, nothing of what the weights are for.
+int8 has a scale per output, int4 a scale and a zero point per 32 weights, in the tile layout of torch's own kernel.
+Knows shapes, nothing of what the weights are for.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ def installed() -> bool:
     return importlib.util.find_spec("torchao") is not None
 
 
-def fits(weight: Tensor, bits: int) -> bool:
-    """Is there a kernel for such weights here?"""
+def supports(weight: Tensor, bits: int) -> bool:
+    """Whether torchao has a kernel for such weights on their device."""
     if weight.device.type != "cuda" or not installed():
         return False
     return bits == 8 or (weight.dtype == torch.bfloat16 and weight.shape[0] % 8 == 0 and weight.shape[1] % 1024 == 0)
 
 
-class Ao:  # pragma: CUDA
-    """[out, in] as torchao keeps it."""
+class TorchaoLinear:  # pragma: CUDA
+    """Weights [out, in] in torchao's format."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, bits: int) -> None:
         from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
@@ -40,22 +40,22 @@ class Ao:  # pragma: CUDA
         linear.weight = nn.Parameter(weight, requires_grad=False)
         if bias is not None:
             linear.bias = nn.Parameter(bias, requires_grad=False)
-        holder = nn.Sequential(linear)
+        module = nn.Sequential(linear)  # quantize_ replaces the layers of a module
         config: Any = Int8WeightOnlyConfig()
         if bits == 4:
             config = Int4WeightOnlyConfig(group_size=GROUP, int4_packing_format="tile_packed_to_4d")
-        quantize_(holder, config)
-        self._linear = holder[0]
-        kept: Any = self._linear.weight
-        parts = [getattr(kept, name) for name in kept.tensor_data_names]
+        quantize_(module, config)
+        self._linear = module[0]
+        quantized: Any = self._linear.weight
+        parts = [getattr(quantized, name) for name in quantized.tensor_data_names]
         self.weight_bytes = sum(part.numel() * part.element_size() for part in parts)
 
     @property
     def weight(self) -> Tensor:
-        kept: Any = self._linear.weight
-        found: Tensor = kept.dequantize()
-        return found.to(self.dtype)
+        quantized: Any = self._linear.weight
+        weight: Tensor = quantized.dequantize()
+        return weight.to(self.dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
-        found: Tensor = self._linear(x)
-        return found
+        out: Tensor = self._linear(x)
+        return out

@@ -1,7 +1,6 @@
-"""A decoder that learns without a teacher: its shape, its blocks as they begin, and the network that it then speaks as.
+"""What the token models of images and speech share: their configuration, initial blocks, and conversion to a network.
 
-What the token models of pictures and of speech share. What each reads, and what is left out while it learns, is its own
-affair.
+They are trained from scratch, without a teacher. Knows nothing of their inputs and objectives.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from outrider.core.engine.trainable.block import Block, Norm
 from outrider.core.engine.types import Config
 
 
-def shape(vocabulary: int, *, width: int, layers: int, heads: int, hidden: int) -> Config:
-    """For some thousand tokens at most, the words that are read not being those that are said."""
+def decoder_config(vocabulary: int, *, width: int, layers: int, heads: int, hidden: int) -> Config:
+    """The configuration of a token model for contexts of up to 4096 tokens, with an untied output layer."""
     return Config(
         vocabulary=vocabulary,
         hidden_size=width,
@@ -33,18 +32,18 @@ def shape(vocabulary: int, *, width: int, layers: int, heads: int, hidden: int) 
 
 
 @torch.no_grad()
-def beginning(form: Config) -> nn.ModuleList:
-    """Blocks, each of which adds little at first."""
-    blocks = [Block(form) for _ in range(form.layers)]
+def initial_blocks(config: Config) -> nn.ModuleList:
+    """Blocks whose contributions to the residual stream are scaled down by sqrt(2 L), as in GPT-2."""
+    blocks = [Block(config) for _ in range(config.layers)]
     for block in blocks:
         for matrix in (block.attention.out, block.mlp.down):
-            matrix.weight.mul_((2 * form.layers) ** -0.5)
+            matrix.weight.mul_((2 * config.layers) ** -0.5)
     return nn.ModuleList(blocks)
 
 
 @torch.no_grad()
-def spoken(
-    form: Config,
+def to_network(
+    config: Config,
     blocks: nn.ModuleList,
     embedding: Tensor,
     norm: Norm,
@@ -52,10 +51,11 @@ def spoken(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> Network:
-    """The same weights, laid out to be run."""
+    """The trained weights as a network for inference."""
     layers = []
     for block in blocks:
         assert isinstance(block, Block)
         layers.append(block.layer(dtype, device))
-    read, last, said = (one.detach().to(device, dtype) for one in (embedding, norm.weight, head))
-    return with_graphs(Network(form, read, layers, last, fastest(Dense(said))))
+    weights = (part.detach().to(device, dtype) for part in (embedding, norm.weight, head))
+    embedding, norm_weight, head = weights
+    return with_graphs(Network(config, embedding, layers, norm_weight, fastest(Dense(head))))

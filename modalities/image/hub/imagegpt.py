@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.adapters.hf import Reading, TransformersTarget
-from outrider.core.engine.trainable.module_surgery import widened
+from outrider.core.engine.trainable.module_surgery import extend_causal_mask
 from outrider.core.errors import InvalidOption
 from outrider.image.grid import Grid
 from outrider.image.tokenizer import images
@@ -45,7 +45,7 @@ class ImageGPT:
             )
         side = isqrt(model.config.n_positions)
         self.raster = Grid(side, side)
-        wider = widened(model, _DRAFT_OVERHANG)
+        wider = extend_causal_mask(model, _DRAFT_OVERHANG)
         self._reading = Reading(
             trunk=wider,
             vocabulary=self.vocabulary,

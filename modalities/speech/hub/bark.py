@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.adapters.hf import Reading, TransformersTarget
-from outrider.core.engine.trainable.module_surgery import widened
+from outrider.core.engine.trainable.module_surgery import extend_causal_mask
 from outrider.core.errors import Incompatible
 from outrider.core.vocab_mask import Slots
 from outrider.speech.hub.model import Stage
@@ -152,7 +152,7 @@ class Bark:
 
     def _target(self, model: Any, prompt: list[int], reading: Reading, slots: Slots | None) -> Guided:
         wider = Reading(
-            trunk=widened(model, _DRAFT_OVERHANG),
+            trunk=extend_causal_mask(model, _DRAFT_OVERHANG),
             vocabulary=reading.vocabulary,
             read=reading.read,
             say=reading.say,

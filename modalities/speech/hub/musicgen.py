@@ -18,7 +18,7 @@ from torch import Tensor
 from outrider.core.engine.adapters.frames import FrameTarget, Store
 from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.adapters.hf import Reading, TransformersTarget
-from outrider.core.engine.trainable.module_surgery import Places, twin
+from outrider.core.engine.trainable.module_surgery import ExplicitPositions, copy_with
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.vocab_mask import Slots, frames
 from outrider.speech.hub.model import Stage
@@ -100,12 +100,12 @@ def target(model: Any, inputs: Any, count: int, guidance: float) -> Guided:
     decoder = model.decoder.model.decoder
     table = decoder.embed_positions.get_embedding(count + 4 * books + 64, config.hidden_size)
     table = table.to(decoder.embed_positions.weights)
-    places = Places(lambda positions: table[positions.clamp(0, len(table) - 1)])
-    trunk = twin(decoder, lambda name, part: places if name == "embed_positions" else None)
+    places = ExplicitPositions(lambda positions: table[positions.clamp(0, len(table) - 1)])
+    trunk = copy_with(decoder, lambda name, part: places if name == "embed_positions" else None)
     store, cross = Store(1, books), DynamicCache(config=config)
 
     def read(ids: Tensor, positions: Tensor) -> dict[str, Any]:
-        places.at = positions
+        places.positions = positions
         columns = torch.where((ids < 1)[..., None], codes, store.of(ids))  # the first column is padding
         x = sum(embed(columns[..., book]) for book, embed in enumerate(decoder.embed_tokens))
         rows = len(ids) // len(states)  # per stream

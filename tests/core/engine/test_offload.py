@@ -14,7 +14,7 @@ from outrider.core.drafters.draft_model.specexec import SpecExec
 from outrider.core.engine.linear import fastest
 from outrider.core.engine.network import Network, random_network
 from outrider.core.engine.offload import LayerOffload, offload_layers
-from outrider.core.engine.quantization.quantize import quantised
+from outrider.core.engine.quantization.quantize import quantize
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible, InvalidOption
@@ -28,7 +28,7 @@ PROMPTS = [[1, 2, 3, 4, 5], [6, 7]]
 def network(form: str) -> Network:
     dtype = torch.float32 if form == "float32" else torch.bfloat16
     dense = random_network(CONFIG, 3, dtype=dtype)
-    return quantised(dense, int(form[3:])) if form.startswith("int") else dense.map_linears(fastest)
+    return quantize(dense, int(form[3:])) if form.startswith("int") else dense.map_linears(fastest)
 
 
 @pytest.mark.parametrize("form", ["float32", "bfloat16", "int8", "int4"])

@@ -24,7 +24,7 @@ from outrider.core.drafters.trained.eagle import Eagle3Head, EagleHead
 from outrider.core.drafters.trained.head_runner import HeadRunner, ready
 from outrider.core.engine.linear import Dense, Packed, Widened, fastest
 from outrider.core.engine.network import Network, random_network
-from outrider.core.engine.quantization.quantize import Int4, Int8, quantised
+from outrider.core.engine.quantization.quantize import Int4, Int8, quantize
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config
 from outrider.core.kernels import native
@@ -128,7 +128,7 @@ def test_threads_share_the_work_and_change_nothing(ways: str) -> None:
 
 
 def laid_out(network: Network, bits: int | None) -> Network:
-    return network.map_linears(fastest) if bits is None else quantised(network, bits)
+    return network.map_linears(fastest) if bits is None else quantize(network, bits)
 
 
 def dense(network: Network) -> Network:
