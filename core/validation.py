@@ -6,7 +6,7 @@ What the modalities' options have in common. Knows nothing of what is generated.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
@@ -79,7 +79,7 @@ def check(options: Any, kinds: Mapping[str, Kind]) -> None:
             raise InvalidOption("rule_options go with a rule's name, not with a rule object")
 
 
-def dtype_name(dtype: str | torch.dtype, known: Sequence[str]) -> str:
+def dtype_name(dtype: str | torch.dtype, known: Collection[str]) -> str:
     """A precision by its name or as a torch.dtype, as its name."""
     name = str(dtype).removeprefix("torch.")
     if name not in known:

@@ -293,7 +293,7 @@ OF_PICTURES = {
     **COMMON,
     "style": (None, "noto"),
     "rule": ("exact", "lantern"),
-    "guidance": (0, 1.0, 3.0),
+    "guidance_scale": (0, 1.0, 3.0),
     "entropy_aware": (True,),
     "rule_options": ({"delta": 0.2}, {"delta": "x"}),
 }

@@ -51,7 +51,7 @@ def model(modality: str) -> Any:
         voice, codec = recipes.voice(), recipes.codec()
         small = functools.partial(recipes.voice, "speech-draft")
         return SpeechModel(voice, codec, Vocoder(16), name="heart", draft=small, taught=recipes.draft_head)
-    return text.load("smollm2-135m", dtype="float32") if modality == "text" else image.load("emoji")
+    return text.load("smollm2-135m", dtype="float32") if modality == "text" else image.load("emoji", dtype="float32")
 
 
 def measure(modality: str, drafter: str) -> float:
@@ -63,7 +63,9 @@ def measure(modality: str, drafter: str) -> float:
     elif modality == "speech":
         found = made.generate(SENTENCES, drafter=drafter, temperature=0.6, seed=0)
     else:
-        found = made.generate(["red heart", "smiling face"], drafter=drafter, temperature=1.0, guidance=3.0, seed=0)
+        found = made.generate(
+            ["red heart", "smiling face"], drafter=drafter, temperature=1.0, guidance_scale=3.0, seed=0
+        )
     steps = [step for one in found for step in one.trace.steps]
     return sum(len(step.emitted) for step in steps) / len(steps)
 

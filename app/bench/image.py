@@ -70,7 +70,7 @@ def image(
     model_option: ModelOptions = None,
     weights: OwnWeights = None,
     device: Device = "cpu",
-    dtype: Dtype = "float32",
+    dtype: Dtype = "bfloat16",
     output: JsonFile = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Plot speed against quality (.png, .svg or .pdf).")
@@ -100,7 +100,7 @@ def image(
     im = image_model(model, draft_model, model_option, weights, device=device, dtype=dtype)
     options_of_all: dict[str, Any] = {
         "style": style,
-        "guidance": guidance_scale,
+        "guidance_scale": guidance_scale,
         "temperature": temperature,
         "top_k": top_k,
         "seed": seed,

@@ -72,7 +72,7 @@ def speech(
     seed: FirstSeed = 0,
     weights: OwnWeights = None,
     device: Device = "cpu",
-    dtype: Dtype = "float32",
+    dtype: Dtype = "bfloat16",
     output: JsonFile = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Plot tokens per target pass against word error rate.")

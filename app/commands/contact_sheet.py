@@ -37,7 +37,7 @@ def contact_sheet(
     tile_size: Annotated[int, typer.Option(min=16, max=256, help="Edge of each image on the sheet, in pixels.")] = 48,
     weights: OwnWeights = None,
     device: Device = "cpu",
-    dtype: Dtype = "float32",
+    dtype: Dtype = "bfloat16",
 ) -> None:
     """Generate the same prompts by plain decoding, the exact rule and each relaxed rule for codes, on one sheet."""
     from tqdm import tqdm
@@ -54,7 +54,7 @@ def contact_sheet(
     im = load("emoji", device=device, dtype=dtype, folder=weights)
     options: dict[str, Any] = {
         "style": style,
-        "guidance": guidance_scale,
+        "guidance_scale": guidance_scale,
         "temperature": temperature,
         "seed": seed,
         "batch": batch_size,

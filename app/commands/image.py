@@ -67,14 +67,14 @@ def image(
     draft_model: DraftModelName = None,
     model_option: ModelOptions = None,
     weights: OwnWeights = None,
-    dtype: Dtype = "float32",
+    dtype: Dtype = "bfloat16",
     device: Device = "cpu",
 ) -> None:
     """Generate an image from a prompt by speculative decoding."""
     options: dict[str, Any] = {
         "style": style,
         **methods(drafter, rule, drafter_option, rule_option),
-        **({} if guidance_scale is None else {"guidance": guidance_scale}),
+        **({} if guidance_scale is None else {"guidance_scale": guidance_scale}),
         "temperature": temperature,
         "top_k": top_k,
         "entropy_aware": entropy_aware,

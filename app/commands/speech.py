@@ -72,7 +72,7 @@ def speech(
         ),
     ] = None,
     weights: OwnWeights = None,
-    dtype: Dtype = "float32",
+    dtype: Dtype = "bfloat16",
     device: Device = "cpu",
 ) -> None:
     """Read a text aloud by speculative decoding."""

@@ -93,8 +93,8 @@ def endpoint(subject: Backend) -> Callable[..., dict[str, Any]]:
         options: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """One run from beginning to end. `drafter` is "plain" or one of the panel's; `options` may hold the modality's
-        own (max_new_tokens; guidance, style; speed), "drafter_options" and "rule_options". Gives the recording (trace,
-        names of tokens, picture or sound in base64) and the summary of its trace."""
+        own (max_new_tokens; guidance_scale, style; speed), "drafter_options" and "rule_options". Returns the recording
+        (trace, names of tokens, image or sound in base64) and the summary of its trace."""
         given = {"prompt": prompt, "drafter": drafter, "rule": rule, "temperature": temperature, "seed": seed}
 
         def made() -> Recording:

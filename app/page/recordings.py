@@ -100,7 +100,7 @@ def _guess(shape: dict[str, object]) -> Modality:
     """What a bare trace is of: pictures are asked for with guidance, speech with a speed."""
     asked = shape.get("options")
     known = asked if isinstance(asked, dict) else {}
-    return "image" if "guidance" in known else "speech" if "speed" in known else "text"
+    return "image" if "guidance_scale" in known else "speech" if "speed" in known else "text"
 
 
 def _checked(found: Recording) -> Recording:

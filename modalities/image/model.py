@@ -1,7 +1,7 @@
-"""A text-to-picture model as people use it: a few words in, pictures out, every step on the way to be looked at.
+"""The image model's API: prompts in, images out, with the trace of every round.
 
-Puts together what others do: names, the tokenizer, the guided target, options, the loop. Knows nothing of how a target
-computes or a drafter guesses.
+Combines the prompt encoder, the tokenizer, the guided target, options and the loop. Knows nothing of how a target
+computes or a drafter drafts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from outrider.core.methods.listing import Listing
 from outrider.core.methods.resolve import Resolved
 from outrider.core.protocol import Drafter, Rule
 from outrider.core.training.draft_head import DraftHead
-from outrider.core.validation import as_list
+from outrider.core.validation import as_list, dtype_name, shows_options
 from outrider.image import recipes
 from outrider.image.grid import Grid, neighbours
 from outrider.image.layout_planner import decoder
@@ -41,8 +41,8 @@ _SIDE = 64  # pixels
 
 
 class ImageModel:
-    """A token model with its tokenizer; `draft` is asked for a smaller one and `draft_head` for what a trained drafter
-    guesses with, when they are wanted. Several generations may run side by side."""
+    """A token model with its tokenizer. `draft` loads a smaller model and `draft_head` a trained head when a drafter
+    first needs one. Several generations may run side by side."""
 
     def __init__(
         self,
@@ -58,13 +58,12 @@ class ImageModel:
     ) -> None:
         if names.codes != codec.layout.codes:
             raise InvalidOption(
-                f"the token model speaks of {names.codes:,} codes and the tokenizer has {codec.layout.codes:,}: "
-                "they don't belong together"
+                f"the token model has {names.codes:,} codes and the tokenizer {codec.layout.codes:,}; they must match"
             )
         self.network, self.names, self.codec, self.name, self.dtype = network, names, codec, name, dtype
         side = _SIDE // codec.factor
         self.raster = Grid(side, side)
-        self.white = self.root = codec.white  # a picture begins as if behind a white patch
+        self.white = self.root = codec.white  # an image begins as if after a white patch
         self._draft, self._draft_head, self._folder = draft, draft_head, folder
         self._drafts: Network | None = None
         self._ready: dict[str, Any] = {}
@@ -91,53 +90,73 @@ class ImageModel:
     def generate(self, prompt: str, **options: Unpack[Given]) -> Result: ...  # type: ignore[overload-overlap]
     @overload
     def generate(self, prompt: Sequence[str], **options: Unpack[Given]) -> list[Result]: ...
-    def generate(self, prompt: str | Sequence[str], **options: Unpack[Given]) -> Result | list[Result]:
-        """Pictures: a Result, or for a batch a list of them. The options are outrider.image.options.Options'."""
-        stream = self.stream(prompt, **options)
+    @overload
+    def generate(
+        self, prompt: str | Sequence[str], *, num_images_per_prompt: int, **options: Unpack[Given]
+    ) -> list[Result]: ...
+    @shows_options(Options)
+    def generate(
+        self, prompt: str | Sequence[str], *, num_images_per_prompt: int | None = None, **options: Unpack[Given]
+    ) -> Result | list[Result]:
+        """Generate images: a Result, or a list of them for a batch or for `num_images_per_prompt` images of each
+        prompt, of which image i is that of `seed + i`. The options are described in outrider.image.options.Options."""
+        stream = self.stream(prompt, num_images_per_prompt=num_images_per_prompt, **options)
         for _ in stream:
             pass
-        return stream.results[0] if isinstance(prompt, str) else stream.results
+        return stream.results[0] if isinstance(prompt, str) and num_images_per_prompt is None else stream.results
 
-    def stream(self, prompt: str | Sequence[str], **options: Unpack[Given]) -> Stream:
-        """The same step by step: an iterator of Pieces, each of which can show the picture so far."""
+    @shows_options(Options)
+    def stream(
+        self, prompt: str | Sequence[str], *, num_images_per_prompt: int | None = None, **options: Unpack[Given]
+    ) -> Stream:
+        """Like `generate`, as an iterator of Pieces, each of which can show the image so far."""
         wanted = Options.of(options)
         prompts = as_list(prompt, "prompt")
-        return Stream(self, wanted, prompts, [self.read(one, wanted.style) for one in prompts])
+        conditions = [self.read(text, wanted.style) for text in prompts]
+        negative = wanted.negative_prompt
+        unconditional = None if negative is None else self.names.encode_checked(negative)
+        return Stream(self, wanted, prompts, conditions, unconditional, num_images_per_prompt)
 
-    # ---- what a generation is made of
+    # ---- the parts of a generation
 
-    guidance = 3.0  # the usual one
+    guidance = 3.0  # the default scale
 
     def read(self, prompt: str, style: str | None = None) -> list[int]:
-        """A prompt's ids. Where no style is asked for, its words choose one: pictures of no style at all are drawn
-        worse, as few were learned from."""
+        """A prompt's ids. Without a style, a hash of the prompt chooses one, since the model saw few images without a
+        style in training and draws them worse."""
         if style is None:
             style = self.styles[crc32(" ".join(prompt.lower().split()).encode(errors="replace")) % len(self.styles)]
         return self.names.encode_checked(prompt, style)
 
-    def target(self, asked: Sequence[Sequence[int]], guidance: float) -> Guided:
-        """The guided target of some conditions, with a cache of its own."""
-        return Guided(decoder(self.network), asked, self.names.unconditional, guidance)
+    def target(
+        self, asked: Sequence[Sequence[int]], guidance: float, unconditional: Sequence[int] | None = None
+    ) -> Guided:
+        """The guided target of some conditions, with a cache of its own. `unconditional`: ids of a negative prompt."""
+        return Guided(decoder(self.network), asked, unconditional or self.names.unconditional, guidance)
 
-    def draft_model(self, asked: Sequence[Sequence[int]], guidance: float) -> Guided:
-        """The smaller model under the same guidance."""
+    def draft_model(
+        self, asked: Sequence[Sequence[int]], guidance: float, unconditional: Sequence[int] | None = None
+    ) -> Guided:
+        """The draft model under the same guidance."""
         if self._drafts is None:
             if self._draft is None:
                 raise recipes.missing(recipes.DRAFT)
             self._drafts = self._draft()
-        return Guided(decoder(self._drafts), asked, self.names.unconditional, guidance)
+        return Guided(decoder(self._drafts), asked, unconditional or self.names.unconditional, guidance)
 
-    def drafter(self, options: Options, asked: Sequence[Sequence[int]]) -> Resolved[Drafter | None]:
+    def drafter(
+        self, options: Options, asked: Sequence[Sequence[int]], unconditional: Sequence[int] | None = None
+    ) -> Resolved[Drafter | None]:
         """The drafter of these options."""
         return resolve_drafter(
             options,
             columns=self.raster.columns,
-            draft_model=lambda: self.draft_model(asked, options.guidance),
+            draft_model=lambda: self.draft_model(asked, options.guidance_scale, unconditional),
             draft_head=self._head,
         )
 
     def _head(self, drafter: str) -> Any:
-        """What a trained drafter guesses with, laid out for this machine."""
+        """The head of a trained drafter, laid out for this machine."""
         if drafter not in self._ready:
             if self._draft_head is None:
                 raise recipes.missing(f"{recipes.PREFIX}{drafter}")
@@ -153,13 +172,13 @@ class ImageModel:
 
     @torch.no_grad()
     def pictures(self, grids: Tensor) -> list[Image]:
-        """Codes [B, rows, columns] as pictures."""
+        """Codes [B, rows, columns] as images."""
         device = self.codec.codebook.device
         return images(torch.cat([self.codec.decode(part.to(device)) for part in torch.split(grids, 32)]))
 
     @cached_property
     def looks(self) -> Tensor:
-        """[K, 3 f f] what each code's patch looks like among its like: pixels in [-1, 1], scaled so that distances are
+        """[K, 3 f f] each code's patch among patches of the same code: pixels in [-1, 1], scaled so that distances are
         root mean squares."""
         codes = torch.arange(self.names.codes, device=self.codec.codebook.device)
         size, found = self.codec.factor, []
@@ -172,7 +191,7 @@ class ImageModel:
 
     @cached_property
     def neighbours(self) -> Tensor:
-        """[K, 200 or fewer] the codes whose patches look most like each one's, nearest first."""
+        """[K, 200 or fewer] the codes with the most similar patches, nearest first."""
         return neighbours(self.looks.cpu(), min(200, self.names.codes - 1))
 
 
@@ -180,10 +199,10 @@ def load(
     name: str = recipes.MODEL,
     *,
     device: str | torch.device = "cpu",
-    dtype: str = "float32",
+    dtype: str | torch.dtype = "bfloat16",
     folder: Path | None = None,
 ) -> ImageModel:
-    """A text-to-picture model: "emoji". `folder` holds weights of one's own training, in place of those that ship.
+    """Load the text-to-image model "emoji". `folder` holds weights of your own training, in place of those that ship.
 
     >>> im = load("emoji")
     >>> im.generate("red heart", style="noto", seed=1).image.size
@@ -191,8 +210,7 @@ def load(
     """
     if name != recipes.MODEL:
         raise unknown("image model", name, (recipes.MODEL,))
-    if dtype not in _DTYPES:
-        raise unknown("dtype", dtype, _DTYPES)
+    dtype = dtype_name(dtype, _DTYPES)
     precision = _DTYPES[dtype]
     if folder is None:
         codec, model = recipes.tokenizer(), recipes.tokens()

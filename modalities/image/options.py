@@ -23,7 +23,8 @@ class Given(TypedDict, total=False):
     style: str | None
     drafter: str | Drafter | None
     rule: str | Rule
-    guidance: float
+    guidance_scale: float
+    negative_prompt: str | None
     temperature: float
     top_k: int
     top_p: float
@@ -42,7 +43,8 @@ class Options:
     style: str | None = None  # one of `model.styles`; None: the prompt's words choose one
     drafter: str | Drafter | None = JACOBI.name  # a name of `model.drafters`, or an object; None: plain decoding
     rule: str | Rule = EXACT.name  # a name of `model.rules`, or an object
-    guidance: float = 3.0  # 1: none; above, what was asked for counts for more; 0: it counts for nothing
+    guidance_scale: float = 3.0  # of classifier-free guidance; 1 turns it off, 0 ignores the prompt
+    negative_prompt: str | None = None  # guidance steers away from this prompt instead of from the empty one
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -55,8 +57,10 @@ class Options:
 
     def __post_init__(self) -> None:
         check(self, _TYPES)
-        if not 0 <= self.guidance < math.inf:
-            raise InvalidOption(f"guidance is {self.guidance}; it must be 0 or more (1 is none, 3 is usual)")
+        if not 0 <= self.guidance_scale < math.inf:
+            raise InvalidOption(f"guidance_scale is {self.guidance_scale}; it must be 0 or more (1 turns guidance off)")
+        if self.negative_prompt is not None and self.guidance_scale == 1:
+            raise InvalidOption("negative_prompt needs guidance; give a guidance_scale other than 1, or leave it out")
         _ = self.sampling()  # checks the rest
 
     @classmethod
@@ -75,14 +79,18 @@ class Options:
 
     def facts(self) -> dict[str, Fact]:
         """What a trace notes down."""
-        own = ("style", "guidance", "temperature", "top_k", "top_p", "entropy_aware")
-        return {name: getattr(self, name) for name in own} | recorded(self.drafter_options, self.rule_options)
+        own = ("style", "guidance_scale", "temperature", "top_k", "top_p", "entropy_aware")
+        negative = {} if self.negative_prompt is None else {"negative_prompt": self.negative_prompt}
+        return (
+            {name: getattr(self, name) for name in own} | negative | recorded(self.drafter_options, self.rule_options)
+        )
 
 
 _TYPES: dict[str, Kind] = {
     "style": ((str, type(None)), "the name of a style, or None"),
+    "negative_prompt": ((str, type(None)), "a string or None"),
     "top_k": WHOLE,
     **dict.fromkeys(("entropy_aware", "entropy", "logprobs"), SWITCH),
-    **dict.fromkeys(("guidance", "temperature", "top_p"), NUMBER),
+    **dict.fromkeys(("guidance_scale", "temperature", "top_p"), NUMBER),
     **METHODS,
 }

@@ -6,7 +6,7 @@ Knows nothing of prompts or of how targets and drafters are made.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -14,10 +14,11 @@ from torch import Tensor
 
 from outrider.core.decode import decode
 from outrider.core.device import peak_memory
+from outrider.core.errors import InvalidOption
 from outrider.core.methods.resolve import Resolved
 from outrider.core.protocol import Drafter, Rule, Target
 from outrider.core.step_recorder import Record
-from outrider.core.trace import Finish, Step, Trace, machine, versions
+from outrider.core.trace import FinishReason, Step, Trace, finish_reason, machine, versions
 from outrider.image.grid import Grid
 from outrider.image.options import Options
 
@@ -37,8 +38,12 @@ class Painter(Protocol):
     @property
     def white(self) -> int: ...  # stands where nothing is known yet
 
-    def target(self, asked: Sequence[Sequence[int]], guidance: float) -> Target: ...
-    def drafter(self, options: Options, asked: Sequence[Sequence[int]]) -> Resolved[Drafter | None]: ...
+    def target(
+        self, asked: Sequence[Sequence[int]], guidance: float, unconditional: Sequence[int] | None = None
+    ) -> Target: ...
+    def drafter(
+        self, options: Options, asked: Sequence[Sequence[int]], unconditional: Sequence[int] | None = None
+    ) -> Resolved[Drafter | None]: ...
     def rule(self, options: Options) -> Resolved[Rule]: ...
     def pictures(self, grids: Tensor) -> list[Image]: ...
 
@@ -52,11 +57,14 @@ class Result:
     grid: Tensor  # [rows, columns] the codes
     tokens: list[int]  # the same in raster order, as far as they were decoded
     trace: Trace
-    finish: Finish | None  # None: it was broken off, and the rest of the picture is white
+    finish_reason: FinishReason | None  # None: cancelled, and the rest of the image is white
 
     @property
     def images(self) -> list[Image]:
         return [self.image]
+
+    def __repr__(self) -> str:
+        return f"Result({self.prompt!r:.60}, {len(self.tokens)} codes, {self.trace.method})"
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,7 @@ class Piece:
     row: int
     step: Step
     count: int  # codes so far
-    finish: Finish | None
+    finish_reason: FinishReason | None
     _stream: Stream = field(repr=False)
 
     def image(self) -> Image:
@@ -77,24 +85,37 @@ class Piece:
 class Stream(Iterator[Piece]):
     """A generation under way; closing it ends it."""
 
-    def __init__(self, model: Painter, options: Options, prompts: list[str], asked: list[list[int]]) -> None:
-        self.prompts = prompts
+    def __init__(
+        self,
+        model: Painter,
+        options: Options,
+        prompts: list[str],
+        asked: list[list[int]],
+        unconditional: list[int] | None = None,
+        images: int | None = None,
+    ) -> None:
+        copies = 1 if images is None else images
+        if not isinstance(copies, int) or isinstance(copies, bool) or copies < 1:
+            raise InvalidOption(f"num_images_per_prompt is {images!r:.40}; it must be a whole number, 1 or more")
+        self.prompts = prompts = [prompt for prompt in prompts for _ in range(copies)]
+        asked = [condition for condition in asked for _ in range(copies)]
         self._model, self._options = model, options
-        drafter, rule = model.drafter(options, asked), model.rule(options)
+        drafter, rule = model.drafter(options, asked, unconditional), model.rule(options)
         self._method, self._rule, self._lossless = drafter.name, rule.name, rule.made.lossless
         self._seed = options.drawn_seed()
+        self._seeds = None if images is None else [self._seed + row % copies for row in range(len(prompts))]
         self._codes: list[list[int]] = [[] for _ in prompts]
-        self._ends: list[Finish | None] = [None for _ in prompts]
+        self._reasons: list[FinishReason | None] = [None for _ in prompts]
         self._steps: list[Step] = []
         self._pieces = self._run(
             decode(
-                model.target(asked, options.guidance),
+                model.target(asked, options.guidance_scale, unconditional),
                 drafter.made,
                 rule.made,
                 [[model.root]] * len(prompts),
                 sampling=options.sampling(),
                 max_new_tokens=len(model.raster),
-                seed=self._seed,
+                seed=self._seed if self._seeds is None else self._seeds,
                 record=Record(entropy=options.entropy, logprobs=options.logprobs),
             )
         )
@@ -105,8 +126,8 @@ class Stream(Iterator[Piece]):
                 self._steps.append(step)
                 codes = self._codes[step.row]
                 codes += step.emitted
-                self._ends[step.row] = step.finish
-                yield Piece(step.row, step, len(codes), step.finish, self)
+                reason = self._reasons[step.row] = finish_reason(step.finish)
+                yield Piece(step.row, step, len(codes), reason, self)
         finally:
             if isinstance(steps, Generator):
                 steps.close()
@@ -144,13 +165,17 @@ class Stream(Iterator[Piece]):
             memory=peak_memory(),
         )
 
+    def _own(self, trace: Trace, row: int) -> Trace:
+        own = trace.row(row)
+        return own if self._seeds is None else replace(own, seed=self._seeds[row])
+
     @property
     def results(self) -> list[Result]:
         """One for each prompt, as far as it has come."""
         trace = self.trace
         grids = torch.stack([self.grid(row) for row in range(len(self.prompts))])
         return [
-            Result(prompt, image, grid, list(self._codes[row]), trace.row(row), self._ends[row])
+            Result(prompt, image, grid, list(self._codes[row]), self._own(trace, row), self._reasons[row])
             for row, (prompt, image, grid) in enumerate(
                 zip(self.prompts, self._model.pictures(grids), grids, strict=True)
             )

@@ -17,7 +17,7 @@ def load(  # type: ignore[overload-overlap]
     name: Literal["heart"] = "heart",
     *,
     device: str | torch.device = "cpu",
-    dtype: str = "float32",
+    dtype: str | torch.dtype = "bfloat16",
     folder: Path | None = None,
 ) -> model.SpeechModel: ...
 @overload
@@ -25,7 +25,7 @@ def load(
     name: str | Path,
     *,
     device: str | torch.device = "cpu",
-    dtype: str = "float32",
+    dtype: str | torch.dtype = "bfloat16",
     draft_model: str | Path | None = None,
     revision: str | None = None,
     **options: Any,

@@ -21,7 +21,7 @@ from outrider.core.methods.resolve import Resolved
 from outrider.core.protocol import PLAIN, Drafter, Rule
 from outrider.core.training.draft_head import DraftHead
 from outrider.core.training.recipes import NoWeights
-from outrider.core.validation import as_list
+from outrider.core.validation import as_list, dtype_name
 from outrider.speech import recipes
 from outrider.speech.audio import Sound, synthesise
 from outrider.speech.codec import Codec
@@ -196,18 +196,17 @@ def load(
     name: str = recipes.MODEL,
     *,
     device: str | torch.device = "cpu",
-    dtype: str = "float32",
+    dtype: str | torch.dtype = "bfloat16",
     folder: Path | None = None,
 ) -> SpeechModel:
-    """A voice: "heart". `folder` holds weights of one's own training, in place of those that ship.
+    """Load the voice "heart". `folder` holds weights of your own training, in place of those that ship.
 
     >>> sp = load()
     >>> sp.generate("Good morning.", seed=1).save("morning.wav")
     """
     if name != recipes.MODEL:
         raise unknown("voice", name, (recipes.MODEL,))
-    if dtype not in _DTYPES:
-        raise unknown("dtype", dtype, _DTYPES)
+    dtype = dtype_name(dtype, _DTYPES)
     return SpeechModel(
         recipes.voice(folder=folder),
         recipes.codec(folder),

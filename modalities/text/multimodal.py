@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from outrider.core.assets import store
-from outrider.core.assets.hub_models import folder_of
+from outrider.core.assets.hub_models import DTYPES, folder_of
 from outrider.core.engine.adapters.hf import Reading, TransformersTarget
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.methods import DRAFTERS, Input
+from outrider.core.validation import dtype_name
 from outrider.text import loading
 from outrider.text.model import TextModel
 from outrider.text.stream import Result
@@ -149,10 +150,11 @@ def load(
     *,
     draft_model: str | Path | None = None,
     device: str | torch.device = "cpu",
-    dtype: str = "float32",
+    dtype: str | torch.dtype = "bfloat16",
     revision: str | None = None,
 ) -> MultimodalModel:
     """Load a vision-language model by hub id or folder; `draft_model` names a smaller model of its family."""
+    dtype = dtype_name(dtype, DTYPES)
     folder = folder_of(source, revision)
     model = store.transformers_model(folder, dtype, device, "AutoModelForImageTextToText")
     small = None if draft_model is None else load(draft_model, device=device, dtype=dtype)

@@ -135,8 +135,10 @@ def test_a_decoder_s_laws_are_those_it_learned_with(tokens: TokenModel) -> None:
 )
 def test_one_seed_one_picture(im: ImageModel, drafter: str, options: dict[str, Any]) -> None:
     asked = ["red heart", "cat face", "house"]
-    plain = im.generate(asked, drafter=None, rule="gumbel-match", guidance=2.0, seed=5)
-    found = im.generate(asked, drafter=drafter, drafter_options=options, rule="gumbel-match", guidance=2.0, seed=5)
+    plain = im.generate(asked, drafter=None, rule="gumbel-match", guidance_scale=2.0, seed=5)
+    found = im.generate(
+        asked, drafter=drafter, drafter_options=options, rule="gumbel-match", guidance_scale=2.0, seed=5
+    )
     assert [one.tokens for one in found] == [one.tokens for one in plain]
     assert all(len(one.tokens) == 256 for one in found)
 
@@ -168,7 +170,7 @@ def small(tokens: TokenModel) -> ImageModel:
 
 @pytest.mark.parametrize("drafter", ALONE)
 def test_every_drafter_draws_plain_decoding_s_picture(small: ImageModel, drafter: str) -> None:
-    plain = small.generate(["red cat", "house"], drafter=None, rule="gumbel-match", guidance=2.0, seed=9)
-    found = small.generate(["red cat", "house"], drafter=drafter, rule="gumbel-match", guidance=2.0, seed=9)
+    plain = small.generate(["red cat", "house"], drafter=None, rule="gumbel-match", guidance_scale=2.0, seed=9)
+    found = small.generate(["red cat", "house"], drafter=drafter, rule="gumbel-match", guidance_scale=2.0, seed=9)
     assert [one.tokens for one in found] == [one.tokens for one in plain]
     assert len(found[0].tokens) == 64

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -10,39 +12,41 @@ import torch
 from outrider.core.errors import InvalidOption
 from outrider.core.trace import Trace
 from outrider.core.training.recipes import NoWeights, Shelf
+from outrider.image import PublishedModel
 from outrider.image.loading import load
 from outrider.image.model import ImageModel
+from outrider.image.options import Given, Options
 
 
 def test_a_prompt_gives_a_picture_with_its_codes_and_trace(im: ImageModel) -> None:
     found = im.generate("red heart", style="noto", seed=3)
     assert found.image.size == (64, 64) and found.images == [found.image]
     assert found.grid.shape == (16, 16) and found.grid.flatten().tolist() == found.tokens
-    assert found.finish == "limit" and found.trace.summary().tokens == 256
-    assert found.trace.method == "jacobi" and found.trace.options["guidance"] == 3.0
+    assert found.finish_reason == "length" and found.trace.summary().tokens == 256
+    assert found.trace.method == "jacobi" and found.trace.options["guidance_scale"] == 3.0
     assert Trace.from_json(found.trace.to_json()) == found.trace
     again = im.generate("red heart", style="noto", seed=3)
     assert again.tokens == found.tokens and im.generate("red heart", style="noto", seed=4).tokens != found.tokens
 
 
 def test_a_list_gives_a_list_and_guidance_may_be_off(im: ImageModel) -> None:
-    found = im.generate(["cat", "house"], guidance=1.0, drafter=None, temperature=0.0)
+    found = im.generate(["cat", "house"], guidance_scale=1.0, drafter=None, temperature=0.0)
     assert [one.prompt for one in found] == ["cat", "house"]
     assert all(one.trace.summary().tokens_per_pass == 1 for one in found)
-    assert found[0].tokens == im.generate("cat", guidance=1.0, drafter=None, temperature=0.0).tokens
+    assert found[0].tokens == im.generate("cat", guidance_scale=1.0, drafter=None, temperature=0.0).tokens
 
 
 def test_the_stream_shows_the_picture_so_far(im: ImageModel) -> None:
     stream = im.stream("cat", seed=1)
     pieces = [next(stream) for _ in range(3)]
-    assert 3 <= pieces[-1].count < 256 and pieces[-1].finish is None
+    assert 3 <= pieces[-1].count < 256 and pieces[-1].finish_reason is None
     seen = pieces[-1].image()
     assert seen.size == (64, 64)
     grid = stream.grid(0, pieces[-1].count).flatten()
     assert (grid[pieces[-1].count :] == im.white).all()
     stream.close()
     (broken,) = stream.results
-    assert broken.finish is None and len(broken.tokens) == pieces[-1].count
+    assert broken.finish_reason is None and len(broken.tokens) == pieces[-1].count
 
 
 @pytest.mark.slow
@@ -58,7 +62,7 @@ def test_greedy_pictures_are_the_same_whoever_drafts(im: ImageModel) -> None:
     [("lantern", {"delta": 0.3, "k": 10}), ("lantern-plus-plus", {}), ("grouped", {}), ("annealed", {"weight": 3.0})],
 )
 def test_relaxed_rules_say_what_they_cost(im: ImageModel, rule: str, options: dict[str, Any]) -> None:
-    found = im.generate("red heart", rule=rule, rule_options=options, seed=2, guidance=1.0)
+    found = im.generate("red heart", rule=rule, rule_options=options, seed=2, guidance_scale=1.0)
     summary = found.trace.summary()
     assert not found.trace.lossless and summary.tokens == 256
     if rule != "grouped":
@@ -80,13 +84,13 @@ def test_neighbours_look_alike(im: ImageModel) -> None:
         ("zzz qqq", {}, "none of the words"),
         ([], {}, "no prompts"),
         ("cat", {"style": "apple"}, "unknown style 'apple'"),
-        ("cat", {"guidance": -1.0}, "guidance is -1.0"),
-        ("cat", {"guidance": "much"}, "it must be a number"),
+        ("cat", {"guidance_scale": -1.0}, "guidance_scale is -1.0"),
+        ("cat", {"guidance_scale": "much"}, "it must be a number"),
         ("cat", {"temperature": -1}, "temperature"),
         ("cat", {"drafter": "nobody"}, "unknown drafter"),
         ("cat", {"rule": "nothing"}, "unknown rule"),
         ("cat", {"colour": "red"}, "unknown option 'colour'"),
-        ("cat", {"drafter_options": {"window": 0}}, "the window is 0"),
+        ("cat", {"drafter_options": {"window": 0}}, "window is 0"),
     ],
 )
 def test_what_is_wrong_is_said(im: ImageModel, prompt: Any, options: dict[str, Any], said: str) -> None:
@@ -117,3 +121,41 @@ def test_white_where_nothing_is_known(im: ImageModel) -> None:
 def test_words_choose_a_style_where_nobody_does(im: ImageModel) -> None:
     said = im.read("Red  heart")
     assert said == im.read("red heart") and said in [im.read("red heart", style) for style in im.styles]
+
+
+def test_a_negative_prompt_is_the_unconditional_half(im: ImageModel) -> None:
+    options: dict[str, Any] = {"guidance_scale": 2.0, "seed": 3, "rule": "gumbel-match"}
+    plain = im.generate("cat", drafter=None, negative_prompt="house", **options)
+    assert plain.tokens != im.generate("cat", drafter=None, **options).tokens
+    for drafter in ("jacobi", "draft-model"):
+        assert im.generate("cat", drafter=drafter, negative_prompt="house", **options).tokens == plain.tokens
+    assert plain.trace.options["negative_prompt"] == "house" and plain.trace.options["guidance_scale"] == 2.0
+    same = im.generate("cat", drafter=None, negative_prompt="cat", style=None, guidance_scale=0.0, seed=3)
+    assert same.finish_reason == "length"
+
+
+def test_several_images_are_those_of_their_seeds(im: ImageModel) -> None:
+    options: dict[str, Any] = {"drafter": "jacobi", "guidance_scale": 1.0}
+    found = im.generate(["cat", "house"], num_images_per_prompt=2, seed=4, **options)
+    assert [one.prompt for one in found] == ["cat", "cat", "house", "house"]
+    alone = [im.generate(prompt, seed=seed, **options) for prompt in ("cat", "house") for seed in (4, 5)]
+    assert [one.tokens for one in found] == [one.tokens for one in alone]
+    assert [one.trace.seed for one in found] == [4, 5, 4, 5] and len(repr(found[0])) < 120
+    (one,) = im.generate("cat", num_images_per_prompt=1, seed=5, **options)
+    assert one.tokens == alone[1].tokens
+    with pytest.raises(InvalidOption, match="num_images_per_prompt is 0"):
+        im.generate("cat", num_images_per_prompt=0, **options)
+
+
+def test_a_negative_prompt_needs_guidance(im: ImageModel) -> None:
+    with pytest.raises(InvalidOption, match="negative_prompt needs guidance"):
+        im.generate("cat", negative_prompt="house", guidance_scale=1.0)
+    with pytest.raises(InvalidOption, match="none of the words"):
+        im.generate("cat", negative_prompt="qwrtz")
+
+
+def test_options_are_shown_by_help() -> None:
+    names = {each.name for each in fields(Options)}
+    assert names == set(Given.__annotations__)
+    for kind in (ImageModel, PublishedModel):
+        assert names < set(inspect.signature(kind.generate).parameters)

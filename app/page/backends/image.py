@@ -37,7 +37,7 @@ class Pictures:
     defaults: Modality | None = name
     fixed = False
     extras: tuple[Knob | Choice, ...] = (
-        Knob("guidance", 0, 8, 0.5, 3),
+        Knob("guidance_scale", 0, 8, 0.5, 3),
         Choice("style", (ANY, "noto", "twemoji", "openmoji", "fluent"), ANY),
     )
 
@@ -46,7 +46,7 @@ class Pictures:
         load_: Callable[[], ImageModel] | None = None,
         *,
         device: str = "cpu",
-        dtype: str = "float32",
+        dtype: str = "bfloat16",
         folder: Path | None = None,
         named: Named | None = None,
     ) -> None:
@@ -120,8 +120,8 @@ class LivePicture:
         given: dict[str, Any] = {
             "style": None if style == ANY or style not in im.styles else style
         }  # one that it was taught
-        if "guidance" in asked.extra:
-            given["guidance"] = asked.extra["guidance"]
+        if "guidance_scale" in asked.extra:
+            given["guidance_scale"] = asked.extra["guidance_scale"]
         self._stream = im.stream(asked.prompt, **asked.options(), **given, entropy=True)
 
     def __iter__(self) -> Iterator[Step]:

@@ -46,7 +46,7 @@ class Speech:
         load_: Callable[[], SpeechModel] | None = None,
         *,
         device: str = "cpu",
-        dtype: str = "float32",
+        dtype: str = "bfloat16",
         folder: Path | None = None,
         named: Named | None = None,
     ) -> None:

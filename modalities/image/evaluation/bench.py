@@ -101,7 +101,7 @@ def measure(
     settings: Sequence[Setting],
     *,
     style: str | None = None,
-    guidance: float | None = None,
+    guidance_scale: float | None = None,
     temperature: float = 1.0,
     top_k: int = 0,
     seed: int = 0,
@@ -113,11 +113,11 @@ def measure(
     other seeds: smaller differences than its are not significant."""
     if not prompts:
         raise InvalidOption("there are no prompts to measure with; give at least one")
-    guidance = im.guidance if guidance is None else guidance
+    guidance_scale = im.guidance if guidance_scale is None else guidance_scale
     reseeded = [] if quality is None else [Setting(drafter=None, shift=_SEED_SHIFT)]
     all_settings = [Setting(drafter=None), *reseeded, *settings]
     results: list[list[Result]] = [[] for _ in all_settings]
-    options = {"style": style, "guidance": guidance, "temperature": temperature, "top_k": top_k}
+    options = {"style": style, "guidance_scale": guidance_scale, "temperature": temperature, "top_k": top_k}
     for turn, start in enumerate(range(0, len(prompts), batch)):
         part = prompts[start : start + batch]
         for offset in range(len(all_settings)):
@@ -129,7 +129,7 @@ def measure(
             results[index] += map(_compact, generated)
     rows = []
     for setting, own in zip(all_settings, results, strict=True):
-        row = _row(im, setting, own, results[0], style, guidance, batch)
+        row = _row(im, setting, own, results[0], style, guidance_scale, batch)
         rows.append(row if quality is None else replace(row, quality=dict(quality(own, results[0]))))
     return rows
 

@@ -84,10 +84,12 @@ class Emu3:
     def unconditional(self, prompt: Sequence[int]) -> list[int]:
         return self.read(self.negative)
 
-    def target(self, prompts: Sequence[Sequence[int]], guidance: float) -> Guided:
+    def target(
+        self, prompts: Sequence[Sequence[int]], guidance: float, unconditional: Sequence[int] | None = None
+    ) -> Guided:
         inner = TransformersTarget(self.model, trees=self._trees, reading=self._reading)
-        unconditional = [self.unconditional(prompt) for prompt in prompts[:1]] * len(prompts)
-        return Guided(inner, prompts, unconditional, guidance, instead=True, slots=self._slots)
+        free = [unconditional or self.unconditional(prompts[0])] * len(prompts)
+        return Guided(inner, prompts, free, guidance, instead=True, slots=self._slots)
 
     def sequence(self, tokens: Sequence[int]) -> list[int]:
         """A picture's tokens as ids of the model, with the markers that end the picture."""

@@ -60,7 +60,9 @@ class ImageGPT:
     def unconditional(self, prompt: Sequence[int]) -> list[int]:
         return list(prompt)
 
-    def target(self, prompts: Sequence[Sequence[int]], guidance: float) -> Guided:
+    def target(
+        self, prompts: Sequence[Sequence[int]], guidance: float, unconditional: Sequence[int] | None = None
+    ) -> Guided:
         # the class reduces a 4D attention mask to 2D, so trees are scored branch by branch
         inner = TransformersTarget(self.model, trees="branches", reading=self._reading)
         return Guided(inner, prompts, prompts, 1.0, instead=True)

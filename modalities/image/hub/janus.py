@@ -73,10 +73,12 @@ class Janus:
     def unconditional(self, prompt: Sequence[int]) -> list[int]:
         return [token if token - self.vocabulary in self.kept else self.pad + self.vocabulary for token in prompt]
 
-    def target(self, prompts: Sequence[Sequence[int]], guidance: float) -> Guided:
+    def target(
+        self, prompts: Sequence[Sequence[int]], guidance: float, unconditional: Sequence[int] | None = None
+    ) -> Guided:
         inner = TransformersTarget(self.model, trees=self._trees, reading=self._reading)
-        unconditional = [self.unconditional(prompt) for prompt in prompts]
-        return Guided(inner, prompts, unconditional, guidance, instead=True)
+        free = [unconditional or self.unconditional(prompt) for prompt in prompts]
+        return Guided(inner, prompts, free, guidance, instead=True)
 
     def pictures(self, grids: Tensor) -> list[Image]:
         pixels = self.model.decode_image_tokens(grids.flatten(1).to(self.model.device))  # [B, H, W, 3]

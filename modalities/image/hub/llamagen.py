@@ -111,7 +111,9 @@ class LlamaGen:
 
     # ---- pictures
 
-    def target(self, prompts: Sequence[Sequence[int]], guidance: float) -> Guided:
+    def target(
+        self, prompts: Sequence[Sequence[int]], guidance: float, unconditional: Sequence[int] | None = None
+    ) -> Guided:
         lengths = {len(prompt) for prompt in prompts}
         if len(lengths) > 1:
             raise InvalidOption(
@@ -119,8 +121,12 @@ class LlamaGen:
                 "batch must be equally long, so generate them one after another"
             )
         if not self.captioned:
-            unconditional = [self.unconditional(prompt) for prompt in prompts]
-            return Guided(Decoder(self._class_network), prompts, unconditional, guidance, instead=True)
+            free = [unconditional or self.unconditional(prompt) for prompt in prompts]
+            return Guided(Decoder(self._class_network), prompts, free, guidance, instead=True)
+        if unconditional is not None:
+            raise InvalidOption(
+                "a model of captions was trained with one unconditional caption; leave out negative_prompt"
+            )
         length, first = lengths.pop(), self.vocabulary
         with torch.no_grad():
             ids = torch.tensor(prompts, device=self._network.device) - self.vocabulary
@@ -130,8 +136,8 @@ class LlamaGen:
         network.embedding = torch.cat([network.embedding, captions, nothing])
         caption_ids = [list(range(first + row * length, first + (row + 1) * length)) for row in range(len(prompts))]
         last = first + len(prompts) * length
-        unconditional = [list(range(last, last + length))] * len(prompts)
-        return Guided(Decoder(network), caption_ids, unconditional, guidance, instead=True)
+        free = [list(range(last, last + length))] * len(prompts)
+        return Guided(Decoder(network), caption_ids, free, guidance, instead=True)
 
     @cached_property
     def _class_network(self) -> Network:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack, overload
 import torch
 from torch import Tensor
 
-from outrider.core.assets.hub_models import Family
+from outrider.core.assets.hub_models import DTYPES, Family
 from outrider.core.errors import InvalidOption
 from outrider.core.methods.listing import Listing
 from outrider.core.methods.resolve import Resolved
 from outrider.core.protocol import Drafter, Rule, Target
-from outrider.core.validation import as_list
+from outrider.core.validation import as_list, dtype_name, shows_options
 from outrider.image.grid import Grid, neighbours
 from outrider.image.options import Given, Options
 from outrider.image.resolve_drafter import listed_drafters, listed_rules, resolve_drafter, resolve_rule
@@ -46,7 +46,11 @@ class Published(Protocol):
     def unconditional(self, prompt: Sequence[int]) -> list[int]:
         """The ids that guidance compares a prompt with."""
 
-    def target(self, prompts: Sequence[Sequence[int]], guidance: float) -> Target: ...
+    def target(
+        self, prompts: Sequence[Sequence[int]], guidance: float, unconditional: Sequence[int] | None = None
+    ) -> Target:
+        """The guided target; `unconditional`: ids of a negative prompt for all prompts."""
+
     def pictures(self, grids: Tensor) -> list[Image]: ...
     @property
     def looks(self) -> Tensor:
@@ -89,21 +93,34 @@ class PublishedModel:
     def generate(self, prompt: str, **options: Unpack[Given]) -> Result: ...  # type: ignore[overload-overlap]
     @overload
     def generate(self, prompt: Sequence[str], **options: Unpack[Given]) -> list[Result]: ...
-    def generate(self, prompt: str | Sequence[str], **options: Unpack[Given]) -> Result | list[Result]:
-        """Generate pictures: a Result for one prompt, or a list of them for a batch."""
-        stream = self.stream(prompt, **options)
+    @overload
+    def generate(
+        self, prompt: str | Sequence[str], *, num_images_per_prompt: int, **options: Unpack[Given]
+    ) -> list[Result]: ...
+    @shows_options(Options)
+    def generate(
+        self, prompt: str | Sequence[str], *, num_images_per_prompt: int | None = None, **options: Unpack[Given]
+    ) -> Result | list[Result]:
+        """Generate images: a Result, or a list of them for a batch or for `num_images_per_prompt` images of each
+        prompt, of which image i is that of `seed + i`."""
+        stream = self.stream(prompt, num_images_per_prompt=num_images_per_prompt, **options)
         for _ in stream:
             pass
-        return stream.results[0] if isinstance(prompt, str) else stream.results
+        return stream.results[0] if isinstance(prompt, str) and num_images_per_prompt is None else stream.results
 
-    def stream(self, prompt: str | Sequence[str], **options: Unpack[Given]) -> Stream:
+    @shows_options(Options)
+    def stream(
+        self, prompt: str | Sequence[str], *, num_images_per_prompt: int | None = None, **options: Unpack[Given]
+    ) -> Stream:
         """Like `generate`, as an iterator over steps."""
-        defaults: Given = {"guidance": self.guidance}
+        defaults: Given = {"guidance_scale": self.guidance}
+        if self.guidance == 1 and (options.get("guidance_scale", 1) != 1 or options.get("negative_prompt") is not None):
+            raise InvalidOption(f"{self.name} has no guidance; leave out guidance_scale and negative_prompt")
         wanted = Options.of({**defaults, **options})
-        if self.published.guidance == 1 and wanted.guidance != 1:
-            raise InvalidOption(f"guidance is {wanted.guidance}, but {self.name} has no guidance; leave it out")
         prompts = as_list(prompt, "prompt")
-        return Stream(self, wanted, prompts, [self.read(text, wanted.style) for text in prompts])
+        conditions, negative = [self.read(text, wanted.style) for text in prompts], wanted.negative_prompt
+        unconditional = None if negative is None else self.read(negative)
+        return Stream(self, wanted, prompts, conditions, unconditional, num_images_per_prompt)
 
     # ---- what a generation is made of
 
@@ -126,11 +143,15 @@ class PublishedModel:
     def root(self) -> int:
         return self.white
 
-    def target(self, asked: Sequence[Sequence[int]], guidance: float) -> Target:
+    def target(
+        self, asked: Sequence[Sequence[int]], guidance: float, unconditional: Sequence[int] | None = None
+    ) -> Target:
         """A guided target for prompts, with its own cache."""
-        return self.published.target(asked, guidance)
+        return self.published.target(asked, guidance, unconditional)
 
-    def draft_model(self, asked: Sequence[Sequence[int]], guidance: float) -> Target:
+    def draft_model(
+        self, asked: Sequence[Sequence[int]], guidance: float, unconditional: Sequence[int] | None = None
+    ) -> Target:
         """The smaller model of the family, under the same guidance."""
         if self._drafts is None:
             if self._small is None:
@@ -146,12 +167,16 @@ class PublishedModel:
                     f"{self.published.vocabulary:,}; they don't share a tokenizer"
                 )
             self._drafts = small
-        return self._drafts.target(asked, guidance)
+        return self._drafts.target(asked, guidance, unconditional)
 
-    def drafter(self, options: Options, asked: Sequence[Sequence[int]]) -> Resolved[Drafter | None]:
+    def drafter(
+        self, options: Options, asked: Sequence[Sequence[int]], unconditional: Sequence[int] | None = None
+    ) -> Resolved[Drafter | None]:
         """The drafter of these options."""
         return resolve_drafter(
-            options, columns=self.raster.width, draft_model=lambda: self.draft_model(asked, options.guidance)
+            options,
+            columns=self.raster.width,
+            draft_model=lambda: self.draft_model(asked, options.guidance_scale, unconditional),
         )
 
     def rule(self, options: Options) -> Resolved[Rule]:
@@ -201,12 +226,13 @@ def load(
     *,
     draft_model: str | Path | None = None,
     device: str | torch.device = "cpu",
-    dtype: str = "float32",
+    dtype: str | torch.dtype = "bfloat16",
     revision: str | None = None,
     **options: Any,
 ) -> PublishedModel:
     """Load a published model by its hub id or folder. `draft_model` names a smaller model that shares its
     tokenizer; further options are those of the class, such as Emu3's ratio."""
+    dtype = dtype_name(dtype, DTYPES)
     open_ = partial(FAMILY.open, device=device, dtype=dtype, options=options)
     small = None if draft_model is None else lambda: open_(draft_model)
     return PublishedModel(open_(source, revision=revision), name=str(source), dtype=dtype, small=small)

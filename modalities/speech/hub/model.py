@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from outrider.core.assets.hub_models import Family
+from outrider.core.assets.hub_models import DTYPES, Family
 from outrider.core.decode import Stop, decode
 from outrider.core.distribution import Sampling
 from outrider.core.errors import InvalidOption
@@ -22,7 +22,7 @@ from outrider.core.methods.listing import Listing
 from outrider.core.methods.rules import EXACT
 from outrider.core.protocol import Drafter, Rule, Target
 from outrider.core.trace import Step, Trace, machine, versions
-from outrider.core.validation import METHODS, NUMBER, WHOLE, Kind, check, options_of
+from outrider.core.validation import METHODS, NUMBER, WHOLE, Kind, check, dtype_name, options_of
 from outrider.speech.audio import Sound
 from outrider.speech.resolve_drafter import listed_drafters, listed_rules, resolve_drafter, resolve_rule
 
@@ -257,12 +257,13 @@ def load(
     *,
     draft_model: str | Path | None = None,
     device: str | torch.device = "cpu",
-    dtype: str = "float32",
+    dtype: str | torch.dtype = "bfloat16",
     revision: str | None = None,
     **options: Any,
 ) -> PublishedSpeech:
     """Load a published model by its hub id or folder. `draft_model` names a smaller model of its family; further
     options are those of the class, such as MusicGen's guidance."""
+    dtype = dtype_name(dtype, DTYPES)
     if draft_model is not None:
         options["draft"] = FAMILY.model(draft_model, device=device, dtype=dtype)
     model = FAMILY.open(source, device=device, dtype=dtype, revision=revision, options=options)

@@ -23,7 +23,7 @@ def rows(im: ImageModel) -> list[Row]:
         Setting(drafter="jacobi", rule="gumbel-match", drafter_options={"renew": "gumbel"}),
         Setting(drafter="jacobi", rule="annealed", rule_options={"weight": 4.0}),
     ]
-    return measure(im, ["cat", "red heart", "house"], wanted, guidance=1.0, batch=2)
+    return measure(im, ["cat", "red heart", "house"], wanted, guidance_scale=1.0, batch=2)
 
 
 @pytest.mark.slow
@@ -47,7 +47,7 @@ def test_drafting_saves_passes_and_relaxed_rules_have_a_total_variation(rows: li
 
 
 def test_code_nll_equals_that_of_plain_decoding(im: ImageModel) -> None:
-    (result,) = im.generate(["cat"], drafter=None, guidance=2.0, seed=1)
+    (result,) = im.generate(["cat"], drafter=None, guidance_scale=2.0, seed=1)
     nll = code_nll(im, [result], None, 2.0)
     assert nll.shape == (1, 256)
     target = im.target([im.read("cat")], 2.0)
@@ -90,7 +90,7 @@ def test_quality_is_compared_with_plain_decoding_of_other_seeds(im: ImageModel, 
         return {"LPIPS": sum(own.tokens != base.tokens for own, base in zip(results, plain, strict=True)) / 2}
 
     jacobi = Setting(drafter="jacobi", rule="annealed", rule_options={"weight": 2.0})
-    rows = measure(im, ["cat", "house"], [jacobi], guidance=1.0, quality=quality)
+    rows = measure(im, ["cat", "house"], [jacobi], guidance_scale=1.0, quality=quality)
     assert [row.name for row in rows] == ["plain", "plain, other seeds", "jacobi annealed (weight=2.0)"]
     assert [row.quality["LPIPS"] for row in rows[:2]] == [0, 1] and rows[1].identical == 0
     assert rows[2].options == {"weight": 2.0}

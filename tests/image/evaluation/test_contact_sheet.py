@@ -14,7 +14,7 @@ from outrider.image.model import ImageModel
 @pytest.mark.slow
 def test_a_panel_for_each_setting(im: ImageModel) -> None:
     settings = [Setting(drafter=None), Setting(drafter="jacobi", rule="annealed")]
-    drawn = panels(im, ["cat", "red heart", "house"], settings, guidance=1.0, batch=2)
+    drawn = panels(im, ["cat", "red heart", "house"], settings, guidance_scale=1.0, batch=2)
     assert [panel.caption.split(":")[0] for panel in drawn] == ["plain", "jacobi annealed"]
     assert drawn[0].caption.endswith("1.0 codes per pass") and "codes per pass" in drawn[1].caption
     image = sheet(drawn, across=2, size=32)

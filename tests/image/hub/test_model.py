@@ -197,9 +197,18 @@ def test_partial_and_complete_pictures_have_the_same_size(name: str) -> None:
     first = next(stream)
     size = first.image().size
     stream.close()
-    assert stream.results[0].finish is None and len(stream.results[0].tokens) == first.count
-    whole = im.generate("a red heart", seed=1, guidance=1.0)
+    assert stream.results[0].finish_reason is None and len(stream.results[0].tokens) == first.count
+    whole = im.generate("a red heart", seed=1, guidance_scale=1.0)
     assert whole.image.size == size and whole.grid.shape == (8, 8) and whole.trace.options["model"] == name
+
+
+@pytest.mark.parametrize("name", ["janus", "emu3"])
+def test_a_negative_prompt_steers_drafted_and_plain_decoding_alike(name: str) -> None:
+    im = load(name)[2]
+    options: dict[str, Any] = {"seed": 1, "rule": "gumbel-match", "negative_prompt": "a blue dog"}
+    plain = im.generate("a red heart", drafter=None, **options)
+    assert im.generate("a red heart", drafter="jacobi", **options).tokens == plain.tokens
+    assert plain.tokens != im.generate("a red heart", drafter=None, **{**options, "negative_prompt": None}).tokens
 
 
 def test_a_janus_picture_equals_the_class_s_decoder() -> None:
@@ -215,7 +224,8 @@ def test_a_janus_picture_equals_the_class_s_decoder() -> None:
     [
         ("janus", " ", {}, "the prompt is empty"),
         ("janus", "cat", {"style": "noto"}, "janus has no styles"),
-        ("imagegpt", "cat", {"guidance": 3.0}, "imagegpt has no guidance"),
+        ("imagegpt", "cat", {"guidance_scale": 3.0}, "imagegpt has no guidance"),
+        ("imagegpt", "cat", {"negative_prompt": "dog"}, "imagegpt has no guidance"),
         ("janus", "cat", {"drafter": "medusa"}, "unknown drafter 'medusa'"),
         ("janus", [], {}, "no prompts"),
     ],

@@ -39,7 +39,7 @@ def test_a_saved_model_generates_the_same(tmp_path: Path) -> None:
 
 
 def test_whisper_loads_from_a_folder(tmp_path: Path) -> None:
-    sp = speech.load(str(saved(CLASSES.TINY.whisper(), tmp_path / "whisper")), prefix=[3, 5, 6])
+    sp = speech.load(str(saved(CLASSES.TINY.whisper(), tmp_path / "whisper")), dtype="float32", prefix=[3, 5, 6])
     assert isinstance(sp, PublishedSpeech) and not sp.makes_sound
     (prompt,) = CLASSES.prompts("whisper", 1)
     result = sp.generate(prompt, limit=12, drafter="suffix")
