@@ -31,7 +31,7 @@ def batch(
 
     from outrider import text
     from outrider.core.trace import machine, versions
-    from outrider.text.bench.batch import compare, middle
+    from outrider.text.bench.batch import compare, median_round
     from outrider.text.bench.run import load_prompts
 
     items = load_prompts(prompts, num_prompts)
@@ -40,7 +40,9 @@ def batch(
         for dtype in dict.fromkeys(name.strip() for name in dtypes.split(",") if name.strip()):
             lm = text.load(model, device=device, dtype=dtype)
             status.update(f"{dtype}: {len(items)} prompts ...")
-            comparisons.append(middle(list(compare(lm, items, drafter=drafter, tokens=max_new_tokens, repeat=repeat))))
+            comparisons.append(
+                median_round(list(compare(lm, items, drafter=drafter, tokens=max_new_tokens, repeat=repeat)))
+            )
     if json_file is not None:
         settings = {"model": model, "device": device, "max_new_tokens": max_new_tokens, "repeat": repeat}
         rows = [asdict(row) | {"ratio": row.ratio} for row in comparisons]
@@ -55,6 +57,6 @@ def batch(
     for column in table.columns[2:]:
         column.justify = "right"
     for row in comparisons:
-        speeds = (f"{row.together:.0f}", f"{row.alone:.0f}", f"{row.ratio:.2f}")
+        speeds = (f"{row.batched_speed:.0f}", f"{row.serial_speed:.0f}", f"{row.ratio:.2f}")
         table.add_row(row.dtype, row.drafter, *speeds, f"{row.same} of {row.rows}")
     Console(highlight=False).print(table)

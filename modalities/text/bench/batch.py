@@ -1,6 +1,6 @@
-"""What decoding prompts side by side brings: tokens a second of a batch beside one after another, and the same outputs.
+"""Measures the throughput of a batch against the same prompts decoded one after another, and compares the outputs.
 
-Knows text models and prompts, nothing of how a batch is decoded.
+Knows text models and prompts; nothing about how a batch is decoded.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from outrider.text.model import TextModel
 
 @dataclass(frozen=True)
 class Batched:
-    """One round: everybody in one batch, and one after another."""
+    """One repetition: all prompts in one batch, and one after another."""
 
     dtype: str
     drafter: str
     rows: int
     tokens: int
-    together: float  # tokens a second in all
-    alone: float
-    same: int  # rows whose output is the same in a batch as alone
+    batched_speed: float  # tokens per second
+    serial_speed: float  # tokens per second, one prompt after another
+    same: int  # rows with the same output in the batch as alone
 
     @property
     def ratio(self) -> float:
-        return self.together / self.alone
+        return self.batched_speed / self.serial_speed
 
 
 def compare(
     lm: TextModel, items: Sequence[Item], *, drafter: str | None = None, tokens: int = 96, repeat: int = 3
 ) -> Iterator[Batched]:
-    """A round at a time, in turns; the first, which warms up, is left out."""
+    """Yield one repetition at a time; the first, a warm-up, is dropped."""
     if len(items) < 2:
-        raise InvalidOption(f"a batch of {len(items)} is none; give 2 prompts or more")
+        raise InvalidOption(f"a batch needs 2 prompts or more, and {len(items)} are given")
     prompts = [str(item.content) for item in items]
     for number in range(repeat + 1):
         start = time.perf_counter()
@@ -53,13 +53,13 @@ def compare(
                 drafter=drafter or "plain",
                 rows=len(prompts),
                 tokens=count,
-                together=size / (between - start),
-                alone=count / (end - between),
+                batched_speed=size / (between - start),
+                serial_speed=count / (end - between),
                 same=same,
             )
 
 
-def middle(rounds: Sequence[Batched]) -> Batched:
-    """The round whose ratio is the middle one, with the fewest rows alike of all."""
-    found = sorted(rounds, key=lambda one: one.ratio)[len(rounds) // 2]
-    return replace(found, same=min(one.same for one in rounds))
+def median_round(rounds: Sequence[Batched]) -> Batched:
+    """Return the repetition with the median ratio, with the smallest `same` of all."""
+    median = sorted(rounds, key=lambda item: item.ratio)[len(rounds) // 2]
+    return replace(median, same=min(item.same for item in rounds))

@@ -1,5 +1,5 @@
-"""How far from its memory's speed a pass is on a device: captured passes beside uncaptured ones, kernel launches a
-step, and transformers' own generate() beside them. Knows networks and clocks; nothing of how they compute.
+"""Compares the time of a pass with the device's memory bandwidth: with and without captured graphs, with kernel
+launches per step, and with transformers' generate(). Knows networks and clocks; nothing about how networks compute.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def device(
     repeat: int = 3,
     peers: bool = False,
 ) -> Iterator[Row]:
-    """Plain decoding without and with captured passes, each drafter, and transformers' own generate() if wanted; with
-    kernel launches a step (on CUDA), and how much longer a token takes than reading the weights once at the speed that
-    this device's memory was seen to have."""
+    """Measure plain decoding without and with captured passes, each drafter, and transformers' generate() if requested.
+    Rows include kernel launches per step (on CUDA), and the time per token relative to reading the weights once at the
+    measured memory bandwidth."""
     prompts = [str(item.content) for item in items]
 
     def run(drafter: str | None) -> tuple[list[list[int]], int]:
         results = [lm.generate(prompt, drafter=drafter, max_new_tokens=tokens) for prompt in prompts]
-        return [one.tokens for one in results], sum(len(one.trace.steps) for one in results)
+        return [result.tokens for result in results], sum(len(result.trace.steps) for result in results)
 
     others = _transformers(lm, prompts, tokens) if peers else {}
     yield from captured(decoder(lm).network, run, drafters=drafters, repeat=repeat, others=others)
@@ -46,8 +46,8 @@ def captured(
     repeat: int = 3,
     others: Mapping[str, Callable[[], Round]] = {},
 ) -> Iterator[Row]:
-    """The same for whatever runs on a network: `run` decodes with a drafter -> the outputs, and how many calls."""
-    passes = network.graphs = network.graphs or Graphs(network)  # drafters are recorded if their target is
+    """The same for any network: `run` decodes with a drafter and returns the outputs and the number of passes."""
+    passes = network.graphs = network.graphs or Graphs(network)  # drafters are captured if their target is
     floor = network.weight_bytes / bandwidth(network.device)
 
     def ours(drafter: str | None, graphs: bool) -> Round:
@@ -63,23 +63,23 @@ def captured(
         **{f"{name}, captured": bound(lambda name: ours(name, True), name) for name in drafters},
     }
     cases |= others
-    for case in cases.values():  # shapes are captured, kernels compiled
+    for case in cases.values():  # warm-up: captures shapes and compiles kernels
         case()
-    counted = {name: launches(case, network.device) for name, case in cases.items()}
+    launch_counts = {name: launches(case, network.device) for name, case in cases.items()}
     for row in turns(cases, repeat):
         calls = row["tokens"] / row["tokens_per_pass"]
-        found = counted[row["drafter"]]
+        launch_count = launch_counts[row["drafter"]]
         yield row | {
-            "launches_per_call": None if found is None else found / calls,
+            "launches_per_call": None if launch_count is None else launch_count / calls,
             "floor_ms": floor * 1e3,
             "times_floor": 1 / row["tokens_per_second"] / floor,
         }
 
 
 def _transformers(lm: TextModel, prompts: Sequence[str], tokens: int) -> dict[str, Callable[[], Round]]:
-    """generate() as it comes, and with a static cache, which it compiles on a GPU."""
+    """Cases for generate() with its default cache, and with a static cache, which is compiled on a GPU."""
     if lm.folder is None:
-        raise InvalidOption("peers are for models in a folder of transformers' own format")
+        raise InvalidOption("comparing with transformers needs a model in a folder of its format")
     from outrider.core.assets import store
 
     model = store.transformers_model(lm.folder, lm.dtype, lm.device)
@@ -88,13 +88,18 @@ def _transformers(lm: TextModel, prompts: Sequence[str], tokens: int) -> dict[st
     def generate(cache: str | None) -> Round:
         outputs = []
         start = now(torch.device(lm.device))
-        for one in ids:
+        for prompt_ids in ids:
             given = {} if cache is None else {"cache_implementation": cache}
-            mask = torch.ones_like(one)
-            found = model.generate(
-                one, attention_mask=mask, max_new_tokens=tokens, do_sample=False, eos_token_id=list(lm.end), **given
+            mask = torch.ones_like(prompt_ids)
+            output = model.generate(
+                prompt_ids,
+                attention_mask=mask,
+                max_new_tokens=tokens,
+                do_sample=False,
+                eos_token_id=list(lm.end),
+                **given,
             )
-            outputs.append(found[0, one.shape[1] :].tolist())
+            outputs.append(output[0, prompt_ids.shape[1] :].tolist())
         seconds = now(torch.device(lm.device)) - start
         count = sum(map(len, outputs))
         return Round(seconds, count, count, outputs, {})
@@ -102,26 +107,26 @@ def _transformers(lm: TextModel, prompts: Sequence[str], tokens: int) -> dict[st
     return {"transformers": lambda: generate(None), "transformers, static": lambda: generate("static")}
 
 
-def bandwidth(place: torch.device) -> float:
-    """Bytes a second that a large copy moves, the best of several."""
-    source = torch.ones((1 << 28) if place.type == "cuda" else 1 << 26, dtype=torch.uint8, device=place)
-    into = torch.empty_like(source)
+def bandwidth(device: torch.device) -> float:
+    """Measure memory bandwidth in bytes per second: the best of several large copies."""
+    source = torch.ones((1 << 28) if device.type == "cuda" else 1 << 26, dtype=torch.uint8, device=device)
+    destination = torch.empty_like(source)
     best = float("inf")
     for _ in range(8):
-        start = now(place)
-        into.copy_(source)
-        best = min(best, now(place) - start)
+        start = now(device)
+        destination.copy_(source)
+        best = min(best, now(device) - start)
     return 2 * len(source) / best
 
 
-def launches(work: Callable[[], object], place: torch.device) -> int | None:
-    """Kernels and graphs that the host launched; None where there is no CUDA to ask."""
-    if place.type != "cuda":
+def launches(work: Callable[[], object], device: torch.device) -> int | None:
+    """Count the kernels and graphs that the host launched; None without CUDA."""
+    if device.type != "cuda":
         return None
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
         work()
         torch.cuda.synchronize()
     names = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
-    return sum(int(one.count) for one in seen.key_averages() if one.key.startswith(names))
+    return sum(int(event.count) for event in profiled.key_averages() if event.key.startswith(names))

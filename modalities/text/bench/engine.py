@@ -1,8 +1,8 @@
-"""What the engine room brings, measured: requests side by side with and without drafting, prompts of thousands of
-tokens over caches of two precisions, layers streamed under a budget; and requests for outrider.core.testing.soak.
+"""Benchmarks of engine features: continuous batching, long contexts with an 8-bit cache, and offloaded layers; and the
+requests of outrider.core.testing.soak.
 
-Every figure is the middle one of rounds taken in turn (outrider.text.bench.interleave). Knows text models; nothing of
-how they compute.
+Figures are medians of interleaved repetitions (outrider.text.bench.interleave). Knows text models; nothing about how
+they compute.
 """
 
 from __future__ import annotations
@@ -43,39 +43,39 @@ def throughput(
     tokens: int = 64,
     repeat: int = 3,
 ) -> Iterator[Row]:
-    """Twice as many requests as rows, through a continuous batch of each size, plainly and with each drafter."""
+    """Run twice as many requests as rows through a continuous batch of each size, plainly and with each drafter."""
     prompts = [str(item.content) for item in items]
     for rows in sizes:
-        asked = [prompts[number % len(prompts)] for number in range(2 * rows)]
+        requested = [prompts[number % len(prompts)] for number in range(2 * rows)]
 
-        def one(drafter: str | None, rows: int = rows, asked: list[str] = asked) -> Round:
+        def measure(drafter: str | None, rows: int = rows, requested: list[str] = requested) -> Round:
             with lm.batch(rows=rows, drafter=drafter, max_new_tokens=tokens) as batch:
                 start = time.perf_counter()
-                requests = [batch.add(prompt) for prompt in asked]
-                most = 0
+                requests = [batch.add(prompt) for prompt in requested]
+                peak_bytes = 0
                 while not batch.idle:
                     batch.round()
-                    most = max(most, batch.cache_bytes)
+                    peak_bytes = max(peak_bytes, batch.cache_bytes)
                 seconds = time.perf_counter() - start
             calls = sum(len(request.steps) for request in requests)
             outputs = [request.tokens for request in requests]
-            return Round(seconds, sum(map(len, outputs)), calls, outputs, {"cache_bytes": most})
+            return Round(seconds, sum(map(len, outputs)), calls, outputs, {"cache_bytes": peak_bytes})
 
         for row in turns(
-            {name: bound(one, None if name == "plain" else name) for name in ("plain", *drafters)}, repeat
+            {name: bound(measure, None if name == "plain" else name) for name in ("plain", *drafters)}, repeat
         ):
             yield {"rows": rows, **row}
 
 
 def pays_until(rows: Sequence[Row]) -> dict[str, int | None]:
-    """For each drafter the smallest batch in which it did not pay; None: it always did."""
-    found: dict[str, int | None] = {}
+    """Return for each drafter the smallest batch size at which it was slower than plain decoding, or None."""
+    result: dict[str, int | None] = {}
     for row in rows:
         if row["drafter"] != "plain":
-            known = found.setdefault(row["drafter"], None)
+            known = result.setdefault(row["drafter"], None)
             if known is None and row["speedup"] < 1:
-                found[row["drafter"]] = row["rows"]
-    return found
+                result[row["drafter"]] = row["rows"]
+    return result
 
 
 def long_context(
@@ -87,21 +87,20 @@ def long_context(
     tokens: int = 64,
     repeat: int = 3,
 ) -> Iterator[Row]:
-    """Each prompt behind so much of a long text, plainly and with each drafter, over a cache of the weights' precision
-    and over one of 8 bits. Times are those behind the first token, the prompt's reading apart; an output is the same if
-    it is plain decoding's over the same cache, and `as_exact` is how much of it was decoded before it first differed
-    from plain decoding's over the exact cache."""
+    """Measure each prompt after `contexts` tokens of a long text, plainly and with each drafter, with a cache of the
+    weights' precision and of 8 bits. Times exclude reading the prompt. `same` compares with plain decoding on the same
+    cache; `as_exact` is the share of the output before its first difference from plain decoding on the exact cache."""
     network = decoder(lm).network
-    whole = lm.target
+    original_target = lm.target
 
-    def one(bits: int | None, drafter: str | None, prompts: list[str]) -> Round:
+    def measure(bits: int | None, drafter: str | None, prompts: list[str]) -> Round:
         made: list[Decoder] = []
 
         def target() -> Decoder:
             made.append(Decoder(network, cache_bits=bits))
             return made[-1]
 
-        outputs, count, calls, reading, seconds, held, copied = [], 0, 0, 0.0, 0.0, 0, 0
+        outputs, count, calls, reading, seconds, peak_bytes, copied = [], 0, 0, 0.0, 0.0, 0, 0
         lm.target = target
         try:
             for prompt in prompts:
@@ -111,7 +110,7 @@ def long_context(
                 next(stream)
                 first = now(network.device)
                 for _ in stream:
-                    held = max(held, made[-1].cache.bytes)
+                    peak_bytes = max(peak_bytes, made[-1].cache.bytes)
                 seconds, reading = seconds + now(network.device) - first, reading + first - start
                 result = stream.results[0]
                 calls += len(result.trace.steps) - 1
@@ -119,21 +118,21 @@ def long_context(
                 count += len(result.tokens) - len(result.trace.steps[0].emitted)
                 copied = max(copied, drafts.cache_bytes if isinstance(drafts, SparseView) else 0)
         finally:
-            lm.target = whole
-        more = {"read_seconds": reading / len(prompts), "cache_bytes": held, "copied_bytes": copied}
+            lm.target = original_target
+        more = {"read_seconds": reading / len(prompts), "cache_bytes": peak_bytes, "copied_bytes": copied}
         return Round(seconds, max(count, 1), max(calls, 1), outputs, more)
 
     for context in contexts:
         prompts = [str(item.content) for item in lengthened(lm, items, context)]
         cases: dict[str, Callable[[], Round]] = {}
-        beside: dict[str, str] = {}
+        baselines: dict[str, str] = {}
         for bits in (None, 8):
             kind = lm.dtype if bits is None else "int8"
             for name in ("plain", *drafters):
-                given = None if name == "plain" else name
-                cases[f"{kind}/{name}"] = partial(one, bits, given, prompts)
-                beside[f"{kind}/{name}"] = f"{kind}/plain"
-        for row in turns(cases, repeat, beside):
+                chosen_drafter = None if name == "plain" else name
+                cases[f"{kind}/{name}"] = partial(measure, bits, chosen_drafter, prompts)
+                baselines[f"{kind}/{name}"] = f"{kind}/plain"
+        for row in turns(cases, repeat, baselines):
             kind, _, name = row["drafter"].partition("/")
             yield {"context": context, "cache": kind, **row, "drafter": name}
 
@@ -148,29 +147,29 @@ def offloaded(
     tokens: int = 48,
     repeat: int = 3,
 ) -> Iterator[Row]:
-    """Plainly and with each drafter while so much of the layers stays in memory, and the rest is read in every pass."""
-    whole, target = lm.target, decoder(lm)
+    """Measure plain decoding and each drafter while only the given share of the layers stays in memory."""
+    original_target, target = lm.target, decoder(lm)
     for budget in budgets:
         network, layers = offload_layers(target.network, budget)
 
         def under(network: Any = network) -> Decoder:
             return Decoder(network)
 
-        def one(drafter: str | None, under: Any = under, layers: Any = layers) -> Round:
+        def measure(drafter: str | None, under: Any = under, layers: Any = layers) -> Round:
             given = (options or {}).get(drafter or "", {})
             wanted = Options(drafter=drafter, drafter_options=given)
-            made = [resolve_drafter(lm, wanted).made for _ in items]  # before the layers leave memory
+            made = [resolve_drafter(lm, wanted).made for _ in items]  # before the layers are offloaded
             lm.target = under
             try:
                 read, waited, passes, start = layers.read_bytes, layers.wait_seconds, layers.passes, time.perf_counter()
-                found = [
+                results = [
                     lm.generate(str(item.content), drafter=drafts, max_new_tokens=tokens)
                     for item, drafts in zip(items, made, strict=True)
                 ]
                 seconds = time.perf_counter() - start
             finally:
-                lm.target = whole
-            outputs = [result.tokens for result in found]
+                lm.target = original_target
+            outputs = [result.tokens for result in results]
             count = sum(map(len, outputs))
             more = {
                 "held_bytes": layers.held_bytes,
@@ -178,10 +177,10 @@ def offloaded(
                 "waited": (layers.wait_seconds - waited) / seconds,
                 "passes": layers.passes - passes,
             }
-            return Round(seconds, count, sum(len(result.trace.steps) for result in found), outputs, more)
+            return Round(seconds, count, sum(len(result.trace.steps) for result in results), outputs, more)
 
         try:
-            names = {name: bound(one, None if name == "plain" else name) for name in ("plain", *drafters)}
+            names = {name: bound(measure, None if name == "plain" else name) for name in ("plain", *drafters)}
             for row in turns(names, repeat):
                 yield {"budget": budget, **row}
         finally:
@@ -208,7 +207,7 @@ def soaked(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> Soaking:
-    """What outrider.core.testing.soak takes, for a model by its name, or for a small random one."""
+    """Return the arguments of outrider.core.testing.soak for a named model or a small random one."""
     make: Callable[[], Drafter] | None
     if model == "random":
         config = Config(vocabulary=61, hidden_size=32, layers=2, heads=2, kv_heads=2, head_dim=32, intermediate_size=48)
@@ -227,16 +226,16 @@ def soaked(
         vocabulary = config.vocabulary
     else:
         lm = load(model, dtype=dtype, device=device, kv_cache_dtype=kv_cache_dtype)
-        whole, end, vocabulary = lm.target, lm.end, decoder(lm).vocabulary
+        make_target, end, vocabulary = lm.target, lm.end, decoder(lm).vocabulary
 
         def target() -> BatchedTarget:
-            return cast(BatchedTarget, whole())
+            return cast(BatchedTarget, make_target())
 
         asked = Options(drafter=drafter)
         make = None if drafter == "plain" else lambda: _drafts(resolve_drafter(lm, asked).made)
 
     def stop(number: int, tokens: Sequence[int]) -> int | None:
-        """A pattern that comes up now and then, and is cut off: some token behind an even one."""
+        """An occasional stop string: a certain token after an even one."""
         pairs = enumerate(pairwise(tokens))
         return next((place for place, (one, two) in pairs if one % 2 == 0 and two % 61 == 7), None)
 
@@ -252,5 +251,5 @@ def _drafts(drafter: Drafter | None) -> Drafter:
 def decoder(lm: TextModel) -> Decoder:
     target = lm.target()
     if not isinstance(target, Decoder):
-        raise Incompatible("this is for what runs on our own decoder: models of Llama's and Qwen's families")
+        raise Incompatible("this benchmark needs our own decoder, which runs models of the Llama and Qwen families")
     return target

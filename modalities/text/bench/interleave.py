@@ -1,5 +1,6 @@
-"""Configurations measured in turns: each once a round, the middle one of their rounds told, so that a machine that is
-busy for a while is busy for all of them. Knows seconds, tokens and outputs; nothing of what makes them.
+"""Measures configurations in turns and reports medians, so that other load on the machine affects all of them alike.
+
+Knows seconds, tokens and outputs; nothing about how they are produced.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Round:
-    """One configuration, once."""
+    """One measurement of one configuration."""
 
     seconds: float
     tokens: int
@@ -27,9 +28,9 @@ class Round:
     more: Row
 
 
-def now(place: torch.device) -> float:
-    if place.type == "cuda":
-        torch.cuda.synchronize(place)
+def now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
@@ -37,29 +38,29 @@ def bound(work: Callable[[Any], Round], name: Any) -> Callable[[], Round]:
     return lambda: work(name)
 
 
-def turns(cases: dict[str, Callable[[], Round]], repeat: int, beside: Mapping[str, str] = {}) -> list[Row]:
-    """Each case once a round, the first round, which warms up, left out -> a row each; the first case is plain.
-    `beside`: whose outputs a case's should be, where that is not the first's."""
+def turns(cases: dict[str, Callable[[], Round]], repeat: int, baselines: Mapping[str, str] = {}) -> list[Row]:
+    """Run all cases in turn, with a warm-up, and return a row for each; the first is plain decoding. `baselines`: the
+    case with which the outputs of each case are compared (default: the first)."""
     rounds: dict[str, list[Round]] = {name: [] for name in cases}
     for number in range(repeat + 1):
         for name, case in cases.items():
-            one = case()
+            result = case()
             if number:
-                rounds[name].append(one)
+                rounds[name].append(result)
     plain = next(iter(rounds.values()))
     rows = []
-    for name, found in rounds.items():
-        ratios = [a.seconds / a.tokens / (b.seconds / b.tokens) for a, b in zip(plain, found, strict=True)]
-        last = found[-1]
-        wanted = rounds[beside[name]] if beside else plain
-        same = sum(a == b for a, b in zip(wanted[-1].outputs, last.outputs, strict=True))
-        if beside:
+    for name, results in rounds.items():
+        ratios = [a.seconds / a.tokens / (b.seconds / b.tokens) for a, b in zip(plain, results, strict=True)]
+        last = results[-1]
+        expected = rounds[baselines[name]] if baselines else plain
+        same = sum(a == b for a, b in zip(expected[-1].outputs, last.outputs, strict=True))
+        if baselines:
             last.more["as_exact"] = _agreed(plain[-1].outputs, last.outputs)
         rows.append(
             {
                 "drafter": name,
                 "tokens": last.tokens,
-                "tokens_per_second": statistics.median(it.tokens / it.seconds for it in found),
+                "tokens_per_second": statistics.median(one.tokens / one.seconds for one in results),
                 "speedup": statistics.median(ratios),
                 "tokens_per_pass": last.tokens / last.calls,
                 "same": same,
@@ -70,8 +71,8 @@ def turns(cases: dict[str, Callable[[], Round]], repeat: int, beside: Mapping[st
     return rows
 
 
-def _agreed(wanted: Sequence[list[int]], found: Sequence[list[int]]) -> float:
-    """How much of outputs came before they first differ."""
-    pairs = (zip(a, b, strict=False) for a, b in zip(wanted, found, strict=True))
-    same = sum(len(list(takewhile(lambda pair: pair[0] == pair[1], one))) for one in pairs)
-    return same / max(sum(map(len, wanted)), 1)
+def _agreed(expected: Sequence[list[int]], outputs: Sequence[list[int]]) -> float:
+    """Return the share of the outputs before their first difference."""
+    pairs = (zip(a, b, strict=False) for a, b in zip(expected, outputs, strict=True))
+    same = sum(len(list(takewhile(lambda pair: pair[0] == pair[1], pair_list))) for pair_list in pairs)
+    return same / max(sum(map(len, expected)), 1)

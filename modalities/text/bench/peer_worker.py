@@ -1,7 +1,7 @@
-"""What runs in a peer's own venv, by its own Python: load a model there, then answer one prompt at a time.
+"""The worker process of another engine, run by that engine's venv: loads a model, then answers one prompt at a time.
 
-A line of JSON in (token ids and how many to add), a line out (token ids, seconds, peak memory). Standard library alone
-at the top; nothing of Outrider is imported, since nothing of it is installed there.
+Reads JSON lines (token ids, number of new tokens) and writes JSON lines (token ids, seconds, peak memory). Imports only
+the standard library at the top and nothing of Outrider, which is not installed in the venv.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-Generate = Callable[[Sequence[int], int], Sequence[int]]  # (prompt, most new tokens) -> new tokens, greedily
+Generate = Callable[[Sequence[int], int], Sequence[int]]  # (prompt, maximum new tokens) -> new tokens, greedy
 _STATUS, _REFS = "/proc/self/status", "/proc/self/clear_refs"
 
 
@@ -39,8 +39,8 @@ def transformers(options: dict[str, Any]) -> tuple[Generate, str]:
                 eos_token_id=options["end"],
                 **extra,
             )
-        found: list[int] = out[0, len(ids) :].tolist()
-        return found
+        tokens: list[int] = out[0, len(ids) :].tolist()
+        return tokens
 
     return generate, options["dtype"]
 
@@ -70,7 +70,7 @@ def openvino(options: dict[str, Any]) -> tuple[Generate, str]:
 
 def vllm(options: dict[str, Any]) -> tuple[Generate, str]:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB: one prompt at a time needs little
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # no second process that spins while it waits
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # avoids a second process that busy-waits
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     from vllm import LLM, SamplingParams
@@ -99,7 +99,7 @@ LOADERS = {"transformers": transformers, "openvino-genai": openvino, "vllm": vll
 
 
 def peak(start: bool = False) -> int:
-    """Linux: the most memory in use since the last start; elsewhere 0."""
+    """Return the peak memory since the last call with `start` (Linux; elsewhere 0)."""
     try:
         if start:
             with open(_REFS, "w") as refs:
@@ -112,7 +112,7 @@ def peak(start: bool = False) -> int:
 
 
 def main() -> None:
-    """Serve until stdin ends. What libraries print goes to stderr: stdout is for answers."""
+    """Answer until stdin ends. Output of libraries is redirected to stderr, because stdout carries the answers."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
@@ -124,11 +124,11 @@ def main() -> None:
         generate, precision = LOADERS[sys.argv[1]](json.loads(sys.argv[2]))
         answer(precision=precision)
         for line in sys.stdin:
-            asked = json.loads(line)
+            request = json.loads(line)
             peak(start=True)
-            begun = time.perf_counter()
-            tokens = [int(token) for token in generate(asked["ids"], asked["limit"])]
-            seconds = time.perf_counter() - begun
+            start = time.perf_counter()
+            tokens = [int(token) for token in generate(request["ids"], request["limit"])]
+            seconds = time.perf_counter() - start
             answer(tokens=tokens, seconds=seconds, memory=peak())
     except Exception as error:
         import traceback

@@ -1,8 +1,8 @@
-"""Other people's engines on the same prompts: each in a process of its own, those we don't depend on in a venv of their
-own under the user's cache, made when first asked for. What can't be had is skipped, with the reason.
+"""Runs other engines on the same prompts, each in its own process.
 
-A peer gets token ids and gives token ids, greedily, on as many threads as we use ourselves; it is a contender like any
-other to outrider.core.bench.runner. What runs over there is peer_worker.py.
+Engines that are not dependencies get a venv in the user's cache, created on first use; an engine that cannot be
+installed is skipped with the reason. Token ids go in and out, decoding is greedy, and the number of threads is ours. To
+outrider.core.bench.runner they are contenders like any other. The process runs peer_worker.py.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from outrider.core.paths import cache_folder
 from outrider.core.protocol import PLAIN
 
 WORKER = Path(__file__).with_name("peer_worker.py")
-_LOADING, _ANSWERING = 600.0, 300.0  # seconds
-_SETTLE = 0.3  # threads of a process that has just worked spin on for a while
+_LOAD_TIMEOUT, _ANSWER_TIMEOUT = 600.0, 300.0  # seconds
+_SETTLE = 0.3  # seconds; threads of the last process still spin for a while
 
 
 class PeerError(OutriderError):
-    """A peer can't be had here, or gave up."""
+    """An engine that cannot be installed or has stopped."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One engine, and what its venv holds; nothing to install means that our own Python has it."""
+    """One engine and the packages of its venv; without packages it runs in our own Python."""
 
     name: str
     packages: tuple[str, ...] = ()
-    unwanted: tuple[str, ...] = ()  # dependencies that only break it
+    unwanted: tuple[str, ...] = ()  # dependencies that break it and are uninstalled
     size: str = ""
-    length: int = 5  # tokens its prompt lookup proposes, as its documentation has it
-    longest: int = 3  # n-gram it looks for
+    length: int = 5  # tokens drafted by its prompt lookup, as in its documentation
+    longest: int = 3  # longest n-gram of its prompt lookup
     reads: str = "folder"  # "folder" of safetensors or "gguf"
 
     @property
@@ -74,7 +74,7 @@ PEERS = {
 
 
 def python_of(peer: Peer, say: Callable[[str], None]) -> Path:
-    """The interpreter that runs a peer; its venv is made if it isn't there, or isn't what is wanted."""
+    """Return the interpreter of an engine; its venv is created if it is missing or has other packages."""
     if not peer.packages:
         return Path(sys.executable)
     folder = peer.venv
@@ -82,7 +82,7 @@ def python_of(peer: Peer, say: Callable[[str], None]) -> Path:
     stamp, wanted = folder / "outrider.txt", "\n".join(peer.packages)
     if stamp.is_file() and stamp.read_text() == wanted and python.is_file():
         return python
-    say(f"making a venv for {peer.name} in {folder} (once; {peer.size})")
+    say(f"creating a venv for {peer.name} in {folder} (once; {peer.size})")
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _call([sys.executable, "-m", "venv", str(folder)])
@@ -94,21 +94,21 @@ def python_of(peer: Peer, say: Callable[[str], None]) -> Path:
 
 
 def pip(python: Path, what: str, *words: str, **env: str) -> None:
-    """Quietly; what goes wrong is an error of ours. `env`: set for it alone."""
+    """Run pip quietly with additional environment variables; raises PeerError if it fails."""
     _call([str(python), "-m", "pip", what, "--quiet", "--disable-pip-version-check", "--no-input", *words], **env)
 
 
 def _call(command: Sequence[str], **env: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **env})
-    if done.returncode:
-        said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-        errors = [line for line in said if "ERROR" in line or "rror:" in line]
-        raise PeerError(f"not installable here: {(errors or said or ['no reason given'])[-1].strip()}")
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **env})
+    if completed.returncode:
+        lines = [line for line in (completed.stderr + completed.stdout).splitlines() if line.strip()]
+        errors = [line for line in lines if "ERROR" in line or "rror:" in line]
+        raise PeerError(f"not installable here: {(errors or lines or ['no reason given'])[-1].strip()}")
 
 
 @dataclass(frozen=True)
 class Model:
-    """What the peers are to run: the same weights in the forms that they read."""
+    """The model's files in the formats that the engines read."""
 
     folder: Path | None
     gguf: Path | None
@@ -117,7 +117,7 @@ class Model:
 
 
 def find_model(source: str, folder: Path | None, end: Sequence[int], context: int) -> Model:
-    """The forms that peers read: `source` is the model's name or path, `folder` what we run ourselves."""
+    """Find the files for other engines; `source` is the model's name or path, `folder` the one that we run."""
     gguf: Path | None = None
     if source in ASSETS:
         gguf = next(iter(sorted(ASSETS[source].folder.glob("*.gguf"))), None) or _packaged(source)
@@ -127,7 +127,7 @@ def find_model(source: str, folder: Path | None, end: Sequence[int], context: in
 
 
 def _packaged(name: str) -> Path | None:
-    """The GGUF file that a package carries, where the hub gave us the original."""
+    """Return the GGUF file from a package, if we run the original weights from the hub."""
     for source in ASSETS[name].sources:
         if isinstance(source, Index) and source.file.name.endswith(".gguf"):
             folder = cache_folder() / "peers" / "gguf"
@@ -139,13 +139,13 @@ def _packaged(name: str) -> Path | None:
 
 
 class Worker:
-    """A peer's process: asked one thing at a time over its stdin, answering over its stdout."""
+    """The process of an engine; takes one request at a time on stdin and answers on stdout."""
 
     def __init__(self, python: Path, kind: str, options: dict[str, Any], log: Path) -> None:
         self.log = log
         threads = str(options["threads"])
         env = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"}
-        env["PATH"] = os.pathsep.join([str(python.parent), env.get("PATH", "")])  # compilers of the peer's own
+        env["PATH"] = os.pathsep.join([str(python.parent), env.get("PATH", "")])  # the venv's own compilers
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w") as errors:
             self._process = subprocess.Popen(
@@ -155,7 +155,7 @@ class Worker:
                 stderr=errors,
                 text=True,
                 env=env,
-                start_new_session=True,  # Ctrl-C is ours to answer
+                start_new_session=True,  # Ctrl-C is handled by our process
             )
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._listener = threading.Thread(target=self._listen, daemon=True)
@@ -173,28 +173,28 @@ class Worker:
         except queue.Empty:
             raise PeerError(f"no answer for {patience:.0f} s") from None
         if line is None:
-            raise PeerError(f"it stopped: {self._last_words()}")
-        found: dict[str, Any] = json.loads(line)
-        if "error" in found:
-            raise PeerError(" ".join(str(found["error"]).split())[:300])
-        return found
+            raise PeerError(f"the process stopped: {self._last_words()}")
+        response: dict[str, Any] = json.loads(line)
+        if "error" in response:
+            raise PeerError(" ".join(str(response["error"]).split())[:300])
+        return response
 
     def ask(self, ids: Sequence[int], limit: int) -> dict[str, Any]:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"ids": list(ids), "limit": limit}) + "\n")
             self._process.stdin.flush()
-        except (OSError, ValueError):  # broken, or closed
-            raise PeerError(f"it stopped: {self._last_words()}") from None
-        return self.answer(_ANSWERING)
+        except (OSError, ValueError):  # broken or closed
+            raise PeerError(f"the process stopped: {self._last_words()}") from None
+        return self.answer(_ANSWER_TIMEOUT)
 
     def _last_words(self) -> str:
-        said = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        errors = [line for line in said if re.match(r"\w*(Error|Exception)\b", line)]
-        return (errors or said or ["it said nothing"])[-1][:300]
+        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        errors = [line for line in lines if re.match(r"\w*(Error|Exception)\b", line)]
+        return (errors or lines or ["no output"])[-1][:300]
 
     def close(self) -> None:
-        """Let it end by itself, and see to it that it does."""
+        """Close stdin and wait; kill the process if it does not exit."""
         if self._process.stdin:
             with suppress(OSError):
                 self._process.stdin.close()
@@ -203,14 +203,14 @@ class Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._listener.join(3)  # a process of its own that it left behind may hold its stdout open
+        self._listener.join(3)  # a remaining child process can keep stdout open
         if self._process.stdout and not self._listener.is_alive():
             self._process.stdout.close()
 
 
 @dataclass
 class Peers:
-    """The peers that could be started, as contenders, and why the others could not."""
+    """The engines that could be started, as contenders, and the reasons why others could not."""
 
     contenders: list[Contender] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
@@ -228,7 +228,7 @@ def started(
     names: Sequence[str] = tuple(PEERS),
     say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Peers]:
-    """Every peer, plainly and with prompt lookup, as long as the context lasts; closing it ends their processes."""
+    """Start every engine, plain and with prompt lookup, within the context; their processes end with it."""
     workers: list[Worker] = []
     peers = Peers()
     try:
@@ -245,7 +245,7 @@ def started(
                     settings = _options(PEERS[name], model, lookup, threads, dtype)
                     worker = Worker(python, name, settings, cache_folder() / "peers" / f"{full.replace(' ', '-')}.log")
                     workers.append(worker)
-                    settings["precision"] = worker.answer(_LOADING)["precision"]
+                    settings["precision"] = worker.answer(_LOAD_TIMEOUT)["precision"]
                 except (PeerError, OSError) as error:
                     peers.skipped[full] = str(error)
                     continue
@@ -261,7 +261,7 @@ def started(
 def _options(peer: Peer, model: Model, lookup: bool, threads: int, dtype: str) -> dict[str, Any]:
     if (model.gguf if peer.reads == "gguf" else model.folder) is None:
         raise PeerError(
-            f"it reads {'GGUF files' if peer.reads == 'gguf' else 'folders of safetensors'}, and none is here"
+            f"it reads {'GGUF files' if peer.reads == 'gguf' else 'folders of safetensors'}, and none was found"
         )
     return {
         "folder": str(model.folder),
@@ -278,7 +278,7 @@ def _options(peer: Peer, model: Model, lookup: bool, threads: int, dtype: str) -
 
 def _contender(full: str, engine: str, worker: Worker, ids: Callable[[Item], Sequence[int]], limit: int) -> Contender:
     def run(item: Item) -> Outcome:
-        found = worker.ask(ids(item), limit)
-        return Outcome(tuple(found["tokens"]), found["seconds"], memory=found["memory"])
+        response = worker.ask(ids(item), limit)
+        return Outcome(tuple(response["tokens"]), response["seconds"], memory=response["memory"])
 
     return Contender(full, run, engine=engine, optional=True, settle=_SETTLE)

@@ -1,9 +1,8 @@
-"""What benchmarking text adds to outrider.core.bench.runner: prompts, who takes part, how outputs are compared, what
-loops.
+"""The text benchmark for outrider.core.bench.runner: prompts, contenders, comparison of outputs, detection of loops.
 
-In 16 bits a draft scored in one pass and tokens scored one by one round differently, so outputs may part where two
-tokens are about equally likely. Such an output is right if each of its tokens, teacher-forced, is the likeliest or
-nearly so; anything else is wrong, and said.
+In 16 bits, scoring a draft in one pass and scoring its tokens one by one round differently, so outputs can differ where
+two tokens are about equally likely. Such an output counts as a near-tie if each of its tokens, teacher-forced, is the
+likeliest or nearly so; any other difference is reported as wrong.
 """
 
 from __future__ import annotations
@@ -40,27 +39,26 @@ DRAFTERS = (AUTO.name, PROMPT_LOOKUP.name)
 NEAR = {
     "float64": 1e-9,
     "float32": 1e-3,
-}  # how far below the likeliest a token's logit may be; 16 bits and fewer: _NEAR
+}  # largest logit gap of a near-tie, by dtype; for 16 bits and fewer _NEAR
 _NEAR = 0.5
-_GRAM, _DISTINCT = 4, 0.7  # an output with a smaller share of different 4-grams goes round in circles
-_LOGITS = 1 << 23  # at once, while teacher-forcing
-_LARGEST = 50_000_000  # bytes of prompts
+_GRAM, _DISTINCT = 4, 0.7  # an output with a smaller share of distinct 4-grams counts as looping
+_LOGITS = 1 << 23  # teacher-forced at once
+_MAX_PROMPT_BYTES = 50_000_000
 
 
 class PromptsError(OutriderError):
-    """A file of prompts that can't be read."""
+    """A file of prompts that cannot be read."""
 
 
 def load_prompts(path: Path | None = None, limit: int | None = None, tasks: Sequence[str] = ()) -> list[Item]:
-    """Our own prompts, or those of a file of JSON lines with "prompt" or "turns" (of which the first is taken), and
-    perhaps "id" or "question_id", "task" or "category"; of some tasks alone, if named. A limit takes from each task in
-    turn: a few stand for all."""
+    """Load the bundled prompts, or those of a JSON lines file with "prompt" or "turns" (the first is used) and optional
+    "id" or "question_id", "task" or "category". `tasks` selects some tasks; `limit` takes prompts from each in turn."""
     if path is None:
         text, source = resources.files("outrider.text").joinpath("prompts.jsonl").read_text("utf-8"), "prompts.jsonl"
     else:
         source = str(path)
-        if path.is_file() and path.stat().st_size > _LARGEST:
-            raise PromptsError(f"{source} is larger than the {_LARGEST:,} bytes that are read")
+        if path.is_file() and path.stat().st_size > _MAX_PROMPT_BYTES:
+            raise PromptsError(f"{source} is larger than the limit of {_MAX_PROMPT_BYTES:,} bytes")
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -68,7 +66,7 @@ def load_prompts(path: Path | None = None, limit: int | None = None, tasks: Sequ
             raise PromptsError(f"{source} can't be read: {why}") from None
     items = [_item(line, f"{source}, line {n}", n) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not items:
-        raise PromptsError(f"{source} holds no prompts; it should have JSON lines with a prompt or turns each")
+        raise PromptsError(f"{source} contains no prompts; expected JSON lines with a prompt or turns each")
     if len({item.id for item in items}) < len(items):
         items = [Item(f"{n}-{item.id}", item.task, item.content) for n, item in enumerate(items, 1)]
     known = sorted({item.task for item in items})
@@ -84,44 +82,44 @@ def load_prompts(path: Path | None = None, limit: int | None = None, tasks: Sequ
 
 
 def _item(line: str, where: str, number: int) -> Item:
-    wanted = 'a JSON object with "prompt": "..." or "turns": ["...", ...]'
+    expected = 'a JSON object with "prompt": "..." or "turns": ["...", ...]'
     try:
-        found = json.loads(line)
+        record = json.loads(line)
     except (ValueError, RecursionError):
-        raise PromptsError(f"{where} is not JSON; expected {wanted}") from None
-    if not isinstance(found, dict):
-        raise PromptsError(f"{where} is a {type(found).__name__}; expected {wanted}")
-    turns = found.get("turns")
-    prompt = found.get("prompt") if "prompt" in found else turns[0] if isinstance(turns, list) and turns else None
+        raise PromptsError(f"{where} is not JSON; expected {expected}") from None
+    if not isinstance(record, dict):
+        raise PromptsError(f"{where} is a {type(record).__name__}; expected {expected}")
+    turns = record.get("turns")
+    prompt = record.get("prompt") if "prompt" in record else turns[0] if isinstance(turns, list) and turns else None
     if not isinstance(prompt, str) or not prompt.strip():
-        raise PromptsError(f"{where} has no text in prompt or turns; expected {wanted}")
-    name = found.get("id", found.get("question_id", number))
-    return Item(str(name), str(found.get("task", found.get("category", "all"))), prompt)
+        raise PromptsError(f"{where} has no text in prompt or turns; expected {expected}")
+    name = record.get("id", record.get("question_id", number))
+    return Item(str(name), str(record.get("task", record.get("category", "all"))), prompt)
 
 
 def _spread(items: Sequence[Item]) -> list[Item]:
-    """The first of every task, then the second of every task, and so on."""
-    seen: dict[str, int] = {}
-    places = []
+    """Reorder: the first item of every task, then the second of every task, and so on."""
+    counts: dict[str, int] = {}
+    ranks = []
     for item in items:
-        seen[item.task] = seen.get(item.task, -1) + 1
-        places.append(seen[item.task])
-    return [item for _, item in sorted(zip(places, items, strict=True), key=lambda pair: pair[0])]
+        counts[item.task] = counts.get(item.task, -1) + 1
+        ranks.append(counts[item.task])
+    return [item for _, item in sorted(zip(ranks, items, strict=True), key=lambda pair: pair[0])]
 
 
 def lengthened(lm: TextModel, items: Sequence[Item], tokens: int) -> list[Item]:
-    """Each prompt behind so many tokens of a long text, which every Python brings along: the source of argparse."""
+    """Put `tokens` tokens of a long text before each prompt: the source of argparse, which every Python includes."""
     ids = lm.tokens.encode(inspect.getsource(argparse), special=False)
-    most = min(len(ids), lm.context)
-    if not 1 <= tokens <= most:
-        raise InvalidOption(f"the context is {tokens} tokens; it must be from 1 to {most:,} for {lm.name}")
-    before = lm.tokens.decode(ids[:tokens])
-    return [Item(item.id, item.task, f"{before}\n\n{item.content}") for item in items]
+    max_tokens = min(len(ids), lm.context)
+    if not 1 <= tokens <= max_tokens:
+        raise InvalidOption(f"the context is {tokens} tokens; it must be from 1 to {max_tokens:,} for {lm.name}")
+    filler = lm.tokens.decode(ids[:tokens])
+    return [Item(item.id, item.task, f"{filler}\n\n{item.content}") for item in items]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How everything is decoded."""
+    """The decoding options of all contenders."""
 
     drafters: tuple[str, ...] = DRAFTERS
     rule: str = EXACT.name
@@ -129,14 +127,14 @@ class Settings:
     max_new_tokens: int = 128
     seed: int = 0
     repeat: int = 1
-    draft_model: str | None = None  # for drafters that take any smaller model
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of drafters, by their names
+    draft_model: str | None = None  # for drafters that take a smaller model
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by drafter name
 
 
 def contenders(lm: TextModel, settings: Settings) -> list[Contender]:
-    """Plain decoding first, then each drafter."""
+    """Return the contenders: plain decoding, then each drafter."""
     if not settings.drafters:
-        raise InvalidOption(f"there are no drafters to measure; give some of {', '.join(lm.drafters)}")
+        raise InvalidOption(f"there are no drafters to measure; choose from {', '.join(lm.drafters)}")
     for name in settings.drafters:
         if name not in lm.drafters and name != PLAIN:
             raise unknown("drafter", name, lm.drafters)
@@ -147,12 +145,16 @@ def contenders(lm: TextModel, settings: Settings) -> list[Contender]:
         raise unknown("rule", settings.rule, lm.rules)
     gauge = PeakMemory(lm.target().device)
 
-    def one(name: str) -> Contender:
+    def contender(name: str) -> Contender:
         drafter = None if name == PLAIN else name
         inputs = METHODS[name].inputs if name in METHODS else {}
-        smaller = [option for option, kind in inputs.items() if kind in (Input.DRAFT_MODEL, Input.FOREIGN_MODEL)]
-        fixed = Input.ACCEPTANCE_HEAD in inputs.values()  # its head was trained with one draft model
-        options = dict.fromkeys(smaller, settings.draft_model) if settings.draft_model and not fixed else {}
+        model_options = [option for option, kind in inputs.items() if kind in (Input.DRAFT_MODEL, Input.FOREIGN_MODEL)]
+        has_fixed_model = (
+            Input.ACCEPTANCE_HEAD in inputs.values()
+        )  # its acceptance head was trained for one draft model
+        options = (
+            dict.fromkeys(model_options, settings.draft_model) if settings.draft_model and not has_fixed_model else {}
+        )
         options |= settings.options.get(name, {})
 
         def call(item: Item) -> tuple[Any, Any]:
@@ -172,11 +174,11 @@ def contenders(lm: TextModel, settings: Settings) -> list[Contender]:
 
         return Contender(name, run, rule=settings.rule, lossless=bool(RULES[settings.rule].lossless))
 
-    return [one(name) for name in dict.fromkeys((PLAIN, *settings.drafters))]
+    return [contender(name) for name in dict.fromkeys((PLAIN, *settings.drafters))]
 
 
 def distinct(tokens: Sequence[int]) -> float:
-    """The share of different ones among an output's 4-grams; 1 where there are none."""
+    """Return the share of distinct 4-grams of an output, 1 if it has none."""
     grams = list(zip(*(tokens[start:] for start in range(_GRAM)), strict=False))
     return len(set(grams)) / len(grams) if grams else 1.0
 
@@ -187,7 +189,7 @@ def loops(tokens: Sequence[int]) -> bool:
 
 @torch.no_grad()
 def gaps(target: Target, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
-    """How far each token's logit is below the likeliest one's, all tokens scored in one pass behind the prompt."""
+    """Return how far each token's logit is below the largest one, with all tokens scored in one pass."""
     if not tokens:
         return []
     size = len(tokens) - 1
@@ -196,14 +198,14 @@ def gaps(target: Target, prompt: Sequence[int], tokens: Sequence[int]) -> list[f
     try:
         draft = Draft.guess(guess, Tree.chain(size, target.device), torch.ones_like(guess, dtype=torch.bool))
         scores = target.score(draft)
-        found: list[float] = []
-        few = max(_LOGITS // target.vocabulary, 1)
-        for start in range(0, size + 1, few):
-            rows = torch.arange(start, min(start + few, size + 1), device=target.device)[None]
+        gaps_so_far: list[float] = []
+        chunk = max(_LOGITS // target.vocabulary, 1)
+        for start in range(0, size + 1, chunk):
+            rows = torch.arange(start, min(start + chunk, size + 1), device=target.device)[None]
             logits = scores.logits(rows)[0].double()
-            said = torch.tensor(tokens[start : start + few], device=target.device)
-            found += (logits.amax(-1) - logits.gather(-1, said[:, None])[:, 0]).tolist()
-        return found
+            chosen = torch.tensor(tokens[start : start + chunk], device=target.device)
+            gaps_so_far += (logits.amax(-1) - logits.gather(-1, chosen[:, None])[:, 0]).tolist()
+        return gaps_so_far
     finally:
         target.end()
 
@@ -211,7 +213,8 @@ def gaps(target: Target, prompt: Sequence[int], tokens: Sequence[int]) -> list[f
 def compare(
     plain: Sequence[int], tokens: Sequence[int], *, worst: Callable[[Sequence[int]], float], near: float, end: set[int]
 ) -> Same:
-    """A greedy lossless output beside plain's. An output that breaks off, or goes on behind its end, is no near-tie."""
+    """Compare a greedy lossless output with plain decoding's. A truncated output, or one that continues after an end
+    token, is never a near-tie."""
     if list(plain) == list(tokens):
         return "same"
     short = min(len(plain), len(tokens))
@@ -221,7 +224,7 @@ def compare(
 
 
 class Judge:
-    """Looks at outputs when all are there, by the target that made them."""
+    """Compares complete outputs, scoring them with the target."""
 
     def __init__(self, lm: TextModel, settings: Settings) -> None:
         self.lm, self.settings = lm, settings
@@ -230,47 +233,47 @@ class Judge:
         self._target: Target | None = None
 
     def worst(self, item: Item, tokens: Sequence[int]) -> float:
-        """The largest gap of an output, remembered."""
+        """Return the largest logit gap of an output (cached)."""
         key = item.id, tuple(tokens)
         if key not in self._worst:
             self._target = self._target or self.lm.target()
             self._worst[key] = max(gaps(self._target, self.lm.encode(item.content), tokens), default=0.0)
         return self._worst[key]
 
-    def same(self, bench: Bench, one: Contender) -> dict[str, Same] | None:
-        """How a contender's outputs compare with plain's, by item; None where they needn't be alike."""
+    def same(self, bench: Bench, contender: Contender) -> dict[str, Same] | None:
+        """Compare a contender's outputs with plain decoding's, by item; None if they need not be equal."""
         greedy = self.settings.temperature == 0
         if not greedy and not RULES[self.settings.rule].same_tokens:
             return None
         plain, end = bench.first(PLAIN), set(self.lm.end)
-        found: dict[str, Same] = {}
-        for name, run in bench.first(one.name).items():
+        result: dict[str, Same] = {}
+        for name, run in bench.first(contender.name).items():
             if name not in plain:
                 continue
             base, tokens = plain[name].outcome.tokens, run.outcome.tokens
-            if greedy and one.lossless and one.engine == bench.contenders[0].engine:
+            if greedy and contender.lossless and contender.engine == bench.contenders[0].engine:
                 worst = partial(self.worst, run.item)
-                found[name] = compare(base, tokens, worst=worst, near=self.near, end=end)
+                result[name] = compare(base, tokens, worst=worst, near=self.near, end=end)
             else:
-                found[name] = "same" if base == tokens else "other"
-        return found
+                result[name] = "same" if base == tokens else "other"
+        return result
 
     def quality(self, runs: Sequence[Run]) -> dict[str, Any]:
-        """What a row's outputs are like; `worst_gap` is None where tokens are drawn, not chosen."""
+        """Return statistics of a row's outputs; `worst_gap` is only given for greedy decoding."""
         outputs = {run.item.id: run for run in reversed(runs)}.values()
         if not outputs:
             return {}
-        found: dict[str, Any] = {
+        statistics: dict[str, Any] = {
             "distinct_4": mean(distinct(run.outcome.tokens) for run in outputs),
             "looping": mean(loops(run.outcome.tokens) for run in outputs),
         }
         if self.settings.temperature == 0 and all(run.outcome.steps for run in runs):
-            found["worst_gap"] = max(self.worst(run.item, run.outcome.tokens) for run in outputs)
-        return found
+            statistics["worst_gap"] = max(self.worst(run.item, run.outcome.tokens) for run in outputs)
+        return statistics
 
 
 def costs(lm: TextModel, items: Sequence[Item]) -> PassCost:
-    """What passes cost behind a prompt of the usual length."""
+    """Measure the cost of passes after a prompt of median length."""
     prompts = sorted((lm.encode(item.content) for item in items), key=len)
     return pass_cost(lm.target(), prompts[len(prompts) // 2])
 
@@ -284,19 +287,19 @@ def report(
     about: Mapping[str, Any] | None = None,
     skipped: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """All that was measured, as the JSON that is written; of whatever is done so far."""
+    """Return all measurements so far as JSON data."""
     judge = Judge(lm, settings)
     looping = bench.looping(loops)
     rows = []
-    for one in bench.contenders:
-        if bench.of(one.name):
-            same = judge.same(bench, one)
-            found = row(bench, one, same=same, looping=looping, cost=cost, quality=judge.quality)
-            rows.append(found)
-    done = bench.first(PLAIN)
-    lengths = [len(run.outcome.tokens) for run in done.values()]
+    for contender in bench.contenders:
+        if bench.of(contender.name):
+            same = judge.same(bench, contender)
+            measured = row(bench, contender, same=same, looping=looping, cost=cost, quality=judge.quality)
+            rows.append(measured)
+    plain_runs = bench.first(PLAIN)
+    lengths = [len(run.outcome.tokens) for run in plain_runs.values()]
     facts = {"model": lm.name, "dtype": lm.dtype, "device": str(lm.target().device), **asdict(settings)}
-    facts |= {"drafters": list(settings.drafters), "prompts": len(done), "prompts_wanted": len(bench.items)}
+    facts |= {"drafters": list(settings.drafters), "prompts": len(plain_runs), "prompts_wanted": len(bench.items)}
     facts |= {"tokens_median": median(lengths) if lengths else 0, "near_gap": judge.near}
     facts |= {"pass_cost": asdict(cost) if cost else None, "looping": sorted(looping), **(about or {})}
     return {
@@ -304,22 +307,22 @@ def report(
         "machine": machine(),
         "versions": versions(),
         "settings": facts,
-        "rows": [one for one in rows if one["engine"] == bench.contenders[0].engine],
-        "peers": [one for one in rows if one["engine"] != bench.contenders[0].engine],
+        "rows": [result for result in rows if result["engine"] == bench.contenders[0].engine],
+        "peers": [result for result in rows if result["engine"] != bench.contenders[0].engine],
         "skipped": {**(skipped or {}), **bench.failed},
     }
 
 
-def write(found: Mapping[str, Any], path: Path) -> None:
-    """As JSON, whole or not at all."""
+def write(data: Mapping[str, Any], path: Path) -> None:
+    """Write JSON atomically."""
     partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+        partial.write_text(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
         partial.replace(path)
     except OSError as error:
         raise InvalidOption(f"{path} can't be written: {error.strerror}") from None
 
 
-def tasks(found: Mapping[str, Any]) -> Iterator[str]:
-    """The tasks of a report, in order."""
-    yield from sorted({task for one in found["rows"] for task in one["tasks"]})
+def tasks(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the tasks of a report in alphabetical order."""
+    yield from sorted({task for row in report["rows"] for task in row["tasks"]})

@@ -12,16 +12,16 @@ from outrider.app.cli import cli
 from outrider.core.bench.runner import Item
 from outrider.core.errors import InvalidOption
 from outrider.text import TextModel
-from outrider.text.bench.batch import compare, middle
+from outrider.text.bench.batch import compare, median_round
 
 
 def test_rows_come_out_as_they_do_alone(lm: TextModel) -> None:
     items = [Item("1", "chat", "one two three four five"), Item("2", "chat", "the cat")]
     rounds = list(compare(lm, items, tokens=5, repeat=3))
     assert len(rounds) == 3
-    found = middle(rounds)
+    found = median_round(rounds)
     assert found.same == found.rows == 2
-    assert sorted(one.ratio for one in rounds)[1] == found.ratio == found.together / found.alone
+    assert sorted(one.ratio for one in rounds)[1] == found.ratio == found.batched_speed / found.serial_speed
     assert 2 <= found.tokens <= 10
 
 

@@ -62,13 +62,13 @@ def test_a_worker_answers_one_prompt_at_a_time_and_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("prompt", "words"),
     [
-        (13, "it stopped: MemoryError: too much"),
+        (13, "the process stopped: MemoryError: too much"),
         (15, "RuntimeError: two lines"),
         pytest.param(14, "no answer", marks=pytest.mark.slow),
     ],
 )
 def test_a_worker_that_fails_says_why(prompt: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "_ANSWERING", 60.0 if prompt != 14 else 0.2)
+    monkeypatch.setattr(peers, "_ANSWER_TIMEOUT", 60.0 if prompt != 14 else 0.2)
     one = worker(tmp_path)
     try:
         with pytest.raises(PeerError, match=words):
@@ -107,10 +107,10 @@ def test_peers_are_contenders_and_those_that_cant_be_had_are_skipped_with_a_word
         with pytest.raises(PeerError, match="MemoryError"):
             found.contenders[0].run(Item("a", "t", [13]))
     assert found.skipped["absent"] == "not installable here: ERROR: No matching distribution found for absent==1"
-    assert found.skipped["other plain"] == "it reads GGUF files, and none is here"
+    assert found.skipped["other plain"] == "it reads GGUF files, and none was found"
     assert found.settings["good prompt-lookup"]["length"] == 5
     assert "length" not in found.settings["good plain"]
-    assert any("making a venv" in line for line in said)
+    assert any("creating a venv" in line for line in said)
 
 
 @pytest.mark.usefixtures("ours")
@@ -118,7 +118,7 @@ def test_a_peer_that_can_not_load_the_model_is_skipped() -> None:
     model = Model(Path("broken"), None, (2,), 64)
     with started(model, lambda item: item.content, limit=9, threads=1, names=("good",)) as found:
         assert not found.contenders
-    assert found.skipped["good plain"] == "it stopped: ValueError: no such architecture"
+    assert found.skipped["good plain"] == "the process stopped: ValueError: no such architecture"
 
 
 def test_a_venv_is_made_once_and_again_if_other_packages_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def test_prompts_of_others(tmp_path: Path) -> None:
         ({"turns": []}, "no text in prompt or turns"),
         ({"turns": [3]}, "no text in prompt or turns"),
         ({"prompt": "  "}, "no text in prompt or turns"),
-        ("", "holds no prompts"),
+        ("", "contains no prompts"),
     ],
 )
 def test_a_file_that_is_none_says_where(line: Any, words: str, tmp_path: Path) -> None:
