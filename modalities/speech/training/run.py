@@ -106,7 +106,7 @@ def _frames_objective(
 ) -> RecogniserObjective | CodecObjective:
     if recipe.name == "speech-decoder":
         return CodecObjective(recipes.codec().requires_grad_(True), recipes.recogniser(), freeze_encoder=True)
-    part = (PhonemeRecogniser if recipe.name == "speech-listener" else Codec)(**options)
+    part = (PhonemeRecogniser if recipe.name == "speech-recogniser" else Codec)(**options)
     part.mean.copy_(task.mean)
     part.scale.copy_(task.scale)
     return RecogniserObjective(part) if isinstance(part, PhonemeRecogniser) else CodecObjective(part)
