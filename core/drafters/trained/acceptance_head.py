@@ -1,10 +1,10 @@
-"""SpecDec++'s acceptance head: says of a draft model's next token, before it is drawn, how likely it is to be accepted.
+"""SpecDec++'s acceptance head: predicts the probability that a draft model's next token will be accepted.
 
 Huang et al., "SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths" (arXiv 2405.19715): residual
-layers on the draft model's last state, trained on its drafts against the target. The paper draws tokens of the draft
-model into the target's answers and weighs rejections more; ours learns at every place of the answers, where all before
-it was accepted, the very chance of acceptance (at temperature 0 whether both choose alike), unweighted, so that it can
-be taken at its word. The policy that stops by it is outrider.core.drafters.length_policies.Risk.
+layers on the draft model's last state. The paper mixes tokens of the draft model into the target's answers and weights
+rejections more. Ours learns the exact acceptance probability at every position of the answers (at temperature 0 whether
+both models choose the same token), unweighted, so that its predictions are calibrated. The policy that uses it is
+outrider.core.drafters.length_policies.Risk.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from outrider.core.training.losses import Loss
 
 
 class AcceptanceChance(DraftHead):
-    """`layers` residual layers, then a number. Learns of the draft model that it `watches`, whose states it reads and
-    leaves as they are; drafts as an AcceptanceHead."""
+    """`layers` residual layers and one output, trained on the states of a frozen draft model, set by `watch`. `drafts`
+    returns an AcceptanceHead."""
 
     def __init__(self, target: Any, *, layers: int = 1, temperature: float = 0.0) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class AcceptanceChance(DraftHead):
         self.temperature, width = temperature, target.network.config.hidden_size
         self.layers: Any = nn.ModuleList(Matrix(width, width, bias=True, zero=True) for _ in range(layers))
         self.out = Matrix(width, 1, bias=True, zero=True)
-        self._watched: list[SmallModel] = []  # in a list: no part of this module
+        self._watched: list[SmallModel] = []  # in a list, so that it is not a submodule
 
     def watch(self, model: SmallModel) -> None:
         self._watched = [model]
@@ -44,13 +44,13 @@ class AcceptanceChance(DraftHead):
         """States [..., D] -> logits [...]."""
         for layer in self.layers:
             states = states + F.silu(layer(states))
-        found: Tensor = self.out(states)[..., 0]
-        return found
+        logits: Tensor = self.out(states)[..., 0]
+        return logits
 
-    def _judged(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """What it says at the places that count, as logits [N], and what is true of them [N]."""
+    def _predicted(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Logits [N] and true acceptance probabilities [N] at the positions of the loss mask."""
         if not self._watched:
-            raise InvalidOption("an acceptance head learns of a draft model's drafts; let it watch one")
+            raise InvalidOption("an acceptance head is trained on a draft model; set one with watch(model)")
         model = self._watched[0]
         with torch.no_grad():
             states = model.states(batch)[batch.loss_mask()].float()
@@ -66,18 +66,18 @@ class AcceptanceChance(DraftHead):
         return self.chances(states), true
 
     def loss(self, batch: Batch, loss: Loss) -> Tensor:
-        said, true = self._judged(batch)
-        return F.binary_cross_entropy_with_logits(said.float(), true, reduction="sum") / max(len(true), 1)
+        predicted, true = self._predicted(batch)
+        return F.binary_cross_entropy_with_logits(predicted.float(), true, reduction="sum") / max(len(true), 1)
 
     def hits(self, batch: Batch, depth: int = 8) -> Tensor:
-        """Whether its judgement is right, place by place: it drafts nothing."""
-        said, true = self._judged(batch)
-        found = torch.zeros(*batch.answer.shape, 1, dtype=torch.bool, device=batch.tokens.device)
-        found[batch.loss_mask()] = ((said > 0) == (true > 0.5))[:, None]
-        return found
+        """[B, T, 1] whether the prediction is right, as there is no draft to compare."""
+        predicted, true = self._predicted(batch)
+        right = torch.zeros(*batch.answer.shape, 1, dtype=torch.bool, device=batch.tokens.device)
+        right[batch.loss_mask()] = ((predicted > 0) == (true > 0.5))[:, None]
+        return right
 
     def drafts(self, target: Any) -> Any:
-        """In the target's precision."""
+        """An AcceptanceHead in the target's precision."""
         network = target.network
         named = [(str(index), layer) for index, layer in enumerate(self.layers)] + [("out", self.out)]
         tensors = {}

@@ -1,8 +1,9 @@
-"""Drafting by connectionist temporal classification: more frames than tokens, of which blanks and repeats fall away.
+"""Drafting by connectionist temporal classification (CTC): more frames than tokens, from which blanks and repeats are
+removed.
 
-CTC drafting (arXiv 2412.00061): a small layer emits frames for the next tokens at once and is trained with the CTC
-loss, so that it need not say where exactly a token stands. Frames are collapsed before anything is verified: what the
-target sees are fixed guesses, which every exact rule takes at any temperature (the paper's verification is greedy).
+CTC drafting (arXiv 2412.00061): a small layer emits all frames at once and is trained with the CTC loss, which does not
+fix the positions of tokens. Frames are collapsed into fixed guesses before verification, so every exact rule works at
+any temperature (the paper's verification is greedy).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from outrider.core.tree import Tree
 
 
 def collapse(frames: Tensor, blank: int, length: int) -> Tensor:
-    """Frames [..., F] -> tokens [..., length]: repeats are one, blanks are none; -1 behind the end."""
+    """Frames [..., F] -> tokens [..., length] without repeats and blanks, padded with -1."""
     fresh = (frames != blank) & (frames != F.pad(frames, (1, 0), value=blank)[..., :-1])
     place = torch.where(fresh, fresh.cumsum(-1) - 1, length).clamp(max=length)
     found = torch.full((*frames.shape[:-1], length + 1), -1, dtype=frames.dtype, device=frames.device)
@@ -39,7 +40,7 @@ def collapse(frames: Tensor, blank: int, length: int) -> Tensor:
 
 
 class CollapsedTree(TopKTree):
-    """Chains side by side: the likeliest frames, and those that differ from them in the one frame that costs least."""
+    """Parallel chains: the likeliest frames, and the best alternatives that differ in one frame."""
 
     def __init__(self, model: Any, *, nodes: int, depth: int, sampling: Sampling | None) -> None:
         self.chains, self.length = max(nodes // depth, 1), depth
@@ -63,9 +64,9 @@ class CollapsedTree(TopKTree):
 
 
 class CtcFrames(DraftHead):
-    """One layer over what was committed, begun as the target's last (or that one, corrected to a rank of `lora`);
-    behind it `frames` residual heads that look at one another both ways, in a layer whose MLP is `hidden` wide. A frame
-    says one of the words, or the blank."""
+    """A layer over the committed tokens, started as a copy of the target's last (or that layer with LoRA corrections of
+    rank `lora`), then `frames` residual heads that attend to one another in both directions, in a layer with an MLP of
+    width `hidden`. A frame is a token or the blank."""
 
     parallel, cached_layers, draft_kind, taps, drafter_class = True, 1, "tree", ("last",), CollapsedTree
     needs = frozenset({"last"})
@@ -82,7 +83,7 @@ class CtcFrames(DraftHead):
     ) -> None:
         super().__init__()
         if not 1 <= length <= frames:
-            raise InvalidOption(f"frames={frames}, length={length}: there must be as many frames as tokens, or more")
+            raise InvalidOption(f"frames={frames}, length={length}: length must be from 1 to frames")
         network = target.network
         self.words = SharedEmbedding(network, vocabulary)
         self.form, self.depth, self.frames = network.config, length, frames
@@ -116,24 +117,26 @@ class CtcFrames(DraftHead):
 
     def future_states(self, state: Tensor, attn_mask: AttentionMask) -> Tensor:
         """[N, D] -> [N, F, D]."""
-        said = state[:, None] + F.silu(self.heads(state)).view(len(state), self.frames, -1) + self.place
+        states = state[:, None] + F.silu(self.heads(state)).view(len(state), self.frames, -1) + self.place
         order = torch.arange(self.frames, device=state.device)[None]
-        mixed: Tensor = self.norm(self.mixer(said, AttentionMask(*self.angles(order, self.frames, said.dtype), None)))
+        mixed: Tensor = self.norm(
+            self.mixer(states, AttentionMask(*self.angles(order, self.frames, states.dtype), None))
+        )
         return mixed
 
     def logits(self, states: Tensor) -> Tensor:
         """[..., D] -> [..., R + 1], the blank last."""
         return torch.cat([self.words.logits(states), self.blank(states)], -1)
 
-    def _said(self, batch: Batch, where: Tensor) -> Tensor:
-        """Logits [N, F, R + 1] of the frames behind positions [B, T] bool."""
+    def _frame_logits(self, batch: Batch, where: Tensor) -> Tensor:
+        """The frames' logits [N, F, R + 1] after the positions `where` [B, T] bool."""
         x = before(batch.taps["last"].to(self.embedded.weight.dtype))
         attn_mask = causal(self.angles, batch, x)
         return self.logits(self.future_states(self.open(x, batch.tokens, attn_mask)[where], attn_mask))
 
     def loss(self, batch: Batch, loss: Loss) -> Tensor:
-        """CTC's own loss on the tokens that came, up to the first that is no word of ours."""
-        logs = self._said(batch, batch.answer).float().log_softmax(-1).transpose(0, 1)
+        """The CTC loss of the next tokens, up to the first outside the vocabulary."""
+        logs = self._frame_logits(batch, batch.answer).float().log_softmax(-1).transpose(0, 1)
         rows, places = batch.answer.nonzero(as_tuple=True)
         steps = places[:, None] + torch.arange(self.depth, device=places.device)
         inside = steps.clamp(max=batch.tokens.shape[1] - 1)
@@ -147,8 +150,8 @@ class CtcFrames(DraftHead):
         return found.mean() / self.depth if len(found) else logs.sum() * 0
 
     def chains(self, logits: Tensor, count: int, length: int) -> tuple[Tensor, Tensor]:
-        """Of frames [B, F, R + 1] the likeliest collapsed chains [B, count, length], -1 behind their ends, and how
-        likely each of their frames is together [B, count]."""
+        """The likeliest collapsed chains [B, count, length] of frame logits [B, F, R + 1], padded with -1, and the
+        probability of each one's frames [B, count]."""
         values, ids = logits.double().log_softmax(-1).topk(2, -1)  # [B, F, 2]
         best = values[..., 0].sum(1, keepdim=True)
         order = (values[..., 1] - values[..., 0]).topk(min(count - 1, self.frames), 1)
@@ -164,7 +167,7 @@ class CtcFrames(DraftHead):
 
     def hits(self, batch: Batch, depth: int = 8) -> Tensor:
         found = torch.zeros(*batch.answer.shape, min(depth, self.depth), dtype=torch.bool, device=batch.tokens.device)
-        tokens = self.chains(self._said(batch, batch.answer), 1, found.shape[2])[0][:, 0]
+        tokens = self.chains(self._frame_logits(batch, batch.answer), 1, found.shape[2])[0][:, 0]
         labels = torch.stack([batch.labels(place + 1) for place in range(found.shape[2])], -1)
         found[batch.answer] = tokens == labels[batch.answer]
         return found

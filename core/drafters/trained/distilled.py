@@ -1,10 +1,10 @@
-"""A small draft model made of its target: some of its layers, its embedding and the output rows of its commonest
-tokens, trained to say what the target says.
+"""A small draft model made from its target: some of its layers, its embedding, and the output rows of its most frequent
+tokens, distilled from the target.
 
-Knowledge distillation for speculative decoding (DistillSpec, arXiv 2310.08461); that a pruned model recovers by being
-distilled is Minitron's finding (arXiv 2407.14679), and the reduced vocabulary is EAGLE-3's and FR-Spec's (arXiv
-2502.14856). Ours refers to the target's rows instead of copying them. With a `rank` layers stay the target's own and
-only low-rank corrections are learned (LoRA, arXiv 2106.09685), which is all that is then shipped.
+Knowledge distillation for speculative decoding (DistillSpec, arXiv 2310.08461); recovering a pruned model by
+distillation is from Minitron (arXiv 2407.14679), the reduced vocabulary from EAGLE-3 and FR-Spec (arXiv 2502.14856).
+Ours shares the target's rows instead of copying them. With a `rank` only low-rank corrections of the layers are learned
+and shipped (LoRA, arXiv 2106.09685).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from outrider.core.training.draft_head import Batch, DraftHead, Guess
 
 
 class SmallModel(DraftHead):
-    """`layers` are those of the target that it begins with (a number: the first ones and the last, as far as there are
-    so many); `rank` 0 learns them whole."""
+    """Starts from the target's `layers` (a number n: the first n - 1 and the last). `rank` 0 trains whole layers, a
+    larger one LoRA corrections of that rank."""
 
     def __init__(
         self,
@@ -45,18 +45,18 @@ class SmallModel(DraftHead):
         network, depth = target.network, target.config.layers
         if isinstance(layers, int):
             layers = (*range(min(layers, depth) - 1), depth - 1) if layers > 0 else ()
-        if not layers or any(not -depth <= one < depth for one in layers):
-            raise InvalidOption(f"layers are {tuple(layers)}; give some of 0 to {depth - 1}, or -1 for the last")
+        if not layers or any(not -depth <= layer < depth for layer in layers):
+            raise InvalidOption(f"layers is {tuple(layers)}; give indices from 0 to {depth - 1}, or -1 for the last")
         if rank < 0:
             raise InvalidOption(f"rank is {rank}; it must be 0 (whole layers) or more")
         self.words = SharedEmbedding(network, vocabulary)
-        self.config = {"layers": [one % depth for one in layers], "vocabulary": self.words.count, "rank": rank}
+        self.config = {"layers": [layer % depth for layer in layers], "vocabulary": self.words.count, "rank": rank}
         if self.words.vocabulary is None:
             self.config["vocabulary"] = 0
         self.blocks = nn.ModuleList()
-        for index, one in enumerate(self.config["layers"]):
+        for index, layer in enumerate(self.config["layers"]):
             block = Block(target.config, index=index)
-            block.copy(network.layers[one])
+            block.copy(network.layers[layer])
             if rank:
                 correct(block, rank)
             self.blocks.append(block)
@@ -67,7 +67,7 @@ class SmallModel(DraftHead):
         self._network: Network | None = None
 
     def states(self, batch: Batch) -> Tensor:
-        """[B, T, D] behind every token, normed."""
+        """The normed last state of every token [B, T, D]."""
         x = self.words.embed(batch.tokens).float()
         count = batch.tokens.shape[1]
         cos, sin = self._angles(batch.positions, count, torch.float32)
@@ -82,7 +82,7 @@ class SmallModel(DraftHead):
         yield Guess(self.words.logits(self.states(batch)[batch.loss_mask()]), 1, vocabulary=self.words.vocabulary)
 
     def drafts(self, target: Decoder) -> Decoder:
-        """A decoder in the target's precision, with a cache of its own."""
+        """A decoder in the target's precision, with its own cache."""
         if self._network is None:
             self._network = self._assembled(target.network)
             if target.network.graphs is not None:
@@ -90,7 +90,7 @@ class SmallModel(DraftHead):
         return Decoder(self._network)
 
     def shared(self, config: Mapping[str, Any]) -> dict[str, str]:
-        """Each block begins as that of the same layer of the target did."""
+        """Each block starts from the other configuration's block of the same target layer."""
         had, names = config["layers"], super().shared({**config, "layers": self.config["layers"]})
         for at, layer in enumerate(self.config["layers"]):
             for rest in self.blocks[at].state_dict():
@@ -100,7 +100,7 @@ class SmallModel(DraftHead):
         return names
 
     def train(self, mode: bool = True) -> Self:
-        """What was laid out to draft with is of no use once weights move."""
+        """Drop the network for drafting, which changed weights invalidate."""
         self._network = None
         return super().train(mode)
 
@@ -134,7 +134,7 @@ class SmallModel(DraftHead):
 
 
 class Reduced:
-    """An output layer over some tokens; the others can't be drawn."""
+    """An output layer over some tokens; the others have logits of -inf."""
 
     bias = None
 
@@ -145,7 +145,7 @@ class Reduced:
 
     @property
     def weight(self) -> Tensor:
-        """[V, D], with nothing in the rows that are left out."""
+        """[V, D], zero in the rows of other tokens."""
         rows = self._rows.weight
         return rows.new_zeros(self._vocabulary, rows.shape[1]).index_copy_(0, self._kept, rows)
 

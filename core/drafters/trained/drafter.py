@@ -1,8 +1,7 @@
-"""The drafter of all trained draft heads: how a head's guesses become drafts.
+"""The drafter of all trained draft heads: turns a head's guesses into drafts.
 
-The head (heads, a feature-level decoder, a block drafter) runs like a small target beside the target
-(`outrider.core.drafters.trained.head_runner`), so chains, sampled trees and dynamic trees are those of any draft model.
-Knows tokens, distributions and shapes; nothing of how a draft head computes."""
+A head runs like a small target (`outrider.core.drafters.trained.head_runner`), so chains, sampled trees and dynamic
+trees are those of draft models. Knows tokens, distributions and shapes; nothing about how a draft head computes."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ _TYPICAL = (0.5, 0.13, 0.07, 0.04, 0.03, 0.02, 0.015, 0.01)  # acceptance by ran
 
 
 class FixedChain(DraftModel):
-    """A chain of likeliest tokens, as fixed guesses."""
+    """A chain of the likeliest tokens, as fixed guesses."""
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         longest = min(self.policy.max_length, int(room.max()))
@@ -54,8 +53,8 @@ class FixedChain(DraftModel):
 
 
 class ParallelTree(TopKTree):
-    """A tree of the likeliest tokens of distributions that are all known at once: Medusa's Cartesian product (arXiv
-    2401.10774) in a static shape, or with `nodes` the most probable nodes of the shape."""
+    """A tree of the likeliest tokens of distributions that are known for all levels: Medusa's Cartesian product (arXiv
+    2401.10774) in a static shape, or with `nodes` the most probable nodes of that shape."""
 
     def __init__(self, model: Any, *, tree: Sequence[int], sampling: Sampling | None, nodes: int | None = None) -> None:
         super().__init__(model, tree=tree, sampling=sampling)
@@ -113,14 +112,14 @@ class Learned:
         self.draft_head = draft_head
         self.draft_kind = draft_head.draft_kind if draft_kind is None else draft_kind
         if self.draft_kind not in DRAFT_KINDS:
-            raise unknown("draft kind", self.draft_kind, DRAFT_KINDS)
+            raise unknown("draft_kind", self.draft_kind, DRAFT_KINDS)
         if min(length, nodes, width, depth) < 1:
             raise InvalidOption(f"length={length}, nodes={nodes}, width={width}, depth={depth}: each must be 1 or more")
         deepest = draft_head.depth or max(length, depth)
         if policy == "confident":
             if not isinstance(draft_head, ConfidentHead):
                 raise InvalidOption(
-                    f"a {type(draft_head).__name__} has no confidence of its own; take policy='confidence'"
+                    f"{type(draft_head).__name__} does not predict its confidence; use policy='confidence'"
                 )
             policy = Risk(min(length, deepest), risk, draft_head.acceptance, tap="states")
         self.model: Any = (draft_head.runner or HeadRunner)(draft_head)
@@ -134,7 +133,7 @@ class Learned:
             self._fixed = draft_head.drafter_class(self.model, nodes=nodes, depth=min(depth, deepest), sampling=soft)
         elif self.draft_kind == "chain":
             longest = min(length, deepest)
-            if policy == "fixed" and not draft_head.parallel:  # a tree of width 1, which may grow in one call
+            if policy == "fixed" and not draft_head.parallel:  # a tree of width 1, which can grow in one native call
                 self._fixed = DynamicTree(self.model, nodes=longest, width=1, depth=longest, sampling=soft)
             else:
                 self._fixed = FixedChain(self.model, length=longest, policy=policy, sampling=soft)
@@ -167,9 +166,8 @@ class Learned:
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         draft: Draft = self._inner.propose(room, rng)
-        carry = (
-            None if self.draft_kind == "dynamic" else self.model.carry()
-        )  # a dynamic tree's nodes were read in other places
+        # a dynamic tree's nodes were computed in another order, so there is no state to continue from
+        carry = None if self.draft_kind == "dynamic" else self.model.carry()
         return draft if carry is None else replace(draft, carry=carry)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
@@ -182,12 +180,12 @@ class Learned:
 
 @lru_cache
 def best_shape(nodes: int, depth: int, acceptance: tuple[float, ...] = _TYPICAL) -> tuple[int, ...]:
-    """The best tree of this many nodes for an acceptance by rank among siblings (Sequoia, arXiv 2402.12374)."""
+    """The best tree of `nodes` nodes for an acceptance by rank among siblings (Sequoia, arXiv 2402.12374)."""
     return sequoia(acceptance, nodes, depth).shape(nodes, depth) or chain(1)
 
 
 def shallow(shape: Sequence[int], depth: int) -> tuple[int, ...]:
     """A shape without the nodes below a depth."""
-    kept = [node for node, level in enumerate(depths(shape)) if level < depth]
-    place = {node: index for index, node in enumerate(kept)} | {-1: -1}
-    return tuple(place[shape[node]] for node in kept)
+    nodes = [node for node, level in enumerate(depths(shape)) if level < depth]
+    index = {node: number for number, node in enumerate(nodes)} | {-1: -1}
+    return tuple(index[shape[node]] for node in nodes)

@@ -1,9 +1,8 @@
-"""Drafters that foresee the target's hidden states: one small decoder goes on where the target's states end, token
-after token, and reads its own states where the target's are not there yet.
+"""The EAGLE family: a small decoder predicts the target's next hidden state from the last state and the next token, and
+continues from its own states while drafting.
 
-EAGLE's line: the state behind a token together with the next token gives the state behind that one. All share the
-target's embedding and output rows, and `unrolled`, which trains them on their own states as they will draft (EAGLE-3's
-training-time test; HASS, arXiv 2408.15766).
+All share the target's embedding and output rows. `unrolled` trains them on their own states, as they will draft
+(EAGLE-3's training-time test; HASS, arXiv 2408.15766).
 """
 
 from __future__ import annotations
@@ -35,28 +34,28 @@ from outrider.core.training.losses import Loss
 def unrolled(
     angles: Angles, batch: Batch, x: Tensor, advance: Callable[[Tensor, Tensor, AttentionMask], Tensor]
 ) -> Iterator[Tensor]:
-    """The states [N, S] of the positions that are asked about in round 1, 2, ... without end: in the first, what is fed
-    [B, T, F] comes from the target, in each later one from the round before, one token further back."""
+    """Endless rounds of unrolled drafting, each as the states [N, S] at the positions that count for the loss. Round 1
+    reads the target's states x [B, T, F], each later one those of the round before, shifted by one token."""
     first = causal(angles, batch, x)
-    place = batch.positions[0]
-    behind = (place > 0) & (place <= place[:, None])
-    kept_: Rounds = {}
+    position = batch.positions[0]
+    visible = (position > 0) & (position <= position[:, None])
+    round_kv: Rounds = {}
     number = 0
     while True:
         if number:
-            behind = behind & (place <= place[:, None] - number)
-        attn_mask = replace(first, mask=first.mask if not number else behind[None], rounds=kept_)
+            visible = visible & (position <= position[:, None] - number)
+        attn_mask = replace(first, mask=first.mask if not number else visible[None], rounds=round_kv)
         states = advance(x, batch.tokens, attn_mask)
         yield states[batch.answer & (batch.positions >= number)]
         x, number = before(states), number + 1
 
 
 class EagleHead(DraftHead):
-    """EAGLE (arXiv 2401.15077): a decoder layer reads the target's last state and the embedding of the token chosen
-    there, put together by one matrix, and foresees the next last state, which the target's own output layer reads. It
-    is trained to regress that state (smooth L1) besides saying the same, with noise on what it reads. Ours begins as a
-    copy of the target's last layer; more `rounds` than one train it on its own states too. Its tree is static; grown
-    dynamically it is EAGLE-2 (arXiv 2406.16858)."""
+    """EAGLE (arXiv 2401.15077): a decoder layer reads the target's last state and the next token's embedding, combined
+    by one matrix, and predicts the next last state, to which the target's output layer applies. The loss adds `regress`
+    times a smooth L1 loss of that state; training adds `noise` to the states it reads. Ours starts as a copy of the
+    target's last layer, and with more than one of `rounds` is trained on its own states too. Its tree is static; with
+    dynamic trees it is EAGLE-2 (arXiv 2406.16858)."""
 
     parallel, cached_layers, draft_kind, taps, depth = False, 1, "tree", ("last",), None
     needs = frozenset({"last"})
@@ -94,13 +93,13 @@ class EagleHead(DraftHead):
         self.block = Block(self.form, normed=normed)
         self.block.copy(network.layers[-1])
         self.angles = Angles(self.form)
-        with torch.no_grad():  # at first the target's state, and a little of the token
+        with torch.no_grad():  # starts with the target's state and a little of the token's embedding
             self.fuse.weight[:, width:] = torch.eye(width)
             for last in (self.block.attention.out, self.block.mlp.down):
-                last.weight.zero_()  # a target's last layer says hundreds, this state is normed
+                last.weight.zero_()  # the last layer adds values in the hundreds; this state is normed
 
     def advance(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
-        """[B, Q, D] and [B, Q] -> the states foreseen [B, Q, D]."""
+        """States [B, Q, D] and the next tokens [B, Q] -> the predicted next states [B, Q, D]."""
         embedded = self.words.embed(tokens).to(features.dtype)
         states: Tensor = self.block(self.fuse(torch.cat([embedded, features], -1)), attn_mask)
         return states
@@ -112,15 +111,15 @@ class EagleHead(DraftHead):
         return unrolled(self.angles, batch, x, self.advance)
 
     def guesses(self, batch: Batch) -> Iterable[Guess]:
-        return said(self, self._rounds(batch), self.rounds)
+        return round_guesses(self, self._rounds(batch), self.rounds)
 
     def loss(self, batch: Batch, loss: Loss) -> Tensor:
-        states = [one for one, _ in zip(self._rounds(batch), range(self.rounds), strict=False)]
-        wrong = F.smooth_l1_loss(states[0], batch.taps["last"][batch.answer].to(states[0].dtype))
-        return guessed(said(self, iter(states), self.rounds), batch, loss) + self.regress * wrong
+        states = [own for own, _ in zip(self._rounds(batch), range(self.rounds), strict=False)]
+        regression = F.smooth_l1_loss(states[0], batch.taps["last"][batch.answer].to(states[0].dtype))
+        return guessed(round_guesses(self, iter(states), self.rounds), batch, loss) + self.regress * regression
 
     def hits(self, batch: Batch, depth: int = 8) -> Tensor:
-        return agreement(list(said(self, self._rounds(batch), depth)), batch, depth)
+        return agreement(list(round_guesses(self, self._rounds(batch), depth)), batch, depth)
 
     def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
         return self.advance(features, tokens, attn_mask)
@@ -140,11 +139,11 @@ class EagleHead(DraftHead):
 
 
 class Eagle3Head(DraftHead):
-    """EAGLE-3 (arXiv 2503.01840): reads states tapped low, in the middle and high in the target, put together by one
-    matrix; its layer attends to them side by side with the embeddings; it learns only to say what the target says,
-    unrolled over `rounds` of its own states, and guesses among a reduced vocabulary. `steady` norms every tap, and
-    feeds states back normed, as EAGLE-3.1 does (arXiv 2605.09992). Ours begins as a copy of the target's last layer (or
-    is that layer, corrected to a rank of `lora`), and refers to the target's output rows unless it has its `own`."""
+    """EAGLE-3 (arXiv 2503.01840): reads states from a low, a middle and a high layer of the target, combined by one
+    matrix, concatenated with embeddings. It is trained on the target's distributions only, unrolled over `rounds` of
+    its own states, and can guess within a reduced vocabulary. `steady` norms every tap and the states fed back, as
+    EAGLE-3.1 does (arXiv 2605.09992). Ours starts as a copy of the target's last layer (or is that layer with LoRA
+    corrections of rank `lora`), and shares the target's output rows unless it has its `own`."""
 
     parallel, cached_layers, draft_kind, depth = False, 1, "dynamic", None
 
@@ -199,12 +198,12 @@ class Eagle3Head(DraftHead):
         self.angles = Angles(self.form)
         with torch.no_grad():
             self.fuse.weight.mul_(0.1)
-            self.fuse.weight[:, -width:] += torch.eye(width)  # at first mostly the highest tap
+            self.fuse.weight[:, -width:] += torch.eye(width)  # starts with mostly the highest tap
             self.entered.weight.copy_(last.attention_norm)
             self.norm.weight.copy_(network.norm)
 
     def enter(self, features: Tensor) -> Tensor:
-        """Taps side by side [..., F] -> [..., D]."""
+        """Concatenated taps [..., F] -> [..., D]."""
         if self.steady:
             parts = features.chunk(len(self.taps), -1)
             features = torch.cat([norm(x) for norm, x in zip(self.tap_norms, parts, strict=True)], -1)
@@ -212,7 +211,7 @@ class Eagle3Head(DraftHead):
         return result
 
     def advance(self, x: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
-        """[B, Q, D] and [B, Q] -> states [B, Q, D]; normed if steady."""
+        """States [B, Q, D] and the next tokens [B, Q] -> the predicted next states [B, Q, D]; normed if steady."""
         entered = self.entered(x)
         read = torch.cat([self.embedded(self.words.embed(tokens)), entered], -1)
         states: Tensor = self.block(entered if self.normed_residual else x, attn_mask, read)
@@ -224,10 +223,10 @@ class Eagle3Head(DraftHead):
         return unrolled(self.angles, batch, x, self.advance)
 
     def guesses(self, batch: Batch) -> Iterable[Guess]:
-        return said(self, self._rounds(batch), self.rounds)
+        return round_guesses(self, self._rounds(batch), self.rounds)
 
     def hits(self, batch: Batch, depth: int = 8) -> Tensor:
-        return agreement(list(said(self, self._rounds(batch), depth)), batch, depth)
+        return agreement(list(round_guesses(self, self._rounds(batch), depth)), batch, depth)
 
     def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
         return self.advance(self.enter(features), tokens, attn_mask)
@@ -240,14 +239,14 @@ class Eagle3Head(DraftHead):
 
     def native_tree(self) -> NativeTree | None:
         passes, words, fuse = self.block.runner, self.words, self.fuse.fast
-        said = words.fast if words.own is None else words.own.fast
-        if passes is None or not isinstance(said, Tiled) or not isinstance(fuse, Tiled):
+        output = words.fast if words.own is None else words.own.fast
+        if passes is None or not isinstance(output, Tiled) or not isinstance(fuse, Tiled):
             return None
         if not self.steady or self.normed_residual:
             return None
-        norms = [one.weight.detach() for one in (self.embedded, self.entered, self.norm)]
-        taps = [one.detach() for one in self.tap_norms.parameters()]
-        return NativeTree(passes, words.embedding, norms, taps, fuse, said, words.vocabulary)
+        norms = [norm.weight.detach() for norm in (self.embedded, self.entered, self.norm)]
+        taps = [weight.detach() for weight in self.tap_norms.parameters()]
+        return NativeTree(passes, words.embedding, norms, taps, fuse, output, words.vocabulary)
 
     @property
     def pass_bytes(self) -> int:
@@ -258,7 +257,7 @@ class Eagle3Head(DraftHead):
 
 
 def shaped(config: Config, hidden: int, form: Mapping[str, Any] | None) -> Config:
-    """The target's form, with another width of the MLP, or with other fields of it (of weights made elsewhere)."""
+    """The target's configuration with another MLP width, or with other fields `form` (for imported weights)."""
     fields = {**(form or {}), **({"intermediate_size": hidden} if hidden else {})}
     if fields.get("rope_scaling"):
         kind, numbers = fields["rope_scaling"]
@@ -266,10 +265,10 @@ def shaped(config: Config, hidden: int, form: Mapping[str, Any] | None) -> Confi
     return replace(config, **fields)
 
 
-def said(draft_head: Any, states: Iterator[Tensor], rounds: int) -> Iterator[Guess]:
-    """What a draft head says in each round of `unrolled`."""
-    for number, one in zip(range(rounds), states, strict=False):
-        yield Guess(draft_head.logits(one), number + 1, draft_head.fade**number, draft_head.words.vocabulary)
+def round_guesses(draft_head: Any, states: Iterator[Tensor], rounds: int) -> Iterator[Guess]:
+    """A draft head's guesses in each round of `unrolled`."""
+    for number, own in zip(range(rounds), states, strict=False):
+        yield Guess(draft_head.logits(own), number + 1, draft_head.fade**number, draft_head.words.vocabulary)
 
 
 def eagle2(
@@ -300,6 +299,6 @@ def eagle2(
 
 
 def spread(layers: int) -> tuple[str, ...]:
-    """Taps low, in the middle and high, as EAGLE-3 places them; of shallow targets what there is."""
+    """EAGLE-3's taps: a low, a middle and a high layer; the first, middle and last in shallow targets."""
     chosen = (1, layers // 2 - 1, layers - 4) if layers >= 8 else (0, layers // 2, layers - 1)
-    return tuple(f"layer.{index}" for index in sorted({max(one, 0) for one in chosen}))
+    return tuple(f"layer.{index}" for index in sorted({max(layer, 0) for layer in chosen}))

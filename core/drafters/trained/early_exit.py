@@ -1,8 +1,8 @@
-"""Early exits with something trained behind them: the target's first layers read each token, and a small part of our
-own says from there what the last layers would.
+"""Early exits: the target's first layers read each token, and a small trained part predicts from there what the last
+layers would.
 
-The layers are the target's own, over its own cache; nothing of them is copied. Knows states and tokens, and the
-target's views; nothing of distributions.
+The layers are the target's own, over its own cache, without copies. Knows states, tokens and the target's views;
+nothing about distributions.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.protocol import Prefill, Prompts, View
 from outrider.core.training.draft_head import Batch, DraftHead, Guess
 
-_PIECE = 512  # prompt tokens a pass
+_PIECE = 512  # prompt tokens per pass
 
 
 class Early(HeadRunner):
-    """Reads tokens with the target's first layers, whose states the draft head reads: a token's own, not that of the
+    """Runs tokens through the target's first layers; the draft head reads each token's own state there, not that of the
     token before."""
 
     view: View | None = None  # of the target's first layers, once begun
@@ -39,8 +39,8 @@ class Early(HeadRunner):
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
         if self.self_draftable is None:
             raise Incompatible(
-                "this drafter runs the target's first layers alone, and this target has no such view; take a model of "
-                "Llama's or Qwen's family, or another drafter"
+                "this drafter runs the target's first layers alone, and this target has no such view; use a model of "
+                "the Llama or Qwen family, or another drafter"
             )
         self._pipeline = reduced(sampling, prompts, self.vocabulary, self.device, self.draft_head.words.vocabulary)
         view = self.self_draftable.view(exit=self.draft_head.exit)
@@ -61,29 +61,29 @@ class Early(HeadRunner):
         self._states = self._pending[:, :0]
         return Prefill()
 
-    def _left(self, draft: Draft, since: int | None) -> Tensor:
-        """What leaves the layers for the root, or for the nodes from there on."""
+    def _early_states(self, draft: Draft, since: int | None) -> Tensor:
+        """The first layers' output for the root (`since` None), or for the nodes from `since` on."""
         assert self.view is not None
         return self.view.score(draft, since).hidden[self.draft_head.tap].to(self.dtype)
 
     def _open(self) -> None:
         root = (self.cache.rows.pending_count - 1)[:, None, None].expand(-1, 1, self._pending.shape[2])
-        left = self._left(Draft.empty(len(root), self.device), None)
-        self._pending = self._pending.scatter(1, root, left)
+        states = self._early_states(Draft.empty(len(root), self.device), None)
+        self._pending = self._pending.scatter(1, root, states)
         super()._open()
 
     def _extend(self, draft: Draft, since: int, level: int) -> None:
-        left = self._left(draft, since)
+        states = self._early_states(draft, since)
         ids, places = self.cache.plan(draft, since)
         grown = self._captured(
-            "open", self.draft_head.open, (left, ids), self._attn_mask(places, position_bound(self.cache, draft))
+            "open", self.draft_head.open, (states, ids), self._attn_mask(places, position_bound(self.cache, draft))
         )
         self._states = torch.cat([self._states, grown], 1)
         self.cache.scored = draft.size
 
     @torch.no_grad()
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
-        """The states of what was accepted are known from the target's pass; that of the new root is read next."""
+        """Take the accepted tokens' states from the target's pass; the new root's is computed next."""
         before = self.cache.rows
         self.cache.scored = min(self.cache.scored, 0)
         self._pipeline.commit(self.cache.keep(draft, verdict, count))
@@ -91,11 +91,11 @@ class Early(HeadRunner):
         self.view.keep(draft, verdict, count)
         rows = F.pad(verdict.path + 1, (0, 1)).clamp(min=0)
         if self.draft_head.cached_layers:
-            heard = self._features()
-            root = (before.pending_count - 1)[:, None, None].expand(-1, 1, heard.shape[2])
-            pending = self._pending.scatter(1, root, heard[:, :1])
-            fresh = heard.gather(1, rows[..., None].expand(-1, -1, heard.shape[2]))
-        else:  # nothing is remembered of single tokens
+            features = self._features()
+            root = (before.pending_count - 1)[:, None, None].expand(-1, 1, features.shape[2])
+            pending = self._pending.scatter(1, root, features[:, :1])
+            fresh = features.gather(1, rows[..., None].expand(-1, -1, features.shape[2]))
+        else:  # the head has no cache, so earlier states are not needed
             pending, fresh = self._pending, self._pending.new_zeros(*rows.shape, self._pending.shape[2])
         self._pending = carried(before, self.cache.rows, torch.cat([pending, fresh], 1))
 
@@ -110,8 +110,8 @@ class Early(HeadRunner):
 
 class ExitHead(DraftHead):
     """LayerSkip's drafting (arXiv 2404.16710): the first `exit` layers and the output layer draft, and verification
-    goes on from the states that they left instead of reading the tokens anew. The paper trains the whole target to
-    bear early exits; ours leaves it as it is and trains the exit: a small residual MLP before the output rows."""
+    continues from their states. The paper trains the whole target for early exits; ours trains only a small residual
+    MLP before the output rows."""
 
     parallel, cached_layers, draft_kind, depth, runner = False, 0, "chain", None, Early
     drafting_needs = frozenset[str]()  # the view runs the layers that the tap is on
@@ -155,10 +155,10 @@ class ExitHead(DraftHead):
 
 
 class KangarooHead(DraftHead):
-    """Kangaroo (arXiv 2404.18911): behind a very early exit an adapter of one attention and two norms, trained to say
-    what the whole target says; drafting ends where it is unsure (policy "confidence", the paper's bound being 0.6). The
-    paper asks behind the token drawn, ours ahead of the draw. Its attention begins as that of the target's last
-    layer. The paper leaves after 2 of 32 layers; ours, for small targets, after a sixth of them unless told."""
+    """Kangaroo (arXiv 2404.18911): after a very early exit, an adapter of one attention and two norms is trained on the
+    target's distributions; drafting stops at low confidence (policy "confidence"; the paper's threshold is 0.6). The
+    paper decides after the draw, ours before. The attention starts as a copy of the target's last. The paper exits
+    after 2 of 32 layers, ours by default after a sixth of them, for small targets."""
 
     parallel, cached_layers, draft_kind, depth, runner = False, 1, "chain", None, Early
 
@@ -208,8 +208,8 @@ class KangarooHead(DraftHead):
 
 
 def _exit(exit: int, layers: int, share: float) -> int:
-    """How many layers are run; 0: that share of them."""
+    """The number of layers to run: `exit`, or if that is 0 a share of them."""
     chosen = exit or max(round(layers * share), 1)
     if not 1 <= chosen <= layers:
-        raise InvalidOption(f"exit is {exit}; the target has layers 1 to {layers} to leave after")
+        raise InvalidOption(f"exit is {exit}; it must be from 1 to {layers}, the target's number of layers")
     return chosen

@@ -1,8 +1,8 @@
-"""Semi-autoregressive drafting: a pass of a small layer foresees several of the target's states at once, and the next
-pass goes on from what was drafted.
+"""Semi-autoregressive drafting: each pass of a small layer predicts several of the target's next states, and the next
+pass continues from the tokens drafted so far.
 
-Falcon (arXiv 2412.12639), between EAGLE, whose head makes a pass for each token, and DFlash, whose block is all there
-is. Knows states and tokens, nothing of distributions.
+Falcon (arXiv 2412.12639), between EAGLE, with a pass per token, and DFlash, with one pass per draft. Knows states and
+tokens; nothing about distributions.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from outrider.core.training.draft_head import Batch
 
 
 class FalconHead(Anchored):
-    """A token and the state before it, put together by one matrix, are what the layer attends to: with the target's
-    state where it was committed, with the one foreseen where it was drafted. Behind the last of them `block` places are
-    foreseen in one pass, as its input and a learned vector for each place; they look at all that came before and at one
-    another, both ways (relaxed causal attention). When a draft gets to the end of a block, the next pass starts there.
+    """The layer attends to inputs that one matrix makes of a token and the state before it: the target's state for
+    committed tokens, the predicted one for drafted tokens. A pass predicts the states of the next `block` positions
+    from the last input and a learned vector per position; they attend to all inputs and, in both directions, to one
+    another (relaxed causal attention). At the end of a block the next pass starts.
 
-    Trained by coupled sequential glancing: what a first pass gets wrong decides how many places, drawn by chance, are
-    shown the true token and state together (a share `glance` of the wrong ones) in the pass that learns, which says
-    what the target says and regresses its states (smooth L1). What is read is given `noise`, as foreseen states are not
-    quite those of the target. In the paper LSTM layers come before the attention, and a block is asked from its last
-    tokens' inputs; the learned vectors stand in for both. Its tree is fixed by hand, ours by shape or number of nodes.
-    The layer begins as the target's last, or is that one, corrected to a rank of `lora`."""
+    Trained by coupled sequential glancing: after a first pass, random positions, `glance` times as many as it got
+    wrong, receive the true token and state in the second pass, whose loss is the distance from the target's
+    distributions plus `regress` times a smooth L1 loss of its states. Training adds `noise` to the states it reads,
+    since predicted states are inexact. The paper has LSTM layers before the attention and starts a block from its last
+    tokens' inputs, where ours has learned vectors. The layer starts as a copy of the target's last, or is that layer
+    with LoRA corrections of rank `lora`."""
 
     parallel, cached_layers, draft_kind, first, depth = False, 1, "tree", 1, None  # type: ignore[assignment]
 
@@ -69,63 +69,65 @@ class FalconHead(Anchored):
             self.norm.weight.copy_(network.norm)
 
     @property
-    def wide(self) -> int:
+    def guesses_per_pass(self) -> int:
         return int(self.config["block"])
 
-    def _entered(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """A token and the state before it, [B, Q, D] each."""
+    def _input(self, features: Tensor, tokens: Tensor) -> Tensor:
+        """The layer's inputs from tokens [B, Q] and the states before them [B, Q, D]."""
         read = [self.embedded(self.words.embed(tokens)).to(features.dtype), self.entered(features)]
         fused: Tensor = self.fuse(torch.cat(read, -1))
         return fused
 
-    def _listen(self, x: Tensor, attn_mask: AttentionMask) -> tuple[Tensor, Tensor]:
-        """Keys and values of what was put together."""
+    def _attend_to(self, x: Tensor, attn_mask: AttentionMask) -> tuple[Tensor, Tensor]:
+        """Keys and values of inputs, written to the cache if there is one."""
         assert self.block.attention_norm is not None
         return self.block.attention.read(self.block.attention_norm(x), attn_mask)
 
-    def _foreseen(self, x: Tensor, attn_mask: AttentionMask) -> Tensor:
+    def _predicted(self, x: Tensor, attn_mask: AttentionMask) -> Tensor:
         states: Tensor = self.norm(self.block(x, attn_mask))
         return states
 
     # ---- training
 
-    def places(self, batch: Batch, roots: Tensor) -> Tensor:
+    def block_states(self, batch: Batch, roots: Tensor) -> Tensor:
         features = before(batch.taps["last"].to(self.place.dtype))
         if self.training and self.noise:
             features = features + (torch.rand_like(features) * 2 - 1) * self.noise
-        x = self._entered(features, batch.tokens)
+        x = self._input(features, batch.tokens)
         seen = causal(self.angles, batch, x)
-        around = self.around(roots, roots[..., None].expand(-1, -1, self.wide), seen, [self._listen(x, seen)])
+        mask = self.block_mask(
+            roots, roots[..., None].expand(-1, -1, self.guesses_per_pass), seen, [self._attend_to(x, seen)]
+        )
         (rows, count), width = roots.shape, x.shape[2]
         row = torch.arange(rows, device=roots.device)[:, None]
         inputs = x[row, roots][:, :, None] + self.place  # [B, A, K, D]
 
-        def foreseen(block: Tensor) -> Tensor:
-            return self._foreseen(block.flatten(1, 2), around).view(rows, count, self.wide, width)
+        def predicted(block: Tensor) -> Tensor:
+            return self._predicted(block.flatten(1, 2), mask).view(rows, count, self.guesses_per_pass, width)
 
         if not self.training or not self.glance:
-            return foreseen(inputs)
-        place = roots[..., None] + 1 + torch.arange(self.wide, device=roots.device)
+            return predicted(inputs)
+        place = roots[..., None] + 1 + torch.arange(self.guesses_per_pass, device=roots.device)
         inside = place.clamp(max=x.shape[1] - 1)
         with torch.no_grad():
-            said = self.words.logits(foreseen(inputs)).argmax(-1)
-            wrong = (said != self.words.local(batch.tokens).gather(1, inside.flatten(1)).view_as(said)).sum(-1)
-            order = torch.rand(said.shape, device=said.device).argsort(-1)
+            guesses = self.words.logits(predicted(inputs)).argmax(-1)
+            wrong = (guesses != self.words.local(batch.tokens).gather(1, inside.flatten(1)).view_as(guesses)).sum(-1)
+            order = torch.rand(guesses.shape, device=guesses.device).argsort(-1)
             shown = (order < (self.glance * wrong[..., None]).round()) & (place == inside)
-        return foreseen(inputs + shown[..., None] * x[row[..., None], inside])
+        return predicted(inputs + shown[..., None] * x[row[..., None], inside])
 
-    def _besides(
-        self, batch: Batch, where: tuple[Tensor, Tensor], said: Tensor, logits: Tensor, taught: Tensor
+    def _extra_loss(
+        self, batch: Batch, where: tuple[Tensor, Tensor], states: Tensor, logits: Tensor, teacher: Tensor
     ) -> Tensor:
-        if not len(said):
-            return said.sum()
-        return self.regress * F.smooth_l1_loss(said, batch.taps["last"][where].to(said.dtype))
+        if not len(states):
+            return states.sum()
+        return self.regress * F.smooth_l1_loss(states, batch.taps["last"][where].to(states.dtype))
 
-    # ---- drafting: a node's state is the block it stands in [K D], and of that the place that speaks behind it [D]
+    # ---- drafting: a node's state is its block's states [K D] and the one that predicts the token after it [D]
 
     def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
-        x = self._entered(features, tokens)
-        self._listen(x, attn_mask)
+        x = self._input(features, tokens)
+        self._attend_to(x, attn_mask)
         return x
 
     def future_states(self, state: Tensor, attn_mask: AttentionMask) -> Tensor:
@@ -135,24 +137,26 @@ class FalconHead(Anchored):
 
     def step(self, states: Tensor, tokens: Tensor, attn_mask: AttentionMask, level: int) -> Tensor:
         width = self.words.hidden_size
-        x = self._entered(states[..., -width:], tokens)
-        known = self._listen(x, attn_mask)
-        at = (level + 1) % self.wide
+        x = self._input(states[..., -width:], tokens)
+        known = self._attend_to(x, attn_mask)
+        at = (level + 1) % self.guesses_per_pass
         if at:
             return torch.cat([states[..., :-width], states[..., at * width : (at + 1) * width]], -1)
         return self._pass(x, AttentionMask(attn_mask.cos, attn_mask.sin, attn_mask.mask, context=[known]))
 
     def _pass(self, x: Tensor, attn_mask: AttentionMask) -> Tensor:
-        """Blocks behind nodes [B, N, D], each of which sees what the attn_mask says -> their states [B, N, K D + D]."""
+        """Predict blocks after nodes with inputs [B, N, D] -> the nodes' states [B, N, K D + D]."""
         rows, count, width = x.shape
-        whose = torch.arange(count, device=x.device).repeat_interleave(self.wide)
+        node = torch.arange(count, device=x.device).repeat_interleave(self.guesses_per_pass)
         if attn_mask.mask is not None:
-            back = attn_mask.mask.repeat_interleave(self.wide, 1)
-            own = (whose == whose[:, None]).expand(len(back), -1, -1)
+            back = attn_mask.mask.repeat_interleave(self.guesses_per_pass, 1)
+            own = (node == node[:, None]).expand(len(back), -1, -1)
             attn_mask.mask = torch.cat([back, own], 2)
-        attn_mask.cos, attn_mask.sin = (one.repeat_interleave(self.wide, 1) for one in (attn_mask.cos, attn_mask.sin))
+        attn_mask.cos, attn_mask.sin = (
+            table.repeat_interleave(self.guesses_per_pass, 1) for table in (attn_mask.cos, attn_mask.sin)
+        )
         block = (x[:, :, None] + self.place.to(x.dtype)).flatten(1, 2)
-        states = self._foreseen(block, attn_mask).view(rows, count, -1)
+        states = self._predicted(block, attn_mask).view(rows, count, -1)
         return torch.cat([states, states[..., :width]], -1)
 
     def logits(self, states: Tensor) -> Tensor:
@@ -160,6 +164,6 @@ class FalconHead(Anchored):
 
     @property
     def pass_bytes(self) -> int:
-        """Of a level of a draft: a pass serves as many as a block is wide, the output rows are read for each."""
+        """Bytes per level of a draft: each reads the output rows, and a share of the pass that serves the block."""
         rows = self.words.weight_bytes
-        return rows + (super().pass_bytes - rows) // self.wide
+        return rows + (super().pass_bytes - rows) // self.guesses_per_pass

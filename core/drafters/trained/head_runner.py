@@ -1,8 +1,8 @@
-"""Runs a draft head as a small target beside the target.
+"""Runs a draft head as a small target.
 
-`HeadRunner` feeds the head (heads, a feature-level decoder, a block drafter) each committed token with the target's
-hidden state of the token before, and cuts its cache back with the target's. Knows hidden states, tokens and
-distributions; nothing of how a draft head computes or how its guesses become drafts."""
+`HeadRunner` feeds the head each committed token with the target's hidden state of the token before, and rewinds its
+cache together with the target's. Knows hidden states, tokens and distributions; nothing about how a draft head computes
+or how its guesses become drafts."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from outrider.core.protocol import Prefill, Prompts, Scores, SelfDraftable
 from outrider.core.training.draft_head import DraftingHead, ParallelHead
 from outrider.core.tree import Tree
 
-_PIECE = 512  # prompt tokens a pass
+_PIECE = 512  # prompt tokens per pass
 
 
 class _Reduced(LogitsPipeline):
-    """Distributions over the whole vocabulary from logits over some of its ids."""
+    """Distributions over the whole vocabulary from logits over the tokens `ids`."""
 
     ids: Tensor | None = None
 
@@ -49,7 +49,7 @@ class _Reduced(LogitsPipeline):
 def reduced(
     sampling: Sampling, prompts: Prompts, vocabulary: int, device: torch.device, ids: Tensor | None
 ) -> LogitsPipeline:
-    """The pipeline for logits over some ids; None: over all."""
+    """A pipeline for logits over the tokens `ids`; None: over all."""
     pipeline = _Reduced(sampling, prompts, vocabulary, device)
     pipeline.ids = ids
     return pipeline
@@ -119,7 +119,7 @@ class HeadRunner:
     def _captured(
         self, name: str, work: Callable[..., Tensor], given: Sequence[Tensor], attn_mask: AttentionMask, *more: int
     ) -> Tensor:
-        """A pass of the draft head, as one launch of a CUDA graph if there are graphs."""
+        """A pass of the draft head; replayed as a CUDA graph if there is a graph pool."""
         places, context = attn_mask.layout, attn_mask.context
         if self._graph_pool is None or (places is not None and places.slots is None):
             return work(*given, attn_mask, *more)
@@ -250,7 +250,8 @@ class HeadRunner:
 
 
 def carried(before: Rows, after: Rows, features: Tensor) -> Tensor:
-    """Of the features [B, P + D + 1, F] of formerly pending and of emitted tokens, those of the pending tokens now."""
+    """The features of the tokens that are pending now, from those [B, P + D + 1, F] of the formerly pending and of the
+    emitted tokens."""
     wait, width = before.pending.shape[1], after.pending.shape[1]
     if len(features) == 1 and before.uniform and after.uniform:
         start = after.host[0] - before.host[0]
@@ -262,8 +263,8 @@ def carried(before: Rows, after: Rows, features: Tensor) -> Tensor:
 
 
 def ready(draft_head: Any, target: Any) -> Any:
-    """A copy of the draft head to draft for a target: in the target's precision, with weights laid out for the machine.
-    The original can be trained further."""
+    """A copy of the draft head for drafting: in the target's precision, with the fastest weight layout for this
+    machine. The original can be trained further."""
     module: nn.Module = type(draft_head)(target, **draft_head.config)
     weights = {name: weight.clone() for name, weight in draft_head.state_dict().items()}
     module.load_state_dict(weights, assign=True)  # in the precision they are in

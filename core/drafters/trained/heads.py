@@ -1,7 +1,7 @@
 """Heads on the target's last hidden state: each guesses one of the next tokens.
 
-Medusa's know nothing of one another, Hydra's see the tokens drafted before theirs. All of them share the target's own
-output rows, which stay as they are, so that a head is a few small matrices.
+Medusa's heads are independent; Hydra's read the tokens drafted before theirs. All share the target's frozen output
+rows, so a head is a few small matrices.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ PrefixCache = int | Sequence[int] | Tensor  # the ids that can be guessed, or ho
 
 
 class MedusaHeads(DraftHead):
-    """Medusa (arXiv 2401.10774): head k says x + SiLU(W_k x), through the target's output layer, about the token k
-    places behind the next one; trained on a frozen target (Medusa-1), later heads counting less. Its tree is the
-    Cartesian product of what the heads find likeliest. Ours share the target's output rows instead of each having
-    rows of its `own` (they may have); `layers` such steps may stand behind one another."""
+    """Medusa (arXiv 2401.10774): head k predicts the token k positions after the next one from x + SiLU(W_k x), in
+    `layers` such steps, through an output layer. Trained on a frozen target (Medusa-1), with less weight on later
+    heads. Its tree is the Cartesian product of the heads' likeliest tokens. Ours shares the target's output rows unless
+    each head has its `own`."""
 
     parallel, cached_layers, draft_kind, taps = True, 0, "tree", ("last",)
     needs = frozenset({"last"})
@@ -54,7 +54,7 @@ class MedusaHeads(DraftHead):
         self.more = nn.ModuleList(_steps(width, layers - 1) for _ in range(heads))
 
     def head(self, k: int, x: Tensor) -> Tensor:
-        """What head k makes of states [..., D]."""
+        """The output of head k for states [..., D]."""
         width, first = x.shape[-1], self.first
         rows = slice(k * width, (k + 1) * width)
         bias = None if first.bias is None else first.bias[rows]
@@ -63,8 +63,8 @@ class MedusaHeads(DraftHead):
     def guesses(self, batch: Batch) -> Iterable[Guess]:
         for k in range(self.depth):
             states = batch.taps["last"][batch.loss_mask(k + 2)].to(self.first.weight.dtype)
-            speak = self.outputs[k] if self.outputs else self.words.logits
-            yield Guess(speak(self.head(k, states)), k + 2, self.fade**k, self.words.vocabulary)
+            output = self.outputs[k] if self.outputs else self.words.logits
+            yield Guess(output(self.head(k, states)), k + 2, self.fade**k, self.words.vocabulary)
 
     def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
         return features
@@ -73,11 +73,13 @@ class MedusaHeads(DraftHead):
         first = F.silu(self.first(state)).view(len(state), self.depth, -1) + state[:, None]
         if not self.outputs and not self.config["layers"] > 1:
             return first
-        said = [residual(self.more[k], x) for k, x in enumerate(first.unbind(1))]
-        return torch.stack([speak(x) for speak, x in zip(self.outputs, said, strict=True)] if self.outputs else said, 1)
+        states = [residual(self.more[k], x) for k, x in enumerate(first.unbind(1))]
+        return torch.stack(
+            [output(x) for output, x in zip(self.outputs, states, strict=True)] if self.outputs else states, 1
+        )
 
     def logits(self, states: Tensor) -> Tensor:
-        """Heads with output rows of their own have spoken already."""
+        """`future_states` of heads with their own output rows are logits already."""
         return states if self.outputs else self.words.logits(states)
 
     @property
@@ -89,11 +91,11 @@ class MedusaHeads(DraftHead):
 
 
 class HydraHeads(DraftHead):
-    """Hydra (arXiv 2402.05109): head k sees the target's state and the embeddings of the token chosen there and of the
-    k - 1 drafted behind it, so that guesses hang together. With `prefix`, as in Hydra++, the states first go through
-    one transformer layer over all that was committed, here begun as a copy of the target's last. Ours share the
-    target's output rows, and norm what they read. A head is a matrix over all that it reads, or with `hidden` an MLP so
-    wide, then `layers` steps like Medusa's."""
+    """Hydra (arXiv 2402.05109): head k reads the target's state and the embeddings of the next token and of the k - 1
+    tokens drafted after it, so that guesses depend on one another. With `prefix`, as in Hydra++, states first go
+    through a transformer layer over the committed tokens, started as a copy of the target's last. Ours shares the
+    target's output rows and norms its inputs. A head is a matrix, or with `hidden` an MLP of that width, then `layers`
+    steps like Medusa's."""
 
     parallel, draft_kind, taps = False, "dynamic", ("last",)
     needs = frozenset({"last"})
@@ -130,16 +132,16 @@ class HydraHeads(DraftHead):
         self.outputs: Any = nn.ModuleList(Matrix(hidden, width, zero=True) for _ in range(heads if hidden else 0))
         self.layers = nn.ModuleList(_steps(width, layers) for _ in range(heads))
         with torch.no_grad():
-            for one in () if hidden else self.inputs.parameters():
-                one.mul_(0.1)  # what the target's state says comes first
+            for weight in () if hidden else self.inputs.parameters():
+                weight.mul_(0.1)  # start with the target's state dominating
         if self.prefix is not None:
             self.prefix.copy(network.layers[-1])
         self.angles = Angles(network.config)
 
     def head(self, k: int, read: Tensor) -> Tensor:
-        """The state [..., D] and k + 1 normed embeddings, side by side -> what head k says, [..., D]."""
-        made = self.inputs[k](read)
-        x = read[..., : self.words.hidden_size] + (self.outputs[k](F.silu(made)) if self.outputs else made)
+        """The state [..., D] and k + 1 normed embeddings, concatenated -> the output of head k [..., D]."""
+        hidden = self.inputs[k](read)
+        x = read[..., : self.words.hidden_size] + (self.outputs[k](F.silu(hidden)) if self.outputs else hidden)
         return residual(self.layers[k], x)
 
     def guesses(self, batch: Batch) -> Iterable[Guess]:
@@ -151,21 +153,21 @@ class HydraHeads(DraftHead):
             loss_mask = batch.loss_mask(k + 1)
             row, place = loss_mask.nonzero(as_tuple=True)
             read = [states[row, place], *(embedded[row, place + j] for j in range(k + 1))]
-            said = self.head(k, torch.cat(read, -1))
-            yield Guess(self.words.logits(said), k + 1, self.fade**k, self.words.vocabulary)
+            output = self.head(k, torch.cat(read, -1))
+            yield Guess(self.words.logits(output), k + 1, self.fade**k, self.words.vocabulary)
 
     def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
         states = features if self.prefix is None else self.prefix(features, attn_mask)
         empty = states.new_zeros(*states.shape[:2], self.depth * self.words.hidden_size)
-        return self._said(torch.cat([states, empty], -1), tokens, 0)
+        return self._with_head(torch.cat([states, empty], -1), tokens, 0)
 
     def step(self, states: Tensor, tokens: Tensor, attn_mask: AttentionMask, level: int) -> Tensor:
-        return self._said(states[..., : -self.words.hidden_size], tokens, level + 1)
+        return self._with_head(states[..., : -self.words.hidden_size], tokens, level + 1)
 
-    def _said(self, read: Tensor, tokens: Tensor, k: int) -> Tensor:
-        """Put the tokens' embeddings into place k + 1 of what is read; what head k says goes behind."""
+    def _with_head(self, read: Tensor, tokens: Tensor, k: int) -> Tensor:
+        """Write the tokens' embeddings into slot k + 1 of the heads' inputs, and append the output of head k."""
         width = self.words.hidden_size
-        if k >= self.depth:  # nobody is left to guess on
+        if k >= self.depth:  # there is no head for later tokens
             return torch.cat([read, read[..., :width]], -1)
         parts = [read[..., : (k + 1) * width], self.embedded(self.words.embed(tokens)), read[..., (k + 2) * width :]]
         read = torch.cat(parts, -1)
@@ -176,7 +178,7 @@ class HydraHeads(DraftHead):
 
     @property
     def pass_bytes(self) -> int:
-        """Of the output rows and a head, which a pass reads, and the prefix layer, which the first of a step does."""
+        """Bytes of the output rows, and of a mean share of the heads and the prefix layer per pass."""
         return self.words.weight_bytes + (weight_bytes(self) - self.words.weight_bytes) // self.depth
 
     def drafts(self, target: Any) -> Any:
@@ -195,21 +197,21 @@ def residual(layers: nn.Module, x: Tensor) -> Tensor:
 
 
 def kept(words: SharedEmbedding) -> int:
-    """How a reduced vocabulary is written in a draft head's config: how many ids the file lists."""
+    """The entry for a reduced vocabulary in a draft head's config: its size; 0: the whole vocabulary."""
     return 0 if words.vocabulary is None else len(words.vocabulary)
 
 
 def before(states: Tensor) -> Tensor:
-    """Moved to the right: at each token [B, T, D] the state behind the token before it, none at the first."""
+    """States [B, T, D] shifted right: at each token the state of the token before it, zeros at the first."""
     return F.pad(states, (0, 0, 1, 0))[:, :-1]
 
 
 def causal(angles: Angles, batch: Batch, states: Tensor) -> AttentionMask:
-    """How training looks at a row: at what came before, as drafting does; the first token, which has no state before
-    it, is seen by itself alone."""
+    """The causal attention mask of training. The first token, which has no state before it, is visible only to itself,
+    as in drafting."""
     count = batch.tokens.shape[1]
-    place = batch.positions[0]
-    mask = (place <= place[:, None]) & ((place > 0) | (place == place[:, None]))
+    position = batch.positions[0]
+    mask = (position <= position[:, None]) & ((position > 0) | (position == position[:, None]))
     dtype = (
         torch.get_autocast_dtype(states.device.type) if torch.is_autocast_enabled(states.device.type) else states.dtype
     )

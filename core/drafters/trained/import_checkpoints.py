@@ -1,9 +1,9 @@
-"""Trained drafters of others: published Medusa, EAGLE and EAGLE-3 checkpoints and those of the `speculators` format,
-read into ours for the target they were made for; and ours written in the `speculators` format, which vLLM serves.
+"""Imports published Medusa, EAGLE and EAGLE-3 checkpoints, also in the `speculators` format, and exports ours in that
+format, which vLLM serves.
 
-Knows names of tensors and fields of configs. What a drafter refers to in its target (the embedding, and where it has
-none of its own the output rows) is not read from the file; a file that brings another embedding is refused. Pickles,
-which older ones are, are read as weights and nothing else, by outrider.core.assets.store.
+Knows names of tensors and fields of configs. What a head shares with its target (the embedding, and the output rows
+unless it has its own) is not read from the file; a file with another embedding is refused. Pickled checkpoints are
+loaded as weights only, by outrider.core.assets.store.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SPARE = ("embed_tokens.weight", "t2d", "d2t", "verifier_lm_head.weight", "verif
 
 
 def read_foreign(folder: Path, target: Any) -> DraftHead:
-    """The drafter in a folder, for our own decoder of the model that it was made for."""
+    """The draft head in a folder, for a target that runs on our decoder."""
     described = read_json(folder / "config.json")
     tensors = foreign_tensors(folder)
     kind = described.get("speculators_model_type")
@@ -57,19 +57,19 @@ def read_foreign(folder: Path, target: Any) -> DraftHead:
         draft_head, weights = _eagle(described, tensors, target)
     else:
         raise Incompatible(
-            f"{folder} holds a drafter of the kind '{kind or described.get('model_type')}'; those read are Medusa, "
+            f"{folder} contains a drafter of the kind '{kind or described.get('model_type')}'; supported are Medusa, "
             "EAGLE, EAGLE-3, and eagle and eagle3 of the speculators format"
         )
     if "embed_tokens.weight" in tensors:
         theirs, ours = tensors["embed_tokens.weight"], target.network.embedding
         if theirs.shape != ours.shape or not torch.allclose(theirs.float(), ours.cpu().float(), atol=2e-2):
-            raise Incompatible(f"{folder} brings an embedding that is not this target's; it was made for another model")
+            raise Incompatible(f"{folder} has an embedding that is not this target's; it was made for another model")
     own = draft_head.state_dict()
-    wrong = [name for name in own if name not in weights or weights[name].shape != own[name].shape]
-    if wrong:
+    mismatched = [name for name in own if name not in weights or weights[name].shape != own[name].shape]
+    if mismatched:
         raise Incompatible(
-            f"{folder} does not fit this target: {len(wrong)} tensors are missing or have another shape, "
-            f"'{wrong[0]}' first"
+            f"{folder} does not fit this target: {len(mismatched)} tensors are missing or have another shape, "
+            f"the first is '{mismatched[0]}'"
         )
     with torch.no_grad():
         for name, tensor in own.items():
@@ -78,33 +78,33 @@ def read_foreign(folder: Path, target: Any) -> DraftHead:
 
 
 class _Take:
-    """Tensors by name, each once; what nobody took is an error."""
+    """Takes tensors by name; `done` raises Incompatible if any was not taken."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors, self.left = tensors, set(tensors) - set(_SPARE)
 
     def __call__(self, name: str) -> Tensor:
         if name not in self.tensors:
-            raise Incompatible(f"the drafter's file has no tensor '{name}'; it is of another layout")
+            raise Incompatible(f"the drafter's file has no tensor '{name}'; it has another layout")
         self.left.discard(name)
         return self.tensors[name]
 
     def done(self) -> None:
         left = sorted(name for name in self.left if not name.endswith("rotary_emb.inv_freq"))
         if left:
-            raise Incompatible(f"the drafter's file holds '{left[0]}', for which such a drafter has no place")
+            raise Incompatible(f"the drafter's file contains '{left[0]}', which such a drafter does not use")
 
 
 def _medusa(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target: Any) -> Made:
-    """As published `k.j.linear` are the steps of head k, `k.layers` is its output layer, perhaps all below
-    `medusa_head`; as vLLM has them, `blocks.k.layers.j` (perhaps without a bias) and `lm_heads.k`. Published configs
-    may name fewer heads than there are: those in the file count."""
+    """Medusa. In published files `k.j.linear` are the steps of head k and `k.layers` its output layer, with or without
+    the prefix `medusa_head`; in vLLM's they are `blocks.k.layers.j`, with or without biases, and `lm_heads.k`. The
+    number of heads is that in the file, since published configs may name fewer."""
     take = _Take(dict(_medusa_names(tensors)))
     places = [name.split(".") for name in take.tensors]
     count = 1 + max((int(place[0]) for place in places if place[0].isdigit()), default=-1)
     layers = 1 + max((int(place[1]) for place in places if place[2:] == ["linear", "weight"]), default=-1)
     if not count or not layers:
-        raise Incompatible("the file holds no Medusa heads; their tensors are named such as '0.0.linear.weight'")
+        raise Incompatible("the file contains no Medusa heads, whose tensors are named such as '0.0.linear.weight'")
     weights: dict[str, Tensor] = {}
 
     def step(k: int, j: int) -> tuple[Tensor, Tensor]:
@@ -122,7 +122,7 @@ def _medusa(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target:
 
 
 def _medusa_names(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors under the published names."""
+    """The tensors under their published names."""
     steps = 1 + max((int(one["step"]) for name in tensors if (one := _BLOCK.fullmatch(name))), default=-1)
     for name in tensors:
         block, head = _BLOCK.fullmatch(name), _HEAD.fullmatch(name)
@@ -135,7 +135,7 @@ def _medusa_names(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]
 
 
 def _form(described: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a drafter's own layer may differ from the target's."""
+    """The fields of a drafter's layer that may differ from the target's."""
     layer = dict(described.get("transformer_layer_config") or described)
     layer["model_type"] = layer["model_type"] if layer.get("model_type") in ("llama", "qwen2", "mistral") else "llama"
     facts = asdict(parse_config(layer))
@@ -143,26 +143,26 @@ def _form(described: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _layer(take: _Take, at: str, form: Mapping[str, Any]) -> dict[str, Tensor]:
-    """A layer under transformers' names -> our block's."""
-    found = {"block.mlp_norm.weight": take(f"{at}.post_attention_layernorm.weight")}
+    """A layer's tensors under transformers' names -> under our block's."""
+    tensors = {"block.mlp_norm.weight": take(f"{at}.post_attention_layernorm.weight")}
     for part, biased in (("weight", True), ("bias", form["attention_bias"])):
         if biased:
             qkv = [take(f"{at}.self_attn.{one}_proj.{part}") for one in "qkv"]
-            found[f"block.attention.qkv.{part}"] = torch.cat(qkv)
+            tensors[f"block.attention.qkv.{part}"] = torch.cat(qkv)
     for part, biased in (("weight", True), ("bias", form["out_bias"])):
         if biased:
-            found[f"block.attention.out.{part}"] = take(f"{at}.self_attn.o_proj.{part}")
+            tensors[f"block.attention.out.{part}"] = take(f"{at}.self_attn.o_proj.{part}")
     for part, biased in (("weight", True), ("bias", form["mlp_bias"])):
         if biased:
             both = [take(f"{at}.mlp.{one}_proj.{part}") for one in ("up", "gate")]
-            found[f"block.mlp.up_gate.{part}"] = torch.cat(both)
-            found[f"block.mlp.down.{part}"] = take(f"{at}.mlp.down_proj.{part}")
-    return found
+            tensors[f"block.mlp.up_gate.{part}"] = torch.cat(both)
+            tensors[f"block.mlp.down.{part}"] = take(f"{at}.mlp.down_proj.{part}")
+    return tensors
 
 
 def _eagle(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target: Any) -> Made:
-    """EAGLE and EAGLE-2: `fc` and one layer without a norm before its attention; in the speculators format `fusion_fc`
-    and `transformer`."""
+    """EAGLE and EAGLE-2: `fc` and one layer without a norm before its attention; named `fusion_fc` and `transformer` in
+    the speculators format."""
     take, form = _Take(tensors), _form(described)
     ours = "fusion_fc.weight" in tensors
     fuse, layer = ("fusion_fc", "transformer") if ours else ("fc", "layers.0")
@@ -178,10 +178,10 @@ def _eagle(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target: 
 
 
 def _eagle3(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target: Any) -> Made:
-    """EAGLE-3: `midlayer` as published, `layers.0` in the speculators format; `d2t` says by how much each of the
-    drafter's ids is short of the target's."""
+    """EAGLE-3: the layer is `midlayer` in published files, `layers.0` in the speculators format; `d2t` is the
+    difference between the target's and the drafter's id of each token."""
     if described.get("norm_before_fc"):
-        raise Incompatible("this drafter norms all taps as one before they are put together, which ours does not do")
+        raise Incompatible("this drafter norms the concatenated taps (norm_before_fc), which ours does not support")
     take, form = _Take(tensors), _form(described)
     layer = "midlayer" if "midlayer.hidden_norm.weight" in tensors else "layers.0"
     rows, depth = len(tensors["lm_head.weight"]), target.config.layers
@@ -189,14 +189,14 @@ def _eagle3(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target:
     if "d2t" in tensors:
         vocabulary = tensors["d2t"].long() + torch.arange(rows)
     elif rows != target.vocabulary:
-        raise Incompatible(f"the drafter guesses among {rows} tokens and does not say which (d2t)")
+        raise Incompatible(f"the drafter has a vocabulary of {rows} tokens and no d2t that says which")
     chosen = described.get("eagle_aux_hidden_state_layer_ids") or (described.get("eagle_config") or {}).get(
         "eagle_aux_hidden_state_layer_ids"
     )
     taps = spread(depth) if not chosen else [_tap(index, depth) for index in chosen]
     steady = bool(described.get("fc_norm", False))
     if steady != bool(described.get("norm_output", False)):
-        raise Incompatible("this drafter norms only one of its taps and its output; ours norms both (steady) or none")
+        raise Incompatible("this drafter norms either its taps or its output; ours norms both (steady) or neither")
     draft_head = Eagle3Head(
         target,
         taps=taps,
@@ -221,28 +221,29 @@ def _eagle3(described: Mapping[str, Any], tensors: Mapping[str, Tensor], target:
 
 
 def _tap(index: int, depth: int) -> str:
-    """Layer ids count what enters a layer: 0 is the embedding, i is what leaves layer i - 1."""
+    """The tap of a published layer id, which counts inputs of layers: 0 is the embedding, i the output of layer i -
+    1."""
     if not 0 <= index <= depth:
-        raise Incompatible(f"the drafter taps layer {index}; this target has {depth}")
+        raise Incompatible(f"the drafter reads the input of layer {index}; this target has {depth} layers")
     return "embedding" if index == 0 else f"layer.{index - 1}"
 
 
 def write_speculators(draft_head: Eagle3Head, folder: Path, verifier: str, *, length: int = 5) -> None:
-    """An EAGLE-3 drafter of ours as a folder of the speculators format, for the target named `verifier` (a hub id or a
-    folder). Its output rows are written out, in the order of their ids, as the format wants them."""
+    """Write an EAGLE-3 head to a folder in the speculators format, for the target `verifier` (a hub id or a folder).
+    Its output rows are included, in the order of their ids, as the format requires."""
     from safetensors.torch import save_file
 
     if "last" in draft_head.taps:
-        raise Incompatible("the format counts layers, and has no number for the normed last state; train on layers")
+        raise Incompatible("the format has no number for the normed state 'last'; train the head with layer taps")
     form, words = draft_head.form, draft_head.words
     known = torch.arange(words.full_vocabulary) if words.vocabulary is None else words.vocabulary.cpu()
     order = known.argsort()
     ids = known[order]
-    state = {name: one.detach().cpu() for name, one in draft_head.state_dict().items()}
+    state = {name: weight.detach().cpu() for name, weight in draft_head.state_dict().items()}
     with torch.no_grad():
         rows = words.own.weight if words.own is not None else words.outputs()
     at = "layers.0"
-    found = {
+    tensors = {
         "fc.weight": state["fuse.weight"],
         "norm.weight": state["norm.weight"],
         "lm_head.weight": rows.detach().cpu()[order],
@@ -252,18 +253,20 @@ def write_speculators(draft_head: Eagle3Head, folder: Path, verifier: str, *, le
         f"{at}.input_layernorm.weight": state["embedded.weight"],
         f"{at}.post_attention_layernorm.weight": state["block.mlp_norm.weight"],
     }
-    found |= layer_tensors(draft_head.block, at, form)
-    found |= {f"fc_norm.{i}.weight": state[f"tap_norms.{i}.weight"] for i in range(len(draft_head.tap_norms))}
+    tensors |= layer_tensors(draft_head.block, at, form)
+    tensors |= {f"fc_norm.{i}.weight": state[f"tap_norms.{i}.weight"] for i in range(len(draft_head.tap_norms))}
     folder.mkdir(parents=True, exist_ok=True)
-    kept = {name: (one.bfloat16() if one.is_floating_point() else one).contiguous() for name, one in found.items()}
-    save_file(kept, str(folder / "model.safetensors"))
+    stored = {
+        name: (tensor.bfloat16() if tensor.is_floating_point() else tensor).contiguous()
+        for name, tensor in tensors.items()
+    }
+    save_file(stored, str(folder / "model.safetensors"))
     described = _described(draft_head, form, verifier, len(ids), length)
     (folder / "config.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
 
 
 def layer_tensors(block: Any, at: str, form: Config) -> dict[str, Tensor]:
-    """The products of a layer of ours, with what corrects them, under transformers' names: what we keep as one is taken
-    apart."""
+    """A layer's matrices, LoRA corrections merged in, under transformers' names; our fused matrices are split."""
     products = (
         (block.attention.qkv, [f"self_attn.{one}_proj" for one in "qkv"]),
         (block.attention.out, ["self_attn.o_proj"]),
@@ -271,7 +274,7 @@ def layer_tensors(block: Any, at: str, form: Config) -> dict[str, Tensor]:
         (block.mlp.down, ["mlp.down_proj"]),
     )
     shared = form.kv_heads * form.head_dim
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for product, names in products:
         for part, whole in (("weight", product.weight), ("bias", product.bias)):
             if whole is None:
@@ -280,8 +283,8 @@ def layer_tensors(block: Any, at: str, form: Config) -> dict[str, Tensor]:
             if len(names) == 3:
                 sizes = [form.heads * form.head_dim, shared, shared]
             pieces = whole.detach().cpu().split(sizes)
-            found |= {f"{at}.{name}.{part}": piece for name, piece in zip(names, pieces, strict=True)}
-    return found
+            tensors |= {f"{at}.{name}.{part}": piece for name, piece in zip(names, pieces, strict=True)}
+    return tensors
 
 
 def _described(draft_head: Eagle3Head, form: Config, verifier: str, rows: int, length: int) -> dict[str, Any]:

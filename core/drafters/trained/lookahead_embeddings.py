@@ -1,8 +1,8 @@
-"""The target drafts for itself in the very pass that verifies: learned inputs stand for the tokens not known yet, and
-what the target says behind them are the next guesses.
+"""The target drafts in the pass that verifies: learned embeddings take the place of unknown tokens, and the target's
+distributions after them are the next draft.
 
-PaSS: Parallel Speculative Sampling (arXiv 2311.13581). Nothing of the target changes; a few embeddings are all that is
-learned. Knows trees, distributions and the target's own layers, nothing of what a token means.
+PaSS: Parallel Speculative Sampling (arXiv 2311.13581). The target is unchanged; only a few embeddings are learned.
+Knows trees, distributions and the target's layers; nothing about what a token means.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Context = list[tuple[Tensor, Tensor]]  # keys and values [B, K, T, d] of each la
 
 
 class LookaheadEmbeddings(Anchored):
-    """PaSS's look-ahead embeddings: number l stands l places behind the last token known, and the frozen target says
-    behind it what comes another place on. Trained behind `anchors` drawn in each row: the row is read once, without a
-    gradient, and the embeddings look at it and at those before them. In the paper they are inserted at one random place
-    of a text and learn its tokens; ours learn the target's distributions, those of a reduced vocabulary if one is given
-    (while drafting the target speaks with all its words), and begin near the mean of its embeddings."""
+    """PaSS's look-ahead embeddings: embedding l is l positions after the last known token, and the frozen target
+    predicts the token after it. They are trained after `anchors` random positions per row: the row is read once without
+    a gradient, and the embeddings attend to it and to those before them. The paper inserts them at one random position
+    of a text and learns its tokens; ours learns the target's distributions (of a reduced vocabulary if given; drafting
+    uses the whole one), starting near the mean of the target's embeddings."""
 
     first, needs = 2, frozenset[str]()
 
@@ -53,22 +53,22 @@ class LookaheadEmbeddings(Anchored):
         self.depth, self.anchors = embeddings, anchors
         rows = network.embedding.float()
         self.embeddings = nn.Parameter(rows.mean(0) + 0.1 * rows.std() * torch.randn(embeddings, rows.shape[1]))
-        self._network, self._layers = [network], list[Block]()  # in lists: no part of this module
+        self._network, self._layers = [network], list[Block]()  # in lists, so that they are not submodules
         self._known: tuple[Batch, Context] | None = None
 
-    def _standing(self) -> list[Block]:
-        """The target's own layers, as blocks that a gradient passes through."""
+    def _frozen_layers(self) -> list[Block]:
+        """The target's layers as blocks that pass gradients."""
         if not self._layers:
             self._layers += frozen(self._network[0])
         return self._layers
 
     def _read(self, batch: Batch) -> Context:
-        """What the target's layers make of a batch; remembered while the same is asked about."""
+        """The keys and values of the target's layers for a batch; cached for the last batch."""
         if self._known is not None and self._known[0] is batch:
             return self._known[1]
         (rows, count), device = batch.tokens.shape, batch.tokens.device
         place, dtype = batch.positions[0], self._dtype(device)
-        shape = (len(self._standing()), rows, 2 * self.form.kv_heads, count, self.form.head_dim)
+        shape = (len(self._frozen_layers()), rows, 2 * self.form.kv_heads, count, self.form.head_dim)
         store = torch.zeros(shape, dtype=dtype, device=device)
         attn_mask = AttentionMask(
             *self.angles(batch.positions, count, dtype),
@@ -78,18 +78,18 @@ class LookaheadEmbeddings(Anchored):
         )
         with torch.no_grad():
             x = self.words.embed(batch.tokens).to(self.embeddings.dtype)
-            for one in self._standing():
-                x = one(x, attn_mask)
+            for layer in self._frozen_layers():
+                x = layer(x, attn_mask)
         kv = self.form.kv_heads
-        self._known = batch, [(one[:, :kv], one[:, kv:]) for one in store.unbind()]
+        self._known = batch, [(layer[:, :kv], layer[:, kv:]) for layer in store.unbind()]
         return self._known[1]
 
     def _dtype(self, device: torch.device) -> torch.dtype:
-        """In which keys and values are kept."""
+        """The dtype of keys and values."""
         kind = device.type
         return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self._network[0].dtype
 
-    def places(self, batch: Batch, roots: Tensor) -> Tensor:
+    def block_states(self, batch: Batch, roots: Tensor) -> Tensor:
         context, dtype = self._read(batch), self._dtype(roots.device)
         (rows, count), length, wide = roots.shape, batch.tokens.shape[1], self.depth
         stands = (roots[..., None] + 1 + torch.arange(wide, device=roots.device)).flatten(1)
@@ -99,20 +99,20 @@ class LookaheadEmbeddings(Anchored):
         mask = torch.cat([back, own.expand(rows, -1, -1)], 2)
         x = self.embeddings.repeat(count, 1).expand(rows, -1, -1)
         attn_mask = AttentionMask(*self.angles(stands, length + wide + 1, dtype), mask, context=context)
-        for one in self._standing():
-            x = one(x, attn_mask)
+        for layer in self._frozen_layers():
+            x = layer(x, attn_mask)
         network = self._network[0]
         states = F.rms_norm(x.to(network.dtype), (x.shape[2],), network.norm, network.config.norm_eps)
         return states.view(rows, count, wide, -1)
 
     @property
     def pass_bytes(self) -> int:
-        """None but the target's own."""
+        """0: the passes are the target's own."""
         return 0
 
 
 def frozen(network: Network) -> list[Block]:
-    """A network's layers as blocks to send a gradient through; weights that are kept as numbers are shared."""
+    """A network's layers as blocks that pass gradients; unquantized weights are shared."""
     found = []
     for index, layer in enumerate(network.layers):
         with torch.device("meta"):
@@ -142,7 +142,7 @@ def frozen(network: Network) -> list[Block]:
 
 @lru_cache(maxsize=256)
 def grown(shape: tuple[int, ...], ahead: int) -> tuple[int, ...]:
-    """A tree of guesses, and behind the root and each of its nodes a chain of `ahead` look-ahead places."""
+    """A tree of guesses, with a chain of `ahead` look-ahead nodes after the root and after each guess."""
     parents = [*shape]
     for above in range(-1, len(shape)):
         for _ in range(ahead):
@@ -158,7 +158,7 @@ class PaSS(WeightFree):
     reads L probes after the root and after each of N guesses, wherever the accepted path may end, (N + 1) L in all.
     Rules never try probes."""
 
-    standalone: Literal[True] = True  # its guesses are read off its own draft
+    standalone: Literal[True] = True  # its guesses come from its own draft's scores
 
     def __init__(
         self,
@@ -177,35 +177,33 @@ class PaSS(WeightFree):
         self.drawn = tree is None
         parents = chain(min(length or most, most)) if tree is None else shallow(validate(tree), most)
         if not parents:
-            raise InvalidOption("the tree's shape has no nodes; give parents such as (-1, -1, 0), or drafter=None")
+            raise InvalidOption("the tree has no nodes; give parents such as (-1, -1, 0), or drafter=None")
         self.parents, self.separate_passes = tuple(parents), separate_passes
         self.depth = Tree.of(self.parents).depth
 
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         if prefill.self_draftable is None or not prefill.self_draftable.reads_embeddings:
             raise Incompatible(
-                "PaSS gives the target learned inputs to read, and this target takes none; take a model that runs on "
-                "our own decoder (Llama's or Qwen's family), or another drafter"
+                "PaSS feeds the target learned embeddings, which this target does not support; use a model that runs "
+                "on our own decoder (the Llama or Qwen family), or another drafter"
             )
         self._draws = self.drawn and not sampling.greedy
-        self._distribution: Distribution | None = (
-            None  # [B, L, S] behind the look-ahead places where the last path ended
-        )
-        self._ahead = 0  # look-ahead places behind each node of this step's draft
+        self._distribution: Distribution | None = None  # [B, L, S] of the next positions, None: not known
+        self._ahead = 0  # look-ahead nodes after each node of this round's draft
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
-        most, distribution, device = int(room.max()), self._distribution, rng.device
-        shape = (
-            () if distribution is None or most < 1 else shallow(self.parents, min(distribution.probs.shape[1], most))
-        )
-        looks = not (self.separate_passes and shape)
-        self._guesses, self._ahead = len(shape), max(min(self.depth, most - 1), 0) if looks else 0
+        max_depth, distribution, device = int(room.max()), self._distribution, rng.device
+        shape: tuple[int, ...] = ()
+        if distribution is not None and max_depth > 0:
+            shape = shallow(self.parents, min(distribution.probs.shape[1], max_depth))
+        looks_ahead = not (self.separate_passes and shape)
+        self._guesses, self._ahead = len(shape), max(min(self.depth, max_depth - 1), 0) if looks_ahead else 0
         tree = Tree.of(grown(shape, self._ahead), device)
         if not tree.size:
             return Draft.empty(len(room), device)
         place = torch.arange(tree.size, device=device) - len(shape)
         probe = place >= 0
-        fits = tree.depths + probe < upload(room, device)[:, None]  # what is said behind a probe needs room as well
+        fits = tree.depths + probe < upload(room, device)[:, None]  # the token after a probe needs room as well
         tokens = torch.where(probe, place % max(self._ahead, 1) + self.known, 0).repeat(len(room), 1)
         draft = Draft.guess(tokens, tree, fits)
         if distribution is not None and shape:
@@ -226,7 +224,7 @@ class PaSS(WeightFree):
         return replace(draft, tokens=tokens, distributions=distribution, source=source, mixed=True)
 
     def _choose(self, draft: Draft, distribution: Distribution, tree: Tree) -> Draft:
-        """The tree's tokens: the likeliest of each place, as many as are siblings there."""
+        """The tree's tokens: the likeliest of each position."""
         ids, probs = distribution.top(tree.width)  # [B, L, W]
         at = (tree.depths * tree.width + tree.ranks).expand(draft.rows, -1)
         found, single = ids.flatten(1).gather(1, at), probs.flatten(1).gather(1, at).double()
@@ -237,7 +235,7 @@ class PaSS(WeightFree):
         return replace(draft, tokens=tokens, live=live, belief=F.pad(value, (0, rest)))
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
-        """What the target said behind the look-ahead places where the accepted path ended."""
+        """Keep the target's distributions after the look-ahead nodes at the end of the accepted path."""
         self._distribution = None
         if not self._ahead:
             return
@@ -245,7 +243,7 @@ class PaSS(WeightFree):
         ended = torch.where(verdict.accepted > 0, last + 1, 0)  # 0 is the root
         rows = 1 + self._guesses + ended[:, None] * self._ahead
         rows = rows + torch.arange(self._ahead, device=rows.device)
-        # fixed guesses go by the target's own distribution, whatever the temperature is
+        # fixed guesses rank tokens by the target's distribution at temperature 1
         self._distribution = scores.distributions(rows) if self._draws else to_law(scores.logits(rows), Sampling())
 
     def end(self) -> None:

@@ -1,7 +1,7 @@
-"""Layers of the target as they are, with learned corrections of low rank (LoRA, arXiv 2106.09685): the corrections are
-all that is learned and shipped.
+"""Frozen layers of the target with learned low-rank corrections (LoRA, arXiv 2106.09685); only the corrections are
+trained and shipped.
 
-Knows matrices and blocks of them, nothing of what they are for.
+Knows matrices and blocks of them; nothing about their use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outrider.core.errors import InvalidOption
 
 
 class Corrected(Matrix):
-    """A matrix of the target's, referred to, and a low-rank correction that is learned."""
+    """A frozen matrix of the target plus a learned low-rank correction."""
 
     base: Tensor
 
@@ -46,26 +46,27 @@ class Corrected(Matrix):
         return F.linear(x, self.base, self.bias) + F.linear(F.linear(x, self.down), self.up)
 
     def optimize(self) -> None:
-        """One matrix, laid out for this machine, for drafting."""
+        """Merge the correction into one matrix with the fastest layout for this machine, for drafting."""
         self.fast = fastest_for_drafting(Dense(self.weight.detach(), None if self.bias is None else self.bias.detach()))
         self.base = self.base.new_empty(0)
 
 
 def correct(block: Block, rank: int) -> None:
-    """Leave a block's matrices as they are, and learn corrections of them."""
+    """Freeze a block's matrices and give them learned corrections."""
     for part, name in ((block.attention, "qkv"), (block.attention, "out"), (block.mlp, "up_gate"), (block.mlp, "down")):
         setattr(part, name, Corrected(getattr(part, name), rank))
 
 
 def adapted(block: Block, lora: int, *, known: int, changed: bool = False) -> None:
-    """`correct` a block that began as a copy of one of the target's layers, if `lora` is not 0. What it reads besides
-    the `known` last columns, of which the target knows nothing, begins at nothing. `changed`: is it of another form?"""
+    """Apply `correct` with rank `lora` (0: not at all) to a block that was copied from one of the target's layers. Of
+    its input columns, those before the `known` last ones, which the target's layer lacks, start at 0. `changed`:
+    whether the block has another configuration than the layer."""
     if not lora:
         return
     if lora < 0:
         raise InvalidOption(f"lora is {lora}; it must be 0 (whole layers) or more")
     if changed:
-        raise InvalidOption(f"lora={lora} corrects the target's own layers, so they can't have another form as well")
+        raise InvalidOption(f"lora={lora} corrects the target's own layers, so their configuration can't be changed")
     with torch.no_grad():
         inputs = block.attention.qkv.weight
         inputs[:, : inputs.shape[1] - known].zero_()

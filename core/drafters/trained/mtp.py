@@ -1,8 +1,8 @@
-"""Multi-token prediction: small modules one after another, each of which takes the state before it and the next token
-and gives the state from which the target's own output layer speaks.
+"""Multi-token prediction: a chain of small modules, each of which computes the next state, for the target's output
+layer, from the state before it and the next token.
 
-DeepSeek-V3's modules (arXiv 2412.19437) are trained together with the model, one for each token ahead; ours are trained
-behind a frozen target. With a single module used again and again it is the recursive kind (FastMTP).
+DeepSeek-V3's modules (arXiv 2412.19437), one per token ahead, are trained with the model; ours after a frozen target.
+A single module applied repeatedly is the recursive variant (FastMTP).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.core.drafters.trained.eagle import said, shaped, unrolled
+from outrider.core.drafters.trained.eagle import round_guesses, shaped, unrolled
 from outrider.core.drafters.trained.head_runner import ready
 from outrider.core.drafters.trained.heads import PrefixCache, before, kept
 from outrider.core.engine.trainable.block import Angles, AttentionMask, Block, Matrix, Norm
@@ -24,7 +24,7 @@ from outrider.core.training.draft_head import Batch, DraftHead, Guess, agreement
 
 
 class Module(nn.Module):
-    """Norms of both inputs, a matrix that puts them together, a block."""
+    """Norms of both inputs, a matrix that combines them, and a block."""
 
     def __init__(self, form: Config, index: int) -> None:
         super().__init__()
@@ -42,8 +42,8 @@ class Module(nn.Module):
         fused: Tensor = self.fuse(torch.cat([self.embedded(embedded), self.entered(x)], -1))
         return fused
 
-    def listen(self, x: Tensor, embedded: Tensor, attn_mask: AttentionMask) -> None:
-        """Only remember the token, for when this module's turn comes."""
+    def read(self, x: Tensor, embedded: Tensor, attn_mask: AttentionMask) -> None:
+        """Only write the token's keys and values, for later passes of this module."""
         fused = self._fused(x, embedded)
         assert self.block.attention_norm is not None
         both = self.block.attention.read(self.block.attention_norm(fused), attn_mask)
@@ -52,9 +52,9 @@ class Module(nn.Module):
 
 
 class MtpModules(DraftHead):
-    """Module k guesses the token k places on, from module k - 1's states; the last module is used again behind itself.
-    Each attends to what it read: of committed tokens with the target's states, of drafted ones with those of the module
-    whose turn it was. In the paper module k reads all tokens with module k - 1's states."""
+    """Module k guesses the token k positions ahead from module k - 1's states; the last module continues from its own.
+    Each attends to the tokens it read: committed ones with the target's states, drafted ones with the states of the
+    module that read them. In the paper module k reads all tokens with module k - 1's states."""
 
     parallel, draft_kind, taps, depth = False, "chain", ("last",), None
     needs = frozenset({"last"})
@@ -86,8 +86,8 @@ class MtpModules(DraftHead):
             "fade": fade,
         }
         chain = [Module(self.form, index) for index in range(modules)]
-        for one in chain:
-            one.block.copy(network.layers[-1])
+        for module in chain:
+            module.block.copy(network.layers[-1])
         self.chain: Any = nn.ModuleList(chain)
         self.norm = Norm(self.form.hidden_size, self.form.norm_eps)
         self.angles = Angles(self.form)
@@ -95,10 +95,10 @@ class MtpModules(DraftHead):
             self.norm.weight.copy_(network.norm)
 
     def advance(self, x: Tensor, tokens: Tensor, attn_mask: AttentionMask, level: int) -> Tensor:
-        """States [B, Q, D] behind tokens that are `level` places on from the last committed one."""
+        """The states [B, Q, D] of tokens that are `level` positions after the last committed one."""
         turn, embedded = min(level, self.cached_layers - 1), self.words.embed(tokens)
-        for one in self.chain[turn + 1 :]:
-            one.listen(x, embedded, attn_mask)
+        for module in self.chain[turn + 1 :]:
+            module.read(x, embedded, attn_mask)
         states: Tensor = self.chain[turn](x, embedded, attn_mask)
         return states
 
@@ -111,10 +111,10 @@ class MtpModules(DraftHead):
         return unrolled(self.angles, batch, x, advance)
 
     def guesses(self, batch: Batch) -> Iterable[Guess]:
-        return said(self, self._rounds(batch), self.rounds)
+        return round_guesses(self, self._rounds(batch), self.rounds)
 
     def hits(self, batch: Batch, depth: int = 8) -> Tensor:
-        return agreement(list(said(self, self._rounds(batch), depth)), batch, depth)
+        return agreement(list(round_guesses(self, self._rounds(batch), depth)), batch, depth)
 
     def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
         return self.advance(features, tokens, attn_mask, 0)
@@ -127,7 +127,7 @@ class MtpModules(DraftHead):
 
     @property
     def pass_bytes(self) -> int:
-        """Of the output rows and one module."""
+        """Bytes of the output rows and one module."""
         return self.words.weight_bytes + (weight_bytes(self) - self.words.weight_bytes) // self.cached_layers
 
     def drafts(self, target: Any) -> Any:

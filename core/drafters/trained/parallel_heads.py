@@ -1,7 +1,6 @@
-"""Drafters that guess several places in one pass: what they have in common, and more kinds of heads.
+"""The base of draft heads that guess several positions in one pass, and two of them: Blockwise and Amphista.
 
-Each reads what was committed once, and then says all it has to say about the next places. All share the target's
-embedding and output rows.
+All share the target's embedding and output rows.
 """
 
 from __future__ import annotations
@@ -25,8 +24,9 @@ from outrider.core.training.draft_head import Batch, DraftHead, Guess
 
 
 class ParallelHeads(DraftHead):
-    """What draft heads that guess at once have in common. `trunk` gives states [B, T, D], `every` turns those of some
-    places [N, D] into states of the next K, [N, K, D]; guess 1 is about the token `first` places on."""
+    """Base of parallel draft heads. `trunk` computes states [B, T, D] of committed tokens, `future_from` the states [N,
+    K, D] of the next K positions after some of them [N, D]; the first guess is about the token `first` positions
+    ahead."""
 
     parallel, cached_layers, draft_kind, first = True, 0, "tree", 2
     taps: tuple[str, ...] = ("last",)
@@ -45,22 +45,22 @@ class ParallelHeads(DraftHead):
     def trunk(self, batch: Batch) -> Tensor:
         return batch.taps["last"].to(next(self.parameters()).dtype)
 
-    def every(self, x: Tensor) -> Tensor:
-        raise TypeError(f"{type(self).__name__} says nothing")
+    def future_from(self, x: Tensor) -> Tensor:
+        raise TypeError(f"{type(self).__name__} must implement future_from()")
 
     def guesses(self, batch: Batch) -> Iterable[Guess]:
-        loss_mask = [batch.loss_mask(self.first + k) for k in range(self.depth)]
-        wanted = torch.stack(loss_mask).any(0)
-        said = self.every(self.trunk(batch)[wanted])
-        for k, one in enumerate(loss_mask):
-            logits = self.words.logits(said[one[wanted], k])
+        masks = [batch.loss_mask(self.first + k) for k in range(self.depth)]
+        any_mask = torch.stack(masks).any(0)
+        states = self.future_from(self.trunk(batch)[any_mask])
+        for k, mask in enumerate(masks):
+            logits = self.words.logits(states[mask[any_mask], k])
             yield Guess(logits, self.first + k, self.fade**k, self.words.vocabulary)
 
     def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
         return features
 
     def future_states(self, state: Tensor, attn_mask: AttentionMask) -> Tensor:
-        return self.every(state)
+        return self.future_from(state)
 
     def logits(self, states: Tensor) -> Tensor:
         return self.words.logits(states)
@@ -74,9 +74,9 @@ class ParallelHeads(DraftHead):
 
 
 class BlockwiseHeads(ParallelHeads):
-    """Blockwise parallel decoding (arXiv 1811.03115): one hidden layer for all heads, then a residual output each; the
-    pass that verifies a block is the one that predicts the next. Drafts are chains. In the paper the model may be
-    trained along; here it is frozen, and heads share its output rows."""
+    """Blockwise parallel decoding (arXiv 1811.03115): one hidden layer for all heads, then a residual output layer
+    each. The pass that verifies a block also predicts the next; drafts are chains. The paper can also train the model;
+    ours is frozen, and heads share its output rows."""
 
     draft_kind = "chain"
 
@@ -90,16 +90,16 @@ class BlockwiseHeads(ParallelHeads):
         self.up = Matrix(width, heads * hidden, bias=True)
         self.down: Any = nn.ModuleList(Matrix(hidden, width, bias=True, zero=True) for _ in range(heads))
 
-    def every(self, x: Tensor) -> Tensor:
+    def future_from(self, x: Tensor) -> Tensor:
         inner = F.relu(self.up(x)).view(len(x), self.depth, -1).unbind(1)
-        return torch.stack([x + down(one) for down, one in zip(self.down, inner, strict=True)], 1)
+        return torch.stack([x + down(hidden) for down, hidden in zip(self.down, inner, strict=True)], 1)
 
 
 class AmphistaHeads(ParallelHeads):
-    """Amphista (arXiv 2406.13170): what was committed goes through two adaptation layers, of which the second also sees
-    the token chosen last; heads then look at one another in both directions before they speak. Ours share the target's
-    output rows, and the adaptation layers begin as the target's last two, or are those, corrected to a rank of `lora`;
-    the layer in which heads meet has an MLP as wide as the target's, or `hidden` wide."""
+    """Amphista (arXiv 2406.13170): two adaptation layers read the committed tokens' states, the second also the last
+    token's embedding; the heads' states then attend to one another in both directions. Ours shares the target's output
+    rows; the adaptation layers start as copies of the target's last two, or are those with LoRA corrections of rank
+    `lora`; the heads' attention layer has an MLP of the target's width, or of width `hidden`."""
 
     cached_layers, first = 2, 1
 
@@ -127,9 +127,9 @@ class AmphistaHeads(ParallelHeads):
         self.place = nn.Parameter(torch.zeros(heads, width))
         self.mixer = Block(replace(self.form, intermediate_size=hidden or self.form.intermediate_size))
         self.norm = Norm(width, self.form.norm_eps)
-        for one, layer in zip(reversed(adapt), reversed(network.layers), strict=False):
-            one.copy(layer)
-            adapted(one, lora, known=width)
+        for own, layer in zip(reversed(adapt), reversed(network.layers), strict=False):
+            own.copy(layer)
+            adapted(own, lora, known=width)
         with torch.no_grad():
             self.fuse.weight[:, width:] = torch.eye(width)
             self.mixer.attention.out.weight.mul_(0.1)
@@ -145,10 +145,12 @@ class AmphistaHeads(ParallelHeads):
         x = before(super().trunk(batch))
         return self._adapted(x, batch.tokens, causal(self.angles, batch, x))
 
-    def every(self, x: Tensor) -> Tensor:
-        said = x[:, None] + F.silu(self.heads(x)).view(len(x), self.depth, -1) + self.place
+    def future_from(self, x: Tensor) -> Tensor:
+        states = x[:, None] + F.silu(self.heads(x)).view(len(x), self.depth, -1) + self.place
         order = torch.arange(self.depth, device=x.device)[None]
-        mixed: Tensor = self.norm(self.mixer(said, AttentionMask(*self.angles(order, self.depth, said.dtype), None)))
+        mixed: Tensor = self.norm(
+            self.mixer(states, AttentionMask(*self.angles(order, self.depth, states.dtype), None))
+        )
         return mixed
 
     def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:

@@ -1,10 +1,10 @@
-"""Heads for tokens that stand in rows, such as a picture's codes: each looks right, from the target's last state, and
-below, from the target's state behind the token that stands above the place it guesses.
+"""Heads for tokens in a raster, such as image codes: each reads the target's last state and the target's state after
+the token above the position that it guesses.
 
 Hawk (speculative decoding of images with predictions along both axes, arXiv 2510.25739) and spatially speculative
-decoding (arXiv 2606.20543) guess rightwards and downwards with separate heads, keep what was foretold for the row below
-until the raster comes there, and put both into one pool of candidates. Ours keep the states instead, and one head reads
-both, so that every place has one distribution: chains, sampled and static trees are then those of any heads.
+decoding (arXiv 2606.20543) predict rightwards and downwards with separate heads, store downward predictions until their
+row is reached, and merge both into one candidate pool. Ours stores states, and one head reads both, so that every
+position has one distribution and all kinds of drafts work.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from outrider.core.training.draft_head import Batch, DraftHead, Guess
 
 
 class Above(HeadRunner):
-    """Also keeps the last row's states of each row of the batch, up to the root's own."""
+    """Also keeps the states of each batch row's last `columns` tokens, up to the root."""
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
-        found = super().begin(prompts, sampling, needs)
-        features = self._features()  # [B, L - 1, D] behind every token but the last
+        prefill = super().begin(prompts, sampling, needs)
+        features = self._features()  # [B, L - 1, D] the states of all tokens but the last
         nothing = features.new_zeros(len(prompts), self.draft_head.columns, features.shape[2])
         self._latest, self._known = nothing, torch.zeros(len(prompts), dtype=torch.long, device=self.device)
-        self._append(features, torch.tensor([len(one) - 1 for one in prompts], device=self.device))
-        return found
+        self._append(features, torch.tensor([len(prompt) - 1 for prompt in prompts], device=self.device))
+        return prefill
 
     def _append(self, states: Tensor, count: Tensor) -> None:
-        """The first `count` [B] of states [B, T, D] follow; where a row is not full yet, its first state stands for
-        those before it."""
+        """Append the first `count` [B] of states [B, T, D]. Before the first raster row is full, its first state fills
+        the missing ones."""
         columns = self.draft_head.columns
         self._known = self._known + count
         place = torch.arange(columns, device=self.device)
@@ -55,8 +55,8 @@ class Above(HeadRunner):
     @torch.no_grad()
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
         rows = F.pad(verdict.path + 1, (1, 0)).clamp(min=0)
-        heard = self._features()
-        self._append(heard.gather(1, rows[..., None].expand(-1, -1, heard.shape[2])), count)
+        features = self._features()
+        self._append(features.gather(1, rows[..., None].expand(-1, -1, features.shape[2])), count)
         super().keep(draft, verdict, count)
 
     def end(self) -> None:
@@ -65,8 +65,8 @@ class Above(HeadRunner):
 
 
 class SpatialHeads(DraftHead):
-    """Head k says x + SiLU(W_k [x, a]) about the token k places behind the next one: x is the target's last state and a
-    its state behind the token above that place, `columns` before it; in the first row, the earliest there is."""
+    """Head k predicts the token k positions after the next one from x + SiLU(W_k [x, a]): x is the target's last state,
+    a its state after the token `columns` before that position (in the first raster row, the earliest state)."""
 
     parallel, cached_layers, draft_kind, taps, runner = True, 0, "tree", ("last",), Above
     needs = frozenset({"last"})
@@ -76,9 +76,7 @@ class SpatialHeads(DraftHead):
     ) -> None:
         super().__init__()
         if not 1 <= heads < columns:
-            raise InvalidOption(
-                f"{heads} heads and rows of {columns}: there must be a head, and fewer than a row has tokens"
-            )
+            raise InvalidOption(f"heads={heads}, columns={columns}: heads must be 1 or more, and fewer than columns")
         network = target.network
         self.words = SharedEmbedding(network, vocabulary)
         self.form, self.depth, self.columns, self.fade = network.config, heads, columns, fade
@@ -94,15 +92,15 @@ class SpatialHeads(DraftHead):
         for k, below in enumerate(self.below):
             loss_mask = batch.loss_mask(k + 2)
             above = states[:, (place + k + 2 - self.columns).clamp(min=0)][loss_mask]
-            said = states[loss_mask] + F.silu(right[..., k, :][loss_mask] + below(above))
-            yield Guess(self.words.logits(said), k + 2, self.fade**k, self.words.vocabulary)
+            output = states[loss_mask] + F.silu(right[..., k, :][loss_mask] + below(above))
+            yield Guess(self.words.logits(output), k + 2, self.fade**k, self.words.vocabulary)
 
     def open(self, features: Tensor, tokens: Tensor, attn_mask: AttentionMask) -> Tensor:
         return features
 
     def spatial_states(self, state: Tensor, latest: Tensor) -> Tensor:
-        """The root's state [B, D] and a row of states up to it [B, columns, D] -> what the heads say [B, heads, D]."""
-        below = torch.stack([one(latest[:, k + 1]) for k, one in enumerate(self.below)], 1)
+        """The root's state [B, D] and the last `columns` states [B, columns, D] -> the heads' outputs [B, heads, D]."""
+        below = torch.stack([head(latest[:, k + 1]) for k, head in enumerate(self.below)], 1)
         return state[:, None] + F.silu(self.right(state).unflatten(-1, (self.depth, -1)) + below)
 
     def logits(self, states: Tensor) -> Tensor:

@@ -33,8 +33,8 @@ def lesson(model: Decoder) -> Batch:
     return read(DecoderTeacher(model), [Lesson(tuple(TOKENS[:2]), tuple(TOKENS[2:] * 3))], frozenset({"last"}))
 
 
-def test_the_next_pass_goes_on_behind_what_was_drafted() -> None:
-    """Against the same worked out at one go, with no cache and no levels."""
+def test_the_next_pass_continues_from_the_drafted_tokens() -> None:
+    """Compared with the same computation in one pass, without a cache and levels."""
     model = Decoder.random(SHAPE, seed=5, dtype=torch.float64)
     learner = head(model).eval()
     runner = Learned(learner.drafts(model)).model
@@ -48,50 +48,50 @@ def test_the_next_pass_goes_on_behind_what_was_drafted() -> None:
         said.append(runner.score(Draft.guess(ids, Tree.chain(node + 1), ids >= 0), node).logits()[0])
 
     def block(x: torch.Tensor) -> torch.Tensor:
-        """[1, T, D] -> the places [2, D] behind its last."""
+        """The layer's inputs [1, T, D] -> the states [2, D] of the next positions."""
         length = x.shape[1]
         places = torch.arange(length)[None]
         cos, sin = learner.angles(places, length, x.dtype)
-        context = learner._listen(x, AttentionMask(cos, sin, None))
-        asked = x[:, -1:] + learner.place
-        return learner._foreseen(asked, AttentionMask(cos[:, -1:], sin[:, -1:], None, context=[context]))[0]
+        context = learner._attend_to(x, AttentionMask(cos, sin, None))
+        inputs = x[:, -1:] + learner.place
+        return learner._predicted(inputs, AttentionMask(cos[:, -1:], sin[:, -1:], None, context=[context]))[0]
 
     with torch.no_grad():
-        x = learner._entered(prefill.hidden["last"], torch.tensor([TOKENS[1:]]))  # the first has no state before it
+        x = learner._input(prefill.hidden["last"], torch.tensor([TOKENS[1:]]))  # the first has no state before it
         first = block(x)
-        drawn = learner._entered(first[None], torch.tensor([drafted[:2]]))  # of each the state that it was said from
+        drawn = learner._input(first[None], torch.tensor([drafted[:2]]))
         second = block(torch.cat([x, drawn], 1))
         wanted = learner.logits(torch.cat([first, second]))
     torch.testing.assert_close(torch.cat(said), wanted, atol=1e-6, rtol=1e-6)
 
 
-def test_places_of_a_block_look_at_one_another() -> None:
+def test_positions_of_a_block_attend_to_one_another() -> None:
     model = Decoder.random(SHAPE, seed=5, dtype=torch.float64)
     learner, batch = head(model, block=3).eval(), lesson(model)
     with torch.no_grad():
-        before = learner.places(batch, torch.tensor([[4, 6]]))
+        before = learner.block_states(batch, torch.tensor([[4, 6]]))
         learner.place[2] += 1
-        after = learner.places(batch, torch.tensor([[4, 6]]))
+        after = learner.block_states(batch, torch.tensor([[4, 6]]))
     assert (before != after).any(-1).all()
 
 
-def test_what_is_shown_is_some_of_what_was_wrong() -> None:
+def test_glancing_shows_only_blocks_that_were_wrong() -> None:
     model = Decoder.random(SHAPE, seed=5, dtype=torch.float64)
     batch, roots = lesson(model), torch.arange(2, 16)[None]
     with torch.no_grad():
-        plain = head(model, block=3, noise=0).eval().places(batch, roots)
-        same = head(model, block=3, noise=0, glance=0).train().places(batch, roots)
-        glanced = head(model, block=3, noise=0, glance=1).train().places(batch, roots)
+        plain = head(model, block=3, noise=0).eval().block_states(batch, roots)
+        same = head(model, block=3, noise=0, glance=0).train().block_states(batch, roots)
+        glanced = head(model, block=3, noise=0, glance=1).train().block_states(batch, roots)
     torch.testing.assert_close(same, plain)
     said = head(model).words.logits(plain).argmax(-1)
     labels = torch.stack([batch.labels(k + 1).gather(1, roots) for k in range(3)], -1)
     wrong = (said != labels).any(-1)
     assert wrong.any()
     changed = (glanced != plain).flatten(2).any(-1)
-    assert torch.equal(changed, wrong), "a block that was right is shown nothing"
+    assert torch.equal(changed, wrong), "a correct block is not shown the truth"
 
 
-def test_it_learns_to_foresee_states() -> None:
+def test_it_learns_to_predict_states() -> None:
     model = Decoder.random(SHAPE, seed=5)
     learner, batch = head(model), lesson(model)
     torch.autograd.backward(learner.loss(batch, resolve("kl")))

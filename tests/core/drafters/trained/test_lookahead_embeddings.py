@@ -194,5 +194,5 @@ def test_what_cannot_be_is_refused() -> None:
         PaSS(learned, length=0)
     with pytest.raises(InvalidOption, match="no nodes"):
         PaSS(learned, tree=())
-    with pytest.raises(Incompatible, match="learned inputs"):
+    with pytest.raises(Incompatible, match="learned embeddings"):
         PaSS(learned).begin(Prefill(), [[1]], GREEDY)

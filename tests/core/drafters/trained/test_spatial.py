@@ -47,5 +47,5 @@ def test_what_stands_above_is_the_target_s_own_state(prompts: list[list[int]], o
 
 
 def test_more_heads_than_columns_make_no_sense() -> None:
-    with pytest.raises(InvalidOption, match="fewer than a row"):
+    with pytest.raises(InvalidOption, match="fewer than columns"):
         SpatialHeads(target(), heads=4, columns=4)
