@@ -151,10 +151,10 @@ class Distribution:
             self.probs[:, place], None if self.tokens is None else self.tokens[:, place], self.vocabulary
         )
 
-    def first(self, count: int) -> Distribution:
-        """The first rows of all, without copying: [B, R, S] -> [B, count, S]."""
+    def span(self, places: slice) -> Distribution:
+        """A span of rows of all, without copying: [B, R, S] -> [B, K, S]."""
         return Distribution(
-            self.probs[:, :count], None if self.tokens is None else self.tokens[:, :count], self.vocabulary
+            self.probs[:, places], None if self.tokens is None else self.tokens[:, places], self.vocabulary
         )
 
     def select(self, places: Tensor) -> Distribution:

@@ -31,7 +31,7 @@ def _block(draft: Draft, distributions: Distribution, rng: CounterRNG) -> Verdic
     """The reference: all rows and levels side by side."""
     assert draft.distributions is not None and draft.source is not None
     rows, size = draft.tokens.shape
-    here = distributions.first(size)
+    here = distributions.span(slice(size))
     guesses = draft.distributions.rows(draft.source.clamp(min=0)) if draft.mixed else draft.distributions
     p, q = (distribution.at(draft.tokens[..., None])[..., 0] for distribution in (here, guesses))  # [B, N]
     ratio = p / q.clamp(min=torch.finfo(q.dtype).tiny)

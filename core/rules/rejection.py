@@ -232,7 +232,10 @@ def _chances(
     drawn = fixed = None
     if draft.distributions is not None and draft.source is not None:
         source = draft.source[:, levels]
-        drawn, fixed = draft.distributions.rows(source.clamp(min=0)), source < 0 if draft.mixed else None
+        if bool((source == torch.arange(levels.start, levels.stop)).all()):  # nothing to copy
+            drawn = draft.distributions.span(levels)
+        else:
+            drawn, fixed = draft.distributions.rows(source.clamp(min=0)), source < 0 if draft.mixed else None
     q, p = spread(distributions, draft.tokens[:, levels], drawn, fixed), distributions.probs
     depth = constant(tuple(range(levels.start, levels.stop)) * len(q), q.device)[:, None]
     flat = Distribution(p.flatten(0, 1), None, distributions.vocabulary)

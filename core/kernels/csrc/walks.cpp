@@ -224,9 +224,13 @@ void walk_row(const Walk<T>& w, int64_t row, Scratch<T>& scratch) {
             scratch.rest.resize(p.width);
             const double sum = remainder(left, guess, token, f, T(1), scratch.rest.data());
             if (f) {
-                double accepted = 0;  // by all guesses that could have been drawn
-                for (int64_t place = 0; place < p.width; place++)
-                    accepted += (guess ? guess[place] : T(p.name(place) == token)) * f[place];
+                double accepted = 0;  // over all guesses that could have been drawn
+                if (guess) {
+#pragma omp simd reduction(+ : accepted)
+                    for (int64_t place = 0; place < p.width; place++) accepted += guess[place] * f[place];
+                } else {
+                    accepted = w.chance[at];
+                }
                 w.total_variation[row * (w.depth + 1) + level] = std::max(sum - (1 - accepted), 0.);
             }
             if (passes || sum <= 0) continue;  // a sum of 0 is rounding: such a rejection changes nothing
