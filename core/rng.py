@@ -186,6 +186,12 @@ class CounterRNG:
         """Try nodes: True with the given chance [B, ...]."""
         return self.uniform(purpose, node) < chance
 
+    def descend(self, chance: Tensor, tried: Tensor) -> Tensor:
+        """Try the nodes [B, N] of a chain in order, those alone that may be tried, up to the first that fails: which
+        passed."""
+        uniform = self.table(Purpose.ACCEPT)[:, : chance.shape[1]]
+        return (tried & (uniform < chance)).cumprod(1).bool()
+
     def strictly(self, chance: Tensor, node: Tensor) -> Tensor:
         """Would the number that `accept` used have passed this chance too? Only for the record of relaxed rules."""
         return self.uniform(Purpose.ACCEPT, node) < chance

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from outrider.core.decode import decode
 from outrider.core.drafters.draft_model.model import DraftModel
-from outrider.core.rules.rejection import rejection, strict
+from outrider.core.rules.acceptance import strict
+from outrider.core.rules.rejection import rejection
 from outrider.core.testing.table_target import TableTarget
 from outrider.core.trace import Trace
 

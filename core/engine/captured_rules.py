@@ -33,7 +33,10 @@ _PURPOSES = {  # the random numbers that each rule reads
 
 
 class _Predrawn(CounterRNG):
-    """A generator that returns uniforms [B, N + 1] drawn before, one table per purpose."""
+    """A generator that returns uniforms [B, N + 1] drawn before, one table per purpose. The rule runs as its reference,
+    on a CPU too: that is what a graph captures."""
+
+    feeds_native = False
 
     def __init__(self, tables: dict[Purpose, Tensor], rows: int, device: torch.device) -> None:
         super().__init__([0] * rows, device)

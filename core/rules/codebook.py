@@ -19,7 +19,8 @@ from outrider.core.errors import InvalidOption
 from outrider.core.kernels.neighbour_mass import grouped, pooled
 from outrider.core.protocol import Scores
 from outrider.core.rng import CounterRNG
-from outrider.core.rules.rejection import rejection, strict
+from outrider.core.rules.acceptance import strict
+from outrider.core.rules.rejection import rejection
 
 
 def _scale(size: int, count: int) -> Tensor:

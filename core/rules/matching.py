@@ -14,7 +14,7 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.protocol import Scores
 from outrider.core.rng import CounterRNG
 from outrider.core.rules import native_walk
-from outrider.core.rules.walk import Record, live_children, nobody, to_verdict, undrafted
+from outrider.core.rules.walk import Record, all_ended, live_children, to_verdict, undrafted
 
 Draw = Callable[[Distribution, Tensor, Tensor], Tensor]  # distribution [B, S], row [B], where [B] -> tokens [B]
 
@@ -49,7 +49,7 @@ def matching(draft: Draft, scores: Scores, rng: CounterRNG, draw: Draw) -> Verdi
         node = torch.where(hit, kids.gather(1, place[:, None])[:, 0], node)
         path.append(torch.where(hit, node, -1))
         active = hit
-        if nobody(active):
+        if all_ended(active):
             break
     return to_verdict(draft, path, token, resampled, record)
 

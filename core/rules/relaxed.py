@@ -18,7 +18,8 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Scores
 from outrider.core.rng import CounterRNG
-from outrider.core.rules.rejection import rejection, strict
+from outrider.core.rules.acceptance import strict
+from outrider.core.rules.rejection import rejection
 
 
 @dataclass(frozen=True, kw_only=True)

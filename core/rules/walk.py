@@ -39,25 +39,25 @@ def live_children(draft: Draft, table: Tensor, node: Tensor) -> Tensor:
     return torch.where(ready, kids, -1)
 
 
-def nobody(active: Tensor) -> bool:
-    """Is there no row left? Asked on a CPU only, where looking costs nothing."""
+def all_ended(active: Tensor) -> bool:
+    """Whether no row is active; on a GPU False, since reading the answer would synchronise."""
     return active.device.type == "cpu" and not bool(active.any())
 
 
-def undrafted(draft: Draft, token: Tensor, *, priced: bool = False) -> Verdict:
-    """Nothing was drafted: the target's own draw is all there is, and costs the distribution nothing."""
-    none, nowhere = draft.live.float(), torch.zeros_like(token)
+def undrafted(draft: Draft, token: Tensor, *, relaxed: bool = False) -> Verdict:
+    """The verdict on an empty draft: the target's own token."""
+    none, zeros = draft.live.float(), torch.zeros_like(token)
     return Verdict(
         path=draft.tokens,
-        accepted=nowhere,
+        accepted=zeros,
         token=token,
-        resampled=nowhere.bool(),
+        resampled=zeros.bool(),
         tried=draft.live,
         chance=none,
         p=none,
         q=none,
-        total_variation=nowhere[:, None].double() if priced else None,
-        relaxed=draft.live if priced else None,
+        total_variation=zeros[:, None].double() if relaxed else None,
+        relaxed=draft.live if relaxed else None,
     )
 
 

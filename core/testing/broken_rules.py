@@ -20,7 +20,8 @@ from outrider.core.drafters.parallel_decoding.jacobi import Jacobi
 from outrider.core.protocol import Scores, Target
 from outrider.core.rng import CounterRNG, Purpose
 from outrider.core.rules import native_walk
-from outrider.core.rules.rejection import rejection, strict
+from outrider.core.rules.acceptance import strict
+from outrider.core.rules.rejection import rejection
 
 # in the order of `Fault` in walks.cpp
 NATIVE_FAULTS = (

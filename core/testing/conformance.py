@@ -105,6 +105,14 @@ class Enumerator(CounterRNG):
         sure = chance.double().clamp(0, 1)
         return self._decide_all(torch.stack([1 - sure, sure], -1), where) > 0
 
+    def descend(self, chance: Tensor, tried: Tensor) -> Tensor:
+        active, passed = torch.ones_like(tried[:, 0]), list[Tensor]()
+        for level in range(tried.shape[1]):
+            active = active & tried[:, level]
+            active = active & self.accept(chance[:, level], level, where=active)
+            passed.append(active)
+        return torch.stack(passed, 1)
+
     def strictly(self, chance: Tensor, node: Tensor) -> Tensor:
         return chance >= 1  # how often a strict rule would have agreed is no part of the distribution
 

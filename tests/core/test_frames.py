@@ -237,7 +237,8 @@ class WholeFrames:
         self.books = books
 
     def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
-        from outrider.core.rules.rejection import rejection, strict
+        from outrider.core.rules.acceptance import strict
+        from outrider.core.rules.rejection import rejection
 
         def accept(distribution: Any, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
             return torch.where(depth % self.books == 0, strict(left, q), 1)

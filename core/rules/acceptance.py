@@ -1,0 +1,52 @@
+"""The chance of accepting a guess, p and q being the distributions of target and drafter; shared by the references of
+rejection along chains and down trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.core.device import constant
+from outrider.core.distribution import Distribution
+from outrider.core.draft import Draft
+
+# A relaxed rule's chance of accepting each token of the vocabulary, were it the guess, from: the target's distribution,
+# what earlier siblings left of it [B, V], the distribution the guess was drawn from [B, V] (0 where there is no guess),
+# and depths [B|1, 1].
+Acceptance = Callable[[Distribution, Tensor, Tensor, Tensor], Tensor]
+
+
+def strict(p: Tensor, q: Tensor) -> Tensor:
+    """min(1, p/q), and 0 where p is 0."""
+    return (p / q.clamp(min=torch.finfo(q.dtype).tiny)).clamp(max=1)
+
+
+def exempt(end: Sequence[int], chance: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    """A relaxed rule's chances [..., V] with those of end tokens replaced by the strict ones."""
+    ends = constant(tuple(end), q.device)
+    if not len(ends):
+        return chance
+    return chance.index_copy(-1, ends, strict(p[..., ends], q[..., ends]))
+
+
+def spread(support: Distribution, tokens: Tensor, drawn: Distribution | None, fixed: Tensor | None) -> Tensor:
+    """q of guesses [...] on another distribution's support [..., S]. A fixed guess has all of it on its token; without
+    `drawn` all guesses are fixed, without `fixed` none is."""
+    if drawn is not None and fixed is None:
+        return drawn.on(support)
+    ids = torch.arange(support.width, device=tokens.device) if support.tokens is None else support.tokens
+    point = (ids == tokens[..., None]).to(support.probs.dtype)
+    return point if drawn is None or fixed is None else torch.where(fixed[..., None], point, drawn.on(support))
+
+
+def origins(draft: Draft, nodes: slice) -> tuple[Distribution | None, Tensor | None]:
+    """The distributions that some nodes were drawn from [B, K, S], None if all are fixed; and which nodes are fixed
+    [B, K], None if none is."""
+    if draft.distributions is None or draft.source is None:
+        return None, None
+    source = draft.source[:, nodes]
+    if source.device.type == "cpu" and bool((source == torch.arange(nodes.start, nodes.stop)).all()):
+        return draft.distributions.span(nodes), None  # without a copy
+    return draft.distributions.rows(source.clamp(min=0)), source < 0 if draft.mixed else None

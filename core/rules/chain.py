@@ -1,0 +1,76 @@
+"""Rejection along a chain, the reference: speculative sampling (arXiv 2211.17192, 2302.01318), all levels side by side.
+
+The walk down a tree (tree_walk.py) decides the same level by level; on a GPU its launches take ten times as long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.core.device import constant
+from outrider.core.distribution import Distribution, residual
+from outrider.core.draft import Draft, Verdict
+from outrider.core.protocol import Scores
+from outrider.core.rng import CounterRNG, Purpose
+from outrider.core.rules.acceptance import Acceptance, exempt, origins, spread, strict
+
+
+def chances(
+    draft: Draft, acceptance: Acceptance, end: Sequence[int], distributions: Distribution, levels: slice
+) -> tuple[Tensor, Tensor]:
+    """q [B, L, V] of the guesses at some levels, and a relaxed rule's chances of accepting each token there, where the
+    target's distributions are [B, L, V]."""
+    q, p = spread(distributions, draft.tokens[:, levels], *origins(draft, levels)), distributions.probs
+    depth = constant(tuple(range(levels.start, levels.stop)) * len(q), q.device)[:, None]
+    flat = Distribution(p.flatten(0, 1), None, distributions.vocabulary)
+    chance = acceptance(flat, flat.probs, q.flatten(0, 1), depth).clamp(0, 1).view_as(q)
+    return q, exempt(end, chance, p, q)
+
+
+def along_chain(draft: Draft, scores: Scores, rng: CounterRNG, acceptance: Acceptance | None) -> Verdict:
+    """The verdict on chains: strict, or with a relaxed rule's acceptance."""
+    distributions, levels = scores.distributions(), slice(0, draft.size)  # [B, N + 1, S]
+    distributions = distributions if acceptance is None else distributions.dense()
+    here, ids = distributions.span(levels), draft.tokens[..., None]
+    drawn, fixed = origins(draft, levels)
+    p = here.at(ids)[..., 0]
+    q = torch.ones_like(p) if drawn is None else drawn.at(ids)[..., 0]
+    q = q if fixed is None else torch.where(fixed, 1.0, q)
+    usual = chance = strict(p, q)
+    every = total_variation = relaxed = None
+    if acceptance is not None:
+        guess, every = chances(draft, acceptance, scores.sampling.end, here, levels)
+        chance = Distribution(every, None, distributions.vocabulary).at(ids)[..., 0]
+    passed = rng.descend(chance, draft.tried)
+    tried = draft.tried & torch.nn.functional.pad(passed[:, :-1], (1, 0), value=True)
+    accepted, rejected = passed.sum(1), (tried & ~passed).any(1)
+    nodes = torch.arange(draft.size, device=p.device)
+    if every is not None:
+        taken = guess * every
+        excess = (here.probs - taken).clamp(min=0).sum(-1) + taken.sum(-1) - 1
+        total_variation = torch.nn.functional.pad(excess.clamp(min=0).double() * tried, (0, 1))
+        relaxed = passed & ~rng.strictly(usual, nodes.expand_as(passed))
+    after, last = distributions.row(accepted), accepted.clamp(max=draft.size - 1)
+    refused = spread(  # q of the guess that was rejected
+        after,
+        draft.tokens.gather(1, last[:, None])[:, 0],
+        None if drawn is None else drawn.row(last),
+        None if fixed is None else fixed.gather(1, last[:, None])[:, 0],
+    )
+    chance_there = None if every is None else Distribution(every, None, distributions.vocabulary).row(last).probs
+    left = residual(after, refused, chance_there).probs
+    follows = Distribution(torch.where(rejected[:, None], left, after.probs), after.tokens, distributions.vocabulary)
+    return Verdict(
+        path=torch.where(nodes < accepted[:, None], nodes, -1),
+        accepted=accepted,
+        token=rng.sample(follows, accepted, Purpose.NEXT),
+        resampled=rejected,
+        tried=tried,
+        chance=chance * tried,
+        p=p * tried,
+        q=q * tried,
+        total_variation=total_variation,
+        relaxed=relaxed,
+    )
