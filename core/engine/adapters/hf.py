@@ -93,6 +93,8 @@ class TransformersTarget:
         layers = getattr(config, "decoder_layers", None) or config.num_hidden_layers
         self.taps = ("embedding", *(f"layer.{index}" for index in range(layers - 1)), "last")
         self._needs: frozenset[str] = frozenset()
+        self._cache: Any = None
+        self._by_column = self._counts_columns(config)
         self._branches = Branches(self._forward)
         self.trees = trees or ("mask" if self._masks() else "branches")
 
@@ -102,6 +104,8 @@ class TransformersTarget:
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """One pass over ids [B, Q] behind the cache -> logits [B, Q, V] and the states at the taps."""
         reading = self._reading
+        if self._by_column and mask.dim() == 2 and not bool(mask.all()):
+            return self._forward_rows(ids, mask.bool(), positions)
         given = reading.read(ids, positions.clamp(0, self.context - 1))
         cache = self._cache if reading.through is None else reading.through(self._cache, len(ids))
         out = reading.trunk(
@@ -116,11 +120,55 @@ class TransformersTarget:
             names["last"] = out.hidden_states[-1]
         return reading.say(out), {tap: names[tap] for tap in self._needs}
 
+    def _counts_columns(self, config: Any) -> bool:
+        """Whether the class takes a token's position from its column in the cache: where it takes no positions, or
+        attends within so many columns. Then each row needs a cache without gaps."""
+        ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        local = "local" in getattr(config, "attention_layers", ())  # GPT-Neo
+        return local or "position_ids" not in self._reading.read(ids, ids)
+
+    def _forward_rows(self, ids: Tensor, mask: Tensor, positions: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """`_forward` of one row after the other, each over the columns [B, T + Q] that its mask names."""
+        joint, count = self._cache, ids.shape[1]
+        past, real = mask[:, :-count], mask[:, -count:]
+        grown: list[list[tuple[Tensor, Tensor]]] = []
+        said: list[tuple[Tensor, dict[str, Tensor]]] = []
+        for row in range(len(ids)):
+            self._cache, new = self._fresh(), real[row].nonzero()[:, 0]
+            for index, layer in enumerate(joint.layers):
+                if layer.is_initialized:
+                    self._cache.update(
+                        layer.keys[row, None, :, past[row]], layer.values[row, None, :, past[row]], index
+                    )
+            logits, hidden = self._forward(
+                ids[row, None, new],
+                torch.ones_like(mask[row, None, : past[row].sum() + len(new)]).long(),
+                positions[row, None, new],
+            )
+            said.append(
+                (_spread(logits, new, count, 1), {tap: _spread(part, new, count, 1) for tap, part in hidden.items()})
+            )
+            size = len(new)
+            grown.append(
+                [
+                    (
+                        _spread(layer.keys[:, :, -size:], new, count, 2),
+                        _spread(layer.values[:, :, -size:], new, count, 2),
+                    )
+                    for layer in self._cache.layers
+                ]
+            )
+        self._cache = joint
+        for index, parts in enumerate(zip(*grown, strict=True)):
+            joint.update(*(torch.cat(side) for side in zip(*parts, strict=True)), index)
+        hidden = {tap: torch.cat([part[1][tap] for part in said]) for tap in self._needs}
+        return torch.cat([part[0] for part in said]), hidden
+
     @torch.no_grad()
     def _masks(self) -> bool:
         """Does the class take a mask for each token? Two leaves on one root must not see each other."""
         ids = torch.arange(1, 4, device=self.device) % self.vocabulary
-        if "position_ids" not in self._reading.read(ids[None], torch.arange(3, device=self.device)[None]):
+        if self._by_column:
             return False
         sees = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], device=self.device).bool()
         try:
@@ -239,6 +287,13 @@ class TransformersTarget:
 
     def end(self) -> None:
         self._cache = None
+
+
+def _spread(part: Tensor, places: Tensor, count: int, dim: int) -> Tensor:
+    """The entries of a dimension at their places among `count`; 0 elsewhere."""
+    shape = list(part.shape)
+    shape[dim] = count
+    return part.new_zeros(shape).index_copy_(dim, places, part)
 
 
 def plain(model: Any) -> Reading:
