@@ -277,6 +277,7 @@ def describe(kind: str, method: Method) -> dict[str, Any]:
         "modalities": list(method.modalities),
         "topology": list(method.topology),
         "needs": list(method.needs),
+        "inputs": {option: str(kind) for option, kind in method.inputs.items()},
         "lossless": method.lossless,
         "options": {name: _plain(default) for name, default in method.options.items()},
         "module": method.module,

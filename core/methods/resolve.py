@@ -47,6 +47,7 @@ class Request:
     catalogue: Catalogue
     method: Method
     option: str
+    value: Any  # as it was given; else its preset, or None
     options: Mapping[str, Any]  # as they were given
     within: Method | None  # the combination that the drafter is a member of
     notes: dict[str, str]
@@ -54,11 +55,6 @@ class Request:
     @property
     def given(self) -> bool:
         return self.option in self.options
-
-    @property
-    def value(self) -> Any:
-        """As it was given; else its preset, or None."""
-        return self.options.get(self.option, self.method.presets.get(self.option))
 
     def members(self, combination: Method | None = None) -> dict[str, Drafter]:
         """The members of a combination, made afresh: of this one with its options, or of another with its presets."""
@@ -134,10 +130,11 @@ class Catalogue:
         for option, kind in method.inputs.items():
             provide = self.inputs.get(kind) or _SHARED.get(kind)
             if provide is not None:
-                value = provide(Request(self, method, option, options, within, {} if notes is None else notes))
-                given = {name: one for name, one in given.items() if name != option}
-                if value is not DEFAULT:
-                    given[option] = value
+                value = options.get(option, method.presets.get(option))
+                request = Request(self, method, option, value, options, within, {} if notes is None else notes)
+                given.pop(option, None)
+                if (made := provide(request)) is not DEFAULT:
+                    given[option] = made
         for name, value in given.items():
             if not _fits(value, kinds.get(name, "")):
                 words = " or ".join(_PLAIN[part][1] for part in kinds[name].split(" | "))

@@ -100,7 +100,10 @@ def methods() -> str:
         for name, method in table.items():
             options = ", ".join(f"`{option}={default!r}`" for option, default in method.options.items())
             facts = [f"*{method.summary}*", f"Paper: {method.paper}", f"Module: `{method.module}`"]
-            facts += [f"Needs: {', '.join(method.needs)}"] if method.needs else []
+            needs = [
+                f"`{option}`" + (f", {kind}" if (kind := method.inputs.get(option)) else "") for option in method.needs
+            ]
+            facts += [f"Needs: {'; '.join(needs)}"] if needs else []
             facts += [f"Options: {options}"] if options else []
             parts.append(f"### {name}\n\n" + "\n\n".join(facts))
     return "\n\n".join(parts) + "\n"

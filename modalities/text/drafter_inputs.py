@@ -15,7 +15,7 @@ from outrider.core.drafters.lookup.retrieval import Datastore
 from outrider.core.errors import InvalidOption
 from outrider.core.methods import AUTO, Input
 from outrider.core.methods.draft_model import DRAFT_MODEL
-from outrider.core.methods.resolve import DEFAULT, Provider, Request
+from outrider.core.methods.resolve import DEFAULT, Request
 from outrider.core.methods.row import HEADS, Method
 from outrider.core.training.draft_head import DraftHead
 from outrider.text import bigrams, datastore, recipes
@@ -25,28 +25,6 @@ from outrider.text.vocab_bridge import Bridge
 
 if TYPE_CHECKING:
     from outrider.text.model import TextModel
-
-
-def inputs(model: TextModel, rows: int = 1) -> dict[Input, Provider]:
-    """All that a text model provides, with this many rows side by side."""
-    makers = {
-        Input.TARGET: target,
-        Input.DRAFT_MODEL: draft_model,
-        Input.DRAFT_MODELS: draft_models,
-        Input.FOREIGN_MODEL: foreign_model,
-        Input.BRIDGE: bridge,
-        Input.DRAFT_HEAD: trained_head,
-        Input.ACCEPTANCE_HEAD: trained_head,
-        Input.SKIP: skip,
-        Input.ACCEPTANCE: acceptance,
-        Input.TEXT: text,
-        Input.TEXTS: texts,
-        Input.DATASTORE: store,
-        Input.BIGRAMS: bigram_table,
-        Input.SUCCESSORS: successors,
-    }
-    made: dict[Input, Provider] = {kind: partial(maker, model) for kind, maker in makers.items()}
-    return made | {Input.PASS_COSTS: partial(costs, model, rows)}
 
 
 def lacking(target: str, method: Method, model: TextModel | None = None) -> tuple[str, ...]:

@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from outrider.core.errors import unknown
-from outrider.core.methods import AUTO, DRAFTERS, RULES
+from outrider.core.methods import AUTO, DRAFTERS, RULES, Input
 from outrider.core.methods.draft_model import DRAFT_MODEL
 from outrider.core.methods.listing import Listing
-from outrider.core.methods.resolve import Catalogue, Resolved
+from outrider.core.methods.resolve import Catalogue, Provider, Request, Resolved
 from outrider.core.protocol import Drafter, Rule
-from outrider.text.drafter_inputs import inputs, lacking
+from outrider.text import drafter_inputs
 from outrider.text.options import Options
 
 if TYPE_CHECKING:
     from outrider.text.model import TextModel
+
+_INPUTS: Mapping[Input, Callable[[TextModel, Request], Any]] = {
+    Input.TARGET: drafter_inputs.target,
+    Input.DRAFT_MODEL: drafter_inputs.draft_model,
+    Input.DRAFT_MODELS: drafter_inputs.draft_models,
+    Input.FOREIGN_MODEL: drafter_inputs.foreign_model,
+    Input.BRIDGE: drafter_inputs.bridge,
+    Input.DRAFT_HEAD: drafter_inputs.trained_head,
+    Input.ACCEPTANCE_HEAD: drafter_inputs.trained_head,
+    Input.SKIP: drafter_inputs.skip,
+    Input.ACCEPTANCE: drafter_inputs.acceptance,
+    Input.TEXT: drafter_inputs.text,
+    Input.TEXTS: drafter_inputs.texts,
+    Input.DATASTORE: drafter_inputs.store,
+    Input.BIGRAMS: drafter_inputs.bigram_table,
+    Input.SUCCESSORS: drafter_inputs.successors,
+}
 
 
 def drafters() -> list[str]:
@@ -30,7 +49,7 @@ def rules() -> list[str]:
 def listed_drafters(target: str, model: TextModel | None = None) -> Listing:
     """The same with what each needs and what is missing for a target, by its name and, once it is loaded, the model."""
     methods = (AUTO if name == AUTO.name else DRAFTERS[name] for name in drafters())
-    return Listing(methods, lambda method: lacking(target, method, model))
+    return Listing(methods, lambda method: drafter_inputs.lacking(target, method, model))
 
 
 def listed_rules() -> Listing:
@@ -47,7 +66,9 @@ def check_names(drafter: str | None, rule: str) -> None:
 
 def resolve_drafter(model: TextModel, options: Options, rows: int = 1) -> Resolved[Drafter | None]:
     """The drafter of these options, for this many rows side by side, and the measured costs that it goes by."""
-    catalogue = Catalogue(drafters=drafters(), inputs=inputs(model, rows), others={AUTO.name: AUTO})
+    inputs: dict[Input, Provider] = {kind: partial(make, model) for kind, make in _INPUTS.items()}
+    inputs[Input.PASS_COSTS] = partial(drafter_inputs.costs, model, rows)
+    catalogue = Catalogue(drafters=drafters(), inputs=inputs, others={AUTO.name: AUTO})
     draft_model, drafter = options.draft_model, options.drafter
     if draft_model is None and isinstance(drafter, str) and model.draft_model is not None:
         method = DRAFT_MODEL if drafter == AUTO.name else catalogue.method(drafter)
