@@ -33,6 +33,7 @@ from outrider.core.errors import Incompatible, InvalidOption, unknown
 from outrider.core.protocol import Prefill, Prompts, Scores
 
 _PIECE = 512  # prompt tokens a pass
+_CONTEXT = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "max_target_positions", "seq_length")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -82,7 +83,8 @@ class TransformersTarget:
         trunk = self._reading.trunk
         config = trunk.config.get_text_config(decoder=True)
         self.vocabulary = self._reading.vocabulary
-        self.context = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
+        lengths = (getattr(config, name, None) for name in _CONTEXT)
+        self.context = next((length for length in lengths if isinstance(length, int) and length > 0), 1 << 30)
         self.dtype, self.device = model.dtype, model.device
         if reason := obstacle(trunk, self._fresh):
             raise Incompatible(

@@ -114,6 +114,11 @@ def test_audit(name: str, trees: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_the_context_is_the_class_s_own(name: str) -> None:
+    assert TransformersTarget(made(name)).context == 128
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_classes_take_masks(name: str) -> None:
     assert TransformersTarget(made(name)).trees == ("branches" if name in BY_COLUMN else "mask")
 
