@@ -128,9 +128,9 @@ def intercept(model: Any, language: Any, given: Mapping[str, Any]) -> dict[str, 
 
     handle = language.register_forward_pre_hook(stop, with_kwargs=True)
     try:
-        model(**{name: one.to(model.device) if isinstance(one, Tensor) else one for name, one in given.items()})
+        model(**{name: value.to(model.device) if isinstance(value, Tensor) else value for name, value in given.items()})
     except _Intercepted as error:
-        arguments = {name: one for name, one in error.given.items() if one is not None}
+        arguments = {name: value for name, value in error.given.items() if value is not None}
     else:
         raise Incompatible(f"{type(model).__name__} did not call its language model, so it is not supported")
     finally:

@@ -116,16 +116,16 @@ def passages(folders: Sequence[Path], *, words: tuple[int, int] = (60, 260), see
     """Paragraphs of ordinary text, joined until they are long enough, from .txt, .rst, .html and manual pages (.gz)
     anywhere below the folders; each file is visited once, in a seeded order."""
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if _readable(path)]
-    draw = random.Random(seed)
-    draw.shuffle(files)
+    rng = random.Random(seed)
+    rng.shuffle(files)
     for path in files:
-        wanted, held = draw.randint(*words), list[str]()
+        goal, paragraphs_so_far = rng.randint(*words), list[str]()
         for paragraph in paragraphs(path):
-            held.append(paragraph)
-            if sum(len(one.split()) for one in held) >= wanted:
-                text = " ".join(" ".join(held).split()[: words[1]])
+            paragraphs_so_far.append(paragraph)
+            if sum(len(part.split()) for part in paragraphs_so_far) >= goal:
+                text = " ".join(" ".join(paragraphs_so_far).split()[: words[1]])
                 yield text
-                wanted, held = draw.randint(*words), []
+                goal, paragraphs_so_far = rng.randint(*words), []
 
 
 def _readable(path: Path) -> bool:

@@ -36,7 +36,7 @@ from outrider.text.recipes import load as load_weights
 from outrider.text.training import data
 
 ENOUGH = 200_000  # tokens of answers from which on no more are generated
-LEARN = ("answers", "on-policy", "served")
+TRAIN_ON = ("answers", "on-policy", "served")
 _SELF_PROMPTS, _SELF_TOKENS = 32, 96  # prompts per epoch and tokens each, for on-policy and served training
 _MAX_HELD_OUT = (24, 256)  # answers used for validation, on a CPU and elsewhere
 _VOCABULARY = 12288  # default size of a reduced vocabulary
@@ -54,15 +54,15 @@ class TrainingRequest:
     out: Path | None = None
     data: tuple[Path, ...] = ()  # answers, as JSON lines of token ids
     prompts: tuple[Path, ...] = ()  # JSON lines with "prompt"
-    texts: tuple[Path, ...] = ()  # folders of ordinary text
-    text_share: float = 0.3  # share of an epoch's lessons, in the first half of the time
-    whole: bool = True  # train on prompts as well; the target reads them anyway
+    corpus: tuple[Path, ...] = ()  # folders of ordinary text
+    corpus_fraction: float = 0.3  # share of an epoch's lessons, in the first half of the time
+    answers_only: bool = False  # do not train on prompts
     temperature: float = 0.0  # of answers that are generated
-    tokens: int | None = None  # per batch
+    batch_size: int | None = None  # tokens per batch
     rate: float | None = None
     loss: str | None = None
-    learn: str = "answers"  # one of LEARN
-    vocabulary: int = _VOCABULARY  # 0: all of it
+    train_on: str = "answers"  # one of TRAIN_ON
+    draft_vocab_size: int = _VOCABULARY  # 0: the whole vocabulary
     seed: int = 0
     fresh: bool = False  # delete the checkpoint in the folder
     start: tuple[Path, ...] = ()  # initial weights of some of the recipes
@@ -76,73 +76,73 @@ class TrainingRequest:
             recipe(name)
         if len(set(self.recipes)) < len(self.recipes):
             raise InvalidOption(f"a recipe is given twice: {', '.join(self.recipes)}")
-        if self.learn not in LEARN:
-            raise unknown("way to learn", self.learn, LEARN)
-        if not 0 <= self.text_share < 1:
-            raise InvalidOption(f"text_share is {self.text_share}; it must be at least 0 and below 1")
+        if self.train_on not in TRAIN_ON:
+            raise unknown("train_on", self.train_on, TRAIN_ON)
+        if not 0 <= self.corpus_fraction < 1:
+            raise InvalidOption(f"corpus_fraction is {self.corpus_fraction}; it must be at least 0 and below 1")
         if not self.minutes > 0:
             raise InvalidOption(f"minutes is {self.minutes}; it must be above 0")
 
 
-def train(wanted: TrainingRequest, say: Callable[[str], None] = print) -> list[Path]:
+def train(request: TrainingRequest, say: Callable[[str], None] = print) -> list[Path]:
     """Train and return the files of weights."""
     from outrider.core.training.head_training import HeadTraining
     from outrider.core.training.trainer import Plan, Trainer
 
     rank = os.environ.get("LOCAL_RANK", "0")  # with several processes, each has its own GPU
-    device = f"cuda:{rank}" if wanted.device == "cuda" else wanted.device
-    lm = load(wanted.model, device=device, dtype="bfloat16")
+    device = f"cuda:{rank}" if request.device == "cuda" else request.device
+    lm = load(request.model, device=device, dtype="bfloat16")
     target = lm.target()
     if not isinstance(target, Decoder):
         raise Incompatible(f"{lm.name} does not run on our own decoder, whose hidden states the recipes need")
-    out = wanted.out or home(lm.name) / "-".join(wanted.recipes)
-    if wanted.fresh and int(os.environ.get("RANK", "0")) == 0:
+    out = request.out or home(lm.name) / "-".join(request.recipes)
+    if request.fresh and int(os.environ.get("RANK", "0")) == 0:
         remove_checkpoint(out)
         (out / "vocabulary.json").unlink(missing_ok=True)
     start = time.monotonic()
-    files = wanted.data or (home(lm.name) / "answers.jsonl",)
-    if not wanted.data or wanted.prompts:
-        with first_process(wanted.device):
-            _write(lm, wanted, files[0], say)
+    files = request.data or (home(lm.name) / "answers.jsonl",)
+    if not request.data or request.prompts:
+        with first_process(request.device):
+            _write(lm, request, files[0], say)
     minutes_spent = (time.monotonic() - start) / 60
     lessons = _read(files)
     training_lessons, held_out = divided(lessons)
     held_out = held_out[: _MAX_HELD_OUT[target.device.type != "cpu"]]
     size = sum(len(item.answer) for item in training_lessons)
     say(f"{len(training_lessons):,} answers with {size:,} tokens for training, {len(held_out)} held out")
-    vocabulary = _vocabulary(wanted, training_lessons, target, out)
-    torch.manual_seed(wanted.seed)
-    recipes = {name: recipe(name) for name in wanted.recipes}
+    vocabulary = _vocabulary(request, training_lessons, target, out)
+    torch.manual_seed(request.seed)
+    recipes = {name: recipe(name) for name in request.recipes}
     draft_heads = {name: item.make(target, vocabulary) for name, item in recipes.items()}
     for name, item in recipes.items():
         if item.watches is not None:
             _watch(draft_heads[name], item.watches, draft_heads, lm.name, target)
-    for file in wanted.start:
+    for file in request.start:
         begin(_head_of(file, draft_heads), file, say)
     plan = Plan(
-        minutes=max(wanted.minutes - minutes_spent, wanted.minutes / 2) if wanted.steps is None else wanted.minutes,
-        steps=wanted.steps,
-        seed=wanted.seed,
+        minutes=max(request.minutes - minutes_spent, request.minutes / 2) if request.steps is None else request.minutes,
+        steps=request.steps,
+        seed=request.seed,
     )
     facts = {
         "target": lm.name,
-        "command": wanted.command,
-        "data": [_described(file) for file in files] + [{"folder": str(item)} for item in wanted.texts],
+        "command": request.command,
+        "data": [_described(file) for file in files] + [{"folder": str(item)} for item in request.corpus],
         "vocabulary": None if vocabulary is None else _share(vocabulary, held_out),
-        "seed": wanted.seed,
+        "seed": request.seed,
     }
     training = HeadTraining(
         DecoderTeacher(target),
         draft_heads,
-        _Source(lm, files, wanted, draft_heads),
+        _Source(lm, files, request, draft_heads),
         held_out,
         out,
-        tokens=wanted.tokens or (768 if target.device.type == "cpu" else 32_768),
-        seed=wanted.seed,
-        losses={name: wanted.loss or item.loss for name, item in recipes.items()},
+        tokens=request.batch_size or (768 if target.device.type == "cpu" else 32_768),
+        seed=request.seed,
+        losses={name: request.loss or item.loss for name, item in recipes.items()},
     )
-    rates = {name: wanted.rate or item.rate for name, item in recipes.items()}
-    trainer = Trainer(training, plan, out, device=target.device, rates=rates, facts=facts, quiet=wanted.quiet)
+    rates = {name: request.rate or item.rate for name, item in recipes.items()}
+    trainer = Trainer(training, plan, out, device=target.device, rates=rates, facts=facts, quiet=request.quiet)
     progress = trainer.run()
     for name, best in progress.best.items():
         say(f"{name}: {best:.3f} tokens per target pass (simulated chains on held-out answers)")
@@ -177,24 +177,27 @@ class _Source:
     running the draft heads (on-policy, served)."""
 
     def __init__(
-        self, lm: TextModel, files: Sequence[Path], wanted: TrainingRequest, draft_heads: Mapping[str, DraftHead]
+        self, lm: TextModel, files: Sequence[Path], request: TrainingRequest, draft_heads: Mapping[str, DraftHead]
     ) -> None:
-        self.lm, self.files, self.wanted, self.draft_heads = lm, files, wanted, draft_heads
+        self.lm, self.files, self.request, self.draft_heads = lm, files, request, draft_heads
         self._texts: list[Lesson] | None = None
 
     def __call__(self, epoch: int, share: float) -> Sequence[Lesson]:
-        if self.wanted.learn != "answers":
+        if self.request.train_on != "answers":
             return self._self_generated(epoch)
         answers = divided(_read(self.files))[0]
-        if self.wanted.whole:
-            same = shared(answers)
-            answers = [replace(one, prompt=one.prompt[:same], answer=one.prompt[same:] + one.answer) for one in answers]
-        if not self.wanted.texts or share >= 0.5:
+        if not self.request.answers_only:
+            prefix = shared(answers)
+            answers = [
+                replace(lesson, prompt=lesson.prompt[:prefix], answer=lesson.prompt[prefix:] + lesson.answer)
+                for lesson in answers
+            ]
+        if not self.request.corpus or share >= 0.5:
             return answers
         if self._texts is None:
-            found = data.passages(self.wanted.texts, seed=self.wanted.seed)
-            self._texts = list(data.ordinary(self.lm, list(found), 384))
-        count = round(len(answers) * self.wanted.text_share / (1 - self.wanted.text_share))
+            passages = data.passages(self.request.corpus, seed=self.request.seed)
+            self._texts = list(data.ordinary(self.lm, list(passages), 384))
+        count = round(len(answers) * self.request.corpus_fraction / (1 - self.request.corpus_fraction))
         start = epoch * count % max(len(self._texts), 1)
         return [*answers, *(self._texts[start:] + self._texts[:start])[:count]]
 
@@ -205,29 +208,31 @@ class _Source:
         prompts = [
             lessons[(epoch * _SELF_PROMPTS + n) % len(lessons)].prompt for n in range(min(_SELF_PROMPTS, len(lessons)))
         ]
-        seed = self.wanted.seed + epoch
-        sampling = Sampling(temperature=self.wanted.temperature, end=self.lm.end)
-        found: list[Lesson] = []
+        seed = self.request.seed + epoch
+        sampling = Sampling(temperature=self.request.temperature, end=self.lm.end)
+        lessons_made: list[Lesson] = []
         for name, draft_head in self.draft_heads.items():
             target = self.lm.target()
             model = draft_head.eval().drafts(target)
-            if self.wanted.learn == "on-policy":
+            if self.request.train_on == "on-policy":
                 if not isinstance(model, Decoder):
                     raise InvalidOption(
                         f"{name} cannot generate text by itself, so it cannot be trained on-policy; use 'served'"
                     )
                 written = data.outputs(self.lm, prompts, sampling, _SELF_TOKENS, seed=seed, model=model)
-                found += [Lesson(prompt, tuple(ids), "own", 1.0) for prompt, ids in zip(prompts, written, strict=True)]
+                lessons_made += [
+                    Lesson(prompt, tuple(ids), "own", 1.0) for prompt, ids in zip(prompts, written, strict=True)
+                ]
                 continue
             steps: list[list[Step]] = [[] for _ in prompts]
             drafter = make_drafter(name, model=model)
-            for one in decode(
+            for item in decode(
                 target, drafter, Exact(), prompts, sampling=sampling, max_new_tokens=_SELF_TOKENS, seed=seed
             ):
-                steps[one.row].append(one)
-            taught = (rejections(prompt, row, behind=2) for prompt, row in zip(prompts, steps, strict=True))
-            found += [one for one in taught if one is not None]
-        return found
+                steps[item.row].append(item)
+            selected = (rejections(prompt, row, behind=2) for prompt, row in zip(prompts, steps, strict=True))
+            lessons_made += [item for item in selected if item is not None]
+        return lessons_made
 
 
 def divided(lessons: Sequence[Lesson]) -> tuple[list[Lesson], list[Lesson]]:
@@ -266,27 +271,27 @@ def first_process(device: str) -> Iterator[None]:
         yield
 
 
-def _write(lm: TextModel, wanted: TrainingRequest, file: Path, say: Callable[[str], None]) -> None:
+def _write(lm: TextModel, request: TrainingRequest, file: Path, say: Callable[[str], None]) -> None:
     """Let the target answer the given prompts, or its own if there are few answers yet, for at most a third of the
     time."""
     from tqdm import tqdm
 
-    pending = [("given", text) for path in wanted.prompts for text in data.prompts_of(path)]
+    pending = [("given", text) for path in request.prompts for text in data.prompts_of(path)]
     tokens = sum(len(lesson.answer) for lesson in data.read(file))
     if not pending and tokens >= ENOUGH:
         return
     rows = 32 if lm.device == "cpu" else 256
-    writer = data.Writer(lm, file, rows=rows, seed=wanted.seed + tokens)
-    deadline = time.monotonic() + 20 * wanted.minutes
+    writer = data.Writer(lm, file, rows=rows, seed=request.seed + tokens)
+    deadline = time.monotonic() + 20 * request.minutes
     say(f"{lm.name} generates training answers in {file}")
-    with tqdm(total=ENOUGH, initial=tokens, unit=" tokens", disable=wanted.quiet) as bar:
+    with tqdm(total=ENOUGH, initial=tokens, unit=" tokens", disable=request.quiet) as bar:
         number, own = 0, not pending
         while pending or (own and tokens < ENOUGH):
             if not pending:
-                written = data.write_prompts(lm, rows, seed=wanted.seed + 7919 * number + tokens, batch=rows)
+                written = data.write_prompts(lm, rows, seed=request.seed + 7919 * number + tokens, batch=rows)
                 pending = [("own", text) for text in written]
             batch, pending = pending[: 4 * rows], pending[4 * rows :]
-            for lesson in writer.answer(batch, wanted.temperature, until=deadline if tokens else None):
+            for lesson in writer.answer(batch, request.temperature, until=deadline if tokens else None):
                 tokens += len(lesson.answer)
                 bar.update(len(lesson.answer))
             number += 1
@@ -294,18 +299,18 @@ def _write(lm: TextModel, wanted: TrainingRequest, file: Path, say: Callable[[st
                 break
 
 
-def _vocabulary(wanted: TrainingRequest, lessons: Sequence[Lesson], target: Decoder, out: Path) -> torch.Tensor | None:
+def _vocabulary(request: TrainingRequest, lessons: Sequence[Lesson], target: Decoder, out: Path) -> torch.Tensor | None:
     """Return the reduced vocabulary: that of the resumed run or of the initial weights, extended if requested."""
-    if not wanted.vocabulary or wanted.vocabulary >= target.vocabulary:
+    if not request.draft_vocab_size or request.draft_vocab_size >= target.vocabulary:
         return None
     path = out / "vocabulary.json"
-    initial = [ids for file in wanted.start if (ids := vocabulary(file)) is not None]
+    initial = [ids for file in request.start if (ids := vocabulary(file)) is not None]
     if path.is_file():
         kept = torch.tensor(json.loads(path.read_text(encoding="utf-8")))
-    elif initial and len(initial[0]) >= wanted.vocabulary:
+    elif initial and len(initial[0]) >= request.draft_vocab_size:
         kept = initial[0]
     else:
-        kept = data.commonest(lessons, target.vocabulary, wanted.vocabulary, *initial[:1])
+        kept = data.commonest(lessons, target.vocabulary, request.draft_vocab_size, *initial[:1])
         out.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(kept.tolist()), encoding="utf-8")
     return kept.to(target.device)

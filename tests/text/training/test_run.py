@@ -125,7 +125,14 @@ def test_every_recipe_runs_from_nothing_and_what_it_trained_drafts(
     if any(recipes.RECIPES[name].watches not in (None, *names) for name in names):
         names = (*names, "draft-model")
     wanted = TrainingRequest(
-        recipes=names, model=str(folder), prompts=(prompts,), minutes=5, steps=2, tokens=256, vocabulary=120, quiet=True
+        recipes=names,
+        model=str(folder),
+        prompts=(prompts,),
+        minutes=5,
+        steps=2,
+        batch_size=256,
+        draft_vocab_size=120,
+        quiet=True,
     )
     files = train(wanted)
     assert {one.name for one in files} == {f"{name}.safetensors" for name in names}
@@ -177,15 +184,15 @@ def test_several_go_on_from_weights_and_keep_their_vocabulary_or_widen_it(
     wanted = TrainingRequest(
         recipes=("medusa", "draft-model"), model=str(folder), prompts=(prompts,), minutes=5, steps=2, quiet=True
     )
-    first = train(replace(wanted, vocabulary=120, out=tmp_path / "first"), say=lambda line: None)
+    first = train(replace(wanted, draft_vocab_size=120, out=tmp_path / "first"), say=lambda line: None)
     again = replace(wanted, recipes=("eagle3", "draft-model", "medusa"), start=tuple(first), out=tmp_path / "again")
     said: list[str] = []
-    files = {one.stem: one for one in train(replace(again, vocabulary=60), say=said.append)}
+    files = {one.stem: one for one in train(replace(again, draft_vocab_size=60), say=said.append)}
     before = [checkpoint.vocabulary(one) for one in first]
     assert all(torch.equal(checkpoint.vocabulary(one), before[0]) for one in (*files.values(), *first))  # type: ignore[arg-type]
     assert before[0] is not None and 120 <= len(before[0]) < 256
     assert sum(f"begin as {one} has them" in line for one in first for line in said) == 2
-    wider = replace(again, recipes=("draft-model",), start=(first[1],), vocabulary=200, out=tmp_path / "wider")
+    wider = replace(again, recipes=("draft-model",), start=(first[1],), draft_vocab_size=200, out=tmp_path / "wider")
     (file,) = train(wider, say=said.append)
     more = checkpoint.vocabulary(file)
     assert more is not None and len(more) >= 200 and torch.isin(before[0], more).all()
@@ -247,8 +254,8 @@ def test_pupils_learn_from_what_they_do_themselves(folder: Path, prompts: Path, 
             prompts=(prompts,),
             minutes=5,
             steps=2,
-            tokens=2048,
-            learn=learn,
+            batch_size=2048,
+            train_on=learn,
             out=tmp_path / learn,
             quiet=True,
         )
@@ -262,7 +269,7 @@ def test_pupils_learn_from_what_they_do_themselves(folder: Path, prompts: Path, 
                 prompts=(prompts,),
                 minutes=5,
                 steps=1,
-                learn="on-policy",
+                train_on="on-policy",
                 quiet=True,
             )
         )
@@ -275,8 +282,8 @@ def test_pupils_learn_from_what_they_do_themselves(folder: Path, prompts: Path, 
         ({"recipes": ("medussa",)}, "medusa"),
         ({"recipes": ("medusa", "medusa")}, "twice"),
         ({"minutes": 0}, "minutes"),
-        ({"learn": "by heart"}, "on-policy"),
-        ({"text_share": 1.0}, "text_share"),
+        ({"train_on": "by heart"}, "on-policy"),
+        ({"corpus_fraction": 1.0}, "corpus_fraction"),
     ],
 )
 def test_what_can_not_be_meant_is_said_first(change: dict[str, object], words: str) -> None:
