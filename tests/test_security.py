@@ -19,7 +19,7 @@ FILES += sorted((ROOT / "notebooks").glob("*.ipynb"))
 OPENERS = {
     "torch.load": {"core/assets/store.py"},
     "serialization.load": set(),
-    "torch.jit.load": {"modalities/image/evaluation/inception_lpips.py"},
+    "torch.jit.load": {"modalities/image/inception_lpips.py"},
     "torch.export.load": set(),
     "torch.hub.load": set(),
     "torch.package": set(),
@@ -54,7 +54,7 @@ OPENERS = {
 }
 # What reads other files of strangers, reaches the network, or runs code and programs.
 OTHERS = {
-    "numpy.load": {"modalities/image/evaluation/inception_lpips.py", "modalities/text/rag/retrievers.py"},
+    "numpy.load": {"modalities/image/inception_lpips.py", "modalities/text/rag/retrievers.py"},
     "numpy.fromfile": set(),
     "numpy.memmap": {"core/assets/gguf.py", "core/drafters/lookup/retrieval.py"},
     "Tokenizer.from_file": {

@@ -17,10 +17,10 @@ from outrider.core.methods import DRAFTERS, Method
 from outrider.core.training.checkpoint import load as load_trained
 from outrider.core.training.draft_head import DraftHead
 from outrider.core.training.recipes import NoWeights, Recipe, Shelf, short, table
+from outrider.image.classifier import Classifier
 from outrider.image.layout_planner import LayoutPlanner
 from outrider.image.token_model import TokenModel
 from outrider.image.tokenizer import Tokenizer
-from outrider.image.training.classifier import Classifier
 
 MODEL = "emoji"
 PREFIX = "image-"

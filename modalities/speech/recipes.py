@@ -17,13 +17,13 @@ from outrider.core.drafters.trained.eagle import Eagle3Head
 from outrider.core.drafters.trained.heads import HydraHeads
 from outrider.core.kernels.native import halves
 from outrider.core.methods.trained import MEDUSA
+from outrider.core.paths import cache_folder
 from outrider.core.training.checkpoint import load as load_trained
 from outrider.core.training.draft_head import DraftHead
 from outrider.core.training.recipes import Recipe, Shelf, short, table
 from outrider.speech.codec import Codec
 from outrider.speech.conditioned_heads import ConditionedHeads
-from outrider.speech.training import data
-from outrider.speech.training.phoneme_recogniser import PhonemeRecogniser
+from outrider.speech.phoneme_recogniser import PhonemeRecogniser
 from outrider.speech.vocoder import Vocoder
 from outrider.speech.voice import Voice
 
@@ -118,10 +118,15 @@ SHELF = Shelf("outrider.speech", MODEL, "speech", RECIPES)
 recipe, home, weights = SHELF.recipe, SHELF.home, SHELF.weights
 
 
+def data_folder() -> Path:
+    """The folder of speech made on this machine."""
+    return cache_folder() / "training" / "speech" / "read"
+
+
 def training_data() -> list[Path]:
     """The training speech: the shipped codes, and the folder of speech made on this machine."""
     shipped = SHELF.shipped() / f"{MODEL}.speech.npz"
-    return [*([shipped] if shipped.is_file() else []), data.home()]
+    return [*([shipped] if shipped.is_file() else []), data_folder()]
 
 
 def codec(folder: Path | None = None) -> Codec:

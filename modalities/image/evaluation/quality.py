@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import InvalidOption
-from outrider.image.evaluation.inception_lpips import Inception, Lpips, cached_features
+from outrider.image.classifier import Classifier, top_k_accuracy
+from outrider.image.inception_lpips import Inception, Lpips, cached_features
 from outrider.image.tokenizer import Tokenizer
-from outrider.image.training.classifier import Classifier, top_k_accuracy
 from outrider.image.training.data import HELD_NAME, TRAIN, Pictures
 
 if TYPE_CHECKING:

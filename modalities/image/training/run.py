@@ -206,7 +206,7 @@ _JOBS: Mapping[str, Callable[[_Context], _Job]] = {
 
 def _train_classifier(context: _Context, facts: dict[str, Any]) -> Path:
     """Fit the classifier in closed form; nearly all of the time goes into the features of pictures."""
-    from outrider.image.evaluation.inception_lpips import Inception, cached_features
+    from outrider.image.inception_lpips import Inception, cached_features
 
     inception = cache(lambda: Inception.pretrained(context.device))
     codec = recipes.tokenizer().to(context.device)

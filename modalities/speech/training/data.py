@@ -26,7 +26,6 @@ import torch
 from outrider.core.assets import npz
 from outrider.core.assets.npz import NpzError
 from outrider.core.errors import OutriderError
-from outrider.core.paths import cache_folder
 from outrider.speech.codec import FRAMES, Codec
 from outrider.speech.mel import BINS, HOP, RATE, mel_frames
 from outrider.speech.phonemes import ids, phonemes
@@ -69,10 +68,6 @@ class Utterance:
         ends = np.round(np.cumsum(self.lengths) / FRAMES).astype(np.int64)
         ends[-1] = int(self.lengths.sum()) // FRAMES
         return np.diff(np.minimum(ends, ends[-1]), prepend=0)
-
-
-def home() -> Path:
-    return cache_folder() / "training" / "speech" / "read"
 
 
 def quantise(mel: torch.Tensor) -> np.ndarray:

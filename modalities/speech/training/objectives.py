@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 from outrider.core.errors import InvalidOption
 from outrider.speech.codec import FRAMES, Codec
+from outrider.speech.phoneme_recogniser import PhonemeRecogniser
 from outrider.speech.training import data
 from outrider.speech.training.data import Utterance
-from outrider.speech.training.phoneme_recogniser import PhonemeRecogniser
 from outrider.speech.voice import Voice
 
 VALIDATION_SIZE = (40, 400)  # utterances to validate on: on a CPU, elsewhere

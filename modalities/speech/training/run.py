@@ -21,6 +21,7 @@ from outrider.core.training.request import Request
 from outrider.core.training.trainer import Plan, Trainer
 from outrider.speech import recipes
 from outrider.speech.codec import Codec
+from outrider.speech.phoneme_recogniser import PhonemeRecogniser
 from outrider.speech.recipes import DATA, MODEL, home
 from outrider.speech.training import data
 from outrider.speech.training.data import Utterance
@@ -33,7 +34,6 @@ from outrider.speech.training.objectives import (
     VoiceObjective,
     VoiceTask,
 )
-from outrider.speech.training.phoneme_recogniser import PhonemeRecogniser
 from outrider.speech.voice import Voice
 
 _Objective = RecogniserObjective | CodecObjective | VoiceObjective
@@ -57,7 +57,7 @@ def train(request: TrainingRequest, say: Callable[[str], None] = print) -> list[
 
 
 def _synthesise(request: TrainingRequest, say: Callable[[str], None]) -> Path:
-    folder = request.out or data.home()
+    folder = request.out or recipes.data_folder()
     shipped = [path for path in recipes.training_data() if path.is_file()]
     existing = {utterance.text for utterance in data.load(*shipped)} if shipped else set()
     seconds = data.synthesise(folder, request.minutes, exclude=existing, say=say)
@@ -69,7 +69,7 @@ def _train(recipe: Recipe, request: TrainingRequest, say: Callable[[str], None])
     device, out = request.place, request.begin(home(recipe.name))
     batch = request.batch or recipe.batch[device.type != "cpu"]
     options = {**recipe.options, **(request.options or {})}
-    default = [data.home()] if recipe.frames else recipes.training_data()
+    default = [recipes.data_folder()] if recipe.frames else recipes.training_data()
     utterances = data.load(*([request.data] if request.data else default))
     say(data.describe(utterances))
     if recipe.kind is not None:

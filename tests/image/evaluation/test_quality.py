@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outrider.core.assets.store import ASSETS
 from outrider.core.errors import InvalidOption
-from outrider.image.evaluation.inception_lpips import Lpips
+from outrider.image.classifier import Classifier, top_k_accuracy
 from outrider.image.evaluation.quality import (
     QualityMetrics,
     code_usage,
@@ -24,8 +24,9 @@ from outrider.image.evaluation.quality import (
     precision_recall,
     to_tensor,
 )
+from outrider.image.inception_lpips import Lpips
 from outrider.image.tokenizer import Tokenizer
-from outrider.image.training.classifier import Classifier, top_k_accuracy, train_classifier
+from outrider.image.training.classifier import train_classifier
 from outrider.image.training.data import Picture, split
 
 
@@ -166,7 +167,7 @@ def test_metrics_tell_real_pictures_from_noise(
     squares = [square(red, offset) for red in (40, 120, 220) for offset in (4, 12, 20, 30)]
     names = [picture.name for picture in squares]
     metrics = QualityMetrics(split({"noto": squares}), codec, Classifier(names=tuple(names)).eval(), "noto")
-    monkeypatch.setattr("outrider.image.evaluation.inception_lpips.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("outrider.image.inception_lpips.cache_folder", lambda: tmp_path)
     images = [Image.fromarray(picture.pixels) for picture in squares]
     noise = [Image.fromarray(pixels) for pixels in np.random.default_rng(0).integers(0, 256, (8, 64, 64, 3), np.uint8)]
     codes = codec.encode(to_tensor(images))

@@ -146,7 +146,7 @@ def test_the_classifier_is_fitted_and_loads_again(
     codec: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recipes, "tokenizer", lambda: codec)
-    monkeypatch.setattr("outrider.image.evaluation.inception_lpips.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("outrider.image.inception_lpips.cache_folder", lambda: tmp_path)
     sets = {
         style: [square("red heart", (240, 20, 30), 20 + n), square("pizza", (30, 90, 20 * n), 40, 4)]
         for n, style in enumerate(("noto", "fluent"))
