@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from IPython.display import Markdown, display
 
 from outrider.app.viz import svg
-from outrider.app.viz.token_styles import LOOKS, SERIES, placed
+from outrider.app.viz.token_styles import SERIES, STYLES, nodes_of
 from outrider.core.trace import Step
 
 SMALL = os.environ.get("OUTRIDER_SMALL", "0") not in ("", "0")  # all ten notebooks in five minutes on two cores
@@ -117,15 +117,15 @@ def token_strip(
     char_width, line_height, column, line = 6.7, 21.0, 0, 0
     parts, shown = [], set()
     for step in steps:
-        for kind, token, _, _ in placed(step):
+        for kind, token, _, _ in nodes_of(step):
             if kind == "rejected" and not rejected:
                 continue
             shown.add(kind)
-            look, text = LOOKS[kind], svg.visible(name(token))
+            look, text = STYLES[kind], svg.visible(name(token))
             if column + len(text) > columns:
                 column, line = 0, line + 1
             x, y, width = column * char_width, line * line_height, len(text) * char_width
-            parts.append(svg.box(x, y, width - 1, 17, look.colour + "44", title=look.words, round_=3))
+            parts.append(svg.box(x, y, width - 1, 17, look.colour + "44", title=look.description, round_=3))
             struck = ' text-decoration="line-through"' if kind == "rejected" else ""
             fit = f' textLength="{width - 2:.1f}" lengthAdjust="spacingAndGlyphs" xml:space="preserve"'
             mono = ' font-family="DejaVu Sans Mono, Menlo, Consolas, monospace"'
@@ -135,7 +135,7 @@ def token_strip(
             parts.append(svg.box(x, y + 15.5, width - 1, 2, look.colour))
             column += len(text)
     y, x = (line + 1) * line_height + 12, 0.0
-    for kind, look in LOOKS.items():
+    for kind, look in STYLES.items():
         if kind in shown:
             parts.append(svg.box(x, y - 9, 11, 11, look.colour))
             parts.append(svg.label(x + 15, y + 1, kind, anchor="start"))

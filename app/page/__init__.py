@@ -1,1 +1,1 @@
-"""The Gradio page: its tabs, the backends behind them, and the queue that model runs wait in."""
+"""The Gradio page: its tabs, the backends of the modalities, and the queue of model runs."""

@@ -1,8 +1,7 @@
-"""The page: text, image and speech, the lab, theory and traces, on one address of this machine.
+"""The page: tabs for text, image and speech, for comparing methods, for theory and for traces; served on 127.0.0.1.
 
-`build` puts the parts together, `serve` opens it. Nothing is loaded before somebody asks for it, nothing is fetched by
-the page, one run computes at a time, and what waits is bounded. Besides the page there is one endpoint a modality for
-programs: /text, /image and /speech.
+Models are loaded on first use, the page loads nothing from elsewhere, one run computes at a time, and the queue is
+bounded. Programs can call one endpoint for each modality: /text, /image and /speech.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ from outrider.app.page.backends.speech import Speech
 from outrider.app.page.backends.text import Text
 from outrider.app.page.backends.vllm import Served
 from outrider.app.page.compare_tab import CompareTab
-from outrider.app.page.controls import UNMARKED, visitor
-from outrider.app.page.modality_tab import Panel
+from outrider.app.page.controls import NO_PROGRESS, visitor
+from outrider.app.page.modality_tab import ModalityTab
 from outrider.app.page.recordings import Modality, Recording
-from outrider.app.page.run_queue import LANE, RunQueue, laned
-from outrider.app.page.runner import fault
+from outrider.app.page.run_queue import MODEL, RunQueue, on_model_thread
+from outrider.app.page.runner import error_box
 from outrider.app.page.theory_tab import build_theory
 from outrider.app.page.traces_tab import TracesTab
 from outrider.core.errors import InvalidOption, OutriderError
 from outrider.core.methods.rules import EXACT
 
-PANELS = ("text", "image", "speech", "lab", "theory", "traces")
+TABS = ("text", "image", "speech", "compare", "theory", "traces")
 
 
-def subjects(device: str = "cpu", dtype: str | None = None, weights: Path | None = None) -> dict[str, Backend]:
-    """The three modalities. `weights` is a folder whose folders `image` and `speech` hold weights of one's own."""
-    image, speech = (None if weights is None else weights / one for one in ("image", "speech"))
+def backends(device: str = "cpu", dtype: str | None = None, weights: Path | None = None) -> dict[str, Backend]:
+    """The backends of the three modalities. `weights` may contain your own weights in folders `image` and `speech`."""
+    image, speech = (None if weights is None else weights / name for name in ("image", "speech"))
     return {
         "text": Text(device=device, dtype=dtype or "bfloat16"),
         "image": Pictures(device=device, folder=image),
@@ -44,62 +43,62 @@ def subjects(device: str = "cpu", dtype: str | None = None, weights: Path | None
     }
 
 
-def build(found: Mapping[str, Backend] | None = None, lab: Mapping[str, Backend] | None = None) -> gr.Blocks:
-    """The page, ready to be opened. `lab`: what the lab measures, if other than what the panels show."""
-    found = subjects() if found is None else found
-    tickets = RunQueue()
-    panels = {name: Panel(one, tickets) for name, one in found.items()}
+def build(shown: Mapping[str, Backend] | None = None, compared: Mapping[str, Backend] | None = None) -> gr.Blocks:
+    """The page. `shown` are the backends of the modality tabs, `compared` of the Compare tab (by default the same)."""
+    shown = backends() if shown is None else shown
+    queue = RunQueue()
+    tabs = {name: ModalityTab(backend, queue) for name, backend in shown.items()}
     with gr.Blocks(title=theme.TITLE, analytics_enabled=False, delete_cache=(3600, 3600)) as page:
         gr.HTML(theme.HEAD)
-        with gr.Tabs(elem_id="panels") as tabs:
-            for name, panel in panels.items():
-                with gr.Tab(panel.subject.title, id=name, elem_id=f"tab-{name}"):
-                    panel.build()
-            with gr.Tab("Lab", id="lab"):
-                CompareTab(lab or found, tickets).build()
+        with gr.Tabs(elem_id="tabs") as container:
+            for name, tab in tabs.items():
+                with gr.Tab(tab.backend.title, id=name, elem_id=f"tab-{name}"):
+                    tab.build()
+            with gr.Tab("Compare", id="compare"):
+                CompareTab(compared or shown, queue).build()
             with gr.Tab("Theory", id="theory"):
                 build_theory()
             with gr.Tab("Traces", id="traces"):
                 TracesTab().build()
-        outputs = [part for panel in panels.values() for part in (*panel.inputs, panel.about)]
+        outputs = [part for tab in tabs.values() for part in (*tab.inputs, tab.about)]
 
-        def linked(request: gr.Request) -> list[Any]:
+        def apply_query(request: gr.Request) -> list[Any]:
             query = {key[:40]: value[: validate.PROMPT] for key, value in list(dict(request.query_params).items())[:40]}
-            wanted = query.get("panel")
-            shown = gr.Tabs(selected=wanted) if wanted in PANELS else gr.skip()
-            return [shown, *(update for panel in panels.values() for update in panel.linked(query))]
+            name = query.get("panel")
+            selected = gr.Tabs(selected=name) if name in TABS else gr.skip()
+            return [selected, *(update for tab in tabs.values() for update in tab.from_query(query))]
 
-        page.load(linked, None, [tabs, *outputs], queue=False, api_visibility="private", **UNMARKED)
+        page.load(apply_query, None, [container, *outputs], queue=False, api_visibility="private", **NO_PROGRESS)
 
-        def left(request: gr.Request) -> None:
-            tickets.give_back(visitor(request))
+        def cancel(request: gr.Request) -> None:
+            queue.cancel(visitor(request))
 
-        page.unload(left)
-        for name, one in found.items():
-            gr.api(endpoint(one), api_name=name, concurrency_limit=1, concurrency_id=LANE)
+        page.unload(cancel)
+        for name, backend in shown.items():
+            gr.api(endpoint(backend), api_name=name, concurrency_limit=1, concurrency_id=MODEL)
     page.queue(max_size=validate.WAITING, default_concurrency_limit=4)
     return page
 
 
-def endpoint(subject: Backend) -> Callable[..., dict[str, Any]]:
-    """What programs call."""
+def endpoint(backend: Backend) -> Callable[..., dict[str, Any]]:
+    """The function that programs call for a modality."""
 
     def run(
         prompt: str,
-        drafter: str = subject.usual,
+        drafter: str = backend.usual,
         rule: str = EXACT.name,
-        temperature: float = subject.heat,
+        temperature: float = backend.heat,
         seed: int = 0,
         options: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """One run from beginning to end. `drafter` is "plain" or one of the panel's; `options` may hold the modality's
-        own (max_new_tokens; guidance_scale, style; speed), "drafter_options" and "rule_options". Returns the recording
-        (trace, names of tokens, image or sound in base64) and the summary of its trace."""
+        """One complete run. `drafter` is "plain" or a drafter of the tab; `options` may contain options of the modality
+        (max_new_tokens; guidance_scale, style; speed), "drafter_options" and "rule_options". Returns the text, the
+        summary of the trace, and the recording (trace, token texts, picture or sound in base64)."""
         given = {"prompt": prompt, "drafter": drafter, "rule": rule, "temperature": temperature, "seed": seed}
 
-        def made() -> Recording:
-            subject.load()
-            live = subject.begin(checked(subject, {**(options or {}), **given}))
+        def record() -> Recording:
+            backend.load()
+            live = backend.begin(checked(backend, {**(options or {}), **given}))
             try:
                 for _ in live:
                     pass
@@ -109,20 +108,20 @@ def endpoint(subject: Backend) -> Callable[..., dict[str, Any]]:
 
         try:
             if options is not None and not isinstance(options, dict):
-                raise InvalidOption("options are an object of names and values")
-            recording = laned(made)
+                raise InvalidOption("options must be a JSON object of option names and values")
+            recording = on_model_thread(record)
         except OutriderError as error:
             raise gr.Error(str(error)[:600], print_exception=False) from None
         except Exception as error:
-            fault(error)
-            raise gr.Error("something unexpected went wrong; the terminal says more", print_exception=False) from None
+            error_box(error)  # logs it
+            raise gr.Error("unexpected error; see the server's terminal", print_exception=False) from None
         from dataclasses import asdict
 
         summary = asdict(recording.trace.summary())
-        words = (
-            "".join(recording.name(token) for token in recording.trace.tokens()) if subject.name == "text" else prompt
-        )
-        return {"text": words, "summary": summary, "recording": json.loads(recording.to_json())}
+        text = prompt
+        if backend.name == "text":
+            text = "".join(recording.name(token) for token in recording.trace.tokens())
+        return {"text": text, "summary": summary, "recording": json.loads(recording.to_json())}
 
     return run
 
@@ -134,22 +133,22 @@ def serve(
     device: str = "cpu",
     dtype: str | None = None,
     weights: Path | None = None,
-    found: Mapping[str, Backend] | None = None,
+    own: Mapping[str, Backend] | None = None,
     vllm: str | None = None,
     published: Mapping[Modality, Named] | None = None,
 ) -> tuple[gr.Blocks, str]:
-    """Open the page, on this machine alone: the page and its address. `close` ends it, `block_thread` waits. `vllm` is
-    the address of a server that the text panel asks instead of a model of ours; `published` names the models
-    that the image and the speech panel show in place of ours, read before the page opens; the lab measures ours all the
-    same."""
-    ours = found or subjects(device, dtype, weights)
+    """Open the page on 127.0.0.1; the page and its address. `page.close()` ends it, `page.block_thread()` waits.
+
+    `vllm` is the address of a vLLM server that runs the Text tab; `published` are the published models of the Image and
+    Speech tabs, loaded before the page opens. The Compare tab measures our own models (`own`) in any case."""
+    ours = own or backends(device, dtype, weights)
     shown = dict(ours)
     if vllm:
         shown["text"] = Served(vllm)
     precision = "float32" if device == "cpu" else "bfloat16"
     for name, named in (published or {}).items():
         shown[name] = (Pictures if name == "image" else Speech)(device=device, dtype=precision, named=named)
-        laned(shown[name].load)
+        on_model_thread(shown[name].load)
     page = build(shown, ours)
     _, address, _ = page.launch(
         server_name="127.0.0.1",

@@ -1,6 +1,6 @@
-"""The lab: several methods on a few prompts, measured in turns, beside what theory predicts.
+"""The Compare tab: several methods on a few prompts, measured in turns, beside the speed that theory predicts.
 
-Measuring is outrider.core.bench.runner's, predicting outrider.core.cost.theory's; this puts them on the page.
+Uses outrider.core.bench.runner to measure and outrider.core.cost.theory to predict.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import gradio as gr
 
 from outrider.app.page import validate
 from outrider.app.page.backends.interface import Asked, Backend, checked, together
-from outrider.app.page.controls import UNMARKED, Update, quiet, visitor
-from outrider.app.page.run_queue import LANE, RunQueue, stepped
-from outrider.app.page.runner import fault, remark, running, waiting
-from outrider.app.viz.charts import against, compared
+from outrider.app.page.controls import NO_PROGRESS, Update, redraw, visitor
+from outrider.app.page.run_queue import MODEL, RunQueue, steps_on_model_thread
+from outrider.app.page.runner import error_box, hint, running, waiting
+from outrider.app.viz.charts import benchmark_bars, predicted_and_measured
 from outrider.app.viz.svg import Drawing, safe, side_by_side
 from outrider.core.bench.runner import PLAIN, Bench, Contender, Item, Outcome, Run, Same, pooled, row
 from outrider.core.bench.timing import pass_cost
@@ -37,111 +37,110 @@ _PROMPTS = {
 
 
 @dataclass
-class Measured:
-    """One measurement under way: a bench, and who wants it to go on."""
+class Comparison:
+    """A benchmark in progress, and the cost of target passes if it is known."""
 
-    subject: Backend
     bench: Bench
     cost: PassCost | None
 
     def rows(self) -> list[dict[str, Any]]:
+        """A row for each contender that has results."""
         plain = self.bench.first(PLAIN)
-        found = []
-        for one in self.bench.contenders:
-            if not self.bench.of(one.name):
+        rows = []
+        for contender in self.bench.contenders:
+            if not self.bench.of(contender.name):
                 continue
-            mine = self.bench.first(one.name)
             same: dict[str, Same] = {
                 name: "same" if name in plain and run.outcome.tokens == plain[name].outcome.tokens else "other"
-                for name, run in mine.items()
+                for name, run in self.bench.first(contender.name).items()
             }
-            found.append(row(self.bench, one, same=same, cost=self.cost))
-        return found
+            rows.append(row(self.bench, contender, same=same, cost=self.cost))
+        return rows
 
 
 def contenders(
-    subject: Backend, names: Sequence[str], given: Mapping[str, Any], going: Callable[[], bool]
+    backend: Backend, names: Sequence[str], given: Mapping[str, Any], active: Callable[[], bool]
 ) -> list[Contender]:
-    """Plain decoding first, then each method under the rule."""
-    found = []
-    for name in [PLAIN, *(one for one in names if one != PLAIN)]:
+    """Plain decoding first, then each drafter with the rule."""
+    result = []
+    for name in [PLAIN, *(name for name in names if name != PLAIN)]:
         rule = str(given["rule"])
         if name != PLAIN and not together(name, rule):
-            raise InvalidOption(f"the rule '{rule}' can't judge what '{name}' drafts; leave one of them out")
-        asked = replace(checked(subject, {**given, "prompt": "x", "drafter": name}), judged=not RULES[rule].lossless)
+            raise InvalidOption(f"the rule '{rule}' cannot verify the drafts of '{name}'; deselect one of them")
+        settings = replace(checked(backend, {**given, "prompt": "x", "drafter": name}), judged=not RULES[rule].lossless)
 
-        def run(item: Item, asked: Asked = asked) -> Outcome:
-            return _outcome(subject, asked, str(item.content), going)
+        def run(item: Item, settings: Asked = settings) -> Outcome:
+            return _outcome(backend, settings, str(item.content), active)
 
-        found.append(Contender(name, run, rule=rule, lossless=bool(RULES[rule].lossless), optional=name != PLAIN))
-    return found
+        result.append(Contender(name, run, rule=rule, lossless=bool(RULES[rule].lossless), optional=name != PLAIN))
+    return result
 
 
 class Stopped(Exception):
-    """The visitor has had enough."""
+    """The visitor pressed Stop or left the page."""
 
 
-def _outcome(subject: Backend, asked: Asked, prompt: str, going: Callable[[], bool]) -> Outcome:
+def _outcome(backend: Backend, settings: Asked, prompt: str, active: Callable[[], bool]) -> Outcome:
     begun = time.perf_counter()
-    live = subject.begin(replace(asked, prompt=prompt))
+    live = backend.begin(replace(settings, prompt=prompt))
     try:
         for _ in live:
-            if not going():
+            if not active():
                 raise Stopped
         seconds = time.perf_counter() - begun
         trace = live.recording().trace
     finally:
         live.close()
     rows = sorted({step.row for step in trace.steps})
-    return Outcome(tuple(token for one in rows for token in trace.tokens(one)), seconds, trace.steps, trace.memory)
+    return Outcome(tuple(token for row in rows for token in trace.tokens(row)), seconds, trace.steps, trace.memory)
 
 
-def passes(subject: Backend, prompt: str) -> PassCost | None:
-    """What passes of the target cost here; of text alone, whose target stands by itself."""
-    if subject.name != "text":
+def target_cost(backend: Backend, prompt: str) -> PassCost | None:
+    """The measured cost of target passes; None except for text, whose target can be run by itself."""
+    if backend.name != "text":
         return None
-    lm = subject.load()
+    lm = backend.load()
     return pass_cost(lm.target(), lm.encode(prompt), rounds=3)
 
 
-def told(rows: Sequence[Mapping[str, Any]], runs: Sequence[Run], cost: PassCost | None) -> Drawing:
-    """Table and plots of what was measured so far."""
-    heads = (
-        "method",
-        "tokens a second",
-        "speedup",
-        "tokens per call",
-        "accepted",
-        "same output",
-        "price a token",
-        "nats a token",
-        "predicted",
-        "best length",
-        "breaks even at",
-    )
-    body = []
-    for one in rows:
-        mine = [run for run in runs if run.contender == one["drafter"]]
-        body.append([str(one["drafter"]), *_cells(one, mine, cost)])
+TITLES = (
+    "method",
+    "tokens / s",
+    "speedup",
+    "tokens / pass",
+    "accepted",
+    "same output",
+    "total variation / token",
+    "NLL / token",
+    "predicted tokens / s",
+    "best draft length",
+    "break-even acceptance",
+)
+
+
+def drawn(rows: Sequence[Mapping[str, Any]], runs: Sequence[Run], cost: PassCost | None) -> Drawing:
+    """The table and the plots of the results so far."""
+    body = [
+        [str(row["drafter"]), *_cells(row, [run for run in runs if run.contender == row["drafter"]], cost)]
+        for row in rows
+    ]
     table = "".join("<tr>" + "".join(f"<td>{safe(cell)}</td>" for cell in line) + "</tr>" for line in body)
-    head = "".join(f'<th scope="col">{one}</th>' for one in heads)
+    head = "".join(f'<th scope="col">{title}</th>' for title in TITLES)
+    plain_speed = rows[0]["tokens_per_second"]
     plots = [
-        (
-            "Tokens a second",
-            compared(rows, "tokens_per_second", "tokens a second", "", rows[0]["tokens_per_second"]),
-        ),
-        ("Tokens per call", compared(rows, "tokens_per_pass", "tokens per call", "", 1.0)),
+        ("Tokens per second", benchmark_bars(rows, "tokens_per_second", "tokens per second", base=plain_speed)),
+        ("Tokens per target pass", benchmark_bars(rows, "tokens_per_pass", "tokens per target pass", base=1.0)),
     ]
     points = [
-        (str(one["drafter"]), float(one["predicted_tokens_per_second"]), float(one["decode_tokens_per_second"]))
-        for one in rows
-        if one.get("predicted_tokens_per_second")
+        (str(row["drafter"]), float(row["predicted_tokens_per_second"]), float(row["decode_tokens_per_second"]))
+        for row in rows
+        if row.get("predicted_tokens_per_second")
     ]
     if points:
-        plots.append(("Predicted and measured", against(points)))
-    cards = [f'<div class="or-card"><h4>{safe(title)}</h4>{one}</div>' for title, one in plots]
+        plots.append(("Predicted and measured speed", predicted_and_measured(points)))
+    cards = [f'<div class="or-card"><h4>{safe(title)}</h4>{plot}</div>' for title, plot in plots]
     notes = "".join(
-        f"<li>{safe(str(one['drafter']))}: {safe(str(one['note'])[:300])}</li>" for one in rows if one.get("note")
+        f"<li>{safe(str(row['drafter']))}: {safe(str(row['note'])[:300])}</li>" for row in rows if row.get("note")
     )
     return Drawing(
         f'<div class="or-wide"><table class="or-table"><thead><tr>{head}</tr></thead><tbody>{table}</tbody>'
@@ -149,108 +148,114 @@ def told(rows: Sequence[Mapping[str, Any]], runs: Sequence[Run], cost: PassCost 
     )
 
 
-def _cells(one: Mapping[str, Any], runs: Sequence[Run], cost: PassCost | None) -> list[str]:
-    """One method's figures in words."""
+def _cells(row: Mapping[str, Any], runs: Sequence[Run], cost: PassCost | None) -> list[str]:
+    """The cells of one method, without its name."""
     total = pooled(runs)
-    length, point = "", ""
+    length, break_even_rate = "", ""
     if cost is not None and total.drafted and total.target_passes:
-        each = total.times.draft / total.drafted / cost(1)
-        best, gain = best_length(total.conditional, each, cost)
+        per_token = total.times.draft / total.drafted / cost(1)
+        best, gain = best_length(total.conditional, per_token, cost)
         length = f"{best} ({gain:.2f} x)"
         depth = max(round(total.drafted / total.target_passes), 1)
-        bound = break_even(depth, each, cost.relative(depth + 1))
-        point = "never" if bound > 1 else f"{bound:.0%}"
-    speed, ahead = one["tokens_per_second"], one.get("predicted_tokens_per_second")
+        rate = break_even(depth, per_token, cost.relative(depth + 1))
+        break_even_rate = "never" if rate > 1 else f"{rate:.0%}"
+    predicted = row.get("predicted_tokens_per_second")
     return [
-        f"{speed:.1f}",
-        "" if one["speedup"] is None else f"{one['speedup']:.2f} x",
-        "" if one["tokens_per_pass"] is None else f"{one['tokens_per_pass']:.2f}",
-        f"{one['acceptance_rate']:.0%}" if total.drafted else "-",
-        "" if one["identical"] is None else f"{one['identical']:.0%}",
-        f"{total.total_variation / max(total.tokens, 1):.4f}" if not one["lossless"] else "0",
-        surprise(runs),
-        "" if not ahead else f"{ahead:.1f}",
+        f"{row['tokens_per_second']:.1f}",
+        "" if row["speedup"] is None else f"{row['speedup']:.2f} x",
+        "" if row["tokens_per_pass"] is None else f"{row['tokens_per_pass']:.2f}",
+        f"{row['acceptance_rate']:.0%}" if total.drafted else "-",
+        "" if row["identical"] is None else f"{row['identical']:.0%}",
+        f"{total.total_variation / max(total.tokens, 1):.4f}" if not row["lossless"] else "0",
+        negative_log_likelihood(runs),
+        f"{predicted:.1f}" if predicted else "",
         length,
-        point,
+        break_even_rate,
     ]
 
 
-def surprise(runs: Sequence[Run]) -> str:
-    """How unlikely what came is to the target itself, where that was asked: quality that needs no judge."""
-    found = [one for run in runs for step in run.outcome.steps for one in step.logprobs]
-    return f"{-sum(found) / len(found):.3f}" if found else ""
+def negative_log_likelihood(runs: Sequence[Run]) -> str:
+    """The target's mean negative log-likelihood of the output tokens, in nats; empty if the steps do not record it."""
+    logprobs = [logprob for run in runs for step in run.outcome.steps for logprob in step.logprobs]
+    return f"{-sum(logprobs) / len(logprobs):.3f}" if logprobs else ""
 
 
 class CompareTab:
-    """The tab."""
+    """The components and the events of the tab."""
 
-    def __init__(self, subjects: Mapping[str, Backend], tickets: RunQueue) -> None:
-        self.subjects, self.tickets = subjects, tickets
+    def __init__(self, backends: Mapping[str, Backend], queue: RunQueue) -> None:
+        self.backends, self.queue = backends, queue
 
     def build(self) -> None:
-        first = self.subjects["text"]
+        first = self.backends["text"]
         with gr.Row():
             with gr.Column(scale=3, min_width=320):
-                self.modality = gr.Radio(list(self.subjects), value="text", label="Modality")
+                self.modality = gr.Radio(list(self.backends), value="text", label="Modality")
                 self.prompts = gr.Textbox(
                     _PROMPTS["text"],
-                    label=f"Prompts, one a line, up to {validate.PROMPTS}",
+                    label=f"Prompts, one per line, up to {validate.PROMPTS}",
                     lines=4,
                     max_lines=8,
                     max_length=validate.PROMPT,
-                    elem_id="lab-prompts",
+                    elem_id="compare-prompts",
                 )
                 self.methods = gr.CheckboxGroup(
                     first.drafters(),
-                    value=_usual(first),
-                    elem_id="lab-methods",
-                    label=f"Methods, up to {validate.METHODS}; plain decoding is always among them",
+                    value=_default_methods(first),
+                    elem_id="compare-methods",
+                    label=f"Drafters, up to {validate.METHODS}; plain decoding is always included",
                 )
-                self.rule = gr.Dropdown(first.rules(), value=EXACT.name, label="Rule")
-                self.heat = gr.Slider(0, validate.HEAT, 0, step=0.05, label="temperature")
-                self.seed = gr.Number(0, label="seed", precision=0, minimum=0, maximum=validate.SEED)
+                self.rule = gr.Dropdown(first.rules(), value=EXACT.name, label="Acceptance rule")
+                self.temperature = gr.Slider(0, validate.HEAT, 0, step=0.05, label="Temperature (0 is greedy)")
+                self.seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=validate.SEED)
                 with gr.Row():
-                    self.run = gr.Button("Measure", variant="primary", elem_id="lab-run")
-                    self.stop = gr.Button("Stop", variant="stop", elem_id="lab-stop")
+                    self.run = gr.Button("Measure", variant="primary", elem_id="compare-run")
+                    self.stop = gr.Button("Stop", variant="stop", elem_id="compare-stop")
             with gr.Column(scale=7, min_width=320):
-                self.status = gr.HTML("", elem_id="lab-status", min_height=44)
-                self.out = gr.HTML(
-                    remark("Methods take turns on every prompt; speedups are paired with plain decoding."),
-                    elem_id="lab-out",
+                self.status = gr.HTML("", elem_id="compare-status", min_height=44)
+                self.output = gr.HTML(
+                    hint(
+                        "Press Measure. The drafters take turns on every prompt, and each speedup compares runs of the "
+                        "same prompt."
+                    ),
+                    elem_id="compare-out",
                     min_height=320,
                 )
         self.ticket = gr.State(0)
         self.modality.input(
-            self._turned, [self.modality], [self.prompts, self.methods, self.rule, self.heat], **quiet()
+            self._change_modality,
+            [self.modality],
+            [self.prompts, self.methods, self.rule, self.temperature],
+            **redraw(),
         )
-        self.run.click(self._begin, None, [self.ticket, self.status], **quiet()).then(
+        self.run.click(self._begin, None, [self.ticket, self.status], **redraw()).then(
             self._run,
-            [self.ticket, self.modality, self.prompts, self.methods, self.rule, self.heat, self.seed],
-            [self.status, self.out],
+            [self.ticket, self.modality, self.prompts, self.methods, self.rule, self.temperature, self.seed],
+            [self.status, self.output],
             concurrency_limit=1,
-            concurrency_id=LANE,
+            concurrency_id=MODEL,
             api_visibility="private",
-            **UNMARKED,
+            **NO_PROGRESS,
         )
-        self.stop.click(self._stop, None, [self.status], **quiet())
+        self.stop.click(self._stop, None, [self.status], **redraw())
 
-    def _turned(self, modality: str) -> list[Update]:
-        one = self.subjects[validate.one_of(modality, "modality", self.subjects)]
+    def _change_modality(self, modality: str) -> list[Update]:
+        backend = self.backends[validate.one_of(modality, "modality", self.backends)]
         return [
             _PROMPTS[modality],
-            gr.update(choices=one.drafters(), value=_usual(one)),
-            gr.update(choices=one.rules(), value=EXACT.name),
-            one.heat,
+            gr.update(choices=backend.drafters(), value=_default_methods(backend)),
+            gr.update(choices=backend.rules(), value=EXACT.name),
+            backend.heat,
         ]
 
     def _begin(self, request: gr.Request) -> list[Update]:
-        return [self.tickets.take(visitor(request)), waiting("Waiting for the model's lane …")]
+        return [self.queue.take(visitor(request)), waiting("Waiting for other runs …")]
 
     def _stop(self, request: gr.Request) -> Update:
-        return waiting("Stopping …") if self.tickets.give_back(visitor(request)) else gr.skip()
+        return waiting("Stopping …") if self.queue.cancel(visitor(request)) else gr.skip()
 
     def _run(self, ticket: int, request: gr.Request, *values: Any) -> Iterator[list[Update]]:
-        yield from stepped(self._measure(ticket, request, *values))
+        yield from steps_on_model_thread(self._measure(ticket, request, *values))
 
     def _measure(
         self,
@@ -260,49 +265,48 @@ class CompareTab:
         prompts: str,
         methods: list[str],
         rule: str,
-        heat: float,
+        temperature: float,
         seed: float,
     ) -> Generator[list[Update]]:
-        going = partial(self.tickets.valid, visitor(request), ticket)
+        active = partial(self.queue.is_current, visitor(request), ticket)
         try:
-            subject = self.subjects[validate.one_of(modality, "modality", self.subjects)]
-            lines = [one.strip() for one in validate.words(prompts, "prompts").splitlines() if one.strip()]
+            backend = self.backends[validate.one_of(modality, "modality", self.backends)]
+            lines = [line.strip() for line in validate.words(prompts, "prompts").splitlines() if line.strip()]
             if len(lines) > validate.PROMPTS:
-                raise InvalidOption(f"there are {len(lines)} prompts; at most {validate.PROMPTS} are measured at once")
-            if not subject.loaded:
-                yield [waiting(f"Loading {subject.about} …"), gr.skip()]
-                subject.load()
-            names = validate.some_of(methods, "methods", subject.drafters(), validate.METHODS)
-            given: dict[str, Any] = {"rule": rule, "temperature": heat, "seed": seed}
-            if subject.name == "text":
+                raise InvalidOption(f"there are {len(lines)} prompts; give at most {validate.PROMPTS}")
+            if not backend.loaded:
+                yield [waiting(f"Loading {backend.about} …"), gr.skip()]
+                backend.load()
+            names = validate.some_of(methods, "drafters", backend.drafters(), validate.METHODS)
+            given: dict[str, Any] = {"rule": rule, "temperature": temperature, "seed": seed}
+            if backend.name == "text":
                 given["max_new_tokens"] = _TOKENS
-            made = contenders(subject, names, given, going)
-            yield [waiting("Measuring what passes cost …"), gr.skip()]
-            bench = Bench(made, [Item(str(place), "all", line) for place, line in enumerate(lines)])
-            work = Measured(subject, bench, passes(subject, lines[0]))
-            yield from self._follow(work)
+            chosen = contenders(backend, names, given, active)
+            yield [waiting("Measuring the cost of target passes …"), gr.skip()]
+            bench = Bench(chosen, [Item(str(index), "all", line) for index, line in enumerate(lines)])
+            yield from self._follow(Comparison(bench, target_cost(backend, lines[0])))
         except Stopped:
             yield [running("Stopped."), gr.skip()]
         except Exception as error:
-            yield [fault(error), gr.skip()]
+            yield [error_box(error), gr.skip()]
         finally:
-            if going():
-                self.tickets.give_back(visitor(request))
+            if active():
+                self.queue.cancel(visitor(request))
 
-    def _follow(self, work: Measured) -> Iterator[list[Update]]:
-        bench = work.bench
+    def _follow(self, comparison: Comparison) -> Iterator[list[Update]]:
+        bench = comparison.bench
         for done, name in enumerate(bench.go(), 1):
-            said = running(f"{done} of {bench.turns} turns, last {name}" + (" (warming up)" if not bench.runs else ""))
-            whole = bench.runs and done % len(bench.contenders) == 0
-            yield [said, told(work.rows(), bench.runs, work.cost) if whole else gr.skip()]
+            status = running(f"{done} of {bench.turns} runs, last: {name}{'' if bench.runs else ' (warm-up)'}")
+            complete = bench.runs and done % len(bench.contenders) == 0
+            yield [status, drawn(comparison.rows(), bench.runs, comparison.cost) if complete else gr.skip()]
         failed = "; ".join(f"{name}: {why}" for name, why in bench.failed.items())
         yield [
-            running("Done." + (f" Left out: {failed}"[:400] if failed else "")),
-            told(work.rows(), bench.runs, work.cost),
+            running("Done." + (f" Failed: {failed}"[:400] if failed else "")),
+            drawn(comparison.rows(), bench.runs, comparison.cost),
         ]
 
 
-def _usual(subject: Backend) -> list[str]:
-    """Drafters that cost little and run anywhere."""
-    known = [name for name in subject.drafters() if name in DRAFTERS]
+def _default_methods(backend: Backend) -> list[str]:
+    """Three drafters that cost little and run anywhere."""
+    known = [name for name in backend.drafters() if name in DRAFTERS]
     return [name for name in known if Capability.CATCHES_UP in DRAFTERS[name].capabilities][:3]

@@ -1,6 +1,7 @@
-"""What tabs share of Gradio: knobs and choices as its components, events that only redraw, and who asks.
+"""Gradio helpers that the tabs share: components for knobs and choices, settings of events, and the visitor's id.
 
-A component that is turned gets other bounds and another value, or is hidden. Knows nothing of runs.
+Tabs have a fixed number of components, which are updated or hidden when another method is chosen. Knows nothing of
+runs.
 """
 
 from __future__ import annotations
@@ -17,21 +18,23 @@ Update = Any
 
 
 def visitor(request: gr.Request | None) -> str:
+    """The id of the visitor's session."""
     return str(getattr(request, "session_hash", None) or "nobody")
 
 
-# For events that show by themselves how far they are. Without the second, every piece of news of any of them has the
-# page copy all that it knows of each component that one of them ever wrote to: half of what a page costs while it runs.
-UNMARKED: dict[str, Any] = {"show_progress": "hidden", "show_progress_on": []}
+# For events that show their own progress. An empty `show_progress_on` matters: by default Gradio updates the status of
+# every output component at every message, which took half of the browser's time during a run.
+NO_PROGRESS: dict[str, Any] = {"show_progress": "hidden", "show_progress_on": []}
 
 
-def quiet(**given: Any) -> dict[str, Any]:
-    """For events that only redraw: at once, the last one counts, and nothing fades meanwhile."""
-    return {"queue": False, "trigger_mode": "always_last", "api_visibility": "private", **UNMARKED, **given}
+def redraw(**given: Any) -> dict[str, Any]:
+    """Arguments of events that only redraw: not queued, only the last of several runs, no loading animation."""
+    return {"queue": False, "trigger_mode": "always_last", "api_visibility": "private", **NO_PROGRESS, **given}
 
 
-def padded(found: Sequence[M], count: int) -> list[M | None]:
-    return [found[place] if place < len(found) else None for place in range(count)]
+def padded(items: Sequence[M], count: int) -> list[M | None]:
+    """The items, filled up with None to `count`."""
+    return [items[index] if index < len(items) else None for index in range(count)]
 
 
 def slider(knob: Knob | None) -> Any:
@@ -40,7 +43,7 @@ def slider(knob: Knob | None) -> Any:
     return gr.Slider(knob.low, knob.high, knob.value, step=knob.step, label=knob.label)
 
 
-def turned(knob: Knob | None, given: Any = None) -> Update:
+def update_slider(knob: Knob | None, given: Any = None) -> Update:
     if knob is None:
         return gr.update(visible=False, minimum=0, maximum=1, value=0, label="-")
     value = (given or {}).get(knob.name, knob.value)
@@ -53,14 +56,14 @@ def dropdown(choice: Choice | None) -> Any:
     return component(choice)
 
 
-def reworded(choice: Choice | None, given: Any = None) -> Update:
+def update_dropdown(choice: Choice | None, given: Any = None) -> Update:
     if choice is None:
         return gr.update(visible=False, choices=[], value=None, label="-")
     value = (given or {}).get(choice.name, choice.value)
     return gr.update(visible=True, choices=list(choice.choices), value=value, label=choice.label)
 
 
-def component(one: Knob | Choice) -> Any:
-    if isinstance(one, Choice):
-        return gr.Dropdown(list(one.choices), value=one.value, label=one.label)
-    return gr.Slider(one.low, one.high, one.value, step=one.step, label=one.label)
+def component(option: Knob | Choice) -> Any:
+    if isinstance(option, Choice):
+        return gr.Dropdown(list(option.choices), value=option.value, label=option.label)
+    return gr.Slider(option.low, option.high, option.value, step=option.step, label=option.label)

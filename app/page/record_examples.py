@@ -1,5 +1,8 @@
-"""The recordings that ship, made anew: `python -m outrider.app.page.record_examples` records each as a race against
-plain decoding, with the models that are here, and says what it left out. Knows subjects and recordings."""
+"""Records the bundled example traces: `python -m outrider.app.page.record_examples [DEVICE]`.
+
+Each example is a run beside plain decoding with the installed models; examples whose models are missing are skipped
+with a message.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from outrider.app.page.runner import follow
 from outrider.core.bench.runner import PLAIN
 from outrider.core.errors import OutriderError
 
-EXHIBITS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # file -> modality and what is asked
+EXAMPLES: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # file name -> modality and settings
     "text-copying-prompt-lookup": (
         "text",
         {
@@ -53,37 +56,37 @@ EXHIBITS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # file -> modality an
 }
 
 
-def recorded(subject: Backend, given: Mapping[str, Any]) -> Recording:
-    """One race: plain decoding, then what is asked for."""
-    asked = checked(subject, given)
-    found = []
-    for one in (replace(asked, drafter=PLAIN, drafter_options={}), asked):
-        *_, (_, recording) = follow(subject, one, lambda: True, "")
+def recorded(backend: Backend, given: Mapping[str, Any]) -> Recording:
+    """The recording of a run, with that of plain decoding in it."""
+    asked = checked(backend, given)
+    recordings = []
+    for run in (replace(asked, drafter=PLAIN, drafter_options={}), asked):
+        *_, (_, recording) = follow(backend, run, lambda: True, "")
         assert recording is not None
-        found.append(recording)
-    return replace(found[1], plain=found[0])
+        recordings.append(recording)
+    return replace(recordings[1], plain=recordings[0])
 
 
-def record(subjects: Mapping[str, Backend], folder: Path) -> Iterator[str]:
-    """All of them into a folder, a line about each."""
+def record(backends: Mapping[str, Backend], folder: Path) -> Iterator[str]:
+    """Record all examples into a folder; yields a line about each."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, (modality, given) in EXHIBITS.items():
+    for name, (modality, given) in EXAMPLES.items():
         try:
-            subject = subjects[modality]
-            subject.load()
-            recording = recorded(subject, given)
+            backend = backends[modality]
+            backend.load()
+            recording = recorded(backend, given)
         except OutriderError as error:
-            yield f"{name}: left out: {error}"
+            yield f"{name}: skipped: {error}"
             continue
         path = folder / f"{name}.json"
         path.write_text(recording.to_json() + "\n", encoding="utf-8")
         summary = recording.trace.summary()
-        yield f"{name}: {summary.tokens_per_pass:.2f} tokens per call, {path.stat().st_size / 1000:.0f} kB"
+        yield f"{name}: {summary.tokens_per_pass:.2f} tokens per target pass, {path.stat().st_size / 1000:.0f} kB"
 
 
 if __name__ == "__main__":
-    from outrider.app.page.app import subjects
+    from outrider.app.page.app import backends
 
     device = sys.argv[1] if len(sys.argv) > 1 else "cpu"
-    for line in record(subjects(device), Path(__file__).resolve().parents[1] / "traces"):
+    for line in record(backends(device), Path(__file__).resolve().parents[1] / "traces"):
         print(line, flush=True)

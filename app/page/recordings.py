@@ -1,7 +1,7 @@
-"""Recordings: a trace, and what it takes to see it where no model is: what tokens are called, the picture, the sound.
+"""Recordings: a trace with what is needed to show it without a model: the texts of tokens, the picture, the sound.
 
-A recording is a JSON file; a bare trace, as the command line writes them, opens as well. What is read is checked to the
-last field, so that a hostile file can do no more than be refused. Knows traces; nothing of models or pages.
+A recording is a JSON file; bare traces, as the command line writes them, can be read too. Every field of a file is
+validated, so that a hostile file is refused. Knows traces; nothing of models or pages.
 """
 
 from __future__ import annotations
@@ -29,111 +29,112 @@ _STEPS = 20_000
 
 @dataclass(frozen=True)
 class Recording:
-    """One generation, and perhaps the plain one beside it."""
+    """One generation, optionally with the same generation by plain decoding."""
 
     __pydantic_config__ = _READING
 
     modality: Modality
     trace: Trace
     prompt: str = ""
-    names: dict[str, str] = field(default_factory=dict)  # what tokens are called, by id
-    rows: int = 16  # of a picture's grid
+    names: dict[str, str] = field(default_factory=dict)  # the texts of tokens, by id
+    rows: int = 16  # of the image's grid of codes
     columns: int = 16
     picture: str = ""  # PNG in base64
     sound: str = ""  # WAV in base64
-    starts: tuple[float, ...] = ()  # when each token begins to be heard, in seconds
-    words: tuple[tuple[float, str], ...] = ()  # what is said, and when about
+    starts: tuple[float, ...] = ()  # the second at which each token becomes audible
+    words: tuple[tuple[float, str], ...] = ()  # spoken words with approximate start times
     plain: Recording | None = None
-    recording: int = _SCHEMA
+    recording: int = _SCHEMA  # the version of this format
 
     def name(self, token: int) -> str:
         return self.names.get(str(token), f"#{token} ")
 
     def root(self, step: int) -> str:
-        """What stands before a step: the last token of the step before it in its row."""
+        """The text of the last token before a step in its batch row."""
         row = self.trace.steps[step].row
-        before = [one for one in self.trace.steps[:step] if one.row == row and one.emitted]
-        return self.name(before[-1].emitted[-1]) if before else "prompt"
+        earlier = [previous for previous in self.trace.steps[:step] if previous.row == row and previous.emitted]
+        return self.name(earlier[-1].emitted[-1]) if earlier else "prompt"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), allow_nan=False, separators=(",", ":"), ensure_ascii=True)
 
     def link(self) -> str:
-        """The file itself as an address, which a browser saves without asking anybody."""
+        """The JSON file as a data URL, which a browser can save without a request."""
         return "data:application/json;base64," + b64encode(self.to_json().encode()).decode()
 
 
 def tokens_in(trace: Trace) -> set[int]:
-    """Every token that a view may want to name."""
-    found: set[int] = set()
+    """Every token id of a trace whose text a view may show."""
+    ids: set[int] = set()
     for step in trace.steps:
-        found.update(step.drafted, step.emitted)
-        found.update(token for likely in step.alternatives for token, _ in likely)
-    return found
+        ids.update(step.drafted, step.emitted)
+        ids.update(token for likely in step.alternatives for token, _ in likely)
+    return ids
 
 
 def read(data: bytes | str) -> Recording:
-    """A file that was opened: a recording, or a bare trace; anything else raises TraceError."""
+    """The recording in a file's contents, which may also be a bare trace; raises TraceError for anything else."""
     if len(data) > validate.FILE:
-        raise TraceError(f"the file has {len(data):,} bytes; at most {validate.FILE:,} are read")
+        raise TraceError(f"the file has {len(data):,} bytes; the limit is {validate.FILE:,}")
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
-        shape = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError):
-        raise TraceError("this is no trace: it is not JSON") from None
-    if not isinstance(shape, dict):
-        raise TraceError("this is no trace: a JSON object was expected")
-    if "recording" not in shape:
-        return _checked(Recording(_guess(shape), Trace.from_json(text)))
+        raise TraceError("the file is not JSON; choose a trace that Outrider wrote") from None
+    if not isinstance(content, dict):
+        raise TraceError("the file is not a trace: expected a JSON object")
+    if "recording" not in content:
+        return _validated(Recording(_modality(content), Trace.from_json(text)))
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        found = TypeAdapter(Recording).validate_json(text)
+        recording = TypeAdapter(Recording).validate_json(text)
     except (ValidationError, RecursionError) as error:
-        where = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": "nested too deep"}
-        place = ".".join(str(part)[:40] for part in where["loc"]) or "the file"
-        raise TraceError(f"not a recording: {place}: {str(where['msg'])[:100]}") from None
-    return _checked(found)
+        first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": "nested too deeply"}
+        location = ".".join(str(part)[:40] for part in first["loc"]) or "the file"
+        raise TraceError(f"not a recording: {location}: {str(first['msg'])[:100]}") from None
+    return _validated(recording)
 
 
-def _guess(shape: dict[str, object]) -> Modality:
-    """What a bare trace is of: pictures are asked for with guidance, speech with a speed."""
-    asked = shape.get("options")
-    known = asked if isinstance(asked, dict) else {}
-    return "image" if "guidance_scale" in known else "speech" if "speed" in known else "text"
+def _modality(content: dict[str, object]) -> Modality:
+    """The modality of a bare trace, from its options: only images have guidance, only speech has a speed."""
+    options = content.get("options")
+    names = options if isinstance(options, dict) else {}
+    return "image" if "guidance_scale" in names else "speech" if "speed" in names else "text"
 
 
-def _checked(found: Recording) -> Recording:
-    """What types alone don't say."""
-    if found.recording != _SCHEMA:
-        raise TraceError(f"the recording has schema {found.recording}; this version reads schema {_SCHEMA}")
-    trace = Trace.from_json(found.trace.to_json())  # a step that contradicts itself is refused there
+def _validated(recording: Recording) -> Recording:
+    """The recording, if its values are consistent and within limits."""
+    if recording.recording != _SCHEMA:
+        raise TraceError(f"the recording has schema {recording.recording}; this version reads schema {_SCHEMA}")
+    trace = Trace.from_json(recording.trace.to_json())  # checks that steps are consistent
     if not trace.steps:
-        raise TraceError("the trace has no steps, so there is nothing to look at")
+        raise TraceError("the trace has no steps, so there is nothing to show")
     if len(trace.steps) > _STEPS:
-        raise TraceError(f"the trace has {len(trace.steps):,} steps; at most {_STEPS:,} are shown")
-    if any(len(name) > _LONGEST_NAME for name in found.names.values()) or len(found.prompt) > 4 * validate.PROMPT:
-        raise TraceError("the recording's texts are longer than any prompt or token is")
-    if not (1 <= found.rows <= 64 and 1 <= found.columns <= 64):
-        raise TraceError(f"the picture has {found.rows} x {found.columns} codes; up to 64 x 64 are shown")
-    for data, head, what in ((found.picture, _PNG, "picture"), (found.sound, _WAV, "sound")):
-        if data and not _is(data, head):
-            raise TraceError(f"the recording's {what} is none")
-    if found.plain is not None:
-        if found.plain.plain is not None or found.plain.modality != found.modality:
-            raise TraceError("the plain recording beside this one is of another kind")
-        _checked(found.plain)
-    return found
+        raise TraceError(f"the trace has {len(trace.steps):,} steps; the limit is {_STEPS:,}")
+    texts = recording.names.values()
+    if any(len(text) > _LONGEST_NAME for text in texts) or len(recording.prompt) > 4 * validate.PROMPT:
+        raise TraceError("the recording's prompt or a token's text is too long")
+    if not (1 <= recording.rows <= 64 and 1 <= recording.columns <= 64):
+        raise TraceError(f"the picture has {recording.rows} x {recording.columns} codes; the limit is 64 x 64")
+    for data, magic, what in ((recording.picture, _PNG, "picture"), (recording.sound, _WAV, "sound")):
+        if data and not _starts_with(data, magic):
+            raise TraceError(f"the recording's {what} is not a {'PNG' if what == 'picture' else 'WAV'} file in base64")
+    if recording.plain is not None:
+        if recording.plain.plain is not None or recording.plain.modality != recording.modality:
+            raise TraceError("the plain recording in this one has another modality or a plain recording of its own")
+        _validated(recording.plain)
+    return recording
 
 
-def _is(data: str, head: bytes) -> bool:
+def _starts_with(data: str, magic: bytes) -> bool:
     try:
-        return b64decode(data, validate=True).startswith(head)
+        return b64decode(data, validate=True).startswith(magic)
     except (binascii.Error, ValueError):
         return False
 
 
 def examples() -> dict[str, Path]:
-    """The recordings that ship, by their titles."""
+    """The bundled recordings, by title."""
     folder = Path(str(resources.files("outrider.app"))) / "traces"
     return {file.stem.replace("-", " "): file for file in sorted(folder.glob("*.json"))} if folder.is_dir() else {}

@@ -1,6 +1,6 @@
-"""A recording as a page shows it: what was made, one step of it, its figures, and two of them on one clock.
+"""Recordings as HTML: the output, one step, the headline figures, the charts, and a race against plain decoding.
 
-Puts views together by modality; a recording that was opened looks as one that was just made. Knows no models.
+Combines the drawings of `viz` by modality. Knows no models.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from outrider.app.viz.svg import Drawing, safe, side_by_side
 from outrider.core.methods import RULES
 from outrider.core.trace import Step, Trace
 
+NO_RACE = "Press Race to run plain decoding and then this drafter, with the same seed."
 
-def made(recording: Recording, current: int | None = None) -> Drawing:
-    """What came out, as of a step."""
+
+def output(recording: Recording, current: int | None = None) -> Drawing:
+    """The output; with `current`, its state at that step."""
     steps = recording.trace.steps
     if recording.modality == "image":
         if not recording.picture:
-            return side_by_side(
-                image_grid.grids(_upto(steps, current), recording.rows, recording.columns).values(), least=146
-            )
+            grids = image_grid.grids(_upto(steps, current), recording.rows, recording.columns)
+            return side_by_side(grids.values(), min_width=146)
         return image_grid.picture(recording.picture, steps, recording.rows, recording.columns, current=current)
     if recording.modality == "speech":
         return _speech(recording, current=current)
@@ -37,28 +38,28 @@ def _upto(steps: Sequence[Step], current: int | None) -> Sequence[Step]:
 def _speech(recording: Recording, current: int | None = None, clock: Sequence[float] | None = None) -> Drawing:
     steps, starts = recording.trace.steps, list(recording.starts)
     count = sum(len(step.emitted) for step in steps)
-    if len(starts) != count:  # a bare trace says nothing of time: evenly, as codes are
-        starts = [place / 43.07 for place in range(count)]
-    wave, mel, seconds = _heard(recording.sound)
-    whole = max(seconds, starts[-1] + 0.02 if starts else 0.0)
+    if len(starts) != count:  # a bare trace has no times: use the codec's frame rate
+        starts = [index / 43.07 for index in range(count)]
+    wave, mel, seconds = _analysed(recording.sound)
+    seconds = max(seconds, starts[-1] + 0.02 if starts else 0.0)
     strip = waveform.strip(
-        steps, starts, whole, wave=wave, mel=mel, words=recording.words, clock=clock, current=current
+        steps, starts, seconds, wave=wave, mel=mel, words=recording.words, clock=clock, current=current
     )
     return Drawing(strip + (player(recording, "speculative") if clock is None else ""))
 
 
-def player(recording: Recording, words: str) -> str:
+def player(recording: Recording, label: str) -> str:
     if not recording.sound:
         return ""
     return (
-        f'<div class="or-player"><span>{safe(words)}</span>'
+        f'<div class="or-player"><span>{safe(label)}</span>'
         f'<audio controls preload="metadata" src="data:audio/wav;base64,{safe(recording.sound)}"></audio></div>'
     )
 
 
 @lru_cache(maxsize=8)
-def _heard(sound: str) -> tuple[list[float], str, float]:
-    """Envelope, mel and length of a sound."""
+def _analysed(sound: str) -> tuple[list[float], str, float]:
+    """The envelope, the mel spectrogram as a picture, and the seconds of a WAV file in base64."""
     if not sound:
         return [], "", 0.0
     import wave
@@ -66,113 +67,115 @@ def _heard(sound: str) -> tuple[list[float], str, float]:
     from outrider.app.page.backends.speech import envelope, mel_picture, unpacked
 
     try:
-        found = unpacked(sound)
+        decoded = unpacked(sound)
     except (wave.Error, EOFError, ValueError):
         return [], "", 0.0
-    return envelope(found), mel_picture(found), found.seconds
+    return envelope(decoded), mel_picture(decoded), decoded.seconds
 
 
 def figures(trace: Trace, state: str = "") -> Drawing:
-    """The headline: a line of figures under a badge."""
+    """The headline figures with the badge of the rule, and a line with the settings and the machine."""
     chips = [f"<span><b>{safe(value)}</b> {safe(name)}</span>" for name, value in trace_html.facts(trace).items()]
-    said = f'<span class="or-state">{safe(state)}</span>' if state else ""
+    prefix = f'<span class="or-state">{safe(state)}</span>' if state else ""
     return Drawing(
-        f'<div class="or-figures" role="status">{said}{trace_html.badge(trace.lossless)}{"".join(chips)}</div>'
+        f'<div class="or-figures" role="status">{prefix}{trace_html.badge(trace.lossless)}{"".join(chips)}</div>'
         f'<div class="or-where">{safe(trace_html.conditions(trace))}</div>'
     )
 
 
-def step(recording: Recording, place: int) -> Drawing:
-    """One step: its draft as a tree, its numbers as a table, what its drafter had to say."""
+def step(recording: Recording, index: int) -> Drawing:
+    """One step: a caption with the drafter's note, the draft as a tree, and a table of its numbers."""
     if not recording.trace.steps:
         return Drawing('<div class="or-empty">No steps.</div>')
-    place = min(max(place, 0), len(recording.trace.steps) - 1)
-    one = recording.trace.steps[place]
-    said = f"Call {place + 1} of {len(recording.trace.steps)}: {len(one.drafted)} drafted, {one.accepted} accepted, "
-    said += f"{len(one.emitted)} committed"
-    if one.times.total:
-        said += f", {1e3 * one.times.total:.1f} ms"
-    if one.note:
-        said += f" ({one.note[:160]})"
-    tree = trace_html.draft_tree(one, recording.root(place), recording.name)
-    return Drawing(f'<div class="or-said">{safe(said)}</div>{tree}{_table(trace_html.step_table(one, recording.name))}')
+    count = len(recording.trace.steps)
+    index = min(max(index, 0), count - 1)
+    shown = recording.trace.steps[index]
+    caption = f"Target pass {index + 1} of {count}: {len(shown.drafted)} drafted, {shown.accepted} accepted, "
+    caption += f"{len(shown.emitted)} committed"
+    if shown.times.total:
+        caption += f", {1e3 * shown.times.total:.1f} ms"
+    if shown.note:
+        caption += f" ({shown.note[:160]})"
+    tree = trace_html.draft_tree(shown, recording.root(index), recording.name)
+    table = _table(trace_html.step_table(shown, recording.name))
+    return Drawing(f'<div class="or-caption">{safe(caption)}</div>{tree}{table}')
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    heads = ("", "token", "p", "q", "chance", "total_variation")
-    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
+    titles = ("", "token", "p", "q", "P(accept)", "total variation")
+    head = "".join(f'<th scope="col">{title}</th>' for title in titles)
     body = "".join("<tr>" + "".join(f"<td>{safe(cell)}</td>" for cell in row) + "</tr>" for row in rows[:64])
     inner = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
     return f'<div class="or-wide"><table class="or-table">{inner}</table></div>'
 
 
 def charts(recording: Recording, current: int | None = None) -> Drawing:
-    """Every figure of the trace."""
+    """All charts of the trace."""
     trace = recording.trace
-    found = trace.summary()
-    parts = [("Tokens of each call", per_step(trace.steps, current))]
-    if found.drafted:
-        parts += [("Accepted, by position in the draft", by_position(found))]
-        parts += [("How many guesses a call accepted", histogram(found))]
-    parts += [("Speed", speed(trace.steps)), ("Where the time went", time_split(found.times))]
-    cards = [f'<div class="or-card"><h4>{safe(title)}</h4>{one}</div>' for title, one in parts]
+    summary = trace.summary()
+    parts = [("Tokens of each target pass", per_step(trace.steps, current))]
+    if summary.drafted:
+        parts += [("Acceptance by position in the draft", by_position(summary))]
+        parts += [("Accepted tokens per target pass", histogram(summary))]
+    parts += [("Speed", speed(trace.steps)), ("Time by part of the round", time_split(summary.times))]
+    cards = [f'<div class="or-card"><h4>{safe(title)}</h4>{chart}</div>' for title, chart in parts]
     return side_by_side(cards, 330)
 
 
 # ---- races
 
 
-def clock(trace: Trace, slower: float = 1.0) -> list[float]:
-    """When each step was done, in seconds from the start."""
-    found, at, last = [], 0.0, -1
-    for one in trace.steps:
-        if one.index != last:  # rows share a round
-            at, last = at + one.times.total, one.index
-        found.append(at * slower)
-    return found
+def clock(trace: Trace, slowdown: float = 1.0) -> list[float]:
+    """The seconds from the start at which each step was done, times `slowdown`."""
+    times, now, last = [], 0.0, -1
+    for step in trace.steps:
+        if step.index != last:  # batch rows share a round
+            now, last = now + step.times.total, step.index
+        times.append(now * slowdown)
+    return times
 
 
-def race(recording: Recording, slower: float = 1.0, round_: int = 0) -> Drawing:
-    """Plain decoding and this one, replayed on one clock."""
+def race(recording: Recording, slowdown: float = 1.0, replay: int = 0) -> Drawing:
+    """A replay of plain decoding beside this recording, on the same clock."""
     if recording.plain is None:
-        return Drawing('<div class="or-empty">Press Race: plain decoding, then this drafter, with the same seed.</div>')
+        return Drawing(f'<div class="or-empty">{NO_RACE}</div>')
     lanes = []
-    longest = max(clock(one.trace, slower)[-1:] or [0.0] for one in (recording, recording.plain))[0]
-    for name, one in (("plain decoding", recording.plain), (recording.trace.method, recording)):
-        times = clock(one.trace, slower)
-        end, found = (times[-1] if times else 0.0), one.trace.summary()
-        if one.modality == "image" and one.picture:
-            inner: str = image_grid.picture(one.picture, one.trace.steps, one.rows, one.columns, clock=times)
-        elif one.modality == "speech":
-            inner = _speech(one, clock=times)
+    longest = max(clock(run.trace, slowdown)[-1:] or [0.0] for run in (recording, recording.plain))[0]
+    for name, run in (("plain decoding", recording.plain), (recording.trace.method, recording)):
+        times = clock(run.trace, slowdown)
+        end, summary = (times[-1] if times else 0.0), run.trace.summary()
+        if run.modality == "image" and run.picture:
+            inner: str = image_grid.picture(run.picture, run.trace.steps, run.rows, run.columns, clock=times)
+        elif run.modality == "speech":
+            inner = _speech(run, clock=times)
         else:
-            inner = trace_html.tokens(one.trace.steps, one.name, clock=times, rejected=False)
+            inner = trace_html.tokens(run.trace.steps, run.name, clock=times, rejected=False)
         lanes.append(
-            f'<div class="or-lane"><div class="or-lane-head"><b>{safe(name)}</b> {found.seconds:.2f} s, '
-            f"{found.target_passes} calls, {found.tokens_per_second:.1f} tokens a second</div>"
+            f'<div class="or-lane"><div class="or-lane-head"><b>{safe(name)}</b> {summary.seconds:.2f} s, '
+            f"{summary.target_passes} target passes, {summary.tokens_per_second:.1f} tokens / s</div>"
             f'<div class="or-track"><div class="or-run" style="--takes:{max(end, 0.01):.3f}s;'
-            f'--share:{100 * end / max(longest, 1e-9):.1f}%"></div></div>{inner}{player(one, name)}</div>'
+            f'--share:{100 * end / max(longest, 1e-9):.1f}%"></div></div>{inner}{player(run, name)}</div>'
         )
     return Drawing(
-        f'<div class="or-said">{safe(verdict(recording))}</div><div class="or-lanes" data-round="{round_}">'
+        f'<div class="or-caption">{safe(race_result(recording))}</div><div class="or-lanes" data-replay="{replay}">'
         f"{''.join(lanes)}</div>"
     )
 
 
-def verdict(recording: Recording) -> str:
-    """Who won, by how much, and whether both came to the same."""
+def race_result(recording: Recording) -> str:
+    """A sentence with the speedup, whether the outputs are equal, and why not if they differ."""
     plain = recording.plain
     assert plain is not None
-    slow, fast = plain.trace.summary(), recording.trace.summary()
-    ratio = fast.tokens_per_second / slow.tokens_per_second if slow.tokens_per_second else 0.0
-    said = f"{recording.trace.method} was {ratio:.2f} times as fast as plain decoding"
+    baseline, summary = plain.trace.summary(), recording.trace.summary()
+    ratio = summary.tokens_per_second / baseline.tokens_per_second if baseline.tokens_per_second else 0.0
+    speed = f"{recording.trace.method} was {ratio:.2f} times as fast as plain decoding"
     if ratio < 1:
-        said += ", so slower: drafting doesn't pay here"
-    rows = {one.row for one in recording.trace.steps} | {one.row for one in plain.trace.steps}
+        speed += ", so drafting does not pay here"
+    rows = {step.row for step in (*recording.trace.steps, *plain.trace.steps)}
     if all(plain.trace.tokens(row) == recording.trace.tokens(row) for row in rows):
-        return said + "; both came to the same, token for token."
+        return f"{speed}; both outputs are the same, token for token."
     if not RULES[recording.trace.rule].lossless if recording.trace.rule in RULES else not recording.trace.lossless:
-        return said + "; the outputs differ, as the rule is relaxed."
+        return f"{speed}; the outputs differ, because the rule is relaxed."
     if recording.trace.options.get("temperature") == 0:
-        return said + "; the outputs part where two tokens were about equally likely (rounding)."
-    return said + "; both are drawn from the same distribution (the rule gumbel-match would give the very same tokens)."
+        return f"{speed}; the outputs differ from a near-tie on, where rounding decides between two tokens."
+    return f"{speed}; the outputs differ, but have the same distribution (gumbel-match would give the same tokens)."

@@ -1,7 +1,6 @@
-"""The model's one lane, the thread it leads through, and who may leave it: tickets that a visitor can give back while a
-run waits or works.
+"""Runs all model work on one thread, and lets a visitor cancel a waiting or running job.
 
-Knows visitors by the names their sessions have; nothing of what runs.
+Knows visitors by their session ids; nothing of what runs.
 """
 
 from __future__ import annotations
@@ -13,28 +12,28 @@ from threading import Lock
 from typing import TypeVar
 
 T = TypeVar("T")
-LANE = "model"  # of everything that computes, as the queue knows it
-_thread = ThreadPoolExecutor(1, thread_name_prefix=LANE)
+MODEL = "model"  # Gradio's concurrency id of every event that computes
+_thread = ThreadPoolExecutor(1, thread_name_prefix=MODEL)
 _END = object()
 
 
-def laned(work: Callable[[], T]) -> T:
-    """What this finds, in the one thread that computes. Every thread that does so has helpers of its own, and where all
-    of them are more than there are cores, OpenMP puts them to sleep after each product: twice as slow."""
+def on_model_thread(work: Callable[[], T]) -> T:
+    """The result of `work`, computed on the one thread for models. Each computing thread has its own OpenMP workers;
+    with more workers than cores, OpenMP suspends them after every product, which halves the speed."""
     return _thread.submit(copy_context().run, work).result()
 
 
-def stepped(work: Generator[T]) -> Generator[T]:
-    """The same steps, each of them taken there."""
+def steps_on_model_thread(work: Generator[T]) -> Generator[T]:
+    """The items of a generator, each computed on the model thread; the generator is closed there too."""
     try:
-        while (found := laned(lambda: next(work, _END))) is not _END:
-            yield found  # type: ignore[misc]
+        while (item := on_model_thread(lambda: next(work, _END))) is not _END:
+            yield item  # type: ignore[misc]
     finally:
-        laned(work.close)
+        on_model_thread(work.close)
 
 
 class RunQueue:
-    """One for each visitor; the last that was taken counts."""
+    """Tickets of runs. Each visitor has one current ticket: the last one taken, until it is cancelled."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -47,11 +46,11 @@ class RunQueue:
             self._last[visitor] = self._count
             return self._count
 
-    def give_back(self, visitor: str) -> bool:
-        """What the visitor has running or waiting is to end. Was there anything?"""
+    def cancel(self, visitor: str) -> bool:
+        """Invalidate the visitor's ticket, which ends the run; returns whether there was one."""
         with self._lock:
             return self._last.pop(visitor, None) is not None
 
-    def valid(self, visitor: str, ticket: int) -> bool:
+    def is_current(self, visitor: str, ticket: int) -> bool:
         with self._lock:
             return self._last.get(visitor) == ticket

@@ -1,6 +1,6 @@
-"""A run under way: followed step by step, and the lines that a tab says of it, from waiting to what went wrong.
+"""Follows a run step by step, and formats the status line of a tab: waiting, running, failed.
 
-Knows subjects; nothing of Gradio.
+Knows backends; nothing of Gradio.
 """
 
 from __future__ import annotations
@@ -14,61 +14,63 @@ from outrider.app.page.recordings import Recording
 from outrider.app.viz.svg import Drawing, safe
 from outrider.core.errors import OutriderError
 
-PAUSE = {"text": 0.6, "image": 0.3, "speech": 0.25}  # seconds between two looks at what is under way, at least
-_SHARE = 12  # times as long as the last look took, page and all: so showing takes a twelfth at most
+PAUSE = {"text": 0.6, "image": 0.3, "speech": 0.25}  # minimum seconds between two updates of the page
+_SHARE = 12  # the pause is at least 12 times as long as the last update took, so that updates take a twelfth at most
 _log = logging.getLogger("outrider.app")
 
 
 def follow(
-    subject: Backend, asked: Asked, going: Callable[[], bool], words: str
+    backend: Backend, asked: Asked, active: Callable[[], bool], label: str
 ) -> Iterator[tuple[tuple[str | None, str | None], Recording | None]]:
-    """A run under way: what to show now and then, and at the end what was recorded. Stopping is looked for at every
-    step; whatever ends it, what the target holds is let go of."""
-    if not going():
+    """Run a generation: yields now and then (status, output) to show, and finally the recording. The run ends at the
+    first step after `active` returns False; the target's cache is released however it ends."""
+    if not active():
         return
-    if not subject.loaded:
-        subject.load()
-    live = subject.begin(asked)
+    if not backend.loaded:
+        backend.load()
+    live = backend.begin(asked)
     begun = shown = time.perf_counter()
-    tokens = calls = 0
-    first, pause = True, PAUSE[subject.name]
+    tokens = passes = 0
+    first, pause = True, PAUSE[backend.name]
     try:
         for step in live:
-            tokens, calls = tokens + len(step.emitted), calls + 1
-            if not going():
+            tokens, passes = tokens + len(step.emitted), passes + 1
+            if not active():
                 break
             now = time.perf_counter()
             if first or now - shown >= pause:
-                said = f"{words} {tokens} tokens, {calls} calls, {tokens / calls:.2f} a call, "
-                said += f"{tokens / max(now - begun, 1e-6):.1f} tokens a second"
-                yield (running(said), live.seen()), None
+                status = f"{label} {tokens} tokens, {passes} target passes, {tokens / passes:.2f} tokens / pass, "
+                status += f"{tokens / max(now - begun, 1e-6):.1f} tokens / s"
+                yield (running(status), live.seen()), None
                 first, shown = False, time.perf_counter()
-                pause = max(PAUSE[subject.name], _SHARE * (shown - now))
+                pause = max(PAUSE[backend.name], _SHARE * (shown - now))
     finally:
         live.close()
     yield (None, None), live.recording()
 
 
-def remark(words: str) -> Drawing:
-    return Drawing(f'<div class="or-empty">{safe(words)}</div>')
+def hint(text: str) -> Drawing:
+    """What an empty part of the page says."""
+    return Drawing(f'<div class="or-empty">{safe(text)}</div>')
 
 
-def waiting(words: str) -> Drawing:
+def waiting(text: str) -> Drawing:
+    """A status line with a progress animation."""
     return Drawing(
-        f'<div class="or-figures" role="status"><span class="or-state">{safe(words)}</span></div>'
+        f'<div class="or-figures" role="status"><span class="or-state">{safe(text)}</span></div>'
         '<div class="or-load"><div></div></div>'
     )
 
 
-def running(words: str) -> Drawing:
-    return Drawing(f'<div class="or-figures" role="status"><span class="or-state">{safe(words)}</span></div>')
+def running(text: str) -> Drawing:
+    return Drawing(f'<div class="or-figures" role="status"><span class="or-state">{safe(text)}</span></div>')
 
 
-def fault(error: Exception) -> Drawing:
-    """What went wrong, in a line; in full in the terminal."""
+def error_box(error: Exception) -> Drawing:
+    """An error in one line. Unexpected errors are logged with their traceback."""
     if isinstance(error, OutriderError):
-        words = str(error)
+        message = str(error)
     else:
         _log.exception("a run failed", exc_info=error)
-        words = f"something unexpected went wrong ({type(error).__name__}); the terminal says more"
-    return Drawing(f'<div class="or-error" role="alert">{safe(words[:600])}</div>')
+        message = f"unexpected error ({type(error).__name__}); see the server's terminal"
+    return Drawing(f'<div class="or-error" role="alert">{safe(message[:600])}</div>')

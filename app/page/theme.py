@@ -1,6 +1,6 @@
-"""How the page looks: its theme and its style sheet, for light and dark, wide and narrow.
+"""The page's theme and style sheet, for light and dark, wide and narrow screens.
 
-Replays run in the style sheet: each token says when it comes (--at), and no script is needed.
+Replays are CSS animations: each token carries its time (--at), so that they need no script.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 TITLE = "Outrider"
-HEAD = """<div class="or-head"><h1>Outrider</h1><p>A quick drafter rides ahead; the target checks all its guesses in one
-call. Watch what was guessed, what was accepted, and why.</p></div>"""
+HEAD = """<div class="or-head"><h1>Outrider</h1><p>A fast drafter proposes several tokens; the target model checks
+all of them in one pass. See what was drafted, what was accepted, and why.</p></div>"""
 
 CSS = """
 .gradio-container { max-width: 1480px !important; margin: 0 auto !important; --or-veil: #d9dee5; }
@@ -30,7 +30,7 @@ CSS = """
   white-space: normal; box-shadow: 0 -6px 24px rgba(0,0,0,.18); }
 .or-empty { opacity: .6; padding: 18px 4px; }
 .or-error { border-left: 4px solid #D55E00; padding: 8px 12px; background: #D55E0018; border-radius: 4px; }
-.or-said { margin: 2px 0 8px; opacity: .85; }
+.or-caption { margin: 2px 0 8px; opacity: .85; }
 .or-card { border: 1px solid var(--border-color-primary); border-radius: 8px; padding: 10px 12px; height: 100%; }
 .or-card h4 { margin: 0 0 6px; font-size: .92rem; font-weight: 600; }
 .or-wide { overflow-x: auto; }
@@ -81,7 +81,7 @@ CELLS = """element.addEventListener('click', (event) => {
 
 
 def theme() -> Any:
-    """Letters that every machine has, so that nothing is fetched."""
+    """Gradio's base theme with system fonts, so that no font is downloaded."""
     import gradio as gr
 
     return gr.themes.Base(

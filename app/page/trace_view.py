@@ -1,6 +1,6 @@
-"""A stage: what came, every step of it, its figures, and a race, for a run and for a trace that was opened alike.
+"""The view of a recording: output, steps, charts and race. Used for runs and for traces from files.
 
-Puts showing onto Gradio's components. Knows recordings, nothing of models.
+Puts the HTML of `render` into Gradio components. Knows recordings, nothing of models.
 """
 
 from __future__ import annotations
@@ -11,41 +11,39 @@ from typing import Any
 import gradio as gr
 
 from outrider.app.page import render
-from outrider.app.page.controls import Update, quiet
+from outrider.app.page.controls import Update, redraw
 from outrider.app.page.recordings import Recording
-from outrider.app.page.runner import remark
+from outrider.app.page.runner import hint
 from outrider.app.page.theme import CELLS
 from outrider.app.viz import trace_html
 
-SLOWER = {"as it was": 1.0, "4 times slower": 4.0, "20 times slower": 20.0}
+SLOWDOWN = {"real time": 1.0, "4 times slower": 4.0, "20 times slower": 20.0}
 
 
 @dataclass
 class TraceView:
-    """What came, and every step of it: for a run and for a trace that was opened alike."""
+    """The components of a view, and the updates that show a recording in them."""
 
     name: str
-    invitation: str = "Press Run."
+    empty: str = "Press Run."
+    with_race: bool = True
     recording: Any = None
     status: Any = None
-    out: Any = None
-    place: Any = None
+    output: Any = None
+    position: Any = None  # the slider over target passes
     step: Any = None
     charts: Any = None
     save: Any = None
     tabs: Any = None
     compare: Any = None  # two pictures under one slider
     race: Any = None
-    slower: Any = None
-    races: int = field(default=0)
-    racing: bool = True
+    slowdown: Any = None
+    replays: int = field(default=0)
 
     def build(self, legend: bool) -> None:
         self.recording = gr.State(None, time_to_live=3600)
-        self.status = gr.HTML(remark(""), elem_id=f"{self.name}-status")
-        self.out = gr.HTML(
-            remark(self.invitation), elem_id=f"{self.name}-out", elem_classes=["or-out"], js_on_load=CELLS
-        )
+        self.status = gr.HTML(hint(""), elem_id=f"{self.name}-status")
+        self.output = gr.HTML(hint(self.empty), elem_id=f"{self.name}-out", elem_classes=["or-out"], js_on_load=CELLS)
         if legend:
             gr.HTML(trace_html.legend())
 
@@ -53,39 +51,35 @@ class TraceView:
         with gr.Tabs(elem_id=f"{self.name}-more") as self.tabs:
             with gr.Tab("Steps", id="steps"):
                 with gr.Row(equal_height=True):
-                    back = gr.Button("◀ back", size="sm", min_width=70, scale=1, elem_id=f"{self.name}-back")
-                    self.place = gr.Slider(
+                    back = gr.Button("◀ Back", size="sm", min_width=70, scale=1, elem_id=f"{self.name}-back")
+                    self.position = gr.Slider(
                         1,
                         2,
                         1,
                         step=1,
-                        label="call of the target",
+                        label="Target pass",
                         scale=8,
                         elem_id=f"{self.name}-step",
                         interactive=True,
                     )
-                    on = gr.Button("on ▶", size="sm", min_width=70, scale=1, elem_id=f"{self.name}-on")
+                    forward = gr.Button("Next ▶", size="sm", min_width=70, scale=1, elem_id=f"{self.name}-next")
                 self.step = gr.HTML(
-                    remark("After a run, every call can be looked at here."),
+                    hint("After a run, this shows the draft and the decisions of every target pass."),
                     elem_id=f"{self.name}-tree",
                     min_height=160,
                 )
-            with gr.Tab("Figures", id="figures"):
+            with gr.Tab("Charts", id="charts"):
                 self.charts = gr.HTML(
-                    remark("After a run: acceptance, tokens of each call, time."),
+                    hint("After a run, this shows tokens per target pass, acceptance, and time."),
                     elem_id=f"{self.name}-charts",
                     min_height=160,
                 )
                 self.save = gr.HTML("", elem_id=f"{self.name}-save")
-            with gr.Tab("Race", id="race", visible=self.racing):
+            with gr.Tab("Race", id="race", visible=self.with_race):
                 with gr.Row(equal_height=True):
-                    self.slower = gr.Radio(list(SLOWER), value="as it was", label="clock", scale=6)
-                    again = gr.Button("Replay", size="sm", min_width=90, scale=1, elem_id=f"{self.name}-replay")
-                self.race = gr.HTML(
-                    remark("Press Race: plain decoding, then this drafter, with the same seed."),
-                    elem_id=f"{self.name}-race",
-                    min_height=200,
-                )
+                    self.slowdown = gr.Radio(list(SLOWDOWN), value="real time", label="Replay speed", scale=6)
+                    replay = gr.Button("Replay", size="sm", min_width=90, scale=1, elem_id=f"{self.name}-replay")
+                self.race = gr.HTML(hint(render.NO_RACE), elem_id=f"{self.name}-race", min_height=200)
                 if pictures:
                     self.compare = gr.ImageSlider(
                         label="plain | speculative",
@@ -96,78 +90,78 @@ class TraceView:
                         elem_id=f"{self.name}-compare",
                         format="png",
                     )
-        moved = [self.out, self.step, self.charts]
-        self.place.input(self._look, [self.recording, self.place], moved, **quiet())
-        for button, by in ((back, -1), (on, 1)):
+        views = [self.output, self.step, self.charts]
+        self.position.input(self._show_step, [self.recording, self.position], views, **redraw())
+        for button, by in ((back, -1), (forward, 1)):
             button.click(
-                lambda recording, place, by=by: self._move(recording, place, by),
-                [self.recording, self.place],
-                [self.place, *moved],
-                **quiet(),
+                lambda recording, position, by=by: self._move(recording, position, by),
+                [self.recording, self.position],
+                [self.position, *views],
+                **redraw(),
             )
-        for trigger in (again.click, self.slower.input):
-            trigger(self._replay, [self.recording, self.slower], [self.race], **quiet())
+        for trigger in (replay.click, self.slowdown.input):
+            trigger(self._replay, [self.recording, self.slowdown], [self.race], **redraw())
 
     @property
     def outputs(self) -> list[Any]:
-        found = [
+        components = [
             self.recording,
             self.status,
-            self.out,
-            self.place,
+            self.output,
+            self.position,
             self.step,
             self.charts,
             self.save,
             self.race,
             self.tabs,
         ]
-        return [*found, self.compare] if self.compare is not None else found
+        return [*components, self.compare] if self.compare is not None else components
 
-    def shown(self, recording: Recording, state: str = "", tab: str = "") -> list[Update]:
-        """All of it, with a tab to begin with."""
+    def updates(self, recording: Recording, state: str = "", tab: str = "") -> list[Update]:
+        """Updates of all components for a recording; `tab` is the one to select, if any."""
         count = len(recording.trace.steps)
-        place = gr.update(maximum=max(count, 2), value=max(count, 1))
+        position = gr.update(maximum=max(count, 2), value=max(count, 1))
         link = f'<a download="outrider-{recording.modality}.json" href="{recording.link()}">Download this trace</a>'
-        found: list[Update] = [recording, render.figures(recording.trace, state), render.made(recording), place]
-        found += [render.step(recording, count - 1), render.charts(recording), link, render.race(recording)]
-        found.append(gr.Tabs(selected=tab) if tab else gr.skip())
-        return [*found, both(recording)] if self.compare is not None else found
+        result: list[Update] = [recording, render.figures(recording.trace, state), render.output(recording), position]
+        result += [render.step(recording, count - 1), render.charts(recording), link, render.race(recording)]
+        result.append(gr.Tabs(selected=tab) if tab else gr.skip())
+        return [*result, picture_pair(recording)] if self.compare is not None else result
 
-    def only(self, status: str | None = None, out: str | None = None) -> list[Update]:
-        """A status or what there is so far; all else stays."""
-        found: list[Update] = [gr.skip() for _ in self.outputs]
+    def partial(self, status: str | None = None, output: str | None = None) -> list[Update]:
+        """Updates of the status or the output alone."""
+        result: list[Update] = [gr.skip() for _ in self.outputs]
         if status is not None:
-            found[1] = status
-        if out is not None:
-            found[2] = out
-        return found
+            result[1] = status
+        if output is not None:
+            result[2] = output
+        return result
 
-    def _look(self, recording: Recording | None, place: float) -> list[Update]:
+    def _show_step(self, recording: Recording | None, position: float) -> list[Update]:
         if not isinstance(recording, Recording) or not recording.trace.steps:
             return [gr.skip()] * 3
-        current = min(max(int(place), 1), len(recording.trace.steps)) - 1
-        whole = current == len(recording.trace.steps) - 1
+        current = min(max(int(position), 1), len(recording.trace.steps)) - 1
+        is_last = current == len(recording.trace.steps) - 1
         return [
-            render.made(recording, None if whole else current),
+            render.output(recording, None if is_last else current),
             render.step(recording, current),
             render.charts(recording, current),
         ]
 
-    def _move(self, recording: Recording | None, place: float, by: int) -> list[Update]:
+    def _move(self, recording: Recording | None, position: float, by: int) -> list[Update]:
         if not isinstance(recording, Recording) or not recording.trace.steps:
             return [gr.skip()] * 4
-        to = min(max(int(place) + by, 1), len(recording.trace.steps))
-        return [to, *self._look(recording, to)]
+        new = min(max(int(position) + by, 1), len(recording.trace.steps))
+        return [new, *self._show_step(recording, new)]
 
-    def _replay(self, recording: Recording | None, slower: str) -> Update:
+    def _replay(self, recording: Recording | None, slowdown: str) -> Update:
         if not isinstance(recording, Recording) or recording.plain is None:
             return gr.skip()
-        self.races += 1  # another text, so that the page draws it anew
-        return render.race(recording, SLOWER.get(str(slower), 1.0), self.races)
+        self.replays += 1  # changes the HTML, so that the browser restarts the animations
+        return render.race(recording, SLOWDOWN.get(str(slowdown), 1.0), self.replays)
 
 
-def both(recording: Recording) -> Any:
-    """Plain and speculative picture, for a slider between them."""
+def picture_pair(recording: Recording) -> Any:
+    """The pictures of plain and speculative decoding, for a slider between them."""
     if recording.plain is None or not recording.picture or not recording.plain.picture:
         return gr.update(visible=False, value=None)
     import io
@@ -175,8 +169,9 @@ def both(recording: Recording) -> Any:
 
     from PIL import Image
 
-    found = [Image.open(io.BytesIO(b64decode(one.picture)), formats=["PNG"]) for one in (recording.plain, recording)]
-    if any(max(one.size) > 1024 for one in found):
+    data = (recording.plain.picture, recording.picture)
+    pictures = [Image.open(io.BytesIO(b64decode(picture)), formats=["PNG"]) for picture in data]
+    if any(max(picture.size) > 1024 for picture in pictures):
         return gr.update(visible=False, value=None)
-    pair = tuple(one.convert("RGB").resize((320, 320), Image.Resampling.NEAREST) for one in found)
+    pair = tuple(picture.convert("RGB").resize((320, 320), Image.Resampling.NEAREST) for picture in pictures)
     return gr.update(visible=True, value=pair)

@@ -1,4 +1,4 @@
-"""The tab of traces: those that ship, and any that is opened; scrubbed without a model. Knows recordings and stages."""
+"""The Traces tab: shows bundled recordings and traces from files, step by step, without a model."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 import gradio as gr
 
 from outrider.app.page import recordings, validate
-from outrider.app.page.controls import Update, quiet
+from outrider.app.page.controls import Update, redraw
 from outrider.app.page.recordings import Recording
-from outrider.app.page.runner import fault
+from outrider.app.page.runner import error_box
 from outrider.app.page.trace_view import TraceView
 from outrider.app.viz.svg import safe
 from outrider.core.errors import InvalidOption
 
 
 class TracesTab:
-    """The tab."""
+    """The components and the events of the tab."""
 
     def __init__(self) -> None:
-        self.stage = TraceView("traces", "Choose a recorded trace, or open one of your own.")
+        self.view = TraceView("traces", "Choose a recorded trace, or open a file.")
         self.files = recordings.examples()
 
     def build(self) -> None:
@@ -31,32 +31,32 @@ class TracesTab:
                 )
                 self.about = gr.HTML("", elem_id="traces-about", min_height=60)
                 gr.Markdown(
-                    "A trace is what a run's figures are made of: every guess, chance and millisecond. Nothing of it "
-                    "is executed, and no model is needed to look at it. `outrider text PROMPT --trace F` writes one."
+                    "A trace records every step of a run: draft tokens, probabilities, decisions and times. Opening "
+                    "one needs no model and executes nothing. `outrider text PROMPT --trace FILE` writes one."
                 )
             with gr.Column(scale=7, min_width=320):
-                self.stage.build(legend=True)
-                self.stage.build_steps(pictures=True)
-        outputs = [*self.stage.outputs, self.about]
-        self.pick.input(self._picked, [self.pick], outputs, **quiet())
-        self.upload.upload(self._opened, [self.upload], outputs, **quiet(trigger_mode="once"))
+                self.view.build(legend=True)
+                self.view.build_steps(pictures=True)
+        outputs = [*self.view.outputs, self.about]
+        self.pick.input(self._open_example, [self.pick], outputs, **redraw())
+        self.upload.upload(self._open_file, [self.upload], outputs, **redraw(trigger_mode="once"))
 
-    def _picked(self, title: Any) -> list[Update]:
+    def _open_example(self, title: Any) -> list[Update]:
         try:
             path = self.files[validate.one_of(title, "recorded trace", self.files)]
-            return self._shown(recordings.read(path.read_bytes()))
+            return self._updates(recordings.read(path.read_bytes()))
         except Exception as error:
-            return [*self.stage.only(fault(error)), gr.skip()]
+            return [*self.view.partial(error_box(error)), gr.skip()]
 
-    def _opened(self, data: Any) -> list[Update]:
+    def _open_file(self, data: Any) -> list[Update]:
         try:
             if not isinstance(data, bytes):
-                raise InvalidOption("no file came; choose a JSON file of at most 5 MB")
-            return self._shown(recordings.read(data))
+                raise InvalidOption("no file was received; choose a JSON file of at most 5 MB")
+            return self._updates(recordings.read(data))
         except Exception as error:
-            return [*self.stage.only(fault(error)), gr.skip()]
+            return [*self.view.partial(error_box(error)), gr.skip()]
 
-    def _shown(self, recording: Recording) -> list[Update]:
+    def _updates(self, recording: Recording) -> list[Update]:
         prompt = safe(recording.prompt[:400])
         about = f'<div style="overflow-wrap:anywhere"><b>{safe(recording.modality)}</b>: {prompt}</div>'
-        return [*self.stage.shown(recording, tab="steps"), about]
+        return [*self.view.updates(recording, tab="steps"), about]

@@ -1,4 +1,4 @@
-"""What a visitor may ask for, checked in our own code: the page's own bounds are no bounds for somebody with a program.
+"""Checks of visitors' input on the server, since a program can send values that the page's components do not allow.
 
 Knows plain values; nothing of models or pages.
 """
@@ -13,41 +13,41 @@ from outrider.core.errors import InvalidOption, unknown
 PROMPT = 2_000  # characters
 TOKENS = 256  # of one text
 SEED = 2**31 - 1
-METHODS = 6  # side by side in the lab
+METHODS = 6  # in one comparison
 PROMPTS = 8
 FILE = 5_000_000  # bytes of an opened trace
 WAITING = 16  # runs in the queue
 HEAT = 2.0
 
 
-def words(value: object, what: str = "prompt", most: int = PROMPT) -> str:
-    """A text as it is, if it is one and not too long."""
+def words(value: object, what: str = "prompt", limit: int = PROMPT) -> str:
+    """The value, if it is a text that is neither empty nor longer than `limit` characters."""
     if not isinstance(value, str):
-        raise InvalidOption(f"the {what} is no text; type a few words")
+        raise InvalidOption(f"the {what} is not text; type a few words")
     if not value.strip():
-        raise InvalidOption(f"the {what} is empty; type a few words, or take one of the examples")
-    if len(value) > most:
-        raise InvalidOption(f"the {what} has {len(value):,} characters; at most {most:,} are taken: shorten it")
+        raise InvalidOption(f"the {what} is empty; type a few words, or choose one of the examples")
+    if len(value) > limit:
+        raise InvalidOption(f"the {what} has {len(value):,} characters; shorten it to at most {limit:,}")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise InvalidOption(f"the {what} holds half characters, which are no text; type it anew") from None
+        raise InvalidOption(f"the {what} contains invalid Unicode (lone surrogates); type it again") from None
     return value
 
 
 def number(value: object, what: str, low: float, high: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidOption(f"{what} is no number; give one from {low:g} to {high:g}")
+        raise InvalidOption(f"{what} is not a number; give one from {low:g} to {high:g}")
     if not low <= value <= high:
         raise InvalidOption(f"{what} is {value:g}; it must be from {low:g} to {high:g}")
     return float(value)
 
 
 def whole(value: object, what: str, low: int, high: int) -> int:
-    found = number(value, what, low, high)
-    if found != int(found):
-        raise InvalidOption(f"{what} is {found:g}; it must be a whole number")
-    return int(found)
+    result = number(value, what, low, high)
+    if result != int(result):
+        raise InvalidOption(f"{what} is {result:g}; it must be a whole number")
+    return int(result)
 
 
 def one_of(value: object, what: str, known: Iterable[str]) -> str:
@@ -57,10 +57,10 @@ def one_of(value: object, what: str, known: Iterable[str]) -> str:
     return value
 
 
-def some_of(value: object, what: str, known: Iterable[str], most: int) -> list[str]:
+def some_of(value: object, what: str, known: Iterable[str], limit: int) -> list[str]:
     names = list(known)
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-        raise InvalidOption(f"choose from 1 to {most} of {what}")
-    if len(value) > most:
-        raise InvalidOption(f"{len(value)} of {what} were chosen; at most {most} are compared at once")
-    return [one_of(one, what, names) for one in dict.fromkeys(value)]
+        raise InvalidOption(f"choose 1 to {limit} {what}")
+    if len(value) > limit:
+        raise InvalidOption(f"{len(value)} {what} are chosen; choose at most {limit}")
+    return [one_of(name, what, names) for name in dict.fromkeys(value)]

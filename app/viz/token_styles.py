@@ -1,7 +1,7 @@
-"""The visual language, in one place: how drafted, relaxed, rejected, resampled and bonus tokens look, in a terminal, on
-a page and in a figure. A kind is never told by colour alone: each has a mark and a line of its own as well.
+"""How drafted, relaxed, rejected, resampled and bonus tokens look in a terminal, on the page and in figures.
 
-Colours are of Okabe and Ito's palette, which people who see few colours tell apart. Knows steps, nothing of drawing.
+Kinds differ by mark and line as well as by colour. The colours are those of Okabe and Ito's colour-blind-safe palette.
+Knows steps; draws nothing.
 """
 
 from __future__ import annotations
@@ -17,51 +17,45 @@ Kind = Source | Literal["rejected"]
 
 @dataclass(frozen=True)
 class TokenStyle:
-    """How a kind of token is told from the others: by a mark as well as by a colour."""
+    """The appearance of a kind of token."""
 
     mark: str
-    style: str  # in a terminal
-    words: str
-    colour: str = "#808080"  # of a shape, on light and on dark
-    line: str = "none"  # under or through a word: CSS's text-decoration
+    style: str  # of rich, in a terminal
+    description: str
+    colour: str = "#808080"  # readable on light and dark backgrounds
+    line: str = "none"  # CSS text-decoration
 
 
-LOOKS: dict[Kind, TokenStyle] = {
-    "drafted": TokenStyle(" ", "green", "drafted, and accepted by the target", "#009E73", "underline solid 2px"),
-    "rejected": TokenStyle(
-        "x", "red strike", "drafted in this place, and rejected", "#D55E00", "line-through solid 2px"
-    ),
+STYLES: dict[Kind, TokenStyle] = {
+    "drafted": TokenStyle(" ", "green", "drafted and accepted", "#009E73", "underline solid 2px"),
+    "rejected": TokenStyle("x", "red strike", "drafted and rejected", "#D55E00", "line-through solid 2px"),
     "resampled": TokenStyle(
-        "*", "bold magenta", "the target's own, in place of what it rejected", "#CC79A7", "underline double 1px"
+        "*", "bold magenta", "chosen by the target after a rejection", "#CC79A7", "underline double 1px"
     ),
     "bonus": TokenStyle(
-        "+", "bold cyan", "the target's own, behind a draft accepted whole, or none", "#56B4E9", "underline dotted 2px"
+        "+", "bold cyan", "chosen by the target after the accepted draft", "#56B4E9", "underline dotted 2px"
     ),
     "relaxed": TokenStyle(
-        "~",
-        "italic yellow",
-        "drafted, and accepted only because the rule is relaxed",
-        "#E69F00",
-        "underline wavy 1.5px",
+        "~", "italic yellow", "drafted, accepted only because the rule is relaxed", "#E69F00", "underline wavy 1.5px"
     ),
 }
-UNTRIED = "#9A9A9A"
-PARTS = {"draft": "#0072B2", "score": "#009E73", "rule": "#E69F00", "rest": "#9A9A9A"}  # of a step's time
-SERIES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")  # of several curves
+UNTRIED = "#9A9A9A"  # draft nodes that the rule did not reach
+TIME_COLOURS = {"draft": "#0072B2", "score": "#009E73", "rule": "#E69F00", "rest": "#9A9A9A"}  # parts of a step's time
+SERIES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")  # colours of several curves
 
 
-def told(step: Step) -> Iterator[tuple[int, Kind]]:
-    """The tokens of a step in order, each behind the guesses that were rejected in its place."""
-    for kind, token, _, _ in placed(step):
+def tokens_of(step: Step) -> Iterator[tuple[int, Kind]]:
+    """The tokens of a step in order with their kinds; rejected ones come before the token committed in their place."""
+    for kind, token, _, _ in nodes_of(step):
         yield token, kind
 
 
-def placed(step: Step) -> Iterator[tuple[Kind, int, int | None, int | None]]:
-    """The same with kind, token, the draft's node it stands for, and its place among those committed."""
+def nodes_of(step: Step) -> Iterator[tuple[Kind, int, int | None, int | None]]:
+    """The same as (kind, token, node of the draft, index among the committed tokens); None where there is none."""
     for level, (token, source) in enumerate(zip(step.emitted, step.sources, strict=True)):
-        above = step.path[level - 1] if level else -1
+        previous = step.path[level - 1] if level else -1
         accepted = step.path[level] if level < len(step.path) else None
         for node, parent in enumerate(step.parents):
-            if parent == above and step.tried[node] and node != accepted:
+            if parent == previous and step.tried[node] and node != accepted:
                 yield "rejected", step.drafted[node], node, None
         yield source, token, accepted, level

@@ -1,6 +1,6 @@
-"""Speech as a strip: its sound along the time, and under it which round of verifying brought which part.
+"""Speech as a strip: the sound over time, and under it the round that committed each part.
 
-A pure function of steps, on a page and in a notebook alike. Sound comes as numbers; knows nothing of models.
+A pure function of steps, for the page and for notebooks. Sound is given as numbers; knows nothing of models.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.app.viz.svg import Drawing, box, drawing, label, safe, stroke
-from outrider.app.viz.token_styles import LOOKS
+from outrider.app.viz.token_styles import STYLES
 from outrider.core.trace import Step
 
 
@@ -23,14 +23,15 @@ def strip(
     clock: Sequence[float] | None = None,
     current: int | None = None,
 ) -> Drawing:
-    """Sound along the time, and under it which round of verifying brought which part, token by token.
+    """The sound over time, and under it the round and the source of each token.
 
-    `starts` are when tokens begin to be heard; `wave` the sound's envelope; `mel` a picture as data; `clock` when each
-    round came, for a replay; `current` the round that is looked at."""
-    wide, whole = 880.0, max(seconds, 1e-6)
+    `starts` are the seconds at which tokens become audible, `wave` is the envelope, `mel` a picture as a data URL,
+    `words` are times and spoken words, `clock` the seconds at which rounds were done, for a replay, and `current` the
+    round to show."""
+    wide, duration = 880.0, max(seconds, 1e-6)
 
     def at(time: float) -> float:
-        return wide * min(time / whole, 1.0)
+        return wide * min(time / duration, 1.0)
 
     parts, y = [], 0.0
     if wave:
@@ -42,30 +43,29 @@ def strip(
     if mel:
         parts.append(f'<image href="{safe(mel)}" x="0" y="{y}" width="{wide}" height="76" preserveAspectRatio="none"/>')
         y += 82
-    place = 0
-    for count, one in enumerate(steps):
-        mine = list(range(place, min(place + len(one.emitted), len(starts))))
-        place += len(one.emitted)
-        if not mine:
+    first = 0
+    for index, round_ in enumerate(steps):
+        tokens = list(range(first, min(first + len(round_.emitted), len(starts))))
+        first += len(round_.emitted)
+        if not tokens:
             continue
-        left = at(starts[mine[0]])
-        right = at(starts[place] if place < len(starts) else whole)
-        timed = f' class="or-late" style="--at:{clock[count]:.3f}s"' if clock is not None else ""
-        timed += ' opacity=".22"' if current is not None and count > current else ""
-        said = f"round {one.index + 1}: {len(one.emitted)} tokens of {len(one.drafted)} drafted"
-        shade = 0.28 if count % 2 else 0.12
-        inner = box(left, y, right - left, 12, "currentColor", title=said, more=f' fill-opacity="{shade}"')
-        for level, token in enumerate(mine):
-            x, end = at(starts[token]), at(starts[token + 1] if token + 1 < len(starts) else whole)
-            kind = one.sources[level]
-            inner += box(
-                x, y + 14, max(end - x - 0.4, 0.6), 18, LOOKS[kind].colour, title=f"{said}; {LOOKS[kind].words}"
-            )
+        left = at(starts[tokens[0]])
+        right = at(starts[first] if first < len(starts) else duration)
+        timed = f' class="or-late" style="--at:{clock[index]:.3f}s"' if clock is not None else ""
+        timed += ' opacity=".22"' if current is not None and index > current else ""
+        tip = f"round {round_.index + 1}: {len(round_.drafted)} drafted, {len(round_.emitted)} committed"
+        shade = 0.28 if index % 2 else 0.12
+        inner = box(left, y, right - left, 12, "currentColor", title=tip, more=f' fill-opacity="{shade}"')
+        for level, token in enumerate(tokens):
+            x, end = at(starts[token]), at(starts[token + 1] if token + 1 < len(starts) else duration)
+            style = STYLES[round_.sources[level]]
+            width = max(end - x - 0.4, 0.6)
+            inner += box(x, y + 14, width, 18, style.colour, title=f"{tip}; {style.description}")
         parts.append(f"<g{timed}>{inner}</g>")
     y += 36
-    for tick in range(int(whole) + 1):
+    for tick in range(int(duration) + 1):
         parts.append(stroke(at(tick), y - 2, at(tick), y + 3, opacity=0.6))
         parts.append(label(max(at(tick), 6), y + 14, f"{tick} s", size=10))
     parts += [label(at(when) + 2, y + 30, word, anchor="start", size=11) for when, word in words]
-    inner = drawing(parts, wide, y + (38 if words else 20), "sound and rounds of verifying", scale=1.4)
+    inner = drawing(parts, wide, y + (38 if words else 20), "sound and rounds", scale=1.4)
     return Drawing(f'<div class="or-wide" style="overflow-x:auto"><div style="min-width:520px">{inner}</div></div>')

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from outrider import text
 from outrider.app.viz.svg import box, drawing, label, visible
-from outrider.app.viz.token_styles import LOOKS, Kind, placed
+from outrider.app.viz.token_styles import STYLES, Kind, nodes_of
 from outrider.core.trace import Step
 
 PROMPT, DRAFTER, PASSES = "Why is the sky blue?", "eagle3", 9
@@ -25,7 +25,7 @@ FONT = ' font-family="ui-monospace, Menlo, Consolas, monospace"'
 
 def chip(x: float, y: float, word: str, kind: Kind) -> tuple[str, float]:
     """A token in a box, and the box's width."""
-    look = LOOKS["resampled" if kind == "bonus" else kind]
+    look = STYLES["resampled" if kind == "bonus" else kind]
     width = CHARACTER * len(word) + 12
     struck = ' text-decoration="line-through"' if kind == "rejected" else ""
     edge = f' stroke="{look.colour}" stroke-width="1.4"'
@@ -37,7 +37,7 @@ def row(step: Step, number: int, piece: Callable[[int], str]) -> str:
     y = 62 + ROW * number
     parts = [label(14, y + 15, f"pass {number + 1}", anchor="start", size=12.5, dim=True)]
     x, rejected = float(LEFT), 0
-    for kind, token, _, _ in placed(step):
+    for kind, token, _, _ in nodes_of(step):
         rejected += kind == "rejected"
         if kind == "rejected" and rejected > 1:
             continue
@@ -59,7 +59,7 @@ def main() -> None:
     parts.append(label(14, 26, f"“{PROMPT}” · SmolLM2-135M, drafter {DRAFTER}, greedy", anchor="start", size=14))
     x = 14.0
     for kind, words in KINDS:
-        parts.append(box(x, 38, 12, 12, LOOKS[kind].colour + "33", more=f' stroke="{LOOKS[kind].colour}"', round_=3))
+        parts.append(box(x, 38, 12, 12, STYLES[kind].colour + "33", more=f' stroke="{STYLES[kind].colour}"', round_=3))
         parts.append(label(x + 18, 48, words, anchor="start", size=11.5, dim=True))
         x += 40 + 6.2 * len(words)
     parts += [row(step, number, lm.tokens.piece) for number, step in enumerate(steps)]

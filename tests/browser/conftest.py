@@ -1,4 +1,4 @@
-"""The page on models made on the spot, and a browser that is there already: Debian's or any other Chromium."""
+"""The page with small random models, and an installed Chromium."""
 
 from __future__ import annotations
 
@@ -20,25 +20,24 @@ OPENED = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("opened.p
 
 @pytest.fixture(scope="session")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of the page on our own models."""
-    with OPENED.opened("small.py", tmp_path_factory.mktemp("page")) as found:
-        yield found
+    """The address of the page with our own models."""
+    with OPENED.opened("small.py", tmp_path_factory.mktemp("page")) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")
 def published_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of the page on published ones."""
-    with OPENED.opened("published.py", tmp_path_factory.mktemp("page")) as found:
-        yield found
+    """The address of the page with published models."""
+    with OPENED.opened("published.py", tmp_path_factory.mktemp("page")) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
-    """The browser."""
     sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    path = next((found for name in _BROWSERS if (found := shutil.which(name))), None)
+    path = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
     if path is None:
-        pytest.skip("no browser")
+        pytest.skip("no Chromium is installed")
     with sync.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         yield browser
@@ -46,18 +45,18 @@ def chromium() -> Iterator[Any]:
 
 
 class Visit:
-    """A page that is open, and what it complained of or asked others for."""
+    """An open page, with the JavaScript errors it raised and the requests it sent to other hosts."""
 
     def __init__(self, page: Any, address: str) -> None:
         self.page, self.address = page, address
-        self.faults: list[str] = []
-        self.strangers: list[str] = []
-        page.on("pageerror", lambda error: self.faults.append(str(error)))
-        page.on("request", self._asked)
+        self.errors: list[str] = []
+        self.foreign_requests: list[str] = []
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("request", self._check)
 
-    def _asked(self, request: Any) -> None:
+    def _check(self, request: Any) -> None:
         if not request.url.startswith((self.address, "data:", "blob:")):
-            self.strangers.append(request.url)
+            self.foreign_requests.append(request.url)
 
     def open(self, query: str = "") -> Visit:
         self.page.goto(self.address + query)
@@ -71,7 +70,7 @@ class Visit:
         return str(self.page.inner_text(selector))
 
     def until(self, selector: str, words: str, seconds: float = 60) -> str:
-        """Wait until a part of the page says so."""
+        """Wait until an element contains a text; its whole text."""
         self.page.wait_for_function(
             "([where, what]) => document.querySelector(where)?.innerText.includes(what)",
             arg=[selector, words],
@@ -80,31 +79,30 @@ class Visit:
         return self.text(selector)
 
     def choose(self, file: Path) -> None:
-        """Open a trace."""
+        """Open a trace file."""
         with self.page.expect_file_chooser() as waiting:
             self.page.click("#traces-open")
         waiting.value.set_files(file)
 
     def run(self, name: str, button: str = "run") -> str:
         self.page.click(f"#{name}-{button}")
-        return self.until(f"#{name}-status", "tokens per call")
+        return self.until(f"#{name}-status", "tokens per target pass")
 
 
 @pytest.fixture
 def visit(chromium: Any, address: str) -> Iterator[Callable[..., Visit]]:
-    """Opens the page anew."""
+    """Opens the page in a new browser context."""
     yield from visits(chromium, address)
 
 
 @pytest.fixture
 def visit_published(chromium: Any, published_address: str) -> Iterator[Callable[..., Visit]]:
-    """The same, of the page on published models."""
+    """The same for the page with published models."""
     yield from visits(chromium, published_address)
 
 
 def visits(chromium: Any, address: str) -> Iterator[Callable[..., Visit]]:
-    """Opens a page as often as it is asked to; fails the test if the page ever complained, or asked anybody else for
-    anything."""
+    """A function that opens a page; afterwards the test fails if a page raised an error or sent a foreign request."""
     contexts, visits = [], []
 
     def make(width: int = 1400, height: int = 900, theme: str = "light") -> Visit:
@@ -117,5 +115,5 @@ def visits(chromium: Any, address: str) -> Iterator[Callable[..., Visit]]:
     yield make
     for context in contexts:
         context.close()
-    assert [fault for one in visits for fault in one.faults] == []
-    assert [stranger for one in visits for stranger in one.strangers] == []
+    assert [error for visit in visits for error in visit.errors] == []
+    assert [url for visit in visits for url in visit.foreign_requests] == []

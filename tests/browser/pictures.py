@@ -1,5 +1,6 @@
-"""Pictures of every panel, in both themes, wide and narrow: `python tests/browser/pictures.py FOLDER` takes them, of
-the models that are here. They are made of few colours, so that they stay small."""
+"""Takes screenshots of every tab, light and dark, wide and narrow: `python tests/browser/pictures.py FOLDER [TAB ...]`.
+
+Uses the installed models. The files have a palette of 160 colours, so that they stay small."""
 
 from __future__ import annotations
 
@@ -33,25 +34,25 @@ def main(folder: Path, only: set[str]) -> None:
             for theme in ("light", "dark"):
                 context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
                 context.set_default_timeout(300_000)
-                taken(context.new_page(), address, lambda name, s=shape, t=theme: folder / f"{name}-{s}-{t}.png", only)
+                take(context.new_page(), address, lambda name, s=shape, t=theme: folder / f"{name}-{s}-{t}.png", only)
                 context.close()
         browser.close()
     page.close(verbose=False)
 
 
-def taken(page: Any, address: str, file: Callable[[str], Path], only: set[str]) -> None:
-    """Every panel once."""
+def take(page: Any, address: str, file: Callable[[str], Path], only: set[str]) -> None:
+    """Run and photograph each tab."""
 
-    def keep(name: str) -> None:
+    def save(name: str) -> None:
         page.wait_for_timeout(1200)
         shot = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB")
         shot.quantize(160, dither=Image.Dither.NONE).save(file(name), optimize=True)
         print(file(name), flush=True)
 
-    def ready(name: str) -> None:
+    def wait(name: str) -> None:
         page.wait_for_function(
-            "name => ['tokens per call', 'no weights'].some("
-            "one => document.querySelector(`#${name}-status`).innerText.includes(one))",
+            "name => ['tokens per target pass', 'no weights'].some("
+            "text => document.querySelector(`#${name}-status`).innerText.includes(text))",
             arg=name,
         )
 
@@ -62,32 +63,32 @@ def taken(page: Any, address: str, file: Callable[[str], Path], only: set[str]) 
         page.wait_for_function("name => document.querySelector(`#${name}-link`) !== null", arg=name)
         page.wait_for_timeout(1500)
         page.click(f"#{name}-go" if name == "image" else f"#{name}-run")
-        ready(name)
+        wait(name)
         if name == "text":
             for _ in range(2):
                 page.click("#text-back")
-        keep(name)
+        save(name)
         if name == "text":
-            page.get_by_role("tab", name="Figures").first.click()
-            keep("figures")
+            page.get_by_role("tab", name="Charts").first.click()
+            save("charts")
     if "theory" in only:
         page.goto(f"{address}?panel=theory")
         page.wait_for_timeout(1500)
-        keep("theory")
+        save("theory")
     if "traces" in only:
         page.goto(f"{address}?panel=traces")
         page.wait_for_timeout(1500)
         page.click("#traces-pick input")
         page.get_by_role("option", name="text a relaxed rule").click()
-        page.wait_for_function("document.querySelector('#traces-tree').innerText.includes('Call')")
-        keep("traces")
-    if "lab" in only:
-        page.goto(f"{address}?panel=lab")
+        page.wait_for_function("document.querySelector('#traces-tree').innerText.includes('Target pass')")
+        save("traces")
+    if "compare" in only:
+        page.goto(f"{address}?panel=compare")
         page.wait_for_timeout(1500)
-        page.click("#lab-run")
-        page.wait_for_function("document.querySelector('#lab-status').innerText.includes('Done.')")
-        keep("lab")
+        page.click("#compare-run")
+        page.wait_for_function("document.querySelector('#compare-status').innerText.includes('Done.')")
+        save("compare")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), set(sys.argv[2:]) or {"text", "image", "speech", "lab", "theory", "traces"})
+    main(Path(sys.argv[1]), set(sys.argv[2:]) or {"text", "image", "speech", "compare", "theory", "traces"})

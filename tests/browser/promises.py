@@ -1,7 +1,7 @@
-"""What the page promises, measured on the models that are here: `python tests/browser/promises.py`. How soon it opens,
-how soon the first token and the first patch are on the screen once models are loaded, and by how much showing a run as
-it goes slows it down beside the same run from Python, by the rate that the page itself says. Medians, and the range;
-runs take turns."""
+"""Measures the page with the installed models: `python tests/browser/promises.py`.
+
+Prints, as medians with their range: the time until the page opens, the time from Run to the first token or patch on the
+screen, and how much slower a run on the page is than the same run from Python."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _SOON = """([button, sign]) => new Promise(done => {
 _RATE = """([button, status]) => new Promise(done => {
     let found = null;
     const look = () => {
-        const said = document.querySelector(status).innerText;
-        const now = said.match(/(\\d+) tokens, .* ([\\d.]+) tokens a second/);
+        const text = document.querySelector(status).innerText;
+        const now = text.match(/(\\d+) tokens, .* ([\\d.]+) tokens \\/ s/);
         if (now) found = [Number(now[1]), Number(now[2])];
-        found && said.includes("tokens per call") ? done(found) : setTimeout(look, 100);
+        found && text.includes("tokens per target pass") ? done(found) : setTimeout(look, 100);
     };
     document.querySelector(button).click();
     look();
 })"""
 
 
-def told(name: str, values: list[float], unit: str = "s") -> None:
+def show(name: str, values: list[float], unit: str = "s") -> None:
     print(f"{name}: {statistics.median(values):.2f} {unit} ({min(values):.2f}-{max(values):.2f})", flush=True)
 
 
@@ -50,8 +50,8 @@ def main() -> None:
     soon = []
     for number in range(_ROUNDS + 1):
         with opened() as (address, seconds):
-            soon += [seconds] if number else []  # the first compiles what Python keeps
-    told("open after", soon)
+            soon += [seconds] if number else []  # the first run compiles bytecode
+    show("page opens after", soon)
     with opened() as (address, _), sync_playwright() as play:
         path = shutil.which("chromium") or shutil.which("google-chrome")
         browser = play.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
@@ -63,7 +63,7 @@ def main() -> None:
 
 @contextmanager
 def opened() -> Iterator[tuple[str, float]]:
-    """The page's address, and after how many seconds it answered there."""
+    """The page's address, and the seconds until it answered."""
     began, port = time.perf_counter(), free_port()
     address = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "outrider.app.cli", "demo", "--no-browser", "--port", str(port)]
@@ -79,13 +79,13 @@ def opened() -> Iterator[tuple[str, float]]:
 
 def look(page: Any, address: str) -> None:
     def run(name: str, query: str, watch: str, *watched: str) -> Any:
-        """What there is to be seen of a run."""
+        """Start a run in a tab; the result of the JavaScript `watch`."""
         page.goto(f"{address}?panel={name}&{query}")
         page.wait_for_function("name => document.querySelector(`#${name}-link`) !== null", arg=name)
         page.wait_for_timeout(1500)
         seen = page.evaluate(watch, [f"#{name}-run", *watched])
         page.wait_for_function(
-            "name => document.querySelector(`#${name}-status`).innerText.includes('tokens per call')", arg=name
+            "name => document.querySelector(`#${name}-status`).innerText.includes('tokens per target pass')", arg=name
         )
         return seen
 
@@ -93,8 +93,8 @@ def look(page: Any, address: str) -> None:
         ("text", f"prompt={_PROMPT}&drafter=auto&max_new_tokens=32", "#text-out span.or-t"),
         ("image", "prompt=red heart&drafter=jacobi", "#image-out image"),
     ):
-        told(f"{name}, the first time, its model loaded too", [run(name, query, _SOON, sign)])
-        told(f"{name}, on the screen after", [run(name, query, _SOON, sign) for _ in range(_ROUNDS)])
+        show(f"{name}, first run, with loading the model", [run(name, query, _SOON, sign)])
+        show(f"{name}, first output after", [run(name, query, _SOON, sign) for _ in range(_ROUNDS)])
     lm = text.load("smollm2-135m")
     for drafter in ("plain", "prompt-lookup"):
         query = f"prompt={_PROMPT}&drafter={drafter}&max_new_tokens={_TOKENS}"
@@ -102,12 +102,12 @@ def look(page: Any, address: str) -> None:
         for number in range(_ROUNDS + 1):
             times = streamed(lm, None if drafter == "plain" else drafter)
             tokens, rate = run("text", query, _RATE, "#text-status")
-            shares += [tokens / times[tokens - 1] / rate] if number else []  # the first is for warming up
-        told(f"{drafter}, up to the last look at {len(times)} tokens, times as long as from Python", shares, "x")
+            shares += [tokens / times[tokens - 1] / rate] if number else []  # the first run is a warm-up
+        show(f"{drafter}, {len(times)} tokens, time relative to Python", shares, "x")
 
 
 def streamed(lm: Any, drafter: str | None) -> list[float]:
-    """Seconds after which each token of a run came."""
+    """The seconds after which each token of a run arrived."""
     times, begun = list[float](), time.perf_counter()
     for piece in lm.stream(_PROMPT, drafter=drafter, max_new_tokens=_TOKENS):
         times += [time.perf_counter() - begun] * len(piece.step.emitted)
@@ -116,8 +116,8 @@ def streamed(lm: Any, drafter: str | None) -> list[float]:
 
 def answers(address: str) -> bool:
     try:
-        with urllib.request.urlopen(address, timeout=1) as found:
-            return bool(found.status == 200)
+        with urllib.request.urlopen(address, timeout=1) as reply:
+            return bool(reply.status == 200)
     except OSError:
         return False
 

@@ -1,4 +1,4 @@
-"""All three modalities for the page, small and of random weights; run with a folder, it opens the page on them."""
+"""Small models of all three modalities with random weights; as a script, opens the page with them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def _part(name: str) -> SimpleNamespace:
     return SimpleNamespace(**runpy.run_path(str(_TESTS / name)))
 
 
-class _Unhurried:
-    """A run that takes long enough for a hand to stop it."""
+class _Slow:
+    """A run that takes long enough to be stopped."""
 
     def __init__(self, live: Any) -> None:
         self._live = live
@@ -33,7 +33,7 @@ class _Unhurried:
         return getattr(self._live, name)
 
 
-def subjects(folder: Path) -> dict[str, Any]:
+def backends(folder: Path) -> dict[str, Any]:
     import torch
 
     from outrider.app.page.backends.image import Pictures
@@ -51,25 +51,25 @@ def subjects(folder: Path) -> dict[str, Any]:
         codec = Tokenizer(Layout(levels=(4, 3, 3), channels=(8, 16, 16))).eval()
         return ImageModel(tokens.network(), tokens.prompt_encoder, codec, name="tiny")
 
-    class Unhurried(Pictures):
+    class SlowPictures(Pictures):
         def begin(self, asked: Any) -> Any:
-            return _Unhurried(super().begin(asked))
+            return _Slow(super().begin(asked))
 
     return {
         "text": Text(lambda: load(written, dtype="float32")),
-        "image": Unhurried(image),
+        "image": SlowPictures(image),
         "speech": Speech(_part("speech/conftest.py").small_speaker),
     }
 
 
 def main(folder: Path) -> None:
-    """Until stdin is closed."""
+    """Serve the page until stdin is closed."""
     import torch
 
     from outrider.app.page.app import serve
 
     torch.set_num_threads(1)
-    page, address = serve(browser=False, found=subjects(folder))
+    page, address = serve(browser=False, own=backends(folder))
     print(address, flush=True)
     sys.stdin.read()
     page.close(verbose=False)

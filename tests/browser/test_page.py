@@ -1,4 +1,4 @@
-"""The page in a real browser: every modality runs, stops, is scrubbed and raced, at any width, in both themes."""
+"""The page in a browser: runs, Stop, steps, races, traces and links, wide and narrow, light and dark."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ EVIL = '<img src=x onerror="window.hit=1"><script>window.hit=1</script>${window.
 
 
 def numbers(said: str) -> dict[str, str]:
-    """The headline's figures by their names."""
+    """The headline figures by name."""
     return {line.partition(" ")[2]: line.partition(" ")[0] for line in said.splitlines() if " " in line}
 
 
-def test_text_streams_and_every_step_can_be_looked_at(visit: Open) -> None:
+def test_text_streams_and_every_step_can_be_shown(visit: Open) -> None:
     seen = visit()
     seen.page.fill("#text-prompt textarea", "the cat sat on the mat and the cat sat")
     said = numbers(seen.run("text"))
-    calls = int(said["calls of the target"])
-    assert int(said["tokens"]) == 96 and calls < 96 and "drafted" in seen.text("#text-out + *, .or-legend")
+    passes = int(said["target passes"])
+    assert int(said["tokens"]) == 96 and passes < 96 and "drafted" in seen.text("#text-out + *, .or-legend")
     assert seen.page.locator("#text-out .or-t").count() >= 96
-    assert f"Call {calls} of {calls}" in seen.text("#text-tree")
+    assert f"Target pass {passes} of {passes}" in seen.text("#text-tree")
     seen.page.click("#text-back")
-    seen.until("#text-tree", f"Call {calls - 1} of {calls}")
+    seen.until("#text-tree", f"Target pass {passes - 1} of {passes}")
     slider = seen.page.locator("#text-step input[type=range]")
     slider.focus()
     slider.press("Home")
-    seen.until("#text-tree", f"Call 1 of {calls}")
+    seen.until("#text-tree", f"Target pass 1 of {passes}")
     slider.press("ArrowRight")
-    seen.until("#text-tree", f"Call 2 of {calls}")
+    seen.until("#text-tree", f"Target pass 2 of {passes}")
     assert "token" in seen.text("#text-tree") and seen.page.locator("#text-tree svg").count() == 1
 
 
-def test_figures_on_the_page_are_those_of_the_trace_it_gives(visit: Open) -> None:
+def test_figures_on_the_page_are_those_of_the_downloaded_trace(visit: Open) -> None:
     from outrider.app.page import recordings
     from outrider.app.viz import trace_html
 
     seen = visit()
     said = seen.run("text")
-    seen.tab("Figures")
+    seen.tab("Charts")
     with seen.page.expect_download() as waiting:
         seen.page.get_by_text("Download this trace").first.click()
     recording = recordings.read(Path(waiting.value.path()).read_bytes())
@@ -56,15 +56,15 @@ def test_figures_on_the_page_are_those_of_the_trace_it_gives(visit: Open) -> Non
     )
     assert shown.replace("⏎", "\n") == written.replace("\t", "⇥")
     titles = seen.page.evaluate("[...document.querySelectorAll('#text-charts title')].map(one => one.textContent)")
-    for accepted, calls in enumerate(recording.trace.summary().histogram):
-        assert f"{accepted} accepted: {calls} calls" in titles
+    for accepted, passes in enumerate(recording.trace.summary().histogram):
+        assert f"{accepted} accepted: {passes} target passes" in titles
 
 
-def test_a_picture_fills_in_and_its_codes_have_neighbours(visit: Open) -> None:
+def test_a_picture_is_drawn_and_its_codes_have_similar_ones(visit: Open) -> None:
     seen = visit()
     seen.tab("Image")
     said = numbers(seen.run("image"))
-    assert said["tokens"] == "256" and int(said["calls of the target"]) < 256
+    assert said["tokens"] == "256" and int(said["target passes"]) < 256
     assert seen.page.locator("#image-out image").count() == 1
     assert seen.page.locator("#image-out [data-cell]").count() == 4 * 256
     seen.page.locator("#image-out [data-cell='17']").first.click()
@@ -76,7 +76,7 @@ def test_a_picture_fills_in_and_its_codes_have_neighbours(visit: Open) -> None:
     seen.page.wait_for_selector("#image-compare img")
 
 
-def test_speech_can_be_heard_beside_its_rounds(visit: Open) -> None:
+def test_speech_can_be_played_and_shows_its_rounds(visit: Open) -> None:
     seen = visit()
     seen.tab("Speech")
     seen.run("speech")
@@ -92,11 +92,11 @@ def test_speech_can_be_heard_beside_its_rounds(visit: Open) -> None:
     assert seen.page.locator("#speech-race audio").count() == 2
 
 
-def test_a_race_shows_both_on_one_clock_and_can_be_replayed(visit: Open) -> None:
+def test_a_race_shows_both_runs_and_can_be_replayed(visit: Open) -> None:
     seen = visit()
     seen.run("text", "go")
     said = seen.until("#text-race", "plain decoding")
-    assert "came to the same, token for token" in said
+    assert "the same, token for token" in said
     lanes = seen.page.locator("#text-race .or-lane")
     assert lanes.count() == 2
     shown = (
@@ -104,11 +104,11 @@ def test_a_race_shows_both_on_one_clock_and_can_be_replayed(visit: Open) -> None
         ".filter(one => getComputedStyle(one).opacity === '1').length"
     )
     seen.page.get_by_label("20 times slower").first.check()
-    seen.page.wait_for_function("document.querySelector('#text-race .or-lanes').dataset.round !== '0'")
+    seen.page.wait_for_function("document.querySelector('#text-race .or-lanes').dataset.replay !== '0'")
     early = seen.page.evaluate(shown % 1)
     seen.page.wait_for_timeout(1500)
     assert early < 96 and seen.page.evaluate(shown % 1) >= early
-    seen.page.get_by_label("as it was").first.check()
+    seen.page.get_by_label("real time").first.check()
     seen.page.wait_for_function(f"{shown % 1} === 96", timeout=30_000)
 
 
@@ -120,35 +120,35 @@ _STOP_AT_FIRST_SIGHT = """() => {
 }"""
 
 
-def test_stop_ends_a_run_and_keeps_what_there_is(visit: Open) -> None:
+def test_stop_ends_a_run_and_keeps_its_steps(visit: Open) -> None:
     seen = visit()
     seen.tab("Image")
-    for _ in range(5):  # a run of a second may be over before Stop gets there
+    for _ in range(5):  # a short run may end before Stop is clicked
         seen.page.evaluate(_STOP_AT_FIRST_SIGHT)
         seen.page.click("#image-run")
-        said = seen.until("#image-status", "tokens per call")
+        said = seen.until("#image-status", "tokens per target pass")
         if "stopped" in said:
             break
     assert "stopped" in said and int(numbers(said)["tokens"]) < 256
     assert numbers(seen.run("image"))["tokens"] == "256"
 
 
-def test_the_lab_compares_and_theory_turns(visit: Open) -> None:
+def test_compare_measures_and_theory_follows_its_sliders(visit: Open) -> None:
     seen = visit()
-    seen.tab("Lab")
-    seen.page.fill("#lab-prompts textarea", "the cat sat on the mat")
-    seen.page.click("#lab-run")
-    seen.until("#lab-status", "Done.", 120)
-    said = seen.text("#lab-out")
-    assert all(one in said for one in ("plain", "prompt-lookup", "suffix", "tokens per call", "best length"))
+    seen.tab("Compare")
+    seen.page.fill("#compare-prompts textarea", "the cat sat on the mat")
+    seen.page.click("#compare-run")
+    seen.until("#compare-status", "Done.", 120)
+    said = seen.text("#compare-out")
+    assert all(one in said for one in ("plain", "prompt-lookup", "suffix", "tokens / pass", "best draft length"))
     seen.tab("Theory")
     before = seen.text("#theory-out")
     seen.page.locator("#theory-a input[type=range]").press("End")
-    seen.until("#theory-out", "5.00 tokens a call")
+    seen.until("#theory-out", "5.00 tokens per target pass")
     assert "1.87 times" in before
 
 
-def test_a_trace_is_opened_without_a_model_and_scrubbed(visit: Open, tmp_path: Path) -> None:
+def test_a_trace_file_is_opened_and_stepped_through(visit: Open, tmp_path: Path) -> None:
     from outrider.app.page import recordings
 
     seen = visit()
@@ -157,10 +157,10 @@ def test_a_trace_is_opened_without_a_model_and_scrubbed(visit: Open, tmp_path: P
         recording = recordings.read(path.read_bytes())
         seen.choose(path)
         seen.until("#traces-about", recording.prompt[:40])
-        calls = len(recording.trace.steps)
-        seen.until("#traces-tree", f"Call {calls} of {calls}")
+        passes = len(recording.trace.steps)
+        seen.until("#traces-tree", f"Target pass {passes} of {passes}")
         seen.page.click("#traces-back")
-        seen.until("#traces-tree", f"Call {max(calls - 1, 1)} of {calls}")
+        seen.until("#traces-tree", f"Target pass {max(passes - 1, 1)} of {passes}")
         assert title
     bad = tmp_path / "bad.json"
     bad.write_text('{"recording": 1, "<b>": 2}')
@@ -168,22 +168,22 @@ def test_a_trace_is_opened_without_a_model_and_scrubbed(visit: Open, tmp_path: P
     assert "not a recording" in seen.until("#traces-status", "not a recording")
 
 
-def test_hostile_texts_are_shown_and_nothing_runs(visit: Open, tmp_path: Path) -> None:
+def test_hostile_texts_are_shown_as_text(visit: Open, tmp_path: Path) -> None:
     from outrider.app.page import recordings
 
     path = next(one for one in recordings.examples().values() if recordings.read(one.read_bytes()).modality == "text")
-    subject_trace = json.loads(path.read_bytes())
+    example = json.loads(path.read_bytes())
     seen = visit()
     seen.page.fill("#text-prompt textarea", EVIL)
     seen.run("text")
     seen.run("text", "go")
     evil = {
-        **subject_trace,
+        **example,
         "prompt": EVIL,
-        "names": dict.fromkeys(subject_trace["names"], EVIL),
+        "names": dict.fromkeys(example["names"], EVIL),
         "words": [[0.1, EVIL]],
     }
-    evil["trace"] = {**subject_trace["trace"], "method": EVIL, "rule": EVIL, "options": {"model": EVIL}}
+    evil["trace"] = {**example["trace"], "method": EVIL, "rule": EVIL, "options": {"model": EVIL}}
     evil["trace"]["machine"] = {"gpu": EVIL}
     evil["plain"] = {**evil, "plain": None}
     file = tmp_path / "evil.json"
@@ -198,28 +198,29 @@ def test_hostile_texts_are_shown_and_nothing_runs(visit: Open, tmp_path: Path) -
     assert "⟨202E⟩" in seen.text("#traces-out") and "\u202e" not in seen.text("#traces-out")
 
 
-def test_far_too_much_text_is_refused_in_words(visit: Open) -> None:
+def test_a_prompt_that_is_too_long_is_refused_with_a_message(visit: Open) -> None:
     seen = visit()
     seen.page.evaluate("document.querySelector('#text-prompt textarea').removeAttribute('maxlength')")
     seen.page.fill("#text-prompt textarea", "x" * 100_000)
     seen.page.click("#text-run")
     seen.page.wait_for_function(
-        "['2,000', 'tokens per call'].some(one => document.querySelector('#text-status').innerText.includes(one))"
+        "['2,000', 'tokens per target pass'].some("
+        "text => document.querySelector('#text-status').innerText.includes(text))"
     )
     assert len(seen.text("#text-status")) < 1_000
 
 
-def test_an_address_brings_the_settings_back(visit: Open) -> None:
+def test_a_link_restores_the_settings(visit: Open) -> None:
     seen = visit()
     seen.open("?panel=image&prompt=cat&drafter=suffix&rule=lenience&r.lenience=0.3&temperature=0.5&seed=7")
     seen.page.wait_for_function("document.querySelector('#image-prompt textarea')?.value === 'cat'")
     assert "relaxed" in seen.until("#image-about", "lenience")
     said = seen.run("image")
-    assert "rule lenience" in said and "seed 7" in said and "total_variation" in said
+    assert "rule lenience" in said and "seed 7" in said and "total variation" in said
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1400, "dark"), (420, "light"), (420, "dark")])
-def test_nothing_is_wider_than_the_screen(visit: Open, width: int, theme: str) -> None:
+def test_the_page_fits_the_screen(visit: Open, width: int, theme: str) -> None:
     seen = visit(width, 900, theme)
     dark = seen.page.evaluate("document.body.classList.contains('dark')")
     assert dark == (theme == "dark")

@@ -1,4 +1,4 @@
-"""Published models in a real browser: a picture and a sound are asked for by the name that the page was opened with."""
+"""Published models on the page in a browser: a picture and a sound."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def test_a_published_model_draws(visit_published: Open) -> None:
     assert seen.page.locator("#image-race image").count() == 2
 
 
-def test_a_published_model_is_heard(visit_published: Open) -> None:
+def test_a_published_model_speaks(visit_published: Open) -> None:
     seen = visit_published()
     seen.open("?panel=speech&prompt=a%20slow%20waltz&drafter=draft-model&rule=gumbel-match&limit=40&seed=3")
     seen.page.wait_for_function("document.querySelector('#speech-prompt textarea')?.value === 'a slow waltz'")
     said = seen.run("speech", "go")
     assert "172 tokens" in said  # 40 columns of 4 books, and 3 for the delay
-    assert "came to the same, token for token" in seen.until("#speech-race", "plain decoding")
+    assert "the same, token for token" in seen.until("#speech-race", "plain decoding")
     length = (
         "new Promise(done => { const one = document.querySelector('#speech-out audio');"
         " if (one.duration) done(one.duration); one.onloadedmetadata = () => done(one.duration); one.load(); })"

@@ -1,5 +1,4 @@
-"""Everything that computes does so in one thread, whoever asks for it and however often; and a visitor's last ticket is
-the one that counts."""
+"""The run queue: all work runs on one thread, and only a visitor's last ticket is current."""
 
 from __future__ import annotations
 
@@ -9,24 +8,24 @@ from contextvars import ContextVar
 
 import pytest
 
-from outrider.app.page.run_queue import RunQueue, laned, stepped
+from outrider.app.page.run_queue import RunQueue, on_model_thread, steps_on_model_thread
 
 
-def test_steps_are_taken_in_one_thread_whoever_asks() -> None:
+def test_steps_run_on_one_thread() -> None:
     def work() -> Generator[str]:
         while True:
             yield threading.current_thread().name
 
-    steps, seen = stepped(work()), []
+    steps, seen = steps_on_model_thread(work()), []
     for _ in range(3):
-        asking = threading.Thread(target=lambda: seen.append(next(steps)))
-        asking.start()
-        asking.join()
-    assert len({*seen, laned(lambda: threading.current_thread().name)}) == 1
+        caller = threading.Thread(target=lambda: seen.append(next(steps)))
+        caller.start()
+        caller.join()
+    assert len({*seen, on_model_thread(lambda: threading.current_thread().name)}) == 1
     assert seen[0] != threading.current_thread().name
 
 
-def test_what_is_left_is_closed_and_what_fails_is_told() -> None:
+def test_generators_are_closed_and_errors_are_raised() -> None:
     closed: list[str] = []
 
     def work() -> Generator[int]:
@@ -36,25 +35,25 @@ def test_what_is_left_is_closed_and_what_fails_is_told() -> None:
         finally:
             closed.append(threading.current_thread().name)
 
-    steps = stepped(work())
+    steps = steps_on_model_thread(work())
     assert next(steps) == 1
     steps.close()
     assert len(closed) == 1 and closed[0] != threading.current_thread().name
     with pytest.raises(ValueError, match="two"):
-        list(stepped(work()))
+        list(steps_on_model_thread(work()))
     assert len(closed) == 2
 
 
-def test_it_knows_who_asks() -> None:
-    asking = ContextVar("asking", default="nobody")
-    asking.set("a visitor")
-    assert laned(asking.get) == "a visitor"
+def test_context_variables_reach_the_model_thread() -> None:
+    variable = ContextVar("variable", default="unset")
+    variable.set("set by the caller")
+    assert on_model_thread(variable.get) == "set by the caller"
 
 
-def test_tickets_are_of_one_visitor_each() -> None:
-    tickets = RunQueue()
-    one, two = tickets.take("a"), tickets.take("b")
-    assert tickets.valid("a", one) and tickets.valid("b", two) and not tickets.valid("a", two)
-    assert tickets.give_back("a") and not tickets.give_back("a")
-    assert not tickets.valid("a", one) and tickets.valid("b", two)
-    assert tickets.valid("b", two) and not tickets.valid("b", tickets.take("c"))
+def test_each_visitor_has_one_current_ticket() -> None:
+    queue = RunQueue()
+    one, two = queue.take("a"), queue.take("b")
+    assert queue.is_current("a", one) and queue.is_current("b", two) and not queue.is_current("a", two)
+    assert queue.cancel("a") and not queue.cancel("a")
+    assert not queue.is_current("a", one) and queue.is_current("b", two)
+    assert queue.is_current("b", two) and not queue.is_current("b", queue.take("c"))

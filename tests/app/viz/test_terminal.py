@@ -1,4 +1,4 @@
-"""The terminal demo: what is drawn is what the traces say, whatever the terminal."""
+"""Drawings in the terminal, and the terminal demo: they show the traces, in any terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outrider.core.methods import DRAFTERS, RULES
 from outrider.core.trace import Step, Summary, Trace
 
 CODES = "\x1b"
-STEP = Step(  # 7 accepted, its sibling 5 rejected first; behind 7 the guess 8 rejected, 9 drawn instead
+STEP = Step(  # 5 is rejected, its sibling 7 accepted; 8 after it is rejected, and 9 is resampled
     row=0,
     index=0,
     drafted=(5, 7, 8, 6, 4),
@@ -46,16 +46,16 @@ def played(options: Options, width: int = 80, **more: object) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
-def test_a_step_is_told_with_its_rejections_where_they_happened() -> None:
-    assert list(token_styles.told(STEP)) == [(5, "rejected"), (7, "drafted"), (8, "rejected"), (9, "resampled")]
+def test_rejected_tokens_come_before_the_token_in_their_place() -> None:
+    assert list(token_styles.tokens_of(STEP)) == [(5, "rejected"), (7, "drafted"), (8, "rejected"), (9, "resampled")]
 
 
-def test_a_step_cut_short_does_not_show_as_rejected_what_was_only_cut() -> None:
+def test_nodes_after_the_end_of_a_truncated_step_are_not_shown_as_rejected() -> None:
     cut = replace(STEP, emitted=(7,), sources=("drafted",))
-    assert list(token_styles.told(cut)) == [(5, "rejected"), (7, "drafted")]
+    assert list(token_styles.tokens_of(cut)) == [(5, "rejected"), (7, "drafted")]
 
 
-def test_streamed_tokens_are_those_of_the_steps_in_any_width() -> None:
+def test_streamed_tokens_wrap_at_any_width() -> None:
     for width in (3, 7, 40):
         console = Console(file=io.StringIO(), width=width)
         assert terminal.stream(console, [STEP, STEP], "{:02d}".format) == [STEP, STEP]
@@ -64,68 +64,70 @@ def test_streamed_tokens_are_those_of_the_steps_in_any_width() -> None:
         assert max(map(len, text.splitlines())) <= max(width, 4)
 
 
-def test_the_tree_shows_each_node_as_it_fared() -> None:
+def test_the_tree_shows_accepted_rejected_and_untried_nodes() -> None:
     lines = shown(terminal.draft_tree(STEP, 3, "{:02d}".format)).splitlines()
     assert [re.sub(r"[^\w*()]+", " ", line).strip() for line in lines] == [
         "03",
-        "x05 p 0 10 q 0 40 chance 0 25",
+        "x05 p 0 10 q 0 40 accept 0 25",
         "(1 not tried)",
-        "07 p 0 60 q 0 30 chance 1 00",
-        "x08 p 0 20 q 0 40 chance 0 50",
+        "07 p 0 60 q 0 30 accept 1 00",
+        "x08 p 0 20 q 0 40 accept 0 50",
         "(1 not tried)",
         "*09",
     ]
 
 
-def test_the_tree_in_a_narrow_terminal_has_the_numbers_alone() -> None:
+def test_the_tree_in_a_narrow_terminal_has_numbers_without_names() -> None:
     assert "07 0.60 0.30 1.00" in shown(terminal.draft_tree(STEP, 3, "{:02d}".format, narrow=True), 40)
 
 
-def test_every_kind_of_token_has_a_mark_of_its_own() -> None:
-    assert len({look.mark for look in token_styles.LOOKS.values()}) == len(token_styles.LOOKS)
-    assert all(look.words in shown(terminal.legend("41")) for look in token_styles.LOOKS.values())
+def test_every_kind_of_token_has_its_own_mark() -> None:
+    assert len({style.mark for style in token_styles.STYLES.values()}) == len(token_styles.STYLES)
+    assert all(style.description in shown(terminal.legend("41")) for style in token_styles.STYLES.values())
 
 
-def test_charts_keep_to_ascii_where_they_must() -> None:
+def test_charts_can_be_ascii_only() -> None:
     summary = Summary.of([STEP])
     assert "#" in shown(terminal.acceptance(summary, ascii_only=True))
     assert shown(terminal.acceptance(summary, ascii_only=True)).isascii()
 
 
-def test_a_price_is_told_with_its_mean_and_its_worst() -> None:
+def test_total_variation_is_shown_with_mean_maximum_and_sum() -> None:
     text = shown(terminal.total_variation([replace(STEP, total_variation=(0.1, 0.3)), STEP]))
-    assert "0.100 a token on average, 0.300 at most, 0.40 in all" in text
+    assert "0.100 per token on average, 0.300 at most, 0.40 in total" in text
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_the_demo_fits_its_terminal_and_says_what_it_must(width: int) -> None:
+def test_the_demo_fits_its_terminal(width: int) -> None:
     text = played(Options(tokens=16), width)
     assert CODES not in text
     assert max(len(line.rstrip()) for line in text.splitlines()) <= width
-    said = " ".join(text.split())
-    assert said.count("Identical to plain decoding: greedy 16 of 16 tokens, gumbel-match (temperature 1) 16 of 16") == 2
-    for words in ("tokens per call", "acceptance rate", "by position", "Time: draft", "Price:"):
-        assert words in said
+    words = " ".join(text.split())
+    assert (
+        words.count("Identical to plain decoding: greedy 16 of 16 tokens, gumbel-match (temperature 1) 16 of 16") == 2
+    )
+    for expected in ("tokens per target pass", "acceptance rate", "by position", "Time: draft", "Total variation:"):
+        assert expected in words
 
 
-def test_without_colours_styles_and_marks_remain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_colour_there_are_styles_and_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal_demo, "_PAUSE", 0.0)
     monkeypatch.setenv("NO_COLOR", "1")
     text = played(Options(tokens=8), force_terminal=True)
     codes = {code for found in re.findall(r"\x1b\[([\d;]*)m", text) for code in found.split(";")}
-    assert codes <= {"", "0", "1", "2", "3", "9"}, "bold, dim, italic and strike alone"
+    assert codes <= {"", "0", "1", "2", "3", "9"}, "only bold, dim, italic and strike"
 
 
-def mostly(names: list[str]) -> list[Any]:
-    """All of them; every fourth in the fast part."""
-    return [pytest.param(one, marks=[pytest.mark.slow] if place % 4 else []) for place, one in enumerate(names)]
+def fast_subset(names: list[str]) -> list[Any]:
+    """All names as parameters; all but every fourth are marked slow."""
+    return [pytest.param(name, marks=[pytest.mark.slow] if index % 4 else []) for index, name in enumerate(names)]
 
 
 @pytest.mark.parametrize(
-    "drafter", mostly([name for name, method in DRAFTERS.items() if {"model"}.issuperset(method.needs)])
+    "drafter", fast_subset([name for name, method in DRAFTERS.items() if {"model"}.issuperset(method.needs)])
 )
-def test_every_drafter_can_be_shown(drafter: str) -> None:
+def test_every_drafter_runs_in_the_demo(drafter: str) -> None:
     found = terminal_demo.traces(Options(drafter=drafter, tokens=12, temperature=0.0))
     assert [one.method for one in found] == ["plain", drafter] * 2
     for plain, fast in (found[:2], found[2:]):
@@ -134,15 +136,15 @@ def test_every_drafter_can_be_shown(drafter: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", mostly(list(RULES)))
-def test_every_rule_can_be_shown_and_a_relaxed_one_has_its_price(rule: str) -> None:
+@pytest.mark.parametrize("rule", fast_subset(list(RULES)))
+def test_every_rule_runs_in_the_demo_and_relaxed_ones_show_total_variation(rule: str) -> None:
     text = played(Options(rule=rule, tokens=8))
     relaxed = not RULES[rule].lossless
-    assert text.count("Price: ") == (2 if relaxed else 1)
+    assert text.count("Total variation: ") == (2 if relaxed else 1)
     assert ("with a relaxed rule" in text) is not relaxed
 
 
-def test_the_same_seed_shows_the_same_and_another_does_not() -> None:
+def test_the_seed_determines_the_tokens() -> None:
     def tokens(seed: int) -> list[list[int]]:
         return [one.tokens() for one in terminal_demo.traces(Options(seed=seed, tokens=12))]
 
@@ -151,7 +153,7 @@ def test_the_same_seed_shows_the_same_and_another_does_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (Options(drafter="medusa-9"), "Known: .*draft-model"),
         (Options(rule="exactly"), "Did you mean 'exact'"),
@@ -160,8 +162,8 @@ def test_the_same_seed_shows_the_same_and_another_does_not() -> None:
         (Options(drafter="prompt-lookup", rule="block"), "'block' needs a chain"),
     ],
 )
-def test_what_cannot_work_fails_before_anything_is_printed(options: Options, says: str) -> None:
+def test_wrong_options_fail_before_anything_is_printed(options: Options, message: str) -> None:
     console = Console(file=io.StringIO())
-    with pytest.raises(OutriderError, match=says):
+    with pytest.raises(OutriderError, match=message):
         terminal_demo.run(options, console)
     assert console.file.getvalue() == ""  # type: ignore[attr-defined]

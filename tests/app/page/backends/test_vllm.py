@@ -17,7 +17,7 @@ from typer.testing import CliRunner  # noqa: E402
 
 from outrider.app.cli import cli  # noqa: E402
 from outrider.app.page import recordings, render  # noqa: E402
-from outrider.app.page.app import build, endpoint, subjects  # noqa: E402
+from outrider.app.page.app import backends, build, endpoint  # noqa: E402
 from outrider.app.page.backends.interface import checked, drafting, offered, summary  # noqa: E402
 from outrider.app.page.backends.vllm import Served  # noqa: E402
 from outrider.app.page.runner import follow  # noqa: E402
@@ -53,7 +53,7 @@ def test_only_what_the_server_runs_is_offered(server: str, monkeypatch: pytest.M
     for given in ({"drafter": PLAIN}, {"drafter": "suffix"}, {"rule": "typical"}, {"drafter_options": {"length": 3}}):
         with pytest.raises(InvalidOption):
             checked(subject, {"prompt": "Why?", **given})
-    page = build({**subjects(), "text": subject}, subjects())
+    page = build({**backends(), "text": subject}, backends())
     parts = {one.elem_id: one for one in page.blocks.values() if getattr(one, "elem_id", None)}
     assert parts["text-drafter"].choices == [("medusa", "medusa")] and parts["text-drafter"].value == "medusa"
     assert not parts["text-go"].visible and parts["image-go"].visible
@@ -75,8 +75,8 @@ def test_a_run_is_shown_with_the_servers_own_counts(server: str) -> None:
     assert again.trace == recording.trace and again.name(-1) == "?"
     for place in range(4):
         shown = render.step(again, place)
-        assert "chance 0" not in shown and "p 0.0" not in shown
-    assert "3 of 9" in render.figures(again.trace) and "w17" in render.made(again)
+        assert "acceptance probability 0" not in shown and "p 0.0" not in shown
+    assert "3 of 9" in render.figures(again.trace) and "w17" in render.output(again)
     crooked = replace(again.trace.steps[1], p=(0.5,))
     with pytest.raises(Exception, match="contradicts itself"):
         recordings.read(replace(recording, trace=replace(recording.trace, steps=(crooked,))).to_json())
