@@ -102,7 +102,7 @@ def drawn_by(im: PublishedModel, prompts: Sequence[str], **how: Any) -> list[lis
 def of_speech(make: Callable[..., Any], prompt: Any, limit: int, **options: Any) -> Run:
     model = make()
     sp = PublishedSpeech(sound(model, getattr(model, "tokenizer", None), draft=make(1, 1), **options), name="tiny")
-    return lambda **how: sp.generate(prompt, limit=limit, **how).tokens
+    return lambda **how: sp.generate(prompt, max_new_tokens=limit, **how).tokens
 
 
 def of_answer(make: Callable[..., Any]) -> Run:

@@ -135,7 +135,7 @@ def _published(
     from outrider.speech import Sound
 
     prompt: str | Sound = Sound.load(asked) if not sp.makes_sound else asked
-    result: PublishedResult = sp.generate(prompt, limit=max_new_tokens, **options)
+    result: PublishedResult = sp.generate(prompt, max_new_tokens=max_new_tokens, **options)
     found = result.trace.summary()
     words = f"{found.tokens} tokens in {found.target_passes} calls of the target, {found.tokens_per_pass:.2f} a call"
     if sp.makes_sound:
@@ -148,7 +148,9 @@ def _published(
     if trace is not None:
         trace.write_text(result.trace.to_json(), encoding="utf-8")
     if compare:
-        plain = sp.generate(prompt, limit=max_new_tokens, **(options | {"drafter": None, "drafter_options": {}}))
+        plain = sp.generate(
+            prompt, max_new_tokens=max_new_tokens, **(options | {"drafter": None, "drafter_options": {}})
+        )
         same = "the same tokens" if plain.tokens == result.tokens else "other tokens (rule gumbel-match gives the same)"
         print(f"plain decoding  {plain.trace.summary().target_passes} calls; {same}", file=sys.stderr)
 
@@ -160,14 +162,14 @@ def _told(result: Result) -> str:
         f"{found.tokens_per_pass:.2f} a call; {factor.total:.2f} s of work a second "
         f"(model {factor.model:.2f}, codec {factor.codec:.2f}, vocoder {factor.vocoder:.2f})"
     )
-    if result.first is not None:
-        words += f", first heard after {result.first:.2f} s"
+    if result.time_to_first_sound is not None:
+        words += f", first heard after {result.time_to_first_sound:.2f} s"
     if found.total_variation:
         relaxed = found.sources.get("relaxed", 0)
         words += (
             f"; {relaxed} accepted only because the rule is relaxed, for {found.total_variation:.2f} of total variation"
         )
-    if result.finish != "end":
+    if result.finish_reason != "stop":
         words += "; it came to its limit before its end"
     return words
 

@@ -1,4 +1,4 @@
-"""What can be asked of a picture: every option with its default, checked before anything runs."""
+"""The options of image generation with their defaults, validated before anything runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outrider.core.validation import METHODS, NUMBER, SWITCH, WHOLE, Fact, Kind,
 
 
 class Given(TypedDict, total=False):
-    """The options as they are written in a call; `Options` says what they mean."""
+    """The options as keyword arguments; `Options` describes them."""
 
     style: str | None
     drafter: str | Drafter | None
@@ -38,9 +38,9 @@ class Given(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """One generation's options."""
+    """The options of a generation."""
 
-    style: str | None = None  # one of `model.styles`; None: the prompt's words choose one
+    style: str | None = None  # one of `model.styles`; None: chosen by the prompt
     drafter: str | Drafter | None = JACOBI.name  # a name of `model.drafters`, or an object; None: plain decoding
     rule: str | Rule = EXACT.name  # a name of `model.rules`, or an object
     guidance_scale: float = 3.0  # of classifier-free guidance; 1 turns it off, 0 ignores the prompt
@@ -48,9 +48,9 @@ class Options:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
-    entropy_aware: bool = False  # hotter where a distribution is sure, colder where it is not
-    entropy: bool = False  # of the distribution behind each code, into the trace
-    logprobs: bool = False  # of each code under the guided model's own softmax, too
+    entropy_aware: bool = False  # raises the temperature where entropy is low, lowers it where it is high
+    entropy: bool = False  # record the entropy of each code's distribution
+    logprobs: bool = False  # record each code's log-probability under the guided softmax
     seed: int | torch.Generator = 0
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
     rule_options: Mapping[str, Any] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
-        """From the names and values of a call."""
+        """From keyword arguments."""
         return options_of(cls, given)
 
     def sampling(self) -> Sampling:
@@ -74,11 +74,11 @@ class Options:
         )
 
     def drawn_seed(self) -> int:
-        """The seed as a number; a generator gives its next one, so that it moves on."""
+        """The seed as a number; a generator draws one, and advances."""
         return seed_of(self.seed)
 
     def facts(self) -> dict[str, Fact]:
-        """What a trace notes down."""
+        """The options that a trace records."""
         own = ("style", "guidance_scale", "temperature", "top_k", "top_p", "entropy_aware")
         negative = {} if self.negative_prompt is None else {"negative_prompt": self.negative_prompt}
         return (

@@ -30,11 +30,11 @@ class Sound:
     """Mono sound."""
 
     samples: np.ndarray  # [N] float32 in -1..1
-    rate: int = RATE
+    sample_rate: int = RATE
 
     @property
     def seconds(self) -> float:
-        return len(self.samples) / self.rate
+        return len(self.samples) / self.sample_rate
 
     def save(self, path: str | Path) -> None:
         """Write a 16-bit WAV file."""
@@ -47,7 +47,7 @@ class Sound:
         """The bytes of a 16-bit WAV file."""
         buffer = io.BytesIO()
         with wave.open(buffer, "wb") as file:
-            file.setparams((1, 2, self.rate, 0, "NONE", ""))
+            file.setparams((1, 2, self.sample_rate, 0, "NONE", ""))
             file.writeframes((self.samples.clip(-1, 1) * 32767).round().astype("<i2").tobytes())
         return buffer.getvalue()
 
@@ -63,19 +63,19 @@ class Sound:
         except (wave.Error, EOFError) as error:
             raise InvalidOption(f"{path} is not an uncompressed WAV file: {error}") from None
 
-    def resample(self, rate: int) -> Sound:
+    def resample(self, sample_rate: int) -> Sound:
         """The sound at another sample rate."""
-        if rate == self.rate:
+        if sample_rate == self.sample_rate:
             return self
         from torchaudio.functional import resample
 
-        return Sound(resample(torch.from_numpy(self.samples), self.rate, rate).numpy(), rate)
+        return Sound(resample(torch.from_numpy(self.samples), self.sample_rate, sample_rate).numpy(), sample_rate)
 
     def mel(self) -> Tensor:
         """Log-mel frames [80, T] of a whole number of tokens, for a codec. The sound must be at RATE."""
-        if self.rate != RATE:
+        if self.sample_rate != RATE:
             raise InvalidOption(
-                f"the sound has {self.rate:,} samples per second and must have {RATE:,}; use .resample({RATE})"
+                f"the sound has {self.sample_rate:,} samples per second and must have {RATE:,}; use .resample({RATE})"
             )
         step = HOP * FRAMES
         if len(self.samples) < 4 * step:

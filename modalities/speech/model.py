@@ -1,7 +1,7 @@
-"""A voice as people use it: text in, sound out, every step on the way to be heard and looked at.
+"""The speech model's API: text in, sound out, with the trace of every round.
 
-Puts together what others do: phonemes, the voice and its decoder, codec, vocoder, options, the loop. Knows nothing of
-how a target computes or a drafter guesses.
+Combines phonemes, the voice and its decoder, codec, vocoder, options and the loop. Knows nothing of how a target
+computes or a drafter drafts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outrider.core.methods.resolve import Resolved
 from outrider.core.protocol import PLAIN, Drafter, Rule
 from outrider.core.training.draft_head import DraftHead
 from outrider.core.training.recipes import NoWeights
-from outrider.core.validation import as_list, dtype_name
+from outrider.core.validation import as_list, dtype_name, shows_options
 from outrider.speech import recipes
 from outrider.speech.audio import Sound, synthesise
 from outrider.speech.codec import Codec
@@ -38,14 +38,14 @@ from outrider.speech.stream import Result, Stream
 from outrider.speech.vocoder import Vocoder
 from outrider.speech.voice import Script, Voice, VoiceDecoder
 
-_STEP, _FAR = 0.45, 1e3  # from a code to its neighbour on an axis, for rules; and to the end
+_STEP, _FAR = 0.45, 1e3  # distance of neighbouring codes on an axis, and of the end token, for rules
 
 
 class SpeechModel:
-    """A voice with its codec and vocoder; `draft` gives a smaller voice when a drafter wants one, `taught` what a
-    trained drafter guesses with. Several generations may run side by side."""
+    """A voice with its codec and vocoder. `draft` loads a smaller voice and `taught` a trained head when a drafter
+    first needs one. Several generations may run side by side."""
 
-    rate = RATE
+    sample_rate = RATE
 
     def __init__(
         self,
@@ -61,9 +61,7 @@ class SpeechModel:
         folder: Path | None = None,
     ) -> None:
         if voice.end != codec.codes:
-            raise InvalidOption(
-                f"the voice speaks of {voice.end:,} codes and the codec has {codec.codes:,}: they don't belong together"
-            )
+            raise InvalidOption(f"the voice has {voice.end:,} codes and the codec {codec.codes:,}; they must match")
         self.name, self.dtype = name, str(dtype).removeprefix("torch.")
         self._precision, self._device = dtype, device
         self.voice = voice.to(device).eval().requires_grad_(False)
@@ -92,85 +90,89 @@ class SpeechModel:
     def generate(self, text: str, **options: Unpack[Given]) -> Result: ...  # type: ignore[overload-overlap]
     @overload
     def generate(self, text: Sequence[str], **options: Unpack[Given]) -> list[Result]: ...
+    @shows_options(Options)
     def generate(self, text: str | Sequence[str], **options: Unpack[Given]) -> Result | list[Result]:
-        """Speech: a Result, or for several texts a list of them. The options are those of
+        """Generate speech: a Result, or a list of them for several texts. The options are described in
         outrider.speech.options.Options."""
         stream = self.stream(text, **options)
         for _ in stream:
             pass
         return stream.results[0] if isinstance(text, str) else stream.results
 
+    @shows_options(Options)
     def stream(self, text: str | Sequence[str], **options: Unpack[Given]) -> Stream:
-        """The same step by step: an iterator of Pieces, some of which bring samples that can be played."""
+        """Like `generate`, as an iterator of Pieces, which carry the samples as they become available."""
         wanted = Options.of(options)
         texts = as_list(text, "text")
         self.drafter_name(wanted)
         return Stream(self, wanted, texts)
 
     def resynthesised(self, sound: Sound) -> Sound:
-        """What codec and vocoder leave of a sound: the best that the voice could be."""
+        """A sound encoded and decoded by codec and vocoder: the upper bound of the voice's quality."""
         with torch.no_grad():
             codes = self.codec.encode(sound.mel()[None].to(self._device))[0].tolist()
         return Sound(synthesise(codes, self.codec, self.vocoder))
 
-    # ---- what a generation is made of
+    # ---- the parts of a generation
 
     def target(self, script: Script) -> VoiceDecoder:
-        """The decoder of some utterances, with a cache of its own."""
+        """The decoder of these utterances, with a cache of its own."""
         return VoiceDecoder(self.network, script)
 
-    def draft_model(self, said: Sequence[Sequence[int]], script: Script) -> VoiceDecoder:
-        """The smaller voice, saying the same in the same time."""
+    def draft_model(self, phoneme_ids: Sequence[Sequence[int]], script: Script) -> VoiceDecoder:
+        """The smaller voice, for the same utterances with the same durations."""
         if self._small is None:
             if self._draft is None:
                 raise recipes.SHELF.missing(recipes.DRAFT)
             self._small = self._draft().to(self._device).eval().requires_grad_(False)
         small = self._small
         return VoiceDecoder(
-            small.network(self._precision, self._device), small.script(said, durations=script.durations)
+            small.network(self._precision, self._device), small.script(phoneme_ids, durations=script.durations)
         )
 
     def drafter_name(self, options: Options) -> str:
-        """The name of a drafter, for the trace; unknown names are refused."""
+        """The drafter's name, for the trace. Raises for an unknown name."""
         if options.drafter is None:
             return PLAIN
         if isinstance(options.drafter, str) and options.drafter not in drafters():
             raise unknown("drafter", options.drafter, drafters())
         return options.drafter if isinstance(options.drafter, str) else type(options.drafter).__name__
 
-    def drafter(self, options: Options, said: Sequence[Sequence[int]], script: Script) -> Resolved[Drafter | None]:
-        """The drafter of these options, for some utterances."""
+    def drafter(
+        self, options: Options, phoneme_ids: Sequence[Sequence[int]], script: Script
+    ) -> Resolved[Drafter | None]:
+        """The drafter of these options, for these utterances."""
         return resolve_drafter(
             options,
-            draft_model=lambda: self.draft_model(said, script),
+            draft_model=lambda: self.draft_model(phoneme_ids, script),
             draft_head=lambda recipe: self._draft_head(recipe, script),
             lossless=self.rule(options).made.lossless,
         )
 
     def _draft_head(self, recipe: str, script: Script) -> Any:
-        """The draft head that a recipe trained, read once."""
+        """The draft head that a recipe trained, loaded once."""
         if recipe not in self._draft_heads:
             if self._taught is None:
-                raise NoWeights(f"there are no weights of {recipe} for this voice; `outrider train` makes them")
+                raise NoWeights(f"there are no weights of {recipe} for this voice; train them with `outrider train`")
             target = self.target(script)
             self._draft_heads[recipe] = self._taught(recipe, target).drafts(target)
         return self._draft_heads[recipe]
 
     def rule(self, options: Options) -> Resolved[Rule]:
         """The rule of these options."""
-        alike: dict[Input, Callable[[], Tensor]] = {
+        similarity: dict[Input, Callable[[], Tensor]] = {
             Input.NEIGHBOURS: lambda: self.neighbours,
             Input.CODES: lambda: self.places,
             Input.EMBEDDINGS: lambda: self.embeddings,
         }
-        return resolve_rule(options, alike, self.codec.codes)
+        return resolve_rule(options, similarity, self.codec.codes)
 
-    # ---- which tokens are alike; the end is like none
+    # ---- similarity of tokens; the end token is similar to none
 
     @cached_property
     def places(self) -> Tensor:
-        """[V, D] where each code stands in the codec's space, neighbours on an axis a little nearer than 0.5, which is
-        as far as rules usually look; the end, out of reach."""
+        """[V, D] each code's position in the codec's space. Neighbours on an axis are slightly closer than 0.5, the
+        usual radius of rules; the end token is out of reach."""
         codes = torch.arange(self.codec.codes, device=self.codec.mean.device)
         steps = torch.tensor(self.codec.quantiser.levels, device=codes.device) - 1
         points = self.codec.quantiser.points(codes) * steps * _STEP / 2
@@ -178,15 +180,15 @@ class SpeechModel:
 
     @cached_property
     def neighbours(self) -> Tensor:
-        """[V, 200 or fewer] the codes that stand nearest to each, nearest first."""
+        """[V, 200 or fewer] the codes nearest to each code, nearest first."""
         codes = self.places[:-1].double()
-        far = torch.cdist(codes, codes).fill_diagonal_(torch.inf)  # itself comes last
+        far = torch.cdist(codes, codes).fill_diagonal_(torch.inf)  # a code is not its own neighbour
         near = far.argsort(dim=1, stable=True)[:, : min(200, len(codes) - 1)]
-        return torch.cat([near, near[:1]])  # what stands near the end is never asked: it is tried strictly
+        return torch.cat([near, near[:1]])  # a row for the end token, which rules always try strictly
 
     @cached_property
     def embeddings(self) -> Tensor:
-        """[V, D] what the voice makes of each token; nothing of the end."""
+        """[V, D] the voice's embedding of each token; zero for the end token."""
         rows = self.voice.embedding.detach().clone()
         rows[self.voice.end] = 0
         return rows

@@ -1,4 +1,4 @@
-"""What can be asked of speech: every option with its default, checked before anything runs."""
+"""The options of speech with their defaults, validated before anything runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider.core.validation import METHODS, NUMBER, SWITCH, WHOLE, Fact, Kind,
 
 
 class Given(TypedDict, total=False):
-    """The options as they are written in a call; `Options` says what they mean."""
+    """The options as keyword arguments; `Options` describes them."""
 
     drafter: str | Drafter | None
     rule: str | Rule
@@ -35,17 +35,17 @@ class Given(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """One generation's options."""
+    """The options of a generation."""
 
     drafter: str | Drafter | None = None  # a name of `model.drafters`, or an object; None: plain decoding
     rule: str | Rule = EXACT.name  # a name of `model.rules`, or an object
-    speed: float = 1.0  # how fast it is said
+    speed: float = 1.0  # speaking rate, from 0.5 to 2
     temperature: float = 0.6
     top_k: int = 0
     top_p: float = 1.0
-    presence_penalty: float = 0.0  # on what was said already: once each, see outrider.core.distribution
-    frequency_penalty: float = 0.0  # as often as it was said
-    logprobs: bool = False  # of each token under the voice's own softmax, into the trace
+    presence_penalty: float = 0.0  # on every token generated before; see outrider.core.distribution
+    frequency_penalty: float = 0.0  # the same, for each time it was generated
+    logprobs: bool = False  # record each token's log-probability under the voice's own softmax
     seed: int | torch.Generator = 0
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
     rule_options: Mapping[str, Any] = field(default_factory=dict)
@@ -53,32 +53,32 @@ class Options:
     def __post_init__(self) -> None:
         check(self, _TYPES)
         if not (math.isfinite(self.speed) and 0.5 <= self.speed <= 2):
-            raise InvalidOption(f"speed is {self.speed}; it must be from 0.5 to 2 (1 is usual)")
+            raise InvalidOption(f"speed is {self.speed}; it must be from 0.5 to 2 (1 is normal)")
         _ = self.sampling(0)  # checks the rest
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
-        """From the names and values of a call."""
+        """From keyword arguments."""
         return options_of(cls, given)
 
     def sampling(self, end: int) -> Sampling:
-        return Sampling(**{name: getattr(self, name) for name in _LAW}, end=(end,))
+        return Sampling(**{name: getattr(self, name) for name in _SAMPLING}, end=(end,))
 
     def drawn_seed(self) -> int:
-        """The seed as a number; a generator gives its next one, so that it moves on."""
+        """The seed as a number; a generator draws one, and advances."""
         return seed_of(self.seed)
 
     def facts(self) -> dict[str, Fact]:
-        """What a trace notes down."""
-        own = {name: getattr(self, name) for name in ("speed", *_LAW)}
+        """The options that a trace records."""
+        own = {name: getattr(self, name) for name in ("speed", *_SAMPLING)}
         return own | recorded(self.drafter_options, self.rule_options)
 
 
-# Penalties count what was said alone: an utterance also begins with its end, which must not be penalised.
-_LAW = ("temperature", "top_k", "top_p", "presence_penalty", "frequency_penalty")
+# No repetition penalty: it would count the prompt, which is the end token.
+_SAMPLING = ("temperature", "top_k", "top_p", "presence_penalty", "frequency_penalty")
 _TYPES: dict[str, Kind] = {
     "top_k": WHOLE,
     "logprobs": SWITCH,
-    **dict.fromkeys(("speed", *(name for name in _LAW if name != "top_k")), NUMBER),
+    **dict.fromkeys(("speed", *(name for name in _SAMPLING if name != "top_k")), NUMBER),
     **METHODS,
 }

@@ -16,7 +16,7 @@ import numpy as np
 from outrider.core.decode import decode
 from outrider.core.device import peak_memory
 from outrider.core.step_recorder import Record
-from outrider.core.trace import Finish, Step, Trace, machine, versions
+from outrider.core.trace import Finish, FinishReason, Step, Trace, machine, versions
 from outrider.speech.audio import Sound, SoundStream
 from outrider.speech.mel import RATE
 from outrider.speech.options import Options
@@ -53,9 +53,12 @@ class Result:
     tokens: list[int]  # of all utterances, end tokens included
     starts: list[float]  # of each token, in seconds of sound
     trace: Trace
-    finish: Finish | None  # "end": every utterance ended by itself; None: the stream was closed early
+    finish_reason: FinishReason | None  # "stop": every utterance ended by itself; None: the stream was closed early
     timing: Timing
-    first: float | None  # seconds until the first sound; None: there was none
+    time_to_first_sound: float | None  # seconds; None: there was none
+
+    def __repr__(self) -> str:
+        return f"Result({self.text!r:.60}, {self.sound.seconds:.1f} s, {len(self.tokens)} tokens, {self.trace.method})"
 
     def save(self, path: str) -> None:
         """Write a WAV file."""
@@ -76,7 +79,7 @@ class Piece:
     utterance: int  # index among the text's utterances
     step: Step
     samples: np.ndarray  # continues the text's earlier samples; often empty
-    rate: int = RATE
+    sample_rate: int = RATE
 
 
 @dataclass(eq=False)
@@ -202,7 +205,7 @@ class Stream(Iterator[Piece]):
             [token for utterance in utterances for token in utterance.tokens],
             starts,
             own_trace,
-            None if None in finishes else "limit" if "limit" in finishes else "end",
+            None if None in finishes else "length" if "limit" in finishes else "stop",
             Timing(
                 own_trace.summary().seconds,
                 sum(utterance.stream.seconds["codec"] for utterance in utterances),

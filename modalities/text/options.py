@@ -1,6 +1,6 @@
-"""What can be asked of a generation: every option with its default, checked before anything runs.
+"""The options of text generation with their defaults, validated before anything runs.
 
-Knows nothing of models; unknown names are refused with the known ones.
+Knows nothing of models; the error for an unknown name lists the known ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST_STOPS, _MOST_ALTERNATIVES = 64, 1000
 
 
 class Given(TypedDict, total=False):
-    """The options as they are written in a call; `Options` says what they mean."""
+    """The options as keyword arguments; `Options` describes them."""
 
     drafter: str | Drafter | None
     draft_model: Any
@@ -49,7 +49,7 @@ class Given(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """One generation's options."""
+    """The options of a generation."""
 
     drafter: str | Drafter | None = AUTO.name  # a name of `model.drafters`, or an object; None: plain decoding
     draft_model: Any = None  # a name, folder, GGUF file, TextModel or transformers model; "auto" is then "draft-model"
@@ -57,19 +57,19 @@ class Options:
     rule: str | Rule = EXACT.name  # a name of `model.rules`, or an object
     max_new_tokens: int = 256  # fewer where the model's context ends
     temperature: float = 0.0  # 0: always the likeliest token
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+    top_k: int = 0  # sample from this many of the likeliest tokens; 0: from all
+    top_p: float = 1.0  # sample from the likeliest tokens with this total probability
+    min_p: float = 0.0  # sample from tokens with at least this fraction of the highest probability
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int | torch.Generator = 0
-    stop: str | Sequence[str] = ()  # strings that end the text; they are left out of it
+    stop: str | Sequence[str] = ()  # strings that end the text, which excludes them
     stop_token_ids: Sequence[int] = ()  # tokens that end the text, besides the model's own end tokens
     logits_processor: LogitsProcessor | Sequence[LogitsProcessor] = ()  # called as transformers' LogitsProcessor is
-    logprobs: bool = False  # of each token, under the model's own softmax
-    alternatives: int = 0  # the likeliest tokens behind each one, into the trace
-    raw: bool = False  # continue the prompt as it stands, instead of answering it
+    logprobs: bool = False  # return each token's log-probability under the model's own softmax
+    alternatives: int = 0  # record this many of the likeliest tokens at each position
+    raw: bool = False  # continue the prompt as it is, without the chat template
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
     rule_options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -99,7 +99,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
-        """From the names and values of a call."""
+        """From keyword arguments."""
         return options_of(cls, given)
 
     @property
@@ -126,11 +126,11 @@ class Options:
         )
 
     def drawn_seed(self) -> int:
-        """The seed as a number; a generator gives its next one, so that it moves on."""
+        """The seed as a number; a generator draws one, and advances."""
         return seed_of(self.seed)
 
     def facts(self) -> dict[str, Fact]:
-        """What a trace notes down: all that is not a default."""
+        """The options that a trace records: those that differ from their defaults."""
         found: dict[str, Fact] = {}
         for one in fields(self):
             value = getattr(self, one.name)

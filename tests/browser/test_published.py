@@ -29,7 +29,7 @@ def test_a_published_model_draws(visit_published: Open) -> None:
 
 def test_a_published_model_speaks(visit_published: Open) -> None:
     seen = visit_published()
-    seen.open("?panel=speech&prompt=a%20slow%20waltz&drafter=draft-model&rule=gumbel-match&limit=40&seed=3")
+    seen.open("?panel=speech&prompt=a%20slow%20waltz&drafter=draft-model&rule=gumbel-match&max_new_tokens=40&seed=3")
     seen.page.wait_for_function("document.querySelector('#speech-prompt textarea')?.value === 'a slow waltz'")
     said = seen.run("speech", "go")
     assert "172 tokens" in said  # 40 columns of 4 books, and 3 for the delay

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from outrider.speech.audio import Sound, synthesise
 from outrider.speech.conditioned_heads import ConditionedHeads
 from outrider.speech.mel import RATE, SILENCE
 from outrider.speech.model import SpeechModel
-from outrider.speech.options import Options
+from outrider.speech.options import Given, Options
 from outrider.speech.vocoder import CONTEXT
 
 
@@ -29,7 +31,7 @@ def test_streaming_equals_generate(speaker: SpeechModel) -> None:
     whole = speaker.generate(text, seed=4)
     assert len(whole.phonemes) > 1 and len(whole.starts) == len(whole.tokens)
     assert np.array_equal(streamed(speaker, text, seed=4), whole.sound.samples)
-    assert whole.finish in ("end", "limit") and whole.first is not None
+    assert whole.finish_reason in ("stop", "length") and whole.time_to_first_sound is not None
     assert whole.trace.rows == len(whole.phonemes) and sum(map(len, (s.emitted for s in whole.trace.steps)))
     assert Trace.from_json(whole.trace.to_json()) == whole.trace
     assert abs(whole.starts[-1] - whole.sound.seconds) < 0.2 * len(whole.phonemes) + 0.1
@@ -68,7 +70,7 @@ def test_several_texts_are_one_batch(speaker: SpeechModel) -> None:
 def test_generation_is_bounded(speaker: SpeechModel) -> None:
     speaker.network.head.weight[-1] = 0.0
     result = speaker.generate("Hello there.", temperature=0.0)
-    assert result.finish in ("end", "limit") and len(result.tokens) < 100
+    assert result.finish_reason in ("stop", "length") and len(result.tokens) < 100
 
 
 def test_sound_is_saved_and_loaded(speaker: SpeechModel, tmp_path: Path) -> None:
@@ -76,7 +78,7 @@ def test_sound_is_saved_and_loaded(speaker: SpeechModel, tmp_path: Path) -> None
     sound.save(tmp_path / "a.wav")
     back = Sound.load(tmp_path / "a.wav")
     np.testing.assert_allclose(back.samples, sound.samples, atol=1e-4)
-    assert back.rate == RATE and back.seconds == 1 and "audio/wav" in sound._repr_html_()
+    assert back.sample_rate == RATE and back.seconds == 1 and "audio/wav" in sound._repr_html_()
     assert abs(len(sound.resample(16_000).samples) - 16_000) < 2 and sound.resample(RATE) is sound
     assert abs(speaker.resynthesised(sound).seconds - 1) < 0.03
     with pytest.raises(InvalidOption, match=r"16,000 samples per second and must have 22,050"):
@@ -121,3 +123,9 @@ def test_default_options_on_speech(speaker: SpeechModel) -> None:
     assert grown("exact", tree=(-1, 0)) == ("sampled", 2)
     assert speaker.rule(Options(rule="tolerance")).made == Tolerance(tau=30)
     assert speaker.rule(Options(rule="tolerance", rule_options={"tau": 1})).made == Tolerance(tau=1)
+
+
+def test_help_shows_every_option() -> None:
+    names = {each.name for each in fields(Options)}
+    assert names == set(Given.__annotations__)
+    assert names < set(inspect.signature(SpeechModel.generate).parameters)

@@ -56,7 +56,7 @@ class Speech:
         if named is not None:
             self._held = Held(lambda: _audible(named.opened(model.load, device, dtype)))
             self.defaults = None  # they were measured on our own voice
-            self.examples, self.extras = _PUBLISHED, (Knob("limit", 1, 1500, 1, 250),)  # frames or tokens
+            self.examples, self.extras = _PUBLISHED, (Knob("max_new_tokens", 1, 1500, 1, 250),)  # frames or tokens
         else:
             self._held = Held(load_ or (lambda: load(device=device, dtype=dtype, folder=folder)))
 
@@ -145,7 +145,7 @@ class LivePublished:
     def __init__(self, sp: PublishedSpeech, asked: Asked) -> None:
         self._sp, self._asked = sp, asked
         given = {name: value for name, value in asked.options().items() if name != "logprobs"}
-        self._stream = sp.stream(asked.prompt, limit=int(asked.extra["limit"]), **given)
+        self._stream = sp.stream(asked.prompt, max_new_tokens=int(asked.extra["max_new_tokens"]), **given)
         self._steps: list[Step] = []
 
     def __iter__(self) -> Iterator[Step]:

@@ -200,7 +200,7 @@ def ladder_sounds(speech: SpeechBench, item: Item, teacher: Teacher | None) -> d
     results = {name: speech.results[name, item.id] for name in names if (name, item.id) in speech.results}
     if len(results) < len(names):
         return {}
-    sounds = {name: (result.sound, result.finish != "end") for name, result in results.items()}
+    sounds = {name: (result.sound, result.finish_reason != "stop") for name, result in results.items()}
     if teacher is None:
         return sounds
     reading = teacher(item.content)
@@ -333,7 +333,7 @@ def _sound_figures(runs: Sequence[Run], speech: SpeechBench) -> dict[str, Any]:
     """The real-time factors of model, codec and vocoder, and the median seconds until the first sound."""
     results = [speech.results[run.contender, run.item.id] for run in runs]
     seconds = max(sum(result.sound.seconds for result in results), 1e-9)
-    first = [result.first for result in results if result.first is not None]
+    first = [result.time_to_first_sound for result in results if result.time_to_first_sound is not None]
     return {
         "seconds_of_sound": seconds,
         "factor_model": sum(result.timing.model for result in results) / seconds,

@@ -163,7 +163,7 @@ class Bark:
         )
 
     @property
-    def rate(self) -> int:
+    def sample_rate(self) -> int:
         return int(self.model.generation_config.sample_rate)
 
     @torch.no_grad()

@@ -59,7 +59,7 @@ class Csm:
         return None
 
     @property
-    def rate(self) -> int:
+    def sample_rate(self) -> int:
         return int(self.model.codec_model.config.sampling_rate)
 
     @torch.no_grad()

@@ -68,7 +68,7 @@ class Llasa:
         prompt = self.tokenizer.apply_chat_template(chat, tokenize=False, continue_final_message=True)
         return [int(token) for token in self.tokenizer(prompt, add_special_tokens=False)["input_ids"]]
 
-    rate = 16000
+    sample_rate = 16000
 
     @torch.no_grad()
     def sound(self, codes: Sequence[int]) -> Tensor:

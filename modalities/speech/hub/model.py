@@ -96,7 +96,7 @@ class SoundModel(Protocol):
     """A published model whose outcome can be converted to sound."""
 
     @property
-    def rate(self) -> int: ...  # samples per second
+    def sample_rate(self) -> int: ...  # samples per second
     def sound(self, outcome: Any) -> torch.Tensor: ...
 
 
@@ -119,17 +119,17 @@ class PublishedSpeech:
         """Names to give as `rule`, with what each does."""
         return listed_rules()
 
-    def generate(self, prompt: Any, *, limit: int | None = None, **options: Any) -> PublishedResult:
-        """Generate until the end or `limit`, which is in the class's unit: frames, tokens or columns. The options are
-        those of `Options`."""
-        stream = self.stream(prompt, limit=limit, **options)
+    def generate(self, prompt: Any, *, max_new_tokens: int | None = None, **options: Any) -> PublishedResult:
+        """Generate until the end or `max_new_tokens`, which is in the class's unit: frames, tokens or columns. The
+        options are those of `Options`."""
+        stream = self.stream(prompt, max_new_tokens=max_new_tokens, **options)
         for _ in stream:
             pass
         return stream.result
 
-    def stream(self, prompt: Any, *, limit: int | None = None, **options: Any) -> Stream:
+    def stream(self, prompt: Any, *, max_new_tokens: int | None = None, **options: Any) -> Stream:
         """Like `generate`, as an iterator over steps with the `result` so far."""
-        return Stream(self, Options.of(options), prompt, limit)
+        return Stream(self, Options.of(options), prompt, max_new_tokens)
 
     @property
     def makes_sound(self) -> bool:
@@ -142,7 +142,7 @@ class PublishedSpeech:
             raise InvalidOption(f"{self.name} generates text, which is the result's outcome; it has no sound")
         model: SoundModel = self.published  # type: ignore[assignment]
         samples = model.sound(result.outcome).detach().float().cpu().flatten()
-        return Sound(samples.numpy(), model.rate)
+        return Sound(samples.numpy(), model.sample_rate)
 
 
 class Stream(Iterator[Step]):

@@ -66,7 +66,7 @@ class Musicgen:
         return [[columns[frame + book][book] for book in range(self.books)] for frame in range(count)]
 
     @property
-    def rate(self) -> int:
+    def sample_rate(self) -> int:
         return int(self.model.audio_encoder.config.sampling_rate)
 
     @torch.no_grad()

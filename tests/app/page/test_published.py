@@ -42,7 +42,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.mark.parametrize(
     ("panel", "prompt", "options", "tokens"),
-    [("image", "a red heart", None, 64), ("speech", "a slow waltz", {"limit": 6}, 36)],
+    [("image", "a red heart", None, 64), ("speech", "a slow waltz", {"max_new_tokens": 6}, 36)],
 )
 def test_a_program_gets_what_the_named_model_makes(
     client: Any, panel: str, prompt: str, options: dict[str, Any] | None, tokens: int
@@ -69,7 +69,7 @@ def test_a_sound_that_is_broken_off_is_silent(tmp_path: Path) -> None:
     subject = Speech(named=Named(model=named["model"]))
     assert "draft-model" not in subject.drafters() and "suffix" in subject.drafters()
     assert subject.about == named["model"]
-    live = subject.begin(checked(subject, {"prompt": "a slow waltz", "limit": 6}))
+    live = subject.begin(checked(subject, {"prompt": "a slow waltz", "max_new_tokens": 6}))
     step = next(live)
     assert "round 1" in live.seen() and "outrider.speech model" in subject.about
     live.close()
@@ -78,7 +78,7 @@ def test_a_sound_that_is_broken_off_is_silent(tmp_path: Path) -> None:
     with pytest.raises(StopIteration):
         next(live)
     with pytest.raises(InvalidOption, match="limit is 0"):
-        checked(subject, {"prompt": "a slow waltz", "limit": 0})
+        checked(subject, {"prompt": "a slow waltz", "max_new_tokens": 0})
 
 
 def test_a_model_that_hears_has_no_place_on_the_page(tmp_path: Path) -> None:

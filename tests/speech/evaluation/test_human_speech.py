@@ -45,7 +45,7 @@ def test_short_clips_are_skipped_and_the_order_is_fixed(monkeypatch: pytest.Monk
     monkeypatch.setattr(human_speech, "contents", contents)
     monkeypatch.setattr(human_speech, "decode_g722", lambda data: noise(lengths[data.decode()], 16_000))
     clips = list(human_speech.clips())
-    assert all(clip.rate == RATE for clip in clips)
+    assert all(clip.sample_rate == RATE for clip in clips)
     assert sorted(round(clip.seconds, 1) for clip in clips) == [1.6, 2.0]
     assert [len(clip.samples) for clip in human_speech.clips()] == [len(clip.samples) for clip in clips]
 

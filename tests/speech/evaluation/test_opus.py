@@ -48,7 +48,7 @@ def test_opus_is_small_and_keeps_the_pitch() -> None:
 
 def test_g722_is_decoded() -> None:
     back = decode_g722(telephone(tone(1000, 1.0)))
-    assert back.rate == 16_000 and abs(back.seconds - 1) < 0.05 and abs(loudest(back) - 1000) < 2
+    assert back.sample_rate == 16_000 and abs(back.seconds - 1) < 0.05 and abs(loudest(back) - 1000) < 2
     assert 0.2 < back.samples.max() < 0.4
 
 

@@ -29,11 +29,13 @@ def test_a_saved_model_generates_the_same(tmp_path: Path) -> None:
     sp = speech.load(big, draft_model=small)
     assert isinstance(sp, PublishedSpeech) and sp.makes_sound
     (prompt,) = CLASSES.prompts("csm", 1)
-    result = sp.generate(prompt, limit=6, drafter="draft-model", temperature=1.0, seed=2, rule="gumbel-match")
+    result = sp.generate(prompt, max_new_tokens=6, drafter="draft-model", temperature=1.0, seed=2, rule="gumbel-match")
     alone = PublishedSpeech(published(CLASSES.TINY.csm()), name="csm")
-    assert result.tokens == alone.generate(prompt, limit=6, temperature=1.0, seed=2, rule="gumbel-match").tokens
+    assert (
+        result.tokens == alone.generate(prompt, max_new_tokens=6, temperature=1.0, seed=2, rule="gumbel-match").tokens
+    )
     sound = sp.to_sound(result)
-    assert sound.rate == 24000 and len(sound.samples) > 6
+    assert sound.sample_rate == 24000 and len(sound.samples) > 6
     sound.save(tmp_path / "said.wav")
     assert (tmp_path / "said.wav").stat().st_size > 44
 
@@ -42,7 +44,7 @@ def test_whisper_loads_from_a_folder(tmp_path: Path) -> None:
     sp = speech.load(str(saved(CLASSES.TINY.whisper(), tmp_path / "whisper")), dtype="float32", prefix=[3, 5, 6])
     assert isinstance(sp, PublishedSpeech) and not sp.makes_sound
     (prompt,) = CLASSES.prompts("whisper", 1)
-    result = sp.generate(prompt, limit=12, drafter="suffix")
+    result = sp.generate(prompt, max_new_tokens=12, drafter="suffix")
     assert result.outcome == CLASSES.own_whisper(sp.published.model, prompt, 12)  # type: ignore[attr-defined]
     with pytest.raises(InvalidOption, match="has no sound"):
         sp.to_sound(result)

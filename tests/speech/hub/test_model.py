@@ -129,7 +129,7 @@ def compare_with_generate(name: str, count: int) -> None:
     different = set()
     for prompt in prompts(name, count):
         limit = MODELS[name][2]
-        result = sp.generate(prompt, limit=limit)
+        result = sp.generate(prompt, max_new_tokens=limit)
         expected = MODELS[name][1](model, prompt, limit)
         if name == "csm" and len(result.outcome) < limit:
             assert set(expected.pop()[:-1]) == {0}  # the end frame
@@ -151,7 +151,7 @@ def test_plain_decoding_equals_generate_on_20_prompts(name: str, measured: Any) 
 
 def test_frames_become_sound() -> None:
     sp = tiny("csm")[1]
-    result = sp.generate(prompts("csm", 1)[0], limit=6)
+    result = sp.generate(prompts("csm", 1)[0], max_new_tokens=6)
     samples = sp.published.sound(result.outcome)  # type: ignore[attr-defined]
     assert samples.dim() == 1 and len(samples) > len(result.outcome)
     assert result.trace.options["model"] == "csm" and result.trace.summary().tokens == len(result.tokens[0])
@@ -161,7 +161,7 @@ def test_llasa_prompts_have_the_published_format() -> None:
     model, sp = tiny("llasa")
     ids = sp.published.read("good morning")  # type: ignore[attr-defined]
     assert model.tokenizer.decode(ids).endswith("<|SPEECH_GENERATION_START|>")
-    result = sp.generate("good morning", limit=64)
+    result = sp.generate("good morning", max_new_tokens=64)
     assert result.outcome == own_llasa(model, ids, 64)
     with pytest.raises(InvalidOption, match="with codec="):
         sp.published.sound(result.outcome)  # type: ignore[attr-defined]
@@ -191,11 +191,11 @@ def test_llasa_codes_become_sound(tmp_path: Path) -> None:
     codec.save_pretrained(tmp_path)
     model, _ = tiny("llasa")
     sp = PublishedSpeech(published(model, model.tokenizer, codec=str(tmp_path)), name="llasa")
-    result = sp.generate("good morning", limit=20)
+    result = sp.generate("good morning", max_new_tokens=20)
     sound = sp.to_sound(result)
     with torch.no_grad():
         expected = codec.decode(torch.tensor([[result.outcome]])).audio_values[0, 0]
-    assert sound.rate == 16000 and len(sound.samples) == 320 * len(result.outcome) > 0
+    assert sound.sample_rate == 16000 and len(sound.samples) == 320 * len(result.outcome) > 0
     assert torch.allclose(torch.from_numpy(sound.samples), expected, atol=1e-6)
 
 
