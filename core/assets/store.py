@@ -358,15 +358,18 @@ def _files(folder: Path) -> list[Path]:
     if folder.is_file() and folder.suffix == ".safetensors":
         return [folder]
     if (index := folder / "model.safetensors.index.json").is_file():
-        names = sorted(set(read_json(index).get("weight_map", {}).values()))
-        wrong = [name for name in names if not isinstance(name, str) or Path(name).name != name]
+        described = read_json(index).get("weight_map")
+        if not isinstance(described, dict) or not all(isinstance(name, str) for name in described.values()):
+            raise AssetError(f"{index} has no weight_map from tensors to files; download the model again")
+        names = sorted(set(described.values()))
+        wrong = [name for name in names if Path(name).name != name]
         missing = [name for name in names if name not in wrong and not (folder / name).is_file()]
         if wrong or missing or not names:
             raise AssetError(f"{index} names files that are not beside it: {', '.join(map(str, wrong + missing))}")
         return [folder / name for name in names]
     if (single := folder / "model.safetensors").is_file():
         return [single]
-    if found := sorted(folder.glob("*.safetensors")):
+    if found := sorted(path for path in folder.glob("*.safetensors") if path.is_file()):
         return found
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
         raise AssetError(f"{folder} holds pickled weights only, which can run code; save the model as safetensors")

@@ -75,7 +75,7 @@ def parse_config(described: Mapping[str, Any]) -> Config:
             "load it through transformers (outrider.core.engine.adapters.hf) instead"
         )
     needed = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-    missing = [name for name in needed if name not in described]
+    missing = [name for name in needed if described.get(name) is None]
     if missing:
         raise CheckpointError(f"the config lacks {', '.join(missing)}; check that it is a complete config.json")
     _check_values(described)
@@ -93,13 +93,13 @@ def parse_config(described: Mapping[str, Any]) -> Config:
         intermediate_size=described["intermediate_size"],
         rope_theta=theta,
         rope_scaling=scaling,
-        norm_eps=described.get("rms_norm_eps", 1e-6),
+        norm_eps=described.get("rms_norm_eps") or 1e-6,
         tied=bool(described.get("tie_word_embeddings", False)),
         attention_bias=bias or _ARCHITECTURES[kind].get("attention_bias", False),
         out_bias=bias,
         mlp_bias=bool(described.get("mlp_bias", False)),
         qk_norm=_ARCHITECTURES[kind].get("qk_norm", False),
-        context=described.get("max_position_embeddings", 2048),
+        context=described.get("max_position_embeddings") or 2048,
     )
 
 
@@ -116,7 +116,7 @@ def _check_values(described: Mapping[str, Any]) -> None:
             raise ConfigError(f"the config's {name} is {value!r:.40}; expected a dictionary")
         if name == "layer_types" and not (isinstance(value, list) and all(isinstance(kind, str) for kind in value)):
             raise ConfigError(f"the config's {name} is {value!r:.40}; expected a list of names")
-    if described["hidden_size"] < described["num_attention_heads"] and "head_dim" not in described:
+    if described["hidden_size"] < described["num_attention_heads"] and not described.get("head_dim"):
         raise ConfigError(
             f"the config's hidden_size is {described['hidden_size']}; expected at least its number of heads, "
             f"{described['num_attention_heads']}"
@@ -134,7 +134,7 @@ def _check_supported(described: Mapping[str, Any]) -> None:
         raise CheckpointError(f"the activation is '{activation}'; our decoder supports only silu")
     kinds = set(described.get("layer_types") or ()) - {"full_attention"}
     windowed = described.get("sliding_window") and described.get("use_sliding_window", True)
-    if kinds or (windowed and described["sliding_window"] < described.get("max_position_embeddings", 0)):
+    if kinds or (windowed and described["sliding_window"] < (described.get("max_position_embeddings") or 0)):
         raise CheckpointError(
             "the model uses sliding window attention, which our decoder does not support; load it through transformers"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import os
 import re
 import threading
 import zipfile
@@ -162,7 +163,7 @@ def _truncated(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-50])
 
 
-def _index(names: dict[str, object]) -> Callable[[Path], None]:
+def _index(names: object) -> Callable[[Path], None]:
     return lambda folder: (
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names})) and None
     )
@@ -177,6 +178,11 @@ def _index(names: dict[str, object]) -> Callable[[Path], None]:
         (_index({"a": "gone.safetensors"}), "not beside it: gone.safetensors"),
         (_index({"a": "../../etc/passwd"}), "not beside it"),
         (_index({}), "not beside it"),
+        (_index(["a.safetensors"]), "no weight_map"),
+        (_index("a.safetensors"), "no weight_map"),
+        (_index(None), "no weight_map"),
+        (_index({"a": 3}), "no weight_map"),
+        (lambda folder: os.mkfifo(folder / "model.safetensors"), "holds no safetensors"),
     ],
 )
 def test_what_are_no_weights_is_said(make: Callable[[Path], None], said: str, tmp_path: Path) -> None:

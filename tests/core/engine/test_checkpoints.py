@@ -97,6 +97,12 @@ def test_unsupported_models_are_refused(change: dict[str, Any], complaint: str) 
     assert "\n" not in str(caught.value)
 
 
+def test_an_empty_value_is_the_default() -> None:
+    empty = {"rms_norm_eps": None, "max_position_embeddings": None, "head_dim": None, "sliding_window": None}
+    config = parse_config({"model_type": "llama", **SHAPE, **empty})
+    assert (config.norm_eps, config.context) == (1e-6, 2048)
+
+
 def test_incomplete_checkpoints_are_refused() -> None:
     model = theirs("Llama", {})
     described, whole = model.config.to_dict(), model.state_dict()
@@ -114,6 +120,7 @@ def test_incomplete_checkpoints_are_refused() -> None:
     ("changed", "message"),
     [
         ({"vocab_size": 1 << 40}, "vocab_size is 1,099,511,627,776"),
+        ({"num_attention_heads": None}, "the config lacks num_attention_heads"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0; expected a whole number above 0"),
         ({"hidden_size": 32.0}, "hidden_size is 32.0"),
         ({"hidden_size": 2}, "hidden_size is 2; expected at least its number of heads, 4"),
