@@ -34,7 +34,9 @@ class Sampling:
     repetition_penalty: float = 1.0  # over prompt and output, as in CTRL (arXiv 1909.05858)
     presence_penalty: float = 0.0  # over the output alone
     frequency_penalty: float = 0.0
-    entropy_aware: bool = False  # hotter where a distribution is sure, colder where it is not: see `warmth`
+    entropy_aware: bool = (
+        False  # hotter where a distribution is sure, colder where it is not: see `entropy_temperature`
+    )
     processors: tuple[LogitsProcessor, ...] = ()  # applied to prompt and output so far; must be pure functions
     end: tuple[int, ...] = ()
 
@@ -274,7 +276,7 @@ class LogitsPipeline:
             logits = self._penalise(logits, path)
         if self._sequences is not None:
             logits = self._process(logits, path)
-        return to_law(logits, self.sampling)
+        return to_distribution(logits, self.sampling)
 
     def _penalise(self, logits: Tensor, path: Tensor | None) -> Tensor:
         assert self._emitted is not None and self._prompted is not None
@@ -309,7 +311,7 @@ class LogitsPipeline:
         return rows.view(logits.shape)
 
 
-def to_law(logits: Tensor, sampling: Sampling) -> Distribution:
+def to_distribution(logits: Tensor, sampling: Sampling) -> Distribution:
     """Logits [..., V] -> distributions after temperature, top-k, top-p and min-p; float64 stays, all else becomes
     float32."""
     vocabulary = logits.shape[-1]
@@ -320,7 +322,7 @@ def to_law(logits: Tensor, sampling: Sampling) -> Distribution:
     if 0 < sampling.top_k < vocabulary:
         logits, tokens = largest(logits, sampling.top_k)
     if sampling.entropy_aware:
-        logits = logits / warmth(logits)
+        logits = logits / entropy_temperature(logits)
     probs = torch.softmax(logits / sampling.temperature if sampling.temperature != 1 else logits, -1)
     if sampling.top_p < 1:
         probs, tokens = _nucleus(probs, tokens, sampling.top_p)
@@ -331,7 +333,7 @@ def to_law(logits: Tensor, sampling: Sampling) -> Distribution:
     return Distribution(probs, tokens, vocabulary)
 
 
-def warmth(logits: Tensor) -> Tensor:
+def entropy_temperature(logits: Tensor) -> Tensor:
     """A temperature for each distribution, by its own entropy H in nats: 2.5 exp(-H / 3) + 0.6 (entropy-aware sampling
     of image tokens, arXiv 2510.09012): flat backgrounds get hotter, detail gets colder. [..., V] -> [..., 1]"""
     logs = logits.log_softmax(-1)

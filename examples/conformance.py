@@ -10,7 +10,7 @@ from custom_rule import SecondChance
 from outrider.core.distribution import Sampling
 from outrider.core.drafters.draft_model.model import DraftModel
 from outrider.core.rules.exact import Exact
-from outrider.core.testing.conformance import Case, enumerate_output, target_law, total_variation
+from outrider.core.testing.conformance import Case, enumerate_output, target_distribution, total_variation
 from outrider.core.testing.table_target import TableTarget
 
 PROMPTS = [[0, 1, 0], [2]]  # rows of different lengths share a batch
@@ -24,7 +24,9 @@ def target(blur=0.0):
 
 def distance(drafter, rule) -> float:
     case = Case(target=target, drafter=drafter, rule=rule, prompts=PROMPTS, sampling=SAMPLING, limits=(3, 2))
-    expected = [target_law(target(), prompt, SAMPLING, limit) for prompt, limit in zip(PROMPTS, (3, 2), strict=True)]
+    expected = [
+        target_distribution(target(), prompt, SAMPLING, limit) for prompt, limit in zip(PROMPTS, (3, 2), strict=True)
+    ]
     return max(map(total_variation, enumerate_output(case), expected))
 
 

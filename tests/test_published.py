@@ -30,9 +30,9 @@ from outrider.core.testing.conformance import (
     Case,
     SequenceDistribution,
     enumerate_output,
-    equip,
-    target_law,
+    target_distribution,
     total_variation,
+    trial_drafter,
 )
 from outrider.image import load as open_picture
 from outrider.image.hub.model import PublishedModel
@@ -291,7 +291,7 @@ def few(name: str) -> tuple[Case, Callable[[], Target], SequenceDistribution]:
     make, limit = FEW[name]
     big, small, root, end = make()
     sampling = Sampling(end=tuple(end))
-    distribution = target_law(Rows(big), root, sampling, limit)
+    distribution = target_distribution(Rows(big), root, sampling, limit)
     assert len(distribution) > 8 and max(distribution.values()) < 0.7
     case = Case(
         target=partial(Rows, big),
@@ -309,7 +309,7 @@ def test_whoever_drafts_the_law_stays(name: str, drafter: str, measured: Any) ->
     case, small, distribution = few(name)
     method = DRAFTERS[drafter]
     options = TRIALS.get(drafter, method.trials[0])
-    (found,) = enumerate_output(replace(case, drafter=partial(equip, method, options, small)))
+    (found,) = enumerate_output(replace(case, drafter=partial(trial_drafter, method, options, small)))
     off = total_variation(found, distribution)
     measured(
         "published classes: total variation of what is drafted from the target's distribution", name=name, value=off

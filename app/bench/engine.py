@@ -138,7 +138,7 @@ def soak(
     from outrider.text.bench.engine import soaked
 
     console = Console(stderr=True, highlight=False)
-    target, make, rule, wanted, sampling, stop = soaked(
+    target, make, rule, source, sampling, stop = soaked(
         model, drafter, dtype=dtype, device=device, kv_cache_dtype=kv_cache_dtype, temperature=temperature, seed=seed
     )
     with bar(console, requests, "Soaking") as step:
@@ -147,13 +147,13 @@ def soak(
             make,
             rule,
             requests,
-            wanted=wanted,
+            source=source,
             sampling=sampling,
             stop=stop,
             rows=batch_size,
             check=check_every,
             seed=seed,
-            say=lambda done: step("", done, requests),
+            on_progress=lambda done: step("", done, requests),
         )
     report = {**asdict(result), "growth": result.growth, "flat": result.flat}
     if json_file is not None and str(json_file) == "-":

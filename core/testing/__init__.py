@@ -1,1 +1,1 @@
-"""Tools for testing drafters, rules and caches, usable on methods of one's own."""
+"""Tests of drafters, acceptance rules and caches, as functions to call on your own."""

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from outrider.core.distribution import Sampling, to_law
+from outrider.core.distribution import Sampling, to_distribution
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.draft_model.model import DraftModel
 from outrider.core.drafters.parallel_decoding.jacobi import Jacobi
@@ -51,18 +51,18 @@ def native_fault(name: str) -> Iterator[None]:
 
 
 class ResampleFromP:
-    """After a rejection the token is drawn from p, not from what is left of it."""
+    """Draws the token after a rejection from p, not from the residual."""
 
     lossless = True
 
     def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
         verdict = rejection(draft, scores, rng)
-        again = rng.sample(scores.distribution(verdict.accepted), 0, Purpose.MATCH, verdict.resampled)
-        return replace(verdict, token=torch.where(verdict.resampled, again, verdict.token))
+        from_p = rng.sample(scores.distribution(verdict.accepted), 0, Purpose.MATCH, verdict.resampled)
+        return replace(verdict, token=torch.where(verdict.resampled, from_p, verdict.token))
 
 
 class BonusFromTheRowBefore:
-    """An off-by-one: the bonus token is drawn from the distribution of the token before it."""
+    """Off by one: draws the bonus token from the distribution of the token before it."""
 
     lossless = True
 
@@ -90,23 +90,23 @@ class Misreport(DraftModel):
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         draft = super().propose(room, rng)
-        distributions = to_law(self.model.score(draft).logits()[:, :-1], self.reported)
+        distributions = to_distribution(self.model.score(draft).logits()[:, :-1], self.reported)
         return replace(draft, distributions=distributions if draft.size else None, fresh=None)
 
 
 class Hindsight(DraftModel):
-    """Looks at what was drawn, and leaves out what it no longer likes."""
+    """Drops tokens after they were drawn, by their probability."""
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
         draft = super().propose(room, rng)
         if not draft.size or draft.distributions is None:
             return draft
-        liked = draft.distributions.at(draft.tokens[..., None])[..., 0] > 0.4
-        return replace(draft, live=draft.live & liked.cumprod(1).bool(), fresh=None)
+        likely = draft.distributions.at(draft.tokens[..., None])[..., 0] > 0.4
+        return replace(draft, live=draft.live & likely.cumprod(1).bool(), fresh=None)
 
 
 class Survivors(Jacobi):
-    """Claims that guesses kept from an earlier step were drawn in this one, so that they are verified as a block."""
+    """Declares guesses retained from an earlier round to be drawn in this one, so that they are verified as a block."""
 
     def __init__(self, *, window: int = 2) -> None:
         super().__init__(window=window, renew="couple")

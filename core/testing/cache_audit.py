@@ -1,7 +1,7 @@
-"""Auditing a cache: random drafts, random verdicts, and a transformer written out without cache or mask tricks.
+"""Audits of a KV cache: random drafts and verdicts, and a transformer without a cache to compare with.
 
-What a target says after any history must be what a fresh pass over that history says. Knows nothing of how a target
-keeps its cache; tests of every target that has one start here.
+A target's logits after any history must equal those of a fresh pass over that history. Knows nothing of how a target
+stores its cache.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ def reference(network: Network, tokens: Sequence[int]) -> Tensor:
     def norm(y: Tensor, weight: Tensor) -> Tensor:
         return y / (y.pow(2).mean(-1, keepdim=True) + cfg.norm_eps).sqrt() * weight
 
-    def turn(y: Tensor) -> Tensor:
+    def rotate(y: Tensor) -> Tensor:
         half = cfg.head_dim // 2
         return y * cos + torch.cat([-y[..., half:], y[..., :half]], -1) * sin
 
     for layer in network.layers:
-        every = layer.qkv(norm(x, layer.attention_norm)).view(count, -1, cfg.head_dim).transpose(0, 1)
-        turned, value = every[: cfg.heads + cfg.kv_heads], every[cfg.heads + cfg.kv_heads :]
+        qkv = layer.qkv(norm(x, layer.attention_norm)).view(count, -1, cfg.head_dim).transpose(0, 1)
+        qk, value = qkv[: cfg.heads + cfg.kv_heads], qkv[cfg.heads + cfg.kv_heads :]
         if layer.qk_norm is not None:
-            turned = norm(turned, layer.qk_norm[:, None])
-        turned = turn(turned)
-        key = turned[cfg.heads :].repeat_interleave(cfg.heads // cfg.kv_heads, 0)
+            qk = norm(qk, layer.qk_norm[:, None])
+        qk = rotate(qk)
+        key = qk[cfg.heads :].repeat_interleave(cfg.heads // cfg.kv_heads, 0)
         value = value.repeat_interleave(cfg.heads // cfg.kv_heads, 0)
-        logits = turned[: cfg.heads] @ key.mT / math.sqrt(cfg.head_dim)
-        found = torch.softmax(logits.masked_fill(future, -math.inf), -1) @ value
-        x = x + layer.out(found.transpose(0, 1).flatten(1))
+        logits = qk[: cfg.heads] @ key.mT / math.sqrt(cfg.head_dim)
+        attended = torch.softmax(logits.masked_fill(future, -math.inf), -1) @ value
+        x = x + layer.out(attended.transpose(0, 1).flatten(1))
         up, gate = layer.up_gate(norm(x, layer.mlp_norm)).chunk(2, -1)
         x = x + layer.down(torch.nn.functional.silu(gate) * up)
     return norm(x, network.norm) @ network.head.weight.T
@@ -54,16 +54,16 @@ def reference(network: Network, tokens: Sequence[int]) -> Tensor:
 
 def paths(parents: Sequence[int]) -> list[Path]:
     """The nodes from the root's child down to each node."""
-    found: list[Path] = []
+    paths_down: list[Path] = []
     for node, parent in enumerate(parents):
-        found.append([*(found[parent] if parent >= 0 else []), node])
-    return found
+        paths_down.append([*(paths_down[parent] if parent >= 0 else []), node])
+    return paths_down
 
 
-def random_draft(rng: random.Random, rows: int, vocabulary: int, most: int) -> tuple[Draft, list[list[int]]]:
-    """A draft of up to `most` nodes with wild tokens, chain or tree, the shape the same for all rows or not; and each
-    row's parents."""
-    size = rng.randint(0, most)
+def random_draft(rng: random.Random, rows: int, vocabulary: int, max_nodes: int) -> tuple[Draft, list[list[int]]]:
+    """A draft of up to `max_nodes` nodes with random tokens: a chain or a tree, of one shape for all rows or one each;
+    and each row's parents."""
+    size = rng.randint(0, max_nodes)
     kind = rng.choice(["chain", "tree", "forest"])
     if kind == "chain":
         parents = [list(range(-1, size - 1))] * rows
@@ -81,7 +81,7 @@ def random_draft(rng: random.Random, rows: int, vocabulary: int, most: int) -> t
 def random_verdict(
     rng: random.Random, draft: Draft, parents: list[list[int]], vocabulary: int
 ) -> tuple[Verdict, Tensor]:
-    """Some path accepted in each row, some token behind it, and how much of that is kept."""
+    """A random accepted path and next token in each row, and how many of those tokens [B] are committed."""
     rows, depth = draft.rows, draft.tree.depth
     path = torch.full((rows, depth), -1)
     accepted, counts = [], []
@@ -91,11 +91,12 @@ def random_verdict(
         accepted.append(len(chosen))
         counts.append(rng.choice([len(chosen) + 1, rng.randint(0, len(chosen) + 1)]))
     token = torch.tensor([rng.randrange(vocabulary) for _ in range(rows)])
-    none = torch.zeros(rows, draft.size)
-    verdict = Verdict(path, torch.tensor(accepted), token, token < 0, none.bool(), none, none, none)
+    zeros = torch.zeros(rows, draft.size)
+    verdict = Verdict(path, torch.tensor(accepted), token, token < 0, zeros.bool(), zeros, zeros, zeros)
     return verdict, torch.tensor(counts)
 
 
 def emitted(draft: Draft, verdict: Verdict, row: int, count: int) -> list[int]:
+    """The first `count` tokens that a verdict emits in one row."""
     chosen = [int(draft.tokens[row, node]) for node in verdict.path[row].tolist() if node >= 0]
     return [*chosen, int(verdict.token[row])][:count]

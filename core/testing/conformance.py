@@ -1,9 +1,8 @@
-"""What every drafter and rule must stand up to, as functions anyone can call on a method of their own.
+"""Conformance tests of drafters and acceptance rules, as functions to call on your own.
 
-Distributions by enumeration: `Enumerator` takes the place of the random generator and, run by run, walks down every
-branch that chance could take, one branch a row of the batch, so that the loop, the drafter and the rule are the real
-ones and the distribution of the output comes out exactly. Distributions by sampling: a chi-square of many rows against
-the enumerated distribution."""
+By enumeration: an `Enumerator` replaces the random generator and follows every branch of random decisions, one branch a
+batch row, through the real loop, drafter and rule; the result is the exact distribution of the output. By sampling: a
+chi-square test of many rows against the enumerated distribution."""
 
 from __future__ import annotations
 
@@ -34,12 +33,12 @@ from outrider.core.step_recorder import Record
 from outrider.core.testing.table_target import TableTarget
 from outrider.core.tree import Tree
 
-# one drafter for each kind of draft: drawn chains and trees, fixed ones, windows, and mixtures
+# one drafter for each kind of draft: drawn chains and trees, fixed ones, windows and mixtures
 KINDS = tuple(
     method.name for method in (DRAFT_MODEL, SAMPLED_TREE, TOP_K_TREE, JACOBI, PROMPT_LOOKUP, ENSEMBLE, SPECINFER)
 )
 
-_ROUNDING = 1e-13  # of a chance: what is likelier may come about
+_ROUNDING = 1e-13  # outcomes of a smaller probability are rounding errors
 _MARGIN = 1e-10  # between a uniform that is fed and the end of its interval
 
 Outcome = tuple[int, ...]
@@ -48,11 +47,11 @@ Tape = tuple[int, ...]
 
 
 class Enumerator(CounterRNG):
-    """Dice that follow a tape of decisions a row, and note what could be decided where the tape ends.
+    """A generator that follows one tape of decisions a row, and records the possible outcomes where a tape ends.
 
-    A decision that only one outcome can have takes no place on the tape; what rounding alone makes possible, in one
-    batch and not in another, is no outcome. Past its end a row does anything at all: its run does not count, and
-    `branches` says by which tapes to replace it.
+    A decision with a single possible outcome takes no place on the tape, and an outcome that only rounding makes
+    possible is none. The decisions past a tape's end are arbitrary: that run is discarded, and `branches` has the tapes
+    that replace it.
     """
 
     rolls = feeds_native = False
@@ -66,20 +65,20 @@ class Enumerator(CounterRNG):
         self._length = np.array([len(tape) for tape in tapes])
         longest = max(self._length, default=0)
         self._tape = np.array([[*tape, *[0] * (longest - len(tape))] for tape in tapes], dtype=int)
-        self._lost = np.zeros(len(tapes), dtype=bool)
-        self._going = np.ones(len(tapes), dtype=bool)
+        self._past_end = np.zeros(len(tapes), dtype=bool)
+        self._active = np.ones(len(tapes), dtype=bool)
 
     def at(self, step: int | Sequence[int], going: Sequence[bool] = ()) -> None:
         super().at(step, going)
-        self._going = np.array(going)
+        self._active = np.array(going)
 
     def fork(self, label: int) -> CounterRNG:
         return self  # one tape for all
 
     def _decide(self, probs: np.ndarray, where: np.ndarray) -> np.ndarray:
-        """One decision a row among outcomes with probabilities [B, S] -> [B]."""
+        """One decision a row among outcomes of probabilities [B, S] -> [B]."""
         chosen: np.ndarray = probs.argmax(1)
-        free = where & self._going & ~self._lost & ((probs > _ROUNDING).sum(1) > 1)
+        free = where & self._active & ~self._past_end & ((probs > _ROUNDING).sum(1) > 1)
         on_tape = free & (self._read < self._length)
         rows = np.flatnonzero(on_tape)
         chosen[rows] = self._tape[rows, self._read[rows]]
@@ -89,7 +88,7 @@ class Enumerator(CounterRNG):
             self.branches[row] = [
                 (*self.tapes[row], int(outcome)) for outcome in np.flatnonzero(probs[row] > _ROUNDING)
             ]
-            self._lost[row] = True
+            self._past_end[row] = True
         return chosen
 
     def _decide_all(self, probs: Tensor, where: Tensor | None) -> Tensor:
@@ -114,7 +113,7 @@ class Enumerator(CounterRNG):
         return torch.stack(passed, 1)
 
     def strictly(self, chance: Tensor, node: Tensor) -> Tensor:
-        return chance >= 1  # how often a strict rule would have agreed is no part of the distribution
+        return chance >= 1  # only for the record, so that no branch is needed
 
     def sample(
         self, distribution: Distribution, node: Tensor | int, purpose: Purpose, where: Tensor | None = None
@@ -194,19 +193,19 @@ class FeedCounter(CounterRNG):
         return super().feed(reference, *purposes)
 
 
-def equip(method: Method, options: Mapping[str, Any], model: Callable[[], Target]) -> Drafter:
-    """A drafter of the method table with these options, given a draft model if it needs one, or a draft head with
-    random weights."""
+def trial_drafter(method: Method, options: Mapping[str, Any], model: Callable[[], Target]) -> Drafter:
+    """A drafter of the method table with these options, and with a draft model or a random draft head if it needs
+    one."""
     models = (Input.DRAFT_MODEL, Input.FOREIGN_MODEL, Input.TARGET)
     inputs: dict[Input, Provider] = {kind: lambda request: model() for kind in models}
-    inputs[Input.DRAFT_HEAD] = lambda request: untaught(request.method, model())
+    inputs[Input.DRAFT_HEAD] = lambda request: random_draft_head(request.method, model())
     drafter: Drafter = Catalogue(inputs=inputs).build(method, options)
     return drafter
 
 
-def untaught(method: Method, target: Any, seed: int = 0, **config: Any) -> Any:
-    """A draft head of the method table with random weights, ready to draft: for a decoder, or for a table, whose states
-    it reads, with the words of a small decoder."""
+def random_draft_head(method: Method, target: Any, seed: int = 0, **config: Any) -> Any:
+    """A draft head of the method table with random weights, for a decoder, or for a table target, whose hidden states
+    it reads with the embeddings of a small decoder."""
     assert method.draft_head is not None
     if isinstance(target, TableTarget):
         small = Config(
@@ -222,7 +221,7 @@ def untaught(method: Method, target: Any, seed: int = 0, **config: Any) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         draft_head = method.draft_head(target, **{**method.small, **config})
-        with torch.no_grad():  # what begins at 0 shall matter too
+        with torch.no_grad():  # weights that are initialised to 0 take part too
             for weight in draft_head.parameters():
                 weight.add_(torch.randn(weight.shape) * 0.3)
     return draft_head.drafts(target)
@@ -230,7 +229,7 @@ def untaught(method: Method, target: Any, seed: int = 0, **config: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is put to the test: how to make each part afresh, and on which rows. Limits may differ row by row."""
+    """A test case: how to make each part, and the prompts. Row i has limit i, modulo their number."""
 
     target: Callable[[], Target]
     drafter: Callable[[], Drafter | None]
@@ -240,7 +239,7 @@ class Case:
     limits: Sequence[int] = (3,)
 
     def run(self, rows: Sequence[int], rng: CounterRNG | Sequence[int]) -> list[Outcome]:
-        """Decode the given prompts (by number, repeats welcome) side by side -> each row's output."""
+        """Decode prompts, given by index and possibly repeated, in one batch -> each row's output."""
         emitted: list[list[int]] = [[] for _ in rows]
         steps = decode(
             self.target(),
@@ -260,27 +259,26 @@ class Case:
 def enumerate_output(
     case: Case, rng: Callable[[Sequence[Tape]], Enumerator] = Enumerator, *, together: bool = True
 ) -> list[SequenceDistribution]:
-    """The exact distribution of each prompt's output, by walking down every branch of chance: side by side, or one run
-    after another, for what decides in other steps (not by other distributions) where the rows of a batch draft
-    differently."""
+    """The exact distribution of each prompt's output, over every branch of random decisions. The branches share
+    batches, or run one by one if not `together`: for drafters whose decisions fall in other rounds in other batches."""
     distributions: list[SequenceDistribution] = [defaultdict(float) for _ in case.prompts]
-    waiting: list[tuple[int, Tape]] = [(row, ()) for row in range(len(case.prompts))]
-    while waiting:
-        now, waiting = (waiting, []) if together else (waiting[-1:], waiting[:-1])
-        enumerator = rng([tape for _, tape in now])
-        outputs = case.run([row for row, _ in now], enumerator)
+    open_tapes: list[tuple[int, Tape]] = [(row, ()) for row in range(len(case.prompts))]
+    while open_tapes:
+        batch, open_tapes = (open_tapes, []) if together else (open_tapes[-1:], open_tapes[:-1])
+        enumerator = rng([tape for _, tape in batch])
+        outputs = case.run([row for row, _ in batch], enumerator)
         for (row, _), output, weight, branches in zip(
-            now, outputs, enumerator.weight, enumerator.branches, strict=True
+            batch, outputs, enumerator.weight, enumerator.branches, strict=True
         ):
             if branches:
-                waiting += [(row, tape) for tape in branches]
+                open_tapes += [(row, tape) for tape in branches]
             else:
                 distributions[row][output] += float(weight)
     return [dict(distribution) for distribution in distributions]
 
 
-def target_law(target: Target, prompt: Sequence[int], sampling: Sampling, length: int) -> SequenceDistribution:
-    """The distribution of a target's own output, multiplied out token by token, with no loop, no rule and no chance."""
+def target_distribution(target: Target, prompt: Sequence[int], sampling: Sampling, length: int) -> SequenceDistribution:
+    """The distribution of a target's own output: the product of its conditional distributions, without the loop."""
     distribution: SequenceDistribution = {(): 1.0}
     done: SequenceDistribution = {}
     for place in range(length):
@@ -288,42 +286,42 @@ def target_law(target: Target, prompt: Sequence[int], sampling: Sampling, length
         target.begin([prompt] * len(distribution), sampling, frozenset())
         given = Draft.guess(prefixes, Tree.chain(place), torch.ones_like(prefixes, dtype=torch.bool))
         rows = target.score(given).distribution(torch.full((len(distribution),), place)).dense().probs.double().numpy()
-        grown: SequenceDistribution = {}
+        longer: SequenceDistribution = {}
         for (prefix, weight), row in zip(distribution.items(), rows, strict=True):
             for token in np.flatnonzero(row > 0).tolist():
-                (done if token in sampling.end else grown)[(*prefix, token)] = weight * float(row[token])
-        distribution = grown
+                (done if token in sampling.end else longer)[(*prefix, token)] = weight * float(row[token])
+        distribution = longer
         if not distribution:
             break
     return done | distribution
 
 
 def total_variation(one: Mapping[Outcome, float], other: Mapping[Outcome, float]) -> float:
-    """Half the summed difference: 0 for the same distribution, 1 for distributions with nothing in common."""
+    """Half the summed absolute difference: 0 for equal distributions, 1 for disjoint ones."""
     return sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in {*one, *other}) / 2
 
 
-def surprise(counts: Mapping[Outcome, int], distribution: Mapping[Outcome, float]) -> float:
-    """How many standard deviations the chi-square of sampled outputs lies above what the distribution makes it: about 0
-    for the right distribution, in the tens for a wrong one, infinite where something came out that cannot."""
+def chi_square_z(counts: Mapping[Outcome, int], distribution: Mapping[Outcome, float]) -> float:
+    """The chi-square of sampled outputs, in standard deviations above its mean: about 0 for the right distribution,
+    tens for a wrong one, infinite if an output has probability 0."""
     total = sum(counts.values())
     if any(distribution.get(key, 0.0) <= 0 for key in counts):
         return math.inf
     expected = sorted(((distribution[key] * total, counts.get(key, 0)) for key in distribution), reverse=True)
-    while len(expected) > 2 and expected[-1][0] < 5:  # too rare to count alone
-        (mean, seen), (mean2, seen2) = expected.pop(), expected.pop()
-        expected.append((mean + mean2, seen + seen2))
+    while len(expected) > 2 and expected[-1][0] < 5:  # pool rare outputs
+        (mean, count), (mean2, count2) = expected.pop(), expected.pop()
+        expected.append((mean + mean2, count + count2))
         expected.sort(reverse=True)
-    chi = sum((seen - mean) ** 2 / mean for mean, seen in expected)
+    chi_square = sum((count - mean) ** 2 / mean for mean, count in expected)
     freedom = len(expected) - 1
-    return (chi - freedom) / math.sqrt(2 * freedom) if freedom else 0.0
+    return (chi_square - freedom) / math.sqrt(2 * freedom) if freedom else 0.0
 
 
 def sample_output(
     case: Case, draws: int, seed: int = 0, rng: Callable[[Sequence[int]], CounterRNG] | None = None
 ) -> list[dict[Outcome, int]]:
-    """Output counts of each prompt over many independently seeded rows, all in one batch; `rng` makes the random
-    generator of their seeds."""
+    """Output counts of each prompt over many rows with seeds of their own, all in one batch; `rng` makes the random
+    generator from the seeds."""
     rows = [row for row in range(len(case.prompts)) for _ in range(draws)]
     counts: list[dict[Outcome, int]] = [defaultdict(int) for _ in case.prompts]
     seeds = list(itertools.islice(itertools.count(seed), len(rows)))

@@ -1,7 +1,5 @@
-"""A target whose logits are hashes of the context, and a cheaper view of it: exact distributions without weights.
-
-For tests, enumeration, notebooks and the terminal demo.
-"""
+"""A target whose logits are hashes of the context, and a cheaper view of it: exact distributions without weights, for
+tests, enumeration, notebooks and the terminal demo."""
 
 from __future__ import annotations
 
@@ -20,26 +18,24 @@ from outrider.core.rng import hash_tokens, mix, signed, uniform_of
 
 
 def _padded(texts: Prompts, device: torch.device) -> Tensor:
-    """[B, L], filled up with -1."""
+    """[B, L], padded with -1."""
     longest = max(map(len, texts))
     return torch.tensor([[*text, *[-1] * (longest - len(text))] for text in texts], device=device)
 
 
 def _contexts(start: Tensor, tokens: Tensor) -> Tensor:
-    """From contexts [B] over tokens [B, K], of which -1 moves nothing: the context before each, and behind the last,
-    [B, K + 1]."""
-    found = [start]
+    """The contexts before each of tokens [B, K] and after the last, [B, K + 1], from contexts [B]; -1 is skipped."""
+    contexts = [start]
     for column in tokens.unbind(1):
-        found.append(torch.where(column < 0, found[-1], hash_tokens(found[-1], column)))
-    return torch.stack(found, 1)
+        contexts.append(torch.where(column < 0, contexts[-1], hash_tokens(contexts[-1], column)))
+    return torch.stack(contexts, 1)
 
 
 class TableTarget:
-    """A target whose logits are a hash of everything before: a distribution for every prefix, no weights, no cache to
-    get wrong.
+    """A target whose logits are hashes of the prefix, without weights or a cache.
 
-    `blur` mixes in a second hash: a blurred copy of a target is a drafter that is right some of the time. Hidden states
-    at any tap are hashes of the same contexts, `width` numbers each.
+    `blur` mixes in a second hash: a blurred copy of a target is an imperfect draft model. Hidden states at any tap are
+    hashes of the same contexts, `width` numbers each.
     """
 
     width = 8
@@ -58,7 +54,7 @@ class TableTarget:
         device: torch.device | str = "cpu",
     ) -> None:
         if vocabulary < 2:
-            raise InvalidOption(f"a vocabulary of {vocabulary} leaves nothing to choose; it must be 2 or more")
+            raise InvalidOption(f"the vocabulary is {vocabulary}; it must be 2 or more")
         self.vocabulary = vocabulary
         self.device = torch.device(device)
         self.sharpness, self.blur, self.dtype = sharpness, blur, dtype
@@ -73,10 +69,10 @@ class TableTarget:
         return Prefill(self.hidden(read, needs), self)
 
     def _roll(self, tokens: Tensor) -> Tensor:
-        """Move each row's context over tokens [B, K]; -1 moves nothing -> the context behind each, [B, K]."""
-        found = _contexts(self._context, tokens)
-        self._context = found[:, -1]
-        return found[:, 1:]
+        """Advance each row's context by tokens [B, K]; -1 is skipped -> the context after each, [B, K]."""
+        contexts = _contexts(self._context, tokens)
+        self._context = contexts[:, -1]
+        return contexts[:, 1:]
 
     def score(self, draft: Draft, since: int | None = None) -> Scores:
         return self._scores(draft, since, self._pipeline, self.blur, self._taps)
@@ -127,7 +123,7 @@ class TableTarget:
     def end(self) -> None:
         self._context = self._lengths = torch.zeros(0, dtype=torch.long)
 
-    # ---- seen cheaper: each sublayer left out blurs it
+    # ---- cheaper views: each skipped sublayer adds blur
 
     @property
     def sublayers(self) -> tuple[str, ...]:
@@ -155,11 +151,11 @@ class TableTarget:
         return uniform_of(hash_tokens(self._context[:, None], ids))
 
 
-_TABLE_PARTS = {"attention.0": 0.1, "mlp.0": 0.4, "attention.1": 0.05, "mlp.1": 0.3}  # and what each is worth
+_TABLE_PARTS = {"attention.0": 0.1, "mlp.0": 0.4, "attention.1": 0.05, "mlp.1": 0.3}  # blur that skipping each adds
 
 
 class TableView:
-    """A table target blurred further, moving with it; at an exit its states can be had."""
+    """A table target with more blur that shares its contexts; at an exit it has hidden states."""
 
     rollback = True
     weight_bytes = layer_bytes = cache_bytes = cache_passes = 0
@@ -178,20 +174,20 @@ class TableView:
         return self.table._scores(draft, since, self._pipeline, self.blur, self.taps)
 
     def recall(self, texts: Prompts, count: int) -> Tensor:
-        nothing = torch.zeros(len(texts), dtype=torch.long, device=self.device)
-        contexts = _contexts(nothing, _padded(texts, self.device))
+        start = torch.zeros(len(texts), dtype=torch.long, device=self.device)
+        contexts = _contexts(start, _padded(texts, self.device))
         lengths = torch.tensor([len(text) for text in texts], device=self.device)
         wanted = torch.arange(count, device=self.device)
         place = (lengths - (lengths - 1).clamp(max=count))[:, None] + wanted  # [B, count]
-        there = place < lengths[:, None]
-        before = contexts.gather(1, torch.where(there, place, 0))
-        return torch.where(there[..., None], self.table.logits(before, self.blur), 0)
+        exists = place < lengths[:, None]
+        before = contexts.gather(1, torch.where(exists, place, 0))
+        return torch.where(exists[..., None], self.table.logits(before, self.blur), 0)
 
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> None:
         self._pipeline.commit(committed(draft, verdict, count))
 
     def carry(self) -> None:
-        """A table computes nothing that could be reused."""
+        """Nothing is computed that could be reused."""
 
     def mark(self) -> object:
         return copy.copy(self._pipeline)
@@ -201,4 +197,4 @@ class TableView:
         self._pipeline = copy.copy(mark)
 
     def end(self) -> None:
-        """Nothing of its own."""
+        """Nothing to free."""

@@ -18,8 +18,8 @@ from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import Incompatible, InvalidOption, OutriderError
 from outrider.core.methods import DRAFTERS, make_rule
 from outrider.core.protocol import Drafter
-from outrider.core.testing.conformance import KINDS, equip, untaught
-from outrider.core.testing.soak import SoakReport, alone, soak, wishes
+from outrider.core.testing.conformance import KINDS, random_draft_head, trial_drafter
+from outrider.core.testing.soak import SoakReport, decode_alone, random_requests, soak
 from outrider.core.testing.table_target import TableTarget
 
 CONFIG = Config(vocabulary=61, hidden_size=16, layers=2, heads=2, kv_heads=1, head_dim=8, intermediate_size=24)
@@ -48,9 +48,9 @@ def maker(
         return None
     method = DRAFTERS[name]
     if "draft_head" in method.needs:
-        draft_head = untaught(method, target(dtype, config=config), vocabulary=0)
+        draft_head = random_draft_head(method, target(dtype, config=config), vocabulary=0)
         return lambda: method.make(draft_head)
-    return lambda: equip(method, method.trials[0], lambda: target(dtype, damped=True, config=config))
+    return lambda: trial_drafter(method, method.trials[0], lambda: target(dtype, damped=True, config=config))
 
 
 def stop(number: int, tokens: Sequence[int]) -> int | None:
@@ -75,7 +75,7 @@ FEW = ["suffix", "token-recycling", "medusa", "eagle", "cs-drafting"]
 def test_rows_come_out_as_they_do_alone(name: str | None, mode: str) -> None:
     sampling = SAMPLINGS[mode]
     batch = ContinuousBatch(target(), maker(name), make_rule("exact"), sampling=sampling, rows=4, stop=stop)
-    every = list(islice(wishes(61, seed=3, most=16), 8))
+    every = list(islice(random_requests(61, seed=3, max_tokens=16), 8))
     found: dict[int, list[int]] = {}
     for wish in every[:5]:
         found[batch.add(wish.prompt, wish.limit, seed=wish.seed)] = []
@@ -85,7 +85,7 @@ def test_rows_come_out_as_they_do_alone(name: str | None, mode: str) -> None:
         if number % 5 == 0 and (more := next(late, None)) is not None:
             found[batch.add(more.prompt, more.limit, seed=more.seed)] = []
     assert [found[number] for number in range(8)] == [
-        alone(wish, target(), maker(name), make_rule("exact"), sampling=sampling, stop=stop) for wish in every
+        decode_alone(wish, target(), maker(name), make_rule("exact"), sampling=sampling, stop=stop) for wish in every
     ]
     batch.close()
 
@@ -103,7 +103,7 @@ def soaked(count: int, name: str | None, mode: str, stop: Any = stop, *, check: 
         maker(name, config=SOAKED),
         make_rule("exact"),
         count,
-        wanted=wishes(61, seed=5),
+        source=random_requests(61, seed=5),
         sampling=SAMPLINGS[mode],
         memory=memory,
         stop=stop,
@@ -150,18 +150,18 @@ def test_a_soak_sees_what_stays_behind() -> None:
 @pytest.mark.slow
 def test_a_soak_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ContinuousBatch, "cancel", lambda batch, number: None)
-    with pytest.raises(OutriderError, match="went on though it had been cancelled"):
+    with pytest.raises(OutriderError, match="continued after it was cancelled"):
         soaked(40, None, "greedy", check=50)
     monkeypatch.undo()
     monkeypatch.setattr(ContinuousBatch, "cache_bytes", 4096)
-    with pytest.raises(OutriderError, match="4,096 bytes of cache and 0 rows are left behind"):
+    with pytest.raises(OutriderError, match="4,096 bytes of cache and 0 rows were not freed"):
         soaked(4, None, "greedy", check=50)
 
 
 def test_the_bytes_that_are_told_are_those_of_the_store() -> None:
     model = target()
     batch = ContinuousBatch(model, None, make_rule("exact"), sampling=Sampling(temperature=0), rows=3)
-    for wish in islice(wishes(61, seed=2), 7):
+    for wish in islice(random_requests(61, seed=2), 7):
         batch.add(wish.prompt, wish.limit)
     while not batch.idle:
         batch.round()

@@ -12,7 +12,7 @@ from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.methods import DRAFTERS, Method, make_rule
 from outrider.core.protocol import Drafter
-from outrider.core.testing.conformance import equip
+from outrider.core.testing.conformance import trial_drafter
 from outrider.core.testing.table_target import TableTarget
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 5, 6, 5]]
@@ -23,7 +23,7 @@ def table(device: str, blur: float = 0.0) -> TableTarget:
 
 
 def drafter(method: Method, device: str) -> Drafter:
-    return equip(method, {}, lambda: table(device, 0.4))
+    return trial_drafter(method, {}, lambda: table(device, 0.4))
 
 
 @pytest.mark.gpu

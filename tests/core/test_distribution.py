@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from outrider.core.distribution import Distribution, LogitsPipeline, Sampling, residual, to_law
+from outrider.core.distribution import Distribution, LogitsPipeline, Sampling, residual, to_distribution
 from outrider.core.draft import Draft
 from outrider.core.drafters.length_policies import Confidence, Window
 from outrider.core.kernels.topk import argmax
@@ -57,7 +57,7 @@ SAMPLINGS = [
 @pytest.mark.parametrize("vocabulary", [11, 3000])
 def test_laws_are_what_the_options_say(sampling: Sampling, vocabulary: int) -> None:
     logits = np.random.default_rng(0).normal(size=(4, vocabulary)) * 2
-    distribution = to_law(torch.from_numpy(logits), sampling)
+    distribution = to_distribution(torch.from_numpy(logits), sampling)
     dense = distribution.dense().probs.numpy()
     for row in range(4):
         np.testing.assert_allclose(dense[row], reference(logits[row], sampling), atol=1e-12)
@@ -68,7 +68,7 @@ def test_laws_are_what_the_options_say(sampling: Sampling, vocabulary: int) -> N
 
 
 def test_a_flat_law_has_its_nucleus_too() -> None:
-    distribution = to_law(torch.zeros(1, 5000), Sampling(top_p=0.5))
+    distribution = to_distribution(torch.zeros(1, 5000), Sampling(top_p=0.5))
     assert (distribution.dense().probs > 0).sum() == pytest.approx(2500, abs=2)
 
 
@@ -76,7 +76,7 @@ def test_a_flat_law_has_its_nucleus_too() -> None:
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(top_k=5)])
 def test_the_likeliest_tokens_come_best_first(count: int, sampling: Sampling) -> None:
     logits = torch.from_numpy(np.random.default_rng(1).normal(size=(3, 2, 2000)))
-    tokens, probs = to_law(logits, sampling).top(count)
+    tokens, probs = to_distribution(logits, sampling).top(count)
     order = logits.argsort(-1, descending=True)[..., :count]
     there = min(count, sampling.top_k or count)
     assert torch.equal(tokens[..., :there], order[..., :there])
@@ -87,8 +87,8 @@ def test_the_likeliest_tokens_come_best_first(count: int, sampling: Sampling) ->
 def test_what_is_left_after_a_rejection(seed: int, sparse_p: bool, sparse_q: bool) -> None:
     """q f + (1 - sum q f) residual = p for the strict f, whatever the two distributions are stored as."""
     random = np.random.default_rng(seed)
-    p = to_law(torch.from_numpy(random.normal(size=(2, 9)) * 2), Sampling(top_k=4 if sparse_p else 0))
-    q = to_law(torch.from_numpy(random.normal(size=(2, 9)) * 2), Sampling(top_k=5 if sparse_q else 0))
+    p = to_distribution(torch.from_numpy(random.normal(size=(2, 9)) * 2), Sampling(top_k=4 if sparse_p else 0))
+    q = to_distribution(torch.from_numpy(random.normal(size=(2, 9)) * 2), Sampling(top_k=5 if sparse_q else 0))
     left = residual(p, q.on(p)).dense().probs
     both = torch.minimum(p.dense().probs, q.dense().probs)
     torch.testing.assert_close(both + (1 - both.sum(-1, keepdim=True)) * left, p.dense().probs, atol=1e-12, rtol=0)
@@ -212,7 +212,7 @@ def test_draws_have_the_law_they_are_drawn_from(way: str) -> None:
 
 def test_a_race_is_the_same_on_a_sparse_law() -> None:
     logits = torch.from_numpy(np.random.default_rng(2).normal(size=(1, 50, 3000)))
-    sparse = to_law(logits, Sampling(top_k=40))
+    sparse = to_distribution(logits, Sampling(top_k=40))
     positions = torch.arange(50)[None]
     rng = CounterRNG.of(1, 1)
     assert torch.equal(rng.gumbel_argmax(sparse, positions), rng.gumbel_argmax(sparse.dense(), positions))

@@ -27,9 +27,9 @@ from outrider.core.testing.conformance import (
     Case,
     SequenceDistribution,
     enumerate_output,
-    equip,
-    target_law,
+    target_distribution,
     total_variation,
+    trial_drafter,
 )
 from outrider.core.testing.table_target import TableTarget
 from outrider.core.vocab_mask import Slots, flat, frames
@@ -136,7 +136,7 @@ def by_hand(books: int, independent: bool, row: int, length: int) -> SequenceDis
 )
 def test_the_law_is_the_product_along_depth(books: int, independent: bool, length: int, measured: Any) -> None:
     for row, root in enumerate(ROOTS):
-        found = target_law(target(books, independent), root, Sampling(), length)
+        found = target_distribution(target(books, independent), root, Sampling(), length)
         off = total_variation(found, by_hand(books, independent, row, length))
         measured(
             "frames: total variation of the target's distribution from the product", name=f"{books} books", value=off
@@ -202,7 +202,7 @@ def distance(
     )
     distributions = enumerate_output(case, together=together)
     wanted = [
-        target_law(target(books, independent, guidance=guidance), root, Sampling(), limits[row])
+        target_distribution(target(books, independent, guidance=guidance), root, Sampling(), limits[row])
         for row, root in enumerate(ROOTS)
     ]
     return max(total_variation(one, other) for one, other in zip(distributions, wanted, strict=True))
@@ -214,14 +214,14 @@ def test_whoever_drafts_the_law_stays(
 ) -> None:
     model = partial(target, books, independent, blur=0.4)
     alike = "columns" not in options and not independent  # else rows of a batch guess in other steps
-    off = distance(books, independent, Exact(), partial(equip, method, options, model), together=alike)
+    off = distance(books, independent, Exact(), partial(trial_drafter, method, options, model), together=alike)
     measured("frames: total variation, exact rule", name=method.name, value=off)
     assert off < 1e-12
 
 
 def test_under_guidance_too() -> None:
     model = partial(target, 2, False, blur=0.4, guidance=2.0)
-    drafter = partial(equip, DRAFTERS["draft-model"], {"length": 2}, model)
+    drafter = partial(trial_drafter, DRAFTERS["draft-model"], {"length": 2}, model)
     assert distance(2, False, Token(), drafter, guidance=2.0) < 1e-12
 
 
@@ -254,7 +254,7 @@ class Forgetful(FrameTarget):
 
 
 def test_a_frame_taken_for_one_token_is_caught(measured: Any) -> None:
-    drafter = partial(equip, DRAFTERS["draft-model"], {"length": 2}, partial(target, 2, False, blur=0.4))
+    drafter = partial(trial_drafter, DRAFTERS["draft-model"], {"length": 2}, partial(target, 2, False, blur=0.4))
     off = distance(2, False, WholeFrames(2), drafter)
     measured("frames: negative controls, which must differ", name="a frame taken for one token", value=off)
     assert off > 0.01
@@ -265,7 +265,7 @@ def test_a_frame_forgotten_is_caught(measured: Any) -> None:
         store = Store(len(CONDITIONS) + 1, books)
         return Many(Forgetful(Reading(store, seed=1), store, books, CODES, say(independent)), guidance)
 
-    drafter = partial(equip, DRAFTERS["draft-model"], {"length": 2}, partial(target, 2, False, blur=0.4))
+    drafter = partial(trial_drafter, DRAFTERS["draft-model"], {"length": 2}, partial(target, 2, False, blur=0.4))
     off = distance(2, False, Exact(), drafter, broken)
     measured("frames: negative controls, which must differ", name="a frame under way forgotten", value=off)
     assert off > 0.01
@@ -289,7 +289,7 @@ def test_the_same_seed_says_the_same(name: str, books: int) -> None:
     method = DRAFTERS[name]
     plain = run(None, books, [3, 4])
     assert all(token // CODES == place % books for row in plain for place, token in enumerate(row))
-    drafter = equip(method, method.trials[0], partial(target, books, blur=0.3))
+    drafter = trial_drafter(method, method.trials[0], partial(target, books, blur=0.3))
     assert run(drafter, books, [3, 4]) == plain
 
 

@@ -18,7 +18,7 @@ from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.methods import DRAFTERS, Method
 from outrider.core.protocol import Drafter, Rule
 from outrider.core.rules.exact import Exact, GumbelMatch
-from outrider.core.testing.conformance import KINDS, equip, untaught
+from outrider.core.testing.conformance import KINDS, random_draft_head, trial_drafter
 from outrider.core.trace import Step
 
 VOCABULARY = 61
@@ -67,10 +67,10 @@ def maker(method: Method, damp: float) -> Callable[[], Drafter]:
     """The draft model is the target with its norms damped: by 0.3 it is right half of the time."""
     options = USUAL.get(method.name, {})
     if "draft_head" in method.needs:
-        draft_head = untaught(method, target(torch.float64), vocabulary=0)
+        draft_head = random_draft_head(method, target(torch.float64), vocabulary=0)
         return lambda: method.make(draft_head, **options)
     model = Decoder.random(replace(CONFIG, norm_eps=damp), seed=1)
-    return lambda: equip(method, options, lambda: model)
+    return lambda: trial_drafter(method, options, lambda: model)
 
 
 def outputs(

@@ -10,7 +10,7 @@ from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible
 from outrider.core.methods import DRAFTERS, RULES, Method
-from outrider.core.testing.conformance import equip
+from outrider.core.testing.conformance import trial_drafter
 
 CONFIG = Config(vocabulary=13, hidden_size=16, layers=3, heads=2, kv_heads=1, head_dim=8, intermediate_size=24)
 PROMPTS = [[1, 2, 3, 1, 2, 3, 4, 1, 2], [5, 6, 5, 6, 5]]
@@ -19,7 +19,7 @@ PROMPTS = [[1, 2, 3, 1, 2, 3, 4, 1, 2], [5, 6, 5, 6, 5]]
 def accepted(drafter: Method, rule: Method, temperature: float) -> bool:
     """Does it decode with the usual options?"""
     required = {name: value for name, value in drafter.trials[0].items() if name in (*drafter.needs, "tap")}
-    made = equip(drafter, required, lambda: Decoder.random(CONFIG, 1))
+    made = trial_drafter(drafter, required, lambda: Decoder.random(CONFIG, 1))
     steps = decode(
         Decoder.random(CONFIG, 1),
         made,

@@ -13,7 +13,7 @@ from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config
 from outrider.core.methods import DRAFTERS, RULES, Method
 from outrider.core.protocol import Capability, Rule, capabilities
-from outrider.core.testing.conformance import equip
+from outrider.core.testing.conformance import trial_drafter
 from outrider.core.training import draft_head
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ DECLARED = (Path(protocol.__file__), Path(draft_head.__file__))
 @pytest.mark.parametrize("method", DRAFTERS.values(), ids=str)
 def test_a_row_declares_what_its_drafter_can_do(method: Method) -> None:
     required = {name: value for name, value in method.trials[0].items() if name in method.needs}
-    drafter = equip(method, required, lambda: Decoder.random(CONFIG, 1))
+    drafter = trial_drafter(method, required, lambda: Decoder.random(CONFIG, 1))
     assert isinstance(drafter, protocol.Drafter)
     assert set(method.capabilities) == capabilities(drafter)
 

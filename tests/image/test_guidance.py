@@ -18,7 +18,14 @@ from outrider.core.errors import InvalidOption
 from outrider.core.methods import DRAFTERS, Method
 from outrider.core.protocol import Rule
 from outrider.core.rules.exact import Exact, GumbelMatch, Token
-from outrider.core.testing.conformance import KINDS, Case, enumerate_output, equip, target_law, total_variation
+from outrider.core.testing.conformance import (
+    KINDS,
+    Case,
+    enumerate_output,
+    target_distribution,
+    total_variation,
+    trial_drafter,
+)
 from outrider.core.testing.table_target import TableTarget
 from outrider.core.tree import Tree
 from outrider.image.layout_planner import decoder
@@ -63,22 +70,22 @@ def settings() -> list[Any]:
 def test_the_law_is_the_guided_one(method: Method, options: Mapping[str, Any], rule: Rule) -> None:
     case = Case(
         target=many,
-        drafter=partial(equip, method, options, lambda: many(blur=0.4)),
+        drafter=partial(trial_drafter, method, options, lambda: many(blur=0.4)),
         rule=rule,
         prompts=PROMPTS,
         limits=LIMITS,
     )
     for row, distribution in enumerate(enumerate_output(case)):
-        wanted = target_law(many(), PROMPTS[row], Sampling(), LIMITS[row])
+        wanted = target_distribution(many(), PROMPTS[row], Sampling(), LIMITS[row])
         assert total_variation(distribution, wanted) < 1e-12
 
 
 def test_guidance_changes_the_law_and_one_is_none() -> None:
-    alone = target_law(TableTarget(3, seed=1, sharpness=0.7), (*ASKED[0], *PROMPTS[0]), Sampling(), 3)
-    assert total_variation(target_law(many(guidance=1.0), PROMPTS[0], Sampling(), 3), alone) < 1e-12
-    assert total_variation(target_law(many(), PROMPTS[0], Sampling(), 3), alone) > 0.05
-    nothing = target_law(TableTarget(3, seed=1, sharpness=0.7), (*FREE, *PROMPTS[0]), Sampling(), 3)
-    assert total_variation(target_law(many(guidance=0.0), PROMPTS[0], Sampling(), 3), nothing) < 1e-12
+    alone = target_distribution(TableTarget(3, seed=1, sharpness=0.7), (*ASKED[0], *PROMPTS[0]), Sampling(), 3)
+    assert total_variation(target_distribution(many(guidance=1.0), PROMPTS[0], Sampling(), 3), alone) < 1e-12
+    assert total_variation(target_distribution(many(), PROMPTS[0], Sampling(), 3), alone) > 0.05
+    nothing = target_distribution(TableTarget(3, seed=1, sharpness=0.7), (*FREE, *PROMPTS[0]), Sampling(), 3)
+    assert total_variation(target_distribution(many(guidance=0.0), PROMPTS[0], Sampling(), 3), nothing) < 1e-12
 
 
 @pytest.mark.parametrize("guidance", [-0.5, float("nan"), float("inf")])

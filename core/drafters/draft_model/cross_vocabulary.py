@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.device import upload
-from outrider.core.distribution import Sampling, to_law
+from outrider.core.distribution import Sampling, to_distribution
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.draft_model.model import DraftModel
 from outrider.core.drafters.draft_model.vocab_bridge import Bridge, Reading, Renamed, Translated
@@ -70,7 +70,7 @@ class Retokenised:
             going = going & (wanted > depth)
             if rng.device.type == "cpu" and not bool(going.any()):
                 break
-            distribution = to_law(self._scores(tokens, live, depth).logits()[:, -1], Sampling())
+            distribution = to_distribution(self._scores(tokens, live, depth).logits()[:, -1], Sampling())
             going = going & self.policy.more(distribution, depth)
             tokens = torch.cat([tokens, distribution.top(1)[0]], 1)
             live = torch.cat([live, going[:, None]], 1)

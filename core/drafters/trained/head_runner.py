@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.core.distribution import Distribution, LogitsPipeline, Sampling, to_law
+from outrider.core.distribution import Distribution, LogitsPipeline, Sampling, to_distribution
 from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.kv_cache.cache import Cache, Rows
 from outrider.core.engine.native.draft_tree import Grown
@@ -39,7 +39,7 @@ class _Reduced(LogitsPipeline):
         if self.sampling.remembers:
             whole = logits.new_full((*logits.shape[:-1], self.vocabulary), -torch.inf)
             return super().distribution(whole.index_copy_(-1, self.ids, logits), path)
-        distribution = to_law(logits, self.sampling)
+        distribution = to_distribution(logits, self.sampling)
         tokens = (
             self.ids.expand_as(distribution.probs) if distribution.tokens is None else self.ids[distribution.tokens]
         )

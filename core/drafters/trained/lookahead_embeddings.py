@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.core.device import upload
-from outrider.core.distribution import Distribution, Sampling, to_law
+from outrider.core.distribution import Distribution, Sampling, to_distribution
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.trained.block_diffusion import Anchored
 from outrider.core.drafters.trained.drafter import shallow
@@ -244,7 +244,9 @@ class PaSS(WeightFree):
         rows = 1 + self._guesses + ended[:, None] * self._ahead
         rows = rows + torch.arange(self._ahead, device=rows.device)
         # fixed guesses rank tokens by the target's distribution at temperature 1
-        self._distribution = scores.distributions(rows) if self._draws else to_law(scores.logits(rows), Sampling())
+        self._distribution = (
+            scores.distributions(rows) if self._draws else to_distribution(scores.logits(rows), Sampling())
+        )
 
     def end(self) -> None:
         self._distribution = None

@@ -25,7 +25,7 @@ from outrider.core.methods import Input
 from outrider.core.methods.resolve import Catalogue, Provider
 from outrider.core.protocol import BatchedTarget, Drafter, Rule
 from outrider.core.rules.exact import Exact
-from outrider.core.testing.soak import SoakRequest, wishes
+from outrider.core.testing.soak import SoakRequest, random_requests
 from outrider.text.bench.interleave import Round, Row, bound, now, turns
 from outrider.text.bench.run import lengthened
 from outrider.text.loading import load
@@ -240,7 +240,7 @@ def soaked(
         return next((place for place, (one, two) in pairs if one % 2 == 0 and two % 61 == 7), None)
 
     sampling = Sampling(temperature=temperature, end=end)
-    return target, make, Exact(), wishes(vocabulary, seed), sampling, stop
+    return target, make, Exact(), random_requests(vocabulary, seed), sampling, stop
 
 
 def _drafts(drafter: Drafter | None) -> Drafter:

@@ -24,7 +24,7 @@ from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config
 from outrider.core.methods import DRAFTERS, make_rule
 from outrider.core.testing.cache_audit import random_draft, random_verdict
-from outrider.core.testing.conformance import equip, untaught
+from outrider.core.testing.conformance import random_draft_head, trial_drafter
 
 pytestmark = pytest.mark.slow
 CONFIG = Config(vocabulary=61, hidden_size=32, layers=3, heads=4, kv_heads=2, head_dim=8, intermediate_size=64)
@@ -121,7 +121,7 @@ def test_trained_drafters_propose_the_same_when_captured(name: str, monkeypatch:
             network.graphs = Graphs(network, record=record)
         target = Decoder(network)
         torch.manual_seed(5)
-        draft_head = untaught(method, target, vocabulary=0)
+        draft_head = random_draft_head(method, target, vocabulary=0)
         for _ in range(2):  # the second generation replays what the first one recorded
             steps = list(
                 decode(target, method.make(draft_head), make_rule("exact"), PROMPTS, sampling=GREEDY, max_new_tokens=7)
@@ -187,7 +187,7 @@ def traces(model: Decoder, name: str, rule: str, sampling: Sampling, limit: int 
 
     result: list[Any] = []
     for seed in (1, 2):
-        drafter = equip(DRAFTERS[name], DRAFTERS[name].trials[0], small)
+        drafter = trial_drafter(DRAFTERS[name], DRAFTERS[name].trials[0], small)
         for step in decode(
             model, drafter, make_rule(rule), PROMPTS, sampling=sampling, max_new_tokens=limit, seed=seed
         ):
@@ -269,7 +269,7 @@ def test_captured_rounds_emit_the_same_tokens_and_synchronise_once(name: str, sa
     graphs = captured.network.graphs
     assert graphs is not None and graphs.rules.captured > 0 and graphs.rules.record is not None
     small = Decoder(random_network(CONFIG, 3, dtype=torch.float64, device="cuda"))
-    drafter = equip(DRAFTERS[name], DRAFTERS[name].trials[0], lambda: small)
+    drafter = trial_drafter(DRAFTERS[name], DRAFTERS[name].trials[0], lambda: small)
     steps = decode(captured, drafter, make_rule("exact"), PROMPTS, sampling=sampling, max_new_tokens=120)
     while next(steps).index < 40:  # until all shapes are captured
         pass

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.decode import decode
-from outrider.core.distribution import LogitsPipeline, Sampling, to_law
+from outrider.core.distribution import LogitsPipeline, Sampling, to_distribution
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.draft_model.model import SampledTree
 from outrider.core.drafters.parallel_decoding.jacobi import RENEWALS, Jacobi
@@ -70,7 +70,7 @@ def draft(choose: random.Random, rows: int, vocabulary: int, dtype: torch.dtype,
         return Draft(tokens, forest, live, probe=probes, mixed=choose.random() < 0.5)
     origins = choose.randint(1, size)
     sampling = Sampling(top_k=choose.choice([0, 0, 3]), top_p=choose.choice([1.0, 0.7]))
-    distributions = to_law(logits(choose, (rows, origins, vocabulary), dtype), sampling)
+    distributions = to_distribution(logits(choose, (rows, origins, vocabulary), dtype), sampling)
     source = forest.parents.expand(rows, -1).clamp(min=-1) + 1
     source = source % origins  # siblings share a distribution
     if kind == "mixed":
@@ -163,7 +163,7 @@ def test_compiled_block_verification_decides_as_its_reference(
     for seed in range(60):
         rows, vocabulary, size = choose.choice([1, 1, 3, 12]), choose.choice([2, 5, 17]), choose.randint(1, 7)
         sampling = Sampling(top_k=choose.choice([0, 3]), top_p=choose.choice([1.0, 0.7]))
-        distributions = to_law(logits(choose, (rows, size, vocabulary), dtype), sampling)
+        distributions = to_distribution(logits(choose, (rows, size, vocabulary), dtype), sampling)
         draw = CounterRNG.of(seed + 1000, rows)
         tokens = draw.sample(distributions, torch.arange(size).expand(rows, -1), 0)  # type: ignore[arg-type]
         live = torch.arange(size) < torch.tensor([[choose.randint(0, size)] for _ in range(rows)])

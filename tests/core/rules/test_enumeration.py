@@ -31,9 +31,9 @@ from outrider.core.testing.conformance import (
     Enumerator,
     SequenceDistribution,
     enumerate_output,
-    equip,
-    target_law,
+    target_distribution,
     total_variation,
+    trial_drafter,
 )
 from outrider.core.testing.table_target import TableTarget
 from outrider.core.tree import Tree
@@ -74,7 +74,7 @@ def distance(drafter: Callable[[], Drafter], rule: Rule, sampling: Sampling, **h
         target=target, drafter=drafter, rule=rule, prompts=PROMPTS, sampling=sampling, limits=how.pop("limits", LIMITS)
     )
     distributions = enumerate_output(case, **how)
-    wanted = [target_law(target(), p, sampling, case.limits[row]) for row, p in enumerate(PROMPTS)]
+    wanted = [target_distribution(target(), p, sampling, case.limits[row]) for row, p in enumerate(PROMPTS)]
     return max(total_variation(one, other) for one, other in zip(distributions, wanted, strict=True))
 
 
@@ -122,7 +122,7 @@ def test_exact_rules_keep_the_law(
     method: Method, options: Mapping[str, Any], rule: Method, sampling: str, measured: Any
 ) -> None:
     alike = "columns" not in options  # guesses from above or the left: in other steps for each row of a batch
-    found = distance(partial(equip, method, options, model), rule.make(), SAMPLINGS[sampling], together=alike)
+    found = distance(partial(trial_drafter, method, options, model), rule.make(), SAMPLINGS[sampling], together=alike)
     measured("enumeration: total variation from the target, exact rules", name=rule.name, value=found)
     assert found < 1e-12
 
@@ -133,7 +133,7 @@ def test_relaxed_rules_are_exact_at_their_anchor(name: str, rule: Method, measur
     method = DRAFTERS[name]
     anchored = rule.make(**(rule.anchor or {}))
     assert rule.anchor is not None and anchored.lossless and not rule.make().lossless
-    found = distance(partial(equip, method, method.trials[0], model), anchored, Sampling())
+    found = distance(partial(trial_drafter, method, method.trials[0], model), anchored, Sampling())
     measured("enumeration: total variation from the target, relaxed rules at their anchor", name=rule.name, value=found)
     assert found < 1e-12
 
@@ -218,7 +218,7 @@ def test_kinds_may_mix_within_a_batch(rule: Rule) -> None:
     prompts = [(1,), (0, 1), (2, 0, 2), (1, 0, 1, 0), (0, 0, 1, 0, 0)]
     case = Case(target=target, drafter=Company, rule=rule, prompts=prompts, limits=(3, 2))
     for row, distribution in enumerate(enumerate_output(case)):
-        wanted = target_law(target(), prompts[row], Sampling(), case.limits[row % 2])
+        wanted = target_distribution(target(), prompts[row], Sampling(), case.limits[row % 2])
         assert total_variation(distribution, wanted) < 1e-12
 
 
@@ -341,7 +341,7 @@ BENT = [
 def test_the_price_is_the_total_variation(kind: str, rule: Rule, sampling: str, measured: Any) -> None:
     options, prompt = SAMPLINGS[sampling], PROMPTS[1]
     case = Case(target=target, drafter=PRICED[kind], rule=rule, prompts=[prompt], sampling=options)
-    distribution, wanted = enumerate_output(case)[0], target_law(target(), prompt, options, 1)
+    distribution, wanted = enumerate_output(case)[0], target_distribution(target(), prompt, options, 1)
     step = next(decode(target(), PRICED[kind](), rule, [prompt], sampling=options, max_new_tokens=3))
     error = abs(total_variation(first_token(distribution), wanted) - step.total_variation[0])
     measured("enumeration: computed price against total variation, error", name=type(rule).__name__, value=error)
@@ -360,7 +360,7 @@ def test_the_price_of_a_later_token_holds_given_the_accepted_one(rule: Rule) -> 
         if output[0] == step.emitted[0]:
             kept[output[1:2]] += weight
     total = sum(kept.values())
-    after = target_law(target(), [*prompt, step.emitted[0]], Sampling(), 1)
+    after = target_distribution(target(), [*prompt, step.emitted[0]], Sampling(), 1)
     assert total_variation({key: weight / total for key, weight in kept.items()}, after) == pytest.approx(
         step.total_variation[1], abs=1e-12
     )
@@ -369,7 +369,9 @@ def test_the_price_of_a_later_token_holds_given_the_accepted_one(rule: Rule) -> 
 def test_without_replacement_the_mean_price_bounds_the_total_variation() -> None:
     prompt, rule = PROMPTS[1], Lenience(lenience=0.5)
     case = Case(target=target, drafter=lambda: SampledTree(model(), tree=(-1, -1)), rule=rule, prompts=[prompt])
-    found = total_variation(first_token(enumerate_output(case)[0]), target_law(target(), prompt, Sampling(), 1))
+    found = total_variation(
+        first_token(enumerate_output(case)[0]), target_distribution(target(), prompt, Sampling(), 1)
+    )
     prices = [
         next(decode(target(), case.drafter(), rule, [prompt], max_new_tokens=3, seed=seed)).total_variation[0]
         for seed in range(200)
@@ -381,7 +383,9 @@ def test_without_replacement_the_mean_price_bounds_the_total_variation() -> None
 def test_end_tokens_are_tried_strictly(rule: Method) -> None:
     """With every token an end token, a relaxed rule has nothing left to relax."""
     found = distance(
-        partial(equip, DRAFTERS["top-k-tree"], {"tree": (-1, -1, 0)}, model), rule.make(), Sampling(end=(0, 1, 2))
+        partial(trial_drafter, DRAFTERS["top-k-tree"], {"tree": (-1, -1, 0)}, model),
+        rule.make(),
+        Sampling(end=(0, 1, 2)),
     )
     assert found < 1e-12
 

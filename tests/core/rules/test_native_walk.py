@@ -27,12 +27,12 @@ from outrider.core.testing.conformance import (
     HighEnd,
     NativeEnumerator,
     Tape,
+    chi_square_z,
     enumerate_output,
-    equip,
     sample_output,
-    surprise,
-    target_law,
+    target_distribution,
     total_variation,
+    trial_drafter,
 )
 from outrider.core.testing.table_target import TableTarget
 
@@ -85,7 +85,7 @@ def distance(
     case = Case(
         target=partial(target, size), drafter=drafter, rule=watched, prompts=PROMPTS, sampling=sampling, limits=limits
     )
-    wanted = [target_law(target(size), p, sampling, limits[row]) for row, p in enumerate(PROMPTS)]
+    wanted = [target_distribution(target(size), p, sampling, limits[row]) for row, p in enumerate(PROMPTS)]
     worst = 0.0
 
     def enumerator(kind: type[NativeEnumerator], tapes: list[Tape]) -> Enumerator:
@@ -125,7 +125,7 @@ def test_what_people_run_is_enumerated(
     method: Method, options: Mapping[str, Any], rule: Method, sampling: str, measured: Any
 ) -> None:
     """The reference of a rule without compiled code is enumerated in test_enumeration.py; here it must not have any."""
-    drafter, together = partial(equip, method, options, model), "columns" not in options
+    drafter, together = partial(trial_drafter, method, options, model), "columns" not in options
     worst, fed, expected = distance(drafter, rule.make(), SAMPLINGS[sampling], together=together)
     measured("enumeration: total variation from the target, compiled rules", name=rule.name, value=worst)
     assert worst < 1e-12
@@ -196,7 +196,7 @@ def z_score(
     make, (limit, *_) = partial(target, how.get("size", 3)), how.get("limits", LIMITS)
     case = Case(target=make, drafter=drafter, rule=rule, prompts=[PROMPTS[1]], sampling=sampling, limits=(limit,))
     counts = sample_output(case, 20_000, rng=counter)[0]
-    return surprise(counts, target_law(make(), PROMPTS[1], sampling, limit)), made[0].fed
+    return chi_square_z(counts, target_distribution(make(), PROMPTS[1], sampling, limit)), made[0].fed
 
 
 @needs_compiler

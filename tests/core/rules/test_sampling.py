@@ -15,7 +15,14 @@ from outrider.core.methods import DRAFTERS, RULES, Method
 from outrider.core.protocol import Drafter, Rule
 from outrider.core.rules.exact import Exact, Token
 from outrider.core.testing.broken_rules import BonusFromTheRowBefore, Misreport, RatioFlipped, ResampleFromP
-from outrider.core.testing.conformance import KINDS, Case, equip, sample_output, surprise, target_law
+from outrider.core.testing.conformance import (
+    KINDS,
+    Case,
+    chi_square_z,
+    sample_output,
+    target_distribution,
+    trial_drafter,
+)
 from outrider.core.testing.table_target import TableTarget
 
 pytestmark = pytest.mark.slow
@@ -38,7 +45,7 @@ def model() -> TableTarget:
 
 def z_score(drafter: Callable[[], Drafter], rule: Rule, sampling: Sampling) -> float:
     case = Case(target=target, drafter=drafter, rule=rule, prompts=[PROMPT], sampling=sampling, limits=(3,))
-    return surprise(sample_output(case, DRAWS)[0], target_law(target(), PROMPT, sampling, 3))
+    return chi_square_z(sample_output(case, DRAWS)[0], target_distribution(target(), PROMPT, sampling, 3))
 
 
 SHAPES = [name for name in KINDS if name not in ("prompt-lookup", "ensemble")]
@@ -66,7 +73,7 @@ COMBINATIONS = [
 def test_exact_rules_keep_the_law(method: Method, options: Mapping[str, Any], rule: Method, measured: Any) -> None:
     """Those shapes under every sampling; what else drafts under one, its distributions being enumerated under all."""
     for name, sampling in SAMPLINGS.items() if method.name in SHAPES else [("T=1", SAMPLINGS["T=1"])]:
-        found = z_score(partial(equip, method, options, model), rule.make(), sampling)
+        found = z_score(partial(trial_drafter, method, options, model), rule.make(), sampling)
         measured(f"{DRAWS:,} draws: z of the chi-square, exact rules", name=rule.name, value=found)
         assert abs(found) < 5, name
 

@@ -13,7 +13,7 @@ from outrider.core.engine.network import random_network
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config
 from outrider.core.methods import DRAFTERS, make_rule
-from outrider.core.testing.conformance import equip
+from outrider.core.testing.conformance import trial_drafter
 from outrider.core.testing.shadow.device import shadow_device
 
 CONFIG = Config(vocabulary=61, hidden_size=32, layers=3, heads=4, kv_heads=2, head_dim=8, intermediate_size=64)
@@ -41,7 +41,7 @@ def test_the_host_knows_all_lengths(name: str, temperature: float, monkeypatch: 
     method = DRAFTERS[name]
     with shadow_device():
         target, smaller = (Decoder(random_network(CONFIG, seed, dtype=torch.float64, device="cuda")) for seed in (1, 2))
-        drafter = equip(method, {}, lambda: target if method.draft_head else smaller)
+        drafter = trial_drafter(method, {}, lambda: target if method.draft_head else smaller)
         sampling = Sampling(temperature=temperature)
         steps = list(decode(target, drafter, make_rule(), PROMPTS, sampling=sampling, max_new_tokens=[30, 12]))
     assert checked >= max(step.index for step in steps)

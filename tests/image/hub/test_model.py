@@ -18,7 +18,7 @@ import torch
 
 from outrider.core.distribution import Sampling
 from outrider.core.errors import InvalidOption
-from outrider.core.testing.conformance import target_law, total_variation
+from outrider.core.testing.conformance import target_distribution, total_variation
 from outrider.image.hub.model import PublishedModel, published
 
 pytestmark = pytest.mark.slow
@@ -146,7 +146,7 @@ def test_the_distribution_of_pictures_equals_the_class_s() -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(self.inner, name)
 
-    distribution = target_law(AnyBatch(), (0,), Sampling(), 3)  # type: ignore[arg-type]
+    distribution = target_distribution(AnyBatch(), (0,), Sampling(), 3)  # type: ignore[arg-type]
     inputs = processor(text=["a red heart"], generation_mode="image", return_tensors="pt")
     expected = distribution_without_cache(model, inputs.input_ids, janus.unconditional(prompt))
     assert total_variation(distribution, expected) < 1e-12

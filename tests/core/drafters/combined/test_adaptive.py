@@ -19,7 +19,7 @@ from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Drafter, Plain, Prefill, Prompts, Scores, WeightFree
 from outrider.core.rng import CounterRNG
 from outrider.core.rules.exact import Exact, GumbelMatch, Token
-from outrider.core.testing.conformance import Case, enumerate_output, target_law, total_variation
+from outrider.core.testing.conformance import Case, enumerate_output, target_distribution, total_variation
 from outrider.core.testing.table_target import TableTarget
 from outrider.core.trace import Step
 
@@ -117,7 +117,7 @@ def test_models_among_the_drafters_keep_the_law(by: str, rule: Any) -> None:
     )
     together = isinstance(rule, Token)  # one walk for drawn and fixed guesses; `exact` has several
     for row, distribution in enumerate(enumerate_output(case, together=together)):
-        wanted = target_law(TableTarget(3, seed=1, sharpness=0.7), prompts[row], Sampling(), case.limits[row])
+        wanted = target_distribution(TableTarget(3, seed=1, sharpness=0.7), prompts[row], Sampling(), case.limits[row])
         assert total_variation(distribution, wanted) < 1e-12
 
 

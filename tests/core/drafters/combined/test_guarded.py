@@ -21,7 +21,7 @@ from outrider.core.methods import make_drafter
 from outrider.core.protocol import Drafter, Prefill, Prompts, Scores, WeightFree
 from outrider.core.rng import CounterRNG
 from outrider.core.rules.exact import Exact
-from outrider.core.testing.conformance import Case, enumerate_output, target_law, total_variation
+from outrider.core.testing.conformance import Case, enumerate_output, target_distribution, total_variation
 from outrider.core.testing.table_target import TableTarget
 from outrider.core.trace import Step, Trace
 
@@ -84,7 +84,7 @@ def test_the_law_is_kept(kind: str) -> None:
         limits=(2, 2),
     )
     for row, distribution in enumerate(enumerate_output(case, together=False)):
-        wanted = target_law(TableTarget(3, seed=1, sharpness=0.7), prompts[row], Sampling(), case.limits[row])
+        wanted = target_distribution(TableTarget(3, seed=1, sharpness=0.7), prompts[row], Sampling(), case.limits[row])
         assert total_variation(distribution, wanted) < 1e-12
 
 

@@ -14,7 +14,7 @@ from outrider.core.drafters.draft_model.model import DraftModel
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.protocol import Drafter, Scores
 from outrider.core.rules.exact import Exact
-from outrider.core.testing.conformance import Case, enumerate_output, target_law, total_variation
+from outrider.core.testing.conformance import Case, enumerate_output, target_distribution, total_variation
 from outrider.core.testing.table_target import TableTarget
 
 PROMPTS = [[1, 2, 3, 1, 2, 3, 1], [0, 4], [2]]
@@ -71,7 +71,7 @@ def test_every_cascade_keeps_the_law(lengths: tuple[int, ...]) -> None:
         limits=(3, 2),
     )
     for row, distribution in enumerate(enumerate_output(case)):
-        wanted = target_law(TableTarget(3, seed=1, sharpness=0.7), prompts[row], Sampling(), case.limits[row])
+        wanted = target_distribution(TableTarget(3, seed=1, sharpness=0.7), prompts[row], Sampling(), case.limits[row])
         assert total_variation(distribution, wanted) < 1e-12
 
 

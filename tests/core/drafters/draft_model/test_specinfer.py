@@ -17,7 +17,7 @@ from outrider.core.errors import Incompatible
 from outrider.core.protocol import Drafter, Prefill, Rule
 from outrider.core.rng import CounterRNG
 from outrider.core.rules.exact import Exact, SampleMatch, Token
-from outrider.core.testing.conformance import Case, enumerate_output, target_law, total_variation
+from outrider.core.testing.conformance import Case, enumerate_output, target_distribution, total_variation
 from outrider.core.testing.table_target import TableTarget
 from outrider.core.tree import Tree
 
@@ -38,7 +38,10 @@ def test_several_models_in_one_tree_keep_the_law(rule: Rule, sampling: Sampling)
     prompts = [(0, 1), (2, 1, 0, 1)]
     case = Case(target=lambda: table(0), drafter=merged, rule=rule, prompts=prompts, sampling=sampling, limits=(3, 2))
     for row, distribution in enumerate(enumerate_output(case)):
-        assert total_variation(distribution, target_law(table(0), prompts[row], sampling, case.limits[row])) < 1e-12
+        assert (
+            total_variation(distribution, target_distribution(table(0), prompts[row], sampling, case.limits[row]))
+            < 1e-12
+        )
 
 
 def test_samples_share_a_node_where_they_agree() -> None:

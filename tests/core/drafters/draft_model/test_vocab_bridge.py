@@ -13,7 +13,7 @@ from outrider.core.draft import Draft, forced
 from outrider.core.drafters.draft_model.vocab_bridge import Renamed, Translated
 from outrider.core.methods import make_drafter
 from outrider.core.rules.exact import Exact
-from outrider.core.testing.conformance import Case, enumerate_output, target_law, total_variation
+from outrider.core.testing.conformance import Case, enumerate_output, target_distribution, total_variation
 from outrider.core.testing.table_target import TableTarget
 from outrider.core.tree import Tree
 
@@ -51,7 +51,7 @@ def test_drafters_keep_the_law_with_it(name: str, options: Mapping[str, Any], sa
     )
     distributions = enumerate_output(case)
     for distribution, prompt, limit in zip(distributions, prompts, limits, strict=True):
-        assert total_variation(distribution, target_law(target(), prompt, sampling, limit)) < 1e-12
+        assert total_variation(distribution, target_distribution(target(), prompt, sampling, limit)) < 1e-12
 
 
 def test_laws_are_those_of_the_shared_tokens() -> None:

@@ -21,7 +21,7 @@ from outrider.core.methods import DRAFTERS, Method, make_rule
 from outrider.core.protocol import Prefill, Prompts, Scores
 from outrider.core.rng import CounterRNG
 from outrider.core.rules.exact import Exact
-from outrider.core.testing.conformance import untaught
+from outrider.core.testing.conformance import random_draft_head
 from outrider.core.training.acceptance_curve import Curve, walk
 from outrider.core.training.dataset import DecoderTeacher, Lesson, read
 from outrider.core.training.losses import resolve
@@ -235,7 +235,7 @@ def test_shapes() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     model = target()
-    heads = untaught(DRAFTERS["medusa"], model)
+    heads = random_draft_head(DRAFTERS["medusa"], model)
     with pytest.raises(InvalidOption, match="draft_kind"):
         Learned(heads, draft_kind="weed")
     with pytest.raises(InvalidOption, match="1 or more"):

@@ -20,7 +20,7 @@ from outrider.core.methods import DRAFTERS
 from outrider.core.protocol import Prefill, Prompts, Scores
 from outrider.core.rng import CounterRNG
 from outrider.core.rules.exact import Exact
-from outrider.core.testing.conformance import untaught
+from outrider.core.testing.conformance import random_draft_head
 from outrider.core.training.dataset import DecoderTeacher, Lesson, read
 from outrider.core.training.losses import resolve
 from outrider.core.tree import Tree
@@ -142,7 +142,7 @@ def test_guesses_are_what_was_said_where_the_path_ended(options: dict[str, Any])
 
 def test_penalties_know_nothing_of_what_has_no_id() -> None:
     model = target()
-    learned = untaught(DRAFTERS["pass"], model)
+    learned = random_draft_head(DRAFTERS["pass"], model)
     sampling = Sampling(temperature=0, repetition_penalty=1.3, frequency_penalty=0.2)
     outputs = []
     for drafter in (None, PaSS(learned)):

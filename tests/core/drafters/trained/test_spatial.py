@@ -13,7 +13,7 @@ from outrider.core.engine.transformer import Config, Decoder
 from outrider.core.errors import InvalidOption
 from outrider.core.methods import DRAFTERS
 from outrider.core.rules.exact import Exact
-from outrider.core.testing.conformance import untaught
+from outrider.core.testing.conformance import random_draft_head
 
 CONFIG = Config(vocabulary=5, hidden_size=16, layers=2, heads=2, kv_heads=1, head_dim=8, intermediate_size=24)
 COLUMNS = 6
@@ -32,7 +32,7 @@ def behind(tokens: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("prompts", [[[1], [2]], [[1, 2, 3], [4], [0, 1, 2, 3, 4, 0, 1, 2]]])
 @pytest.mark.parametrize("options", [{"draft_kind": "chain", "length": 3}, {"tree": (-1, -1, 0, 1, 2)}])
 def test_what_stands_above_is_the_target_s_own_state(prompts: list[list[int]], options: dict[str, object]) -> None:
-    draft_head = untaught(DRAFTERS["spatial"], target(), heads=3, columns=COLUMNS, vocabulary=0)
+    draft_head = random_draft_head(DRAFTERS["spatial"], target(), heads=3, columns=COLUMNS, vocabulary=0)
     drafter = Learned(draft_head, **options)  # type: ignore[arg-type]
     rows, checked, accepted = [list(one) for one in prompts], 0, 0
     for step in decode(target(), drafter, Exact(), prompts, max_new_tokens=20, seed=1):
