@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.app.report.pages import results
+from outrider.app.report.pages import read_results
 from outrider.app.report.sections import SECTIONS
 from outrider.app.report.tables import real_time_factor
 
@@ -314,7 +314,9 @@ def short(everything: Mapping[str, Mapping[str, Results]]) -> str:
 
 
 def main(folder: Path) -> None:
-    found = {name: {section.name: results(folder / name, section) for section in SECTIONS[name]} for name in SECTIONS}
+    found = {
+        name: {section.name: read_results(folder / name, section) for section in SECTIONS[name]} for name in SECTIONS
+    }
     print(short(found), end="")
 
 

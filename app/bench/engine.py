@@ -45,11 +45,11 @@ def throughput(
 
     lm, items = _loaded(model, dtype, device, prompts, num_prompts, kv_cache_dtype)
     sizes = [int(size) for size in batch_sizes.split(",")]
-    found = _watched(
+    measured = _watched(
         measure(lm, items, drafters=parse_names(drafters), sizes=sizes, tokens=max_new_tokens, repeat=repeat), "Batches"
     )
     settings = {"model": model, "dtype": dtype, "device": device, "max_new_tokens": max_new_tokens, "repeat": repeat}
-    _write(found, settings | {"kv_cache_dtype": kv_cache_dtype, "stops_paying_at": pays_until(found)}, json_file)
+    _write(measured, settings | {"kv_cache_dtype": kv_cache_dtype, "stops_paying_at": pays_until(measured)}, json_file)
 
 
 def long_context(

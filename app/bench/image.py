@@ -88,7 +88,7 @@ def image(
     from outrider.image.resolve_drafter import rules as known_rules
 
     texts = image_prompts(prompts)
-    chosen = [one.strip() for one in drafters.split(",")], [one.strip() for one in rules.split(",")]
+    chosen = [name.strip() for name in drafters.split(",")], [name.strip() for name in rules.split(",")]
     for what, names, known in (("drafter", chosen[0], known_drafters()), ("rule", chosen[1], known_rules())):
         for name in names:
             if name not in known:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from outrider.app.commands.probe import Outcome, probe
 from outrider.app.options import file_size
 from outrider.app.setup.install import nvidia_gpus
-from outrider.app.setup.repair_torchaudio import mend
+from outrider.app.setup.repair_torchaudio import repair
 from outrider.core.paths import cache_folder
 
 
@@ -169,7 +169,7 @@ def repair_torchaudio(torch: dict[str, Any]) -> list[str]:
     spec = find_spec("torchaudio")
     if spec is None or not spec.submodule_search_locations or not torch:
         return []
-    done = mend(
+    done = repair(
         Path(spec.submodule_search_locations[0]),
         cuda=torch["cuda"] is not None,
         error=lambda: probe(*TORCHAUDIO.modules).error,

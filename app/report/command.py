@@ -141,8 +141,8 @@ def _without_untrained(modality: str, words: Sequence[str]) -> list[str]:
     """A command without the drafters whose weights are missing; empty if no drafter remains."""
     if "--drafters" not in words or "--model" in words:
         return list(words)
-    place = words.index("--drafters") + 1
-    names = words[place].split(",")
+    at = words.index("--drafters") + 1
+    names = words[at].split(",")
     recipes = {name: recipe_of(modality, name) for name in names}
     missing = set(untrained(modality, sorted({recipe for recipe in recipes.values() if recipe})))
     removed = {name for name, recipe in recipes.items() if recipe in missing}
@@ -150,12 +150,12 @@ def _without_untrained(modality: str, words: Sequence[str]) -> list[str]:
     if not remaining:
         return []
     result = list(words)
-    result[place] = ",".join(remaining)
-    for at in reversed(range(len(result) - 1)):
-        if result[at] == "--drafter-option" and result[at + 1].partition(".")[0] in removed:
-            del result[at : at + 2]
-        elif result[at] == "--calibrate":
-            result[at + 1] = ",".join(name for name in result[at + 1].split(",") if name not in removed)
+    result[at] = ",".join(remaining)
+    for i in reversed(range(len(result) - 1)):
+        if result[i] == "--drafter-option" and result[i + 1].partition(".")[0] in removed:
+            del result[i : i + 2]
+        elif result[i] == "--calibrate":
+            result[i + 1] = ",".join(name for name in result[i + 1].split(",") if name not in removed)
     return result
 
 

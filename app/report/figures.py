@@ -19,7 +19,7 @@ def draw(methods: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> li
         return []
     from matplotlib.figure import Figure
 
-    rows = max(len(one["rows"]) for group in methods.values() for one in group)
+    rows = max(len(result["rows"]) for group in methods.values() for result in group)
     files = []
     for name, key, label in (
         ("tokens-per-call", "tokens_per_pass", "tokens per target pass"),
@@ -41,14 +41,14 @@ def draw(methods: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> li
 def _panel(axes: Any, results: Sequence[Mapping[str, Any]], key: str) -> None:
     """One line for each method, sorted by the value at the first temperature, with a marker for each temperature."""
     first: dict[str, float] = {}
-    for one in results:
-        for row in one["rows"]:
+    for result in results:
+        for row in result["rows"]:
             if row[key] is not None:
                 first.setdefault(str(row["drafter"]), row[key])
     order = sorted(first, key=lambda name: first[name])
-    for one in results:
-        temperature = float(one["settings"]["temperature"])
-        rows = [row for row in one["rows"] if row[key] is not None]
+    for result in results:
+        temperature = float(result["settings"]["temperature"])
+        rows = [row for row in result["rows"] if row[key] is not None]
         values = [row[key] for row in rows]
         spread = None
         if f"{key}_low" in rows[0]:

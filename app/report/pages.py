@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.app.report.sections import CURVES, METHODS, SECTIONS, Section
-from outrider.app.report.tables import Found, grouped, paying, sampled, table, tables
+from outrider.app.report.tables import Result, grouped, paying, sampled, table, tables
 from outrider.app.report.weights import recipe_of, untrained
 
 _HOW = (
@@ -27,10 +27,10 @@ _OTHERS = {
 }
 
 
-def results(folder: Path, section: Section) -> list[dict[str, Any]]:
+def read_results(folder: Path, section: Section) -> list[dict[str, Any]]:
     """The JSON of a section's commands, for those that have been run."""
-    found = [json.loads(file.read_text(encoding="utf-8")) for file in section.files(folder) if file.is_file()]
-    return [result for result in found if "command" in result]
+    results = [json.loads(file.read_text(encoding="utf-8")) for file in section.files(folder) if file.is_file()]
+    return [result for result in results if "command" in result]
 
 
 # ---- one modality
@@ -41,42 +41,42 @@ def modality_page(folder: Path, modality: str) -> str:
     parts, absent = [f"# {modality.capitalize()} benchmarks\n"], []
     described = False
     for section in SECTIONS[modality]:
-        found = results(folder, section)
-        if not found:
+        results = read_results(folder, section)
+        if not results:
             absent.append(_absent(modality, section))
             continue
         if not described:
-            parts += [environment(found) + "\n", _HOW + "\n"]
+            parts += [environment(results) + "\n", _HOW + "\n"]
             described = True
-        parts += [f"## {section.title}\n", section.about + "\n", *map(provenance, found), *tables(modality, found)]
-        parts += [*sampled(found, folder), *(paying(found) if section.pays else [])]
+        parts += [f"## {section.title}\n", section.about + "\n", *map(provenance, results), *tables(modality, results)]
+        parts += [*sampled(results, folder), *(paying(results) if section.pays else [])]
         parts += [f"![{section.title}]({name})\n" for name in section.pictures if (folder / name).is_file()]
         if section.before == CURVES and (folder / "curves.md").is_file():
             parts += ["![acceptance by position](curves.png)\n", (folder / "curves.md").read_text(encoding="utf-8")]
-        if missing := _without_weights(modality, section, found):
+        if missing := _without_weights(modality, section, results):
             parts.append(f"Not measured, because their weights are missing: {missing}.\n")
     if absent:
         parts += ["## Not measured here\n", "\n".join(absent) + "\n"]
     return "\n".join(parts).rstrip() + "\n"
 
 
-def environment(found: Sequence[Found]) -> str:
+def environment(results: Sequence[Result]) -> str:
     """The machines and versions with which results were measured."""
     lines = []
-    for one in found:
-        facts = {**one["machine"], **({"cpu": one["cpu"]} if one.get("cpu") else {})}
+    for result in results:
+        facts = {**result["machine"], **({"cpu": result["cpu"]} if result.get("cpu") else {})}
         machine = ", ".join(f"{key} {value}" for key, value in facts.items() if value not in (None, "", []))
-        versions = ", ".join(f"{name} {value}" for name, value in one["versions"].items() if value)
+        versions = ", ".join(f"{name} {value}" for name, value in result["versions"].items() if value)
         lines.append(f"Machine: {machine}. Versions: {versions}.")
     return "\n\n".join(dict.fromkeys(lines))
 
 
-def provenance(found: Found) -> str:
+def provenance(result: Result) -> str:
     """The command of a result, with its commit, date, duration and processor."""
-    facts = [f"commit {found['commit']}" if found.get("commit") else "", str(found.get("date", ""))]
-    facts += [f"{found['seconds']:,} s" if "seconds" in found else "", str(found.get("cpu") or "")]
+    facts = [f"commit {result['commit']}" if result.get("commit") else "", str(result.get("date", ""))]
+    facts += [f"{result['seconds']:,} s" if "seconds" in result else "", str(result.get("cpu") or "")]
     details = ", ".join(filter(None, facts))
-    return f"`{found['command']}`" + (f" ({details})" if details else "") + "\n"
+    return f"`{result['command']}`" + (f" ({details})" if details else "") + "\n"
 
 
 def _absent(modality: str, section: Section) -> str:
@@ -88,14 +88,14 @@ def _absent(modality: str, section: Section) -> str:
     return f"- {section.title}: {train}`{command}`"
 
 
-def _without_weights(modality: str, section: Section, found: Sequence[Found]) -> str:
+def _without_weights(modality: str, section: Section, results: Sequence[Result]) -> str:
     """The drafters of a section's commands that have no row, by the recipe that would train them."""
     named: dict[str, None] = {}
     for command in section.commands:
         words = command.split()
         if "--drafters" in words:
             named |= dict.fromkeys(words[words.index("--drafters") + 1].split(","))
-    measured = {str(row.get("drafter")) for one in found for row in one["rows"]}
+    measured = {str(row.get("drafter")) for result in results for row in result["rows"]}
     by_recipe: dict[str, list[str]] = {}
     for name in named:
         if name not in measured and (recipe := recipe_of(modality, name)):
@@ -111,7 +111,10 @@ def write_summary(base: Path, goals: str = "") -> Path:
     from outrider.app.report.figures import draw
 
     folders = {name: base / "reports" / name for name in SECTIONS}
-    everything = {name: {one.name: results(folders[name], one) for one in SECTIONS[name]} for name in SECTIONS}
+    everything = {
+        name: {section.name: read_results(folders[name], section) for section in sections}
+        for name, sections in SECTIONS.items()
+    }
     methods = {name: sections[METHODS] for name, sections in everything.items() if sections[METHODS]}
     plots = draw(methods, base / "reports")
     path = base / "REPORT.md"
@@ -121,16 +124,16 @@ def write_summary(base: Path, goals: str = "") -> Path:
 
 def _summary(
     base: Path,
-    everything: Mapping[str, Mapping[str, Sequence[Found]]],
-    methods: Mapping[str, Sequence[Found]],
+    everything: Mapping[str, Mapping[str, Sequence[Result]]],
+    methods: Mapping[str, Sequence[Result]],
     plots: Sequence[Path],
     goals: str,
 ) -> str:
-    found = [one for sections in everything.values() for group in sections.values() for one in group]
+    results = [result for sections in everything.values() for group in sections.values() for result in group]
     parts = ["# Outrider benchmarks\n"]
     parts.append("Written by `outrider report all`; every table stands under the command that measured it.\n")
-    if found:
-        parts += [environment(found) + "\n", _HOW + "\n"]
+    if results:
+        parts += [environment(results) + "\n", _HOW + "\n"]
     if methods:
         parts += ["## Tokens per target pass\n", "Temperature 0 / 1; plain decoding has 1.00.\n"]
         parts += [_matrix(methods), *(f"![{plot.stem}](reports/{plot.name})\n" for plot in plots)]
@@ -147,10 +150,10 @@ def _summary(
     if goals:
         parts += ["## Missed goals\n", goals]
     absent = [
-        _absent(name, one).replace("- ", f"- {name}: ", 1)
+        _absent(name, section).replace("- ", f"- {name}: ", 1)
         for name in SECTIONS
-        for one in SECTIONS[name]
-        if not everything[name][one.name]
+        for section in SECTIONS[name]
+        if not everything[name][section.name]
     ]
     if absent:
         parts += ["## Not measured here\n", "\n".join(absent) + "\n"]
@@ -164,28 +167,28 @@ def _summary(
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _main(found: Sequence[Found]) -> list[str]:
+def _main(results: Sequence[Result]) -> list[str]:
     """One table with the columns that all modalities have."""
     from outrider.app.bench.tables import COLUMNS
 
     titles = ("speedup (95 %)", "tokens / pass", "accepted", "passes / token")
     body = []
-    for row in (row for one in found for row in one["rows"]):
+    for row in (row for result in results for row in result["rows"]):
         same = "-" if row["identical"] is None else f"{row['identical']:.0%}"
         body.append([str(row["drafter"]), *(str(COLUMNS[title][0](row)) for title in titles), same])
     return [table(("", *titles, "same output"), body)]
 
 
-def _matrix(methods: Mapping[str, Sequence[Found]]) -> str:
+def _matrix(methods: Mapping[str, Sequence[Result]]) -> str:
     """Tokens per target pass of every drafter, a column for each modality."""
     by_drafter: dict[str, dict[tuple[str, float], float]] = {}
     for name, group in methods.items():
-        for one in group:
-            for row in one["rows"]:
-                key = name, float(one["settings"]["temperature"])
+        for result in group:
+            for row in result["rows"]:
+                key = name, float(result["settings"]["temperature"])
                 by_drafter.setdefault(str(row["drafter"]), {})[key] = row["tokens_per_pass"]
     body = []
     for drafter, values in by_drafter.items():
         cells = [[f"{values[name, t]:.2f}" if (name, t) in values else "-" for t in (0.0, 1.0)] for name in methods]
-        body.append([drafter, *("-" if set(one) == {"-"} else " / ".join(one) for one in cells)])
+        body.append([drafter, *("-" if set(pair) == {"-"} else " / ".join(pair) for pair in cells)])
     return table(("", *methods), body)

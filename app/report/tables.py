@@ -9,47 +9,54 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-Found = Mapping[str, Any]
+Result = Mapping[str, Any]
 Row = Mapping[str, Any]
 
 
-def tables(modality: str, found: Sequence[Found]) -> list[str]:
+def tables(modality: str, results: Sequence[Result]) -> list[str]:
     """The Markdown tables of a section's results."""
     if modality == "image":
-        return grouped(found, lambda group: [_pictures(group)])
+        return grouped(results, lambda group: [_pictures(group)])
     if modality == "speech":
-        return grouped(found, lambda group: [_speech(group)])
-    return _text(found)
+        return grouped(results, lambda group: [_speech(group)])
+    return _text(results)
 
 
-def grouped(found: Sequence[Found], drawn: Any) -> list[str]:
+def grouped(results: Sequence[Result], drawn: Any) -> list[str]:
     """`drawn` applied to the results of each precision and temperature, under a line that names them."""
     for key, form in (("dtype", "In {}:\n"), ("temperature", "Temperature {:g}:\n")):
-        values = list(dict.fromkeys(one["settings"].get(key) for one in found))
+        values = list(dict.fromkeys(result["settings"].get(key) for result in results))
         if len(values) > 1:
-            groups = [(value, [one for one in found if one["settings"].get(key) == value]) for value in values]
+            groups = [
+                (value, [result for result in results if result["settings"].get(key) == value]) for value in values
+            ]
             return [part for value, group in groups for part in (form.format(value), *grouped(group, drawn))]
-    return list(drawn(found))
+    return list(drawn(results))
 
 
-def _text(found: Sequence[Found]) -> list[str]:
+def _rows(results: Sequence[Result]) -> list[Row]:
+    """The rows of several results, with plain decoding, which is the first row of each, only once."""
+    return [row for index, result in enumerate(results) for row in result["rows"][min(index, 1) :]]
+
+
+def _text(results: Sequence[Result]) -> list[str]:
     from outrider.app.bench.engine import lines as engine_lines
 
-    first = found[0]["rows"][0]
-    if "engine" in found[0]:
-        return [table(*engine_lines(one["rows"])) for one in found]
+    first = results[0]["rows"][0]
+    if "engine" in results[0]:
+        return [table(*engine_lines(result["rows"])) for result in results]
     if "perplexity" in first:
         cells = {"": "{dtype}", "perplexity": "{perplexity:.2f}", "greedy agreement": "{agreement:.1%}"}
         cells |= {"tokens / s": "{tokens_per_second:.1f}", "slowest - fastest": "{slowest:.0f}-{fastest:.0f}"}
-        return [_formatted(cells, found[0]["rows"])]
+        return [_formatted(cells, results[0]["rows"])]
     if "together" in first:
         cells = {"": "{dtype}", "drafter": "{drafter}", "tokens / s, batch": "{together:.0f}"}
         cells |= {"tokens / s, one by one": "{alone:.0f}", "ratio": "{ratio:.2f}", "same output": "{same} of {rows}"}
-        return [_formatted(cells, [{**row, "ratio": row["together"] / row["alone"]} for row in found[0]["rows"]])]
-    return grouped([one for one in found if one["rows"]], _benched)
+        return [_formatted(cells, [{**row, "ratio": row["together"] / row["alone"]} for row in results[0]["rows"]])]
+    return grouped([result for result in results if result["rows"]], _benched)
 
 
-def _benched(found: Sequence[Found]) -> list[str]:
+def _benched(results: Sequence[Result]) -> list[str]:
     """The tables of `bench text`: all prompts, then without those that loop, then by task."""
     from outrider.app.bench.tables import COLUMNS, name_of, remarks
     from outrider.core.methods.rules import EXACT
@@ -63,46 +70,45 @@ def _benched(found: Sequence[Found]) -> list[str]:
     def of(rows: Iterable[Row]) -> str:
         return table(("", *titles), [[named(row), *(str(COLUMNS[title][0](row)) for title in titles)] for row in rows])
 
-    everyone = [row for number, one in enumerate(found) for row in one["rows"][min(number, 1) :]]
-    everyone += [row for one in found for row in one["peers"]]
-    parts = [of(everyone)]
-    looping = found[0]["settings"].get("looping", [])
-    without = [{**row, **row["without_looping"]} for row in everyone if row["without_looping"]]
+    rows = [*_rows(results), *(row for result in results for row in result["peers"])]
+    parts = [of(rows)]
+    looping = results[0]["settings"].get("looping", [])
+    without = [{**row, **row["without_looping"]} for row in rows if row["without_looping"]]
     if looping and without:
-        count = found[0]["settings"]["prompts"]
+        count = results[0]["settings"]["prompts"]
         parts += [f"Without the {len(looping)} of {count} prompts on which plain decoding repeats itself:\n"]
         parts.append(of(without))
-    tasks = sorted({task for row in everyone for task in row["tasks"]})
+    tasks = sorted({task for row in rows for task in row["tasks"]})
     if len(tasks) > 1:
         for key, words in (("speedup", ""), ("decode_speedup", ", without prefill")):
-            speeds = [[(row["tasks"].get(task) or {}).get(key) for task in tasks] for row in everyone]
-            if any(one for cells in speeds for one in cells):
+            speeds = [[(row["tasks"].get(task) or {}).get(key) for task in tasks] for row in rows]
+            if any(speed for cells in speeds for speed in cells):
                 body = [
-                    [named(row), *("-" if not one else f"{one:.2f}" for one in (_average(cells), *cells))]
-                    for row, cells in zip(everyone, speeds, strict=True)
+                    [named(row), *("-" if not speed else f"{speed:.2f}" for speed in (_average(cells), *cells))]
+                    for row, cells in zip(rows, speeds, strict=True)
                 ]
                 parts += [f"Speedup by task{words}:\n", table(("", "mean", *tasks), body)]
-    lines = [f"- {line.plain}" for one in found for line in remarks(one)]
+    lines = [f"- {line.plain}" for result in results for line in remarks(result)]
     return [*parts, *(["\n".join(lines) + "\n"] if lines else [])]
 
 
-def paying(found: Sequence[Found]) -> list[str]:
+def paying(results: Sequence[Result]) -> list[str]:
     """A table of the drafting cost below which each drafter pays, with the predicted and the measured speedup."""
     from outrider.core.cost.theory import PassCost
 
     body = []
-    for one in found:
-        cost = PassCost(**one["settings"]["pass_cost"])
-        asked = f"{one['settings']['dtype']}, temperature {one['settings']['temperature']:g}"
-        for row in one["rows"]:
+    for result in results:
+        cost = PassCost(**result["settings"]["pass_cost"])
+        settings = f"{result['settings']['dtype']}, temperature {result['settings']['temperature']:g}"
+        for row in result["rows"]:
             if not row["acceptance_rate"] or row["equivalents_per_token"] is None:
                 continue
             tokens = row["tokens_per_pass"]
             drafting = max(tokens * row["equivalents_per_token"] - 1, 0.0)
-            wide = cost.relative(1 + (tokens - 1) / row["acceptance_rate"])
-            room = f"below {tokens - wide:.2f}" if tokens > wide else "never"
-            figures = (tokens, wide, drafting, tokens / (wide + drafting), row["decode_speedup"] or row["speedup"])
-            body.append([row["drafter"], asked, *(f"{figure:.2f}" for figure in figures), room])
+            verify = cost.relative(1 + (tokens - 1) / row["acceptance_rate"])
+            bound = f"below {tokens - verify:.2f}" if tokens > verify else "never"
+            figures = (tokens, verify, drafting, tokens / (verify + drafting), row["decode_speedup"] or row["speedup"])
+            body.append([row["drafter"], settings, *(f"{figure:.2f}" for figure in figures), bound])
     titles = ("tokens / pass", "verify cost", "draft cost", "predicted", "measured, decoding", "pays if draft cost")
     return [
         "Break-even. Costs are in plain passes of this target: verification by the measured cost of wider passes, "
@@ -114,12 +120,12 @@ def paying(found: Sequence[Found]) -> list[str]:
 
 
 def _average(values: Sequence[float | None]) -> float | None:
-    known = [one for one in values if one is not None]
+    known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
-def _pictures(found: Sequence[Found]) -> str:
-    rows = [row for number, one in enumerate(found) for row in one["rows"][min(number, 1) :]]
+def _pictures(results: Sequence[Result]) -> str:
+    rows = _rows(results)
     cells = {"": "{name}", "speedup (95 %)": "{speedup:.2f} ({speedup_low:.2f}-{speedup_high:.2f})"}
     cells |= {
         "codes / pass": "{tokens_per_pass:.2f}",
@@ -137,22 +143,22 @@ def _pictures(found: Sequence[Found]) -> str:
     return _formatted(cells, rows)
 
 
-def _speech(found: Sequence[Found]) -> str:
+def _speech(results: Sequence[Result]) -> str:
     """The table of speeds, if there are drafters, then the table of speech quality, if it was judged."""
     from outrider.app.bench.tables import COLUMNS
 
     titles = ("tokens / s", "speedup (95 %)", "tokens / pass", "accepted", "passes / token", "same output")
-    rows = [row for number, one in enumerate(found) for row in one["rows"][min(number, 1) :]]
+    rows = _rows(results)
     body = []
     for row in rows:
         cells = [row["setting"], *(str(COLUMNS[title][0](row)) for title in titles), f"{row['price_per_token']:.4f}"]
         body.append([*cells, f"{row['target_entropy']:.2f}", f"{real_time_factor(row):.3f}"])
     headings = ("", *titles, "total variation / token", "entropy / token", "real-time factor")
     parts = [table(headings, body)] if body else []
-    qualities = [(name, quality) for one in found for name, quality in one["ladder"].items()]
+    qualities = [(name, quality) for result in results for name, quality in result["ladder"].items()]
     qualities += [(row["setting"], row["quality"]) for row in rows if "word_error" in row["quality"]]
-    parts += [_quality(qualities, found)] if qualities else []
-    skipped = [f"- skipped {name}: {why}" for one in found for name, why in one["skipped"].items()]
+    parts += [_quality(qualities, results)] if qualities else []
+    skipped = [f"- skipped {name}: {why}" for result in results for name, why in result["skipped"].items()]
     return "\n".join([*parts, *(["\n".join(dict.fromkeys(skipped)) + "\n"] if skipped else [])])
 
 
@@ -161,17 +167,17 @@ def real_time_factor(row: Row) -> float:
     return sum(float(row["quality"][f"factor_{part}"]) for part in ("model", "codec", "vocoder"))
 
 
-def _quality(qualities: Sequence[tuple[str, Mapping[str, Any]]], found: Sequence[Found]) -> str:
+def _quality(qualities: Sequence[tuple[str, Mapping[str, Any]]], results: Sequence[Result]) -> str:
     """Speech quality of each reference and setting; the word error rate also as a difference from the first."""
     from outrider.app.bench.speech import SHOWN, difference
 
-    base = "plain" if any(one["rows"] for one in found) else qualities[0][0]
+    base = "plain" if any(result["rows"] for result in results) else qualities[0][0]
     body = []
     for name, quality in qualities:
         cells = [_value(quality[key], factor, form) for _, key, factor, form in SHOWN]
         body.append([name, cells[0], "" if name == base else difference(quality["word_error"]), *cells[1:]])
     titles = [title for title, *_ in SHOWN]
-    count = sum(one["judged"] for one in found)
+    count = sum(result["judged"] for result in results)
     heading = f"Speech quality over {count} {'sentences' if base == 'plain' else 'clips'}:\n\n"
     return heading + table(("", titles[0], f"difference from {base}", *titles[1:]), body)
 
@@ -181,11 +187,11 @@ def _value(measure: Mapping[str, float], factor: float, form: str) -> str:
     return f"{value} ({low}-{high})"
 
 
-def sampled(found: Sequence[Found], folder: Path) -> list[str]:
+def sampled(results: Sequence[Result], folder: Path) -> list[str]:
     """A table of sentences with links to the recordings of each setting."""
     parts = []
-    for one in found:
-        samples = one.get("samples", ())
+    for result in results:
+        samples = result.get("samples", ())
         names = list(dict.fromkeys(name for sample in samples for name in sample["files"]))
         body = [
             [sample["text"].replace("|", "/"), *(_link(sample["files"].get(name), folder) for name in names)]

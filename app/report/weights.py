@@ -13,7 +13,7 @@ def untrained(modality: str, recipes: Sequence[str]) -> list[str]:
     if modality == "text":
         from outrider.text.recipes import find
 
-        return [one for one in recipes if find("smollm2-135m", one) is None]
+        return [recipe for recipe in recipes if find("smollm2-135m", recipe) is None]
     from outrider.core.training.recipes import NoWeights
     from outrider.image import recipes as images
     from outrider.speech import recipes as speeches
@@ -42,8 +42,8 @@ def recipe_of(modality: str, drafter: str) -> str:
     if modality == "text":
         from outrider.text.recipes import RECIPES
 
-        alike = [one.name for one in RECIPES.values() if one.kind is method.draft_head]
-        return drafter if drafter in RECIPES else alike[0] if alike else ""
+        same_head = [recipe.name for recipe in RECIPES.values() if recipe.kind is method.draft_head]
+        return drafter if drafter in RECIPES else same_head[0] if same_head else ""
     if "model" in method.needs:
         return f"{modality}-draft"
     if method.draft_head is None:
@@ -52,4 +52,4 @@ def recipe_of(modality: str, drafter: str) -> str:
         return f"speech-{drafter}"
     from outrider.image.recipes import RECIPES as OF_IMAGE
 
-    return next((one.name for one in OF_IMAGE.values() if one.kind is method.draft_head), "")
+    return next((recipe.name for recipe in OF_IMAGE.values() if recipe.kind is method.draft_head), "")

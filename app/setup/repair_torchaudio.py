@@ -13,7 +13,7 @@ from pathlib import Path
 PARKED = ".disabled"
 
 
-def mend(package: Path, cuda: bool, error: Callable[[], str | None]) -> str | None:
+def repair(package: Path, cuda: bool, error: Callable[[], str | None]) -> str | None:
     """Make an installed torchaudio importable; returns a description of the change, or None if nothing was changed.
 
     `error` imports torchaudio in a new process and returns its error. Libraries are renamed, never removed, and are

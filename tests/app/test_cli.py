@@ -90,7 +90,7 @@ def test_an_unknown_method_is_one_line_that_lists_the_known(
     assert told.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("option", ["--tokens=0", "--tokens=many", "--seed=-1", "--temperature=warm"])
+@pytest.mark.parametrize("option", ["--max-new-tokens=0", "--max-new-tokens=many", "--seed=-1", "--temperature=warm"])
 def test_an_option_out_of_range_is_a_wrong_command_line(option: str) -> None:
     assert CliRunner().invoke(cli, ["demo", option]).exit_code == 2
 

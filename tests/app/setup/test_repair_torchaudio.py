@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from outrider.app.commands.probe import probe
-from outrider.app.setup.repair_torchaudio import mend
+from outrider.app.setup.repair_torchaudio import repair
 
 BROKEN = """
 import pathlib
@@ -53,26 +53,26 @@ def never() -> str | None:
 
 def test_libraries_that_need_cuda_are_disabled_once(package: Path) -> None:
     assert "Could not load this library" in (error() or "")
-    done = mend(package, cuda=False, error=error)
+    done = repair(package, cuda=False, error=error)
     assert done is not None
     assert "renamed" in done
     assert error() is None
     assert files(package) == [f"{name}.disabled" for name in LIBRARIES]
     assert record(package) == RECORD.replace(".so,", ".so.disabled,")
-    assert mend(package, cuda=False, error=never) is None
+    assert repair(package, cuda=False, error=never) is None
 
 
 def test_with_cuda_they_are_enabled_again(package: Path) -> None:
-    mend(package, cuda=False, error=error)
+    repair(package, cuda=False, error=error)
     (package / "__init__.py").write_text("", encoding="utf-8")  # now torch has CUDA
-    assert "enabled" in (mend(package, cuda=True, error=error) or "")
+    assert "enabled" in (repair(package, cuda=True, error=error) or "")
     assert files(package) == list(LIBRARIES)
     assert record(package) == RECORD
 
 
 def test_with_another_cuda_they_stay_disabled(package: Path) -> None:
-    mend(package, cuda=False, error=error)
-    assert mend(package, cuda=True, error=error) is None
+    repair(package, cuda=False, error=error)
+    assert repair(package, cuda=True, error=error) is None
     assert files(package) == [f"{name}.disabled" for name in LIBRARIES]
     assert error() is None
 
@@ -80,22 +80,22 @@ def test_with_another_cuda_they_stay_disabled(package: Path) -> None:
 @pytest.mark.parametrize("cuda", [True, False])
 def test_a_working_torchaudio_is_not_changed(package: Path, cuda: bool) -> None:
     (package / "__init__.py").write_text("", encoding="utf-8")
-    assert mend(package, cuda=cuda, error=error) is None
+    assert repair(package, cuda=cuda, error=error) is None
     assert files(package) == list(LIBRARIES)
 
 
 def test_a_change_that_does_not_help_is_undone(package: Path) -> None:
     (package / "__init__.py").write_text("import no_such_module", encoding="utf-8")
-    assert mend(package, cuda=False, error=error) is None
+    assert repair(package, cuda=False, error=error) is None
     assert files(package) == list(LIBRARIES)
     assert record(package) == RECORD
 
 
 def test_libraries_of_a_new_installation_are_tried_again(package: Path) -> None:
-    mend(package, cuda=False, error=error)
+    repair(package, cuda=False, error=error)
     for name in LIBRARIES:
         (package / "lib" / name).write_text("fits", encoding="utf-8")
-    assert mend(package, cuda=True, error=error) is None
+    assert repair(package, cuda=True, error=error) is None
     assert set(LIBRARIES) <= set(files(package))
     assert (package / "lib" / LIBRARIES[0]).read_text(encoding="utf-8") == "fits"
 
