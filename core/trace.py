@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import platform
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
 from outrider.core.errors import TraceError
@@ -171,9 +173,10 @@ class Summary:
         drafted = sum(len(step.drafted) for step in steps)
         rounds = {step.index: step.times for step in steps}
         times = sum(rounds.values(), Times())
-        offered = [sum(depth > i for depth in depths) for i in range(max(depths, default=0))]
-        reached = [sum(count > i for count in accepted) for i in range(len(offered))]
-        before = [sum(c >= i and d > i for c, d in zip(accepted, depths, strict=True)) for i in range(len(offered))]
+        deepest = max(depths, default=0)
+        offered, reached = _above(depths, deepest), _above(accepted, deepest)
+        before = _above([min(c + 1, d) for c, d in zip(accepted, depths, strict=True)], deepest)
+        counts = Counter(accepted)
         return cls(
             tokens=tokens,
             target_passes=len(steps),
@@ -182,7 +185,7 @@ class Summary:
             drafted=drafted,
             accepted=sum(accepted),
             acceptance_rate=sum(accepted) / drafted if drafted else 0.0,
-            histogram=tuple(accepted.count(i) for i in range(max(accepted, default=-1) + 1)),
+            histogram=tuple(counts[i] for i in range(max(accepted, default=-1) + 1)),
             by_position=tuple(hit / all_ for hit, all_ in zip(reached, offered, strict=True)),
             conditional=tuple(hit / all_ if all_ else 0.0 for hit, all_ in zip(reached, before, strict=True)),
             sources={name: sum(step.sources.count(name) for step in steps) for name in SOURCES},
@@ -190,6 +193,12 @@ class Summary:
             total_variation=sum(sum(step.total_variation) for step in steps),
             seconds=times.total,
         )
+
+
+def _above(values: Iterable[int], limit: int) -> list[int]:
+    """How many values are above 0, 1, ... limit - 1."""
+    counts = Counter(min(value, limit) for value in values)
+    return list(accumulate(counts[i] for i in range(limit, 0, -1)))[::-1]
 
 
 def _depth(parents: tuple[int, ...]) -> int:
@@ -233,6 +242,8 @@ def _check(step: Step) -> None:
         and len(step.p) in (0, nodes)
         and all(-1 <= parent < node for node, parent in enumerate(step.parents))
         and all(0 <= node < nodes for node in step.path)
+        and all(step.parents[node] == above for above, node in pairwise((-1, *step.path)))
+        and len(step.path) <= len(step.emitted)
         and len(step.sources) == len(step.emitted)
         and all(
             len(part) in (0, len(step.emitted))
