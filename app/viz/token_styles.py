@@ -39,6 +39,7 @@ STYLES: dict[Kind, TokenStyle] = {
         "~", "italic yellow", "drafted, accepted only because the rule is relaxed", "#E69F00", "underline wavy 1.5px"
     ),
 }
+_SIBLINGS = 32  # at most so many rejected tokens are shown at one position
 UNTRIED = "#9A9A9A"  # draft nodes that the rule did not reach
 TIME_COLOURS = {"draft": "#0072B2", "score": "#009E73", "rule": "#E69F00", "rest": "#9A9A9A"}  # parts of a step's time
 SERIES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")  # colours of several curves
@@ -52,10 +53,14 @@ def tokens_of(step: Step) -> Iterator[tuple[int, Kind]]:
 
 def nodes_of(step: Step) -> Iterator[tuple[Kind, int, int | None, int | None]]:
     """The same as (kind, token, node of the draft, index among the committed tokens); None where there is none."""
+    tried: dict[int, list[int]] = {}
+    for node, parent in enumerate(step.parents):
+        if step.tried[node]:
+            tried.setdefault(parent, []).append(node)
     for level, (token, source) in enumerate(zip(step.emitted, step.sources, strict=True)):
         previous = step.path[level - 1] if level else -1
         accepted = step.path[level] if level < len(step.path) else None
-        for node, parent in enumerate(step.parents):
-            if parent == previous and step.tried[node] and node != accepted:
+        for node in tried.get(previous, [])[:_SIBLINGS]:
+            if node != accepted:
                 yield "rejected", step.drafted[node], node, None
         yield source, token, accepted, level

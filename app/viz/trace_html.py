@@ -7,6 +7,7 @@ models.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 
 from outrider.app.viz.svg import Drawing, box, cut, drawing, label, safe, visible
 from outrider.app.viz.token_styles import STYLES, UNTRIED, Kind, nodes_of
@@ -212,11 +213,12 @@ def draft_tree(step: Step, root: str = "", name: Name = numbered) -> Drawing:
 
 
 def _shown_nodes(step: Step) -> list[int]:
-    """All nodes, or if there are too many, those that were tried or accepted and as many others as fit; always with
-    their parents."""
+    """All nodes, or if there are too many, the accepted ones, then those tried, then others, as many as fit; always
+    with their parents."""
     if len(step.drafted) <= _NODES:
         return list(range(len(step.drafted)))
-    wanted = {node for node in range(len(step.drafted)) if step.tried[node] or node in step.path}
+    tried = (node for node in range(len(step.drafted)) if step.tried[node])
+    wanted = set(islice(dict.fromkeys([*step.path, *tried]), _NODES))
     for node in [*sorted(wanted), *range(len(step.drafted))]:
         chain = []
         while node >= 0 and node not in wanted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -134,3 +135,24 @@ def test_metrics_by_hand() -> None:
     assert found.total_variation == pytest.approx(0.7) and found.seconds == 30
     assert found.tokens_per_second == pytest.approx(7 / 30) and found.times == Times(3, 6, 9, 12)
     assert Summary.of([]).tokens_per_pass == 0
+
+
+@pytest.mark.parametrize("path", [(1, 0), (0, 2), (0, 1, 2), (1,)])
+def test_a_path_goes_down_from_the_root_and_is_committed(path: tuple[int, ...]) -> None:
+    three = {"fixed": (True,) * 3, "tried": (True,) * 3, "parents": (-1, 0, 1), "drafted": (5, 6, 7)}
+    good = Step(row=0, index=0, path=(0, 1), emitted=(5, 6), sources=("drafted", "drafted"), **three)
+    assert Trace.from_json(Trace((good,)).to_json()).steps == (good,)
+    with pytest.raises(TraceError):
+        Trace.from_json(Trace((replace(good, path=path),)).to_json())
+
+
+def test_positions_are_counted_over_all_steps() -> None:
+    def step(depth: int, accepted: int) -> Step:
+        chain = tuple(range(-1, depth - 1))
+        sources = (*["drafted"] * accepted, "bonus")
+        return Step(row=0, index=0, drafted=(1,) * depth, parents=chain, emitted=(1,) * (accepted + 1), sources=sources)
+
+    summary = Summary.of([step(3, 0), step(3, 2), step(1, 1), step(0, 0)])
+    assert summary.histogram == (2, 1, 1)
+    assert summary.by_position == (2 / 3, 1 / 2, 0.0)
+    assert summary.conditional == (2 / 3, 1.0, 0.0)
