@@ -1,16 +1,11 @@
-"""Simulation of speculative decoding on hardware that isn't here: a cost model fed by shapes that were measured.
+"""Simulation of speculative decoding on other hardware, from the steps of a measured trace.
 
-A pass reads its weights and computes, the longer of the two or both, and each of its layers takes a moment beside; a
-step is what its drafter reads, one pass over the draft, and bookkeeping. What a machine can do is fitted to two traces
-from it (plain decoding, and a small model that drafts four tokens), or taken from a table of devices with sources. How
-many tokens come of a step is the trace's own: drafting and accepting don't depend on the machine. Weights in fewer bits
-are unpacked before they are multiplied, which on few cores takes longer than reading them; how much longer is no matter
-of decoding, and is measured by the matrices alone.
-
-Systems that share the work between a processor and memory that computes (SpecPIM, DOI 10.1145/3620666.3651352) are
-simulated in the simplest way, the drafter in memory and the target on the processor; SpecPIM's search over
-architectures and data flows is left out. Nothing here was ever measured on the devices of the table: whatever comes of
-this module is a simulation, and `Simulation` says so wherever it is shown.
+A pass takes time to read weights, to compute, and a constant per layer; a step is the drafter's passes, one target pass
+and bookkeeping. A device is fitted to two traces from it (plain decoding, and chains of four tokens by a small model),
+or comes from a table with sources. Tokens per step are the trace's, since drafting and acceptance do not depend on the
+device. Unpacking quantized weights is measured separately, on the matrices alone. Processing in memory (SpecPIM, DOI
+10.1145/3620666.3651352) is simulated as the drafter in memory and the target on the processor, without SpecPIM's search
+over architectures. Nothing was measured on the devices of the table, which `Simulation` says wherever it is shown.
 """
 
 from __future__ import annotations
@@ -25,43 +20,44 @@ from outrider.core.errors import InvalidOption
 from outrider.core.trace import Step
 
 WORD = "simulation"
-_TOGETHER = 8.0  # `overlap` of a device that reads while it computes
+_OVERLAPPED = 8.0  # `overlap` of a device that reads while it computes
 
 
 @dataclass(frozen=True)
 class Model:
-    """What a pass of a model needs."""
+    """The work of a model's pass."""
 
     weight_bytes: float
     flops_per_token: float
     layers: int
-    unpacking: tuple[float, float] = (1.0, 0.0)  # times as long as reading 16 bits; more for each further token
+    unpacking: tuple[float, float] = (1.0, 0.0)  # reading time relative to 16-bit weights; increase per further token
 
     def share(self, part: float, layers: int) -> Model:
-        """A model whose passes read so much of this one's bytes, in 16 bits: two bytes and two operations a number."""
+        """A model that reads the share `part` of this one's bytes, in 16 bits: two bytes and two operations per
+        weight."""
         return Model(part * self.weight_bytes, part * self.weight_bytes, layers)
 
 
 @dataclass(frozen=True)
 class Device:
-    """A machine as the model sees it. `source`: where its figures come from."""
+    """A device's parameters; `source` says where they come from."""
 
     name: str
-    bandwidth: float  # bytes a second
-    flops: float  # a second, 16 bits
-    layer: float = 0.0  # seconds that a layer takes beside
-    call: float = 0.0  # seconds that a pass takes beside
-    step: float = 0.0  # seconds of bookkeeping a step
-    node: float = 0.0  # and for each drafted token
-    devices: int = 1  # that share each layer
-    link: float = math.inf  # bytes a second between them
-    hop: float = 0.0  # seconds that an exchange takes at least
-    drafter: Device | None = None  # where the drafter runs, if elsewhere
-    overlap: float = _TOGETHER  # of reading and arithmetic, a p-norm: 1 is one after the other, infinity a roofline
+    bandwidth: float  # bytes per second
+    flops: float  # per second, in 16 bits
+    layer: float = 0.0  # constant seconds per layer
+    call: float = 0.0  # constant seconds per pass
+    step: float = 0.0  # seconds of bookkeeping per step
+    node: float = 0.0  # seconds of bookkeeping per drafted token
+    devices: int = 1  # number that share each layer
+    link: float = math.inf  # bytes per second between them
+    hop: float = 0.0  # minimum seconds of an exchange
+    drafter: Device | None = None  # the device of the drafter, if another
+    overlap: float = _OVERLAPPED  # p of the p-norm of reading and arithmetic: 1 adds them, infinity is a roofline
     source: str = ""
 
     def seconds(self, model: Model, tokens: float, width: int = 0) -> float:
-        """One pass over so many tokens; `width`: numbers that shared layers exchange for each, twice a layer."""
+        """The time of a pass; devices that share layers exchange `width` values per token, twice per layer."""
         first, further = model.unpacking
         reading = model.weight_bytes * (first + further * (tokens - 1)) / self.bandwidth / self.devices
         computing = tokens * model.flops_per_token / self.flops / self.devices
@@ -75,18 +71,17 @@ class Device:
 
 @dataclass(frozen=True)
 class Shape:
-    """One step as it was measured: what was drafted and what came of it."""
+    """The draft and the result of one measured step."""
 
     nodes: int
     passes: int  # of the drafter's model
-    read: float  # by the drafter, in passes of the target by the bytes they read
+    read: float  # bytes read by the drafter, in target passes
     emitted: int
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Steps of a drafter on a target; `layers` of the drafter's model. What a drafter without a model takes is nothing
-    beside a pass, and left out."""
+    """The steps of a drafter, whose model has `layers` layers. The time of drafters without a model is neglected."""
 
     name: str
     shapes: tuple[Shape, ...]
@@ -94,7 +89,8 @@ class Workload:
 
     @classmethod
     def of(cls, name: str, steps: Iterable[Step], *, layers: int = 0) -> Workload:
-        """From a trace: a chain that a model drafts is a pass a token, whatever else is one pass or none."""
+        """From a trace. A model's chain takes a pass per token; any other draft takes one pass, or none without a
+        model."""
         shapes = []
         for step in steps:
             nodes, read = len(step.drafted), step.cost - 1
@@ -102,22 +98,22 @@ class Workload:
             passes = 0 if read <= 0 else nodes if chain else 1
             shapes.append(Shape(nodes, passes, read, len(step.emitted)))
         if not shapes:
-            raise InvalidOption(f"the trace of {name} has no steps; there is nothing to simulate")
+            raise InvalidOption(f"the trace of {name} has no steps to simulate")
         return cls(name, tuple(shapes), layers)
 
     @property
     def tokens_per_pass(self) -> float:
-        return sum(one.emitted for one in self.shapes) / len(self.shapes)
+        return sum(shape.emitted for shape in self.shapes) / len(self.shapes)
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """A speed that nobody has measured."""
+    """A simulated speed, not a measurement."""
 
     drafter: str
     device: str
     tokens_per_second: float
-    plain: float  # tokens a second without drafting
+    plain: float  # tokens per second without drafting
 
     @property
     def speedup(self) -> float:
@@ -125,7 +121,7 @@ class Simulation:
 
     def __str__(self) -> str:
         return (
-            f"{self.drafter} on {self.device}: {self.speedup:.2f}x, {self.tokens_per_second:.0f} tokens a second "
+            f"{self.drafter} on {self.device}: {self.speedup:.2f}x, {self.tokens_per_second:.0f} tokens per second "
             f"({WORD})"
         )
 
@@ -141,33 +137,32 @@ class Simulation:
 
 
 def simulate(device: Device, model: Model, work: Workload, *, width: int = 0) -> Simulation:
-    """How fast these steps would go there, beside a token a pass."""
+    """The speed of these steps on a device, and that of plain decoding."""
     drafting = device.drafter or device
     seconds = 0.0
-    for one in work.shapes:
-        if one.passes:
-            small = model.share(one.read / one.passes, work.layers)
-            tokens = 1 if one.passes == one.nodes else max(one.nodes, 1)
-            seconds += one.passes * drafting.seconds(small, tokens)
-        seconds += device.seconds(model, one.nodes + 1, width) + device.step + one.nodes * device.node
+    for shape in work.shapes:
+        if shape.passes:
+            small = model.share(shape.read / shape.passes, work.layers)
+            tokens = 1 if shape.passes == shape.nodes else max(shape.nodes, 1)
+            seconds += shape.passes * drafting.seconds(small, tokens)
+        seconds += device.seconds(model, shape.nodes + 1, width) + device.step + shape.nodes * device.node
     plain = device.seconds(model, 1, width) + device.step
-    return Simulation(work.name, device.name, sum(one.emitted for one in work.shapes) / seconds, 1 / plain)
+    return Simulation(work.name, device.name, sum(shape.emitted for shape in work.shapes) / seconds, 1 / plain)
 
 
-# ---- fitted to what was measured
+# ---- devices fitted to measurements
 
 
 def fit(name: str, model: Model, plain: Sequence[Step], drafted: Sequence[Step], *, tokens: int = 4) -> Device:
-    """A machine from two traces: plain decoding, and a small model that drafts chains of `tokens`.
+    """A device fitted to two traces from it: plain decoding, and chains of `tokens` tokens by a small model.
 
-    Five times are known (a pass over one token and over five, one of the drafter, bookkeeping without a draft and with
-    one) and give five figures: arithmetic comes of how much longer the longer pass takes, what a pass takes beside of
-    the drafter's, which are short, and bandwidth of what is left of the plain pass. Reading and arithmetic are taken to
-    follow one another, as the passes of a few cores do (outrider.core.cost.theory's fits have their knee at about one
-    token)."""
+    Five measured times (a target pass over one token and over the draft, a pass of the drafter, bookkeeping with and
+    without a draft) give five parameters: arithmetic from the difference of the two target passes, the constant per
+    pass from the drafter's short passes, bandwidth from the remainder of the plain pass. Reading and arithmetic add up,
+    as on few cores (the fits of outrider.core.cost.theory have their knee near one token there)."""
     whole = [step for step in drafted if len(step.drafted) == tokens]
     if not plain or not whole:
-        raise InvalidOption(f"a fit needs steps of plain decoding, and some in which {tokens} tokens were drafted")
+        raise InvalidOption(f"a fit needs steps of plain decoding, and steps with {tokens} drafted tokens")
     one, many = _typical(step.times.score for step in plain), _typical(step.times.score for step in whole)
     draft = _typical(step.times.draft for step in whole) / tokens
     share = mean(step.cost - 1 for step in whole) / tokens
@@ -177,39 +172,39 @@ def fit(name: str, model: Model, plain: Sequence[Step], drafted: Sequence[Step],
     # one = reading + token + call; draft = share (reading + token) + call
     call = min(max((draft - share * one) / (1 - share), 0.0), 0.9 * max(one - token, 0.0))
     reading = max(one - token - call, 0.05 * one)
-    still, busy = (_typical(step.times.rule + step.times.rest for step in steps) for steps in (plain, whole))
+    idle, busy = (_typical(step.times.rule + step.times.rest for step in steps) for steps in (plain, whole))
     return Device(
         name,
         model.weight_bytes / reading,
         model.flops_per_token / token,
         call=call,
-        step=still,
-        node=max(busy - still, 0.0) / tokens,
+        step=idle,
+        node=max(busy - idle, 0.0) / tokens,
         overlap=1.0,
         source=f"fitted to plain decoding and chains of {tokens}",
     )
 
 
 def unpacking(fewer: Mapping[int, float], whole: Mapping[int, float], ratio: float) -> tuple[float, float]:
-    """What reading fewer bits takes beside reading as many bytes of 16: from the seconds that a model's matrices take
-    by themselves, by tokens at once, in either precision; `ratio`: bytes in 16 bits for each byte in fewer."""
+    """`Model.unpacking` from the seconds of a model's matrix products by number of tokens, with quantized weights
+    (`fewer`) and in 16 bits (`whole`); `ratio` is the quotient of their bytes, 16 bits over quantized."""
     few, many = min(whole), max(whole)
     further = ((fewer[many] - fewer[few]) - (whole[many] - whole[few])) / (many - few) if many > few else 0.0
     return ratio * fewer[few] / whole[few], ratio * max(further, 0.0) / whole[few]
 
 
 def _typical(values: Iterable[float]) -> float:
-    """The mean without the slowest and the quickest tenth."""
-    held = sorted(values)
-    cut = len(held) // 10
-    return mean(held[cut : len(held) - cut])
+    """The mean without the lowest and the highest tenth."""
+    ordered = sorted(values)
+    cut = len(ordered) // 10
+    return mean(ordered[cut : len(ordered) - cut])
 
 
 # ---- devices
 
 
 def shared(device: Device, devices: int, link: float, hop: float, source: str = "") -> Device:
-    """The same several times over, each layer shared (tensor parallelism)."""
+    """Several devices that share each layer (tensor parallelism)."""
     if devices < 1:
         raise InvalidOption(f"devices is {devices}; it must be 1 or more")
     name = f"{devices} x {device.name}"
@@ -221,8 +216,8 @@ _PIM = Device(
     1.2e12,
     1.2e12,
     source=(
-        "1.2 TFLOPS in 16 bits: Maximum PC, April 2021; bandwidth inside taken as four times the 0.3 TB/s of a stack "
-        "of HBM2 at 2.4 Gbit/s a pin, as Samsung states it (the same, and AnandTech on Aquabolt)"
+        "1.2 TFLOPS in 16 bits: Maximum PC, April 2021; internal bandwidth taken as four times the 0.3 TB/s of a stack "
+        "of HBM2 at 2.4 Gbit/s per pin, as Samsung states it (the same, and AnandTech on Aquabolt)"
     ),
 )
 _H100 = Device(
@@ -234,15 +229,15 @@ _H100 = Device(
     source="3.35 TB/s, 989 TFLOPS in bfloat16 without sparsity: glennklockwood.com/garden/processors/h100",
 )
 DEVICES: Mapping[str, Device] = {
-    one.name: one
-    for one in (
+    device.name: device
+    for device in (
         _H100,
         shared(
             _H100,
             4,
             450e9,
             1e-5,
-            _H100.source + "; NVLink 900 GB/s in both directions, so 450 in one; 10 us an exchange is assumed",
+            _H100.source + "; NVLink 900 GB/s in both directions, so 450 in one; 10 us per exchange are assumed",
         ),
         Device(
             "RTX 4090",
@@ -270,4 +265,4 @@ DEVICES: Mapping[str, Device] = {
         ),
     )
 }
-ASSUMED = "what a layer and a step take beside reading and arithmetic is assumed for these devices, not sourced"
+ASSUMED = "for these devices the constant times per layer and step are assumed, not sourced"

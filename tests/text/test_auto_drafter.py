@@ -304,7 +304,7 @@ def test_guessing_rests_where_nothing_pays_and_is_tried_again(lm: TextModel) -> 
     ("options", "said"),
     [
         ({"cost": 1}, "Did you mean 'costs'"),
-        ({"longest": 0}, "longest is 0"),
+        ({"max_guesses": 0}, "max_guesses is 0"),
         ({"costs": "fast"}, "give tokens and milliseconds"),
         ({"costs": "1:10"}, "at least two different numbers"),
     ],

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from outrider.core.cost.break_even import Cost, Rest
+from outrider.core.cost.break_even import Cost, DraftBudget
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.combined.adaptive import (
@@ -93,7 +93,7 @@ class Guarded:
     def _start(self, rows: int) -> None:
         self._level = self._given or 0.0  # cost of a draft level
         self._gain = self._weight = 0.0
-        self._steps, self._rest = 0, Rest()
+        self._steps, self._budget = 0, DraftBudget()
         self._loss: float | None = None  # of the last try, in plain rounds
         self._missed: list[list[int]] = [[] for _ in range(rows)]
         self._going = [True] * rows
@@ -163,10 +163,10 @@ class Guarded:
         if rows == 1:
             return pays or self._weight < _MIN_WEIGHT or self._steps % self.probe == 0
         loss = self._loss
-        self._rest.drafting = pays and loss is not None
+        self._budget.drafting = pays and loss is not None
         if loss is None:  # expected loss of drafting one token
             loss = max(self._cost(rows, 1, 1) - 1 - _FIRST_GUESS, 0.0)
-        return self._rest.due(loss, rows)
+        return self._budget.may_draft(loss, rows)
 
     def _plain(self, rows: int, rng: CounterRNG) -> Draft:
         note = f"plain (off: {self.predicted:.2f}x predicted)" if self._weight else "plain (off: too many rows)"
@@ -195,7 +195,7 @@ class Guarded:
             self._learn(per_row / cost)
             if rows > 1:
                 self._loss = max(cost - per_row, 0.0)
-                self._rest.gained(per_row - cost)
+                self._budget.add(per_row - cost)
         self._inner.observe(draft, scores, verdict, rng)
 
     def _learn(self, gain: float) -> None:

@@ -1,5 +1,5 @@
-"""What rounds of `drafter="auto"` cost on a machine: measured once, and kept in a file. Knows targets and drafters
-through the protocol."""
+"""Measures what rounds of `drafter="auto"` cost on a machine, and keeps the result in a file. Knows targets and
+drafters through the protocol."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.assets.store import written
-from outrider.core.cost.break_even import GLANCE, LOOK, Costs
+from outrider.core.cost.break_even import DRAFTED, DRAFTED_CHEAPLY, Costs
 from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
@@ -24,18 +24,18 @@ from outrider.core.rules.exact import Exact
 from outrider.core.step_recorder import Record
 from outrider.core.tree import Tree
 
-_WIDTHS = (LOOK, *range(1, 10), 12, 16, 17, 24, 32)  # tokens of one row; products go by fours, sixes or eights
-_NARROW = (LOOK, 1, 2, 3, 5, 9, 17)  # and of each of several
-_WIDEST = 192  # tokens of all rows together, if there are more than two in each
-_FEW, _MORE, _MOST = 2, 4, 64  # rows that are measured: two, and on in steps
-_READ = 256  # tokens of the prompt to measure behind; fewer each, where rows are several
+_WIDTHS = (DRAFTED, *range(1, 10), 12, 16, 17, 24, 32)  # tokens of a single row; kernels work in groups of 4, 6 or 8
+_NARROW = (DRAFTED, 1, 2, 3, 5, 9, 17)  # tokens per row of a batch
+_WIDEST = 192  # tokens of all rows together, if rows have more than two each
+_FEW, _MORE, _MOST = 2, 4, 64  # measured batches have 2 rows, then 4 times as many each, up to 64
+_READ = 256  # prompt tokens of a single row; a sixteenth of it per row of a batch
 _ROUNDS, _SECONDS = 8, 1.5
 
 
 def calibration(
     path: Path, target: Callable[[], Target], members: Callable[[], Mapping[str, Drafter]], rows: int = 1
 ) -> str:
-    """The costs of rounds with up to this many rows: those that the file holds, and what it lacks measured now."""
+    """The costs of rounds with up to `rows` rows, from the file; missing ones are measured and added to it."""
     try:
         kept = path.read_text(encoding="utf-8")
         known = Costs.parse(kept).rows
@@ -51,34 +51,35 @@ def calibration(
 
 
 def sizes(rows: int) -> list[int]:
-    """The numbers of rows that are measured for up to so many: one, and each time four times as many."""
-    found = [1]
-    while found[-1] < min(rows, _MOST):
-        found.append(min(_MORE * found[-1], _MOST) if len(found) > 1 else _FEW)
-    return found
+    """The numbers of rows to measure for batches of up to `rows`: 1, 2, 8, 32, 64."""
+    measured = [1]
+    while measured[-1] < min(rows, _MOST):
+        measured.append(min(_MORE * measured[-1], _MOST) if len(measured) > 1 else _FEW)
+    return measured
 
 
 def _noted(rows: int, costs: Mapping[int, float]) -> str:
-    begins = "" if rows == 1 else f"{rows}x"
-    return " ".join(f"{begins}{tokens}:{ms:.3g}" for tokens, ms in sorted(costs.items()))
+    """Costs in the notation of `Costs.parse`."""
+    prefix = "" if rows == 1 else f"{rows}x"
+    return " ".join(f"{prefix}{tokens}:{ms:.3g}" for tokens, ms in sorted(costs.items()))
 
 
 class _Padded(Auto):
-    """Tries so many guesses in every round, whatever they are worth: for measuring. None: it rests; GLANCE: those are
-    asked who ask no model, and nothing is tried."""
+    """For measuring: drafts `wanted` guesses in every round, whatever they are worth. None: a paused round; 0 or
+    DRAFTED_CHEAPLY: all drafters, or those without a model, are queried and nothing is drafted."""
 
     wanted: int | None = None
 
     def propose(self, room: Tensor, rng: CounterRNG) -> Draft:
-        self._going, self._asleep = [left >= 0 for left in room.tolist()], self.wanted is None
+        self._going, self._paused = [left >= 0 for left in room.tolist()], self.wanted is None
         rows = len(self._going)
-        if self._asleep:
+        if self._paused:
             if rows == 1:
                 self.forget()
             return Draft.empty(rows, rng.device)
         self._catch_up()
-        who = self._cheap if self.wanted == GLANCE else [True] * len(self.drafters)
-        self._draft(self._merged(self._ask(who, room, rng)), rng)
+        chosen = self._cheap if self.wanted == DRAFTED_CHEAPLY else [True] * len(self.drafters)
+        self._draft(self._merged(self._query(chosen, room, rng)), rng)
         count = max(self.wanted or 0, 0)
         if not count:
             return Draft.empty(rows, rng.device)
@@ -88,15 +89,14 @@ class _Padded(Auto):
 
 
 def measure(target: Target, members: Mapping[str, Drafter], rows: int = 1) -> dict[int, float]:
-    """Milliseconds of a whole round of so many rows, drafting and bookkeeping included, by how many tokens each row has
-    in its pass (0: it guesses and tries nothing, -1: those alone do who ask no model): the best of a few, since
-    whatever else the machine does can only slow one down. Many rows are measured for a second or two, and once each at
-    least."""
+    """Milliseconds of a whole round, drafting and bookkeeping included, by tokens per row, DRAFTED and DRAFTED_CHEAPLY:
+    the best of several, since other load only slows a machine down. Batches are measured at least once per width, and
+    for about _SECONDS."""
     widths = [width for width in (_WIDTHS if rows == 1 else _NARROW) if width <= target.vocabulary]
     widths = [width for width in widths if rows == 1 or rows * width <= _WIDEST or width <= 2]
     drafter = _Padded(costs=Costs({(1, 1): 1.0, (1, 2): 1.0}), drafters=members)
     if drafter._mixed:
-        widths = [GLANCE, *widths]
+        widths = [DRAFTED_CHEAPLY, *widths]
     length = _READ if rows == 1 else _READ // 16
     if isinstance(target, BoundedTarget):
         length = min(length, target.context // 2)
@@ -121,12 +121,12 @@ def measure(target: Target, members: Mapping[str, Drafter], rows: int = 1) -> di
             if number and rows > 1 and time.perf_counter() > until:
                 break
             for width in widths:
-                drafter.wanted = None if width == 1 else width if width == GLANCE else max(width - 1, 0)
+                drafter.wanted = None if width == 1 else width if width == DRAFTED_CHEAPLY else max(width - 1, 0)
                 start = time.perf_counter()
                 for _ in range(rows):
                     next(steps)
                 best[width] = min(best[width], (time.perf_counter() - start) * 1e3)
     except StopIteration:
         pass
-    del steps  # which frees what the target holds
+    del steps  # frees the target's cache
     return {width: cost for width, cost in best.items() if cost < float("inf")}

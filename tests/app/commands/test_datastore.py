@@ -59,5 +59,5 @@ def test_what_is_wrong_is_said(folder: str, tmp_path: Path) -> None:
     with pytest.raises(OutriderError, match="is not a folder"):
         outrider("datastore", "build", tmp_path / "x.txt", "-o", tmp_path / "no" / "a.store", "--model", folder)
     (tmp_path / "x.store").write_bytes(b"0123456789")
-    with pytest.raises(OutriderError, match="no datastore"):
+    with pytest.raises(OutriderError, match="not a datastore"):
         outrider("datastore", "show", tmp_path / "x.store")

@@ -123,7 +123,7 @@ def test_every_device_has_a_source_and_every_figure_the_word() -> None:
 
 
 def test_a_fit_wants_the_traces_it_is_made_of() -> None:
-    with pytest.raises(InvalidOption, match="4 tokens were drafted"):
+    with pytest.raises(InvalidOption, match="4 drafted tokens"):
         fit("here", MODEL, steps(3, 0, 0), steps(3, 5, 2))
     with pytest.raises(InvalidOption, match="smaller model"):
         fit("here", MODEL, steps(3, 0, 0), steps(3, 4, 2, small=False))
