@@ -1,8 +1,7 @@
-"""Logits become distributions here and nowhere else: penalties, processors, temperature, top-k, top-p, min-p.
+"""The only place where logits become distributions: penalties, processors, temperature, top-k, top-p, min-p.
 
-A distribution may be dense (the whole vocabulary) or name its support: temperature 0 leaves one token, top-k leaves k,
-so greedy decoding runs through the same code with distributions one entry wide. Knows nothing of drafts, targets or
-rules."""
+A distribution is dense (over the whole vocabulary) or has a support: top-k leaves k tokens and temperature 0 leaves
+one, so greedy decoding is the same code with distributions of width 1. Knows nothing of drafts, targets or rules."""
 
 from __future__ import annotations
 
@@ -20,64 +19,62 @@ from outrider.core.kernels.topk import argmax, largest
 
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]  # (token ids [1, L], logits [1, V]) -> logits [1, V]
 _NEARLY_GREEDY = 1e-5
-_FIRST_LOOK = 256  # how many of the most likely tokens top-p examines before it looks further
+_TOP_P_START = 256  # the most likely tokens that top-p sorts first; it sorts more if these do not hold its mass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn, and which ids end a row. The defaults change nothing about the model's own distribution."""
+    """How tokens are drawn, and which ids end a row. The defaults leave the model's distribution as it is."""
 
     temperature: float = 1.0
     top_k: int = 0  # 0: off
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0  # over prompt and output, as in CTRL (arXiv 1909.05858)
-    presence_penalty: float = 0.0  # over the output alone
+    presence_penalty: float = 0.0  # over the output only
     frequency_penalty: float = 0.0
-    entropy_aware: bool = (
-        False  # hotter where a distribution is sure, colder where it is not: see `entropy_temperature`
-    )
+    entropy_aware: bool = False  # a temperature by each distribution's entropy: see `entropy_temperature`
     processors: tuple[LogitsProcessor, ...] = ()  # applied to prompt and output so far; must be pure functions
     end: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, good, wanted in (
+        for name, valid, expected in (
             ("temperature", 0 <= self.temperature < math.inf, "0 (greedy) or more"),
             ("top_k", self.top_k >= 0, "0 (off) or more"),
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
-            ("min_p", 0 <= self.min_p < 1, "from 0 up to, but not, 1"),
+            ("min_p", 0 <= self.min_p < 1, "0 or more and below 1"),
             ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "above 0 (1 is off)"),
             ("presence_penalty", math.isfinite(self.presence_penalty), "finite (0 is off)"),
             ("frequency_penalty", math.isfinite(self.frequency_penalty), "finite (0 is off)"),
         ):
-            if not good:
-                raise InvalidOption(f"{name} is {getattr(self, name)}; it must be {wanted}")
+            if not valid:
+                raise InvalidOption(f"{name} is {getattr(self, name)}; it must be {expected}")
 
     @property
     def greedy(self) -> bool:
-        """Is every distribution a single token?"""
+        """Whether every distribution is a single token."""
         return self.temperature < _NEARLY_GREEDY or self.top_k == 1
 
     @property
     def plain(self) -> bool:
-        """Is a distribution the softmax of its logits at some temperature, and no more?"""
+        """Whether a distribution is just the softmax of its logits at some temperature."""
         cut = (self.top_k > 0 and not self.greedy) or self.top_p < 1 or self.min_p > 0
         return not (cut or self.entropy_aware or self.remembers)
 
     @property
     def remembers(self) -> bool:
-        """Does the distribution depend on which tokens came before, beyond what the model itself makes of them?"""
+        """Whether distributions depend on earlier tokens other than through the model's logits."""
         return self.penalises or bool(self.processors)
 
     @property
     def penalises(self) -> bool:
-        """Are there penalties on tokens that came before?"""
+        """Whether earlier tokens are penalised."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """A batch of probability distributions over token ids. Each sums to 1, or to 0 where nothing can be drawn."""
+    """A batch of probability distributions over token ids. Each sums to 1, or to 0 if nothing can be drawn."""
 
     probs: Tensor  # [..., S]
     tokens: Tensor | None  # [..., S] ids of the support, each id once; None: S is the vocabulary, in order
@@ -89,7 +86,7 @@ class Distribution:
 
     @classmethod
     def point(cls, tokens: Tensor, vocabulary: int, dtype: torch.dtype = torch.float32) -> Distribution:
-        """All mass on one token each: tokens [...] -> a distribution one entry wide."""
+        """All mass on one token each: tokens [...] -> distributions of width 1."""
         return cls(torch.ones_like(tokens, dtype=dtype)[..., None], tokens[..., None], vocabulary)
 
     def name(self, place: Tensor) -> Tensor:
@@ -97,11 +94,11 @@ class Distribution:
         return place if self.tokens is None else self.tokens.gather(-1, place[..., None])[..., 0]
 
     def sole(self) -> Tensor:
-        """The tokens [...] of distributions one entry wide."""
+        """The tokens [...] of distributions of width 1."""
         return torch.zeros_like(self.probs[..., 0], dtype=torch.long) if self.tokens is None else self.tokens[..., 0]
 
     def at(self, tokens: Tensor) -> Tensor:
-        """Probabilities of tokens [..., K]; ids outside the vocabulary, and the -1 of padding, have none."""
+        """Probabilities of tokens [..., K]; 0 for ids outside the vocabulary, such as the -1 of padding."""
         if self.tokens is None:
             inside = (tokens >= 0) & (tokens < self.vocabulary)
             return self.probs.gather(-1, tokens.clamp(0, self.vocabulary - 1)) * inside
@@ -110,7 +107,7 @@ class Distribution:
         return ((self.tokens[..., None, :] == tokens[..., None]) * self.probs[..., None, :]).sum(-1)
 
     def on(self, support: Distribution) -> Tensor:
-        """This distribution's probabilities on another distribution's support -> like support.probs."""
+        """The probabilities on another distribution's support, shaped like support.probs."""
         if support.tokens is not None:
             return self.at(support.tokens)
         return self.dense().probs.expand_as(support.probs)
@@ -123,7 +120,7 @@ class Distribution:
         return Distribution(probs.scatter_add_(-1, self.tokens, self.probs), None, self.vocabulary)
 
     def rows(self, index: Tensor) -> Distribution:
-        """Some rows for each batch member: [B, R, S] and index [B, K] -> [B, K, S]."""
+        """Rows of its own for each batch member: [B, R, S] and index [B, K] -> [B, K, S]."""
         batch, rows = self.probs.shape[:2]
         flat = (index + torch.arange(batch, device=index.device)[:, None] * rows).flatten()
         parts = [
@@ -134,7 +131,7 @@ class Distribution:
         return Distribution(parts[0], None if self.tokens is None else parts[1], self.vocabulary)
 
     def row(self, index: Tensor) -> Distribution:
-        """One row for each: [B, R, S] and index [B] -> [B, S]."""
+        """One row for each batch member: [B, R, S] and index [B] -> [B, S]."""
         return self.rows(index[:, None]).column(0)
 
     def at_rows(self, index: Tensor, tokens: Tensor) -> Tensor:
@@ -148,13 +145,13 @@ class Distribution:
         return self.probs.reshape(-1)[place] * inside
 
     def column(self, place: int) -> Distribution:
-        """The same row for all, without copying: [B, R, S] -> [B, S]."""
+        """The same row for all batch members, without a copy: [B, R, S] -> [B, S]."""
         return Distribution(
             self.probs[:, place], None if self.tokens is None else self.tokens[:, place], self.vocabulary
         )
 
     def span(self, places: slice) -> Distribution:
-        """A span of rows of all, without copying: [B, R, S] -> [B, K, S]."""
+        """The same span of rows for all, without a copy: [B, R, S] -> [B, K, S]."""
         return Distribution(
             self.probs[:, places], None if self.tokens is None else self.tokens[:, places], self.vocabulary
         )
@@ -165,23 +162,24 @@ class Distribution:
         return Distribution(self.probs.index_select(1, places), tokens, self.vocabulary)
 
     def without(self, tokens: Tensor, where: Tensor) -> Distribution:
-        """Strike one token [...] out of each distribution, where told to, and share its mass among the rest."""
+        """The distributions without one token [...] each, where `where` [...] says so, renormalised."""
         if self.tokens is None:
             safe = tokens.clamp(0, self.vocabulary - 1)[..., None]
-            kept = self.probs.gather(-1, safe) * ~where[..., None]
-            probs = self.probs.scatter(-1, safe, kept)
+            prob = self.probs.gather(-1, safe) * ~where[..., None]
+            probs = self.probs.scatter(-1, safe, prob)
         else:
             probs = self.probs * ~((self.tokens == tokens[..., None]) & where[..., None])
         total = probs.sum(-1, keepdim=True)
         return Distribution(probs / total.clamp(min=torch.finfo(probs.dtype).tiny), self.tokens, self.vocabulary)
 
     def top(self, count: int) -> tuple[Tensor, Tensor]:
-        """The most likely tokens and their probabilities, best first: [..., count] each; padded with -1 and 0."""
+        """The most likely tokens and their probabilities in descending order: [..., count] each, padded with -1 and
+        0."""
         probs, place = largest(self.probs, min(count, self.width))
         tokens = place if self.tokens is None else self.tokens.gather(-1, place)
-        short = count - probs.shape[-1]
-        if short:
-            probs, tokens = _pad(probs, short, 0.0), _pad(tokens, short, -1)
+        missing = count - probs.shape[-1]
+        if missing:
+            probs, tokens = _pad(probs, missing, 0.0), _pad(tokens, missing, -1)
         return torch.where(probs > 0, tokens, -1), probs
 
     def entropy(self) -> Tensor:
@@ -194,10 +192,10 @@ def _pad(tensor: Tensor, count: int, value: float) -> Tensor:
 
 
 def residual(p: Distribution, q: Tensor, f: Tensor | None = None) -> Distribution:
-    """What is left to draw from after a rejection: norm((p - q f)+) on p's support, q and f given there.
+    """The distribution of the token after a rejection, norm((p - q f)+), q and f being given on p's support.
 
-    With f left out it is the strict min(1, p/q). For any f up to that, drawing from here after a rejection gives
-    exactly p; where nothing is left a rejection cannot happen but by rounding, and p itself is returned.
+    Without f, f is the strict min(1, p/q). For any f up to that, the emitted token has the distribution p. If the
+    residual is empty, a rejection is a rounding error, and the result is p.
     """
     left = (p.probs - (q if f is None else q * f)).clamp_(min=0)
     total = left.sum(-1, keepdim=True)
@@ -215,7 +213,7 @@ class LogitsPipeline:
     ) -> None:
         self.sampling = sampling
         self.vocabulary = vocabulary
-        self._prompted: Tensor | None = None  # [B, V] how often each token stands in the prompt
+        self._prompted: Tensor | None = None  # [B, V] how often the prompt has each token
         self._emitted: Tensor | None = None
         self._sequences: list[list[int]] | None = [list(prompt) for prompt in prompts] if sampling.processors else None
         if sampling.penalises:
@@ -226,19 +224,19 @@ class LogitsPipeline:
                 self._prompted[row].index_add_(0, ids, torch.ones(len(prompt), device=device))
 
     def arrange(self, order: Sequence[int]) -> None:
-        """Row i is from now on what row order[i] was; -1: one of which nothing is known."""
+        """Row i becomes what row order[i] was; -1: an empty row."""
         if self._sequences is not None:
             self._sequences = [self._sequences[place] if place >= 0 else [] for place in order]
         if self._prompted is None or self._emitted is None:
             return
         index = torch.tensor(order, dtype=torch.long, device=self._emitted.device)
-        there = (index >= 0).float()[:, None]
+        exists = (index >= 0).float()[:, None]
         self._prompted, self._emitted = (
-            F.pad(one, (0, 0, 0, 1))[index] * there for one in (self._prompted, self._emitted)
+            F.pad(counts, (0, 0, 0, 1))[index] * exists for counts in (self._prompted, self._emitted)
         )
 
     def enter(self, row: int, prompt: Sequence[int]) -> None:
-        """A row begins anew, with this prompt."""
+        """Start a row with this prompt."""
         if self._sequences is not None:
             self._sequences = [*self._sequences[:row], list(prompt), *self._sequences[row + 1 :]]
         if self._prompted is None or self._emitted is None:
@@ -249,7 +247,7 @@ class LogitsPipeline:
         self._prompted[row], self._emitted[row] = fresh._prompted[0], 0
 
     def row(self, row: int) -> LogitsPipeline:
-        """Of one row alone."""
+        """The pipeline of one row."""
         alone = copy.copy(self)
         if self._sequences is not None:
             alone._sequences = self._sequences[row : row + 1]
@@ -312,8 +310,8 @@ class LogitsPipeline:
 
 
 def to_distribution(logits: Tensor, sampling: Sampling) -> Distribution:
-    """Logits [..., V] -> distributions after temperature, top-k, top-p and min-p; float64 stays, all else becomes
-    float32."""
+    """Logits [..., V] -> distributions after temperature, top-k, top-p and min-p, in float64 for float64 logits, else
+    in float32."""
     vocabulary = logits.shape[-1]
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if sampling.greedy:
@@ -334,21 +332,21 @@ def to_distribution(logits: Tensor, sampling: Sampling) -> Distribution:
 
 
 def entropy_temperature(logits: Tensor) -> Tensor:
-    """A temperature for each distribution, by its own entropy H in nats: 2.5 exp(-H / 3) + 0.6 (entropy-aware sampling
-    of image tokens, arXiv 2510.09012): flat backgrounds get hotter, detail gets colder. [..., V] -> [..., 1]"""
+    """A temperature for each distribution by its entropy H in nats, 2.5 exp(-H / 3) + 0.6 (entropy-aware sampling of
+    image tokens, arXiv 2510.09012): higher for peaked distributions. [..., V] -> [..., 1]"""
     logs = logits.log_softmax(-1)
     entropy = -torch.where(logs > -torch.inf, logs.exp() * logs, 0).sum(-1, keepdim=True)
     return 2.5 * torch.exp(-entropy / 3) + 0.6
 
 
 def _nucleus(probs: Tensor, tokens: Tensor | None, top_p: float) -> tuple[Tensor, Tensor]:
-    """The fewest most likely tokens that hold top_p of the mass. Only as many are sorted as may be needed."""
+    """The fewest tokens that hold top_p of the mass; sorts only as many as that takes."""
     if tokens is None:
-        look = _FIRST_LOOK if probs.device.type == "cpu" else probs.shape[-1]
+        count = _TOP_P_START if probs.device.type == "cpu" else probs.shape[-1]
         while True:
-            best, tokens = largest(probs, min(look, probs.shape[-1]))
-            if look >= probs.shape[-1] or bool((best.sum(-1) >= top_p).all()):
+            best, tokens = largest(probs, min(count, probs.shape[-1]))
+            if count >= probs.shape[-1] or bool((best.sum(-1) >= top_p).all()):
                 break
-            look *= 8
+            count *= 8
         probs = best
     return probs * (probs.cumsum(-1) - probs < top_p), tokens

@@ -1,9 +1,9 @@
 """Random numbers as a function, not a state: every uniform is a hash of (row seed, step, purpose, node).
 
-Nothing here depends on batch mates, on the global generator or on how many numbers were drawn before, so a row
-gives the same tokens alone and in company. Knows distributions and token ids, nothing of drafts or rules. The mixer is
-SplitMix64's finaliser (Steele et al., "Fast splittable pseudorandom number generators", 2014); the noise of
-`gumbel_argmax` is the exponential race (the Gumbel-max trick without its second logarithm)."""
+A number does not depend on other rows, on a global generator or on how many numbers were drawn before, so a row
+emits the same tokens alone and in any batch. The mixer is SplitMix64's finaliser (Steele et al., "Fast splittable
+pseudorandom number generators", 2014); the noise of `gumbel_argmax` is the exponential race (the Gumbel-max trick
+without its second logarithm). Knows distributions and token ids, nothing of drafts or rules."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from outrider.core.kernels.topk import argmax
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
-_MANY = 64  # rows; from here on their seeds are mixed side by side
+_MANY = 64  # rows from which seeds are mixed on the device
 
 
 class Purpose(IntEnum):
-    """What a number is drawn for; two purposes never share one."""
+    """What a uniform is used for; no two purposes share one."""
 
     DRAW = 0  # a drafter draws a token
     ACCEPT = 1  # a rule tries a node
     NEXT = 2  # the token that follows the accepted path
     MATCH = 3  # the target's own draw behind a node
-    REDRAW = 4  # a drafter renews its guesses after a step
-    RETAIN = 5  # ... or tries to retain the old ones
+    REDRAW = 4  # a drafter draws a guess of its window again
+    RETAIN = 5  # a drafter tries to retain the old guess
 
 
 def mix(value: int) -> int:
@@ -44,12 +44,12 @@ def mix(value: int) -> int:
 
 
 def signed(value: int) -> int:
-    """The same 64 bits as a tensor can hold them."""
+    """The same 64 bits as a signed integer, for int64 tensors."""
     return value - (1 << 64) if value >> 63 else value
 
 
 def _mix(z: Tensor) -> Tensor:
-    """The same on an int64 tensor, whose products wrap around as wanted; shifts are made logical by hand."""
+    """`mix` of an int64 tensor: products wrap around, and masks make the arithmetic shifts logical."""
     z = z + signed(_GOLDEN)
     z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * signed(0xBF58476D1CE4E5B9)
     z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * signed(0x94D049BB133111EB)
@@ -57,7 +57,7 @@ def _mix(z: Tensor) -> Tensor:
 
 
 def hash_tokens(context: Tensor, tokens: Tensor) -> Tensor:
-    """The hash of a sequence one token longer: int64, shapes broadcast."""
+    """The hash of a sequence extended by one token: int64, shapes broadcast."""
     return _mix(context ^ _mix(tokens))
 
 
@@ -67,7 +67,7 @@ def uniform_of(bits: Tensor) -> Tensor:
 
 
 def _uniforms(bases: np.ndarray, width: int) -> np.ndarray:
-    """[B] bases -> [B, width] uniforms: the same again, by numpy."""
+    """`uniform_of` in numpy: [B] bases -> [B, width] uniforms."""
     uniforms: np.ndarray = ((_final(bases[:, None] + _counter(width)) & np.uint64(0xFFFFFFFF)) + 0.5) * 2.0**-32
     return uniforms
 
@@ -84,12 +84,12 @@ _PURPOSES = np.array([mix(purpose) for purpose in Purpose], dtype=np.uint64)
 
 @lru_cache
 def _counter(width: int) -> np.ndarray:
-    """The steps from a base, the mixer's own first one included."""
+    """Multiples of the golden ratio from 1 on: what `mix` adds, and the counter."""
     return (np.arange(width, dtype=np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
 
 
 def _mix32(h: Tensor, key: Tensor) -> Tensor:
-    """A keyed 32-bit finaliser, in place: cheap enough to run over a whole vocabulary."""
+    """A keyed 32-bit finaliser, in place; cheap enough for a whole vocabulary."""
     h ^= key
     h ^= (h >> 16) & 0xFFFF
     h *= 0x7FEB352D
@@ -100,10 +100,10 @@ def _mix32(h: Tensor, key: Tensor) -> Tensor:
 
 
 class CounterRNG:
-    """The random numbers of one batch: one seed a row, and one step counter for all or one each."""
+    """The random numbers of one batch: a seed for each row, and a step for all rows or one for each."""
 
-    rolls = True  # are its decisions its numbers'? They may then be read from tables
-    feeds_native = True  # does `feed` give compiled code the uniforms of this generator's decisions?
+    has_tables = True  # whether `table` holds the uniforms by which this generator decides
+    feeds_native = True  # whether `feed` returns uniforms by which compiled code decides as this generator does
 
     def __init__(self, seeds: Sequence[int], device: torch.device | str = "cpu") -> None:
         self.seeds = [seed & _MASK for seed in seeds]
@@ -114,24 +114,24 @@ class CounterRNG:
 
     @classmethod
     def of(cls, seed: int | Sequence[int], rows: int, device: torch.device | str = "cpu") -> CounterRNG:
-        """Seed 7 gives row 0 the stream it has alone; a list gives each row the stream its own seed has alone."""
+        """One seed: row 0 gets the stream that it has alone. A list: each row gets the stream its seed has alone."""
         if isinstance(seed, int):
             return cls([mix(mix(seed) + row) for row in range(rows)], device)
-        return cls([mix(mix(one)) for one in seed], device)
+        return cls([mix(mix(row_seed)) for row_seed in seed], device)
 
     def at(self, step: int | Sequence[int], going: Sequence[bool] = ()) -> None:
-        """Start a step: the numbers of the last one are gone for good. `going`: rows that are not finished."""
+        """Start a step; the numbers of the last one are dropped. `going`: which rows are not finished."""
         self.step = step
         self._tables.clear()
 
     def reserve(self, nodes: int) -> None:
-        """Make sure that nodes 0..nodes-1 have numbers; what they are does not depend on this."""
+        """Provide numbers for nodes 0..nodes-1; their values do not depend on this."""
         if nodes > self._width:
             self._width = 1 << (nodes - 1).bit_length()
             self._tables.clear()
 
     def fork(self, label: int) -> CounterRNG:
-        """Independent random generator for a loop inside a loop, at the same step."""
+        """An independent generator for a nested loop, at the same step."""
         child = CounterRNG([mix(seed ^ mix(label + 1)) for seed in self.seeds], self.device)
         child.step = self.step
         return child
@@ -144,56 +144,54 @@ class CounterRNG:
         return table.gather(1, node.flatten(1) if node.dim() > 1 else node[:, None]).view_as(node)
 
     def table(self, purpose: Purpose) -> Tensor:
-        """[B, width or more] the uniforms of all nodes."""
+        """The uniforms of all nodes [B, width or more]."""
         if purpose not in self._tables:
             self._tables |= self._few() if len(self.seeds) < _MANY else {purpose: self._table(purpose)}
         return self._tables[purpose]
 
     def _few(self) -> dict[Purpose, Tensor]:
-        """Those of all purposes at once, made on the host, where so few numbers take less time than calls do."""
+        """The tables of all purposes, made on the host: for few rows faster than operations on the device."""
         steps = [self.step] * len(self.seeds) if isinstance(self.step, int) else self.step
         rows = np.array([mix(seed + step) for seed, step in zip(self.seeds, steps, strict=True)], dtype=np.uint64)
         bases = _final(np.bitwise_xor.outer(_PURPOSES, rows) + np.uint64(_GOLDEN))
-        made = _uniforms(bases.flatten(), self._width).reshape(len(Purpose), len(rows), -1)
-        return dict(zip(Purpose, upload(torch.from_numpy(made), self.device), strict=True))
+        uniforms = _uniforms(bases.flatten(), self._width).reshape(len(Purpose), len(rows), -1)
+        return dict(zip(Purpose, upload(torch.from_numpy(uniforms), self.device), strict=True))
 
     def _table(self, purpose: Purpose) -> Tensor:
         step = self.step if isinstance(self.step, int) else upload(self.step, self.device)
-        bases = _mix(_mix(self._side_by_side() + step) ^ signed(mix(purpose)))
+        bases = _mix(_mix(self._seed_tensor() + step) ^ signed(mix(purpose)))
         counter = torch.arange(self._width, device=self.device) * signed(_GOLDEN)
         return uniform_of(_mix(bases[:, None] + counter))
 
-    def _side_by_side(self) -> Tensor:
+    def _seed_tensor(self) -> Tensor:
         return upload([signed(seed) for seed in self.seeds], self.device)
 
     def row(self, row: int) -> CounterRNG:
-        """One row's own, as it has them alone."""
+        """The generator of one row."""
         alone = CounterRNG(self.seeds[row : row + 1], self.device)
         alone.step = self.step if isinstance(self.step, int) else self.step[row]
         return alone
 
     def feed(self, reference: Callable[[CounterRNG], object], *purposes: Purpose) -> list[Tensor]:
-        """The tables of uniforms [B, width] by which compiled code is to decide what `reference`, given a generator,
-        decides in torch. Here they are the generator's own; an enumeration works out which lead to its decisions."""
+        """Tables of uniforms [B, width] by which compiled code decides what `reference`, given a generator, decides in
+        torch. Here they are the generator's own; an enumeration works out which ones lead to its decisions."""
         return [self.table(purpose) for purpose in purposes]
 
-    # `where` names the rows whose answer will be used. Dice that roll need not care; random generator that enumerate
-    # do.
+    # `where` says which results are used; only enumerations need to know.
 
     def accept(
         self, chance: Tensor, node: Tensor | int, purpose: Purpose = Purpose.ACCEPT, where: Tensor | None = None
     ) -> Tensor:
-        """Try nodes: True with the given chance [B, ...]."""
+        """Try nodes: True with probability `chance` [B, ...]."""
         return self.uniform(purpose, node) < chance
 
     def descend(self, chance: Tensor, tried: Tensor) -> Tensor:
-        """Try the nodes [B, N] of a chain in order, those alone that may be tried, up to the first that fails: which
-        passed."""
+        """Try the nodes [B, N] of a chain in order, up to the first that fails or may not be tried -> which passed."""
         uniform = self.table(Purpose.ACCEPT)[:, : chance.shape[1]]
         return (tried & (uniform < chance)).cumprod(1).bool()
 
     def strictly(self, chance: Tensor, node: Tensor) -> Tensor:
-        """Would the number that `accept` used have passed this chance too? Only for the record of relaxed rules."""
+        """Whether the uniform that `accept` used passes this chance; only for the record of relaxed rules."""
         return self.uniform(Purpose.ACCEPT, node) < chance
 
     def sample(
@@ -208,8 +206,8 @@ class CounterRNG:
         return distribution.name(place[..., 0])
 
     def gumbel_argmax(self, distribution: Distribution, position: Tensor, where: Tensor | None = None) -> Tensor:
-        """The token that wins the exponential race at its absolute position: a draw from the distribution that is the
-        same wherever, whenever and with whatever draft that position is reached. position [B, ...] -> [B, ...]."""
+        """A draw by an exponential race whose noise depends on the absolute position [B, ...] only, so that it does not
+        depend on how drafts led there -> [B, ...]."""
         if distribution.width == 1:
             return distribution.sole()
         return distribution.name(argmax(distribution.probs / self.noise(distribution, position)))
@@ -219,7 +217,7 @@ class CounterRNG:
         if len(self.seeds) < _MANY:
             seeds = constant(tuple(signed(mix(seed ^ 0x5EED)) for seed in self.seeds), self.device)
         else:
-            seeds = _mix(self._side_by_side() ^ 0x5EED)
+            seeds = _mix(self._seed_tensor() ^ 0x5EED)
         key = _mix(seeds.view(-1, *[1] * (position.dim() - 1)) ^ _mix(position))
         low, high = key.to(torch.int32), (key >> 32).to(torch.int32)
         ids = (
@@ -227,6 +225,6 @@ class CounterRNG:
         )
         h = (ids.to(torch.int32) * -0x61C88647).expand(distribution.probs.shape).clone()
         h = _mix32(_mix32(h, low[..., None]), high[..., None])
-        bits = (h >> 1) & 0x7FFFFFFF  # the arithmetic shift's sign bit is cut off again
+        bits = (h >> 1) & 0x7FFFFFFF  # removes the sign bit of the arithmetic shift
         uniform = ((bits.to(distribution.probs.dtype) + 0.5) * 2.0**-31).clamp_(max=1 - 2.0**-24)
         return uniform.neg_().log1p_().neg_()

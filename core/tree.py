@@ -1,7 +1,4 @@
-"""Who follows whom in a draft: trees of nodes, and the shapes that come up again and again.
-
-Knows numbers of nodes, nothing of the tokens that stand there.
-"""
+"""The tree of a draft's nodes; static shapes are cached. Knows node numbers, nothing of tokens."""
 
 from __future__ import annotations
 
@@ -14,25 +11,25 @@ from torch import Tensor
 
 from outrider.core.device import upload
 
-_FEW = 256  # nodes that are quicker counted one by one on the host
+_FEW = 256  # parents up to which ancestors are found faster on the host
 
 
 class Tree:
-    """Who follows whom. Parents come before children; -1 is the root, the last committed token.
+    """Parents come before children; -1 is the root, the last committed token.
 
-    `parents` is [1, N] where all rows share the shape, else [B, N]. `depth` and `width` (levels; most children of
-    one node) are numbers on the host, or bounds on them, so that walking a tree needs no look at the device.
+    `parents` is [1, N] if all rows share the shape, else [B, N]. `depth` (levels) and `width` (the most children of a
+    node) are numbers on the host, or upper bounds, so that walking a tree does not synchronise with the device.
     """
 
     def __init__(self, parents: Tensor, depth: int | None = None, width: int | None = None) -> None:
         self.parents = parents
         self._depth, self._width = depth, width
-        self.static = False  # is it one of the shapes that come up again, each the same object?
-        self._behind: dict[int, tuple[Tensor, Tensor]] = {}
+        self.static = False  # whether it comes from `of` or `chain`: one object for each shape
+        self._masks: dict[int, tuple[Tensor, Tensor]] = {}
 
     @classmethod
     def of(cls, parents: tuple[int, ...], device: torch.device | str = "cpu") -> Tree:
-        """A static shape, the same object for the same parents, so that all below is computed once."""
+        """A static shape: one object for the same parents, whose properties are computed once."""
         return _static(parents, str(device))
 
     @classmethod
@@ -57,9 +54,9 @@ class Tree:
 
     @cached_property
     def ancestors(self) -> Tensor:
-        """[1|B, N, N] bool: column j stands on the path from the root to row i, i itself included."""
+        """[1|B, N, N] bool: node j is on the path from the root to node i, i included."""
         if self.parents.device.type == "cpu" and self.parents.numel() <= _FEW:
-            return _followed(self.parents)
+            return _ancestors_on_host(self.parents)
         own = torch.eye(self.size, dtype=torch.bool, device=self.parents.device)[None]
         known, parent = own.expand(len(self.parents), -1, -1), self.parents.clamp(min=0)[..., None]
         rooted = (self.parents < 0)[..., None]
@@ -72,12 +69,12 @@ class Tree:
 
     @cached_property
     def depths(self) -> Tensor:
-        """[1|B, N] levels below the root's children, which are at 0."""
+        """[1|B, N] the level of each node; the root's children are at 0."""
         return self.ancestors.sum(-1) - 1
 
     @cached_property
     def ranks(self) -> Tensor:
-        """[1|B, N] place among the children of the same parent."""
+        """[1|B, N] each node's index among its siblings."""
         same = self.parents[:, :, None] == self.parents[:, None, :]
         return torch.tril(same, -1).sum(-1)
 
@@ -87,7 +84,7 @@ class Tree:
         return self.children_by(self.ranks)
 
     def children_by(self, ranks: Tensor) -> Tensor:
-        """`children` with another order among siblings: ranks [1|B, N]."""
+        """`children` with another order of siblings: ranks [1|B, N]."""
         width = max(self.width, 1)
         table = ranks.new_full((len(ranks), (self.size + 1) * width), -1)
         nodes = torch.arange(self.size, device=ranks.device).expand_as(ranks)
@@ -96,7 +93,7 @@ class Tree:
 
     @cached_property
     def paths(self) -> Tensor:
-        """[1|B, N, D] the nodes from the root's child down to each node, itself included; -1 fills up."""
+        """[1|B, N, D] the nodes from the root's child down to each node, itself included; padded with -1."""
         if not self.size:
             return self.parents.new_zeros(len(self.parents), 0, 0)
         table = self.parents.new_full((len(self.parents), self.size, self.size + 1), -1)
@@ -108,31 +105,31 @@ class Tree:
     def is_chain(self) -> bool:
         return self.width <= 1
 
-    def behind(self, wait: int) -> tuple[Tensor, Tensor]:
-        """Of `wait` tokens, the last of which is the root, and the nodes behind them: which of all of them each may
-        look at, [1|B, P + N, P + N] bool, and how far behind the first it stands, [1|B, P + N]."""
-        if wait in self._behind:
-            return self._behind[wait]
+    def mask_after(self, wait: int) -> tuple[Tensor, Tensor]:
+        """For P = `wait` tokens, the last of which is the root, followed by the nodes: the attention mask
+        [1|B, P + N, P + N], and each one's position after the first, [1|B, P + N]."""
+        if wait in self._masks:
+            return self._masks[wait]
         device, rows = self.parents.device, len(self.parents)
         before = torch.ones(wait, wait, dtype=torch.bool, device=device).tril().expand(rows, -1, -1)
-        all_of_them = torch.ones(rows, self.size, wait, dtype=torch.bool, device=device)
-        nodes = torch.cat([all_of_them, self.ancestors], 2)
-        sight = torch.cat([torch.nn.functional.pad(before, (0, self.size)), nodes], 1)
-        steps = torch.cat([torch.arange(wait, device=device).expand(rows, -1), wait + self.depths], 1)
-        if self.static:  # a shape that comes up again
-            self._behind[wait] = sight, steps
-        return sight, steps
+        prefix = torch.ones(rows, self.size, wait, dtype=torch.bool, device=device)
+        nodes = torch.cat([prefix, self.ancestors], 2)
+        mask = torch.cat([torch.nn.functional.pad(before, (0, self.size)), nodes], 1)
+        positions = torch.cat([torch.arange(wait, device=device).expand(rows, -1), wait + self.depths], 1)
+        if self.static:
+            self._masks[wait] = mask, positions
+        return mask, positions
 
 
-def _followed(parents: Tensor) -> Tensor:
-    """`ancestors` by following parents on the host."""
-    found = np.zeros((*parents.shape, parents.shape[1]), dtype=bool)
-    for table, row in zip(found, parents.tolist(), strict=True):
+def _ancestors_on_host(parents: Tensor) -> Tensor:
+    """`ancestors`, node by node."""
+    ancestors = np.zeros((*parents.shape, parents.shape[1]), dtype=bool)
+    for table, row in zip(ancestors, parents.tolist(), strict=True):
         for node, parent in enumerate(row):
             if parent >= 0:
                 table[node] = table[parent]
             table[node, node] = True
-    return torch.from_numpy(found)
+    return torch.from_numpy(ancestors)
 
 
 @lru_cache(maxsize=512)

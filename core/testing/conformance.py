@@ -54,7 +54,7 @@ class Enumerator(CounterRNG):
     that replace it.
     """
 
-    rolls = feeds_native = False
+    has_tables = feeds_native = False
 
     def __init__(self, tapes: Sequence[Tape]) -> None:
         super().__init__([0] * len(tapes))

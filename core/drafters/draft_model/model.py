@@ -131,7 +131,7 @@ class DraftModel(_ModelDrafter):
 
     def _draw_chain(self, length: int, rng: CounterRNG) -> Draft | None:
         """A single row's chain of fixed length in one call, if the model supports that; else None."""
-        single = rng.rolls and rng.device.type == "cpu" and len(rng.seeds) == 1 and length > 0
+        single = rng.has_tables and rng.device.type == "cpu" and len(rng.seeds) == 1 and length > 0
         if self._drawer is None or not single:
             return None
         chain = self._drawer.draw_chain(rng.table(Purpose.DRAW)[0, :length].numpy())

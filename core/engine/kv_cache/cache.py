@@ -287,7 +287,7 @@ def sequence_positions(rows: Rows, draft: Draft) -> Tensor:
     """[B, P + N] the position of each pending token and each node in its sequence."""
     batch, wait = rows.pending.shape
     if rows.uniform and draft.positions is None:
-        return rows.entries[:, None] + draft.tree.behind(wait)[1]
+        return rows.entries[:, None] + draft.tree.mask_after(wait)[1]
     pending = torch.arange(wait, device=rows.entries.device).expand(batch, -1)
     nodes = (rows.pending_count[:, None] - 1 + draft.offsets).expand(batch, -1)
     return rows.entries[:, None] + torch.cat([pending, nodes], 1)
@@ -296,7 +296,7 @@ def sequence_positions(rows: Rows, draft: Draft) -> Tensor:
 def scratch_mask(rows: Rows, draft: Draft) -> Tensor:
     """[B|1, P + N, P + N] bool: the attention mask among pending tokens and nodes."""
     wait = rows.pending.shape[1]
-    mask = draft.tree.behind(wait)[0]
+    mask = draft.tree.mask_after(wait)[0]
     if rows.uniform or not draft.size:
         return mask
     real = torch.arange(wait, device=rows.entries.device) < rows.pending_count[:, None]  # [B, P]
