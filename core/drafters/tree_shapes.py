@@ -104,17 +104,6 @@ def from_choices(choices: Iterable[Sequence[int]]) -> tuple[Shape, tuple[int, ..
     return tuple(parents), tuple(guesses)
 
 
-def to_choices(parents: Sequence[int], guesses: Sequence[int] | None = None) -> Choices:
-    """The inverse of `from_choices`. Default for `guesses`: the ranks among siblings."""
-    validate(parents)
-    guesses = ranks(parents) if guesses is None else guesses
-    _one_each("ranks", parents, guesses)
-    paths: list[tuple[int, ...]] = []
-    for parent, rank in zip(parents, guesses, strict=True):
-        paths.append((*(paths[parent] if parent >= 0 else ()), rank))
-    return tuple(paths)
-
-
 def node_value(parents: Sequence[int], acceptance: Sequence[float]) -> float:
     """Expected tokens per target pass: 1 (the target's own token) + the sum over nodes of the probability that the node
     is accepted.

@@ -100,9 +100,7 @@ def methods() -> str:
         for name, method in table.items():
             options = ", ".join(f"`{option}={default!r}`" for option, default in method.options.items())
             facts = [f"*{method.summary}*", f"Paper: {method.paper}", f"Module: `{method.module}`"]
-            needs = [
-                f"`{option}`" + (f", {kind}" if (kind := method.inputs.get(option)) else "") for option in method.needs
-            ]
+            needs = [f"`{option}`, {method.inputs[option]}" for option in method.needs]
             facts += [f"Needs: {'; '.join(needs)}"] if needs else []
             facts += [f"Options: {options}"] if options else []
             parts.append(f"### {name}\n\n" + "\n\n".join(facts))

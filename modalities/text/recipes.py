@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outrider.core.drafters.trained.acceptance_head import AcceptanceChance
 from outrider.core.drafters.trained.distilled import SmallModel
+from outrider.core.drafters.trained.import_checkpoints import read_foreign
 from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import Incompatible, InvalidOption, OutriderError, unknown
 from outrider.core.methods import DRAFTERS
@@ -240,8 +241,16 @@ def load(path: Path, drafter: str, target: Target) -> DraftHead:
         raise Incompatible(
             f"weights for {drafter} need a target on our own decoder, and this one runs on {type(target).__name__}"
         )
+    if path.is_dir():
+        head = read_foreign(path, target)
+        kind = DRAFTERS[drafter].draft_head if drafter in DRAFTERS else None
+        if not isinstance(kind, type) or not isinstance(head, kind):
+            raise Incompatible(f"{path} holds a {type(head).__name__}, which the drafter '{drafter}' can't use")
+        return head
     if not path.is_file():
-        raise InvalidOption(f"there is no file {path}; give an existing file of trained weights")
+        raise InvalidOption(
+            f"there is no file {path}; give a file of trained weights, or a folder with an EAGLE or Medusa head"
+        )
     return load_trained(path, KINDS, target)
 
 

@@ -7,10 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from outrider.core.errors import InvalidOption
-from outrider.text import TextModel
+from outrider.core.drafters.trained.import_checkpoints import write_speculators
+from outrider.core.engine.transformer import Decoder
+from outrider.core.errors import Incompatible, InvalidOption
+from outrider.text import TextModel, recipes
 from outrider.text.calibrate import calibrate
 from outrider.text.measurements import measured
 from outrider.text.tokenizer import Tokens
@@ -144,6 +147,21 @@ def test_calibrating_keeps_what_it_found(lm: TextModel, folder: Path, cache: Pat
     measured(lm, "sequoia").write_text("{}")
     with pytest.raises(InvalidOption, match="no measured acceptance"):
         lm.generate(PROMPTS[0], drafter="sequoia", drafter_options={"model": str(folder)})
+
+
+def test_a_published_head_is_read_from_its_folder(lm: TextModel, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    target = lm.target()
+    assert isinstance(target, Decoder)
+    taps = ("layer.0", "layer.1", "layer.1")
+    head = recipes.RECIPES["eagle3"].make(target, torch.arange(0, 300, 2), lora=0, taps=taps)
+    write_speculators(head, tmp_path, "tiny", length=3)
+    asked: dict[str, Any] = {"drafter_options": {"draft_head": str(tmp_path)}, "max_new_tokens": 12}
+    out = lm.generate(PROMPTS[0], drafter="eagle3", **asked)
+    assert out.tokens == lm.generate(PROMPTS[0], drafter=None, max_new_tokens=12).tokens
+    assert any(step.drafted for step in out.trace.steps)
+    with pytest.raises(Incompatible, match="holds a Eagle3Head, which the drafter 'medusa' can't use"):
+        lm.generate(PROMPTS[0], drafter="medusa", **asked)
 
 
 # ---- the bridge

@@ -250,7 +250,7 @@ def test_what_is_wrong_is_said_before_anything_runs(
 
 
 def test_names(lm: TextModel) -> None:
-    assert lm.drafters[0] == "auto"
+    assert next(iter(lm.drafters)) == "auto"
     assert {"prompt-lookup", "jacobi", "draft-model"} <= set(lm.drafters)
     assert {"exact", "gumbel-match", "typical"} <= set(lm.rules)
     assert "tiny" in repr(lm)

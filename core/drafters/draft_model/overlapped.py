@@ -63,10 +63,6 @@ class Overlapped:
         self.bytes_read = self.tries = self.hits = 0
         self._own = sampling
 
-    @property
-    def hit_rate(self) -> float:
-        return self.hits / self.tries if self.tries else 0.0
-
     def begin(self, prefill: Prefill, prompts: Prompts, sampling: Sampling) -> None:
         self.model.begin(prompts, self._own or sampling, frozenset())
         self._rate = torch.full((len(prompts), 1), 0.7, dtype=torch.float64, device=self.model.device)

@@ -53,14 +53,6 @@ class Errors:
     letters: int
     letter_errors: int
 
-    @property
-    def word_rate(self) -> float:
-        return self.word_errors / max(self.words, 1)
-
-    @property
-    def letter_rate(self) -> float:
-        return self.letter_errors / max(self.letters, 1)
-
 
 class SpeechMetrics:
     """All metrics; each model is loaded on first use. `workers` is the number of threads that transcribe in

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
 import numpy as np
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from outrider.core.drafters.tree_shapes import (
     AcceptanceCounter,
+    Choices,
     best_choices,
     branching,
     chain,
@@ -26,7 +27,6 @@ from outrider.core.drafters.tree_shapes import (
     ranks,
     rerank,
     sequoia,
-    to_choices,
     tree_value,
     validate,
 )
@@ -59,6 +59,14 @@ def every_forest(nodes: int, depth: int, width: int) -> list[tuple[tuple, ...]]:
         for others in every_forest(nodes - size, depth, width)
         if len(others) < width
     ]
+
+
+def to_choices(parents: Sequence[int], guesses: Sequence[int] | None = None) -> Choices:
+    """The inverse of `from_choices`. Default for `guesses`: the ranks among siblings."""
+    paths: list[tuple[int, ...]] = []
+    for parent, rank in zip(parents, ranks(parents) if guesses is None else guesses, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), rank))
+    return tuple(paths)
 
 
 def flatten(forest: tuple) -> tuple[int, ...]:
@@ -351,7 +359,6 @@ def test_counter_survives_being_written_down(groups: list[tuple[int, int]]) -> N
         (lambda: from_choices([(0, 1)]), r"no parent: add \(0,\)"),
         (lambda: from_choices([()]), "not a choice"),
         (lambda: from_choices([(-1,)]), "not a choice"),
-        (lambda: to_choices((-1,), (0, 1)), "2 ranks for a tree of 1 nodes"),
         (lambda: node_value((-1, 0), (0.5,)), "1 probabilities for a tree of 2 nodes"),
         (lambda: tree_value((-1,), [0.7, 0.7]), "sums to 1.4"),
         (lambda: sequoia([0.5, -0.1], 4, 2), r"acceptance\[1\] is -0.1"),
