@@ -11,11 +11,12 @@ import json
 from base64 import b64decode, b64encode
 from dataclasses import asdict, dataclass, field
 from importlib import resources
+from io import BytesIO
 from pathlib import Path
 from typing import Literal, get_args
 
 from outrider.app.page import validate
-from outrider.core.errors import TraceError
+from outrider.core.errors import InvalidOption, TraceError
 from outrider.core.trace import Trace
 
 Modality = Literal["text", "image", "speech"]
@@ -120,6 +121,13 @@ def _validated(recording: Recording) -> Recording:
     for data, magic, what in ((recording.picture, _PNG, "picture"), (recording.sound, _WAV, "sound")):
         if data and not _starts_with(data, magic):
             raise TraceError(f"the recording's {what} is not a {'PNG' if what == 'picture' else 'WAV'} file in base64")
+    if recording.sound:
+        from outrider.speech.audio import Sound
+
+        try:
+            Sound.load(BytesIO(b64decode(recording.sound)))
+        except InvalidOption as error:
+            raise TraceError(f"the recording's sound can't be played: {error}") from None
     if recording.plain is not None:
         if recording.plain.plain is not None or recording.plain.modality != recording.modality:
             raise TraceError("the plain recording in this one has another modality or a plain recording of its own")

@@ -12,6 +12,7 @@ import time
 import wave
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
@@ -52,15 +53,19 @@ class Sound:
         return buffer.getvalue()
 
     @classmethod
-    def load(cls, path: str | Path) -> Sound:
+    def load(cls, path: str | Path | IO[bytes]) -> Sound:
         """Read a 16-bit WAV file; channels are averaged."""
+        source = str(path) if isinstance(path, str | Path) else path
+        path = path if isinstance(path, str | Path) else "the sound"
         try:
-            with wave.open(str(path), "rb") as file:
+            with wave.open(source, "rb") as file:
                 if file.getsampwidth() != 2:
                     raise InvalidOption(f"{path} has {8 * file.getsampwidth()} bits per sample; it must have 16")
+                if not file.getframerate():
+                    raise InvalidOption(f"{path} has a rate of 0 samples per second")
                 samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").reshape(-1, file.getnchannels())
                 return cls((samples.mean(1) / 32768).astype(np.float32), file.getframerate())
-        except (wave.Error, EOFError) as error:
+        except (wave.Error, EOFError, ValueError) as error:
             raise InvalidOption(f"{path} is not an uncompressed WAV file: {error}") from None
 
     def resample(self, sample_rate: int) -> Sound:

@@ -202,11 +202,7 @@ def packed(sound: Sound) -> str:
 
 
 def unpacked(data: str) -> Sound:
-    import wave
-
-    with wave.open(BytesIO(b64decode(data)), "rb") as file:
-        held = np.frombuffer(file.readframes(file.getnframes()), "<i2")
-        return Sound((held / 32768).astype(np.float32), file.getframerate())
+    return Sound.load(BytesIO(b64decode(data)))
 
 
 def envelope(sound: Sound, points: int = _POINTS) -> list[float]:

@@ -6,13 +6,14 @@ import gc
 import json
 import runpy
 import warnings
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 gradio = pytest.importorskip("gradio")
@@ -30,6 +31,7 @@ from outrider.core.bench.runner import PLAIN, Bench, Item  # noqa: E402
 from outrider.core.errors import InvalidOption, TraceError  # noqa: E402
 from outrider.core.methods import DRAFTERS, RULES  # noqa: E402
 from outrider.core.trace import Trace  # noqa: E402
+from outrider.speech.audio import Sound  # noqa: E402
 
 # Gradio leaves event loops open behind it, here and in its client; `tidy` collects what they hold.
 pytestmark = [pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.slow]
@@ -329,11 +331,19 @@ def test_hostile_fields_of_a_trace_are_escaped(backends: dict[str, Backend]) -> 
     assert "<img" not in page and "${" not in page and safe(evil) in page
 
 
+def silent_wav(rate: int) -> str:
+    """A WAV file in base64 that gives this rate."""
+    data = bytearray(Sound(np.zeros(8, dtype=np.float32)).wav())
+    data[24:28] = rate.to_bytes(4, "little")
+    return b64encode(data).decode()
+
+
 def test_files_that_are_not_traces_are_refused(backends: dict[str, Backend]) -> None:
     good = json.loads(record(backends["image"], drafter="suffix", rule="exact").to_json())
     bad: list[Any] = [b"", b"\xff\xfe", b"[]", b"{}", b"null", b"[" * 100_000, "x" * (validate.FILE + 1)]
     bad += [json.dumps({**good, **change}) for change in (
         {"recording": 9}, {"rows": 10**6}, {"picture": "PHNjcmlwdD4="}, {"sound": "!!"}, {"names": {"1": "x" * 10_000}},
+        {"sound": silent_wav(0)},
         {"modality": "video"}, {"more": 1}, {"plain": {**good, "modality": "text"}}, {"trace": {"steps": [{}]}},
     )]  # fmt: skip
     for one in bad:
