@@ -1,4 +1,4 @@
-"""What every test runs under: offline, one thread a worker, the same examples every time."""
+"""Settings of all tests: offline, one thread per worker, deterministic examples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this machine can't run; torch is asked only if a test needs to know."""
+    """Skip what this machine cannot run; imports torch only if a test needs a device."""
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     browser = [item for item in items if item.get_closest_marker("browser")]
     if gpu:
@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def measured(record_property: Callable[[str, object], None]) -> Callable[..., None]:
-    """measured("enumeration", rule="token", value=1e-16) puts a figure into the table printed at the end."""
+    """measured("enumeration", rule="token", value=1e-16) adds a figure to the table printed at the end."""
 
     def note(kind: str, *, name: str, value: float) -> None:
         record_property("measured", (kind, name, float(value)))

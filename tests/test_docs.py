@@ -1,4 +1,4 @@
-"""The documentation site: what its pages name exists, its examples run, and it builds without a warning."""
+"""The documentation site: everything its pages name exists, its examples run, and it builds without warnings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NEEDS = {
 
 
 def code(page: Path) -> str:
-    """The Python of a page; what is included from examples/ is tested there."""
+    """Return the Python code of a page; included examples are tested in test_examples.py."""
     return "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL))
 
 
@@ -37,7 +37,7 @@ def commands() -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", commands())
-def test_its_commands_exist_with_their_options(command: str) -> None:
+def test_commands_and_options_of_pages_exist(command: str) -> None:
     name, *rest = shlex.split(command)
     names = [name, *rest[:1]] if name in ("bench", "export", "datastore") else [name]
     result = CliRunner().invoke(cli, [*names, "--help"], env={"COLUMNS": "200"})
@@ -46,7 +46,7 @@ def test_its_commands_exist_with_their_options(command: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_what_a_page_names_exists(page: Path) -> None:
+def test_files_and_targets_of_pages_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for name in re.findall(r"`((?:core|app|modalities|tests|notebooks|reports|examples|docs)/[\w./-]*)`", text):
         assert (ROOT / name).exists(), name
@@ -56,8 +56,8 @@ def test_what_a_page_names_exists(page: Path) -> None:
     compile(code(page), page.name, "exec")
 
 
-def test_its_tables_name_methods() -> None:
-    """A first column of names, as in the guides to drafters and rules."""
+def test_tables_name_existing_methods() -> None:
+    """The first columns of the guides' tables contain existing names."""
     known = {*DRAFTERS, *RULES, "auto"}
     for guide in ("exactness", "relaxed-rules"):
         text = (ROOT / "docs" / "guides" / f"{guide}.md").read_text(encoding="utf-8")
@@ -75,7 +75,7 @@ def test_the_examples_of_a_guide_run(name: str, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.slow
-def test_it_builds_without_a_warning(tmp_path: Path) -> None:
+def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     pytest.importorskip("mkdocstrings")
     subprocess.run(["make", "--silent", "links"], cwd=ROOT, check=True)
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]

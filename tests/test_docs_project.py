@@ -1,4 +1,4 @@
-"""What a code host reads: workflows, templates and the citation agree with the project's own files."""
+"""Workflows, issue templates and the citation agree with the project's files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_workflow_asks_for_little_and_calls_what_exists(path: Path) -> None:
+def test_workflows_have_minimal_permissions_and_call_existing_targets(path: Path) -> None:
     workflow, makefile = read(path), (ROOT / "Makefile").read_text(encoding="utf-8")
     assert workflow["permissions"] == {"contents": "read"}
     for job in workflow["jobs"].values():
@@ -38,7 +38,7 @@ def test_a_workflow_asks_for_little_and_calls_what_exists(path: Path) -> None:
                 assert (ROOT / script).is_file(), script
 
 
-def test_every_python_that_is_named_is_tested() -> None:
+def test_every_listed_python_version_is_tested() -> None:
     matrix = read(GITHUB / "workflows" / "ci.yml")["jobs"]["test"]["strategy"]["matrix"]["python"]
     named = [one.rpartition(" :: ")[2] for one in PROJECT["classifiers"] if "Python :: 3." in one]
     assert matrix == named
@@ -46,7 +46,7 @@ def test_every_python_that_is_named_is_tested() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((GITHUB / "ISSUE_TEMPLATE").glob("[!c]*.yml")), ids=lambda path: path.stem)
-def test_a_template_is_a_form(path: Path) -> None:
+def test_issue_templates_are_forms(path: Path) -> None:
     form = read(path)
     assert {"name", "description", "body"} <= set(form)
     names = [field["id"] for field in form["body"]]
@@ -54,7 +54,7 @@ def test_a_template_is_a_form(path: Path) -> None:
     assert all(field["attributes"]["label"] for field in form["body"])
 
 
-def test_the_citation_is_of_this_version() -> None:
+def test_the_citation_has_the_current_version() -> None:
     citation = read(ROOT / "CITATION.cff")
     assert citation["version"] == __version__
     assert citation["license"] == PROJECT["license"]

@@ -1,5 +1,5 @@
-"""The scripts of examples/: each runs and prints what its docstring says. Those of text run on a tiny model, and once,
-among the slow tests, on the default model."""
+"""The scripts of examples/ run and print what their docstrings say. Text examples run on a tiny model, and in the slow
+tests on the default model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
-    """Run an example as a script, in a folder of its own -> what it prints."""
+    """Run an example as a script in its own folder and return its output."""
 
     def go(name: str, *arguments: str) -> str:
         monkeypatch.chdir(tmp_path)
@@ -47,7 +47,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     return go
 
 
-def test_each_is_short_and_says_what_it_prints() -> None:
+def test_examples_are_short_and_document_their_output() -> None:
     paths = sorted(FOLDER.glob("*.py"))
     tested = {*TEXT, "custom_rule", "conformance", "relaxed_image", "speech", "train_head"}
     assert {path.stem for path in paths} == tested
@@ -59,7 +59,7 @@ def test_each_is_short_and_says_what_it_prints() -> None:
 
 
 @pytest.mark.parametrize("name", TEXT)
-def test_text_on_a_tiny_model(name: str, run: Any, tiny: Path) -> None:
+def test_text_examples_on_a_tiny_model(name: str, run: Any, tiny: Path) -> None:
     if name == "retrieval":
         pytest.importorskip("bm25s")
     arguments, expected = TEXT[name]
@@ -69,13 +69,13 @@ def test_text_on_a_tiny_model(name: str, run: Any, tiny: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TEXT)
-def test_text_on_the_default_model(name: str, run: Any) -> None:
+def test_text_examples_on_the_default_model(name: str, run: Any) -> None:
     if name == "retrieval":
         pytest.importorskip("bm25s")
     assert re.search(TEXT[name][1], run(name))
 
 
-def test_the_rule_is_exact_at_chance_0(run: Any) -> None:
+def test_the_custom_rule_is_exact_at_chance_0(run: Any) -> None:
     exact, relaxed = re.findall(r"chance .*: (\d\.\d+) tokens .*, (\d+\.\d+) total variation", run("custom_rule"))
     assert float(exact[1]) == 0 < float(relaxed[1])
     assert float(relaxed[0]) > float(exact[0]) > 1

@@ -1,6 +1,6 @@
-"""Damaged input of every kind: files and words of strangers are read well, or refused in one line of ours.
+"""Fuzzing: damaged files and untrusted input are either read correctly or raise a one-line OutriderError.
 
-Seeded, so that a case that fails fails again. A thousand damaged traces are in tests/core/test_trace.py.
+Cases are seeded and reproducible. Damaged traces are in tests/core/test_trace.py.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ ODD = ([], {}, [[]], None, 3, [None], [{}], b"x", [b"x"], [3], [-1], [1 << 40], 
 
 
 def damaged(rng: random.Random, good: bytes) -> bytes:
-    """A few bytes changed, a number made huge, something cut out or off."""
+    """Damage data: change bytes, enlarge a number, remove or truncate a part."""
     found = bytearray(good)
     kinds = (0, 1, 2, 3, 4) if rng.random() < 0.3 else (0, 1, 3)
     for _ in range(rng.randint(1, 3)):
@@ -79,7 +79,7 @@ def damaged(rng: random.Random, good: bytes) -> bytes:
 
 
 def bent(rng: random.Random, good: Any) -> Any:
-    """JSON with one value, however deep, that is of another kind."""
+    """Return JSON in which one value, at any depth, has another type."""
     found = json.loads(json.dumps(good))
     place = found
     while True:
@@ -96,7 +96,7 @@ def words(rng: random.Random) -> str:
 
 
 def survives(cases: int, once: Callable[[random.Random], object], *, refused: float = 0.0) -> None:
-    """Each case is fine or one line of ours, and none takes the memory; at least so many are refused."""
+    """Check that each case passes or raises a one-line OutriderError within bounded memory, and count the errors."""
     before, count = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0
     for case in range(cases):
         said = ""
@@ -143,7 +143,7 @@ def test_datastores(tmp_path: Path) -> None:
     survives(600, once, refused=0.5)
 
 
-def test_sets_of_pictures(tmp_path: Path) -> None:
+def test_image_datasets(tmp_path: Path) -> None:
     path, words = tmp_path / "p.npz", ("a", "b")
     keywords = (("x",), ("y",))
     Pictures(
@@ -158,7 +158,7 @@ def test_sets_of_pictures(tmp_path: Path) -> None:
     survives(400, once, refused=0.5)
 
 
-def test_sets_of_speech(tmp_path: Path) -> None:
+def test_speech_datasets(tmp_path: Path) -> None:
     path, said = tmp_path / "s.npz", np.array([1, 2, 3])
     one = Utterance("a b", "x", said, said, 1.0, np.zeros((BINS, 6), np.uint8), said)
     save_speech(path, [one, one])
@@ -172,7 +172,7 @@ def test_sets_of_speech(tmp_path: Path) -> None:
 
 
 def rezipped(rng: random.Random, good: bytes) -> bytes:
-    """An archive of arrays, one of which is damaged behind a checksum that is right, or is of another shape or kind."""
+    """Return an archive in which one array is damaged (with a valid checksum) or has another shape or dtype."""
     made = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(good)) as old, zipfile.ZipFile(made, "w") as new:
         chosen = rng.choice(old.namelist())
@@ -192,7 +192,7 @@ def rezipped(rng: random.Random, good: bytes) -> bytes:
     return made.getvalue()
 
 
-def test_checkpoints_of_a_training(tmp_path: Path) -> None:
+def test_training_checkpoints(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     made = accelerator(True, "no")
     model = torch.nn.Linear(3, 2)
@@ -226,7 +226,7 @@ def test_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_trained_weights(tmp_path: Path) -> None:
-    """The JSON beside weights of ours."""
+    """Damages the JSON beside our weights."""
     source = recipes.weights("image-tokens")
     path = tmp_path / "tokens.safetensors"
     path.symlink_to(source)
@@ -243,7 +243,7 @@ def test_trained_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"])
 def test_models(file: str, tmp_path: Path) -> None:
-    """A folder's files: what loads says two tokens."""
+    """Damages a model folder's files; what still loads generates two tokens."""
     folder = TINY["write"](tmp_path / "tiny")
     told = (folder / file).read_text(encoding="utf-8")
 
@@ -257,7 +257,7 @@ def test_models(file: str, tmp_path: Path) -> None:
     survives(30, once)
 
 
-def test_files_of_prompts(tmp_path: Path) -> None:
+def test_prompt_files(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     good = b'{"prompt": "a", "id": 1, "task": "x"}\n{"turns": ["b"], "question_id": 3, "category": "y"}\n'
 
@@ -301,7 +301,7 @@ OF_SPEECH = {**COMMON, "rule": ("exact", "tolerance"), "speed": (0.7, 1.5), "rul
 
 
 def asked(rng: random.Random, good: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """A prompt, or a batch, or neither; and options, most of them as they should be."""
+    """Return random prompts, batches or invalid values, with mostly valid options."""
     said = words(rng)
     prompt = rng.choice(ODD if rng.random() < 0.1 else (said, f"cat {said}", f"{said} cat", [f"{said} cat", "cat"]))
     options = {name: rng.choice((*values, rng.choice(WRONG))) for name, values in good.items() if rng.random() < 0.2}
@@ -355,7 +355,7 @@ def test_speech() -> None:
     survives(200, once, refused=0.3)
 
 
-def test_what_is_to_be_drawn_and_said() -> None:
+def test_image_and_speech_requests() -> None:
     names = PromptEncoder(36, ("noto", "fluent"), ("cat", "red", "heart"))
 
     def once(rng: random.Random) -> None:

@@ -1,4 +1,4 @@
-"""One name, every file, nothing heavy: what the installed distribution must keep."""
+"""The distribution: package names, complete files, light imports, pinned dependencies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def in_child(code: str) -> str:
 
 
 def sources() -> list[str]:
-    """The files that git tracks, or would with the next `git add`."""
+    """Return the files that git tracks, and untracked files that it does not ignore."""
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
@@ -63,11 +63,11 @@ def test_the_wheel_holds_every_source_file_and_no_other(tmp_path: Path) -> None:
     assert wheel.name.startswith(f"outrider-{__version__}-")
 
 
-def test_every_package_says_it_is_typed() -> None:
+def test_every_package_has_py_typed() -> None:
     assert all((ROOT / folder / "py.typed").exists() for folder in FOLDERS)
 
 
-def test_the_installed_version_is_the_one_in_the_code() -> None:
+def test_the_installed_version_matches_the_code() -> None:
     assert metadata.version("outrider") == __version__
 
 
@@ -88,7 +88,7 @@ def test_importing_the_command_loads_nothing_heavy() -> None:
     assert not {"torch", "numpy", "transformers", "diffusers", "torchaudio", "gradio"} & set(loaded.split())
 
 
-def test_every_dependency_is_pinned_to_a_version_it_admits() -> None:
+def test_every_dependency_is_pinned_within_its_bounds() -> None:
     project = PROJECT["project"]
     wanted = project["dependencies"] + [one for extra in project["optional-dependencies"].values() for one in extra]
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()

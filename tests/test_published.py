@@ -1,11 +1,9 @@
-"""Every drafter on every published class, for pictures, sound and text behind a picture or a sound: greedy output is
-plain decoding's, so is what is drawn with the same noise, and the distribution of the output, every branch of chance
-walked, is the target's.
+"""Every drafter on every published model class (images, sound, multimodal text): greedy and gumbel-match output equals
+plain decoding, and the output's distribution, by enumeration, equals the target's.
 
-The classes are the real ones, tiny, of random weights (tests/tiny_classes.py); that plain decoding is their own
-`generate` stands in each modality's tests. Distributions are walked in 64 bits on three or four codes and a token more
-than drafts are deep, so that a draft is taken whole, in part and not at all; LlamaGen, which is our own transformer in
-32 bits, as far as those go."""
+The classes are those of transformers, tiny and with random weights (tests/tiny_classes.py); each modality's tests check
+that plain decoding equals the class's own `generate`. Enumeration runs in 64 bits (LlamaGen: 32) on three or four codes
+and one token more than the draft's depth, so that drafts are accepted wholly, partly and not at all."""
 
 from __future__ import annotations
 
@@ -76,7 +74,7 @@ def of_llamagen(prompts: Sequence[str], **options: Any) -> Run:
 
 @cache
 def llamagen(captioned: bool = False, codes: int = 40) -> PublishedModel:
-    """Files as they are published, converted and opened."""
+    """Published checkpoint files, converted and loaded."""
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory() as place:
@@ -143,20 +141,20 @@ SEEDED = {"temperature": 1.0, "rule": "gumbel-match", "seed": 3}
 
 
 def drafting(name: str) -> list[str]:
-    """The drafters that apply to a class."""
+    """Return the drafters that apply to a class."""
     if name in SEEING:
         return [*drafters(ours=False), *OF_WORDS]
     return of_pictures(trained=False) if CLASSES[name].func in (of_picture, of_llamagen) else drafters(ours=False)
 
 
 def table(names: Iterable[str], applies: Callable[[str], Sequence[str]]) -> list[tuple[str, str]]:
-    """Class by drafter."""
+    """All pairs of class and drafter."""
     return [(name, drafter) for name in names for drafter in applies(name)]
 
 
 @pytest.fixture(autouse=True, scope="module")
 def kept_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is worked out once for a model, bigrams and measured costs, is kept for these tests alone."""
+    """Use a separate cache for bigrams and measured costs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OUTRIDER_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -171,14 +169,14 @@ def plain(name: str, greedy: bool) -> Any:
 
 
 @pytest.mark.parametrize(("name", "drafter"), table(CLASSES, drafting))
-def test_whoever_drafts_the_tokens_are_the_same(name: str, drafter: str) -> None:
+def test_output_equals_plain_decoding(name: str, drafter: str) -> None:
     run = partial(made(name), drafter=drafter, drafter_options=FEWER.get(drafter, {}))
     assert run(**GREEDY) == plain(name, True)
     assert run(**SEEDED) == plain(name, False) != plain(name, True)
 
 
 @pytest.mark.parametrize("drafter", ["sparse-cache", "triforce", "qspec", "swift", "draft-on-the-fly", "layer-skip"])
-def test_drafters_that_see_their_target_cheaper_are_refused(drafter: str) -> None:
+def test_self_speculative_drafters_raise(drafter: str) -> None:
     with pytest.raises(OutriderError):
         made("llava")(drafter=drafter, **GREEDY)
 
@@ -195,7 +193,7 @@ TRIALS = {  # where the table's own have thousands of branches
 
 
 class Rows:
-    """A target of as many rows as are asked for, all of one prompt; made anew for each generation."""
+    """A target with any number of rows of one prompt, rebuilt for each generation."""
 
     def __init__(self, of: Callable[[int], Target]) -> None:
         self._of, self.inner = of, of(1)
@@ -287,7 +285,7 @@ FEW: Mapping[str, tuple[Callable[[], Parts], int]] = {  # and how many tokens
 
 @cache
 def few(name: str) -> tuple[Case, Callable[[], Target], SequenceDistribution]:
-    """All but the drafter, a model that drafts, and the distribution."""
+    """Build everything except the drafter: target, draft model and expected distribution."""
     make, limit = FEW[name]
     big, small, root, end = make()
     sampling = Sampling(end=tuple(end))
@@ -305,7 +303,7 @@ def few(name: str) -> tuple[Case, Callable[[], Target], SequenceDistribution]:
 
 
 @pytest.mark.parametrize(("name", "drafter"), table(FEW, lambda name: drafters(ours=False)))
-def test_whoever_drafts_the_law_stays(name: str, drafter: str, measured: Any) -> None:
+def test_the_distribution_is_the_targets(name: str, drafter: str, measured: Any) -> None:
     case, small, distribution = few(name)
     method = DRAFTERS[drafter]
     options = TRIALS.get(drafter, method.trials[0])

@@ -1,4 +1,4 @@
-"""Who may open weights, unpickle, run or fetch: read off the syntax trees of what is installed, and of notebooks."""
+"""Checks in the syntax trees of all code and notebooks who opens weights, unpickles, runs code or uses the network."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def tree(path: Path) -> ast.Module:
 
 
 class PromptEncoder:
-    """The dotted names that a file speaks, those it imported in full."""
+    """Return the dotted names used in a file, with imported names in full."""
 
     def __init__(self, path: Path) -> None:
         parsed = tree(path)
@@ -184,12 +184,12 @@ def speaks(path: Path, name: str) -> bool:
 
 @cache
 def calls(path: Path) -> list[tuple[str, ast.Call]]:
-    """Every call of a file, with the dotted name of what is called."""
+    """Yield every call in a file with the dotted name of the callee."""
     return [(names(path).of(node.func), node) for node in names(path).nodes if isinstance(node, ast.Call)]
 
 
 def given(call: ast.Call, name: str) -> object:
-    """The constant that a call is given by that name; the call itself where it is none."""
+    """Return a call's constant argument by name, or the call if it is not a constant."""
     for one in call.keywords:
         if one.arg == name:
             return one.value.value if isinstance(one.value, ast.Constant) else call
@@ -201,11 +201,11 @@ def named(path: Path) -> str:
 
 
 @pytest.mark.parametrize("name", [*OPENERS, *OTHERS])
-def test_only_those_that_may_do(name: str) -> None:
+def test_only_allowed_modules_use_it(name: str) -> None:
     assert {named(path) for path in FILES if speaks(path, name)} == (OPENERS | OTHERS)[name]
 
 
-def test_security_names_every_place_that_opens() -> None:
+def test_security_md_lists_every_module_that_opens_weights() -> None:
     for file in set().union(*OPENERS.values()):
         assert f"`{file}`" in SECURITY, file
 
@@ -222,7 +222,7 @@ def test_nothing_is_unpickled() -> None:
             assert given(call, "allow_pickle") in (None, False), path
 
 
-def test_no_code_of_others_runs() -> None:
+def test_no_untrusted_code_runs() -> None:
     for path in FILES:
         for name, call in calls(path):
             assert given(call, "trust_remote_code") in (None, False), path
@@ -247,14 +247,14 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_the_rule_is_broken_by_what_breaks_it(name: str, tmp_path: Path) -> None:
+def test_violations_are_detected(name: str, tmp_path: Path) -> None:
     bad = tmp_path / "bad.py"
     bad.write_text(BROKEN[name])
     assert name in spoken(bad)
     assert name == "pickle" or any(speaks(bad, one) for one in (OPENERS | OTHERS))
 
 
-def test_ours_of_the_same_name_is_no_breach(tmp_path: Path) -> None:
+def test_our_functions_of_the_same_name_are_allowed(tmp_path: Path) -> None:
     good = tmp_path / "good.py"
     good.write_text(
         "def load_file(path): ...\nload_file('x')\nfrom outrider.speech.training.data import load_file as r\nr('x')"
@@ -262,7 +262,7 @@ def test_ours_of_the_same_name_is_no_breach(tmp_path: Path) -> None:
     assert not speaks(good, "load_file")
 
 
-def test_what_is_given_is_seen(tmp_path: Path) -> None:
+def test_arguments_are_detected(tmp_path: Path) -> None:
     bad = tmp_path / "bad.py"
     bad.write_text("import torch\ntorch.load('x', weights_only=w)\n")
     found = dict(calls(bad))

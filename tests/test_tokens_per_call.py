@@ -1,5 +1,5 @@
-"""Tokens a call of the target of every drafter that ships, on a small slice, pinned: a change that costs more than
-5 % of them is found here. `python tests/test_tokens_per_call.py` measures anew and writes tests/tokens-per-call.json.
+"""Tokens per target pass of every included drafter on a few prompts: a loss of more than 5 % against
+tests/tokens-per-call.json fails. `python tests/test_tokens_per_call.py` measures again and rewrites that file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FREE = {
 
 
 def trained(modality: str) -> set[str]:
-    """The drafters whose weights are in the package."""
+    """Return the drafters whose weights are in the package."""
     names = shipped(modality)
     known = {"text": list(RECIPES), "image": of_pictures(), "speech": of_speech()}[modality]
     return {"draft-model" if name == "draft" else name for name in names} & set(known)
@@ -90,7 +90,7 @@ def test_tokens_per_call_are_what_they_were(modality: str, drafter: str) -> None
 
 
 def write(*names: str) -> None:
-    """All of them, or some modalities."""
+    """Measure and write all modalities, or the given ones."""
     found = pins() | {name: dict.fromkeys(sorted({*FREE[name], *trained(name)}), 0.0) for name in names or ALL}
     for modality in names or ALL:
         some = found[modality]

@@ -1,8 +1,7 @@
-"""The real classes of transformers, tiny and of random weights, with their real processors where those need no
-download: what the tests of published models run. Nothing is fetched.
+"""Builds tiny transformers models with random weights, and their processors, for the tests of published models.
 
-Each is made of a seed, so many layers (a smaller one drafts for a larger) and sizes, which go down to three codes,
-where every branch of chance can be walked.
+Nothing is downloaded. Each builder takes a seed, the number of layers (a smaller model drafts for a larger) and sizes,
+down to three codes, at which every random branch can be enumerated.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ SMALL = {**STATES, "head_dim": 8}
 
 
 def tokenizer(extra: dict[str, str], words: tuple[str, ...] = WORDS, bare: bool = False) -> Any:
-    """Words apart by spaces, after the special ones: <s>, <pad> and those that are named. `bare`: <s> is not added."""
+    """A whitespace tokenizer with the special tokens <s>, <pad> and the given ones. `bare`: <s> is not added."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -39,7 +38,7 @@ def tokenizer(extra: dict[str, str], words: tuple[str, ...] = WORDS, bare: bool 
 
 
 def sharpened(model: Any, by: float = 1.0) -> Any:
-    """Weights far enough from 0 for distributions that are neither flat nor certain."""
+    """Scale random weights so that distributions are neither flat nor one-hot."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -108,7 +107,7 @@ def imagegpt(seed: int = 0, layers: int = 2, colours: int = 27, side: int = 8) -
 
 
 def emu3(seed: int = 0, layers: int = 2, codes: int = 32) -> tuple[Any, Any]:
-    """A picture of 8 pixels a side has one code."""
+    """A picture of 8x8 pixels has one code."""
     from transformers import Emu3Config, Emu3ForConditionalGeneration, Emu3Processor
     from transformers.models.janus.image_processing_pil_janus import JanusImageProcessorPil
 
@@ -240,7 +239,7 @@ def musicgen(seed: int = 0, layers: int = 2, books: int = 4, codes: int = 32) ->
 
 
 def bark(seed: int = 0, layers: int = 2, meanings: int = 12, codes: int = 8) -> Any:
-    """So many semantic tokens and an end, and two coarse books."""
+    """A number of semantic tokens and an end token, and two coarse codebooks."""
     from transformers import BarkConfig, BarkModel
 
     torch.manual_seed(seed)
@@ -311,7 +310,7 @@ def whisper(seed: int = 0, layers: int = 2, words: int = 50) -> Any:
 
 
 def llasa(seed: int = 0, layers: int = 2, codes: int = 24, bare: bool = False) -> Any:
-    """Codes as words of a Llama, which holds its tokenizer. `bare`: of other words there is only the one that ends."""
+    """A Llama with codes as tokens, and its tokenizer. `bare`: the only other token is the end token."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -343,7 +342,7 @@ def language(words: int, layers: int) -> dict[str, Any]:
 
 
 def read(words: int) -> Any:
-    """The tokenizer of both."""
+    """The tokenizer of both models."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -353,7 +352,7 @@ def read(words: int) -> Any:
 
 
 def llava(seed: int = 0, layers: int = 2, words: int = 60) -> tuple[Any, dict[str, torch.Tensor]]:
-    """A model, and a question about a picture of four pieces."""
+    """A model, and a question about a picture of four patches."""
     from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
     torch.manual_seed(seed)
@@ -369,7 +368,7 @@ def llava(seed: int = 0, layers: int = 2, words: int = 60) -> tuple[Any, dict[st
 
 
 def qwen2_vl(seed: int = 0, layers: int = 2, words: int = 60) -> tuple[Any, dict[str, torch.Tensor]]:
-    """The same with positions in three directions."""
+    """The same with three-dimensional positions."""
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
     torch.manual_seed(seed)

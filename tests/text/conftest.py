@@ -1,4 +1,4 @@
-"""The tiny model, once a session, and the real one for those tests that need it."""
+"""Fixtures: the tiny model, built once per session, and the real default model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TINY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parent / "tiny.py")))
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
-    """Models this small gain nothing from several."""
+    """Use one thread: models this small gain nothing from more."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -27,13 +27,13 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny() -> SimpleNamespace:
-    """What makes such models."""
+    """The module that builds tiny models."""
     return TINY
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the tiny model."""
+    """The folder of the tiny model."""
     return TINY.write(tmp_path_factory.mktemp("models") / "tiny")
 
 
@@ -44,5 +44,5 @@ def lm(folder: Path) -> TextModel:
 
 @pytest.fixture(scope="session")
 def smollm2() -> TextModel:
-    """The real default model, fetched into the user's cache the first time."""
+    """The real default model, downloaded to the user's cache on first use."""
     return text.load("smollm2-135m", dtype="float32")

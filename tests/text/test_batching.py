@@ -1,4 +1,4 @@
-"""lm.batch(): requests that enter and leave come out as generate() has them alone."""
+"""lm.batch(): requests in a continuous batch give the outputs of generate()."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROMPTS = ["the cat sat", "a quick brown fox", "seven wizards play", "rain", "th
 
 
 @pytest.mark.parametrize("drafter", [None, "prompt-lookup", "auto"])
-def test_requests_come_out_as_they_do_alone(lm: TextModel, drafter: str | None) -> None:
+def test_requests_give_the_same_output_as_alone(lm: TextModel, drafter: str | None) -> None:
     options = {"costs": "1:10 2:11 8:14"} if drafter == "auto" else {}
     with lm.batch(rows=2, drafter=drafter, stop=["o"], logprobs=True, drafter_options=options) as batch:
         asked = [batch.add(one, 5 + place) for place, one in enumerate(PROMPTS)]
@@ -31,7 +31,7 @@ def test_requests_come_out_as_they_do_alone(lm: TextModel, drafter: str | None) 
     assert batch.idle and batch.cache_bytes == 0
 
 
-def test_a_seed_of_its_own_gives_what_it_gives_alone(lm: TextModel) -> None:
+def test_a_request_seed_gives_the_same_output_as_alone(lm: TextModel) -> None:
     batch = lm.batch(rows=3, drafter="prompt-lookup", temperature=0.9, max_new_tokens=12)
     asked = [batch.add("the cat sat", seed=seed) for seed in (1, 2, 3, 4)]
     for _ in batch:
@@ -45,7 +45,7 @@ def test_a_seed_of_its_own_gives_what_it_gives_alone(lm: TextModel) -> None:
     assert alone.text == texts[2]
 
 
-def test_cancelling_ends_one_and_no_other(lm: TextModel) -> None:
+def test_cancelling_ends_only_one_request(lm: TextModel) -> None:
     batch = lm.batch(rows=2, drafter=None)
     asked = [batch.add(one, 8) for one in PROMPTS[:3]]
     batch.round()
@@ -58,7 +58,7 @@ def test_cancelling_ends_one_and_no_other(lm: TextModel) -> None:
     assert all(one.finish_reason is not None for one in asked[1:])
 
 
-def test_what_cannot_be_is_said(lm: TextModel) -> None:
+def test_invalid_options_raise(lm: TextModel) -> None:
     from outrider.core.drafters.lookup.prompt_lookup import PromptLookup
 
     with pytest.raises(InvalidOption, match="drafter's name"):

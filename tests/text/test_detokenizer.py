@@ -1,4 +1,4 @@
-"""Text while it arrives: its parts joined are the whole, and nothing past a stop string is ever shown."""
+"""Incremental detokenisation: the pieces joined are the whole text, and nothing after a stop string is returned."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def characters(ids: Sequence[int]) -> str:
 
 
 def read(ids: Sequence[int], cuts: Sequence[int], stop: Sequence[str] = ()) -> tuple[list[str], Detokenizer]:
-    """Feed bytes in portions and take what is certain after each."""
+    """Feed bytes in portions and return the pieces."""
     reader = Detokenizer(characters, stop)
     parts = []
     for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True):
@@ -30,7 +30,7 @@ def portions(size: int, seed: int) -> list[int]:
     return sorted({(seed * 7 + 13 * k) % (size + 1) for k in range(seed % 5)})
 
 
-def test_a_character_in_several_tokens_appears_when_it_is_whole() -> None:
+def test_a_character_of_several_tokens_appears_when_complete() -> None:
     reader = Detokenizer(characters)
     shown = []
     for byte in "a€😀".encode():
@@ -39,7 +39,7 @@ def test_a_character_in_several_tokens_appears_when_it_is_whole() -> None:
     assert shown == ["a", "", "", "€", "", "", "", "😀"]
 
 
-def test_what_never_becomes_a_character_is_shown_at_the_end() -> None:
+def test_an_incomplete_character_is_returned_at_the_end() -> None:
     parts, _ = read(list(b"ab\xe2\x82"), [1, 3])
     assert parts == ["a", "b", "\ufffd"]
 
@@ -47,7 +47,7 @@ def test_what_never_becomes_a_character_is_shown_at_the_end() -> None:
 @pytest.mark.slow
 @settings(max_examples=300)
 @given(st.binary(max_size=40) | st.text(max_size=20).map(str.encode), st.integers(0, 50))
-def test_the_parts_joined_are_the_whole(data: bytes, seed: int) -> None:
+def test_pieces_joined_are_the_whole_text(data: bytes, seed: int) -> None:
     parts, reader = read(list(data), portions(len(data), seed))
     assert "".join(parts) == reader.text == characters(data)
 
@@ -58,7 +58,7 @@ def test_the_parts_joined_are_the_whole(data: bytes, seed: int) -> None:
     st.lists(st.text("ab€ ", min_size=1, max_size=4), min_size=1, max_size=3),
     st.integers(0, 50),
 )
-def test_nothing_past_a_stop_string_is_shown(text: str, stops: list[str], seed: int) -> None:
+def test_nothing_after_a_stop_string_is_returned(text: str, stops: list[str], seed: int) -> None:
     data = text.encode()
     parts, reader = read(list(data), portions(len(data), seed), stops)
     # the stop string that is complete first counts; of those, the one that begins first
@@ -76,7 +76,7 @@ def test_nothing_past_a_stop_string_is_shown(text: str, stops: list[str], seed: 
 
 
 @pytest.mark.parametrize("one_by_one", [True, False])
-def test_the_cut_is_the_same_however_tokens_arrive(one_by_one: bool) -> None:
+def test_the_cut_does_not_depend_on_how_tokens_arrive(one_by_one: bool) -> None:
     ids = list(b"one two END three")
     reader = Detokenizer(characters, ["END"])
     for portion in [[one] for one in ids] if one_by_one else [ids]:
@@ -85,7 +85,7 @@ def test_the_cut_is_the_same_however_tokens_arrive(one_by_one: bool) -> None:
     assert reader.text == "one two "
 
 
-def test_what_may_become_a_stop_string_waits(tiny: SimpleNamespace) -> None:
+def test_a_possible_stop_string_is_held_back(tiny: SimpleNamespace) -> None:
     reader = Detokenizer(characters, ["<end>"])
     reader.feed(list(b"ok <en"))
     assert reader.take() == "ok "

@@ -1,4 +1,4 @@
-"""What can be named as a model, and what is said when it is none."""
+"""Loading models from every kind of source, and the errors for what is not a model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROMPT = "the cat sat on the mat and the dog sat on"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "int4"])
-def test_every_precision_writes(dtype: str, folder: Path) -> None:
+def test_every_precision_generates(dtype: str, folder: Path) -> None:
     model = text.load(str(folder), dtype=dtype)
     assert len(model.generate(PROMPT, **RAW).tokens) == 16
     assert model.dtype == dtype
@@ -36,7 +36,7 @@ def test_every_precision_writes(dtype: str, folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_an_architecture_that_is_not_ours_runs_through_transformers(
+def test_an_unsupported_architecture_runs_through_transformers(
     tiny: SimpleNamespace, tmp_path: Path, lm: TextModel
 ) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -66,7 +66,7 @@ def test_an_architecture_that_is_not_ours_runs_through_transformers(
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_model_objects_run_and_what_happens_to_them_is_seen(folder: Path, lm: TextModel) -> None:
+def test_model_objects_run_and_changes_to_them_are_noticed(folder: Path, lm: TextModel) -> None:
     from transformers import AutoTokenizer, LlamaForCausalLM
 
     theirs = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -92,7 +92,7 @@ def test_model_objects_run_and_what_happens_to_them_is_seen(folder: Path, lm: Te
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_recurrent_state_is_refused_with_the_reason(tiny: SimpleNamespace, tmp_path: Path) -> None:
+def test_recurrent_state_raises_with_the_reason(tiny: SimpleNamespace, tmp_path: Path) -> None:
     from transformers import MambaConfig, MambaForCausalLM
 
     folder = tiny.write(tmp_path / "mamba")
@@ -137,7 +137,7 @@ def _remove(name: str) -> Any:
         (_remove("tokenizer.json"), OutriderError, "has no tokenizer|no fast version"),
     ],
 )
-def test_a_folder_that_is_no_whole_model(
+def test_an_incomplete_model_folder_raises(
     spoil: Any, error: type[Exception], said: str, folder: Path, tmp_path: Path
 ) -> None:
     spoilt = shutil.copytree(folder, tmp_path / "m")
@@ -157,19 +157,19 @@ def test_a_folder_that_is_no_whole_model(
         ("smollm2-135m", {"dtype": "float8"}, InvalidOption, "unknown dtype 'float8'"),
     ],
 )
-def test_what_is_no_model_is_said(source: Any, options: dict[str, Any], error: type[Exception], said: str) -> None:
+def test_invalid_sources_raise(source: Any, options: dict[str, Any], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         text.load(source, **options)
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "nowhere", "meta9"])
-def test_a_device_that_is_not_there(device: str, folder: Path) -> None:
+def test_a_missing_device_raises(device: str, folder: Path) -> None:
     with pytest.raises(InvalidOption, match="outrider doctor"):
         text.load(folder, device=device)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_layers_that_are_streamed_change_nothing(folder: Path, dtype: str) -> None:
+def test_offloaded_layers_change_no_token(folder: Path, dtype: str) -> None:
     whole, part = (text.load(folder, dtype=dtype, offload=offload) for offload in (None, 0.5))
     wanted = whole.generate("the cat", drafter="prompt-lookup", max_new_tokens=12)
     assert part.generate("the cat", drafter="prompt-lookup", max_new_tokens=12).tokens == wanted.tokens
@@ -177,7 +177,7 @@ def test_layers_that_are_streamed_change_nothing(folder: Path, dtype: str) -> No
         part.generate("the cat", drafter="draft-verify", drafter_options={"skip": ("attention.1",)})
 
 
-def test_offload_that_cannot_be_is_said(folder: Path) -> None:
+def test_invalid_offload_raises(folder: Path) -> None:
     with pytest.raises(InvalidOption, match="one layer has"):
         text.load(folder, dtype="float32", offload=0.1)
 

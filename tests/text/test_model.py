@@ -1,4 +1,4 @@
-"""Prompts in, text out, on a tiny random model: every option, batches, conversations, and what is refused."""
+"""Text generation on a tiny random model: every option, batches, conversations and errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_drafting_changes_no_token(drafter: str | None, extra: dict[str, Any], l
     assert other.trace.lossless
 
 
-def test_a_batch_gives_each_row_what_it_gives_alone(lm: TextModel) -> None:
+def test_a_batch_row_gives_the_same_output_as_alone(lm: TextModel) -> None:
     together = lm.generate(PROMPTS, drafter="prompt-lookup", **RAW)
     alone = [lm.generate(prompt, drafter="prompt-lookup", **RAW) for prompt in PROMPTS]
     assert [one.tokens for one in together] == [one.tokens for one in alone]
@@ -60,7 +60,7 @@ def test_streamed_pieces_are_the_text(lm: TextModel) -> None:
         assert shown == [lm.tokens.decode(one.tokens) for one in stream.results]
 
 
-def test_closing_a_stream_leaves_what_there_is_and_the_model_usable(lm: TextModel) -> None:
+def test_closing_a_stream_keeps_its_text_and_the_model_usable(lm: TextModel) -> None:
     stream = lm.stream(PROMPTS[0], drafter=None, **RAW)
     for _ in range(5):
         next(stream)
@@ -71,7 +71,7 @@ def test_closing_a_stream_leaves_what_there_is_and_the_model_usable(lm: TextMode
     assert lm.generate(PROMPTS[0], drafter=None, **RAW).tokens[:5] == result.tokens
 
 
-def test_two_streams_side_by_side_do_not_disturb_each_other(lm: TextModel) -> None:
+def test_two_interleaved_streams_are_independent(lm: TextModel) -> None:
     alone = [lm.generate(prompt, drafter=None, **RAW).tokens for prompt in PROMPTS[:2]]
     one, two = (lm.stream(prompt, drafter="prompt-lookup", **RAW) for prompt in PROMPTS[:2])
     open_ = [one, two]
@@ -81,7 +81,7 @@ def test_two_streams_side_by_side_do_not_disturb_each_other(lm: TextModel) -> No
 
 
 @pytest.mark.parametrize("drafter", [None, "prompt-lookup", "jacobi"])
-def test_a_stop_string_ends_the_text_wherever_its_tokens_fall(drafter: str | None, lm: TextModel) -> None:
+def test_a_stop_string_ends_the_text_across_token_boundaries(drafter: str | None, lm: TextModel) -> None:
     whole = lm.generate(PROMPTS[0], drafter=None, **RAW).text
     for start in range(1, 12, 2):
         stop = whole[start : start + 3]
@@ -92,7 +92,7 @@ def test_a_stop_string_ends_the_text_wherever_its_tokens_fall(drafter: str | Non
         assert stop not in lm.tokens.decode(out.tokens[:-1])
 
 
-def test_the_end_token_ends_it(lm: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_token_ends_the_text(lm: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = lm.generate(PROMPTS[0], drafter=None, **RAW)
     assert whole.finish_reason == "length"
     monkeypatch.setattr(lm, "end", (whole.tokens[6],))
@@ -117,7 +117,7 @@ def test_seeds(lm: TextModel) -> None:
     assert torch.equal(state, torch.random.get_rng_state()), "torch's own generator is left alone"
 
 
-def test_sampling_options_reach_the_law(lm: TextModel) -> None:
+def test_sampling_options_reach_the_distribution(lm: TextModel) -> None:
     greedy = lm.generate(PROMPTS[0], drafter=None, **RAW).tokens
     for narrow in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 0.999}):
         options: dict[str, Any] = {"temperature": 1.0, "drafter": None, **narrow, **RAW}
@@ -142,7 +142,7 @@ def test_logprobs_and_alternatives(lm: TextModel) -> None:
     assert lm.generate(PROMPTS[0], **RAW).logprobs is None
 
 
-def test_the_trace_says_how_it_was_made_and_reads_back(lm: TextModel) -> None:
+def test_the_trace_records_its_settings_and_round_trips(lm: TextModel) -> None:
     out = lm.generate(PROMPTS[0], drafter="prompt-lookup", drafter_options={"length": 3}, seed=9, top_k=50, **RAW)
     trace = Trace.from_json(out.trace.to_json())
     assert trace == out.trace
@@ -159,7 +159,7 @@ def test_the_trace_says_how_it_was_made_and_reads_back(lm: TextModel) -> None:
     }
 
 
-def test_the_next_turn_reads_only_what_is_new(lm: TextModel) -> None:
+def test_the_next_turn_reads_only_new_tokens(lm: TextModel) -> None:
     talk, last = [{"role": "user", "content": "the cat sat on the mat"}], 0
     for turn in range(3):
         lm_fresh = lm.generate([talk], drafter=None, max_new_tokens=12)[0]  # a batch keeps no cache
@@ -179,7 +179,7 @@ def test_the_next_turn_reads_only_what_is_new(lm: TextModel) -> None:
     assert lm.generate(again, drafter=None, max_new_tokens=2).trace.options["reused"] == 0
 
 
-def test_a_turn_broken_off_can_be_gone_on_from(lm: TextModel) -> None:
+def test_an_interrupted_turn_can_be_continued(lm: TextModel) -> None:
     talk = [{"role": "user", "content": "the dog sat on the log"}]
     stream = lm.stream(talk, drafter="jacobi", max_new_tokens=20)
     next(stream)
@@ -192,7 +192,7 @@ def test_a_turn_broken_off_can_be_gone_on_from(lm: TextModel) -> None:
     assert out.trace.options["reused"]
 
 
-def test_another_model_drafts(lm: TextModel, tiny: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_second_model_drafts(lm: TextModel, tiny: SimpleNamespace, tmp_path: Path) -> None:
     small = text.load(tiny.write(tmp_path / "small", seed=1), dtype="float32")
     plain = lm.generate(PROMPTS[0], drafter=None, **RAW)
     for model in (small, lm):
@@ -201,7 +201,7 @@ def test_another_model_drafts(lm: TextModel, tiny: SimpleNamespace, tmp_path: Pa
     assert out.trace.summary().acceptance_rate == 1.0, "it agrees with itself"
 
 
-def test_the_answer_ends_where_the_context_does(tiny: SimpleNamespace, tmp_path: Path) -> None:
+def test_the_answer_ends_at_the_context_limit(tiny: SimpleNamespace, tmp_path: Path) -> None:
     short = text.load(tiny.write(tmp_path / "short", max_position_embeddings=32), dtype="float32")
     out = short.generate(list(range(3, 23)), drafter=None)
     assert len(out.tokens) == 12
@@ -242,7 +242,7 @@ def test_the_answer_ends_where_the_context_does(tiny: SimpleNamespace, tmp_path:
         ("x", {"alternatives": -1}, "alternatives is -1"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_runs(
+def test_invalid_options_raise_before_anything_runs(
     prompt: Any, options: dict[str, Any], said: str, lm: TextModel
 ) -> None:
     with pytest.raises(InvalidOption, match=said):

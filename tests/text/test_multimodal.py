@@ -1,5 +1,7 @@
-"""Language models that see: the real classes of transformers, tiny, of random weights. What they answer is what their
-own `generate` answers. Every drafter on them is in tests/test_published.py."""
+"""Multimodal models: tiny transformers classes with random weights give the output of their own `generate`.
+
+Every drafter on them is tested in tests/test_published.py.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ MODELS = {"llava": TINY.llava, "qwen2-vl": TINY.qwen2_vl}
 
 @pytest.mark.parametrize("count", [1, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MODELS)
-def test_answers_are_the_class_s_own(name: str, count: int) -> None:
+def test_answers_equal_the_class_generate(name: str, count: int) -> None:
     model, given = MODELS[name]()
     seeing, answers = MultimodalModel(model, TINY.read(60)), set()
     for number in range(count):
@@ -36,7 +38,7 @@ def test_answers_are_the_class_s_own(name: str, count: int) -> None:
     assert len(answers) > count // 2
 
 
-def test_the_picture_is_looked_at() -> None:
+def test_the_picture_changes_the_answer() -> None:
     model, given = TINY.llava()
     seeing = MultimodalModel(model, TINY.read(60))
     one = seeing.answer(given, drafter="suffix", max_new_tokens=16, temperature=0.0)
@@ -46,7 +48,7 @@ def test_the_picture_is_looked_at() -> None:
     assert one.tokens != other.tokens
 
 
-def test_what_cannot_be_read_is_refused() -> None:
+def test_unsupported_inputs_raise() -> None:
     model, given = TINY.llava()
     with pytest.raises(InvalidOption, match="expected one prompt"):
         MultimodalModel(model, TINY.read(60)).answer({"input_ids": torch.zeros(2, 3).long()})

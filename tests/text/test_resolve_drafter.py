@@ -1,4 +1,4 @@
-"""What drafters are given of a text model: documents, datastores, bigrams; every one of them by its name."""
+"""The inputs that text models supply to drafters: documents, datastores, bigrams; every drafter by name."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_every_training_free_drafter_runs_by_its_name(lm: TextModel, plain: list
     assert any(step.drafted for step in out.trace.steps)
 
 
-def test_drafters_without_training_are_all_there() -> None:
+def test_the_list_of_training_free_drafters_is_complete() -> None:
     assert {*FREE, "rest"} <= {*DRAFTERS}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FREE)
-def test_a_ragged_batch_gives_what_each_prompt_gives_alone(lm: TextModel, name: str) -> None:
+def test_a_ragged_batch_gives_the_same_output_as_alone(lm: TextModel, name: str) -> None:
     prompts = [PROMPT, "a quick brown fox", f"{PROMPT} log while the rain fell on the plain"]
     batch = lm.generate(prompts, drafter=name, raw=True, max_new_tokens=40)
     for prompt, out in zip(prompts, batch, strict=True):
@@ -62,7 +62,7 @@ def test_a_ragged_batch_gives_what_each_prompt_gives_alone(lm: TextModel, name: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FREE)
-def test_long_runs_are_plain_decodings(lm: TextModel, name: str) -> None:
+def test_long_outputs_equal_plain_decoding(lm: TextModel, name: str) -> None:
     plain, out = (lm.generate(PROMPT, drafter=one, raw=True, max_new_tokens=300) for one in (None, name))
     assert out.tokens == plain.tokens
     assert len(out.trace.steps) < 300 or name == "input-guided"  # the prompt doesn't come up again
@@ -79,12 +79,12 @@ def test_rest_takes_a_store_by_its_path(lm: TextModel, plain: list[int], tmp_pat
         assert out.tokens == plain and any(step.drafted for step in out.trace.steps)
 
 
-def test_rest_says_how_to_get_a_store(lm: TextModel) -> None:
+def test_rest_without_a_store_names_the_command(lm: TextModel) -> None:
     with pytest.raises(InvalidOption, match="outrider datastore build"):
         lm.generate(PROMPT, drafter="rest")
 
 
-def test_a_store_of_another_tokenizer_is_refused(lm: TextModel, tmp_path: Path) -> None:
+def test_a_store_of_another_tokenizer_raises(lm: TextModel, tmp_path: Path) -> None:
     path = tmp_path / "a.store"
     Datastore.build([[1, 2, 3]], {"tokenizer": "another"}).save(path)
     with pytest.raises(DatastoreError, match="another tokenizer"):
@@ -103,7 +103,7 @@ def test_long_files_are_tokenised_in_pieces_without_loss(lm: TextModel, tmp_path
     assert "Tokenising" in capsys.readouterr().err
 
 
-def test_files_that_are_no_text_are_refused(lm: TextModel, tmp_path: Path) -> None:
+def test_files_without_text_raise(lm: TextModel, tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DatastoreError, match="UTF-8"):
@@ -115,7 +115,7 @@ def test_files_that_are_no_text_are_refused(lm: TextModel, tmp_path: Path) -> No
         datastore.build(lm.tokens, [tmp_path / "none"], progress=False)
 
 
-def test_documents_may_be_given_as_text(lm: TextModel, plain: list[int]) -> None:
+def test_references_can_be_text(lm: TextModel, plain: list[int]) -> None:
     said = lm.tokens.decode(plain)
     for name, options in (
         ("input-guided", {"source": said}),
@@ -126,7 +126,7 @@ def test_documents_may_be_given_as_text(lm: TextModel, plain: list[int]) -> None
         assert out.tokens == plain and len(out.trace.steps) < 24
 
 
-def test_bigrams_are_worked_out_once(lm: TextModel, cache: Path) -> None:
+def test_bigrams_are_computed_once(lm: TextModel, cache: Path) -> None:
     first = bigrams.bigrams(lm)
     (path,) = (cache / "bigrams").iterdir()
     marked = first.clone()
@@ -142,9 +142,7 @@ def test_bigrams_are_worked_out_once(lm: TextModel, cache: Path) -> None:
     assert torch.equal(bigrams.bigrams(lm), first)
 
 
-def test_nobody_waits_long_for_bigrams_unless_asked_for(
-    lm: TextModel, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_bigrams_are_only_computed_on_request(lm: TextModel, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bigrams, "_SOON", 0)
     for drafter in ("token-recycling", "ensemble"):
         lm.generate("a cat", drafter=drafter, max_new_tokens=2)
@@ -153,14 +151,14 @@ def test_nobody_waits_long_for_bigrams_unless_asked_for(
     assert (cache / "bigrams").exists()
 
 
-def test_recycling_starts_with_bigrams_unless_told_not_to(lm: TextModel, cache: Path) -> None:
+def test_recycling_starts_with_bigrams_by_default(lm: TextModel, cache: Path) -> None:
     lm.generate(PROMPT, drafter="token-recycling", max_new_tokens=4, drafter_options={"initial_table": None})
     assert not (cache / "bigrams").exists()
     out = lm.generate("x", drafter="token-recycling", raw=True, max_new_tokens=4)
     assert (cache / "bigrams").exists() and out.trace.steps[0].drafted
 
 
-def test_members_of_an_ensemble_are_given_theirs(lm: TextModel, plain: list[int]) -> None:
+def test_members_of_an_ensemble_get_their_inputs(lm: TextModel, plain: list[int]) -> None:
     options = {"drafters": ["n-grammys", "rest"], "options": {"rest": {"store": [lm.tokens.decode(plain)]}}}
     out = lm.generate(PROMPT, drafter="ensemble", raw=True, max_new_tokens=48, drafter_options=options)
     assert out.tokens == plain and len(out.trace.steps) < 40

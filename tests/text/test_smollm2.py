@@ -1,4 +1,4 @@
-"""The real default model, fetched through pip the first time: what it says, and the examples in docstrings."""
+"""The real default model, downloaded on first use: its answers, its logits, and the examples in docstrings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SUMMARY = (
 )
 
 
-def test_it_knows_a_thing_or_two(smollm2: TextModel) -> None:
+def test_it_answers_simple_questions(smollm2: TextModel) -> None:
     out = smollm2.generate("What is the capital of France?", max_new_tokens=30)
     assert "Paris" in out.text
     assert out.finish_reason == "stop"
@@ -44,7 +44,7 @@ def test_drafting_changes_no_token(drafter: str, smollm2: TextModel) -> None:
         assert found.trace.summary().tokens_per_pass > 1.5
 
 
-def test_the_next_turn_goes_on_from_the_cache(smollm2: TextModel) -> None:
+def test_the_next_turn_reuses_the_cache(smollm2: TextModel) -> None:
     talk = [{"role": "user", "content": "Name a fruit in one word."}]
     first = smollm2.generate(talk, max_new_tokens=16)
     talk += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "Another one?"}]
@@ -54,7 +54,7 @@ def test_the_next_turn_goes_on_from_the_cache(smollm2: TextModel) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_our_logits_are_transformers_logits(smollm2: TextModel) -> None:
+def test_our_logits_equal_those_of_transformers(smollm2: TextModel) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from outrider.core.distribution import Sampling
@@ -109,7 +109,7 @@ def test_it_loads_without_transformers(smollm2: TextModel) -> None:
     assert not {"transformers", "gguf", "huggingface_hub"} & set(child.stdout.split())
 
 
-def test_the_bigrams_that_ship_are_the_models_own(smollm2: TextModel) -> None:
+def test_the_included_bigrams_are_those_of_the_model(smollm2: TextModel) -> None:
     table = bigrams(smollm2)
     assert table.shape == (smollm2.target().vocabulary, 8)
     some = torch.tensor([[260], [2000], [11_000], [49_000]])

@@ -1,4 +1,4 @@
-"""Tokenizers and chat templates without transformers, and as it reads them."""
+"""Tokenizers and chat templates without transformers give the results of transformers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_transformers_renders_the_same(tiny: SimpleNamespace, tmp_path: Path) ->
     assert Tokens.of_transformers(theirs).render(TALK) == Tokens.load(folder).render(TALK)
 
 
-def test_a_template_in_a_file_of_its_own_counts(tiny: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_separate_template_file_is_used(tiny: SimpleNamespace, tmp_path: Path) -> None:
     folder = tiny.write(tmp_path / "m", template=None)
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}!")
     assert Tokens.load(folder).render(TALK) == "Hi!"
@@ -64,7 +64,7 @@ def test_a_template_in_a_file_of_its_own_counts(tiny: SimpleNamespace, tmp_path:
         ("{{ messages.append(1) }}", "unsafe|refuses"),
     ],
 )
-def test_a_template_reaches_nothing_and_its_refusal_is_passed_on(
+def test_a_template_is_sandboxed_and_its_error_is_reported(
     template: str, said: str, tiny: SimpleNamespace, tmp_path: Path
 ) -> None:
     tokens = Tokens.load(tiny.write(tmp_path / "m", template=template))
@@ -82,17 +82,17 @@ def test_a_template_reaches_nothing_and_its_refusal_is_passed_on(
         ([{"role": "user", "content": "  "}], "last message is empty"),
     ],
 )
-def test_what_is_no_conversation_is_said(messages: list[object], said: str, folder: Path) -> None:
+def test_invalid_conversations_raise(messages: list[object], said: str, folder: Path) -> None:
     with pytest.raises(InvalidOption, match=said):
         Tokens.load(folder).render(messages)  # type: ignore[arg-type]
 
 
-def test_a_model_without_a_template_says_so(tiny: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_missing_template_raises(tiny: SimpleNamespace, tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="raw=True"):
         Tokens.load(tiny.write(tmp_path / "m", template=None)).render(TALK)
 
 
-def test_a_broken_tokenizer_is_one_error(tiny: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_broken_tokenizer_raises(tiny: SimpleNamespace, tmp_path: Path) -> None:
     folder = tiny.write(tmp_path / "m")
     (folder / "tokenizer.json").write_text('{"model": 1}')
     with pytest.raises(TokenizerError, match="is not a tokenizer"):

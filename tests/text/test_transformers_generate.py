@@ -1,4 +1,4 @@
-"""custom_generate inside transformers' generate(): the same tokens, options kept to, what cannot be done refused."""
+"""custom_generate in transformers' generate(): the same tokens, the same options, and errors for unsupported ones."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def batch() -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["prompt-lookup", "jacobi", None])
-def test_greedily_it_is_what_transformers_generates(drafter: str | None, model: Any, batch: dict[str, Any]) -> None:
+def test_greedy_output_equals_transformers(drafter: str | None, model: Any, batch: dict[str, Any]) -> None:
     wanted = model.generate(**batch, max_new_tokens=40, do_sample=False)
     found = model.generate(
         **batch, max_new_tokens=40, do_sample=False, custom_generate=custom_generate, drafter=drafter
@@ -65,7 +65,7 @@ def test_greedily_it_is_what_transformers_generates(drafter: str | None, model: 
     assert torch.equal(found, wanted)
 
 
-def test_a_penalty_and_a_stopping_criterion_are_kept_to(model: Any, batch: dict[str, Any]) -> None:
+def test_penalties_and_stopping_criteria_apply(model: Any, batch: dict[str, Any]) -> None:
     def enough(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
         return torch.tensor([ids.shape[1] >= 20 and int(ids[row, -1]) % 3 == 0 for row in range(len(ids))])
 
@@ -78,7 +78,7 @@ def test_a_penalty_and_a_stopping_criterion_are_kept_to(model: Any, batch: dict[
         assert torch.equal(model.generate(**one, **options, **extra, custom_generate=custom_generate), wanted)
 
 
-def test_draws_follow_the_seed_or_torchs_generator(model: Any, batch: dict[str, Any]) -> None:
+def test_sampling_follows_the_seed_or_torchs_generator(model: Any, batch: dict[str, Any]) -> None:
     options = {"max_new_tokens": 20, "do_sample": True, "temperature": 0.8, "custom_generate": custom_generate}
 
     def drawn(manual: int | None = None, **more: Any) -> torch.Tensor:
@@ -93,7 +93,7 @@ def test_draws_follow_the_seed_or_torchs_generator(model: Any, batch: dict[str, 
     assert torch.equal(few, model.generate(**batch, max_new_tokens=20, do_sample=False))
 
 
-def test_the_answer_as_a_dictionary(model: Any, batch: dict[str, Any]) -> None:
+def test_the_output_as_a_dictionary(model: Any, batch: dict[str, Any]) -> None:
     found = model.generate(**batch, max_new_tokens=4, return_dict_in_generate=True, custom_generate=custom_generate)
     assert found.sequences.shape[0] == 3
     assert torch.equal(found.sequences[:, :12], batch["input_ids"])
@@ -107,14 +107,14 @@ def test_the_answer_as_a_dictionary(model: Any, batch: dict[str, Any]) -> None:
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
     ],
 )
-def test_what_it_does_not_do_is_refused_by_name(
+def test_unsupported_options_raise_by_name(
     options: dict[str, Any], said: str, model: Any, batch: dict[str, Any]
 ) -> None:
     with pytest.raises(Incompatible, match=said):
         model.generate(**batch, max_new_tokens=4, do_sample=False, **options, custom_generate=custom_generate)
 
 
-def test_a_streamer_gets_the_prompt_and_then_every_token(model: Any) -> None:
+def test_a_streamer_gets_the_prompt_then_every_token(model: Any) -> None:
     from transformers.generation.streamers import BaseStreamer
 
     class PrefixCache(BaseStreamer):

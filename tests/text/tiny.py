@@ -1,4 +1,4 @@
-"""A language model made on the spot: a byte-level tokenizer of 300 tokens and random weights, as a folder on disk."""
+"""Builds a tiny language model: a byte-level tokenizer with 300 tokens and random weights, as a folder on disk."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def tokenizer() -> Tokenizer:
 
 
 def tensors(seed: int = 0, config: dict[str, Any] = CONFIG) -> dict[str, torch.Tensor]:
-    """Random weights under transformers' names; strong enough for text that varies."""
+    """Return random weights under transformers' names, large enough for varied text."""
     generator = torch.Generator().manual_seed(seed)
     width, hidden = config["hidden_size"], config["intermediate_size"]
     shared = width // config["num_attention_heads"] * config["num_key_value_heads"]
@@ -87,7 +87,7 @@ def tensors(seed: int = 0, config: dict[str, Any] = CONFIG) -> dict[str, torch.T
 
 
 def write(folder: Path, *, seed: int = 0, template: str | None = TEMPLATE, **changed: Any) -> Path:
-    """A model's folder; keywords change its config."""
+    """Write a model's folder; keywords change its config."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors(seed), folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(CONFIG | changed))

@@ -1,4 +1,4 @@
-"""A batch beside one after another: the same rows, and figures that hang together."""
+"""The batch benchmark: equal outputs and consistent figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.text import TextModel
 from outrider.text.bench.batch import compare, median_round
 
 
-def test_rows_come_out_as_they_do_alone(lm: TextModel) -> None:
+def test_rows_give_the_same_output_as_alone(lm: TextModel) -> None:
     items = [Item("1", "chat", "one two three four five"), Item("2", "chat", "the cat")]
     rounds = list(compare(lm, items, tokens=5, repeat=3))
     assert len(rounds) == 3
@@ -25,7 +25,7 @@ def test_rows_come_out_as_they_do_alone(lm: TextModel) -> None:
     assert 2 <= found.tokens <= 10
 
 
-def test_one_prompt_is_no_batch(lm: TextModel) -> None:
+def test_one_prompt_raises(lm: TextModel) -> None:
     with pytest.raises(InvalidOption, match="2 prompts"):
         list(compare(lm, [Item("1", "chat", "one")]))
 

@@ -1,5 +1,7 @@
-"""Peers: workers that answer, fail, die or keep silent; venvs that can't be made; models in the forms they read. What
-runs here is a stand-in for the worker script; the engines themselves are not installed by tests."""
+"""Other engines: workers that answer, fail, die or hang; venvs that cannot be created; files in the formats they read.
+
+A fake worker script runs here; the engines themselves are not installed by tests.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def test_a_worker_answers_one_prompt_at_a_time_and_ends(tmp_path: Path) -> None:
         pytest.param(14, "no answer", marks=pytest.mark.slow),
     ],
 )
-def test_a_worker_that_fails_says_why(prompt: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_worker_raises_with_the_reason(
+    prompt: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(peers, "_ANSWER_TIMEOUT", 60.0 if prompt != 14 else 0.2)
     one = worker(tmp_path)
     try:
@@ -82,14 +86,14 @@ def test_a_worker_that_fails_says_why(prompt: int, words: str, tmp_path: Path, m
 
 @pytest.fixture
 def ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peers that need no venv."""
+    """Engines that need no venv."""
     table = {"good": Peer("good"), "other": Peer("other", reads="gguf"), "absent": Peer("absent", ("absent==1",))}
     monkeypatch.setattr(peers, "PEERS", table)
     monkeypatch.setattr(Peer, "version", "1")
 
 
 @pytest.mark.usefixtures("ours")
-def test_peers_are_contenders_and_those_that_cant_be_had_are_skipped_with_a_word(
+def test_engines_are_contenders_and_missing_ones_are_skipped_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(command: Any, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -114,14 +118,14 @@ def test_peers_are_contenders_and_those_that_cant_be_had_are_skipped_with_a_word
 
 
 @pytest.mark.usefixtures("ours")
-def test_a_peer_that_can_not_load_the_model_is_skipped() -> None:
+def test_an_engine_that_cannot_load_the_model_is_skipped() -> None:
     model = Model(Path("broken"), None, (2,), 64)
     with started(model, lambda item: item.content, limit=9, threads=1, names=("good",)) as found:
         assert not found.contenders
     assert found.skipped["good plain"] == "the process stopped: ValueError: no such architecture"
 
 
-def test_a_venv_is_made_once_and_again_if_other_packages_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_venv_is_created_once_and_again_for_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[list[str]] = []
 
     def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
@@ -144,7 +148,7 @@ def test_a_venv_is_made_once_and_again_if_other_packages_are_wanted(monkeypatch:
     assert python_of(PEERS["transformers"], said.append) == Path(sys.executable)
 
 
-def test_models_in_the_forms_that_peers_read(tmp_path: Path) -> None:
+def test_model_files_in_the_formats_that_engines_read(tmp_path: Path) -> None:
     file = tmp_path / "m.gguf"
     assert find_model(str(file), tmp_path, [2], 64) == Model(tmp_path, file, (2,), 64)
     assert find_model(str(tmp_path), tmp_path, [2], 64).gguf is None
@@ -155,7 +159,7 @@ def test_models_in_the_forms_that_peers_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_worker_script_keeps_what_libraries_print_away_from_its_answers(tmp_path: Path) -> None:
+def test_output_of_libraries_is_kept_out_of_the_answers(tmp_path: Path) -> None:
     script = Path(peer_worker.__file__)
     done = subprocess.run(
         [sys.executable, "-P", "-u", str(script), "transformers", json.dumps({"threads": 1, "folder": str(tmp_path)})],

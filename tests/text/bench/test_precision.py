@@ -1,4 +1,4 @@
-"""Precisions side by side: perplexity by hand, agreement with itself, and the command."""
+"""The precision benchmark: perplexity against a hand computation, agreement with itself, and the command."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_forced_text_is_scored_token_by_token(lm: TextModel) -> None:
     assert lost == pytest.approx(wanted, rel=1e-5)
 
 
-def test_fewer_bits_agree_less_and_weigh_less(folder: Path) -> None:
+def test_fewer_bits_agree_less_and_take_fewer_bytes(folder: Path) -> None:
     models = {dtype: text.load(folder, dtype=dtype) for dtype in ("float32", "bfloat16", "int4")}
     items = [Item("1", "chat", "one two three four five"), Item("2", "chat", "the cat sat on the mat")]
     said = list(compare(models, items, tokens=4))
@@ -46,7 +46,7 @@ def test_fewer_bits_agree_less_and_weigh_less(folder: Path) -> None:
     assert any("reading" in one for one in said if isinstance(one, str))
 
 
-def test_without_a_reference_there_is_nothing_to_agree_with(folder: Path) -> None:
+def test_a_missing_reference_raises(folder: Path) -> None:
     with pytest.raises(InvalidOption, match="float32"):
         list(compare({"int4": text.load(folder, dtype="int4")}, [Item("1", "chat", "one two")]))
 

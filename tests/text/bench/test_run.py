@@ -1,4 +1,4 @@
-"""Benchmarking text: prompts in, the oracle for near-ties, what loops, the report; on a tiny random model."""
+"""The text benchmark on a tiny random model: prompts, the check of near-ties, looping outputs, the report."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def lines(path: Path, *found: Any) -> Path:
     return path
 
 
-def test_our_own_prompts_cover_every_task() -> None:
+def test_bundled_prompts_cover_every_task() -> None:
     items = load_prompts()
     tasks = Counter(item.task for item in items)
     assert set(tasks) == {"chat", "code", "summary", "translation", "maths", "extraction", "editing"}
@@ -56,7 +56,7 @@ def test_a_limit_takes_from_every_task_in_turn() -> None:
     assert [item.id for item in items[7:]] == ["chat-2", "code-2"]
 
 
-def test_prompts_of_others(tmp_path: Path) -> None:
+def test_prompts_from_files(tmp_path: Path) -> None:
     path = lines(
         tmp_path / "p.jsonl",
         {"question_id": 81, "category": "writing", "turns": ["First.", "Second."]},
@@ -81,12 +81,12 @@ def test_prompts_of_others(tmp_path: Path) -> None:
         ("", "contains no prompts"),
     ],
 )
-def test_a_file_that_is_none_says_where(line: Any, words: str, tmp_path: Path) -> None:
+def test_an_invalid_line_raises_with_its_number(line: Any, words: str, tmp_path: Path) -> None:
     with pytest.raises(PromptsError, match=words):
         load_prompts(lines(tmp_path / "p.jsonl", line))
 
 
-def test_a_missing_or_binary_file_says_so(tmp_path: Path) -> None:
+def test_a_missing_or_binary_file_raises(tmp_path: Path) -> None:
     with pytest.raises(PromptsError, match="No such file"):
         load_prompts(tmp_path / "none.jsonl")
     (tmp_path / "b.jsonl").write_bytes(b"\xff\xfe\x00")
@@ -96,7 +96,7 @@ def test_a_missing_or_binary_file_says_so(tmp_path: Path) -> None:
         load_prompts(limit=0)
 
 
-def test_looping_by_hand() -> None:
+def test_looping_of_hand_made_outputs() -> None:
     assert distinct([1, 2, 3]) == 1.0, "too short to say"
     assert distinct([1, 2, 3, 4, 1, 2, 3, 4]) == 4 / 5
     assert distinct([1] * 8) == 1 / 5
@@ -106,7 +106,7 @@ def test_looping_by_hand() -> None:
 
 
 @pytest.mark.parametrize("kind", ["decoder", "table"])
-def test_the_oracle_finds_nothing_in_plain_output_and_a_planted_token_at_its_place(kind: str) -> None:
+def test_the_gap_check_finds_only_planted_tokens(kind: str) -> None:
     from outrider.core.decode import decode
     from outrider.core.distribution import Sampling
     from outrider.core.methods import make_rule
@@ -124,14 +124,14 @@ def test_the_oracle_finds_nothing_in_plain_output_and_a_planted_token_at_its_pla
     assert gaps(target, [5, 7, 9], []) == []
 
 
-def test_the_oracle_looks_at_long_outputs_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gap_check_splits_long_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     target = TableTarget(61, seed=2)
     whole = gaps(target, [1], list(range(40)))
     monkeypatch.setattr("outrider.text.bench.run._LOGITS", 7 * 61)
     assert gaps(target, [1], list(range(40))) == pytest.approx(whole)
 
 
-def test_how_outputs_compare() -> None:
+def test_comparison_of_outputs() -> None:
     def said(tokens: list[int], gap: float = 0.2) -> str:
         return compare([1, 2, 3, 0], tokens, worst=lambda _: gap, near=0.5, end={0})
 
@@ -150,7 +150,7 @@ def measured(lm: TextModel, settings: Settings, extra: list[Contender] | None = 
     return bench, report(bench, lm, settings, cost=costs(lm, items), about={"note": 1}, skipped={"peer": "no"})
 
 
-def test_the_report_is_what_the_design_says(
+def test_the_report_has_every_field(
     lm: TextModel, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path_factory.mktemp("cache")))  # where auto keeps what it measures
@@ -179,7 +179,7 @@ def test_the_report_is_what_the_design_says(
         write(found, tmp_path / "no" / "found.json")
 
 
-def test_a_planted_wrong_token_is_called_wrong(lm: TextModel) -> None:
+def test_a_planted_wrong_token_is_reported(lm: TextModel) -> None:
     settings = Settings(drafters=("prompt-lookup",), max_new_tokens=12)
 
     def run(item: Item) -> Outcome:
@@ -197,7 +197,7 @@ def test_a_planted_wrong_token_is_called_wrong(lm: TextModel) -> None:
 
 
 @pytest.mark.slow
-def test_drawn_tokens_are_compared_only_where_the_rule_says_they_are_the_same(lm: TextModel) -> None:
+def test_sampled_outputs_are_compared_only_under_gumbel_match(lm: TextModel) -> None:
     hot = Settings(drafters=("prompt-lookup",), temperature=1.0, max_new_tokens=8)
     _, found = measured(lm, hot)
     assert [one["identical"] for one in found["rows"]] == [None, None]
@@ -216,7 +216,7 @@ def test_unknown_names_list_the_known_ones(lm: TextModel) -> None:
     assert [one.name for one in contenders(lm, Settings(drafters=("plain", "jacobi", "jacobi")))] == ["plain", "jacobi"]
 
 
-def test_the_bound_of_a_near_tie_follows_the_precision(lm: TextModel) -> None:
+def test_the_near_tie_bound_depends_on_the_precision(lm: TextModel) -> None:
     assert lm.dtype == "float32"
     assert Judge(lm, Settings()).near == 1e-3
 

@@ -1,5 +1,5 @@
-"""Speculative RAG: choices of documents, chances of answers, the best draft wins; the ways of answering side by side;
-documents and questions from files; and the command."""
+"""Speculative RAG (document subsets, answer probabilities, the best draft), the benchmark of all methods, documents and
+questions from files, and the command."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lm(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
     return load(write(tmp_path_factory.mktemp("tiny"), max_position_embeddings=2048), dtype="float32")
 
 
-def test_chances_are_those_that_reading_one_by_one_gives(lm: TextModel) -> None:
+def test_probabilities_equal_those_of_reading_token_by_token(lm: TextModel) -> None:
     prompts, answers = [[5, 6, 7], [9, 8]], [[40, 41, 42], [50]]
     found = specrag._means(lm.target(), prompts, answers)
     for prompt, answer, mean in zip(prompts, answers, found, strict=True):
@@ -52,7 +52,7 @@ def test_chances_are_those_that_reading_one_by_one_gives(lm: TextModel) -> None:
     assert specrag._means(lm.target(), [[5]], [[]]) == [0.0]
 
 
-def test_every_draft_sees_one_document_of_each_cluster() -> None:
+def test_every_draft_reads_one_document_of_each_cluster() -> None:
     near = np.array([[1, 0.01 * n] for n in range(4)] + [[0.01 * n, 1] for n in range(4)], np.float32)
     parts = specrag.subsets(near, each=2, count=5, seed=3)
     assert len(parts) == 5 and len({tuple(part) for part in parts}) == 5
@@ -78,7 +78,7 @@ def test_the_draft_with_the_highest_score_is_the_answer(lm: TextModel) -> None:
         specrag.speculative(lm, lm, store, embed, "x", documents=1, each=2)
 
 
-def test_ways_are_measured_side_by_side(lm: TextModel) -> None:
+def test_methods_are_measured_in_turns(lm: TextModel) -> None:
     measured = RagBench(Answerer(lm, Dense(PASSAGES, embed=embed), max_new_tokens=8), ASKED)
     assert len(list(measured.run())) == len(ASKED) * len(ANSWER_METHODS)
     found = report([measured], {"documents": "made"})

@@ -1,5 +1,5 @@
-"""Speculating on lookups: the same tokens and documents as looking up each time, however the cache guesses; fewer calls
-of the store; and what the scheduler makes of what it has seen."""
+"""Speculative lookups: the same tokens and documents as without speculation, whatever the cache guesses; fewer calls of
+the store; the scheduler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUESTIONS = ("the cat sat on the mat", "seven wizards play")
 
 
 def embed(texts: Sequence[str]) -> Numbers:
-    """Vectors by the letters of a text."""
+    """Embed texts by their letter counts."""
     found = np.zeros((len(texts), 32), np.float32)
     for row, text in enumerate(texts):
         for place in range(len(text) - 1):
@@ -70,7 +70,7 @@ HOWS = (
     ],
     ids=str,
 )
-def test_speculating_changes_neither_tokens_nor_documents(
+def test_speculation_changes_neither_tokens_nor_documents(
     options: dict[str, Any], lm: TextModel, store: Retriever
 ) -> None:
     writer = Writer(lm, store, stride=3, window=8, max_new_tokens=22, **options)
@@ -92,7 +92,7 @@ def test_speculating_changes_neither_tokens_nor_documents(
 
 
 def test_right_guesses_save_calls(lm: TextModel) -> None:
-    """A store of two passages, both at hand after the first lookup: every guess is right."""
+    """With two passages, both are cached after the first lookup, so every guess is right."""
     writer = Writer(lm, Dense(PASSAGES[:2], embed=embed), stride=2, window=8, max_new_tokens=26)
     plain = writer.plain(QUESTIONS[0])
     found = writer.speculative(QUESTIONS[0], Speculation(ahead=4))
@@ -101,7 +101,7 @@ def test_right_guesses_save_calls(lm: TextModel) -> None:
     assert found.lookups.right == found.lookups.guesses == 12 and found.lookups.rollbacks == 0
 
 
-def test_drafted_tokens_come_beside_speculated_lookups(lm: TextModel) -> None:
+def test_drafters_work_with_speculative_lookups(lm: TextModel) -> None:
     writer = Writer(lm, STORES["bm25"](), stride=6, window=8, max_new_tokens=30, drafter="prompt-lookup")
     found = writer.speculative("the cat sat on the mat and the cat sat on", Speculation(ahead=2))
     assert found.trace.summary().drafted
@@ -110,7 +110,7 @@ def test_drafted_tokens_come_beside_speculated_lookups(lm: TextModel) -> None:
 
 
 @pytest.mark.parametrize("name", ["bm25", "dense", "dense-approximate"])
-def test_a_few_passages_are_scored_as_all_are(name: str) -> None:
+def test_a_subset_is_scored_like_all_passages(name: str) -> None:
     made: Retriever = STORES[name]()
     for query in ("lazy wizards fell", "the moonlight", "nothing of the kind"):
         one = made.encode(query)
@@ -125,7 +125,7 @@ def test_a_few_passages_are_scored_as_all_are(name: str) -> None:
         assert made.search([one, one], 9) == [best, best]
 
 
-def test_vectors_are_kept_only_for_an_embedder_with_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_are_cached_only_for_a_named_embedder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     assert vectors(embed, PASSAGES).shape == (len(PASSAGES), 32)
     assert not list(tmp_path.rglob("*.npy"))
@@ -137,7 +137,7 @@ def test_vectors_are_kept_only_for_an_embedder_with_a_name(tmp_path: Path, monke
     assert len(vectors(named, PASSAGES[:3])) == 3
 
 
-def test_the_scheduler_speculates_further_the_surer_it_is() -> None:
+def test_the_scheduler_speculates_more_with_more_hits() -> None:
     def best(right: int, of: int, write: float, verify: float, *, overlap: bool = False) -> int:
         stride = Stride(overlap)
         assert stride.best() == 1
@@ -165,6 +165,6 @@ def test_the_scheduler_speculates_further_the_surer_it_is() -> None:
         (lambda lm, store: retriever("grep", PASSAGES), "retriever"),
     ],
 )
-def test_what_is_wrong_is_said(wrong: Any, words: str, lm: TextModel) -> None:
+def test_invalid_options_raise(wrong: Any, words: str, lm: TextModel) -> None:
     with pytest.raises(InvalidOption, match=words):
         wrong(lm, STORES["bm25"]())

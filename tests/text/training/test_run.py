@@ -1,4 +1,4 @@
-"""Training data of a tiny model, and `train` from nothing to weights that draft."""
+"""Training data of a tiny model, and `train` up to weights that draft."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-def test_answers_are_the_targets_own_and_writing_goes_on_where_it_stopped(lm: TextModel, tmp_path: Path) -> None:
+def test_answers_are_the_targets_and_generation_resumes(lm: TextModel, tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     given = [("given", one) for one in PROMPTS]
     first = list(data.Writer(lm, path, limit=12, rows=3).answer(given[:4]))
@@ -61,7 +61,7 @@ def test_the_target_writes_prompts(lm: TextModel, folder: Path) -> None:
     assert all(12 <= len(one) <= 1200 and "<|im_" not in one for one in found)
 
 
-def test_a_model_without_a_template_writes_none(tiny: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_model_without_a_template_cannot_write_prompts(tiny: SimpleNamespace, tmp_path: Path) -> None:
     plain = text.load(tiny.write(tmp_path / "plain", template=None), dtype="float32")
     with pytest.raises(OutriderError, match="not a chat model"):
         next(data.write_prompts(plain, 1))
@@ -91,7 +91,7 @@ def test_passages_are_prose(tmp_path: Path) -> None:
     )
 
 
-def test_ordinary_text_counts_whole(lm: TextModel) -> None:
+def test_every_token_of_ordinary_text_counts(lm: TextModel) -> None:
     lessons = list(data.ordinary(lm, [data.__doc__ or ""] * 3, 32))
     assert lessons and all(one.size == 32 and len(one.prompt) == 1 for one in lessons)
     joined = [token for one in lessons for token in (*one.prompt, *one.answer)]
@@ -108,7 +108,7 @@ def test_a_reduced_vocabulary_keeps_the_commonest() -> None:
     assert len(more) == 8 and {5, 290, 200} <= set(more.tolist())
 
 
-def test_what_all_prompts_begin_with_is_no_lesson() -> None:
+def test_the_common_prefix_of_prompts_is_not_trained() -> None:
     assert shared([Lesson((1, 2, 3, 4), (5,)), Lesson((1, 2, 4), (5,)), Lesson((1, 2, 3), (5,))]) == 2
     learned, held = divided([Lesson((n,), (1,)) for n in range(5)])
     assert len(learned) == 4 and len(held) == 1
@@ -118,7 +118,7 @@ def test_what_all_prompts_begin_with_is_no_lesson() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", [0, *(pytest.param(one, marks=pytest.mark.slow) for one in (1, 2))])
-def test_every_recipe_runs_from_nothing_and_what_it_trained_drafts(
+def test_every_recipe_trains_weights_that_draft(
     part: int, folder: Path, prompts: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = tuple(recipes.RECIPES)[part::3]
@@ -157,7 +157,7 @@ def test_every_recipe_runs_from_nothing_and_what_it_trained_drafts(
 
 
 @pytest.mark.slow
-def test_an_acceptance_head_learns_of_the_draft_model_there_is(folder: Path, prompts: Path, cache: Path) -> None:
+def test_an_acceptance_head_uses_the_trained_draft_model(folder: Path, prompts: Path, cache: Path) -> None:
     wanted = TrainingRequest(
         recipes=("specdec-plus-plus",), model=str(folder), prompts=(prompts,), minutes=5, steps=60, quiet=True
     )
@@ -178,7 +178,7 @@ def test_an_acceptance_head_learns_of_the_draft_model_there_is(folder: Path, pro
 
 
 @pytest.mark.slow
-def test_several_go_on_from_weights_and_keep_their_vocabulary_or_widen_it(
+def test_training_continues_from_weights_and_extends_their_vocabulary(
     folder: Path, prompts: Path, tmp_path: Path
 ) -> None:
     wanted = TrainingRequest(
@@ -201,7 +201,7 @@ def test_several_go_on_from_weights_and_keep_their_vocabulary_or_widen_it(
         train(replace(again, recipes=("eagle3",), out=tmp_path / "third"), say=lambda line: None)
 
 
-def test_of_several_runs_the_best_weights_are_found(cache: Path) -> None:
+def test_the_best_weights_of_several_runs_are_found(cache: Path) -> None:
     home = recipes.home("somebody/small")
     for run, worth in (("eagle", 1.4), ("eagle-medusa", 1.9), ("medusa", None), ("hydra-medusa", 1.2)):
         (home / run).mkdir(parents=True)
@@ -225,7 +225,7 @@ def test_of_several_runs_the_best_weights_are_found(cache: Path) -> None:
 
 @pytest.mark.slow
 def test_weights_are_small() -> None:
-    """A recipe's for the default model, in 16 bits, and all that ship."""
+    """Checks each recipe's weights for the default model in 16 bits, and all included weights."""
     shape = Config(
         vocabulary=9000,
         hidden_size=576,
@@ -246,7 +246,7 @@ def test_weights_are_small() -> None:
 
 
 @pytest.mark.slow
-def test_pupils_learn_from_what_they_do_themselves(folder: Path, prompts: Path, tmp_path: Path) -> None:
+def test_heads_train_on_their_own_outputs(folder: Path, prompts: Path, tmp_path: Path) -> None:
     for learn in ("on-policy", "served"):
         wanted = TrainingRequest(
             recipes=("draft-model",),
@@ -286,15 +286,13 @@ def test_pupils_learn_from_what_they_do_themselves(folder: Path, prompts: Path, 
         ({"corpus_fraction": 1.0}, "corpus_fraction"),
     ],
 )
-def test_what_can_not_be_meant_is_said_first(change: dict[str, object], words: str) -> None:
+def test_invalid_options_raise_first(change: dict[str, object], words: str) -> None:
     with pytest.raises(OutriderError, match=words):
         TrainingRequest(**({"recipes": ("draft-model",)} | change))  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
-def test_weights_of_another_target_are_refused(
-    folder: Path, tiny: SimpleNamespace, prompts: Path, tmp_path: Path
-) -> None:
+def test_weights_of_another_target_raise(folder: Path, tiny: SimpleNamespace, prompts: Path, tmp_path: Path) -> None:
     wanted = TrainingRequest(
         recipes=("draft-model",),
         model=str(folder),

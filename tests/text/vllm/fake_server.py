@@ -1,4 +1,4 @@
-"""A server that speaks as vLLM does, and says always the same."""
+"""A fake vLLM server that always returns the same answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROUNDS = [[11], [12, 13, 14], [15], [16, 17]]
 
 
 class Speaks(BaseHTTPRequestHandler):
-    """One answer of four rounds: a draft of 3 accepted in two places, one rejected, one with one token right."""
+    """One answer of four rounds, with accepted, partly accepted and rejected drafts."""
 
     asked = 0
     names: tuple[str, ...] = ("m",)
@@ -64,12 +64,12 @@ class Speaks(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def log_message(self, *_: object) -> None:
-        """Quiet."""
+        """Log nothing."""
 
 
 @contextmanager
 def speaking() -> Iterator[str]:
-    """Its address, as long as the context lasts."""
+    """Run the server within the context; yields its URL."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Speaks)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

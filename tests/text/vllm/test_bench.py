@@ -1,5 +1,4 @@
-"""The benchmark of what vLLM serves, with a stand-in for its server that decodes by our own model: what is compared
-with what, what is left out, and what is told."""
+"""The vLLM benchmark with a fake server that decodes with our own model: comparisons, skipped drafters, the report."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ ITEMS = [Item("a", "chat", "the cat"), Item("b", "chat", "seven wizards")]
 
 
 class Stand:
-    """A server of one drafter; `wrong` tokens are what no model would have said."""
+    """A server of one drafter; with `wrong`, its tokens are not those of the model."""
 
     def __init__(self, lm: TextModel, setup: Setup) -> None:
         self.lm, self.setup, self.asked = lm, setup, 0
@@ -71,7 +70,7 @@ def test_drafters_are_compared_with_vllms_own_plain_decoding(tmp_path: Path, mon
     assert "can't run the drafter 'hydra'" in found["skipped"]["vllm hydra"]
 
 
-def test_without_plain_decoding_there_is_nothing_to_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_plain_server_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lm = load(str(write(tmp_path / "m")), dtype="float32")
 
     @contextmanager

@@ -1,5 +1,5 @@
-"""Drafters of ours for vLLM: what is written loads and computes the same; what vLLM is told; and what comes back, from
-a server that speaks its protocol. vLLM itself is not installed by tests; `bench text --engine vllm` runs it."""
+"""Our drafters for vLLM: exported weights load and compute the same; vLLM's settings; the client against a fake server.
+vLLM itself is not installed by tests; `bench text --engine vllm` runs it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def weights(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Draft heads with weights that say something, over a reduced vocabulary."""
+    """Draft heads with random weights over a reduced vocabulary."""
     folder, target = tmp_path_factory.mktemp("weights"), load(str(model)).target()
     found = {}
     for name, options in OPTIONS.items():
@@ -81,7 +81,7 @@ def logits(target: Target, count: int) -> torch.Tensor:
     return found
 
 
-def test_the_draft_model_is_a_model_of_transformers(model: Path, weights: dict[str, Path], tmp_path: Path) -> None:
+def test_the_exported_draft_model_loads_in_transformers(model: Path, weights: dict[str, Path], tmp_path: Path) -> None:
     folder = export(str(model), "draft-model", tmp_path / "out", weights=weights["draft-model"])
     draft_head = recipes.load(weights["draft-model"], "draft-model", load(str(model)).target())
     ours = logits(draft_head.drafts(load(str(model)).target()), 4)[:, ::2]  # the ids it guesses among
@@ -93,7 +93,7 @@ def test_the_draft_model_is_a_model_of_transformers(model: Path, weights: dict[s
 
 
 @pytest.mark.parametrize("name", ["medusa", "eagle3"])
-def test_heads_are_read_back_as_they_were(name: str, model: Path, weights: dict[str, Path], tmp_path: Path) -> None:
+def test_exported_heads_load_unchanged(name: str, model: Path, weights: dict[str, Path], tmp_path: Path) -> None:
     folder = export(str(model), name, tmp_path / "out", weights=weights[name])
     target = load(str(model)).target()
     ours: Any = recipes.load(weights[name], name, target).float()
@@ -112,7 +112,7 @@ def test_heads_are_read_back_as_they_were(name: str, model: Path, weights: dict[
     assert torch.allclose(ours.fuse.weight, theirs.fuse.weight, atol=2e-2)
 
 
-def test_what_vllm_is_told(model: Path, weights: dict[str, Path], tmp_path: Path) -> None:
+def test_speculative_config(model: Path, weights: dict[str, Path], tmp_path: Path) -> None:
     assert speculative(str(model), None) is None
     lookup = speculative(str(model), "prompt-lookup", length=7)
     assert lookup is not None and lookup["method"] == "ngram" and lookup["num_speculative_tokens"] == 7
@@ -147,7 +147,7 @@ def test_what_vllm_is_told(model: Path, weights: dict[str, Path], tmp_path: Path
     assert json.loads(command[command.index("--speculative-config") + 1]) == told
 
 
-def test_without_vllm_or_a_port_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_vllm_or_a_used_port_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     with pytest.raises(ServeError, match=r"not installed.*--install"):
         interpreter()
@@ -176,7 +176,9 @@ def test_without_vllm_or_a_port_it_says_so(tmp_path: Path, monkeypatch: pytest.M
     check_port("127.0.0.1", port)
 
 
-def test_what_stops_while_it_starts_says_why(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_stops_during_start_up_raises_with_the_reason(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     monkeypatch.setattr(Setup, "command", lambda self, python: [str(python), "-c", "raise ValueError('no such head')"])
     with (
@@ -208,7 +210,7 @@ def served() -> Iterator[str]:
         yield address
 
 
-def test_acceptance_comes_back_as_steps(served: str) -> None:
+def test_acceptance_counters_become_steps(served: str) -> None:
     client = Client(served)
     assert client.alive() and client.name == "m"
     for _ in range(2):  # the counters of before are left out
@@ -232,7 +234,7 @@ def test_acceptance_comes_back_as_steps(served: str) -> None:
         Client("http://127.0.0.1:9").counters()
 
 
-def test_a_server_says_what_it_runs_and_reads_and_writes_text(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_client_reads_model_drafter_and_text(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
     client = Client(served)
     assert client.drafter == SERVED  # counted, and not named
     monkeypatch.setattr(Speaks, "names", ("m", "m:medusa"))
@@ -246,7 +248,7 @@ def test_a_server_says_what_it_runs_and_reads_and_writes_text(served: str, monke
     assert client.drafter is None
 
 
-def test_an_answer_may_be_left_halfway(served: str) -> None:
+def test_a_streamed_answer_can_be_closed_early(served: str) -> None:
     answering = Client(served).answer(PROMPT, 16)
     assert next(answering) == (11,) and next(answering) == (12, 13, 14)
     answering.close()
@@ -262,7 +264,7 @@ def test_plain_decoding_has_no_drafts() -> None:
     assert Counters.read("nothing here\n") == Counters()
 
 
-def test_a_server_started_by_us_is_ended_by_us(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_ends_with_its_context(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     script = (
         "import http.server as h, sys\n"
@@ -277,8 +279,8 @@ def test_a_server_started_by_us_is_ended_by_us(model: Path, tmp_path: Path, monk
     assert os.path.getsize(tmp_path / "peers" / "vllm-serve.log") > 0  # what it said is kept
 
 
-def test_serving_is_vllm_itself(model: Path, tmp_path: Path) -> None:
-    """Nothing of ours stands between it and who ends it."""
+def test_serve_replaces_its_process_with_vllm(model: Path, tmp_path: Path) -> None:
+    """`outrider serve` replaces its own process, so signals reach vLLM directly."""
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     (tmp_path / "lib").mkdir()
@@ -293,5 +295,5 @@ def test_serving_is_vllm_itself(model: Path, tmp_path: Path) -> None:
     assert int(number) == process.pid and "--enforce-eager" in given[0] and MODULE in given[0]
 
 
-def test_every_writer_is_a_drafter_that_is_trained() -> None:
+def test_every_exporter_has_a_training_recipe() -> None:
     assert set(WRITERS) <= set(recipes.RECIPES)
