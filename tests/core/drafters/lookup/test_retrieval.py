@@ -168,4 +168,4 @@ def test_torn_files_raise_one_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [{"nodes": 0}, {"length": 0}, {"min_ngram": 4, "max_ngram": 3}, {"max_ngram": 33}])
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption):
-        REST(**options)
+        REST(store=(), **options)

@@ -128,7 +128,7 @@ def test_what_is_no_sublayer_or_no_such_target_is_refused() -> None:
             super().begin(prompts, sampling, needs)
             return Prefill()
 
-    with pytest.raises(Incompatible, match="'swift' drafts with the target's own layers"):
+    with pytest.raises(Incompatible, match="SWIFT drafts with the target's own layers"):
         list(decode(Foreign(5), swift(bayes_interval=0), Exact(), [[1]], max_new_tokens=3))
     with pytest.raises(InvalidOption, match=r"no sublayer 'mlp\.9'"):
         list(decode(TableTarget(5), draft_verify("mlp.9"), Exact(), [[1]], max_new_tokens=3))
