@@ -1,4 +1,4 @@
-"""Trees and greedy verdicts are the same whether a few rows are followed on the host or all at once."""
+"""Trees are the same computed on the host and at once, and greedy verdicts compiled and in torch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from outrider.core import tree
-from outrider.core.distribution import LogitsPipeline, Sampling
 from outrider.core.draft import Draft
-from outrider.core.protocol import Scores
-from outrider.core.rules import walk
+from outrider.core.rng import CounterRNG
+from outrider.core.rules import native_walk
+from outrider.core.rules.matching import follow
 from outrider.core.tree import Tree
 
 WORDS = 3  # so few that guesses are often right
@@ -54,14 +54,11 @@ def test_greedy_verdicts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
             free = [word for word in range(WORDS) if word not in beside]  # siblings differ
             live[row, node] = bool(free) and (parent < 0 or bool(live[row, parent])) and rng.random() < 0.9
             tokens[row, node] = rng.choice(free or [0])
-    logits = torch.randn(rows, size + 1, WORDS, generator=torch.Generator().manual_seed(seed))
-    sampling = Sampling(temperature=0)
-    pipeline = LogitsPipeline(sampling, [[0]] * rows, WORDS, torch.device("cpu"))
+    own = torch.randint(WORDS, (rows, size + 1), generator=torch.Generator().manual_seed(seed))
     draft = Draft.guess(tokens, Tree(parents), live)
-    scores = Scores(draft, pipeline, torch.ones(rows, dtype=torch.long), logits)
-    few = walk._matching_at_once(draft, scores)
-    monkeypatch.setattr(walk, "_FEW", 0)
-    many = walk._matching_at_once(draft, scores)
-    for part in fields(few):
-        one, other = getattr(few, part.name), getattr(many, part.name)
+    compiled = follow(draft, own, CounterRNG.of(0, rows))
+    monkeypatch.setattr(native_walk, "library", lambda: None)
+    reference = follow(draft, own, CounterRNG.of(0, rows))
+    for part in fields(compiled):
+        one, other = getattr(compiled, part.name), getattr(reference, part.name)
         assert (one is other is None) or (one.dtype == other.dtype and torch.equal(one, other)), part.name
