@@ -47,7 +47,7 @@ class ImageModel:
     def __init__(
         self,
         network: Network,
-        names: PromptEncoder,
+        prompt_encoder: PromptEncoder,
         codec: Tokenizer,
         *,
         name: str,
@@ -56,11 +56,13 @@ class ImageModel:
         dtype: str = "float32",
         folder: Path | None = None,
     ) -> None:
-        if names.codes != codec.layout.codes:
+        if prompt_encoder.codes != codec.layout.codes:
             raise InvalidOption(
-                f"the token model has {names.codes:,} codes and the tokenizer {codec.layout.codes:,}; they must match"
+                f"the token model has {prompt_encoder.codes:,} codes and the tokenizer {codec.layout.codes:,}; "
+                "they must match"
             )
-        self.network, self.names, self.codec, self.name, self.dtype = network, names, codec, name, dtype
+        self.network, self.prompt_encoder, self.codec = network, prompt_encoder, codec
+        self.name, self.dtype = name, dtype
         side = _SIDE // codec.factor
         self.raster = Grid(side, side)
         self.white = self.root = codec.white  # an image begins as if after a white patch
@@ -74,7 +76,7 @@ class ImageModel:
     @property
     def styles(self) -> tuple[str, ...]:
         """Names to give as `style`."""
-        return self.names.styles
+        return self.prompt_encoder.styles
 
     @property
     def drafters(self) -> Listing:
@@ -114,7 +116,7 @@ class ImageModel:
         prompts = as_list(prompt, "prompt")
         conditions = [self.read(text, wanted.style) for text in prompts]
         negative = wanted.negative_prompt
-        unconditional = None if negative is None else self.names.encode_checked(negative)
+        unconditional = None if negative is None else self.prompt_encoder.encode_checked(negative)
         return Stream(self, wanted, prompts, conditions, unconditional, num_images_per_prompt)
 
     # ---- the parts of a generation
@@ -126,32 +128,32 @@ class ImageModel:
         style in training and draws them worse."""
         if style is None:
             style = self.styles[crc32(" ".join(prompt.lower().split()).encode(errors="replace")) % len(self.styles)]
-        return self.names.encode_checked(prompt, style)
+        return self.prompt_encoder.encode_checked(prompt, style)
 
     def target(
-        self, asked: Sequence[Sequence[int]], guidance: float, unconditional: Sequence[int] | None = None
+        self, prompt_ids: Sequence[Sequence[int]], guidance: float, unconditional: Sequence[int] | None = None
     ) -> Guided:
         """The guided target of some conditions, with a cache of its own. `unconditional`: ids of a negative prompt."""
-        return Guided(decoder(self.network), asked, unconditional or self.names.unconditional, guidance)
+        return Guided(decoder(self.network), prompt_ids, unconditional or self.prompt_encoder.unconditional, guidance)
 
     def draft_model(
-        self, asked: Sequence[Sequence[int]], guidance: float, unconditional: Sequence[int] | None = None
+        self, prompt_ids: Sequence[Sequence[int]], guidance: float, unconditional: Sequence[int] | None = None
     ) -> Guided:
         """The draft model under the same guidance."""
         if self._drafts is None:
             if self._draft is None:
                 raise recipes.missing(recipes.DRAFT)
             self._drafts = self._draft()
-        return Guided(decoder(self._drafts), asked, unconditional or self.names.unconditional, guidance)
+        return Guided(decoder(self._drafts), prompt_ids, unconditional or self.prompt_encoder.unconditional, guidance)
 
     def drafter(
-        self, options: Options, asked: Sequence[Sequence[int]], unconditional: Sequence[int] | None = None
+        self, options: Options, prompt_ids: Sequence[Sequence[int]], unconditional: Sequence[int] | None = None
     ) -> Resolved[Drafter | None]:
         """The drafter of these options."""
         return resolve_drafter(
             options,
             columns=self.raster.columns,
-            draft_model=lambda: self.draft_model(asked, options.guidance_scale, unconditional),
+            draft_model=lambda: self.draft_model(prompt_ids, options.guidance_scale, unconditional),
             draft_head=self._head,
         )
 
@@ -166,7 +168,7 @@ class ImageModel:
 
     def rule(self, options: Options) -> Resolved[Rule]:
         """The rule of these options."""
-        return resolve_rule(options, neighbours=lambda: self.neighbours, codes=lambda: self.looks)
+        return resolve_rule(options, neighbours=lambda: self.neighbours, codes=lambda: self.code_vectors)
 
     # ---- pictures
 
@@ -177,22 +179,22 @@ class ImageModel:
         return images(torch.cat([self.codec.decode(part.to(device)) for part in torch.split(grids, 32)]))
 
     @cached_property
-    def looks(self) -> Tensor:
+    def code_vectors(self) -> Tensor:
         """[K, 3 f f] each code's patch among patches of the same code: pixels in [-1, 1], scaled so that distances are
         root mean squares."""
-        codes = torch.arange(self.names.codes, device=self.codec.codebook.device)
+        codes = torch.arange(self.prompt_encoder.codes, device=self.codec.codebook.device)
         size, found = self.codec.factor, []
         with torch.no_grad():
             for part in torch.split(codes, 250):
                 drawn = self.codec.decode(part[:, None, None].expand(-1, 3, 3))
                 found.append(drawn[:, :, size : 2 * size, size : 2 * size].flatten(1).float())
-        looks = torch.cat(found)
-        return looks / math.sqrt(looks.shape[1])
+        vectors = torch.cat(found)
+        return vectors / math.sqrt(vectors.shape[1])
 
     @cached_property
     def neighbours(self) -> Tensor:
         """[K, 200 or fewer] the codes with the most similar patches, nearest first."""
-        return neighbours(self.looks.cpu(), min(200, self.names.codes - 1))
+        return neighbours(self.code_vectors.cpu(), min(200, self.prompt_encoder.codes - 1))
 
 
 def load(

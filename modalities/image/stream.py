@@ -1,6 +1,6 @@
-"""A picture under way: the loop's steps, and what can be seen of the picture so far.
+"""Streams of pictures: the steps of the decoding loop, and the partial picture after each.
 
-Knows nothing of prompts or of how targets and drafters are made.
+Knows nothing of prompts or of how targets and drafters are constructed.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-class Painter(Protocol):
-    """What a stream asks of a model of pictures."""
+class StreamModel(Protocol):
+    """The part of an image model that a stream uses."""
 
     name: str
     dtype: str
     raster: Grid
 
     @property
-    def root(self) -> int: ...  # a picture begins as if behind this code
+    def root(self) -> int: ...  # the code before the first one
     @property
-    def white(self) -> int: ...  # stands where nothing is known yet
+    def white(self) -> int: ...  # fills positions that are not decoded yet
 
     def target(
-        self, asked: Sequence[Sequence[int]], guidance: float, unconditional: Sequence[int] | None = None
+        self, prompt_ids: Sequence[Sequence[int]], guidance: float, unconditional: Sequence[int] | None = None
     ) -> Target: ...
     def drafter(
-        self, options: Options, asked: Sequence[Sequence[int]], unconditional: Sequence[int] | None = None
+        self, options: Options, prompt_ids: Sequence[Sequence[int]], unconditional: Sequence[int] | None = None
     ) -> Resolved[Drafter | None]: ...
     def rule(self, options: Options) -> Resolved[Rule]: ...
     def pictures(self, grids: Tensor) -> list[Image]: ...
@@ -50,12 +50,12 @@ class Painter(Protocol):
 
 @dataclass(frozen=True)
 class Result:
-    """One prompt's outcome."""
+    """The picture of one prompt."""
 
     prompt: str
     image: Image
-    grid: Tensor  # [rows, columns] the codes
-    tokens: list[int]  # the same in raster order, as far as they were decoded
+    grid: Tensor  # [rows, columns] codes
+    tokens: list[int]  # decoded tokens in raster order, end-of-row markers included
     trace: Trace
     finish_reason: FinishReason | None  # None: cancelled, and the rest of the image is white
 
@@ -69,28 +69,28 @@ class Result:
 
 @dataclass(frozen=True)
 class Piece:
-    """What one step added to one row's picture."""
+    """One step of the loop, for one batch row."""
 
     row: int
     step: Step
-    count: int  # codes so far
+    count: int  # tokens of the row so far
     finish_reason: FinishReason | None
     _stream: Stream = field(repr=False)
 
     def image(self) -> Image:
-        """The picture so far, white where nothing is known yet. Worked out when it is asked for."""
-        return self._stream.seen(self.row, self.count)
+        """The picture after this step, white where nothing is decoded yet. It is decoded on each call."""
+        return self._stream.picture(self.row, self.count)
 
 
 class Stream(Iterator[Piece]):
-    """A generation under way; closing it ends it."""
+    """An iterator over the pieces of a running generation; `close` stops it. `images` is the number per prompt."""
 
     def __init__(
         self,
-        model: Painter,
+        model: StreamModel,
         options: Options,
         prompts: list[str],
-        asked: list[list[int]],
+        prompt_ids: list[list[int]],
         unconditional: list[int] | None = None,
         images: int | None = None,
     ) -> None:
@@ -98,9 +98,9 @@ class Stream(Iterator[Piece]):
         if not isinstance(copies, int) or isinstance(copies, bool) or copies < 1:
             raise InvalidOption(f"num_images_per_prompt is {images!r:.40}; it must be a whole number, 1 or more")
         self.prompts = prompts = [prompt for prompt in prompts for _ in range(copies)]
-        asked = [condition for condition in asked for _ in range(copies)]
+        prompt_ids = [ids for ids in prompt_ids for _ in range(copies)]
         self._model, self._options = model, options
-        drafter, rule = model.drafter(options, asked, unconditional), model.rule(options)
+        drafter, rule = model.drafter(options, prompt_ids, unconditional), model.rule(options)
         self._method, self._rule, self._lossless = drafter.name, rule.name, rule.made.lossless
         self._seed = options.drawn_seed()
         self._seeds = None if images is None else [self._seed + row % copies for row in range(len(prompts))]
@@ -109,7 +109,7 @@ class Stream(Iterator[Piece]):
         self._steps: list[Step] = []
         self._pieces = self._run(
             decode(
-                model.target(asked, options.guidance_scale, unconditional),
+                model.target(prompt_ids, options.guidance_scale, unconditional),
                 drafter.made,
                 rule.made,
                 [[model.root]] * len(prompts),
@@ -136,22 +136,22 @@ class Stream(Iterator[Piece]):
         return next(self._pieces)
 
     def close(self) -> None:
-        """End it here."""
+        """Stop the generation."""
         self._pieces.close()
 
     def grid(self, row: int, count: int | None = None) -> Tensor:
-        """[rows, columns] the first codes of a row's picture, white behind them."""
+        """The codes [rows, columns] of the first `count` tokens of a batch row, white after them."""
         raster = self._model.raster
         codes = self._codes[row][:count]
         filled = [*codes, *[self._model.white] * (len(raster) - len(codes))]
         return torch.tensor(filled).view(raster.rows, raster.width)[:, : raster.columns]
 
-    def seen(self, row: int, count: int) -> Image:
+    def picture(self, row: int, count: int) -> Image:
         return self._model.pictures(self.grid(row, count)[None])[0]
 
     @property
     def trace(self) -> Trace:
-        """Of all rows, as far as it has come."""
+        """The trace of all rows so far."""
         facts: dict[str, str | int | float | bool | None] = {"model": self._model.name, "dtype": self._model.dtype}
         return Trace(
             steps=tuple(self._steps),
@@ -171,7 +171,7 @@ class Stream(Iterator[Piece]):
 
     @property
     def results(self) -> list[Result]:
-        """One for each prompt, as far as it has come."""
+        """The results so far, one per picture."""
         trace = self.trace
         grids = torch.stack([self.grid(row) for row in range(len(self.prompts))])
         return [

@@ -1,4 +1,4 @@
-"""`outrider.image` as a person meets it: pictures, partial pictures, and words where something is wrong."""
+"""The public API of outrider.image: results, streams, options and errors."""
 
 from __future__ import annotations
 
@@ -19,38 +19,37 @@ from outrider.image.options import Given, Options
 
 
 def test_a_prompt_gives_a_picture_with_its_codes_and_trace(im: ImageModel) -> None:
-    found = im.generate("red heart", style="noto", seed=3)
-    assert found.image.size == (64, 64) and found.images == [found.image]
-    assert found.grid.shape == (16, 16) and found.grid.flatten().tolist() == found.tokens
-    assert found.finish_reason == "length" and found.trace.summary().tokens == 256
-    assert found.trace.method == "jacobi" and found.trace.options["guidance_scale"] == 3.0
-    assert Trace.from_json(found.trace.to_json()) == found.trace
+    result = im.generate("red heart", style="noto", seed=3)
+    assert result.image.size == (64, 64) and result.images == [result.image]
+    assert result.grid.shape == (16, 16) and result.grid.flatten().tolist() == result.tokens
+    assert result.finish_reason == "length" and result.trace.summary().tokens == 256
+    assert result.trace.method == "jacobi" and result.trace.options["guidance_scale"] == 3.0
+    assert Trace.from_json(result.trace.to_json()) == result.trace
     again = im.generate("red heart", style="noto", seed=3)
-    assert again.tokens == found.tokens and im.generate("red heart", style="noto", seed=4).tokens != found.tokens
+    assert again.tokens == result.tokens and im.generate("red heart", style="noto", seed=4).tokens != result.tokens
 
 
-def test_a_list_gives_a_list_and_guidance_may_be_off(im: ImageModel) -> None:
-    found = im.generate(["cat", "house"], guidance_scale=1.0, drafter=None, temperature=0.0)
-    assert [one.prompt for one in found] == ["cat", "house"]
-    assert all(one.trace.summary().tokens_per_pass == 1 for one in found)
-    assert found[0].tokens == im.generate("cat", guidance_scale=1.0, drafter=None, temperature=0.0).tokens
+def test_a_list_of_prompts_gives_a_list_of_results(im: ImageModel) -> None:
+    results = im.generate(["cat", "house"], guidance_scale=1.0, drafter=None, temperature=0.0)
+    assert [result.prompt for result in results] == ["cat", "house"]
+    assert all(result.trace.summary().tokens_per_pass == 1 for result in results)
+    assert results[0].tokens == im.generate("cat", guidance_scale=1.0, drafter=None, temperature=0.0).tokens
 
 
-def test_the_stream_shows_the_picture_so_far(im: ImageModel) -> None:
+def test_a_stream_has_partial_pictures(im: ImageModel) -> None:
     stream = im.stream("cat", seed=1)
     pieces = [next(stream) for _ in range(3)]
     assert 3 <= pieces[-1].count < 256 and pieces[-1].finish_reason is None
-    seen = pieces[-1].image()
-    assert seen.size == (64, 64)
+    assert pieces[-1].image().size == (64, 64)
     grid = stream.grid(0, pieces[-1].count).flatten()
     assert (grid[pieces[-1].count :] == im.white).all()
     stream.close()
-    (broken,) = stream.results
-    assert broken.finish_reason is None and len(broken.tokens) == pieces[-1].count
+    (partial,) = stream.results
+    assert partial.finish_reason is None and len(partial.tokens) == pieces[-1].count
 
 
 @pytest.mark.slow
-def test_greedy_pictures_are_the_same_whoever_drafts(im: ImageModel) -> None:
+def test_greedy_drafting_changes_no_code(im: ImageModel) -> None:
     plain = im.generate("red cat", drafter=None, temperature=0.0)
     for drafter in ("jacobi", "draft-model", "suffix"):
         assert im.generate("red cat", drafter=drafter, temperature=0.0).tokens == plain.tokens
@@ -61,24 +60,24 @@ def test_greedy_pictures_are_the_same_whoever_drafts(im: ImageModel) -> None:
     ("rule", "options"),
     [("lantern", {"delta": 0.3, "k": 10}), ("lantern-plus-plus", {}), ("grouped", {}), ("annealed", {"weight": 3.0})],
 )
-def test_relaxed_rules_say_what_they_cost(im: ImageModel, rule: str, options: dict[str, Any]) -> None:
-    found = im.generate("red heart", rule=rule, rule_options=options, seed=2, guidance_scale=1.0)
-    summary = found.trace.summary()
-    assert not found.trace.lossless and summary.tokens == 256
+def test_relaxed_rules_report_their_total_variation(im: ImageModel, rule: str, options: dict[str, Any]) -> None:
+    result = im.generate("red heart", rule=rule, rule_options=options, seed=2, guidance_scale=1.0)
+    summary = result.trace.summary()
+    assert not result.trace.lossless and summary.tokens == 256
     if rule != "grouped":
         assert summary.total_variation > 0 and summary.sources["relaxed"] > 0
 
 
-def test_neighbours_look_alike(im: ImageModel) -> None:
+def test_neighbours_are_sorted_by_distance(im: ImageModel) -> None:
     near = im.neighbours
     assert near.shape == (36, 35)
-    far = (im.looks[near] - im.looks[:, None]).square().sum(-1)
-    assert (far.diff(dim=-1) >= -1e-6).all()
+    distances = (im.code_vectors[near] - im.code_vectors[:, None]).square().sum(-1)
+    assert (distances.diff(dim=-1) >= -1e-6).all()
     assert all(code not in row for code, row in enumerate(near.tolist()))
 
 
 @pytest.mark.parametrize(
-    ("prompt", "options", "said"),
+    ("prompt", "options", "message"),
     [
         ("", {}, "the prompt is empty"),
         ("zzz qqq", {}, "none of the words"),
@@ -93,12 +92,12 @@ def test_neighbours_look_alike(im: ImageModel) -> None:
         ("cat", {"drafter_options": {"window": 0}}, "window is 0"),
     ],
 )
-def test_what_is_wrong_is_said(im: ImageModel, prompt: Any, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidOption, match=said):
+def test_wrong_options_are_refused(im: ImageModel, prompt: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidOption, match=message):
         im.generate(prompt, **options)
 
 
-def test_without_weights_the_command_that_makes_them_is_named(
+def test_missing_weights_name_the_training_command(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any, im: ImageModel
 ) -> None:
 
@@ -108,19 +107,19 @@ def test_without_weights_the_command_that_makes_them_is_named(
         load("emoji")
     with pytest.raises(InvalidOption, match="unknown image model"):
         load("photographs")
-    bare = ImageModel(im.network, im.names, im.codec, name="tiny")
+    bare = ImageModel(im.network, im.prompt_encoder, im.codec, name="tiny")
     with pytest.raises(NoWeights, match="outrider train image-draft"):
         bare.generate("cat", drafter="draft-model")
 
 
-def test_white_where_nothing_is_known(im: ImageModel) -> None:
+def test_white_codes_decode_to_a_picture(im: ImageModel) -> None:
     blank = im.pictures(torch.full((1, 16, 16), im.white))[0]
     assert blank.size == (64, 64)
 
 
-def test_words_choose_a_style_where_nobody_does(im: ImageModel) -> None:
-    said = im.read("Red  heart")
-    assert said == im.read("red heart") and said in [im.read("red heart", style) for style in im.styles]
+def test_words_choose_the_style_unless_given(im: ImageModel) -> None:
+    ids = im.read("Red  heart")
+    assert ids == im.read("red heart") and ids in [im.read("red heart", style) for style in im.styles]
 
 
 def test_a_negative_prompt_is_the_unconditional_half(im: ImageModel) -> None:
@@ -136,13 +135,13 @@ def test_a_negative_prompt_is_the_unconditional_half(im: ImageModel) -> None:
 
 def test_several_images_are_those_of_their_seeds(im: ImageModel) -> None:
     options: dict[str, Any] = {"drafter": "jacobi", "guidance_scale": 1.0}
-    found = im.generate(["cat", "house"], num_images_per_prompt=2, seed=4, **options)
-    assert [one.prompt for one in found] == ["cat", "cat", "house", "house"]
+    results = im.generate(["cat", "house"], num_images_per_prompt=2, seed=4, **options)
+    assert [result.prompt for result in results] == ["cat", "cat", "house", "house"]
     alone = [im.generate(prompt, seed=seed, **options) for prompt in ("cat", "house") for seed in (4, 5)]
-    assert [one.tokens for one in found] == [one.tokens for one in alone]
-    assert [one.trace.seed for one in found] == [4, 5, 4, 5] and len(repr(found[0])) < 120
-    (one,) = im.generate("cat", num_images_per_prompt=1, seed=5, **options)
-    assert one.tokens == alone[1].tokens
+    assert [result.tokens for result in results] == [result.tokens for result in alone]
+    assert [result.trace.seed for result in results] == [4, 5, 4, 5] and len(repr(results[0])) < 120
+    (result,) = im.generate("cat", num_images_per_prompt=1, seed=5, **options)
+    assert result.tokens == alone[1].tokens
     with pytest.raises(InvalidOption, match="num_images_per_prompt is 0"):
         im.generate("cat", num_images_per_prompt=0, **options)
 

@@ -72,7 +72,7 @@ def test_the_held_out_names_are_not_in_the_training_split() -> None:
     assert len(set(HELD_OUT)) == len(HELD_OUT) >= 60
     drawn = [Picture(name, (), np.zeros((2, 2, 3), np.uint8)) for name in (*HELD_OUT, *COMMON)]
     assert split({"noto": drawn}).split.tolist() == [HELD_NAME] * len(HELD_OUT) + [TRAIN] * len(COMMON)
-    known = load("emoji").names.words
+    known = load("emoji").prompt_encoder.words
     assert all(word in known for name in HELD_OUT for word in words(name))
 
 
@@ -88,7 +88,7 @@ def test_the_shipped_model_knows_every_word_of_the_example_prompts() -> None:
         *re.findall(r'im\.generate\(\\"([^"\\]+)', notebook),
         *Pictures.examples,
     ]
-    encoder = load("emoji").names
+    encoder = load("emoji").prompt_encoder
     assert {"red heart", "pizza"} <= set(shown) and len(shown) > len(Pictures.examples) + 2
     unknown = {word for prompt in shown for word in words(prompt) if encoder.word_id(word) is None}
     assert not unknown

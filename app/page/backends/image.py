@@ -138,7 +138,7 @@ class LivePicture:
 
     def seen(self) -> str:
         shape = self._im.raster.rows, self._im.raster.width
-        return image_grid.picture(packed(self._stream.seen(0, self._count)), self._steps, *shape, light=True)
+        return image_grid.picture(packed(self._stream.picture(0, self._count)), self._steps, *shape, light=True)
 
     def recording(self) -> Recording:
         raster = self._im.raster

@@ -109,7 +109,7 @@ class Emu3:
             return most_frequent(codec.encode(blank, torch.tensor([[size, size]])).image_tokens[0])
 
     @property
-    def looks(self) -> Tensor:
+    def code_vectors(self) -> Tensor:
         codes: Tensor = self.model.model.vqmodel.quantize.embedding.weight.detach().float()
         return torch.cat([codes, codes.new_full((1, codes.shape[1]), _FAR)])
 

@@ -75,7 +75,7 @@ class ImageGPT:
         return int((self.colours - 1).square().sum(-1).argmin())
 
     @property
-    def looks(self) -> Tensor:
+    def code_vectors(self) -> Tensor:
         return self.colours
 
 

@@ -92,7 +92,7 @@ class Janus:
             return most_frequent(self.model.model.vqmodel.encode(blank).image_tokens)
 
     @property
-    def looks(self) -> Tensor:
+    def code_vectors(self) -> Tensor:
         """Unit vectors, as the tokenizer compares them."""
         codes: Tensor = self.model.model.vqmodel.quantize.embedding.weight
         return torch.nn.functional.normalize(codes.detach(), dim=-1)

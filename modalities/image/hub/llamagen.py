@@ -163,7 +163,7 @@ class LlamaGen:
         return most_frequent(self.codec.encode(torch.ones(1, 3, 8 * self.codec.factor, 8 * self.codec.factor)))
 
     @property
-    def looks(self) -> Tensor:
+    def code_vectors(self) -> Tensor:
         return self.codec.codes
 
 

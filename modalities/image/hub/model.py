@@ -53,7 +53,7 @@ class Published(Protocol):
 
     def pictures(self, grids: Tensor) -> list[Image]: ...
     @property
-    def looks(self) -> Tensor:
+    def code_vectors(self) -> Tensor:
         """The codebook [vocabulary, D] in which neighbour rules measure distances."""
 
 
@@ -144,13 +144,13 @@ class PublishedModel:
         return self.white
 
     def target(
-        self, asked: Sequence[Sequence[int]], guidance: float, unconditional: Sequence[int] | None = None
+        self, prompt_ids: Sequence[Sequence[int]], guidance: float, unconditional: Sequence[int] | None = None
     ) -> Target:
         """A guided target for prompts, with its own cache."""
-        return self.published.target(asked, guidance, unconditional)
+        return self.published.target(prompt_ids, guidance, unconditional)
 
     def draft_model(
-        self, asked: Sequence[Sequence[int]], guidance: float, unconditional: Sequence[int] | None = None
+        self, prompt_ids: Sequence[Sequence[int]], guidance: float, unconditional: Sequence[int] | None = None
     ) -> Target:
         """The smaller model of the family, under the same guidance."""
         if self._drafts is None:
@@ -167,21 +167,21 @@ class PublishedModel:
                     f"{self.published.vocabulary:,}; they don't share a tokenizer"
                 )
             self._drafts = small
-        return self._drafts.target(asked, guidance, unconditional)
+        return self._drafts.target(prompt_ids, guidance, unconditional)
 
     def drafter(
-        self, options: Options, asked: Sequence[Sequence[int]], unconditional: Sequence[int] | None = None
+        self, options: Options, prompt_ids: Sequence[Sequence[int]], unconditional: Sequence[int] | None = None
     ) -> Resolved[Drafter | None]:
         """The drafter of these options."""
         return resolve_drafter(
             options,
             columns=self.raster.width,
-            draft_model=lambda: self.draft_model(asked, options.guidance_scale, unconditional),
+            draft_model=lambda: self.draft_model(prompt_ids, options.guidance_scale, unconditional),
         )
 
     def rule(self, options: Options) -> Resolved[Rule]:
         """The rule of these options."""
-        return resolve_rule(options, neighbours=lambda: self.neighbours, codes=lambda: self.looks)
+        return resolve_rule(options, neighbours=lambda: self.neighbours, codes=lambda: self.code_vectors)
 
     @torch.no_grad()
     def pictures(self, grids: Tensor) -> list[Image]:
@@ -189,14 +189,14 @@ class PublishedModel:
         return self.published.pictures(grids)
 
     @cached_property
-    def looks(self) -> Tensor:
+    def code_vectors(self) -> Tensor:
         """The model's codebook [V, D]."""
-        return self.published.looks.detach().float()
+        return self.published.code_vectors.detach().float()
 
     @cached_property
     def neighbours(self) -> Tensor:
         """The nearest codes of each code [V, up to 200], nearest first."""
-        return neighbours(self.looks.cpu(), min(_NEIGHBOURS, self.published.vocabulary - 1))
+        return neighbours(self.code_vectors.cpu(), min(_NEIGHBOURS, self.published.vocabulary - 1))
 
 
 FAMILY: Family[Published] = Family(

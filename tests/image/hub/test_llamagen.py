@@ -240,7 +240,7 @@ def test_no_drafter_changes_the_picture(class_model: PublishedModel, drafter: st
 
 
 def test_neighbours_and_white_come_from_the_codec(class_model: PublishedModel) -> None:
-    nearest = torch.cdist(class_model.looks, class_model.looks).fill_diagonal_(torch.inf).argmin(-1)
+    nearest = torch.cdist(class_model.code_vectors, class_model.code_vectors).fill_diagonal_(torch.inf).argmin(-1)
     assert (class_model.neighbours[:, 0] == nearest).all()
     assert 0 <= class_model.white < CODES
     relaxed = class_model.generate("3", rule="lantern", rule_options={"k": 5}, seed=1)

@@ -181,7 +181,7 @@ def distribution_without_cache(
 )
 def test_neighbours_come_from_the_model_s_own_codebook(name: str, rule: str) -> None:
     im = load(name)[2]
-    distances = torch.cdist(im.looks.double(), im.looks.double())
+    distances = torch.cdist(im.code_vectors.double(), im.code_vectors.double())
     assert (distances.gather(1, im.neighbours).diff(dim=1) >= -1e-9).all()
     result = im.generate("a red heart", rule=rule, rule_options={} if rule == "grouped" else {"k": 10}, seed=2)
     assert not result.trace.lossless and result.trace.summary().tokens == len(im.raster)

@@ -126,7 +126,7 @@ def test_every_recipe_trains_and_the_model_generates(cache: Path) -> None:
         assert second[0][measure] == pytest.approx(first[-1][measure], abs=0.1), "it starts from the given weights"
     assert any("tensors begin as" in line for line in said)
     im = load("emoji")
-    assert im.styles == ("noto", "fluent") and "square" in im.names.words
+    assert im.styles == ("noto", "fluent") and "square" in im.prompt_encoder.words
     assert im.generate("red square", style="noto", seed=1).image.size == (64, 64)
     about = json.loads((recipes.home("image-tokens") / "tokens.json").read_text())
     assert about["provenance"]["recipe"] == "image-tokens" and about["bytes"] < 200_000
