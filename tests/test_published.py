@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from outrider.core.distribution import Sampling
+from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.adapters.hf import TransformersTarget
 from outrider.core.errors import OutriderError
 from outrider.core.methods import DRAFTERS
@@ -244,8 +245,9 @@ def few_sound(make: Callable[..., Any], prompt: Any, first: Sequence[int] = (), 
 
         def rows(count: int) -> Any:
             target = part.target()
-            if hasattr(target, "asked"):  # one condition a row
-                target.asked, target._free = target.asked * count, target._free * count
+            if isinstance(target, Guided):  # one condition a row
+                target.conditions = [*target.conditions] * count
+                target.unconditional = (target.unconditional or []) * count
             return target
 
         return rows, part
@@ -260,8 +262,8 @@ def few_answers(make: Callable[..., Any], count: int) -> Parts:
 
     def of(seed: int) -> Callable[[int], Target]:
         model = make(seed, layers=1, words=count)[0].double()
-        reading = MultimodalModel(model, TINY.read(count))._reading(asked)
-        return lambda rows: TransformersTarget(model, trees="mask", reading=reading)
+        interface = MultimodalModel(model, TINY.read(count))._interface(asked)
+        return lambda rows: TransformersTarget(model, trees="mask", interface=interface)
 
     return of(0), of(1), asked["input_ids"][0].tolist(), (1,)
 

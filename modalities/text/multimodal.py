@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outrider.core.assets import store
 from outrider.core.assets.hub_models import DTYPES, folder_of
-from outrider.core.engine.adapters.hf import Reading, TransformersTarget
+from outrider.core.engine.adapters.hf import ModelInterface, TransformersTarget
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.methods import DRAFTERS, Input
 from outrider.core.validation import dtype_name
@@ -59,14 +59,14 @@ class MultimodalModel:
         ids = torch.as_tensor(given["input_ids"])
         if ids.dim() != 2 or len(ids) != 1:
             raise InvalidOption(f"input_ids have shape {list(ids.shape)}; expected one prompt, [1, L]")
-        reading = self._reading(given)
+        interface = self._interface(given)
         config = self.model.config.get_text_config()
         drafter = options.get("drafter")
         if self.draft is not None and isinstance(drafter, str) and _runs_draft_model(drafter):
-            small = self.draft.target(self.draft._reading(given))
+            small = self.draft.target(self.draft._interface(given))
             options["drafter_options"] = {"model": small, **options.get("drafter_options", {})}
         lm = TextModel(
-            lambda: self.target(reading),
+            lambda: self.target(interface),
             self.tokens,
             name=self.name,
             end=self.end,
@@ -79,11 +79,11 @@ class MultimodalModel:
         result: Result = lm.generate([int(one) for one in ids[0]], **options)
         return result
 
-    def target(self, reading: Reading) -> TransformersTarget:
+    def target(self, interface: ModelInterface) -> TransformersTarget:
         """Make a target for one intercepted prompt."""
-        return TransformersTarget(self.model, trees="mask", reading=reading)
+        return TransformersTarget(self.model, trees="mask", interface=interface)
 
-    def _reading(self, given: Mapping[str, Any]) -> Reading:
+    def _interface(self, given: Mapping[str, Any]) -> ModelInterface:
         language, head = self.model.get_decoder(), self.model.get_output_embeddings()
         arguments = intercept(self.model, language, given)
         embeddings = arguments["inputs_embeds"][0]  # [L, D]
@@ -93,7 +93,7 @@ class MultimodalModel:
         if prompt_positions is not None and prompt_positions.dim() != 3:  # only [3 or 4, 1, L] has several dimensions
             prompt_positions = None
 
-        def read(ids: Tensor, positions: Tensor) -> dict[str, Any]:
+        def trunk_inputs(ids: Tensor, positions: Tensor) -> dict[str, Any]:
             index = positions.clamp(max=length - 1)
             in_prompt = (positions < length) & (
                 ids == prompt_ids[index]
@@ -105,13 +105,13 @@ class MultimodalModel:
             further = int(prompt_positions.max()) + 1 + positions - length
             return {"inputs_embeds": x, "position_ids": torch.where(positions < length, first, further)}
 
-        return Reading(
+        return ModelInterface(
             trunk=language,
             vocabulary=head.weight.shape[0],
-            read=read,
-            say=lambda out: head(out.last_hidden_state),
+            inputs=trunk_inputs,
+            logits=lambda out: head(out.last_hidden_state),
             weights=(language, head),
-            looked_up=() if head.weight is embed.weight else (embed.weight,),
+            lookup_tables=() if head.weight is embed.weight else (embed.weight,),
         )
 
 

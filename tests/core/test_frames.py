@@ -16,7 +16,7 @@ from outrider.core.decode import decode
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft, Verdict
 from outrider.core.drafters.parallel_decoding.jacobi import SPATIAL
-from outrider.core.engine.adapters.frames import FrameTarget, Store
+from outrider.core.engine.adapters.frames import FrameStore, FrameTarget
 from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.errors import InvalidOption
 from outrider.core.methods import DRAFTERS, Method
@@ -57,7 +57,7 @@ def say(independent: bool, seed: int = 5) -> Any:
 class Reading(TableTarget):
     """A table that reads frames: its contexts go by their codes, not by the numbers that they happen to have."""
 
-    def __init__(self, store: Store, **given: Any) -> None:
+    def __init__(self, store: FrameStore, **given: Any) -> None:
         super().__init__(4096, **given)
         self.store = store
 
@@ -85,7 +85,7 @@ class Reading(TableTarget):
 
 
 def framed(books: int, independent: bool = False, blur: float = 0.0, guidance: float = 1.0) -> FrameTarget:
-    store = Store(len(CONDITIONS) + 1, books)
+    store = FrameStore(len(CONDITIONS) + 1, books)
     inner = Reading(store, seed=1, blur=blur)
     return FrameTarget(inner, store, books, CODES, say(independent, seed=5 + int(blur > 0)))
 
@@ -94,13 +94,15 @@ class Many(Guided):
     """Rows by their roots, with as many frames under way as asked for."""
 
     def __init__(self, inner: FrameTarget, guidance: float = 1.0) -> None:
-        super().__init__(inner, CONDITIONS, CONDITIONS, guidance, instead=True, slots=Slots.books(inner.books, CODES))
+        super().__init__(
+            inner, CONDITIONS, CONDITIONS, guidance, skip_first=True, allowed=Slots.books(inner.books, CODES)
+        )
         self.free_of = {1.0: CONDITIONS}
 
     def begin(self, prompts: Any, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Any:
         first = self.vocabulary
-        self.asked = [[first + one for one in CONDITIONS[prompt[0]]] for prompt in prompts]
-        self._free = [[first + 2] * len(one) for one in self.asked]
+        self.conditions = [[first + one for one in CONDITIONS[prompt[0]]] for prompt in prompts]
+        self.unconditional = [[first + 2] * len(one) for one in self.conditions]
         return super().begin(prompts, sampling, needs)
 
 
@@ -112,7 +114,7 @@ def by_hand(books: int, independent: bool, row: int, length: int) -> SequenceDis
     """The distribution of so many tokens of a row: frame by frame, book by book, with no tree, no cache and no frame
     held."""
     speak, found = say(independent), {}
-    store = Store(len(CONDITIONS) + 1, books)
+    store = FrameStore(len(CONDITIONS) + 1, books)
     table = Reading(store, seed=1)
     for codes in itertools.product(range(CODES), repeat=length):
         chance = 1.0
@@ -249,8 +251,8 @@ class WholeFrames:
 class Forgetful(FrameTarget):
     """Forgets what the frame under way holds."""
 
-    def _hold(self, parts: list[list[int]]) -> None:
-        super()._hold([[0] * len(one) for one in parts])
+    def _set_incomplete(self, parts: list[list[int]]) -> None:
+        super()._set_incomplete([[0] * len(one) for one in parts])
 
 
 def test_a_frame_taken_for_one_token_is_caught(measured: Any) -> None:
@@ -262,7 +264,7 @@ def test_a_frame_taken_for_one_token_is_caught(measured: Any) -> None:
 
 def test_a_frame_forgotten_is_caught(measured: Any) -> None:
     def broken(books: int, independent: bool, guidance: float = 1.0) -> Many:
-        store = Store(len(CONDITIONS) + 1, books)
+        store = FrameStore(len(CONDITIONS) + 1, books)
         return Many(Forgetful(Reading(store, seed=1), store, books, CODES, say(independent)), guidance)
 
     drafter = partial(trial_drafter, DRAFTERS["draft-model"], {"length": 2}, partial(target, 2, False, blur=0.4))

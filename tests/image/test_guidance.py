@@ -49,7 +49,7 @@ class AnyRows(Guided):
     """A guided target of any number of rows, whose conditions are looked up by prompt."""
 
     def begin(self, prompts: Any, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Any:
-        self.asked = [CONDITIONAL[PROMPTS.index(tuple(prompt))] for prompt in prompts]
+        self.conditions = [CONDITIONAL[PROMPTS.index(tuple(prompt))] for prompt in prompts]
         return super().begin(prompts, sampling, needs)
 
 

@@ -1,1 +1,1 @@
-"""Targets that wrap other models: transformers models, frames of codes, guidance, trees as rows."""
+"""Targets that wrap other models: transformers models, models of multi-codebook frames, classifier-free guidance."""

@@ -1,11 +1,10 @@
-"""Guidance as a target: two streams, one with what was asked for and one without, scored as one batch.
+"""Classifier-free guidance (arXiv 2207.12598) as a target: conditional and unconditional stream scored as one batch.
 
-Classifier-free guidance (arXiv 2207.12598) on logits: u + g (c - u), from which distributions are then made as from any
-logits; so p in every rule, and q of a draft model that is guided alike, is the guided distribution. Both streams read
-the same tokens and are cut back together. What was asked for stands before each row's prompt in the target alone: the
-loop, drafters and rules see tokens of the output only. Hidden states are combined as logits are: what an output layer
-without a bias says of the combined last state is then the guided distribution. Knows two streams of logits, nothing of
-pictures or sound."""
+The logits are u + g (c - u), and distributions are computed from them as from any logits; so p in every rule, and q of
+a draft model with the same guidance, are guided distributions. Both streams read the same tokens. Conditions precede
+each row's prompt inside this target only: the loop, drafters and rules see output tokens. Hidden states are combined
+like logits, so an output layer without bias gives the guided logits for the combined last state. Knows two streams of
+logits, nothing of images or sound."""
 
 from __future__ import annotations
 
@@ -26,80 +25,86 @@ from outrider.core.vocab_mask import Allowed
 
 
 class Guided:
-    """A target under guidance. `asked` holds one condition a row; `free` is the condition that asks for nothing, of the
-    same length as all of them, or one for each row, of any length. At guidance 1 there is one stream, with what was
-    asked for; at 0 one without.
+    """A target with guidance. `conditions`: one per row. `unconditional`: the empty condition, of the same length as
+    all conditions, or one per row, of any length. With guidance 1 only the conditional stream is run, with 0 only the
+    other.
 
-    `instead`: a prompt's first token is not read; it stands for the condition's last, for models whose picture follows
-    their prompt at once. `slots`: what may stand where behind the prompt.
+    `skip_first`: the prompt's first token is not read; it stands for the condition's last token, for models whose
+    output follows their prompt without a start token. `allowed`: which tokens are valid at which output position.
     """
 
     def __init__(
         self,
         inner: Target,
-        asked: Sequence[Sequence[int]],
-        free: Sequence[int] | Sequence[Sequence[int]],
+        conditions: Sequence[Sequence[int]],
+        unconditional: Sequence[int] | Sequence[Sequence[int]],
         guidance: float = 1.0,
         *,
-        instead: bool = False,
-        slots: Allowed | None = None,
+        skip_first: bool = False,
+        allowed: Allowed | None = None,
     ) -> None:
         if not 0 <= guidance < math.inf:
-            raise InvalidOption(f"guidance is {guidance}; it must be 0 (what was asked for is not looked at) or more")
-        self._free: list[list[int]] | None = None  # one for each row
-        if free and not isinstance(free[0], int):
-            self._free = [list(one) for one in free if not isinstance(one, int)]
-        self.free = [one for one in free if isinstance(one, int)]  # one for all
-        if self._free is None and any(len(one) != len(free) for one in asked):
-            raise InvalidOption("conditions differ in length; fill them up, so that both streams stand at one place")
-        self.inner, self.asked, self.guidance = inner, asked, guidance
-        self._instead, self._slots = int(instead), slots
+            raise InvalidOption(f"guidance is {guidance}; it must be 0 (the condition is ignored) or more")
+        self._shared = [token for token in unconditional if isinstance(token, int)]  # for all rows
+        self.unconditional: list[list[int]] | None = None  # one per row
+        if unconditional and not isinstance(unconditional[0], int):
+            self.unconditional = [list(ids) for ids in unconditional if not isinstance(ids, int)]
+        elif any(len(condition) != len(unconditional) for condition in conditions):
+            raise InvalidOption(
+                f"conditions have {sorted({*map(len, conditions)})} tokens and the unconditional one has "
+                f"{len(unconditional)}; pad all to the same length, or give an unconditional one per row"
+            )
+        self.inner, self.conditions, self.guidance = inner, conditions, guidance
+        self._skipped, self._allowed = int(skip_first), allowed
         self.vocabulary, self.device, self.rollback = inner.vocabulary, inner.device, inner.rollback
         self.streams = 1 if guidance in (0, 1) else 2
         self.weight_bytes = inner.weight_bytes
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
-        if len(prompts) != len(self.asked):
-            raise InvalidOption(f"there are {len(self.asked)} conditions for {len(prompts)} prompts; give one each")
-        free = [self.free] * len(prompts) if self._free is None else self._free
-        wanted = [self.asked] * (self.guidance != 0) + [free] * (self.guidance != 1)
-        given = [[*one, *prompt[self._instead :]] for some in wanted for one, prompt in zip(some, prompts, strict=True)]
-        before = [len(one) - self._instead for some in wanted for one in some]
-        self._rows, self._before = len(prompts), torch.tensor(before, device=self.device)
-        self._prompted = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
+        if len(prompts) != len(self.conditions):
+            raise InvalidOption(
+                f"there are {len(self.conditions)} conditions for {len(prompts)} prompts; give one for each prompt"
+            )
+        unconditional = [self._shared] * len(prompts) if self.unconditional is None else self.unconditional
+        streams = [self.conditions] * (self.guidance != 0) + [unconditional] * (self.guidance != 1)
+        skipped = self._skipped
+        inputs = [[*ids, *prompt[skipped:]] for stream in streams for ids, prompt in zip(stream, prompts, strict=True)]
+        offsets = [len(ids) - skipped for stream in streams for ids in stream]
+        self._rows, self._offsets = len(prompts), torch.tensor(offsets, device=self.device)
+        self._prompt_lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         self._pipeline = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
-        hidden = self.inner.begin(given, Sampling(), needs).hidden
+        hidden = self.inner.begin(inputs, Sampling(), needs).hidden
         longest = max(map(len, prompts)) - 1
-        return Prefill({tap: self._combined(self._own(states, longest)) for tap, states in hidden.items()})
+        return Prefill({tap: self._combine(self._of_prompts(states, longest)) for tap, states in hidden.items()})
 
-    def _own(self, states: Tensor, count: int) -> Tensor:
-        """What was read of prompts, without the conditions: [B, L, D] -> [B, count, D]."""
-        place = self._before[:, None] + torch.arange(count, device=self.device)
-        place = place.clamp(max=max(states.shape[1] - 1, 0))
-        return states.gather(1, place[..., None].expand(-1, -1, states.shape[2]))
+    def _of_prompts(self, states: Tensor, count: int) -> Tensor:
+        """The states of the prompts without the conditions: [B, L, D] -> [B, count, D]."""
+        index = self._offsets[:, None] + torch.arange(count, device=self.device)
+        index = index.clamp(max=max(states.shape[1] - 1, 0))
+        return states.gather(1, index[..., None].expand(-1, -1, states.shape[2]))
 
     def score(self, draft: Draft, since: int | None = None) -> Scores:
-        found = self.inner.score(self._twice(draft), since)
-        lengths = found.lengths[: self._rows] - self._before[: self._rows]
+        inner = self.inner.score(self._for_streams(draft), since)
+        lengths = inner.lengths[: self._rows] - self._offsets[: self._rows]
 
         def logits(rows: Tensor) -> Tensor:
-            said = self._combined(found.logits(torch.cat([rows] * self.streams)))
-            if self._slots is None:
-                return said
-            return self._slots.only(said, scores.position(rows) - self._prompted[:, None])
+            guided = self._combine(inner.logits(torch.cat([rows] * self.streams)))
+            if self._allowed is None:
+                return guided
+            return self._allowed.only(guided, scores.position(rows) - self._prompt_lengths[:, None])
 
-        hidden = {tap: self._combined(states) for tap, states in found.hidden.items()}
-        scores = Scores(draft, self._pipeline, lengths, logits, hidden, found.first)
+        hidden = {tap: self._combine(states) for tap, states in inner.hidden.items()}
+        scores = Scores(draft, self._pipeline, lengths, logits, hidden, inner.first)
         return scores
 
-    def _combined(self, both: Tensor) -> Tensor:
-        """What both streams say [2 B, ...] -> [B, ...], in 32 bits or more."""
+    def _combine(self, both: Tensor) -> Tensor:
+        """Logits or states of the streams [2 B, ...] -> guided ones [B, ...], in 32 bits or more."""
         if self.streams == 1:
             return both
-        asked, free = (both if both.dtype == torch.float64 else both.float()).chunk(2)
-        return free + self.guidance * (asked - free)
+        conditional, unconditional = (both if both.dtype == torch.float64 else both.float()).chunk(2)
+        return unconditional + self.guidance * (conditional - unconditional)
 
-    def _twice(self, draft: Draft) -> Draft:
+    def _for_streams(self, draft: Draft) -> Draft:
         if self.streams == 1:
             return draft
         tree = draft.tree
@@ -118,7 +123,7 @@ class Guided:
             outcome = None if verdict.outcome is None else verdict.outcome + verdict.outcome
             verdict = Verdict.of([_double(part) for part in verdict.parts], outcome)
             count = _double(count)
-        self.inner.keep(self._twice(draft), verdict, count)
+        self.inner.keep(self._for_streams(draft), verdict, count)
 
     def mark(self) -> object:
         return self.inner.mark(), copy.copy(self._pipeline)

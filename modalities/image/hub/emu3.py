@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.core.engine.adapters.guidance import Guided
-from outrider.core.engine.adapters.hf import Reading, TransformersTarget
+from outrider.core.engine.adapters.hf import ModelInterface, TransformersTarget
 from outrider.core.errors import InvalidOption
 from outrider.core.vocab_mask import Slots
 from outrider.image.grid import Grid
@@ -58,21 +58,21 @@ class Emu3:
         model_ids = torch.cat([code_ids, torch.tensor([mapping.eol_token_id])]).to(model.device)  # [vocabulary]
         self._model_ids, count = model_ids, self.vocabulary
 
-        def read(ids: Tensor, positions: Tensor) -> dict[str, Any]:
+        def trunk_inputs(ids: Tensor, positions: Tensor) -> dict[str, Any]:
             picture_ids = model_ids[ids.clamp(0, count - 1)]
             return {"input_ids": torch.where(ids < count, picture_ids, ids - count), "position_ids": positions}
 
         trunk, head = model.model.text_model, nn.Linear(1, 1, bias=False)  # the head's rows of picture tokens only
         head.weight = nn.Parameter(model.lm_head.weight.detach()[model_ids], requires_grad=False)
-        self._reading = Reading(
+        self._interface = ModelInterface(
             trunk=trunk,
             vocabulary=count,
-            read=read,
-            say=lambda out: head(out.last_hidden_state),
+            inputs=trunk_inputs,
+            logits=lambda out: head(out.last_hidden_state),
             weights=(trunk, head),
-            looked_up=(model.get_input_embeddings().weight,),
+            lookup_tables=(model.get_input_embeddings().weight,),
         )
-        self._trees = TransformersTarget(model, reading=self._reading).trees
+        self._trees = TransformersTarget(model, interface=self._interface).trees
         self._slots = Slots.rows(columns, self.codes)
 
     def read(self, prompt: str) -> list[int]:
@@ -87,9 +87,9 @@ class Emu3:
     def target(
         self, prompts: Sequence[Sequence[int]], guidance: float, unconditional: Sequence[int] | None = None
     ) -> Guided:
-        inner = TransformersTarget(self.model, trees=self._trees, reading=self._reading)
+        inner = TransformersTarget(self.model, trees=self._trees, interface=self._interface)
         free = [unconditional or self.unconditional(prompts[0])] * len(prompts)
-        return Guided(inner, prompts, free, guidance, instead=True, slots=self._slots)
+        return Guided(inner, prompts, free, guidance, skip_first=True, allowed=self._slots)
 
     def sequence(self, tokens: Sequence[int]) -> list[int]:
         """A picture's tokens as ids of the model, with the markers that end the picture."""

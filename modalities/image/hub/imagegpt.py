@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.engine.adapters.guidance import Guided
-from outrider.core.engine.adapters.hf import Reading, TransformersTarget
+from outrider.core.engine.adapters.hf import ModelInterface, TransformersTarget
 from outrider.core.engine.trainable.module_surgery import extend_causal_mask
 from outrider.core.errors import InvalidOption
 from outrider.image.grid import Grid
@@ -46,12 +46,12 @@ class ImageGPT:
         side = isqrt(model.config.n_positions)
         self.raster = Grid(side, side)
         wider = extend_causal_mask(model, _DRAFT_OVERHANG)
-        self._reading = Reading(
+        self._interface = ModelInterface(
             trunk=wider,
             vocabulary=self.vocabulary,
-            read=lambda ids, positions: {"input_ids": ids.clamp(min=0), "position_ids": positions},
-            say=lambda out: out.logits,
-            looked_up=(model.transformer.wte.weight,),
+            inputs=lambda ids, positions: {"input_ids": ids.clamp(min=0), "position_ids": positions},
+            logits=lambda out: out.logits,
+            lookup_tables=(model.transformer.wte.weight,),
         )
 
     def read(self, prompt: str) -> list[int]:
@@ -64,8 +64,8 @@ class ImageGPT:
         self, prompts: Sequence[Sequence[int]], guidance: float, unconditional: Sequence[int] | None = None
     ) -> Guided:
         # the class reduces a 4D attention mask to 2D, so trees are scored branch by branch
-        inner = TransformersTarget(self.model, trees="branches", reading=self._reading)
-        return Guided(inner, prompts, prompts, 1.0, instead=True)
+        inner = TransformersTarget(self.model, trees="branches", interface=self._interface)
+        return Guided(inner, prompts, prompts, 1.0, skip_first=True)
 
     def pictures(self, grids: Tensor) -> list[Image]:
         return images(self.colours[grids.cpu()].permute(0, 3, 1, 2))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.engine.adapters.guidance import Guided
-from outrider.core.engine.adapters.hf import Reading, TransformersTarget
+from outrider.core.engine.adapters.hf import ModelInterface, TransformersTarget
 from outrider.core.errors import InvalidOption
 from outrider.image.grid import Grid
 from outrider.image.tokenizer import images, most_frequent
@@ -44,21 +44,21 @@ class Janus:
         self.kept = (defaults.bos_token_id, processor.tokenizer.boi_token_id if begin is None else begin)
         words, codes = model.get_input_embeddings(), self.vocabulary
 
-        def read(ids: Tensor, positions: Tensor) -> dict[str, Any]:
+        def trunk_inputs(ids: Tensor, positions: Tensor) -> dict[str, Any]:
             of_codes = model.prepare_embeddings_for_image_generation(ids.clamp(0, codes - 1))
             of_words = words((ids - codes).clamp(min=0))
             embeddings = torch.where((ids < codes)[..., None], of_codes, of_words)
             return {"inputs_embeds": embeddings, "position_ids": positions}
 
-        self._reading = Reading(
+        self._interface = ModelInterface(
             trunk=inner.language_model,
             vocabulary=codes,
-            read=read,
-            say=lambda out: inner.generation_head(out.last_hidden_state),
+            inputs=trunk_inputs,
+            logits=lambda out: inner.generation_head(out.last_hidden_state),
             weights=(inner.language_model, inner.generation_head, inner.generation_aligner),
-            looked_up=(words.weight,),
+            lookup_tables=(words.weight,),
         )
-        self._trees = TransformersTarget(model, reading=self._reading).trees
+        self._trees = TransformersTarget(model, interface=self._interface).trees
 
     def read(self, prompt: str) -> list[int]:
         if not prompt.strip():
@@ -76,9 +76,9 @@ class Janus:
     def target(
         self, prompts: Sequence[Sequence[int]], guidance: float, unconditional: Sequence[int] | None = None
     ) -> Guided:
-        inner = TransformersTarget(self.model, trees=self._trees, reading=self._reading)
+        inner = TransformersTarget(self.model, trees=self._trees, interface=self._interface)
         free = [unconditional or self.unconditional(prompt) for prompt in prompts]
-        return Guided(inner, prompts, free, guidance, instead=True)
+        return Guided(inner, prompts, free, guidance, skip_first=True)
 
     def pictures(self, grids: Tensor) -> list[Image]:
         pixels = self.model.decode_image_tokens(grids.flatten(1).to(self.model.device))  # [B, H, W, 3]

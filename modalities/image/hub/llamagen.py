@@ -122,7 +122,7 @@ class LlamaGen:
             )
         if not self.captioned:
             free = [unconditional or self.unconditional(prompt) for prompt in prompts]
-            return Guided(Decoder(self._class_network), prompts, free, guidance, instead=True)
+            return Guided(Decoder(self._class_network), prompts, free, guidance, skip_first=True)
         if unconditional is not None:
             raise InvalidOption(
                 "a model of captions was trained with one unconditional caption; leave out negative_prompt"
@@ -137,7 +137,7 @@ class LlamaGen:
         caption_ids = [list(range(first + row * length, first + (row + 1) * length)) for row in range(len(prompts))]
         last = first + len(prompts) * length
         free = [list(range(last, last + length))] * len(prompts)
-        return Guided(Decoder(network), caption_ids, free, guidance, instead=True)
+        return Guided(Decoder(network), caption_ids, free, guidance, skip_first=True)
 
     @cached_property
     def _class_network(self) -> Network:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.engine.adapters.guidance import Guided
-from outrider.core.engine.adapters.hf import Reading, TransformersTarget
+from outrider.core.engine.adapters.hf import ModelInterface, TransformersTarget
 from outrider.core.engine.trainable.module_surgery import extend_causal_mask
 from outrider.core.errors import Incompatible
 from outrider.core.vocab_mask import Slots
@@ -80,7 +80,7 @@ class Bark:
             prompt = torch.cat([embed(ids) + embed(history), embed(start)], 1)[0]  # [L, D]
         count, min_end_probability = self.semantic.semantic_vocab_size + 1, self.semantic.min_eos_p
 
-        def read(ids: Tensor, positions: Tensor) -> dict[str, Any]:
+        def trunk_inputs(ids: Tensor, positions: Tensor) -> dict[str, Any]:
             of_tokens = embed(ids.clamp(0, count - 1))
             of_prompt = prompt[(ids - count).clamp(0, len(prompt) - 1)]
             embeddings = torch.where((ids < count)[..., None], of_tokens, of_prompt)
@@ -95,7 +95,9 @@ class Bark:
             return logits
 
         prompt_ids = [count + index for index in range(len(prompt))]
-        return self._target(model, prompt_ids, Reading(trunk=model, vocabulary=count, read=read, say=say), None)
+        return self._target(
+            model, prompt_ids, ModelInterface(trunk=model, vocabulary=count, inputs=trunk_inputs, logits=say), None
+        )
 
     def _coarse_stages(self, semantic: list[int], speaker: Any) -> Generator[Stage, list[int], list[int]]:
         """The coarse stage, window by window; returns its codes."""
@@ -138,7 +140,7 @@ class Bark:
         first, books = self.semantic.semantic_vocab_size, self.coarse.n_coarse_codebooks
         count = books * self.codes
 
-        def read(ids: Tensor, positions: Tensor) -> dict[str, Any]:
+        def trunk_inputs(ids: Tensor, positions: Tensor) -> dict[str, Any]:
             model_ids = torch.where(ids < count, ids.clamp(min=0) + first, ids - count)
             return {"input_ids": model_ids, "position_ids": positions.clamp(max=model.config.block_size - 1)}
 
@@ -146,20 +148,25 @@ class Bark:
             logits: Tensor = out.logits[..., first : first + count]
             return logits
 
-        reading = Reading(trunk=model, vocabulary=count, read=read, say=say)
+        interface = ModelInterface(trunk=model, vocabulary=count, inputs=trunk_inputs, logits=say)
         # the class's processor also allows ids after the second codebook's in its turn; there are no such codes
-        return self._target(model, [count + token for token in prompt], reading, Slots.books(books, self.codes))
+        return self._target(model, [count + token for token in prompt], interface, Slots.books(books, self.codes))
 
-    def _target(self, model: Any, prompt: list[int], reading: Reading, slots: Slots | None) -> Guided:
-        wider = Reading(
+    def _target(self, model: Any, prompt: list[int], interface: ModelInterface, slots: Slots | None) -> Guided:
+        wider = ModelInterface(
             trunk=extend_causal_mask(model, _DRAFT_OVERHANG),
-            vocabulary=reading.vocabulary,
-            read=reading.read,
-            say=reading.say,
-            looked_up=(model.input_embeds_layer.weight,),
+            vocabulary=interface.vocabulary,
+            inputs=interface.inputs,
+            logits=interface.logits,
+            lookup_tables=(model.input_embeds_layer.weight,),
         )
         return Guided(
-            TransformersTarget(model, trees="mask", reading=wider), [prompt], [prompt], 1.0, instead=True, slots=slots
+            TransformersTarget(model, trees="mask", interface=wider),
+            [prompt],
+            [prompt],
+            1.0,
+            skip_first=True,
+            allowed=slots,
         )
 
     @property

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core.engine.adapters.frames import FrameTarget, Store
+from outrider.core.engine.adapters.frames import FrameStore, FrameTarget
 from outrider.core.engine.adapters.guidance import Guided
-from outrider.core.engine.adapters.hf import Reading, TransformersTarget
+from outrider.core.engine.adapters.hf import ModelInterface, TransformersTarget
 from outrider.core.vocab_mask import Slots, frames
 from outrider.speech.hub.model import Stage, ids_of
 
@@ -77,9 +77,9 @@ def target(model: Any, inputs: dict[str, Any]) -> Guided:
     names = [name for name in ("input_ids", "input_values", "input_values_cutoffs") if name in inputs]
     prompt = model._merge_input_ids_with_input_values(**{name: inputs[name] for name in names})["inputs_embeds"][0]
     length = len(prompt)  # [L, D]
-    store, backbone, depth = Store(length, books), model.backbone_model, model.depth_decoder
+    store, backbone, depth = FrameStore(length, books), model.backbone_model, model.depth_decoder
 
-    def read(ids: Tensor, positions: Tensor) -> dict[str, Any]:
+    def trunk_inputs(ids: Tensor, positions: Tensor) -> dict[str, Any]:
         of_prompt = prompt[ids.clamp(0, length - 1)]
         of_frames = backbone.embed_tokens(store.of(ids))
         embeddings = torch.where((ids < length)[..., None], of_prompt, of_frames)
@@ -98,12 +98,14 @@ def target(model: Any, inputs: dict[str, Any]) -> Guided:
             logits = torch.where((count > 0)[:, None], own, logits)
         return logits
 
-    reading = Reading(trunk=backbone, vocabulary=1 << 40, read=read, say=lambda out: out.last_hidden_state)
-    inner = TransformersTarget(model, trees="mask", reading=reading)
+    interface = ModelInterface(
+        trunk=backbone, vocabulary=1 << 40, inputs=trunk_inputs, logits=lambda out: out.last_hidden_state
+    )
+    inner = TransformersTarget(model, trees="mask", interface=interface)
     depth_bytes = sum(parameter.numel() * parameter.element_size() for parameter in depth.parameters())
     framed = FrameTarget(inner, store, books, codes, say, depth_bytes=depth_bytes)
     prompt_ids = [framed.vocabulary + index for index in range(length)]
-    return Guided(framed, [prompt_ids], [prompt_ids], 1.0, instead=True, slots=Slots.books(books, codes))
+    return Guided(framed, [prompt_ids], [prompt_ids], 1.0, skip_first=True, allowed=Slots.books(books, codes))
 
 
 of = Csm  # the name that outrider.core.assets.hub_models imports

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core.engine.adapters.frames import FrameTarget, Store
+from outrider.core.engine.adapters.frames import FrameStore, FrameTarget
 from outrider.core.engine.adapters.guidance import Guided
-from outrider.core.engine.adapters.hf import Reading, TransformersTarget
+from outrider.core.engine.adapters.hf import ModelInterface, TransformersTarget
 from outrider.core.engine.trainable.module_surgery import ExplicitPositions, copy_with
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.vocab_mask import Slots, frames
@@ -102,9 +102,9 @@ def target(model: Any, inputs: Any, count: int, guidance: float) -> Guided:
     table = table.to(decoder.embed_positions.weights)
     places = ExplicitPositions(lambda positions: table[positions.clamp(0, len(table) - 1)])
     trunk = copy_with(decoder, lambda name, part: places if name == "embed_positions" else None)
-    store, cross = Store(1, books), DynamicCache(config=config)
+    store, cross = FrameStore(1, books), DynamicCache(config=config)
 
-    def read(ids: Tensor, positions: Tensor) -> dict[str, Any]:
+    def trunk_inputs(ids: Tensor, positions: Tensor) -> dict[str, Any]:
         places.positions = positions
         columns = torch.where((ids < 1)[..., None], codes, store.of(ids))  # the first column is padding
         x = sum(embed(columns[..., book]) for book, embed in enumerate(decoder.embed_tokens))
@@ -120,17 +120,17 @@ def target(model: Any, inputs: Any, count: int, guidance: float) -> Guided:
             logits[rows, :codes] = head(states[rows])
         return logits
 
-    reading = Reading(
+    interface = ModelInterface(
         trunk=trunk,
         vocabulary=1 << 40,
-        read=read,
-        say=lambda out: out.last_hidden_state,
-        cache=lambda: DynamicCache(config=config),
-        through=lambda cache, rows: EncoderDecoderCache(cache, cross),
+        inputs=trunk_inputs,
+        logits=lambda out: out.last_hidden_state,
+        new_cache=lambda: DynamicCache(config=config),
+        wrap_cache=lambda cache, rows: EncoderDecoderCache(cache, cross),
     )
-    framed = FrameTarget(TransformersTarget(model, trees="mask", reading=reading), store, books, codes + 1, say)
+    framed = FrameTarget(TransformersTarget(model, trees="mask", interface=interface), store, books, codes + 1, say)
     prompts = [[framed.vocabulary]]
-    return Guided(framed, prompts, prompts, guidance, instead=True, slots=DelayPattern(books, codes, count))
+    return Guided(framed, prompts, prompts, guidance, skip_first=True, allowed=DelayPattern(books, codes, count))
 
 
 of = Musicgen  # the name that outrider.core.assets.hub_models imports

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.engine.adapters.guidance import Guided
-from outrider.core.engine.adapters.hf import Reading, TransformersTarget
+from outrider.core.engine.adapters.hf import ModelInterface, TransformersTarget
 from outrider.core.errors import InvalidOption
 from outrider.speech.audio import Sound
 from outrider.speech.hub.model import Stage
@@ -87,20 +87,20 @@ class Whisper:
         decoder, cross, count = model.model.decoder, DynamicCache(), int(model.config.vocab_size)
         last = model.config.max_target_positions - 1
 
-        def read(ids: Tensor, positions: Tensor) -> dict[str, Any]:
+        def trunk_inputs(ids: Tensor, positions: Tensor) -> dict[str, Any]:
             encoder = {"encoder_hidden_states": states.expand(len(ids), -1, -1)}
             return {"input_ids": ids.clamp(0, count - 1), "position_ids": positions.clamp(max=last), **encoder}
 
-        reading = Reading(
+        interface = ModelInterface(
             trunk=decoder,
             vocabulary=count,
-            read=read,
-            say=lambda out: model.proj_out(out.last_hidden_state),
-            cache=DynamicCache,
-            through=lambda cache, rows: EncoderDecoderCache(cache, cross),
+            inputs=trunk_inputs,
+            logits=lambda out: model.proj_out(out.last_hidden_state),
+            new_cache=DynamicCache,
+            wrap_cache=lambda cache, rows: EncoderDecoderCache(cache, cross),
         )
-        inner = TransformersTarget(model, trees="mask", reading=reading)
-        return Guided(inner, [self.prefix], [self.prefix], 1.0, instead=True, slots=self.slots)
+        inner = TransformersTarget(model, trees="mask", interface=interface)
+        return Guided(inner, [self.prefix], [self.prefix], 1.0, skip_first=True, allowed=self.slots)
 
 
 of = Whisper  # the name that outrider.core.assets.hub_models imports
