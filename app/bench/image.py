@@ -169,12 +169,12 @@ def _table(rows: list[Row]) -> Any:
             row.name,
             f"{row.speedup:.2f} ({row.speedup_low:.2f}-{row.speedup_high:.2f})",
             f"{row.tokens_per_pass:.2f}",
-            f"{row.background_per_call:.2f}",
-            f"{row.ink_per_call:.2f}",
+            f"{row.background_per_pass:.2f}",
+            f"{row.ink_per_pass:.2f}",
             f"{row.equivalents_per_token:.2f}",
             f"{row.acceptance_rate:.0%}",
             *relaxed,
-            f"{row.surprise:.3f}",
+            f"{row.nll:.3f}",
             *(f"{row.quality[name]:.3g}" if name in row.quality else "" for name in measures),
         )
     return table

@@ -214,7 +214,9 @@ def _speeds(rows: list[Mapping[str, Any]]) -> Any:
     shown = {title: COLUMNS[title][0] for title in titles}
     table = _table("The language model", [*shown, "entropy / token", "relaxed", "total variation / token"])
     for row in rows:
-        relaxed = ("", "") if row["lossless"] else (f"{row['relaxed_share']:.0%}", f"{row['price_per_token']:.4f}")
+        relaxed = (
+            ("", "") if row["lossless"] else (f"{row['relaxed_share']:.0%}", f"{row['total_variation_per_token']:.4f}")
+        )
         table.add_row(row["setting"], *(cell(row) for cell in shown.values()), f"{row['target_entropy']:.2f}", *relaxed)
     return table
 
@@ -224,7 +226,7 @@ def _real_time_factors(rows: list[Mapping[str, Any]]) -> Any:
     table = _table("Real-time factor: seconds for one second of sound", [*parts, "total", "time to first sound"])
     for row in rows:
         factors = [row["quality"][f"factor_{part}"] for part in parts]
-        seconds = row["quality"]["first_heard"]
+        seconds = row["quality"]["first_sound_seconds"]
         first = "-" if seconds is None else f"{seconds:.2f} s"
         table.add_row(row["setting"], *(f"{factor:.3f}" for factor in (*factors, sum(factors))), first)
     return table

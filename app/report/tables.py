@@ -129,14 +129,14 @@ def _pictures(results: Sequence[Result]) -> str:
     cells = {"": "{name}", "speedup (95 %)": "{speedup:.2f} ({speedup_low:.2f}-{speedup_high:.2f})"}
     cells |= {
         "codes / pass": "{tokens_per_pass:.2f}",
-        "background / pass": "{background_per_call:.2f}",
-        "foreground / pass": "{ink_per_call:.2f}",
+        "background / pass": "{background_per_pass:.2f}",
+        "foreground / pass": "{ink_per_pass:.2f}",
     }
     cells |= {"passes / code": "{equivalents_per_token:.2f}", "accepted": "{acceptance_rate:.0%}"}
     cells |= {
         "same picture": "{identical:.0%}",
         "total variation / code": "{total_variation:.4f}",
-        "NLL / code": "{surprise:.3f}",
+        "NLL / code": "{nll:.3f}",
     }
     judged = dict.fromkeys(name for row in rows for name in row["quality"])
     cells |= {name: f"{{quality[{name}]:.3g}}" for name in judged}
@@ -151,7 +151,11 @@ def _speech(results: Sequence[Result]) -> str:
     rows = _rows(results)
     body = []
     for row in rows:
-        cells = [row["setting"], *(str(COLUMNS[title][0](row)) for title in titles), f"{row['price_per_token']:.4f}"]
+        cells = [
+            row["setting"],
+            *(str(COLUMNS[title][0](row)) for title in titles),
+            f"{row['total_variation_per_token']:.4f}",
+        ]
         body.append([*cells, f"{row['target_entropy']:.2f}", f"{real_time_factor(row):.3f}"])
     headings = ("", *titles, "total variation / token", "entropy / token", "real-time factor")
     parts = [table(headings, body)] if body else []

@@ -65,15 +65,15 @@ class Row:
     lossless: bool
     pictures: int
     tokens_per_pass: float
-    background_per_call: float  # white codes per target pass spent on them; ink: all other codes
-    ink_per_call: float
+    background_per_pass: float  # white codes per target pass spent on them; ink: all other codes
+    ink_per_pass: float
     equivalents_per_token: float
     acceptance_rate: float
     relaxed: float  # share of codes that were accepted only because the rule is relaxed
     total_variation: float  # mean per code
     identical: float  # share of pictures equal to plain decoding's with the same seed
-    surprise: float  # negative log-likelihood under the guided target, nats per code
-    ink_surprise: float
+    nll: float  # negative log-likelihood under the guided target, nats per code
+    ink_nll: float
     seconds: float  # per picture, in batches
     speedup: float  # over plain decoding: median over pictures, with its 95 % interval
     speedup_low: float
@@ -199,15 +199,15 @@ def _row(
         lossless=results[0].trace.lossless,
         pictures=len(results),
         tokens_per_pass=len(codes) / len(steps),
-        background_per_call=white / passes[True] if passes[True] else 0.0,
-        ink_per_call=(len(codes) - white) / passes[False] if passes[False] else 0.0,
+        background_per_pass=white / passes[True] if passes[True] else 0.0,
+        ink_per_pass=(len(codes) - white) / passes[False] if passes[False] else 0.0,
         equivalents_per_token=sum(step.cost for step in steps) / len(codes),
         acceptance_rate=sum(step.accepted for step in steps) / drafted if drafted else 0.0,
         relaxed=sum(step.sources.count("relaxed") for step in steps) / len(codes),
         total_variation=sum(sum(step.total_variation) for step in steps) / len(codes),
         identical=sum(own.tokens == base.tokens for own, base in zip(results, plain, strict=True)) / len(results),
-        surprise=float(nll.mean()),
-        ink_surprise=float(nll[ink].mean()) if bool(ink.any()) else 0.0,
+        nll=float(nll.mean()),
+        ink_nll=float(nll[ink].mean()) if bool(ink.any()) else 0.0,
         seconds=sum(seconds) / len(results),
         speedup=median(ratios),
         speedup_low=low,
@@ -243,7 +243,7 @@ def to_json(rows: Sequence[Row], settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _PLOTTED = (  # measures of rows, their titles, and whether lower is better
-    ("surprise", "nats per code under the target", True),
+    ("nll", "nats per code under the target", True),
     ("total_variation", "total variation per code", True),
     ("KID", "KID to real pictures", True),
     ("LPIPS", "LPIPS to plain decoding", True),

@@ -80,7 +80,7 @@ def _checked_pair(generated: Tensor, real: Tensor, minimum: int = 2) -> tuple[Te
 
 def code_usage(codes: Tensor, real: Tensor, size: int) -> dict[str, float]:
     """The perplexity of the code frequencies ("codes"), and their Jensen-Shannon divergence in nats from those of real
-    pictures ("codes apart")."""
+    pictures ("code divergence")."""
     p, q = (torch.bincount(ids.flatten().cpu(), minlength=size).double() / ids.numel() for ids in (codes, real))
     middle = (p + q) / 2
 
@@ -88,7 +88,7 @@ def code_usage(codes: Tensor, real: Tensor, size: int) -> dict[str, float]:
         return -torch.xlogy(distribution, distribution).sum()
 
     divergence = entropy(middle) - (entropy(p) + entropy(q)) / 2
-    return {"codes": float(entropy(p).exp()), "codes apart": float(divergence)}
+    return {"codes": float(entropy(p).exp()), "code divergence": float(divergence)}
 
 
 def nearest_distance(pictures: Tensor, training: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ class QualityMetrics:
     def reference(self) -> dict[str, float]:
         """The metrics of held-out real pictures."""
         held_out = self._sample(HELD_NAME, MAX_REAL // 2)
-        metrics = {"nearest": float(nearest_distance(held_out, self._training).mean())}
+        metrics = {"nearest distance": float(nearest_distance(held_out, self._training).mean())}
         if len(held_out) > _NEIGHBOURS:
             features = self._inception.features(held_out)
             metrics |= {"FID": fid(features, self._real_features), "KID": kid(features, self._real_features)}
@@ -182,5 +182,5 @@ class QualityMetrics:
             "LPIPS": float(self._lpips.distance(pixels, to_tensor(plain)).mean()),
             **top_k_accuracy(self.classifier.ranks(features, prompts)),
             **code_usage(codes, self._real_codes, self.codec.layout.codes),
-            "nearest": float(nearest_distance(pixels, self._training).mean()),
+            "nearest distance": float(nearest_distance(pixels, self._training).mean()),
         }

@@ -173,7 +173,7 @@ class TokensTask:
         limit, order = VALIDATION_SIZE[device.type != "cpu"], np.random.default_rng(0)
         self.validation = {
             name: order.permutation(pictures.indices(split))[:limit]
-            for name, split in (("held-out names", HELD_NAME), ("held-out pairs", HELD_PAIR), ("learned", TRAIN))
+            for name, split in (("held-out names", HELD_NAME), ("held-out pairs", HELD_PAIR), ("training", TRAIN))
         }
 
     def random_prompt(self, index: int, rng: random.Random) -> list[int]:
@@ -274,7 +274,7 @@ class PlanTask:
             if len(indices):
                 prompts, codes = self._tensors(indices, [self.tokens_task.full_prompt(int(index)) for index in indices])
                 measures[f"NLL, {name}"] = float(model.plan.nll(prompts, codes).mean())
-        return {"NLL": measures.get("NLL, learned", float("inf")), **measures}  # a plan is meant to memorise
+        return {"NLL": measures.get("NLL, training", float("inf")), **measures}  # a plan is meant to memorise
 
 
 class ImitationObjective(nn.Module):
@@ -356,7 +356,7 @@ class ImitationTask:
             ink_parts.append(codes != task.codec.white)
         total_variation, ink = torch.cat(tv_parts), torch.cat(ink_parts)
         return {
-            "refused": float(total_variation.mean()),
-            "refused on ink": float(total_variation[ink].mean()) if bool(ink.any()) else 0.0,
+            "rejection rate": float(total_variation.mean()),
+            "rejection rate on ink": float(total_variation[ink].mean()) if bool(ink.any()) else 0.0,
             "KL": float(torch.cat(kl_parts).mean()),
         }

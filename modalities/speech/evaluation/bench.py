@@ -302,7 +302,7 @@ def report(
             "drafter": setting.drafter or PLAIN,
             "drafter_options": _as_json(setting.drafter_options),
             "rule_options": _as_json(setting.rule_options),
-            "price_per_token": total.total_variation / max(total.tokens, 1),
+            "total_variation_per_token": total.total_variation / max(total.tokens, 1),
             "relaxed_share": total.sources.get("relaxed", 0) / max(total.tokens, 1),
             "target_entropy": float(np.concatenate([np.zeros(0), *nats]).mean()) if nats else 0.0,
         }
@@ -339,7 +339,7 @@ def _sound_figures(runs: Sequence[Run], speech: SpeechBench) -> dict[str, Any]:
         "factor_model": sum(result.timing.model for result in results) / seconds,
         "factor_codec": sum(result.timing.codec for result in results) / seconds,
         "factor_vocoder": sum(result.timing.vocoder for result in results) / seconds,
-        "first_heard": float(np.median(first)) if first else None,
+        "first_sound_seconds": float(np.median(first)) if first else None,
     }
 
 

@@ -88,7 +88,7 @@ class RecogniserObjective(nn.Module):
     def measure(self, mel: Tensor, phonemes: Tensor) -> dict[str, float]:
         logits = self.part.recognise(mel)[1].float()
         accuracy = (logits.argmax(1) == phonemes).float().mean()
-        return {"held-out nats a frame": float(F.cross_entropy(logits, phonemes)), "frames heard": float(accuracy)}
+        return {"held-out nats per frame": float(F.cross_entropy(logits, phonemes)), "frame accuracy": float(accuracy)}
 
 
 class CodecObjective(nn.Module):
@@ -113,7 +113,7 @@ class CodecObjective(nn.Module):
         measures = {"held-out loss": float(self(mel, phonemes)), "log-mel distance": distance}
         for recogniser in self._recognisers:
             recognised = recogniser.to(mel.device).recognise(decoded)[1].argmax(1)
-            measures["frames heard"] = float((recognised == phonemes).float().mean())
+            measures["frame accuracy"] = float((recognised == phonemes).float().mean())
         return measures
 
 
@@ -231,7 +231,7 @@ class VoiceTask:
             end_parts.append(nll[(labels == self.codes) & mask].float())
             errors.append(float(error))
         return {
-            "held-out nats a token": float(torch.cat(nll_parts).mean()),
-            "nats of the end": float(torch.cat(end_parts).mean()),
-            "log length off by": float(np.mean(errors)),
+            "held-out nats per token": float(torch.cat(nll_parts).mean()),
+            "nats of the end token": float(torch.cat(end_parts).mean()),
+            "log duration error": float(np.mean(errors)),
         }

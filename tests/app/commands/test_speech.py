@@ -77,7 +77,7 @@ def test_drafters_are_measured_on_sentences(tmp_path: Path) -> None:
     assert "jacobi tolerance (tau=4)" in done.stdout and "entropy" in done.stdout and "vocoder" in done.stdout
     rows = json.loads(written.read_text())["rows"]
     assert [row["rule_options"] for row in rows] == [{}, {}, {"tau": 1}, {"tau": 4}]
-    assert rows[2]["price_per_token"] < 1e-9 and rows[3]["rule"] == "tolerance"
+    assert rows[2]["total_variation_per_token"] < 1e-9 and rows[3]["rule"] == "tolerance"
     done = CliRunner().invoke(cli, ["bench", "speech", "--drafters", "psychic"])
     assert done.exit_code and "psychic" in done.output + str(done.exception)
 

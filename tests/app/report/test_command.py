@@ -163,10 +163,10 @@ def test_sections_run_as_commands_and_failures_raise_an_error(tmp_path: Path, mo
 
 def image_results(temperature: float, *drafters: str) -> dict[str, object]:
     counts = {
-        "background_per_call": 3.0,
-        "ink_per_call": 1.5,
+        "background_per_pass": 3.0,
+        "ink_per_pass": 1.5,
         "total_variation": 0.0,
-        "surprise": 2.0,
+        "nll": 2.0,
         "quality": {"KID": 0.1},
     }
     rows = [figures(drafter=one, name=one, rule="exact", lossless=True, **counts) for one in ("plain", *drafters)]
@@ -224,7 +224,7 @@ def quality(**values: float) -> dict[str, dict[str, float]]:
 def speech_row(drafter: str, rule: str = "exact", **changes: object) -> dict[str, object]:
     work = {"factor_model": 0.3, "factor_codec": 0.05, "factor_vocoder": 0.2}
     found = row(drafter, rule) | {"setting": f"{drafter} {rule}" if rule != "exact" else drafter, "quality": work}
-    return found | {"price_per_token": 0.01, "target_entropy": 2.5, "lossless": rule == "exact"} | changes
+    return found | {"total_variation_per_token": 0.01, "target_entropy": 2.5, "lossless": rule == "exact"} | changes
 
 
 def test_missed_goals_are_listed_with_their_distance(goals: ModuleType) -> None:

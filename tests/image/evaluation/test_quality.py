@@ -85,9 +85,9 @@ def test_precision_and_recall() -> None:
 
 def test_code_usage() -> None:
     uniform, constant = torch.arange(8), torch.zeros(8, dtype=torch.long)
-    assert code_usage(uniform, uniform, 8) == pytest.approx({"codes": 8.0, "codes apart": 0.0})
+    assert code_usage(uniform, uniform, 8) == pytest.approx({"codes": 8.0, "code divergence": 0.0})
     disjoint = code_usage(uniform[:4], uniform[4:], 8)
-    assert disjoint["codes"] == pytest.approx(4) and disjoint["codes apart"] == pytest.approx(np.log(2))
+    assert disjoint["codes"] == pytest.approx(4) and disjoint["code divergence"] == pytest.approx(np.log(2))
     assert code_usage(constant, uniform, 8)["codes"] == pytest.approx(1)
 
 
@@ -174,5 +174,5 @@ def test_metrics_tell_real_pictures_from_noise(
     good, bad = metrics.measure(images, codes, names, images), metrics.measure(noise, codes[:8], names[:8], images[:8])
     assert good["LPIPS"] == 0 and good["KID"] < bad["KID"] and good["FID"] < bad["FID"]
     assert good["precision"] > 0.5 > bad["precision"] and bad["LPIPS"] > 0.3
-    assert good["nearest"] < 0.05 < bad["nearest"] and {"top-1", "top-5", "codes"} <= set(good)
+    assert good["nearest distance"] < 0.05 < bad["nearest distance"] and {"top-1", "top-5", "codes"} <= set(good)
     assert len(list((tmp_path / "features").glob("*.npy"))) == 1

@@ -108,14 +108,14 @@ def test_every_recipe_trains_and_the_model_generates(cache: Path) -> None:
         train(TrainingRequest(recipes=("image-tokens",), options=TINY, **wanted), said.append)  # type: ignore[arg-type]
     train(TrainingRequest(recipes=("image-plan",), options={"channels": 8}, **wanted), said.append)  # type: ignore[arg-type]
     plan = curve_of(recipes.home("image-plan"), "image-plan")
-    assert plan[-1]["NLL, learned"] < plan[0]["NLL, learned"] - 0.5
+    assert plan[-1]["NLL, training"] < plan[0]["NLL, training"] - 0.5
     train(TrainingRequest(recipes=("image-tokens",), options=TINY, **wanted), said.append)  # type: ignore[arg-type]
     codec = recipes.home("image-tokenizer")
     curve = curve_of(codec, "image-tokenizer")
     assert curve[-1]["PSNR"] > curve[0]["PSNR"] + 3
     tokens = curve_of(recipes.home("image-tokens"), "image-tokens")
     assert tokens[-1]["NLL"] < tokens[0]["NLL"] - 0.5
-    assert {"NLL, held-out names", "NLL, held-out pairs", "NLL, learned", "perplexity of ink"} <= set(tokens[-1])
+    assert {"NLL, held-out names", "NLL, held-out pairs", "NLL, training", "perplexity of ink"} <= set(tokens[-1])
     for name, file in (("image-tokenizer", "diffusion_pytorch_model"), ("image-tokens", "tokens")):
         start, again = recipes.home(name) / f"{file}.safetensors", cache / "again" / name
         options = SMALL if name == "image-tokenizer" else TINY
@@ -226,4 +226,4 @@ def test_a_small_model_imitates_the_large_one(pictures: Pictures, codec: Tokeniz
         optimiser.step()
     with torch.no_grad():
         after = imitation.judge(model.eval())
-    assert after["refused"] < before["refused"] - 0.02 and after["KL"] < before["KL"]
+    assert after["rejection rate"] < before["rejection rate"] - 0.02 and after["KL"] < before["KL"]

@@ -43,12 +43,12 @@ def test_a_report_has_all_settings_and_the_entropy(speaker: SpeechModel) -> None
     plain, jacobi, tolerance = result["rows"]
     assert [row["drafter"] for row in result["rows"]] == ["plain", "jacobi", "token-recycling"]
     assert plain["tokens_per_pass"] == 1 and plain["speedup"] == 1 and jacobi["speedup"] > 0
-    assert plain["lossless"] and not tolerance["lossless"] and jacobi["price_per_token"] == 0
-    assert tolerance["setting"] == "token-recycling tolerance" and tolerance["price_per_token"] >= 0
+    assert plain["lossless"] and not tolerance["lossless"] and jacobi["total_variation_per_token"] == 0
+    assert tolerance["setting"] == "token-recycling tolerance" and tolerance["total_variation_per_token"] >= 0
     for row in result["rows"]:
         assert 0 < row["target_entropy"] < np.log(26)
         quality = row["quality"]
-        assert quality["seconds_of_sound"] > 0 and quality["factor_vocoder"] > 0 and quality["first_heard"] > 0
+        assert quality["seconds_of_sound"] > 0 and quality["factor_vocoder"] > 0 and quality["first_sound_seconds"] > 0
     assert result["settings"]["temperature"] == 0.9 and result["judged"] == 0 and not result["ladder"]
 
 

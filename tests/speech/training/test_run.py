@@ -81,7 +81,7 @@ def test_the_decoder_recipe_keeps_codes(tmp_path: Path, monkeypatch: pytest.Monk
         return run.train(request, lambda _: None)[0]
 
     file = train("speech-recogniser", 60, options={"width": 24, "depth": 2, "drop": 0.0})
-    assert about(file)["provenance"]["validation"]["frames heard"] > 0.9
+    assert about(file)["provenance"]["validation"]["frame accuracy"] > 0.9
     monkeypatch.setattr(recipes, "codec", lambda: rough)
     frames = data.dequantise(speech(3)[2].mel)[None]
     before, recogniser = rough.encode(frames), recipes.recogniser().requires_grad_(False)
@@ -101,7 +101,7 @@ def test_a_voice_trains(tmp_path: Path) -> None:
     )  # fmt: skip
     (file,) = run.train(request, lambda _: None)
     validation = about(file)["provenance"]["validation"]
-    assert validation["held-out nats a token"] < 0.25 * np.log(8) and validation["nats of the end"] < 1
+    assert validation["held-out nats per token"] < 0.25 * np.log(8) and validation["nats of the end token"] < 1
     voice = load(file, KINDS, None)
     assert isinstance(voice, Voice) and voice.end == 8
     script = voice.script([[0, 3, 5, 0]])
