@@ -49,14 +49,14 @@ def measured(record_property: Callable[[str, object], None]) -> Callable[..., No
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    result: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for reports in terminalreporter.stats.values():
         for report in reports:
             for key, entry in getattr(report, "user_properties", []):
                 if key == "measured" and report.when == "call":
                     kind, name, value = entry
-                    found[kind][name].append(value)
-    for kind, rows in sorted(found.items()):
+                    result[kind][name].append(value)
+    for kind, rows in sorted(result.items()):
         terminalreporter.section(kind)
         for name, values in sorted(rows.items()):
             terminalreporter.write_line(

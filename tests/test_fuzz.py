@@ -59,36 +59,36 @@ ODD = ([], {}, [[]], None, 3, [None], [{}], b"x", [b"x"], [3], [-1], [1 << 40], 
 
 def damaged(rng: random.Random, good: bytes) -> bytes:
     """Damage data: change bytes, enlarge a number, remove or truncate a part."""
-    found = bytearray(good)
+    result = bytearray(good)
     kinds = (0, 1, 2, 3, 4) if rng.random() < 0.3 else (0, 1, 3)
     for _ in range(rng.randint(1, 3)):
-        at, kind = rng.randrange(max(len(found), 1)), rng.choice(kinds)
-        if not found:
+        at, kind = rng.randrange(max(len(result), 1)), rng.choice(kinds)
+        if not result:
             break
         if kind == 0:
-            found[at] = rng.randrange(256)
+            result[at] = rng.randrange(256)
         elif kind == 1:
-            found[at] ^= 1 << rng.randrange(8)
+            result[at] ^= 1 << rng.randrange(8)
         elif kind == 2:
-            del found[at : at + rng.randint(1, 40)]
+            del result[at : at + rng.randint(1, 40)]
         elif kind == 3:
-            found[at : at + 8] = struct.pack("<Q", rng.choice(COUNTS))
+            result[at : at + 8] = struct.pack("<Q", rng.choice(COUNTS))
         else:
-            del found[at:]
-    return bytes(found)
+            del result[at:]
+    return bytes(result)
 
 
 def bent(rng: random.Random, good: Any) -> Any:
     """Return JSON in which one value, at any depth, has another type."""
-    found = json.loads(json.dumps(good))
-    place = found
+    result = json.loads(json.dumps(good))
+    place = result
     while True:
         key = rng.choice(list(place)) if isinstance(place, dict) else rng.randrange(len(place))
         if isinstance(place[key], dict | list) and place[key] and rng.random() < 0.7:
             place = place[key]
             continue
         place[key] = rng.choice(WRONG)
-        return found
+        return result
 
 
 def words(rng: random.Random) -> str:
@@ -121,8 +121,8 @@ def test_safetensors(tmp_path: Path) -> None:
 
     def once(rng: random.Random) -> None:
         if rng.random() < 0.5:
-            told = json.dumps(bent(rng, header)).encode()
-            path.write_bytes(struct.pack("<Q", len(told)) + told + good[8 + size :])
+            result = json.dumps(bent(rng, header)).encode()
+            path.write_bytes(struct.pack("<Q", len(result)) + result + good[8 + size :])
         else:
             path.write_bytes(damaged(rng, good))
         for tensor in Checkpoint(path).values():
@@ -203,8 +203,8 @@ def test_training_checkpoints(tmp_path: Path) -> None:
 
     def once(rng: random.Random) -> None:
         path = rng.choice(list(files))
-        told = json.dumps(bent(rng, state)).encode()
-        path.write_bytes(told if path.suffix == ".json" and rng.random() < 0.7 else damaged(rng, files[path]))
+        result = json.dumps(bent(rng, state)).encode()
+        path.write_bytes(result if path.suffix == ".json" and rng.random() < 0.7 else damaged(rng, files[path]))
         try:
             assert isinstance(load_checkpoint(made, tmp_path, "a", Progress), Progress)
         finally:
@@ -234,8 +234,8 @@ def test_trained_weights(tmp_path: Path) -> None:
     good = {**good, "config": {**good["config"], "words": good["config"]["words"][:3]}, "provenance": {}}
 
     def once(rng: random.Random) -> None:
-        told = json.dumps(bent(rng, good)).encode()
-        path.with_suffix(".json").write_bytes(told if rng.random() < 0.7 else damaged(rng, told))
+        result = json.dumps(bent(rng, good)).encode()
+        path.with_suffix(".json").write_bytes(result if rng.random() < 0.7 else damaged(rng, result))
         load_trained(path, recipes.KINDS, None)
 
     survives(15, once, refused=0.8)
@@ -245,13 +245,13 @@ def test_trained_weights(tmp_path: Path) -> None:
 def test_models(file: str, tmp_path: Path) -> None:
     """Damages a model folder's files; what still loads generates two tokens."""
     folder = TINY["write"](tmp_path / "tiny")
-    told = (folder / file).read_text(encoding="utf-8")
+    result = (folder / file).read_text(encoding="utf-8")
 
     def once(rng: random.Random) -> None:
         if rng.random() < 0.75:
-            (folder / file).write_text(json.dumps(bent(rng, json.loads(told))), encoding="utf-8")
+            (folder / file).write_text(json.dumps(bent(rng, json.loads(result))), encoding="utf-8")
         else:
-            (folder / file).write_bytes(damaged(rng, told.encode()))
+            (folder / file).write_bytes(damaged(rng, result.encode()))
         text.load(folder, dtype="float32").generate("ab", max_new_tokens=2, drafter=None)
 
     survives(30, once)

@@ -38,8 +38,8 @@ def sources() -> list[str]:
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    found = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    return [name for name in found if (ROOT / name).exists()]
+    result = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [name for name in result if (ROOT / name).exists()]
 
 
 @pytest.mark.slow

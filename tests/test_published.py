@@ -86,12 +86,12 @@ def llamagen(captioned: bool = False, codes: int = 40) -> PublishedModel:
         big, small = (
             LLAMAGEN.published(folder / str(layers), 2 - layers, layers, captioned, text, codes) for layers in (2, 1)
         )
-        found = open_picture(big, draft_model=small)
-        assert isinstance(found, PublishedModel)
-        asked = [found.read("a cat" if captioned else "1")]
-        found.target(asked, found.guidance)  # all that is read of files is read
-        found.draft_model(asked, found.guidance)
-        return found
+        result = open_picture(big, draft_model=small)
+        assert isinstance(result, PublishedModel)
+        asked = [result.read("a cat" if captioned else "1")]
+        result.target(asked, result.guidance)  # all that is read of files is read
+        result.draft_model(asked, result.guidance)
+        return result
 
 
 def drawn_by(im: PublishedModel, prompts: Sequence[str], **how: Any) -> list[list[int]]:
@@ -309,8 +309,8 @@ def test_the_distribution_is_the_targets(name: str, drafter: str, measured: Any)
     case, small, distribution = few(name)
     method = DRAFTERS[drafter]
     options = TRIALS.get(drafter, method.trials[0])
-    (found,) = enumerate_output(replace(case, drafter=partial(trial_drafter, method, options, small)))
-    off = total_variation(found, distribution)
+    (result,) = enumerate_output(replace(case, drafter=partial(trial_drafter, method, options, small)))
+    off = total_variation(result, distribution)
     measured(
         "published classes: total variation of what is drafted from the target's distribution", name=name, value=off
     )

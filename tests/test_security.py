@@ -159,11 +159,11 @@ class PromptEncoder:
 
     def spoken(self) -> set[str]:
         """Called, handed on or imported; what is ours left out, but for what ours gives."""
-        found = {self.of(node) for node in self.nodes} | set(self.imported())
+        result = {self.of(node) for node in self.nodes} | set(self.imported())
         ours = {f"outrider.{name}" for name in self.own} | {
             one for one in self.imported() if one.startswith("outrider.")
         }
-        return found - ours
+        return result - ours
 
 
 @cache
@@ -190,9 +190,9 @@ def calls(path: Path) -> list[tuple[str, ast.Call]]:
 
 def given(call: ast.Call, name: str) -> object:
     """Return a call's constant argument by name, or the call if it is not a constant."""
-    for one in call.keywords:
-        if one.arg == name:
-            return one.value.value if isinstance(one.value, ast.Constant) else call
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return keyword.value.value if isinstance(keyword.value, ast.Constant) else call
     return None
 
 
@@ -265,5 +265,5 @@ def test_our_functions_of_the_same_name_are_allowed(tmp_path: Path) -> None:
 def test_arguments_are_detected(tmp_path: Path) -> None:
     bad = tmp_path / "bad.py"
     bad.write_text("import torch\ntorch.load('x', weights_only=w)\n")
-    found = dict(calls(bad))
-    assert given(found["torch.load"], "weights_only") is found["torch.load"]
+    result = dict(calls(bad))
+    assert given(result["torch.load"], "weights_only") is result["torch.load"]

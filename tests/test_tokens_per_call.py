@@ -59,20 +59,20 @@ def measure(modality: str, drafter: str) -> float:
     made = model(modality)
     if modality == "text":
         asked = [item.content for item in load_prompts(limit=3)]
-        found = [made.generate(one, drafter=drafter, max_new_tokens=32) for one in asked]
+        result = [made.generate(one, drafter=drafter, max_new_tokens=32) for one in asked]
     elif modality == "speech":
-        found = made.generate(SENTENCES, drafter=drafter, temperature=0.6, seed=0)
+        result = made.generate(SENTENCES, drafter=drafter, temperature=0.6, seed=0)
     else:
-        found = made.generate(
+        result = made.generate(
             ["red heart", "smiling face"], drafter=drafter, temperature=1.0, guidance_scale=3.0, seed=0
         )
-    steps = [step for one in found for step in one.trace.steps]
+    steps = [step for one in result for step in one.trace.steps]
     return sum(len(step.emitted) for step in steps) / len(steps)
 
 
 def pins() -> dict[str, dict[str, float]]:
-    told: dict[str, Any] = json.loads(PINS.read_text(encoding="utf-8")) if PINS.is_file() else {}
-    return dict(told.get("tokens_per_call", {}))
+    result: dict[str, Any] = json.loads(PINS.read_text(encoding="utf-8")) if PINS.is_file() else {}
+    return dict(result.get("tokens_per_call", {}))
 
 
 @pytest.mark.parametrize("modality", ALL)
@@ -91,14 +91,14 @@ def test_tokens_per_call_are_what_they_were(modality: str, drafter: str) -> None
 
 def write(*names: str) -> None:
     """Measure and write all modalities, or the given ones."""
-    found = pins() | {name: dict.fromkeys(sorted({*FREE[name], *trained(name)}), 0.0) for name in names or ALL}
+    result = pins() | {name: dict.fromkeys(sorted({*FREE[name], *trained(name)}), 0.0) for name in names or ALL}
     for modality in names or ALL:
-        some = found[modality]
+        some = result[modality]
         for drafter in some:
             some[drafter] = round(measure(modality, drafter), 4)
             print(modality, drafter, some[drafter])
-    told = {"command": "python tests/test_tokens_per_call.py", "slices": ALL, "tokens_per_call": found}
-    PINS.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    output = {"command": "python tests/test_tokens_per_call.py", "slices": ALL, "tokens_per_call": result}
+    PINS.write_text(json.dumps(output, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

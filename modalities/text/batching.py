@@ -54,7 +54,9 @@ class Request:
     def result(self) -> Result:
         """The result so far, as `generate` returns it."""
         trace = self.batch.about.trace(self.steps, self.batch.options, self.seed, {"request": self.number})
-        logprobs = [one for step in self.steps for one in step.logprobs] if self.batch.options.logprobs else None
+        logprobs = (
+            [logprob for step in self.steps for logprob in step.logprobs] if self.batch.options.logprobs else None
+        )
         return Result(self.text, self.tokens, trace, logprobs, self.finish_reason, self.prompt)
 
 

@@ -23,11 +23,11 @@ def test_requests_give_the_same_output_as_alone(lm: TextModel, drafter: str | No
         alone = lm.generate(
             prompt, drafter=drafter, stop=["o"], max_new_tokens=5 + place, logprobs=True, drafter_options=options
         )
-        found = request.result
-        assert (found.text, found.tokens, found.finish_reason) == (alone.text, alone.tokens, alone.finish_reason)
-        assert found.text == pieces[request.number] == request.text
-        assert found.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
-        assert found.trace.summary().tokens == len(found.tokens)
+        result = request.result
+        assert (result.text, result.tokens, result.finish_reason) == (alone.text, alone.tokens, alone.finish_reason)
+        assert result.text == pieces[request.number] == request.text
+        assert result.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+        assert result.trace.summary().tokens == len(result.tokens)
     assert batch.idle and batch.cache_bytes == 0
 
 
@@ -47,7 +47,7 @@ def test_a_request_seed_gives_the_same_output_as_alone(lm: TextModel) -> None:
 
 def test_cancelling_ends_only_one_request(lm: TextModel) -> None:
     batch = lm.batch(rows=2, drafter=None)
-    asked = [batch.add(one, 8) for one in PROMPTS[:3]]
+    asked = [batch.add(prompt, 8) for prompt in PROMPTS[:3]]
     batch.round()
     asked[0].cancel()
     asked[0].cancel()

@@ -79,7 +79,7 @@ def test_nothing_after_a_stop_string_is_returned(text: str, stops: list[str], se
 def test_the_cut_does_not_depend_on_how_tokens_arrive(one_by_one: bool) -> None:
     ids = list(b"one two END three")
     reader = Detokenizer(characters, ["END"])
-    for portion in [[one] for one in ids] if one_by_one else [ids]:
+    for portion in [[token] for token in ids] if one_by_one else [ids]:
         reader.feed(portion)
     assert reader.cut == 11
     assert reader.text == "one two "

@@ -113,8 +113,8 @@ def _without(name: str) -> Any:
 
 def _config(**changed: Any) -> Any:
     def change(folder: Path) -> None:
-        found = json.loads((folder / "config.json").read_text()) | changed
-        (folder / "config.json").write_text(json.dumps(found))
+        result = json.loads((folder / "config.json").read_text()) | changed
+        (folder / "config.json").write_text(json.dumps(result))
 
     return change
 
@@ -125,7 +125,7 @@ def _remove(name: str) -> Any:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
-    ("spoil", "error", "said"),
+    ("spoil", "error", "message"),
     [
         (_without("model.layers.1.mlp.up_proj.weight"), CheckpointError, "no tensor 'model.layers.1.mlp.up_proj"),
         (_config(hidden_size=64), CheckpointError, "has the shape"),
@@ -138,16 +138,16 @@ def _remove(name: str) -> Any:
     ],
 )
 def test_an_incomplete_model_folder_raises(
-    spoil: Any, error: type[Exception], said: str, folder: Path, tmp_path: Path
+    spoil: Any, error: type[Exception], message: str, folder: Path, tmp_path: Path
 ) -> None:
     spoilt = shutil.copytree(folder, tmp_path / "m")
     spoil(spoilt)
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         text.load(spoilt)
 
 
 @pytest.mark.parametrize(
-    ("source", "options", "error", "said"),
+    ("source", "options", "error", "message"),
     [
         ("no-such-model", {}, LoadError, "no model 'no-such-model'.*smollm2-135m"),
         ("./no/such", {}, LoadError, "no folder or GGUF file"),
@@ -157,8 +157,8 @@ def test_an_incomplete_model_folder_raises(
         ("smollm2-135m", {"dtype": "float8"}, InvalidOption, "unknown dtype 'float8'"),
     ],
 )
-def test_invalid_sources_raise(source: Any, options: dict[str, Any], error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_invalid_sources_raise(source: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         text.load(source, **options)
 
 

@@ -56,7 +56,7 @@ def test_streamed_pieces_are_the_text(lm: TextModel) -> None:
         shown = ["", "", ""]
         for piece in stream:
             shown[piece.row] += piece.text
-        assert shown == [one.text for one in stream.results]
+        assert shown == [result.text for result in stream.results]
         assert shown == [lm.tokens.decode(one.tokens) for one in stream.results]
 
 
@@ -211,7 +211,7 @@ def test_the_answer_ends_at_the_context_limit(tiny: SimpleNamespace, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("prompt", "options", "said"),
+    ("prompt", "options", "message"),
     [
         ("", {}, "the prompt is empty"),
         (" \n", {}, "the prompt is empty"),
@@ -243,9 +243,9 @@ def test_the_answer_ends_at_the_context_limit(tiny: SimpleNamespace, tmp_path: P
     ],
 )
 def test_invalid_options_raise_before_anything_runs(
-    prompt: Any, options: dict[str, Any], said: str, lm: TextModel
+    prompt: Any, options: dict[str, Any], message: str, lm: TextModel
 ) -> None:
-    with pytest.raises(InvalidOption, match=said):
+    with pytest.raises(InvalidOption, match=message):
         next(lm.stream(prompt, **options))
 
 
@@ -261,4 +261,4 @@ def test_what_a_call_may_say_is_what_options_has() -> None:
 
     from outrider.text.options import Given
 
-    assert list(Given.__annotations__) == [one.name for one in fields(Options)]
+    assert list(Given.__annotations__) == [field.name for field in fields(Options)]

@@ -32,9 +32,9 @@ def test_answers_equal_the_class_generate(name: str, count: int) -> None:
         own = model.generate(
             **asked, attention_mask=torch.ones(1, length), max_new_tokens=64, do_sample=False, pad_token_id=2
         )
-        found = seeing.answer(asked, drafter=None, max_new_tokens=64, temperature=0.0)
-        assert found.tokens == own[0, length:].tolist()
-        answers.add(tuple(found.tokens))
+        result = seeing.answer(asked, drafter=None, max_new_tokens=64, temperature=0.0)
+        assert result.tokens == own[0, length:].tolist()
+        answers.add(tuple(result.tokens))
     assert len(answers) > count // 2
 
 

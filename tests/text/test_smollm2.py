@@ -38,10 +38,10 @@ def test_it_answers_simple_questions(smollm2: TextModel) -> None:
 def test_drafting_changes_no_token(drafter: str, smollm2: TextModel) -> None:
     options: dict[str, Any] = {"max_new_tokens": 48}
     plain = smollm2.generate(SUMMARY, drafter=None, **options)
-    found = smollm2.generate(SUMMARY, drafter=drafter, **options)
-    assert found.tokens == plain.tokens
+    result = smollm2.generate(SUMMARY, drafter=drafter, **options)
+    assert result.tokens == plain.tokens
     if drafter == "prompt-lookup":
-        assert found.trace.summary().tokens_per_pass > 1.5
+        assert result.trace.summary().tokens_per_pass > 1.5
 
 
 def test_the_next_turn_reuses_the_cache(smollm2: TextModel) -> None:
@@ -75,8 +75,8 @@ def test_our_logits_equal_those_of_transformers(smollm2: TextModel) -> None:
     target.begin([ids[:5]], Sampling(), frozenset())
     rest = torch.tensor([ids[5:]])
     draft = Draft.guess(rest, Tree.chain(rest.shape[1]), torch.ones_like(rest, dtype=torch.bool))
-    found = target.score(draft).logits()[0]
-    assert float((found - wanted).abs().max()) < 1e-4
+    result = target.score(draft).logits()[0]
+    assert float((result - wanted).abs().max()) < 1e-4
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -55,7 +55,7 @@ def test_a_separate_template_file_is_used(tiny: SimpleNamespace, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "refuses|unsafe"),
@@ -65,15 +65,15 @@ def test_a_separate_template_file_is_used(tiny: SimpleNamespace, tmp_path: Path)
     ],
 )
 def test_a_template_is_sandboxed_and_its_error_is_reported(
-    template: str, said: str, tiny: SimpleNamespace, tmp_path: Path
+    template: str, message: str, tiny: SimpleNamespace, tmp_path: Path
 ) -> None:
     tokens = Tokens.load(tiny.write(tmp_path / "m", template=template))
-    with pytest.raises(TokenizerError, match=said):
+    with pytest.raises(TokenizerError, match=message):
         tokens.render(TALK)
 
 
 @pytest.mark.parametrize(
-    ("messages", "said"),
+    ("messages", "message"),
     [
         ([], "the conversation is empty"),
         ([{"role": "user"}], "message 0 is"),
@@ -82,8 +82,8 @@ def test_a_template_is_sandboxed_and_its_error_is_reported(
         ([{"role": "user", "content": "  "}], "last message is empty"),
     ],
 )
-def test_invalid_conversations_raise(messages: list[object], said: str, folder: Path) -> None:
-    with pytest.raises(InvalidOption, match=said):
+def test_invalid_conversations_raise(messages: list[object], message: str, folder: Path) -> None:
+    with pytest.raises(InvalidOption, match=message):
         Tokens.load(folder).render(messages)  # type: ignore[arg-type]
 
 

@@ -40,8 +40,8 @@ def gpt2() -> Any:
 def model(request: pytest.FixtureRequest) -> Any:
     torch.manual_seed(0)
     made = request.param().eval()
-    for one in made.parameters():
-        one.data *= 3
+    for parameter in made.parameters():
+        parameter.data *= 3
     made.generation_config.eos_token_id, made.generation_config.pad_token_id = 5, 0
     return made
 
@@ -59,10 +59,10 @@ def batch() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("drafter", ["prompt-lookup", "jacobi", None])
 def test_greedy_output_equals_transformers(drafter: str | None, model: Any, batch: dict[str, Any]) -> None:
     wanted = model.generate(**batch, max_new_tokens=40, do_sample=False)
-    found = model.generate(
+    result = model.generate(
         **batch, max_new_tokens=40, do_sample=False, custom_generate=custom_generate, drafter=drafter
     )
-    assert torch.equal(found, wanted)
+    assert torch.equal(result, wanted)
 
 
 def test_penalties_and_stopping_criteria_apply(model: Any, batch: dict[str, Any]) -> None:
@@ -94,13 +94,13 @@ def test_sampling_follows_the_seed_or_torchs_generator(model: Any, batch: dict[s
 
 
 def test_the_output_as_a_dictionary(model: Any, batch: dict[str, Any]) -> None:
-    found = model.generate(**batch, max_new_tokens=4, return_dict_in_generate=True, custom_generate=custom_generate)
-    assert found.sequences.shape[0] == 3
-    assert torch.equal(found.sequences[:, :12], batch["input_ids"])
+    result = model.generate(**batch, max_new_tokens=4, return_dict_in_generate=True, custom_generate=custom_generate)
+    assert result.sequences.shape[0] == 3
+    assert torch.equal(result.sequences[:, :12], batch["input_ids"])
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"no_repeat_ngram_size": 2}, "NoRepeatNGramLogitsProcessor"),
         ({"num_beams": 3}, "num_beams=3"),
@@ -108,9 +108,9 @@ def test_the_output_as_a_dictionary(model: Any, batch: dict[str, Any]) -> None:
     ],
 )
 def test_unsupported_options_raise_by_name(
-    options: dict[str, Any], said: str, model: Any, batch: dict[str, Any]
+    options: dict[str, Any], message: str, model: Any, batch: dict[str, Any]
 ) -> None:
-    with pytest.raises(Incompatible, match=said):
+    with pytest.raises(Incompatible, match=message):
         model.generate(**batch, max_new_tokens=4, do_sample=False, **options, custom_generate=custom_generate)
 
 

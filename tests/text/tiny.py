@@ -67,12 +67,12 @@ def tensors(seed: int = 0, config: dict[str, Any] = CONFIG) -> dict[str, torch.T
     for one in range(config["vocab_size"]):  # it writes letters, and does not end by itself
         if not made.decode([one]).isprintable() or not made.decode([one]).isascii() or one < len(SPECIAL):
             embedding[one] *= 0.01
-    found = {"model.embed_tokens.weight": embedding}
+    result = {"model.embed_tokens.weight": embedding}
     signs = torch.randint(0, 2, (width,), generator=generator) * 2 - 1
-    found["model.norm.weight"] = signs.float()
+    result["model.norm.weight"] = signs.float()
     for index in range(config["num_hidden_layers"]):
         at = f"model.layers.{index}"
-        found |= {
+        result |= {
             f"{at}.input_layernorm.weight": torch.ones(width),
             f"{at}.post_attention_layernorm.weight": torch.ones(width),
             f"{at}.self_attn.q_proj.weight": draw(width, width),
@@ -83,7 +83,7 @@ def tensors(seed: int = 0, config: dict[str, Any] = CONFIG) -> dict[str, torch.T
             f"{at}.mlp.up_proj.weight": draw(hidden, width),
             f"{at}.mlp.down_proj.weight": draw(width, hidden),
         }
-    return found
+    return result
 
 
 def write(folder: Path, *, seed: int = 0, template: str | None = TEMPLATE, **changed: Any) -> Path:

@@ -42,7 +42,7 @@ def compare(
         start = time.perf_counter()
         batch = lm.generate(prompts, drafter=drafter, max_new_tokens=tokens, temperature=0.0)
         between = time.perf_counter()
-        alone = [lm.generate(one, drafter=drafter, max_new_tokens=tokens, temperature=0.0) for one in prompts]
+        alone = [lm.generate(prompt, drafter=drafter, max_new_tokens=tokens, temperature=0.0) for prompt in prompts]
         end = time.perf_counter()
         count = sum(len(one.tokens) for one in alone)
         same = sum(one.tokens == other.tokens for one, other in zip(batch, alone, strict=True))

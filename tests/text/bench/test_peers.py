@@ -100,29 +100,29 @@ def test_engines_are_contenders_and_missing_ones_are_skipped_with_the_reason(
         return subprocess.CompletedProcess(command, 1, "", "x\nERROR: No matching distribution found for absent==1\n\n")
 
     monkeypatch.setattr(subprocess, "run", fail)
-    said: list[str] = []
+    messages: list[str] = []
     names = ("good", "other", "absent")
     model = Model(tmp_path, None, (2,), 64)
-    with started(model, lambda item: item.content, limit=9, threads=1, names=names, say=said.append) as found:
-        assert [one.name for one in found.contenders] == ["good plain", "good prompt-lookup"]
-        assert all(one.optional and one.engine == "good" for one in found.contenders)
-        outcome = found.contenders[1].run(Item("a", "t", [4]))
+    with started(model, lambda item: item.content, limit=9, threads=1, names=names, say=messages.append) as result:
+        assert [contender.name for contender in result.contenders] == ["good plain", "good prompt-lookup"]
+        assert all(one.optional and one.engine == "good" for one in result.contenders)
+        outcome = result.contenders[1].run(Item("a", "t", [4]))
         assert (outcome.tokens, outcome.seconds, outcome.memory) == ((4, 9), 0.5, 7)
         with pytest.raises(PeerError, match="MemoryError"):
-            found.contenders[0].run(Item("a", "t", [13]))
-    assert found.skipped["absent"] == "not installable here: ERROR: No matching distribution found for absent==1"
-    assert found.skipped["other plain"] == "it reads GGUF files, and none was found"
-    assert found.settings["good prompt-lookup"]["length"] == 5
-    assert "length" not in found.settings["good plain"]
-    assert any("creating a venv" in line for line in said)
+            result.contenders[0].run(Item("a", "t", [13]))
+    assert result.skipped["absent"] == "not installable here: ERROR: No matching distribution found for absent==1"
+    assert result.skipped["other plain"] == "it reads GGUF files, and none was found"
+    assert result.settings["good prompt-lookup"]["length"] == 5
+    assert "length" not in result.settings["good plain"]
+    assert any("creating a venv" in line for line in messages)
 
 
 @pytest.mark.usefixtures("ours")
 def test_an_engine_that_cannot_load_the_model_is_skipped() -> None:
     model = Model(Path("broken"), None, (2,), 64)
-    with started(model, lambda item: item.content, limit=9, threads=1, names=("good",)) as found:
-        assert not found.contenders
-    assert found.skipped["good plain"] == "the process stopped: ValueError: no such architecture"
+    with started(model, lambda item: item.content, limit=9, threads=1, names=("good",)) as result:
+        assert not result.contenders
+    assert result.skipped["good plain"] == "the process stopped: ValueError: no such architecture"
 
 
 def test_a_venv_is_created_once_and_again_for_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,16 +136,16 @@ def test_a_venv_is_created_once_and_again_for_other_packages(monkeypatch: pytest
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(subprocess, "run", run)
-    said: list[str] = []
+    messages: list[str] = []
     peer = Peer("x", ("x==1", "y==2"), ("z",))
-    python = python_of(peer, said.append)
+    python = python_of(peer, messages.append)
     assert python == peer.venv / "bin" / "python"
     assert [call[-1] for call in calls] == [str(peer.venv), "y==2", "z"]
-    assert python_of(peer, said.append) == python
+    assert python_of(peer, messages.append) == python
     assert len(calls) == 3
-    python_of(Peer("x", ("x==2",)), said.append)
+    python_of(Peer("x", ("x==2",)), messages.append)
     assert len(calls) == 5
-    assert python_of(PEERS["transformers"], said.append) == Path(sys.executable)
+    assert python_of(PEERS["transformers"], messages.append) == Path(sys.executable)
 
 
 def test_model_files_in_the_formats_that_engines_read(tmp_path: Path) -> None:

@@ -54,9 +54,9 @@ def test_a_missing_reference_raises(folder: Path) -> None:
 def test_the_command_prints_a_table_and_writes_json(folder: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"prompt": "one two three"}) + "\n")
-    wanted = ["bench", "precision", "--model", str(folder), "--prompts", str(prompts), "--max-new-tokens", "3"]
-    found = CliRunner().invoke(cli, [*wanted, "--dtypes", "int8", "--json", str(tmp_path / "out.json")])
-    assert found.exit_code == 0, found.output
-    assert "int8" in found.stdout
+    arguments = ["bench", "precision", "--model", str(folder), "--prompts", str(prompts), "--max-new-tokens", "3"]
+    result = CliRunner().invoke(cli, [*arguments, "--dtypes", "int8", "--json", str(tmp_path / "out.json")])
+    assert result.exit_code == 0, result.output
+    assert "int8" in result.stdout
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert [row["dtype"] for row in rows] == ["float32", "int8"]

@@ -114,13 +114,13 @@ def test_the_gap_check_finds_only_planted_tokens(kind: str) -> None:
     target = Decoder.random(SMALL, seed=1, dtype=torch.float64) if kind == "decoder" else TableTarget(61, seed=2)
     greedy = Sampling(temperature=0)
     steps = decode(target, None, make_rule("exact"), [[5, 7, 9]], sampling=greedy, max_new_tokens=40)
-    tokens = [token for one in steps for token in one.emitted]
+    tokens = [token for step in steps for token in step.emitted]
     assert max(gaps(target, [5, 7, 9], tokens)) < 1e-9
     wrong = [*tokens]
     wrong[17] = (wrong[17] + 1) % 61
-    found = gaps(target, [5, 7, 9], wrong)
-    assert max(found[:17]) < 1e-9
-    assert found[17] > 0.05
+    result = gaps(target, [5, 7, 9], wrong)
+    assert max(result[:17]) < 1e-9
+    assert result[17] > 0.05
     assert gaps(target, [5, 7, 9], []) == []
 
 
@@ -155,12 +155,12 @@ def test_the_report_has_every_field(
 ) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path_factory.mktemp("cache")))  # where auto keeps what it measures
     settings = Settings(drafters=("prompt-lookup", "jacobi", "auto"), max_new_tokens=12, repeat=2)
-    _, found = measured(lm, settings)
-    assert {"schema", "machine", "versions", "settings", "rows"} <= found.keys()
-    assert [one["drafter"] for one in found["rows"]] == ["plain", "prompt-lookup", "jacobi", "auto"]
+    _, result = measured(lm, settings)
+    assert {"schema", "machine", "versions", "settings", "rows"} <= result.keys()
+    assert [one["drafter"] for one in result["rows"]] == ["plain", "prompt-lookup", "jacobi", "auto"]
     wanted = {"drafter", "rule", "lossless", "tokens_per_pass", "acceptance_rate", "tokens_per_second"}
     wanted |= {"speedup", "speedup_low", "speedup_high", "identical", "quality"}
-    for one in found["rows"]:
+    for one in result["rows"]:
         assert wanted <= one.keys()
         assert one["lossless"] is True
         assert one["identical"] == 1.0
@@ -168,15 +168,15 @@ def test_the_report_has_every_field(
         assert one["quality"]["worst_gap"] < 1e-3
         assert set(one["tasks"]) == {"one", "two"}
         assert one["speedup_low"] <= one["speedup"] <= one["speedup_high"]
-    assert found["rows"][0]["tokens_per_pass"] == 1.0
-    assert found["settings"]["prompts"] == 2
-    assert found["settings"]["note"] == 1
-    assert found["skipped"] == {"peer": "no"}
-    write(found, tmp_path / "found.json")
-    assert json.loads((tmp_path / "found.json").read_text()) == found
+    assert result["rows"][0]["tokens_per_pass"] == 1.0
+    assert result["settings"]["prompts"] == 2
+    assert result["settings"]["note"] == 1
+    assert result["skipped"] == {"peer": "no"}
+    write(result, tmp_path / "found.json")
+    assert json.loads((tmp_path / "found.json").read_text()) == result
     assert [path.name for path in tmp_path.iterdir()] == ["found.json"]
     with pytest.raises(InvalidOption, match="can't be written"):
-        write(found, tmp_path / "no" / "found.json")
+        write(result, tmp_path / "no" / "found.json")
 
 
 def test_a_planted_wrong_token_is_reported(lm: TextModel) -> None:
@@ -188,22 +188,22 @@ def test_a_planted_wrong_token_is_reported(lm: TextModel) -> None:
         tokens[4] = next(one for one in range(9, 40) if one != tokens[4] and one not in lm.end)
         return Outcome(tuple(tokens), 1.0, out.trace.steps)
 
-    _, found = measured(lm, settings, [Contender("faulty", run)])
-    faulty = found["rows"][-1]
+    _, result = measured(lm, settings, [Contender("faulty", run)])
+    faulty = result["rows"][-1]
     assert (faulty["identical"], faulty["near_ties"], faulty["wrong"]) == (0.0, 0.0, 1.0)
     assert faulty["quality"]["worst_gap"] > 1e-3
-    _, found = measured(lm, settings, [Contender("relaxed", run, lossless=False)])
-    assert (found["rows"][-1]["identical"], found["rows"][-1]["wrong"]) == (0.0, 0.0), "a relaxed rule may differ"
+    _, result = measured(lm, settings, [Contender("relaxed", run, lossless=False)])
+    assert (result["rows"][-1]["identical"], result["rows"][-1]["wrong"]) == (0.0, 0.0), "a relaxed rule may differ"
 
 
 @pytest.mark.slow
 def test_sampled_outputs_are_compared_only_under_gumbel_match(lm: TextModel) -> None:
     hot = Settings(drafters=("prompt-lookup",), temperature=1.0, max_new_tokens=8)
-    _, found = measured(lm, hot)
-    assert [one["identical"] for one in found["rows"]] == [None, None]
-    assert "worst_gap" not in found["rows"][0]["quality"]
-    _, found = measured(lm, Settings(drafters=("prompt-lookup",), temperature=1.0, rule="gumbel-match"))
-    assert found["rows"][1]["identical"] == 1.0
+    _, result = measured(lm, hot)
+    assert [one["identical"] for one in result["rows"]] == [None, None]
+    assert "worst_gap" not in result["rows"][0]["quality"]
+    _, result = measured(lm, Settings(drafters=("prompt-lookup",), temperature=1.0, rule="gumbel-match"))
+    assert result["rows"][1]["identical"] == 1.0
 
 
 def test_unknown_names_list_the_known_ones(lm: TextModel) -> None:
@@ -213,7 +213,10 @@ def test_unknown_names_list_the_known_ones(lm: TextModel) -> None:
         contenders(lm, Settings(rule="exat"))
     with pytest.raises(InvalidOption, match="no drafters"):
         contenders(lm, Settings(drafters=()))
-    assert [one.name for one in contenders(lm, Settings(drafters=("plain", "jacobi", "jacobi")))] == ["plain", "jacobi"]
+    assert [contender.name for contender in contenders(lm, Settings(drafters=("plain", "jacobi", "jacobi")))] == [
+        "plain",
+        "jacobi",
+    ]
 
 
 def test_the_near_tie_bound_depends_on_the_precision(lm: TextModel) -> None:

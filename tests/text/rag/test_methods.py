@@ -37,8 +37,8 @@ def lm(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
 
 def test_probabilities_equal_those_of_reading_token_by_token(lm: TextModel) -> None:
     prompts, answers = [[5, 6, 7], [9, 8]], [[40, 41, 42], [50]]
-    found = specrag._means(lm.target(), prompts, answers)
-    for prompt, answer, mean in zip(prompts, answers, found, strict=True):
+    result = specrag._means(lm.target(), prompts, answers)
+    for prompt, answer, mean in zip(prompts, answers, result, strict=True):
         chances, before = [], list(prompt)
         for token in answer:
             target = lm.target()
@@ -65,7 +65,7 @@ def test_the_draft_with_the_highest_score_is_the_answer(lm: TextModel) -> None:
     store = Dense(PASSAGES, embed=embed)
     reply = specrag.speculative(lm, lm, store, embed, "seven wizards", documents=6, drafts=3, max_new_tokens=6)
     assert reply.text == max(reply.drafts, key=lambda one: one.score).answer
-    assert 1 < len(reply.drafts) <= 3 and all(set(one.documents) <= set(reply.documents) for one in reply.drafts)
+    assert 1 < len(reply.drafts) <= 3 and all(set(draft.documents) <= set(reply.documents) for draft in reply.drafts)
     for one in reply.drafts:
         assert one.score == one.drafter_probability * one.target_probability * one.support_probability
         assert 0 < one.score < 1
@@ -81,15 +81,15 @@ def test_the_draft_with_the_highest_score_is_the_answer(lm: TextModel) -> None:
 def test_methods_are_measured_in_turns(lm: TextModel) -> None:
     measured = RagBench(Answerer(lm, Dense(PASSAGES, embed=embed), max_new_tokens=8), ASKED)
     assert len(list(measured.run())) == len(ASKED) * len(ANSWER_METHODS)
-    found = report([measured], {"documents": "made"})
-    rows = {row["name"]: row for row in found["rows"]}
+    result = report([measured], {"documents": "made"})
+    rows = {row["name"]: row for row in result["rows"]}
     assert list(rows) == [way.name for way in ANSWER_METHODS] and len(rows) == 7
     for name, row in rows.items():
         assert row["questions"] == 2
         assert row["identical"] == (2 if name.startswith("ralm-spec") else None)
         assert (row["speedup"] is None) == (name in ("iterative", "rag"))
     assert rows["rag"]["read"] > rows["rag"]["wrote"] > 0
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
     with pytest.raises(InvalidOption, match="method"):
         AnswerMethod(method="guessing")
     assert {way.method for way in ANSWER_METHODS} == set(METHODS)
@@ -97,7 +97,7 @@ def test_methods_are_measured_in_turns(lm: TextModel) -> None:
 
 def test_questions_and_passages_come_from_files(tmp_path: Path) -> None:
     ours = questions()
-    assert len(ours) == 50 and len({one.text for one in ours}) == 50
+    assert len(ours) == 50 and len({our.text for our in ours}) == 50
     assert ours[0].answered_by("It is canberra.") and not ours[0].answered_by("Canberrans")
     good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
     good.write_text('{"question": "Who?", "answers": ["A. B."]}\n\n')
@@ -108,7 +108,7 @@ def test_questions_and_passages_come_from_files(tmp_path: Path) -> None:
             questions(path)
     text = "One two three. Four five six seven. Eight nine. " * 4
     parts = passages(text, 5)
-    assert " ".join(parts).split() == text.split() and all(5 <= len(one.split()) < 10 for one in parts[:-1])
+    assert " ".join(parts).split() == text.split() and all(5 <= len(part.split()) < 10 for part in parts[:-1])
     assert passages("word " * 23, 5)[0].split() == ["word"] * 5
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("One thing. " * 200)
@@ -141,21 +141,23 @@ def test_named_things_are_the_instances_of_wordnet(tmp_path: Path, monkeypatch: 
 
 def test_the_command_answers_and_measures(lm: TextModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rag_app, "_ready", lambda *_: (lm, lm, BM25(PASSAGES)))
-    told = CliRunner().invoke(cli, ["rag", "the cat and the fox", "--max-new-tokens", "6", "--speculation-stride", "2"])
-    assert told.exit_code == 0, told.output
-    assert "retriever calls" in told.stderr and "speculated retrievals right" in told.stderr
+    output = CliRunner().invoke(
+        cli, ["rag", "the cat and the fox", "--max-new-tokens", "6", "--speculation-stride", "2"]
+    )
+    assert output.exit_code == 0, output.output
+    assert "retriever calls" in output.stderr and "speculated retrievals right" in output.stderr
     asked, out = tmp_path / "asked.jsonl", tmp_path / "out.json"
     asked.write_text('{"question": "the cat", "answers": ["cat"]}\n')
     words = ["bench", "rag", "--questions", str(asked), "--retrievers", "bm25", "--methods", "iterative,ralm-spec"]
     page = tmp_path / "PAGE.md"
-    told = CliRunner().invoke(
+    output = CliRunner().invoke(
         cli, [*words, "--max-new-tokens", "6", "--no-timing", "--json", str(out), "--page", str(page)]
     )
-    assert told.exit_code == 0, told.output
-    found = json.loads(out.read_text())
-    assert [row["identical"] for row in found["rows"]] == [None, 1, 1, 1, 1]
-    assert "seconds" not in told.stdout and "ralm-spec, 3 ahead" in told.stdout
+    assert output.exit_code == 0, output.output
+    result = json.loads(out.read_text())
+    assert [row["identical"] for row in result["rows"]] == [None, 1, 1, 1, 1]
+    assert "seconds" not in output.stdout and "ralm-spec, 3 ahead" in output.stdout
     assert "| ralm-spec, 3 ahead | bm25 | 1 | 1 |" in page.read_text()
     assert "--max-new-tokens 6 " in page.read_text() and "--retrievers bm25" in page.read_text()
-    told = CliRunner().invoke(cli, ["bench", "rag", "--methods", "guessing"])
-    assert isinstance(told.exception, InvalidOption)
+    output = CliRunner().invoke(cli, ["bench", "rag", "--methods", "guessing"])
+    assert isinstance(output.exception, InvalidOption)

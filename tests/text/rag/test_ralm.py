@@ -25,13 +25,13 @@ QUESTIONS = ("the cat sat on the mat", "seven wizards play")
 
 def embed(texts: Sequence[str]) -> Numbers:
     """Embed texts by their letter counts."""
-    found = np.zeros((len(texts), 32), np.float32)
+    result = np.zeros((len(texts), 32), np.float32)
     for row, text in enumerate(texts):
         for place in range(len(text) - 1):
             digest = hashlib.sha256(text[place : place + 2].encode()).digest()
-            found[row] += np.frombuffer(digest, np.uint8).astype(np.float32) - 127.5
-    found /= np.linalg.norm(found, axis=1, keepdims=True) + 1e-6
-    return found
+            result[row] += np.frombuffer(digest, np.uint8).astype(np.float32) - 127.5
+    result /= np.linalg.norm(result, axis=1, keepdims=True) + 1e-6
+    return result
 
 
 STORES: dict[str, Any] = {
@@ -48,8 +48,8 @@ def lm(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
 
 @pytest.fixture(scope="module", params=list(STORES))
 def store(request: pytest.FixtureRequest) -> Retriever:
-    found: Retriever = STORES[request.param]()
-    return found
+    result: Retriever = STORES[request.param]()
+    return result
 
 
 HOWS = (
@@ -80,10 +80,10 @@ def test_speculation_changes_neither_tokens_nor_documents(
         assert len(plain.tokens) == 22 and plain.finish_reason == "length"
         assert plain.lookups.calls == plain.lookups.queries == len(plain.documents) == 8
         for how in HOWS:
-            found = writer.speculative(question, how)
-            assert (found.tokens, found.documents, found.text) == (plain.tokens, plain.documents, plain.text)
-            assert found.trace.tokens() == plain.tokens
-            looked = found.lookups
+            result = writer.speculative(question, how)
+            assert (result.tokens, result.documents, result.text) == (plain.tokens, plain.documents, plain.text)
+            assert result.trace.tokens() == plain.tokens
+            looked = result.lookups
             assert looked.right <= looked.guesses and looked.calls <= 8
             taken_back += looked.taken_back
             assert (looked.taken_back > 0) == (looked.rollbacks > 0)
@@ -95,18 +95,18 @@ def test_right_guesses_save_calls(lm: TextModel) -> None:
     """With two passages, both are cached after the first lookup, so every guess is right."""
     writer = Writer(lm, Dense(PASSAGES[:2], embed=embed), stride=2, window=8, max_new_tokens=26)
     plain = writer.plain(QUESTIONS[0])
-    found = writer.speculative(QUESTIONS[0], Speculation(ahead=4))
-    assert found.tokens == plain.tokens
-    assert plain.lookups.calls == 13 and found.lookups.calls == 4
-    assert found.lookups.right == found.lookups.guesses == 12 and found.lookups.rollbacks == 0
+    result = writer.speculative(QUESTIONS[0], Speculation(ahead=4))
+    assert result.tokens == plain.tokens
+    assert plain.lookups.calls == 13 and result.lookups.calls == 4
+    assert result.lookups.right == result.lookups.guesses == 12 and result.lookups.rollbacks == 0
 
 
 def test_drafters_work_with_speculative_lookups(lm: TextModel) -> None:
     writer = Writer(lm, STORES["bm25"](), stride=6, window=8, max_new_tokens=30, drafter="prompt-lookup")
-    found = writer.speculative("the cat sat on the mat and the cat sat on", Speculation(ahead=2))
-    assert found.trace.summary().drafted
-    assert [step.index for step in found.trace.steps] == list(range(len(found.trace.steps)))
-    assert [step.finish for step in found.trace.steps][-2:] == [None, "limit"]
+    result = writer.speculative("the cat sat on the mat and the cat sat on", Speculation(ahead=2))
+    assert result.trace.summary().drafted
+    assert [step.index for step in result.trace.steps] == list(range(len(result.trace.steps)))
+    assert [step.finish for step in result.trace.steps][-2:] == [None, "limit"]
 
 
 @pytest.mark.parametrize("name", ["bm25", "dense", "dense-approximate"])

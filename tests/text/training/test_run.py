@@ -34,13 +34,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.jsonl"
-    path.write_text("\n".join(json.dumps({"prompt": one}) for one in PROMPTS) + "\n", encoding="utf-8")
+    path.write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in PROMPTS) + "\n", encoding="utf-8")
     return path
 
 
 def test_answers_are_the_targets_and_generation_resumes(lm: TextModel, tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    given = [("given", one) for one in PROMPTS]
+    given = [("given", prompt) for prompt in PROMPTS]
     first = list(data.Writer(lm, path, limit=12, rows=3).answer(given[:4]))
     assert len(first) == 4 and data.read(path) == first
     for one in first:
@@ -56,9 +56,9 @@ def test_answers_are_the_targets_and_generation_resumes(lm: TextModel, tmp_path:
 
 
 def test_the_target_writes_prompts(lm: TextModel, folder: Path) -> None:
-    found = list(data.write_prompts(lm, 6, seed=1, batch=3))
-    assert found and found == list(data.write_prompts(lm, 6, seed=1, batch=3))
-    assert all(12 <= len(one) <= 1200 and "<|im_" not in one for one in found)
+    result = list(data.write_prompts(lm, 6, seed=1, batch=3))
+    assert result and result == list(data.write_prompts(lm, 6, seed=1, batch=3))
+    assert all(12 <= len(one) <= 1200 and "<|im_" not in one for one in result)
 
 
 def test_a_model_without_a_template_cannot_write_prompts(tiny: SimpleNamespace, tmp_path: Path) -> None:
@@ -77,24 +77,24 @@ def test_passages_are_prose(tmp_path: Path) -> None:
     manual.parent.mkdir()
     manual.write_bytes(gzip.compress(f".TH C 1\n.PP\n\\fBbold\\fP {prose}\n.PP\n{prose}".encode()))
     (tmp_path / "d.py").write_text("print('no prose')")
-    found = list(data.passages([tmp_path], words=(50, 60)))
-    assert len(found) == 3
-    for one in found:
+    result = list(data.passages([tmp_path], words=(50, 60)))
+    assert len(result) == 3
+    for one in result:
         assert (
             "sheep" in one
             and not any(sign in one for sign in ("<", "{", "code", "\\f", ".PP"))
             and len(one.split()) <= 60
         )
-    jobs = list(data.tasks(found, [prose], 30, seed=2))
+    jobs = list(data.tasks(result, [prose], 30, seed=2))
     assert {kind for kind, _ in jobs} >= {"summary", "translation"} and jobs == list(
-        data.tasks(found, [prose], 30, seed=2)
+        data.tasks(result, [prose], 30, seed=2)
     )
 
 
 def test_every_token_of_ordinary_text_counts(lm: TextModel) -> None:
     lessons = list(data.ordinary(lm, [data.__doc__ or ""] * 3, 32))
     assert lessons and all(one.size == 32 and len(one.prompt) == 1 for one in lessons)
-    joined = [token for one in lessons for token in (*one.prompt, *one.answer)]
+    joined = [token for lesson in lessons for token in (*lesson.prompt, *lesson.answer)]
     assert lm.tokens.decode(joined).startswith((data.__doc__ or "")[:40])
 
 
@@ -172,7 +172,7 @@ def test_an_acceptance_head_uses_the_trained_draft_model(folder: Path, prompts: 
         options = {"threshold": threshold}
         out = lm.generate(PROMPTS[1], drafter="specdec-plus-plus", drafter_options=options, max_new_tokens=40)
         assert out.tokens == lm.generate(PROMPTS[1], drafter=None, max_new_tokens=40).tokens
-        steps[threshold] = sum(len(one.drafted) for one in out.trace.steps)
+        steps[threshold] = sum(len(step.drafted) for step in out.trace.steps)
     assert steps[0.05] < steps[0.95]
     assert judged["conditional"][0] > 0.55
 
@@ -186,17 +186,17 @@ def test_training_continues_from_weights_and_extends_their_vocabulary(
     )
     first = train(replace(wanted, draft_vocab_size=120, out=tmp_path / "first"), say=lambda line: None)
     again = replace(wanted, recipes=("eagle3", "draft-model", "medusa"), start=tuple(first), out=tmp_path / "again")
-    said: list[str] = []
-    files = {one.stem: one for one in train(replace(again, draft_vocab_size=60), say=said.append)}
+    messages: list[str] = []
+    files = {one.stem: one for one in train(replace(again, draft_vocab_size=60), say=messages.append)}
     before = [checkpoint.vocabulary(one) for one in first]
     assert all(torch.equal(checkpoint.vocabulary(one), before[0]) for one in (*files.values(), *first))  # type: ignore[arg-type]
     assert before[0] is not None and 120 <= len(before[0]) < 256
-    assert sum(f"begin as {one} has them" in line for one in first for line in said) == 2
+    assert sum(f"begin as {one} has them" in line for one in first for line in messages) == 2
     wider = replace(again, recipes=("draft-model",), start=(first[1],), draft_vocab_size=200, out=tmp_path / "wider")
-    (file,) = train(wider, say=said.append)
+    (file,) = train(wider, say=messages.append)
     more = checkpoint.vocabulary(file)
     assert more is not None and len(more) >= 200 and torch.isin(before[0], more).all()
-    assert any(f"begin as {first[1]} has them" in line for line in said[-3:])
+    assert any(f"begin as {first[1]} has them" in line for line in messages[-3:])
     with pytest.raises(OutriderError, match="contains a MedusaHeads, which is none of eagle3"):
         train(replace(again, recipes=("eagle3",), out=tmp_path / "third"), say=lambda line: None)
 
@@ -207,13 +207,13 @@ def test_the_best_weights_of_several_runs_are_found(cache: Path) -> None:
         (home / run).mkdir(parents=True)
         for name in run.split("-"):
             (home / run / f"{name}.safetensors").write_bytes(b"")
-            found = {
+            result = {
                 "schema": 1,
                 "architecture": "",
                 "config": {},
                 "provenance": {"validation": {"tokens_per_pass": worth}},
             }
-            (home / run / f"{name}.json").write_text(json.dumps(found))
+            (home / run / f"{name}.json").write_text(json.dumps(result))
     (home / "broken").mkdir()
     (home / "broken" / "medusa.safetensors").write_bytes(b"")  # nothing is said about it
     assert recipes.find("somebody/small", "eagle") == home / "eagle-medusa" / "eagle.safetensors"
@@ -238,9 +238,9 @@ def test_weights_are_small() -> None:
         context=64,
     )
     target = Decoder.random(shape, dtype=torch.bfloat16)
-    for one in recipes.RECIPES.values():
-        state = one.make(target, torch.arange(8192)).state_dict().values()
-        assert sum(part.numel() * (2 if part.is_floating_point() else 8) for part in state) < 15e6, one.name
+    for recipe in recipes.RECIPES.values():
+        state = recipe.make(target, torch.arange(8192)).state_dict().values()
+        assert sum(part.numel() * (2 if part.is_floating_point() else 8) for part in state) < 15e6, recipe.name
     folder = Path(recipes.__file__).parent / "weights"
     assert sum(file.stat().st_size for file in folder.glob("*.safetensors")) < 22e6
 

@@ -55,7 +55,7 @@ class Speaks(BaseHTTPRequestHandler):
             Speaks.asked += 1
             lines = [{"choices": [{"token_ids": one, "finish_reason": None}]} for one in ROUNDS]
             lines.append({"choices": [{"token_ids": [], "finish_reason": "length"}]})
-            self._answer(200, "".join(f"data: {json.dumps(one)}\n\n" for one in lines) + "data: [DONE]\n\n")
+            self._answer(200, "".join(f"data: {json.dumps(line)}\n\n" for line in lines) + "data: [DONE]\n\n")
 
     def _answer(self, code: int, text: str) -> None:
         self.send_response(code)

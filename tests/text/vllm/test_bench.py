@@ -40,7 +40,7 @@ class Stand:
             return Reply(tokens, tuple((one,) for one in tokens), 0.1, "length", Counters())
         if self.setup.speculative["method"] == "suffix":
             tokens = (*tokens[:-1], 0)  # the last one is wrong
-        rounds = ((tokens[0],), tokens[1:3], *((one,) for one in tokens[3:]))
+        rounds = ((tokens[0],), tokens[1:3], *((token,) for token in tokens[3:]))
         return Reply(tokens, rounds, 0.05, "length", Counters(1, 2, 1, (1, 0)))
 
 
@@ -60,14 +60,14 @@ def test_drafters_are_compared_with_vllms_own_plain_decoding(tmp_path: Path, mon
     lines = list(one.run())
     assert lines.count("prompt-lookup") == 2 and len(started) == 3
     assert all("--enforce-eager" in setup.extra and setup.rows == 1 for setup in started)
-    found = one.report({"prompts_from": "built in"})
-    rows = {row["drafter"]: row for row in found["rows"]}
-    assert list(rows) == ["plain", "prompt-lookup", "suffix"] and not found["peers"]
+    result = one.report({"prompts_from": "built in"})
+    rows = {row["drafter"]: row for row in result["rows"]}
+    assert list(rows) == ["plain", "prompt-lookup", "suffix"] and not result["peers"]
     assert rows["plain"]["tokens_per_pass"] == 1 and rows["prompt-lookup"]["tokens_per_pass"] == pytest.approx(8 / 7)
     assert (rows["prompt-lookup"]["identical"], rows["suffix"]["wrong"]) == (1, 1)
     assert rows["prompt-lookup"]["acceptance_rate"] == pytest.approx(0.5)
-    assert found["settings"]["vllm_counters"]["prompt-lookup"]["drafts"] == 3  # warming up is counted too
-    assert "can't run the drafter 'hydra'" in found["skipped"]["vllm hydra"]
+    assert result["settings"]["vllm_counters"]["prompt-lookup"]["drafts"] == 3  # warming up is counted too
+    assert "can't run the drafter 'hydra'" in result["skipped"]["vllm hydra"]
 
 
 def test_a_failing_plain_server_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

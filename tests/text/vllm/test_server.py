@@ -59,26 +59,26 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def weights(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Draft heads with random weights over a reduced vocabulary."""
     folder, target = tmp_path_factory.mktemp("weights"), load(str(model)).target()
-    found = {}
+    result = {}
     for name, options in OPTIONS.items():
         draft_head = recipes.RECIPES[name].make(target, torch.arange(0, 300, 2), **options)  # type: ignore[arg-type]
         generator = torch.Generator().manual_seed(3)
         with torch.no_grad():
-            for one in draft_head.parameters():
-                if one.dim() > 1:
-                    one += 0.1 * torch.randn(one.shape, generator=generator)
-        found[name] = folder / f"m.{name}.safetensors"
-        save(draft_head, found[name], {"target": "m"})
-    return found
+            for parameter in draft_head.parameters():
+                if parameter.dim() > 1:
+                    parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+        result[name] = folder / f"m.{name}.safetensors"
+        save(draft_head, result[name], {"target": "m"})
+    return result
 
 
 def logits(target: Target, count: int) -> torch.Tensor:
     target.begin([PROMPT], Sampling(), frozenset())
     guess = torch.arange(10, 10 + count)[None]
     draft = Draft.guess(guess, Tree.chain(count), torch.ones_like(guess, dtype=torch.bool))
-    found = target.score(draft).logits()[0].float()
+    result = target.score(draft).logits()[0].float()
     target.end()
-    return found
+    return result
 
 
 def test_the_exported_draft_model_loads_in_transformers(model: Path, weights: dict[str, Path], tmp_path: Path) -> None:
@@ -118,8 +118,8 @@ def test_speculative_config(model: Path, weights: dict[str, Path], tmp_path: Pat
     assert lookup is not None and lookup["method"] == "ngram" and lookup["num_speculative_tokens"] == 7
     assert speculative(str(model), "suffix") == {"method": "suffix"}
     folder = export(str(model), "medusa", tmp_path / "medusa", weights=weights["medusa"])
-    told = speculative(str(model), "medusa", weights=folder)
-    assert told == {"method": "medusa", "model": str(folder), "num_speculative_tokens": 3}
+    result = speculative(str(model), "medusa", weights=folder)
+    assert result == {"method": "medusa", "model": str(folder), "num_speculative_tokens": 3}
     with pytest.raises(Incompatible, match="all Medusa heads"):
         speculative(str(model), "medusa", weights=folder, length=2)
     with pytest.raises(InvalidOption, match="contains the drafter medusa"):
@@ -131,7 +131,7 @@ def test_speculative_config(model: Path, weights: dict[str, Path], tmp_path: Pat
         folder=model,
         name="m",
         drafter="medusa",
-        speculative=told,
+        speculative=result,
         parallel={"tensor": 2, "pipeline": 2},
         extra=("--enforce-eager",),
     )
@@ -144,7 +144,7 @@ def test_speculative_config(model: Path, weights: dict[str, Path], tmp_path: Pat
         "--host 127.0.0.1",
     ):
         assert words in " ".join(command)
-    assert json.loads(command[command.index("--speculative-config") + 1]) == told
+    assert json.loads(command[command.index("--speculative-config") + 1]) == result
 
 
 def test_missing_vllm_or_a_used_port_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,14 +156,14 @@ def test_missing_vllm_or_a_used_port_raises(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(ServeError, match=r"arctic-inference.*--install --drafter suffix"):
         can_draft(Path(sys.executable), "suffix")
     can_draft(Path(sys.executable), "medusa")
-    told = CliRunner().invoke(cli, ["serve"])
-    assert isinstance(told.exception, ServeError) and "--install" in str(told.exception)
-    told = CliRunner().invoke(cli, ["serve", "--drafter", "hydra"])
-    assert isinstance(told.exception, Incompatible)
-    told = CliRunner().invoke(cli, ["bench", "text", "--engine", "vllm"])
-    assert isinstance(told.exception, ServeError)
-    told = CliRunner().invoke(cli, ["bench", "text", "--server", "http://127.0.0.1:9"])
-    assert isinstance(told.exception, ServeError) and "outrider serve" in str(told.exception)
+    result = CliRunner().invoke(cli, ["serve"])
+    assert isinstance(result.exception, ServeError) and "--install" in str(result.exception)
+    result = CliRunner().invoke(cli, ["serve", "--drafter", "hydra"])
+    assert isinstance(result.exception, Incompatible)
+    result = CliRunner().invoke(cli, ["bench", "text", "--engine", "vllm"])
+    assert isinstance(result.exception, ServeError)
+    result = CliRunner().invoke(cli, ["bench", "text", "--server", "http://127.0.0.1:9"])
+    assert isinstance(result.exception, ServeError) and "outrider serve" in str(result.exception)
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
@@ -171,8 +171,8 @@ def test_missing_vllm_or_a_used_port_raises(tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(ServeError, match=rf"port {port}.*--port"):
             check_port("127.0.0.1", port)
         monkeypatch.setattr("outrider.text.vllm.server.interpreter", lambda given: Path(sys.executable))
-        told = CliRunner().invoke(cli, ["serve", "--port", str(port)])
-        assert isinstance(told.exception, ServeError) and "--port" in str(told.exception)
+        result = CliRunner().invoke(cli, ["serve", "--port", str(port)])
+        assert isinstance(result.exception, ServeError) and "--port" in str(result.exception)
     check_port("127.0.0.1", port)
 
 
@@ -220,9 +220,9 @@ def test_acceptance_counters_become_steps(served: str) -> None:
     steps = reply.steps()
     trace = Trace(steps=steps, method="vllm")
     assert Trace.from_json(trace.to_json()).tokens() == list(reply.tokens)
-    found = Summary.of(steps)
-    assert (found.target_passes, found.tokens, found.drafted, found.accepted) == (4, 7, 9, 3)
-    assert found.by_position == pytest.approx((2 / 3, 1 / 3, 0))
+    result = Summary.of(steps)
+    assert (result.target_passes, result.tokens, result.drafted, result.accepted) == (4, 7, 9, 3)
+    assert result.by_position == pytest.approx((2 / 3, 1 / 3, 0))
     assert [len(step.drafted) for step in steps] == [0, 3, 3, 3]
     assert [step.finish for step in steps] == [None, None, None, "limit"]
     assert [step.p for step in steps] == [()] * 4  # nobody knows
@@ -258,8 +258,8 @@ def test_a_streamed_answer_can_be_closed_early(served: str) -> None:
 
 def test_plain_decoding_has_no_drafts() -> None:
     reply = Reply((1, 2, 3), ((1,), (2,), (3,)), 0.3, "stop", Counters())
-    found = Summary.of(reply.steps())
-    assert (found.tokens_per_pass, found.drafted, found.accepted) == (1, 0, 0)
+    result = Summary.of(reply.steps())
+    assert (result.tokens_per_pass, result.drafted, result.accepted) == (1, 0, 0)
     assert reply.steps()[-1].finish == "end"
     assert Counters.read("nothing here\n") == Counters()
 
@@ -289,8 +289,8 @@ def test_serve_replaces_its_process_with_vllm(model: Path, tmp_path: Path) -> No
     words = ["serve", "--model", str(model), "--python", str(python), "--port", str(_free()), "--", "--enforce-eager"]
     command = [sys.executable, "-c", "from outrider.app.cli import main; main()", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        said, told = process.communicate(timeout=60)
-    assert process.returncode == 0, told
+        said, result = process.communicate(timeout=60)
+    assert process.returncode == 0, result
     number, *given = said.split(maxsplit=1)
     assert int(number) == process.pid and "--enforce-eager" in given[0] and MODULE in given[0]
 
