@@ -1,7 +1,7 @@
-"""What the loop itself costs: everything but the model calls, on a vocabulary of real size.
+"""Measures the overhead of the decoding loop, without model passes, on a vocabulary of realistic size.
 
-The target's logits come from a small bank made beforehand, so that scoring takes next to no time; what is left in the
-trace's time split is the handling of drafts, distributions, rule, commit and trace. Knows nothing of real models.
+The target's logits come from a precomputed bank, so that scoring takes almost no time; the trace's times are then those
+of drafts, distributions, rule, commit and trace. Knows nothing about real models.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ TREE = (-1, -1, -1, -1, 0, 0, 0, 1, 1, 2, 4, 4, 5, 7, 10, 10)  # 16 nodes, 5 dee
 
 
 class Bank:
-    """A target whose logits depend on the position alone, and are as peaked as a language model's."""
+    """A target whose logits depend only on the position, and are as peaked as a language model's."""
 
     rollback = True
     weight_bytes = 0
 
     def __init__(self, logits: Tensor) -> None:
         self.vocabulary, self.device = logits.shape[1], torch.device("cpu")
-        self._bank = logits  # [positions, V], used over and over
+        self._bank = logits  # [positions, V], used cyclically
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str] = frozenset()) -> Prefill:
         self._pipeline = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
@@ -64,7 +64,7 @@ class Bank:
 
 @dataclass(frozen=True)
 class Overhead:
-    """Median milliseconds a step, by what they were spent on; `loop` is rule and rest together."""
+    """Median milliseconds per step; `loop` is rule and rest together."""
 
     draft: str
     sampling: str
@@ -76,7 +76,8 @@ class Overhead:
 
 
 def measure_loop(vocabulary: int = 49_152, steps: int = 200) -> list[Overhead]:
-    """One row, 16-node drafts, each way of sampling; traced and untraced runs take turns."""
+    """The overhead for one row and 16-node drafts, per kind of draft and sampling; traced and untraced runs
+    alternate."""
     ranks = torch.rand(64, vocabulary, generator=torch.Generator().manual_seed(0)).argsort(-1)
     logits = -1.6 * torch.log1p(ranks.float())  # Zipf's distribution: a perplexity of about 8
     flatter = 0.8 * logits
@@ -86,7 +87,7 @@ def measure_loop(vocabulary: int = 49_152, steps: int = 200) -> list[Overhead]:
         "drawn chain": lambda: DraftModel(Bank(flatter), length=16),
     }
     samplings = {"T=0": Sampling(temperature=0), "T=1": Sampling(), "top-p 0.9": Sampling(top_p=0.9)}
-    found = []
+    results = []
     for kind, make in drafters.items():
         for name, sampling in samplings.items():
             runs = [
@@ -95,19 +96,16 @@ def measure_loop(vocabulary: int = 49_152, steps: int = 200) -> list[Overhead]:
                 )
                 for record in (Record(), Record(nodes=False))
             ]
-            traced, bare = [], []
-            for one, other in islice(zip(*runs, strict=True), steps // 10, steps):
-                traced.append(one)
-                bare.append(other)
-            found.append(
+            traced, untraced = zip(*islice(zip(*runs, strict=True), steps // 10, steps), strict=True)
+            results.append(
                 Overhead(
                     kind,
                     name,
                     1e3 * median(step.times.draft for step in traced),
                     1e3 * median(step.times.score for step in traced),
                     1e3 * median(step.times.rule + step.times.rest for step in traced),
-                    1e3 * median(step.times.rule + step.times.rest for step in bare),
+                    1e3 * median(step.times.rule + step.times.rest for step in untraced),
                     sum(step.accepted for step in traced) / len(traced),
                 )
             )
-    return found
+    return results

@@ -1,9 +1,9 @@
-"""Measuring decoders side by side: contenders take turns on every item, and what is compared is paired.
+"""Benchmarks decoders: contenders alternate on every item, and comparisons are paired.
 
-Speeds are by the clock on the wall, from the prompt handed over to the last token, medians with quartiles; a speedup is
-the median over items of ratios taken within one round, its interval a bootstrap over items, and beside it stands that
-of the decoding alone, without the prompt's reading. Knows traces and token ids; nothing of prompts, tokenizers or what
-an output means. What is written is the JSON of `outrider bench`.
+Speeds are wall-clock, from the prompt to the last token, as medians with quartiles. A speedup is the median over items
+of ratios within one round, with a bootstrap interval over items; the speedup of decoding alone, without the prefill, is
+reported too. Knows traces and token ids; nothing about prompts, tokenizers or the meaning of outputs. Results are the
+JSON of `outrider bench`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from outrider.core.trace import Step, Summary
 SCHEMA = 1
 PLAIN = "plain"
 _DRAWS = 2000  # of the bootstrap
-_BARELY = 0.02  # a note is made of what is slower than plain by more than this
-# An output beside plain's: equal; apart after a near-tie; apart though it must not be; apart, as it may be.
+_SLOWER = 0.02  # a note is made if a contender is slower than plain decoding by more than this
+# An output compared with plain decoding's: equal; different after a near-tie; wrongly different; allowed to differ.
 Same = Literal["same", "near", "wrong", "other"]
 
 
 @dataclass(frozen=True)
 class Item:
-    """Something to decode; what `content` is, is between the modality and its contenders."""
+    """Something to decode; the modality's contenders know what `content` is."""
 
     id: str
     task: str
@@ -47,13 +47,13 @@ class Outcome:
 
     tokens: tuple[int, ...]
     seconds: float  # of the whole call
-    steps: tuple[Step, ...] = ()  # none where a stranger did the work
+    steps: tuple[Step, ...] = ()  # none from other engines
     memory: int = 0  # peak bytes of the process, or of the device's memory
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One way of decoding. An optional one that fails is left out from there on, and the rest goes on without it."""
+    """A way of decoding. If an `optional` one fails, the benchmark continues without it."""
 
     name: str
     run: Callable[[Item], Outcome]
@@ -61,12 +61,12 @@ class Contender:
     lossless: bool = True
     engine: str = "outrider"
     optional: bool = False
-    settle: float = 0.0  # seconds of quiet before its turn, for threads of others that still spin
+    settle: float = 0.0  # seconds to wait before its turn, for spinning threads of others
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one turn gave."""
+    """The outcome of one turn."""
 
     contender: str
     item: Item
@@ -76,7 +76,7 @@ class Run:
 
 @dataclass
 class Bench:
-    """Every contender on every item, in turns. What is done so far can be read at any time: stopping loses nothing."""
+    """Runs every contender on every item, alternating. `runs` can be read at any time, so stopping loses nothing."""
 
     contenders: Sequence[Contender]  # plain decoding first
     items: Sequence[Item]
@@ -89,40 +89,40 @@ class Bench:
             raise InvalidOption("there are no items to measure on")
         if self.repeat < 1:
             raise InvalidOption(f"repeat is {self.repeat}; it must be 1 or more")
-        names = [one.name for one in self.contenders]
+        names = [contender.name for contender in self.contenders]
         if len(set(names)) < len(names) or names[:1] != [PLAIN]:
-            raise InvalidOption(f"the contenders are {', '.join(names)}; each once, and '{PLAIN}' first")
+            raise InvalidOption(f"the contenders are {', '.join(names)}; names must differ, and '{PLAIN}' be first")
 
     @property
     def turns(self) -> int:
-        """How many `go` will yield, warm-up included, if nothing fails."""
+        """The number of names that `go` yields, warm-up included."""
         return len(self.contenders) * (1 + self.repeat * len(self.items))
 
     def go(self) -> Iterator[str]:
-        """Warm up on the first item, then measure; yields the name of each contender that had its turn. Who begins
-        rotates, so that nobody always runs on a warm or a tired machine."""
-        for one in self.contenders:
-            self._turn(one, self.items[0])
-            yield one.name
+        """Warm up on the first item, then measure; yields the contender's name after each turn. The first contender
+        rotates, since the machine's temperature affects speeds."""
+        for contender in self.contenders:
+            self._turn(contender, self.items[0])
+            yield contender.name
         for number, (repeat, item) in enumerate((r, i) for r in range(self.repeat) for i in self.items):
             start = number % len(self.contenders)
-            for one in [*self.contenders[start:], *self.contenders[:start]]:
-                outcome = self._turn(one, item)
+            for contender in [*self.contenders[start:], *self.contenders[:start]]:
+                outcome = self._turn(contender, item)
                 if outcome is not None:
-                    self.runs.append(Run(one.name, item, repeat, outcome))
-                yield one.name
+                    self.runs.append(Run(contender.name, item, repeat, outcome))
+                yield contender.name
 
-    def _turn(self, one: Contender, item: Item) -> Outcome | None:
-        if one.name in self.failed:
+    def _turn(self, contender: Contender, item: Item) -> Outcome | None:
+        if contender.name in self.failed:
             return None
-        if one.settle:
-            time.sleep(one.settle)
+        if contender.settle:
+            time.sleep(contender.settle)
         try:
-            return one.run(item)
+            return contender.run(item)
         except OutriderError as error:
-            if not one.optional:
+            if not contender.optional:
                 raise
-            self.failed[one.name] = str(error)
+            self.failed[contender.name] = str(error)
             return None
 
     def of(self, name: str) -> list[Run]:
@@ -130,25 +130,25 @@ class Bench:
 
     def first(self, name: str) -> dict[str, Run]:
         """A contender's first run of each item, by the item's id."""
-        found: dict[str, Run] = {}
+        first: dict[str, Run] = {}
         for run in self.of(name):
-            found.setdefault(run.item.id, run)
-        return found
+            first.setdefault(run.item.id, run)
+        return first
 
     def looping(self, loops: Callable[[Sequence[int]], bool]) -> frozenset[str]:
-        """The items whose plain output goes round in circles."""
+        """The ids of items whose plain output repeats itself, as `loops` decides."""
         return frozenset(name for name, run in self.first(PLAIN).items() if loops(run.outcome.tokens))
 
 
 def sweep(
     name: str, names: Sequence[str], table: Mapping[str, Method], given: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """The options of one method out of several: all combinations of what was listed. An option belongs to all that
-    have it, or with a name and a dot before it (`tolerance.tau`) to one; a list of values is one after another."""
+    """All combinations of the option values given for the method `name` out of `names`. An option applies to all
+    methods that have it, or with a prefix (`tolerance.tau`) to one; a list gives several values."""
     lists = {}
     for option, values in given.items():
         owner, _, own = option.rpartition(".")
-        owners = [owner] if owner else [one for one in names if own in table[one].options]
+        owners = [owner] if owner else [method for method in names if own in table[method].options]
         if not owners or (owner and owner not in names):
             raise InvalidOption(f"the option '{option}' belongs to none of {', '.join(names)}")
         if name in owners:
@@ -157,7 +157,7 @@ def sweep(
 
 
 def bootstrap(groups: Sequence[Sequence[float]], *, draws: int = _DRAWS, seed: int = 0) -> tuple[float, float]:
-    """The 95 % interval of the median of medians: groups are drawn again, and so is what is inside each."""
+    """The 95 % interval of the median of medians; resamples the groups, and the values within each."""
     rng = np.random.default_rng(seed)
     inner = np.stack([np.median(rng.choice(np.asarray(group), (draws, len(group))), 1) for group in groups])
     picked = rng.integers(len(groups), size=(len(groups), draws))
@@ -167,7 +167,7 @@ def bootstrap(groups: Sequence[Sequence[float]], *, draws: int = _DRAWS, seed: i
 
 
 def pooled(runs: Iterable[Run]) -> Summary:
-    """The metrics of several runs taken together."""
+    """The summary of several runs' steps together."""
     steps: list[Step] = []
     offset = 0
     for run in runs:
@@ -177,30 +177,31 @@ def pooled(runs: Iterable[Run]) -> Summary:
 
 
 def figures(runs: Sequence[Run], plain: Sequence[Run], same: Mapping[str, Same] | None = None) -> dict[str, Any]:
-    """A contender's figures, beside plain decoding's runs of the same items; `same` says how its outputs compare."""
-    beside = {(run.item.id, run.repeat): run.outcome for run in plain}
+    """A contender's figures, compared with plain decoding's runs of the same items; `same` is the comparison of outputs
+    by item."""
+    baseline = {(run.item.id, run.repeat): run.outcome for run in plain}
     speeds: dict[str, list[float]] = defaultdict(list)
     ratios: dict[str, list[float]] = defaultdict(list)
-    behind: dict[str, list[float]] = defaultdict(list)  # the prompt: ratios of what was decoded after it
+    decode_ratios: dict[str, list[float]] = defaultdict(list)  # without the prefill
     for run in runs:
         speed = _speed(run.outcome)
         speeds[run.item.id].append(speed)
-        if base := beside.get((run.item.id, run.repeat)):
+        if base := baseline.get((run.item.id, run.repeat)):
             ratios[run.item.id].append(speed / _speed(base))
             if run.outcome.steps and base.steps:
-                pace, plain_pace = (Summary.of(one.steps).tokens_per_second for one in (run.outcome, base))
-                behind[run.item.id].append(pace / max(plain_pace, 1e-9))
+                own, reference = (Summary.of(outcome.steps).tokens_per_second for outcome in (run.outcome, base))
+                decode_ratios[run.item.id].append(own / max(reference, 1e-9))
     tokens = sum(len(run.outcome.tokens) for run in runs)
     seconds = sum(run.outcome.seconds for run in runs)
     found: dict[str, Any] = {"prompts": len(speeds), "tokens": tokens, "seconds": seconds}
-    low, middle, high = _quartiles([median(one) for one in speeds.values()])
+    low, middle, high = _quartiles([median(values) for values in speeds.values()])
     found |= {"tokens_per_second": middle, "tokens_per_second_low": low, "tokens_per_second_high": high}
     found["throughput"] = tokens / seconds if seconds else 0.0
     found |= {"speedup": None, "speedup_low": None, "speedup_high": None}
     if ratios:
-        found["speedup"] = median(median(one) for one in ratios.values())
+        found["speedup"] = median(median(values) for values in ratios.values())
         found["speedup_low"], found["speedup_high"] = bootstrap(list(ratios.values()))
-    found["decode_speedup"] = median(median(one) for one in behind.values()) if behind else None
+    found["decode_speedup"] = median(median(values) for values in decode_ratios.values()) if decode_ratios else None
     traced = any(run.outcome.steps for run in runs)
     total = pooled(runs)
     found["tokens_per_pass"] = total.tokens_per_pass if traced else None
@@ -231,7 +232,7 @@ def row(
     cost: PassCost | None = None,
     quality: Callable[[Sequence[Run]], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """A contender's row of the JSON: over everything, by task, and without the items that loop."""
+    """A contender's row of the JSON: figures over all items, by task, and without the looping items."""
     runs, plain = bench.of(contender.name), bench.of(PLAIN)
 
     def part(wanted: Callable[[Item], bool]) -> dict[str, Any] | None:
@@ -245,65 +246,65 @@ def row(
     if any(run.outcome.steps for run in runs):
         total = pooled(runs)
         found["by_position"], found["conditional"] = list(total.by_position), list(total.conditional)
-        found["decode_tokens_per_second"] = total.tokens_per_second  # the prompt's reading left out
+        found["decode_tokens_per_second"] = total.tokens_per_second  # without the prefill
         found["undrafted"] = undrafted(run.outcome.steps for run in runs)
         found["predicted_tokens_per_second"] = predicted(runs, cost) if cost else None
         found["note"] = note(found, total, cost)
     tasks = sorted({run.item.task for run in runs})
 
     def by_task(wanted: Callable[[Item], bool]) -> dict[str, Any]:
-        each = {task: part(lambda item, task=task: item.task == task and wanted(item)) for task in tasks}  # type: ignore[misc]
-        return {task: one for task, one in each.items() if one}
+        parts = {task: part(lambda item, task=task: item.task == task and wanted(item)) for task in tasks}  # type: ignore[misc]
+        return {task: own for task, own in parts.items() if own}
 
-    sound = part(lambda item: item.id not in looping)
-    found["without_looping"] = sound and {**sound, "tasks": by_task(lambda item: item.id not in looping)}
+    not_looping = part(lambda item: item.id not in looping)
+    found["without_looping"] = not_looping and {**not_looping, "tasks": by_task(lambda item: item.id not in looping)}
     found["tasks"] = by_task(lambda item: True)
     return found
 
 
 def undrafted(traces: Iterable[Sequence[Step]]) -> float:
-    """The share of steps that drafted nothing, the last of each trace aside, which may have had no room to."""
+    """The share of steps without a draft, except the last of each trace, which may have had no room for one."""
     steps = [step for trace in traces for step in trace[:-1]]
     return mean(not step.drafted for step in steps) if steps else 0.0
 
 
 def note(found: Mapping[str, Any], total: Summary, cost: PassCost | None) -> str:
-    """What somebody who reads the row should know: that it does not pay, and where it would."""
+    """A remark on the row: that drafting was off, or slower than plain decoding and where it would break even."""
     if found["drafter"] == PLAIN:
         return ""
     if not total.drafted:
         return "switched off throughout: no draft was predicted to pay, or none was found"
-    if found["speedup"] is None or found["speedup"] >= 1 - _BARELY:
+    if found["speedup"] is None or found["speedup"] >= 1 - _SLOWER:
         off = found["undrafted"]
         return f"nothing drafted in {off:.0%} of steps" if off > 0.005 else ""
-    said = f"slower than plain decoding: leave it off ({found['acceptance_rate']:.0%} of drafted tokens accepted"
-    calls = max(total.target_passes, 1)
-    length = round(total.drafted / calls)
+    text = f"slower than plain decoding: leave it off ({found['acceptance_rate']:.0%} of drafted tokens accepted"
+    passes = max(total.target_passes, 1)
+    length = round(total.drafted / passes)
     if cost is not None and length:
-        each = total.times.draft / calls / length / cost(1)
-        bound = break_even(length, each, cost.relative(length + 1))
-        said += ", no rate would pay" if bound > 1 else f", a chain of {length} breaks even at a chance of {bound:.0%}"
-    return said + ")"
+        per_token = total.times.draft / passes / length / cost(1)
+        bound = break_even(length, per_token, cost.relative(length + 1))
+        text += ", no rate would pay" if bound > 1 else f", a chain of {length} breaks even at a chance of {bound:.0%}"
+    return text + ")"
 
 
 def predicted(runs: Sequence[Run], cost: PassCost) -> float:
-    """Tokens a second that theory gives for drafts of the sizes seen, from their acceptance by position, what passes
-    cost on a stopwatch, and the time taken to draft and to judge."""
+    """Tokens per second predicted by theory for drafts of the measured sizes, from their acceptance by position, the
+    measured cost of passes, and the measured time of drafting and of the rule."""
     total = pooled(runs)
     steps = [step for run in runs for step in run.outcome.steps]
     rest = (total.times.rule + total.times.rest) / max(len(steps), 1)
     tokens = seconds = 0.0
     shapes = sorted(((len(step.drafted), depth(step)), step.times.draft) for step in steps)
-    for (nodes, deep), group in groupby(shapes, key=lambda one: one[0]):
-        drafting = [seconds for _, seconds in group]
-        one = predict(expected_tokens(total.conditional, deep), nodes, cost, mean(drafting), rest)
-        tokens += len(drafting) * one.tokens_per_pass
-        seconds += len(drafting) * one.step
+    for (nodes, levels), group in groupby(shapes, key=lambda pair: pair[0]):
+        drafting = [draft_seconds for _, draft_seconds in group]
+        prediction = predict(expected_tokens(total.conditional, levels), nodes, cost, mean(drafting), rest)
+        tokens += len(drafting) * prediction.tokens_per_pass
+        seconds += len(drafting) * prediction.step
     return tokens / seconds if seconds else 0.0
 
 
 def depth(step: Step) -> int:
-    """How many drafted tokens the longest path of a step's draft has."""
+    """The depth of a step's draft: the number of tokens on its longest path."""
     depths: list[int] = []
     for parent in step.parents:
         depths.append(1 if parent < 0 else depths[parent] + 1)

@@ -1,6 +1,6 @@
-"""Clocks and gauges: what a call takes, what passes of a target cost by their length, and how much memory is in use.
+"""Measures the time of calls, the cost of target passes by their length, and memory.
 
-Knows targets through the protocol; nothing of what is compared with what (see outrider.core.bench.runner).
+Knows targets through the protocol; nothing about comparisons (outrider.core.bench.runner).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from outrider.core.protocol import Target
 from outrider.core.trace import Step
 from outrider.core.tree import Tree
 
-WIDTHS = (1, 2, 4, 8, 16, 32)  # tokens a pass
+WIDTHS = (1, 2, 4, 8, 16, 32)  # tokens per pass
 
 
 def pass_cost(target: Target, prompt: Sequence[int], widths: Sequence[int] = WIDTHS, rounds: int = 9) -> PassCost:
-    """What one pass over the root and a chain of guesses costs behind this prompt, by a stopwatch: each width's median,
-    the widths taken in turns."""
+    """Measure the cost of target passes over a root and a chain after this prompt: the median per width, with widths
+    alternating."""
     taken: dict[int, list[float]] = defaultdict(list)
     target.begin([prompt], Sampling(temperature=0), frozenset())
     try:
@@ -48,7 +48,7 @@ def pass_cost(target: Target, prompt: Sequence[int], widths: Sequence[int] = WID
 
 
 class PeakMemory:
-    """The most memory in use since `start`: of the device on CUDA, else of this process, weights included."""
+    """The peak memory since `start`: of the device on CUDA, else of this process, weights included."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
@@ -57,8 +57,8 @@ class PeakMemory:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             return
-        with suppress(OSError):  # where it can't be done, the peak of the whole process is read
-            Path("/proc/self/clear_refs").write_text("5")  # Linux: the high-water mark falls to what is in use now
+        with suppress(OSError):  # elsewhere `read` returns the peak since the process started
+            Path("/proc/self/clear_refs").write_text("5")  # Linux: resets the peak to the memory in use
 
     def read(self) -> int:
         if self.device.type == "cuda":
@@ -73,7 +73,7 @@ class PeakMemory:
 def timed(
     call: Callable[[], tuple[Sequence[int], Sequence[Step]]], memory: PeakMemory | None = None
 ) -> tuple[tuple[int, ...], float, tuple[Step, ...], int]:
-    """Tokens, seconds, steps and peak memory of a call that gives tokens and steps, on the host."""
+    """Tokens, seconds, steps and peak memory of a call that returns tokens and steps."""
     if memory is not None:
         memory.start()
     start = time.perf_counter()

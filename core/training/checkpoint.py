@@ -1,7 +1,7 @@
-"""Trained weights as files: safetensors, and beside them what they are and where they come from, as JSON.
+"""Files of trained weights: safetensors, with a JSON file of their configuration and provenance beside it.
 
-Numbers have 16 bits, or those of large matrices 8 and a scale for each row. Rows that a draft head only refers to in
-its target are not in the file. Knows nothing of which draft heads there are: whoever loads gives their classes by name.
+Weights have 16 bits, or in large matrices 8 bits with a scale per row. Rows that a draft head shares with its target
+are not in the file. Knows no kinds of draft heads: callers of `load` pass their classes by name.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from outrider.core.trace import machine, versions
 from outrider.core.training.draft_head import DraftHead
 
 SCHEMA = 1
-_SCALE, _LARGE = ".scale", 4096  # what stands behind a matrix's name; numbers from which 8 bits are worth it
-_MOST = 1 << 20  # of any number in a configuration: a larger one is no size of ours
+_SCALE, _LARGE = ".scale", 4096  # suffix of a scale's name; elements from which a matrix is stored in 8 bits
+_MAX_NUMBER = 1 << 20  # in a configuration; a larger one means that the file is damaged
 
 
 class DraftHeadError(OutriderError):
-    """A file of trained weights that can't be used."""
+    """A file of trained weights cannot be used."""
 
 
 def save(
     draft_head: DraftHead, path: Path, provenance: Mapping[str, Any], bits: int = 8, *, finer: tuple[str, ...] = ()
 ) -> None:
-    """Write weights and their JSON, each whole or not at all. `bits`: of large matrices; those of parts that are
-    `finer` keep 16."""
+    """Write weights and their JSON, each atomically. Large matrices are stored in `bits` bits, except in 16 those whose
+    names start with one of `finer`."""
     from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {}
@@ -47,7 +47,7 @@ def save(
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     save_file(tensors, str(partial))
-    partial.chmod(0o644)  # safetensors makes files that nobody else may read
+    partial.chmod(0o644)  # safetensors creates files readable only by their owner
     digest = hashlib.sha256(partial.read_bytes()).hexdigest()
     about = {
         "schema": SCHEMA,
@@ -64,17 +64,17 @@ def save(
 
 
 def _rounded(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Whole numbers, and what those of each row stand for."""
+    """8-bit integers, and the scale of each row."""
     scale = matrix.flatten(1).abs().amax(1).clamp(min=1e-12).view(-1, *[1] * (matrix.ndim - 1)) / 127
     return (matrix / scale).round().to(torch.int8), scale
 
 
-def _fits(tensors: Mapping[str, Tensor], name: str, meant: Tensor) -> bool:
-    if name not in tensors or tensors[name].shape != meant.shape:
+def _fits(tensors: Mapping[str, Tensor], name: str, expected: Tensor) -> bool:
+    if name not in tensors or tensors[name].shape != expected.shape:
         return False
     if name + _SCALE in tensors:
-        return tensors[name + _SCALE].shape == (len(meant), *[1] * (meant.ndim - 1))
-    return tensors[name].is_floating_point() == meant.is_floating_point()
+        return tensors[name + _SCALE].shape == (len(expected), *[1] * (expected.ndim - 1))
+    return tensors[name].is_floating_point() == expected.is_floating_point()
 
 
 def _numbers(tensors: Mapping[str, Tensor], name: str) -> Tensor:
@@ -83,50 +83,52 @@ def _numbers(tensors: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 def about(path: Path) -> dict[str, Any]:
-    """What the JSON beside a file of weights says."""
-    found = read_json(path.with_suffix(".json"))
-    if found.get("schema") != SCHEMA or not isinstance(found.get("config"), dict):
-        raise DraftHeadError(f"{path.with_suffix('.json')} is of another schema than {SCHEMA}; train it again")
-    return found
+    """The JSON beside a file of weights."""
+    data = read_json(path.with_suffix(".json"))
+    if data.get("schema") != SCHEMA or not isinstance(data.get("config"), dict):
+        raise DraftHeadError(f"{path.with_suffix('.json')} does not have schema {SCHEMA}; train the weights again")
+    return data
 
 
 def _made(path: Path, kind: Callable[..., DraftHead], target: Any, config: Mapping[str, Any]) -> DraftHead:
     for name, value in config.items():
-        if isinstance(value, int) and value > _MOST:
+        if isinstance(value, int) and value > _MAX_NUMBER:
             raise DraftHeadError(
-                f"{path.with_suffix('.json')} has a {name} of {value:,}; it is damaged: train it again"
+                f"{path.with_suffix('.json')} has a {name} of {value:,}; it is damaged: train the weights again"
             )
     try:
         return kind(target, **config)
     except OutriderError:
         raise
-    except Exception as error:  # of whatever is wrong with it
-        why = " ".join(str(error).split())[:200]
-        raise DraftHeadError(f"{path.with_suffix('.json')} describes no {kind.__name__}: {why}") from None
+    except Exception as error:  # a wrong configuration can fail in any way
+        reason = " ".join(str(error).split())[:200]
+        raise DraftHeadError(
+            f"{path.with_suffix('.json')} is not the configuration of a {kind.__name__}: {reason}"
+        ) from None
 
 
 def begin(draft_head: DraftHead, path: Path, say: Callable[[str], None]) -> None:
-    """Fill what is about to learn with what a file holds of it; the rest begins as it was made."""
+    """Start a draft head from a file's weights; tensors that do not fit keep their initial values."""
     facts = about(path)
     if facts.get("architecture") != type(draft_head).__name__:
         raise Incompatible(
-            f"{path.name} holds a {facts.get('architecture')}; what is to learn is a {type(draft_head).__name__}"
+            f"{path.name} contains a {facts.get('architecture')}; the head to train is a {type(draft_head).__name__}"
         )
     tensors, own = Checkpoint(path), draft_head.state_dict()
     names = draft_head.shared(facts["config"])
     fitting = [(own[name], theirs) for name, theirs in names.items() if _fits(tensors, theirs, own[name])]
     _fill(fitting, tensors)
-    say(f"{len(fitting)} of {len(own)} tensors begin as {path} has them")
+    say(f"{len(fitting)} of {len(own)} tensors start from {path}")
 
 
 def vocabulary(path: Path) -> Tensor | None:
-    """The tokens that the draft head of a file can guess; None: all of them."""
+    """The reduced vocabulary of a file's draft head; None: the whole vocabulary."""
     tensors = Checkpoint(path)
     return next((tensors[name] for name in tensors if name.endswith("words.vocabulary")), None)
 
 
 def load(path: Path, kinds: Mapping[str, Callable[..., DraftHead]], target: Any) -> DraftHead:
-    """A draft head of its file: made of its configuration and its target's weights, then filled."""
+    """Load a draft head: make it from its configuration and its target, then fill in the file's weights."""
     facts = about(path)
     kind = str(facts.get("architecture"))
     if kind not in kinds:
@@ -134,12 +136,12 @@ def load(path: Path, kinds: Mapping[str, Callable[..., DraftHead]], target: Any)
     draft_head = _made(path, kinds[kind], target, facts["config"])
     tensors = Checkpoint(path)
     own = draft_head.state_dict()
-    wrong = [name for name, meant in own.items() if not _fits(tensors, name, meant)]
-    left = [name for name in tensors if name.removesuffix(_SCALE) not in own]
-    if wrong or left:
+    mismatched = [name for name, expected in own.items() if not _fits(tensors, name, expected)]
+    unused = [name for name in tensors if name.removesuffix(_SCALE) not in own]
+    if mismatched or unused:
         raise Incompatible(
-            f"{path.name} does not fit this target: {len(wrong)} tensors are missing or have another shape and "
-            f"{len(left)} have no place, '{(wrong + left)[0]}' first"
+            f"{path.name} does not fit this target: {len(mismatched)} tensors are missing or have another shape and "
+            f"{len(unused)} are not used; the first is '{(mismatched + unused)[0]}'"
         )
     _fill([(tensor, name) for name, tensor in own.items()], tensors)
     return draft_head.eval()

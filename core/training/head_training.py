@@ -1,5 +1,5 @@
 """Training draft heads: several learn from one pass of their teacher, the target, and are validated by simulated
-acceptance. Knows draft heads, examples and a teacher; nothing of what tokens mean."""
+acceptance. Knows draft heads, examples and a teacher; nothing about what tokens mean."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outrider.core.training.losses import resolve
 from outrider.core.training.optim import TrainingError
 from outrider.core.training.trainer import Autocast, Progress, Share, Validation
 
-Source = Callable[[int, float], Sequence[Lesson]]  # an epoch's number, the share of the run that is over -> lessons
+Source = Callable[[int, float], Sequence[Lesson]]  # epoch, finished share of the run -> training examples
 
 
 class HeadTraining:
@@ -40,7 +40,7 @@ class HeadTraining:
         seed: int = 0,
         losses: Mapping[str, str] | None = None,
     ) -> None:
-        """`tokens`: in a batch, padding included; `max_length`: of a row; `depth`: of the drafts that are simulated."""
+        """`tokens` per batch, padding included; `max_length` of a row; `depth` of the simulated drafts."""
         if not draft_heads:
             raise InvalidOption("there is nothing to train; give at least one draft head")
         if tokens < 2:
@@ -63,7 +63,7 @@ class HeadTraining:
             groups = batches(lessons, self.tokens, self.seed + position.epoch, max_length=self.max_length)
             if len(groups) < world:
                 raise TrainingError(
-                    f"there are {len(lessons)} lessons, which make {len(groups)} batches for {world} devices; make more"
+                    f"{len(lessons)} training examples make {len(groups)} batches for {world} devices; add examples"
                 )
             while position.batch + world <= len(groups):
                 group = groups[position.batch + rank]
@@ -79,7 +79,7 @@ class HeadTraining:
         return loss
 
     def validate(self, models: Mapping[str, nn.Module], autocast: Autocast) -> Mapping[str, Validation]:
-        """Simulated acceptance on the greedy answers that were held out."""
+        """Simulated acceptance on held-out greedy answers."""
         curves: dict[str, Curve] = {}
         greedy = [lesson for lesson in self.held if lesson.temperature == 0 and lesson.counts is None]
         for group in batches(greedy, self.tokens, 0, max_length=self.max_length):

@@ -1,7 +1,7 @@
-"""How far a draft head's distribution is from its teacher's, a number a position: what training minimises.
+"""Loss functions: the distance of a draft head's distribution from its teacher's, per position.
 
-Each takes the draft head's logits, the logarithm of the teacher's distribution over the same tokens, and the token that
-came next, and knows nothing of who the draft head is. `resolve` finds them by name."""
+Each takes the draft head's logits, the teacher's log-probabilities over the same tokens, and the next token; nothing
+else is known about the draft head. `resolve` returns them by name."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from outrider.core.kernels import native
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # draft head [N, V], teacher [N, V], token [N] (-1: not in V) -> [N]
 
-_ROWS = 64  # at once
+_ROWS = 64  # per chunk
 
 
 class _Divergence(torch.autograd.Function):
-    """sum p (log p - log softmax(z)), and its gradient softmax(z) - p, both found in one go over a few rows at a time,
-    which stay near the processor."""
+    """sum p (log p - log softmax(z)) and its gradient softmax(z) - p, computed together in chunks of rows that fit into
+    the processor's cache."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, log_p: Tensor) -> Tensor:
-        if _in_code(z, log_p):
+        if _kernel_supports(z, log_p):
             each, back = native.divergence(z, log_p)
             ctx.save_for_backward(back)
             return each
@@ -47,22 +47,22 @@ class _Divergence(torch.autograd.Function):
         return back * grad[:, None].to(back.dtype), None
 
 
-def _in_code(z: Tensor, log_p: Tensor) -> bool:
-    """Is it for the code of ours?"""
+def _kernel_supports(z: Tensor, log_p: Tensor) -> bool:
+    """Whether the compiled kernel supports these tensors."""
     if z.device.type != "cpu" or z.dtype != torch.bfloat16 or log_p.dtype != torch.float32 or z.shape[-1] % 16:
         return False
     return native.library() is not None
 
 
 def cross_entropy(draft_head: Tensor, teacher: Tensor, token: Tensor) -> Tensor:
-    """Of the token that came next: on the teacher's own answers this is sequence-level distillation (Kim & Rush, arXiv
-    1606.07947). A token that the draft head's vocabulary lacks counts for nothing."""
+    """Cross-entropy of the next token; on the teacher's own answers, sequence-level distillation (Kim & Rush, arXiv
+    1606.07947). Tokens outside the draft head's vocabulary are ignored."""
     return F.cross_entropy(draft_head.float(), token, reduction="none", ignore_index=-1)
 
 
 def kl(draft_head: Tensor, teacher: Tensor, token: Tensor, temperature: float = 1.0) -> Tensor:
-    """KL(teacher || draft head) at a temperature, times its square so that gradients keep their size (Hinton et al.,
-    arXiv 1503.02531)."""
+    """KL(teacher || draft head) at a temperature, times the temperature squared, so that gradients keep their scale
+    (Hinton et al., arXiv 1503.02531)."""
     log_p = _cooled(teacher, temperature)
     cooled = draft_head / temperature if temperature != 1 else draft_head
     each: Tensor = _Divergence.apply(cooled, log_p)  # type: ignore[no-untyped-call]
@@ -70,15 +70,17 @@ def kl(draft_head: Tensor, teacher: Tensor, token: Tensor, temperature: float = 
 
 
 def reverse_kl(draft_head: Tensor, teacher: Tensor, token: Tensor, temperature: float = 1.0) -> Tensor:
-    """KL(draft head || teacher): the draft head keeps to what the teacher finds likely (MiniLLM, arXiv 2306.08543)."""
+    """KL(draft head || teacher), which avoids tokens that are improbable under the teacher (MiniLLM, arXiv
+    2306.08543)."""
     _, log_p, log_q = _distributions(draft_head, teacher, temperature)
     return (log_q.exp() * (log_q - log_p)).sum(-1) * temperature**2
 
 
 def jsd(draft_head: Tensor, teacher: Tensor, token: Tensor, blend: float = 0.5) -> Tensor:
-    """The Jensen-Shannon divergence, `blend` of the teacher in the middle (generalised: arXiv 2306.13649)."""
+    """The generalised Jensen-Shannon divergence, with weight `blend` of the teacher in the mixture (arXiv
+    2306.13649)."""
     if not 0 < blend < 1:
-        raise InvalidOption(f"blend is {blend}; it must be between 0 and 1 (at the ends it is a KL)")
+        raise InvalidOption(f"blend is {blend}; it must be between 0 and 1; use kl or reverse-kl for the ends")
     p, log_p, log_q = _distributions(draft_head, teacher)
     q = log_q.exp()
     middle = (blend * p + (1 - blend) * q).clamp(min=torch.finfo(p.dtype).tiny).log()
@@ -86,22 +88,21 @@ def jsd(draft_head: Tensor, teacher: Tensor, token: Tensor, blend: float = 0.5) 
 
 
 def tv(draft_head: Tensor, teacher: Tensor, token: Tensor) -> Tensor:
-    """The total variation, which is the chance that a drafted token is rejected (DistillSpec, arXiv 2310.08461)."""
+    """The total variation, the probability that a drafted token is rejected (DistillSpec, arXiv 2310.08461)."""
     p, _, log_q = _distributions(draft_head, teacher)
     return (p - log_q.exp()).abs().sum(-1) / 2
 
 
 def acceptance(draft_head: Tensor, teacher: Tensor, token: Tensor) -> Tensor:
-    """-log of the chance that a token drawn by the draft head is accepted, sum_x min(p, q): steep where `tv` is
-    flat."""
+    """-log of the probability that a drafted token is accepted, sum_x min(p, q); its gradient does not vanish where
+    that of `tv` does."""
     p, _, log_q = _distributions(draft_head, teacher)
     return -torch.minimum(p, log_q.exp()).sum(-1).clamp(min=1e-6).log()
 
 
 def adaptive(draft_head: Tensor, teacher: Tensor, token: Tensor, steep: float = 3.0) -> Tensor:
-    """KL where draft head and teacher are far apart, and the more total variation the closer they are: weights
-    exp(-steep a) and its complement by the acceptance a, as if constant. KL alone brings a poor draft head on, and
-    total variation is what finally counts."""
+    """KL with weight w = exp(-steep a), total variation with weight 1 - w, for the acceptance probability a (without a
+    gradient through w): KL trains a poor draft head faster, and total variation is the objective in the end."""
     p, log_p, log_q = _distributions(draft_head, teacher)
     far = (p - log_q.exp()).abs().sum(-1) / 2
     share = torch.exp(-steep * (1 - far)).detach()
@@ -109,14 +110,14 @@ def adaptive(draft_head: Tensor, teacher: Tensor, token: Tensor, steep: float = 
 
 
 def _cooled(teacher: Tensor, temperature: float) -> Tensor:
-    """The logarithm of the teacher's distribution at a temperature."""
+    """The teacher's log-probabilities at a temperature."""
     if not temperature > 0:
         raise InvalidOption(f"the temperature of a loss is {temperature}; it must be above 0")
     return teacher.float() if temperature == 1 else F.log_softmax(teacher.float() / temperature, -1)
 
 
 def _distributions(draft_head: Tensor, teacher: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    """The teacher's distribution, its logarithm, and the logarithm of the draft head's."""
+    """The teacher's probabilities and log-probabilities, and the draft head's log-probabilities."""
     log_p = _cooled(teacher, temperature)
     return log_p.exp(), log_p, F.log_softmax(draft_head.float() / temperature, -1)
 
@@ -133,25 +134,25 @@ LOSSES: Mapping[str, Loss] = {
 
 
 def resolve(name: str, **options: float) -> Loss:
-    """A loss by name, with its own options; several weighted ones as "kl + 0.1 cross-entropy"."""
+    """A loss by name, with options; or a weighted sum such as "kl + 0.1 cross-entropy"."""
     parts = [part.strip() for part in name.split("+")]
     if len(parts) > 1:
-        weighed = [(_weighed(part)) for part in parts]
+        terms = [_weighted(part) for part in parts]
         if options:
-            raise InvalidOption("options go with a single loss; make a sum of several yourself")
+            raise InvalidOption("options are for a single loss; for a sum, pass a function instead of a name")
         return lambda draft_head, teacher, token: sum(  # type: ignore[return-value]
-            weight * loss(draft_head, teacher, token) for weight, loss in weighed
+            weight * loss(draft_head, teacher, token) for weight, loss in terms
         )
-    weight, loss = _weighed(parts[0])
+    weight, loss = _weighted(parts[0])
     chosen: Loss = partial(loss, **options) if options else loss
     return chosen if weight == 1 else lambda draft_head, teacher, token: weight * chosen(draft_head, teacher, token)
 
 
-def _weighed(part: str) -> tuple[float, Loss]:
+def _weighted(part: str) -> tuple[float, Loss]:
     number, _, name = part.rpartition(" ")
     if name not in LOSSES:
         raise unknown("loss", name, LOSSES)
     try:
         return float(number or 1), LOSSES[name]
     except ValueError:
-        raise InvalidOption(f"'{number}' is no weight; write a sum of losses as 'kl + 0.1 cross-entropy'") from None
+        raise InvalidOption(f"'{number}' is not a weight; write a sum of losses as 'kl + 0.1 cross-entropy'") from None

@@ -1,6 +1,6 @@
-"""Training one model from data alone, without a teacher: codecs, token models, classifiers.
+"""Training one model from data without a teacher: codecs, token models, classifiers.
 
-A task makes its batches by number, so that a resumed run goes on with the very next batch.
+A task makes batches by number, so that a resumed run continues with the next batch.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ Save = Callable[[nn.Module, Mapping[str, Any]], None]  # the averaged model and 
 
 
 class TrainingTask(Protocol):
-    """The data of a model, where `model(*batch)` is the loss, and its measures by name. Of these the first decides
-    which weights are best: the smallest."""
+    """The batches of a model, whose loss is `model(*batch)`, and its measures by name; the weights with the smallest
+    first measure are the best."""
 
-    def batch(self, number: int, share: float) -> tuple[Tensor, ...]: ...  # share: how much of the run is over
+    def batch(self, number: int, share: float) -> tuple[Tensor, ...]: ...  # share: finished share of the run
     def judge(self, model: nn.Module) -> dict[str, float]: ...
 
 

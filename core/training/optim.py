@@ -1,7 +1,7 @@
 """The clock, the optimisers and the checkpoints of a training run.
 
-The learning rate follows the share of the time that is used up, so that a resumed run, on this machine or a slower one,
-ends as planned. Knows nothing of what is trained.
+The learning rate follows the used share of the planned time, so that a run on a slower machine or a resumed run ends as
+planned. Knows nothing about what is trained.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torch.optim import _muon
 from outrider.core.errors import OutriderError
 from outrider.core.kernels.native import halves
 
-_PAUSE = 10  # a step that takes this many times the usual is a pause
-_PLACES = ("checkpoint", "checkpoint.old", "checkpoint.partial")
+_PAUSE = 10  # a step that takes longer than this many usual ones contains a pause
+_FOLDERS = ("checkpoint", "checkpoint.old", "checkpoint.partial")
 _STATE = "state.json"
 T = TypeVar("T")
-_ORTHOGONALISE = "_zeropower_via_newtonschulz"  # torch's name of Muon's iteration on a gradient
+_ORTHOGONALISE = "_zeropower_via_newtonschulz"  # torch's private name of Muon's iteration
 
 
 class TrainingError(OutriderError):
@@ -33,27 +33,27 @@ class TrainingError(OutriderError):
 
 
 class Clock:
-    """How far a run is, by its minutes or its steps, whichever are nearer the end."""
+    """The progress of a run, by minutes or by steps, whichever is further."""
 
     def __init__(self, minutes: float, steps: int | None, warmup: float, floor: float) -> None:
         self.minutes, self.steps, self.warmup, self.floor = minutes, steps, warmup, floor
         self._usual: float | None = None
 
     def share(self, seconds: float, steps: int) -> float:
-        """How much of it is done, from 0 to 1."""
+        """The finished share of the run, from 0 to 1."""
         done = seconds / (60 * self.minutes)
         return min(max(done, steps / self.steps if self.steps else 0.0), 1.0)
 
     def factor(self, done: float) -> float:
-        """The learning rate as a share of its maximum: a rise, then a cosine."""
+        """The learning rate as a share of its maximum: a linear warm-up, then a cosine."""
         if done < self.warmup:
             return max(done / self.warmup, 0.01)
         fall = (1 + math.cos(math.pi * (done - self.warmup) / (1 - self.warmup))) / 2
         return self.floor + (1 - self.floor) * fall
 
     def elapsed(self, seconds: float, accelerator: Any) -> float:
-        """The seconds of a step; a pause, as when the machine sleeps, counts as a usual step. Of several processes the
-        first one's clock counts, so that all stop, validate and save at the same step."""
+        """The seconds to count for a step: at most _PAUSE times the usual, in case the machine slept. All processes use
+        the first one's clock, so that they stop, validate and save at the same step."""
         usual = self._usual if self._usual is not None else seconds
         counted = min(seconds, max(_PAUSE * usual, 1.0))
         self._usual = 0.9 * usual + 0.1 * counted
@@ -66,7 +66,7 @@ class Clock:
 
 def save_checkpoint(accelerator: Any, out: Path, state: Mapping[str, Any]) -> None:
     """Write all that a resumed run needs; the previous checkpoint is kept until this one is complete."""
-    place, old, partial = (out / name for name in _PLACES)
+    place, old, partial = (out / name for name in _FOLDERS)
     if accelerator.is_main_process:
         shutil.rmtree(partial, ignore_errors=True)
     accelerator.wait_for_everyone()
@@ -82,9 +82,9 @@ def save_checkpoint(accelerator: Any, out: Path, state: Mapping[str, Any]) -> No
 
 
 def load_checkpoint(accelerator: Any, out: Path, label: str, kind: type[T]) -> T | None:
-    """Load weights and optimisers from the folder's checkpoint, and give its state, a dataclass; None if there is no
-    checkpoint. `label`: of what it must be."""
-    files = [file for name in _PLACES[:2] if (file := out / name / _STATE).is_file()]
+    """Load weights and optimisers from the folder's checkpoint and return its state, a dataclass; None if there is
+    none. Raises TrainingError if it belongs to anything but `label`."""
+    files = [file for name in _FOLDERS[:2] if (file := out / name / _STATE).is_file()]
     if not files:
         return None
     try:
@@ -97,19 +97,19 @@ def load_checkpoint(accelerator: Any, out: Path, label: str, kind: type[T]) -> T
         raise TrainingError(f"the checkpoint in {out} is of {owner}, not of {label}; use another folder or remove it")
     try:
         accelerator.load_state(str(files[0].parent))
-    except Exception as error:  # whatever is wrong with it
+    except Exception as error:  # a damaged checkpoint can fail in any way
         reason = " ".join(str(error).split())
         raise TrainingError(f"the checkpoint in {out} does not fit {label}: {reason:.200}") from None
     return state
 
 
 def remove_checkpoint(out: Path) -> None:
-    for name in _PLACES:
+    for name in _FOLDERS:
         shutil.rmtree(out / name, ignore_errors=True)
 
 
 def accelerator(cpu: bool, precision: str) -> Any:
-    """A new `accelerate.Accelerator`. On a CPU without fast 16-bit products, products are in 32 bits."""
+    """A new `accelerate.Accelerator`; on CPUs without fast 16-bit products it computes in 32 bits."""
     try:
         import accelerate
     except ImportError:
@@ -128,23 +128,22 @@ def optimisers(
     from outrider.core.engine.trainable.block import Matrix
 
     inner = [part.weight for part in model.modules() if isinstance(part, Matrix) and part.weight.requires_grad]
-    known = {id(one) for one in inner}
-    rest = [one for one in model.parameters() if one.requires_grad and id(one) not in known]
-    slow = not halves() and all(one.device.type == "cpu" for one in inner)
+    known = {id(weight) for weight in inner}
+    others = [weight for weight in model.parameters() if weight.requires_grad and id(weight) not in known]
+    slow = not halves() and all(weight.device.type == "cpu" for weight in inner)
     kind = _WideMuon if slow else torch.optim.Muon
     return [
-        torch.optim.AdamW(rest, lr=rate, betas=betas, eps=1e-8, weight_decay=0.0, fused=True),
+        torch.optim.AdamW(others, lr=rate, betas=betas, eps=1e-8, weight_decay=0.0, fused=True),
         kind(inner, lr=matrices, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
     ]
 
 
 class _WideMuon(torch.optim.Muon):
-    """Muon with products in 32 bits, for a CPU on which the 16-bit products of torch's own take a hundred times as
-    long."""
+    """Muon with products in 32 bits, for CPUs on which torch's 16-bit products are a hundred times slower."""
 
     def step(self, closure: Any = None) -> Any:
         usual = getattr(_muon, _ORTHOGONALISE, None)
-        if usual is None:  # private to torch: another version may have none
+        if usual is None:  # it is private, and another version of torch may lack it
             return super().step(closure)  # type: ignore[no-untyped-call]
         setattr(_muon, _ORTHOGONALISE, _orthogonalised)
         try:
@@ -167,8 +166,8 @@ def _orthogonalised(grad: Tensor, coefficients: tuple[float, float, float], step
 
 def parameter_groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
     """Weight decay for matrices, none for norms and biases."""
-    learned = [one for one in model.parameters() if one.requires_grad]
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
     return [
-        {"params": [one for one in learned if one.dim() > 1], "weight_decay": decay},
-        {"params": [one for one in learned if one.dim() < 2], "weight_decay": 0.0},
+        {"params": [weight for weight in trained if weight.dim() > 1], "weight_decay": decay},
+        {"params": [weight for weight in trained if weight.dim() < 2], "weight_decay": 0.0},
     ]

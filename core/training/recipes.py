@@ -1,5 +1,5 @@
-"""Recipes by which the parts of a modality are trained, and where their weights are: those that ship, else those that
-were trained here. Knows nothing of what is learned.
+"""Training recipes of a modality's parts, and the location of their weights: shipped with the package, or trained on
+this machine. Knows nothing about what is trained.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from outrider.core.training.draft_head import DraftHead
 
 
 class NoWeights(InvalidOption):
-    """Something that has to be trained first."""
+    """The weights do not exist yet and must be trained first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How one of the parts is made and trained. `options` are those of its class."""
+    """How a part is made and trained; `options` are its class's arguments."""
 
     name: str
     summary: str
     options: Mapping[str, Any] = field(default_factory=dict)
     rate: float = 1e-3
-    batch: tuple[int, int] = (1, 1)  # on a CPU and elsewhere: pictures, crops of a codec, tokens of a voice
+    batch: tuple[int, int] = (1, 1)  # on a CPU, on other devices: images, codec crops, voice tokens
     decay: float = 0.01
-    matrices: float | None = None  # the rate of blocks' matrices under Muon; None: AdamW teaches all
-    kind: Callable[..., DraftHead] | None = None  # of what learns from the target: made as kind(target, **options)
+    matrices: float | None = None  # learning rate of blocks' matrices under Muon; None: AdamW trains everything
+    kind: Callable[..., DraftHead] | None = None  # of draft heads, made as kind(target, **options)
     loss: str = "kl"
-    drafter: str = ""  # whom it serves, where that isn't what the recipe is called
-    frames: bool = False  # is it frames that it learns from? Else tokens
+    drafter: str = ""  # the drafter that uses it, if not named like the recipe
+    frames: bool = False  # whether it is trained on frames; else on tokens
 
     @property
     def serves(self) -> str:
@@ -51,11 +51,11 @@ def table(*recipes: Recipe) -> dict[str, Recipe]:
 
 @dataclass(frozen=True)
 class Shelf:
-    """A modality's recipes, and where what they made lies."""
+    """A modality's recipes, and the locations of their weights."""
 
-    package: str  # that weights ship in
-    model: str  # what the files of those that ship begin with
-    trainings: str  # the folder in the cache
+    package: str  # the package of shipped weights
+    model: str  # prefix of shipped files
+    trainings: str  # folder in the cache
     recipes: Mapping[str, Recipe]
 
     def recipe(self, name: str) -> Recipe:
@@ -64,15 +64,14 @@ class Shelf:
         return self.recipes[name]
 
     def home(self, name: str) -> Path:
-        """The folder of a recipe's training."""
+        """The folder of a recipe's training run."""
         return cache_folder() / "training" / self.trainings / name
 
     def shipped(self) -> Path:
         return Path(str(resources.files(self.package))) / "weights"
 
     def weights(self, name: str, folder: Path | None = None) -> Path:
-        """The file of a recipe's weights: those in a folder of one's own, else ours, else those that were trained
-        here."""
+        """The file of a recipe's weights: in `folder` if given, else the shipped file, else the one trained here."""
         file = f"{short(name)}.safetensors"
         places = [self.shipped() / f"{self.model}.{file}", self.home(name) / file]
         for path in [folder / file] if folder else places:
@@ -88,4 +87,4 @@ class Shelf:
 
     @staticmethod
     def missing(name: str) -> NoWeights:
-        return NoWeights(f"there are no weights of {name} yet; train them with `outrider train {name}`")
+        return NoWeights(f"there are no weights for {name} yet; train them with `outrider train {name}`")

@@ -230,7 +230,7 @@ class _Source:
                 target, drafter, Exact(), prompts, sampling=sampling, max_new_tokens=_SELF_TOKENS, seed=seed
             ):
                 steps[item.row].append(item)
-            selected = (rejections(prompt, row, behind=2) for prompt, row in zip(prompts, steps, strict=True))
+            selected = (rejections(prompt, row, after=2) for prompt, row in zip(prompts, steps, strict=True))
             lessons_made += [item for item in selected if item is not None]
         return lessons_made
 

@@ -133,9 +133,9 @@ def test_an_optional_contender_that_fails_is_left_out_and_another_ends_it() -> N
     [
         ([PLAIN], [], 1, "no items"),
         ([PLAIN], ITEMS, 0, "repeat is 0"),
-        (["x"], ITEMS, 1, "'plain' first"),
-        ([PLAIN, "x", "x"], ITEMS, 1, "each once"),
-        ([], ITEMS, 1, "'plain' first"),
+        (["x"], ITEMS, 1, "'plain' be first"),
+        ([PLAIN, "x", "x"], ITEMS, 1, "names must differ"),
+        ([], ITEMS, 1, "'plain' be first"),
     ],
 )
 def test_what_makes_no_sense_is_refused(names: list[str], items: list[Item], repeat: int, words: str) -> None:

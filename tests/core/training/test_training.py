@@ -245,7 +245,7 @@ def test_learning_begins_from_weights_there_are(target: Decoder, tmp_path: Path)
     begin(other, path, said.append)
     held = learned.state_dict()
     shared = [name for name, one in made.items() if name in held and held[name].shape == one.shape]
-    assert 0 < len(shared) < len(made) and said == [f"{len(shared)} of {len(made)} tensors begin as {path} has them"]
+    assert 0 < len(shared) < len(made) and said == [f"{len(shared)} of {len(made)} tensors start from {path}"]
     for name, one in other.state_dict().items():
         torch.testing.assert_close(one, held[name] if name in shared else made[name], atol=1e-2, rtol=1e-2)
     deeper = SmallModel(target, layers=(1, 0))  # in which the layer stands elsewhere
@@ -255,7 +255,7 @@ def test_learning_begins_from_weights_there_are(target: Decoder, tmp_path: Path)
     for name, one in deeper.blocks[1].state_dict().items():
         torch.testing.assert_close(one, held[f"blocks.0.{name}"], atol=1e-2, rtol=1e-2)
     path.with_suffix(".json").write_text(path.with_suffix(".json").read_text().replace("SmallModel", "Another"))
-    with pytest.raises(OutriderError, match="holds a Another"):
+    with pytest.raises(OutriderError, match="contains a Another"):
         begin(learned, path, said.append)
 
 

@@ -124,7 +124,7 @@ def test_every_recipe_trains_and_the_model_generates(cache: Path) -> None:
         second, first = (curve_of(folder, name) for folder in (again, start.parent))
         measure = "PSNR" if name == "image-tokenizer" else "NLL"
         assert second[0][measure] == pytest.approx(first[-1][measure], abs=0.1), "it starts from the given weights"
-    assert any("tensors begin as" in line for line in said)
+    assert any("tensors start from" in line for line in said)
     im = load("emoji")
     assert im.styles == ("noto", "fluent") and "square" in im.prompt_encoder.words
     assert im.generate("red square", style="noto", seed=1).image.size == (64, 64)

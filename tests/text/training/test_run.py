@@ -191,12 +191,12 @@ def test_training_continues_from_weights_and_extends_their_vocabulary(
     before = [checkpoint.vocabulary(one) for one in first]
     assert all(torch.equal(checkpoint.vocabulary(one), before[0]) for one in (*files.values(), *first))  # type: ignore[arg-type]
     assert before[0] is not None and 120 <= len(before[0]) < 256
-    assert sum(f"begin as {one} has them" in line for one in first for line in messages) == 2
+    assert sum(f"start from {one}" in line for one in first for line in messages) == 2
     wider = replace(again, recipes=("draft-model",), start=(first[1],), draft_vocab_size=200, out=tmp_path / "wider")
     (file,) = train(wider, say=messages.append)
     more = checkpoint.vocabulary(file)
     assert more is not None and len(more) >= 200 and torch.isin(before[0], more).all()
-    assert any(f"begin as {first[1]} has them" in line for line in messages[-3:])
+    assert any(f"start from {first[1]}" in line for line in messages[-3:])
     with pytest.raises(OutriderError, match="contains a MedusaHeads, which is none of eagle3"):
         train(replace(again, recipes=("eagle3",), out=tmp_path / "third"), say=lambda line: None)
 
