@@ -90,5 +90,5 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     reference = (tmp_path / "reference" / "text.html").read_text(encoding="utf-8")
     assert "outrider.text.options.Options.temperature" in reference
     assert "0: always the likeliest token" in reference  # the comment beside the field
-    for page in tmp_path.rglob("*.html"):  # nothing is fetched from elsewhere
+    for page in tmp_path.rglob("*.html"):  # pages load nothing from other hosts
         assert not re.search(r'<(?:script|link)[^>]+(?:src|href)="(?:https?:)?//', page.read_text(encoding="utf-8"))

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "examples"
 TINY = runpy.run_path(str(ROOT / "tests" / "text" / "tiny.py"))
 SAME = "same tokens as plain decoding: True"
-TEXT: dict[str, tuple[list[str], str]] = {  # arguments beside the model's, and what is printed
+TEXT: dict[str, tuple[list[str], str]] = {  # arguments in addition to the model, and the expected output
     "text_with_drafter": (["--drafter", "suffix", "--max-new-tokens", "12"], SAME),
     "batch": (["--batch-size", "2", "--max-new-tokens", "6"], r"5: \d\.\d\d tokens per target pass"),
     "streaming": (["--characters", "20"], r"\d+ tokens in \d+ target passes"),

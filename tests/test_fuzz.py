@@ -47,14 +47,14 @@ HERE = Path(__file__).resolve().parent
 TINY = runpy.run_path(str(HERE / "text" / "tiny.py"))
 COUNTS = (0, 1, 1 << 31, 1 << 32, 1 << 40, 1 << 63, (1 << 64) - 1)
 WRONG = (None, -1, 0, 1e308, "x", [], {}, True, 1 << 40, float("nan"), 1.5, -7)
-MOST = 512 << 20  # bytes that reading something damaged may add to the process
-PARTS = (  # of words: half a surrogate pair, a zero, right to left, marks of chat models and templates ...
+MAX_GROWTH = 512 << 20  # bytes by which reading damaged input may increase the process
+PARTS = (  # of texts: an unpaired surrogate, NUL, right-to-left text, chat and template markup ...
     "\ud800", "\x00", "\u202e", "a", "hello", "<|im_start|>", "</s>", "{{ x }}", "{% raw", "\U0001f600", "e\u0301" * 5,
     "\n", " ", "'", "\\", "\ufeff", "\uffff", "日本語", "0" * 50, "\r", "12,345", "Dr.", "http://x.y/z", "red",
 )  # fmt: skip
 
 
-ODD = ([], {}, [[]], None, 3, [None], [{}], b"x", [b"x"], [3], [-1], [1 << 40], [1.5], [True])  # no prompts
+ODD = ([], {}, [[]], None, 3, [None], [{}], b"x", [b"x"], [3], [-1], [1 << 40], [1.5], [True])  # not prompts
 
 
 def damaged(rng: random.Random, good: bytes) -> bytes:
@@ -108,7 +108,7 @@ def survives(cases: int, once: Callable[[random.Random], object], *, refused: fl
         except Exception as error:
             raise AssertionError(f"case {case}: {type(error).__name__}: {error}") from error
         assert "\n" not in said and len(said) < 600, (case, said)
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MOST
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MAX_GROWTH
     assert count >= refused * cases
 
 
@@ -268,7 +268,7 @@ def test_prompt_files(tmp_path: Path) -> None:
     survives(400, once, refused=0.3)
 
 
-COMMON: dict[str, tuple[Any, ...]] = {  # values that are fine, and some that are not
+COMMON: dict[str, tuple[Any, ...]] = {  # valid and invalid values
     "drafter": (None, "jacobi", "draft-model"),
     "temperature": (0.0, 1.0),
     "top_k": (0, 5),

@@ -59,7 +59,7 @@ def words(count: int, room: int) -> dict[str, torch.Tensor]:
     return {"input_ids": drawn(1, room, ids=True), "attention_mask": (torch.arange(room) < count).long()[None]}
 
 
-# ---- greedy, and with the same noise
+# ---- identity, greedy and under gumbel-match
 
 Run = Callable[..., Any]  # a drafter and options -> tokens
 
@@ -89,7 +89,7 @@ def llamagen(captioned: bool = False, codes: int = 40) -> PublishedModel:
         result = open_picture(big, draft_model=small)
         assert isinstance(result, PublishedModel)
         asked = [result.read("a cat" if captioned else "1")]
-        result.target(asked, result.guidance)  # all that is read of files is read
+        result.target(asked, result.guidance)  # everything is loaded from the files
         result.draft_model(asked, result.guidance)
         return result
 
@@ -136,7 +136,7 @@ OF_WORDS = (
     "auto",
     "rest",
     "n-grammys",
-)  # those that read words
+)  # classes with text prompts
 GREEDY = {"temperature": 0.0, "rule": "exact"}
 SEEDED = {"temperature": 1.0, "rule": "gumbel-match", "seed": 3}
 
@@ -184,7 +184,7 @@ def test_self_speculative_drafters_raise(drafter: str) -> None:
 
 # ---- distributions
 
-TRIALS = {  # where the table's own have thousands of branches
+TRIALS = {  # replace settings of the method table that have thousands of branches
     "sampled-tree": {"tree": (-1, -1, 0)},
     "specinfer": {"samples": 2, "depth": 1},
     "predrafted": {"length": 1, "outcomes": 1},
@@ -245,7 +245,7 @@ def few_sound(make: Callable[..., Any], prompt: Any, first: Sequence[int] = (), 
 
         def rows(count: int) -> Any:
             target = part.target()
-            if isinstance(target, Guided):  # one condition a row
+            if isinstance(target, Guided):  # one condition per row
                 target.conditions = [*target.conditions] * count
                 target.unconditional = (target.unconditional or []) * count
             return target
@@ -268,9 +268,9 @@ def few_answers(make: Callable[..., Any], count: int) -> Parts:
     return of(0), of(1), asked["input_ids"][0].tolist(), (1,)
 
 
-FEW: Mapping[str, tuple[Callable[[], Parts], int]] = {  # and how many tokens
+FEW: Mapping[str, tuple[Callable[[], Parts], int]] = {  # parts and number of tokens
     "janus": (partial(few_picture, partial(TINY.janus, codes=3, side=2)), 3),
-    "emu3": (partial(few_picture, partial(TINY.emu3, codes=3), area=16 * 16), 4),  # the third is the mark of a row
+    "emu3": (partial(few_picture, partial(TINY.emu3, codes=3), area=16 * 16), 4),  # the third code ends a row
     "imagegpt": (partial(few_picture, partial(TINY.imagegpt, colours=3, side=2)), 3),
     "llamagen": (partial(few_llamagen, "1"), 3),
     "llamagen-captions": (partial(few_llamagen, "a red heart", True), 3),

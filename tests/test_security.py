@@ -15,7 +15,7 @@ SECURITY = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 FILES = sorted(path for folder in ("core", "modalities", "app", "notebooks") for path in (ROOT / folder).rglob("*.py"))
 FILES += sorted((ROOT / "notebooks").glob("*.ipynb"))
 
-# What reads weights or makes models of files, by the end of its name, and the files that may speak of it.
+# Functions that read weights or build models from files, by the end of their names, and the files that may use them.
 OPENERS = {
     "torch.load": {"core/assets/store.py"},
     "serialization.load": set(),
@@ -40,7 +40,7 @@ OPENERS = {
     "transformers.pipeline": set(),
     "DiffusionPipeline": set(),
     "load_state": {"core/training/optim.py"},  # accelerate's
-    "register_for_checkpointing": set(),  # what accelerate would unpickle
+    "register_for_checkpointing": set(),  # accelerate unpickles such objects
     "load_checkpoint_in_model": set(),
     "load_checkpoint_and_dispatch": set(),
     "onnx.load": {"modalities/speech/training/kokoro.py"},
@@ -52,7 +52,7 @@ OPENERS = {
     "snapshot_download": {"core/assets/store.py"},
     "hf_hub_download": set(),
 }
-# What reads other files of strangers, reaches the network, or runs code and programs.
+# Functions that read other untrusted files, use the network, or run code and programs.
 OTHERS = {
     "numpy.load": {"modalities/image/inception_lpips.py", "modalities/text/rag/retrievers.py"},
     "numpy.fromfile": set(),
@@ -112,8 +112,8 @@ CLIENTS = {
     "httpx",
     "aiohttp",
     "ftplib",
-}  # what is fetched is fetched by core/assets/sources.py and the hub's own
-BARE = {"eval", "exec", "compile", "__import__"}  # only by themselves: a model's eval() and re's compile() are others
+}  # downloads go through core/assets/sources.py and huggingface_hub
+BARE = {"eval", "exec", "compile", "__import__"}  # only as bare names: model.eval() and re.compile() are allowed
 
 
 @cache

@@ -47,7 +47,7 @@ def trained(modality: str) -> set[str]:
 
 @functools.cache
 def model(modality: str) -> Any:
-    if modality == "speech":  # nobody listens: what makes sound of it needn't be fetched
+    if modality == "speech":  # the sound is not used, so the vocoder is not downloaded
         voice, codec = recipes.voice(), recipes.codec()
         small = functools.partial(recipes.voice, "speech-draft")
         return SpeechModel(voice, codec, Vocoder(16), name="heart", draft=small, taught=recipes.draft_head)

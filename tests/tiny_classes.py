@@ -145,12 +145,14 @@ def emu3(seed: int = 0, layers: int = 2, codes: int = 32) -> tuple[Any, Any]:
         vocabulary_map=words.get_vocab(),
     )
     model = sharpened(Emu3ForConditionalGeneration(config))
-    return model, Emu3Processor(JanusImageProcessorPil(), words)  # the class's own wants torchvision; it is not asked
+    return model, Emu3Processor(
+        JanusImageProcessorPil(), words
+    )  # the class's own image processor needs torchvision; it is not used
 
 
 # ---- speech and sound
 
-TEXT = 40  # ids of words
+TEXT = 40  # number of text ids
 
 
 def csm(seed: int = 0, layers: int = 2, books: int = 3, codes: int = 20) -> Any:
@@ -195,7 +197,7 @@ def csm(seed: int = 0, layers: int = 2, books: int = 3, codes: int = 20) -> Any:
         **SMALL,
     )
     made = sharpened(CsmForConditionalGeneration(config), 0.6)
-    with torch.no_grad():  # a frame that ends speech should be rare
+    with torch.no_grad():  # makes end frames rare
         made.depth_decoder.codebooks_head.weight[..., 0] -= 0.5
     return made
 
@@ -303,7 +305,7 @@ def whisper(seed: int = 0, layers: int = 2, words: int = 50) -> Any:
     )
     made = sharpened(WhisperForConditionalGeneration(config), 2.0)
     never = {"suppress_tokens": [7, 9], "begin_suppress_tokens": [2, 11]}
-    if words < 12:  # four ids that may be said, the end among them, but not first
+    if words < 12:  # four possible ids, including the end, which cannot come first
         never = {"suppress_tokens": [0, 1], "begin_suppress_tokens": [2]}
     made.generation_config.update(**never, forced_decoder_ids=None)
     return made
@@ -333,7 +335,7 @@ def llasa(seed: int = 0, layers: int = 2, codes: int = 24, bare: bool = False) -
 
 # ---- pictures in, text out
 
-PIECE = 3  # the id that stands for a piece of a picture
+PIECE = 3  # the placeholder id of an image patch
 
 
 def language(words: int, layers: int) -> dict[str, Any]:

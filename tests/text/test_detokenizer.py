@@ -61,7 +61,7 @@ def test_pieces_joined_are_the_whole_text(data: bytes, seed: int) -> None:
 def test_nothing_after_a_stop_string_is_returned(text: str, stops: list[str], seed: int) -> None:
     data = text.encode()
     parts, reader = read(list(data), portions(len(data), seed), stops)
-    # the stop string that is complete first counts; of those, the one that begins first
+    # the stop string that is completed first counts; of several, the one that begins first
     ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
     if not ends:
         assert "".join(parts) == text

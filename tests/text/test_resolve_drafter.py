@@ -65,7 +65,7 @@ def test_a_ragged_batch_gives_the_same_output_as_alone(lm: TextModel, name: str)
 def test_long_outputs_equal_plain_decoding(lm: TextModel, name: str) -> None:
     plain, out = (lm.generate(PROMPT, drafter=one, raw=True, max_new_tokens=300) for one in (None, name))
     assert out.tokens == plain.tokens
-    assert len(out.trace.steps) < 300 or name == "input-guided"  # the prompt doesn't come up again
+    assert len(out.trace.steps) < 300 or name == "input-guided"  # the output does not repeat the prompt
 
 
 def test_rest_takes_a_store_by_its_path(lm: TextModel, plain: list[int], tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_it_loads_without_transformers(smollm2: TextModel) -> None:
         "out = lm.generate('Hi', drafter=None, max_new_tokens=2)\n"
         "assert len(out.tokens) == 2\nprint(*sys.modules, sep='\\n')"
     )
-    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads that wait for each other are slow on a busy machine
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # several threads are slow on a busy machine
     child = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, env=alone)
     assert not {"transformers", "gguf", "huggingface_hub"} & set(child.stdout.split())
 
@@ -115,6 +115,6 @@ def test_the_included_bigrams_are_those_of_the_model(smollm2: TextModel) -> None
     some = torch.tensor([[260], [2000], [11_000], [49_000]])
     target = smollm2.target()
     for token in some.flatten().tolist():
-        target.begin([[0, token]], Sampling(), frozenset())  # behind the token that begins a text
+        target.begin([[0, token]], Sampling(), frozenset())  # after the start token
         likeliest = target.score(Draft.empty(1)).logits()[0, 0].topk(8).indices.tolist()
         assert len(set(likeliest) & set(table[token].tolist())) >= 6, "worked out in 16 bits, compared in 32"

@@ -64,7 +64,7 @@ def tensors(seed: int = 0, config: dict[str, Any] = CONFIG) -> dict[str, torch.T
 
     embedding = draw(config["vocab_size"], width, 4.0)
     made = tokenizer()
-    for one in range(config["vocab_size"]):  # it writes letters, and does not end by itself
+    for one in range(config["vocab_size"]):  # favours letters over the end token
         if not made.decode([one]).isprintable() or not made.decode([one]).isascii() or one < len(SPECIAL):
             embedding[one] *= 0.01
     result = {"model.embed_tokens.weight": embedding}

@@ -57,7 +57,7 @@ def openvino(options: dict[str, Any]) -> tuple[Generate, str]:
     config.stop_token_ids = set(options["end"])
     if options["lookup"]:
         config.num_assistant_tokens = options["length"]
-        config.max_ngram_size = options["longest"]
+        config.max_ngram_size = options["max_ngram"]
 
     def generate(ids: Sequence[int], limit: int) -> Sequence[int]:
         config.max_new_tokens = limit
@@ -75,7 +75,7 @@ def vllm(options: dict[str, Any]) -> tuple[Generate, str]:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     from vllm import LLM, SamplingParams
 
-    lookup = {"method": "ngram", "num_speculative_tokens": options["length"], "prompt_lookup_max": options["longest"]}
+    lookup = {"method": "ngram", "num_speculative_tokens": options["length"], "prompt_lookup_max": options["max_ngram"]}
     model = LLM(
         options["folder"],
         dtype=options["dtype"],

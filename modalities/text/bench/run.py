@@ -42,7 +42,7 @@ NEAR = {
 }  # largest logit gap of a near-tie, by dtype; for 16 bits and fewer _NEAR
 _NEAR = 0.5
 _GRAM, _DISTINCT = 4, 0.7  # an output with a smaller share of distinct 4-grams counts as looping
-_LOGITS = 1 << 23  # teacher-forced at once
+_LOGITS = 1 << 23  # logits computed at once in teacher-forcing
 _MAX_PROMPT_BYTES = 50_000_000
 
 

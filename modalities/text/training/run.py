@@ -35,7 +35,7 @@ from outrider.text.recipes import find, home, missing, recipe
 from outrider.text.recipes import load as load_weights
 from outrider.text.training import data
 
-ENOUGH = 200_000  # tokens of answers from which on no more are generated
+ENOUGH = 200_000  # stop generating answers at this number of tokens
 TRAIN_ON = ("answers", "on-policy", "served")
 _SELF_PROMPTS, _SELF_TOKENS = 32, 96  # prompts per epoch and tokens each, for on-policy and served training
 _MAX_HELD_OUT = (24, 256)  # answers used for validation, on a CPU and elsewhere

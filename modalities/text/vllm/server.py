@@ -55,7 +55,7 @@ def speculative(
         return {
             "method": PROMPT_LOOKUP.vllm,
             "num_speculative_tokens": length or lookup.length,
-            "prompt_lookup_max": lookup.longest,
+            "prompt_lookup_max": lookup.max_ngram,
             "prompt_lookup_min": 2,
         }
     if drafter == SUFFIX.name:

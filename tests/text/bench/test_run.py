@@ -153,7 +153,7 @@ def measured(lm: TextModel, settings: Settings, extra: list[Contender] | None = 
 def test_the_report_has_every_field(
     lm: TextModel, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path_factory.mktemp("cache")))  # where auto keeps what it measures
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path_factory.mktemp("cache")))  # where `auto` stores its calibration
     settings = Settings(drafters=("prompt-lookup", "jacobi", "auto"), max_new_tokens=12, repeat=2)
     _, result = measured(lm, settings)
     assert {"schema", "machine", "versions", "settings", "rows"} <= result.keys()

@@ -58,7 +58,7 @@ def test_every_draft_reads_one_document_of_each_cluster() -> None:
     assert len(parts) == 5 and len({tuple(part) for part in parts}) == 5
     assert all(sorted(one // 4 for one in part) == [0, 1] for part in parts)
     assert parts == specrag.subsets(near, each=2, count=5, seed=3)
-    assert len(specrag.subsets(near[:2], each=2, count=5)) == 1  # there is one choice alone
+    assert len(specrag.subsets(near[:2], each=2, count=5)) == 1  # there is only one choice
 
 
 def test_the_draft_with_the_highest_score_is_the_answer(lm: TextModel) -> None:

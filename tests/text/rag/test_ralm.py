@@ -149,7 +149,7 @@ def test_the_scheduler_speculates_more_with_more_hits() -> None:
     assert best(8, 8, 1.0, 1.0) == 8
     assert best(0, 1, 1.0, 1.0) == 1
     assert best(3, 4, 1.0, 0.1) < best(3, 4, 1.0, 4.0) < best(8, 8, 1.0, 4.0) + 1
-    assert best(1, 2, 1.0, 0.9, overlap=True) == 1  # it costs nothing beside the writing
+    assert best(1, 2, 1.0, 0.9, overlap=True) == 1  # verification is hidden behind generation
 
 
 @pytest.mark.parametrize(

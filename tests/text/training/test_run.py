@@ -47,7 +47,7 @@ def test_answers_are_the_targets_and_generation_resumes(lm: TextModel, tmp_path:
         plain = lm.generate(list(one.prompt), drafter=None, max_new_tokens=12)
         assert tuple(plain.tokens) == one.answer
     with path.open("a") as file:
-        file.write('{"prompt": [1, 2], "ans')  # broken off
+        file.write('{"prompt": [1, 2], "ans')  # an incomplete line
     with path.open("a") as file:
         file.write("\n")
     more = list(data.Writer(lm, path, limit=12).answer(given))
@@ -149,7 +149,7 @@ def test_every_recipe_trains_weights_that_draft(
             prompt, drafter=file.stem, drafter_options={need: file}, max_new_tokens=8, temperature=1.0, seed=3
         )
         assert len(drawn.tokens) == 8
-        assert recipes.find(lm.name, file.stem) == file  # of a run of several
+        assert recipes.find(lm.name, file.stem) == file  # trained with others
         assert lm.generate(prompt, drafter=file.stem, max_new_tokens=24).tokens == plain.tokens
     absent = next(name for name in recipes.RECIPES if name not in names and name != "draft-model")
     with pytest.raises(OutriderError, match=f"outrider train {absent}"):
@@ -215,7 +215,7 @@ def test_the_best_weights_of_several_runs_are_found(cache: Path) -> None:
             }
             (home / run / f"{name}.json").write_text(json.dumps(result))
     (home / "broken").mkdir()
-    (home / "broken" / "medusa.safetensors").write_bytes(b"")  # nothing is said about it
+    (home / "broken" / "medusa.safetensors").write_bytes(b"")  # without metadata
     assert recipes.find("somebody/small", "eagle") == home / "eagle-medusa" / "eagle.safetensors"
     assert recipes.find("somebody/small", "eagle2") == home / "eagle-medusa" / "eagle.safetensors"
     assert recipes.find("somebody/small", "medusa") == home / "eagle-medusa" / "medusa.safetensors"

@@ -54,7 +54,7 @@ def test_drafters_are_compared_with_vllms_own_plain_decoding(tmp_path: Path, mon
         yield Stand(lm, setup)
 
     monkeypatch.setattr(bench, "running", running)
-    monkeypatch.setattr(bench, "can_draft", lambda *_: None)  # the stand-in drafts whatever it is told
+    monkeypatch.setattr(bench, "can_draft", lambda *_: None)  # the fake server accepts every drafter
     settings = Settings(drafters=("prompt-lookup", "suffix", "hydra"), max_new_tokens=8)
     one = VllmBench(lm, settings, ITEMS, Path("python"), 1, ("--enforce-eager",))
     lines = list(one.run())
@@ -66,7 +66,7 @@ def test_drafters_are_compared_with_vllms_own_plain_decoding(tmp_path: Path, mon
     assert rows["plain"]["tokens_per_pass"] == 1 and rows["prompt-lookup"]["tokens_per_pass"] == pytest.approx(8 / 7)
     assert (rows["prompt-lookup"]["identical"], rows["suffix"]["wrong"]) == (1, 1)
     assert rows["prompt-lookup"]["acceptance_rate"] == pytest.approx(0.5)
-    assert result["settings"]["vllm_counters"]["prompt-lookup"]["drafts"] == 3  # warming up is counted too
+    assert result["settings"]["vllm_counters"]["prompt-lookup"]["drafts"] == 3  # the warm-up is counted too
     assert "can't run the drafter 'hydra'" in result["skipped"]["vllm hydra"]
 
 

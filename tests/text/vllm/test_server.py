@@ -84,10 +84,10 @@ def logits(target: Target, count: int) -> torch.Tensor:
 def test_the_exported_draft_model_loads_in_transformers(model: Path, weights: dict[str, Path], tmp_path: Path) -> None:
     folder = export(str(model), "draft-model", tmp_path / "out", weights=weights["draft-model"])
     draft_head = recipes.load(weights["draft-model"], "draft-model", load(str(model)).target())
-    ours = logits(draft_head.drafts(load(str(model)).target()), 4)[:, ::2]  # the ids it guesses among
+    ours = logits(draft_head.drafts(load(str(model)).target()), 4)[:, ::2]  # the ids of its reduced vocabulary
     theirs = logits(load(str(folder), dtype="float32").target(), 4)[:, ::2]
     off = (ours - theirs).norm() / theirs.norm()
-    assert off < 0.05  # of guesses made with weights in 8 bits
+    assert off < 0.05  # the tolerance of 8-bit weights
     assert load(str(folder)).tokens.encode("the cat", special=False)
     assert json.loads((folder / NOTE).read_text())["drafter"] == "draft-model"
 
@@ -201,7 +201,7 @@ def _free() -> int:
         return port
 
 
-# ---- a server that speaks as vLLM does
+# ---- a fake vLLM server
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def served() -> Iterator[str]:
 def test_acceptance_counters_become_steps(served: str) -> None:
     client = Client(served)
     assert client.alive() and client.name == "m"
-    for _ in range(2):  # the counters of before are left out
+    for _ in range(2):  # earlier counts are subtracted
         reply = client.complete(PROMPT, 16, end=[2])
         assert reply.tokens == (11, 12, 13, 14, 15, 16, 17) and reply.finish == "length"
         assert reply.counters == Counters(3, 9, 3, (2, 1, 0))
@@ -225,7 +225,7 @@ def test_acceptance_counters_become_steps(served: str) -> None:
     assert result.by_position == pytest.approx((2 / 3, 1 / 3, 0))
     assert [len(step.drafted) for step in steps] == [0, 3, 3, 3]
     assert [step.finish for step in steps] == [None, None, None, "limit"]
-    assert [step.p for step in steps] == [()] * 4  # nobody knows
+    assert [step.p for step in steps] == [()] * 4  # vLLM reports no probabilities
     with pytest.raises(ServeError, match="too long"):
         client.complete(PROMPT, 1)
     with pytest.raises(InvalidOption, match="not a URL"):
@@ -236,7 +236,7 @@ def test_acceptance_counters_become_steps(served: str) -> None:
 
 def test_the_client_reads_model_drafter_and_text(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
     client = Client(served)
-    assert client.drafter == SERVED  # counted, and not named
+    assert client.drafter == SERVED  # counters but no drafter name
     monkeypatch.setattr(Speaks, "names", ("m", "m:medusa"))
     assert client.drafter == "medusa"
     monkeypatch.setattr(Speaks, "names", ("m", "m:../../etc"))
@@ -276,7 +276,7 @@ def test_the_server_ends_with_its_context(model: Path, tmp_path: Path, monkeypat
     with running(Setup(folder=model, name="m", port=_free()), Path(sys.executable)) as client:
         assert client.alive()
     assert not client.alive()
-    assert os.path.getsize(tmp_path / "peers" / "vllm-serve.log") > 0  # what it said is kept
+    assert os.path.getsize(tmp_path / "peers" / "vllm-serve.log") > 0  # the log is kept
 
 
 def test_serve_replaces_its_process_with_vllm(model: Path, tmp_path: Path) -> None:
