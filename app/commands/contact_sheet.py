@@ -50,7 +50,7 @@ def contact_sheet(
 
     if drafter not in drafters():
         raise unknown("drafter", drafter, drafters())
-    asked, settings = image_prompts(prompts)[:num_prompts], default_settings(drafter)
+    texts, settings = image_prompts(prompts)[:num_prompts], default_settings(drafter)
     im = load("emoji", device=device, dtype=dtype, folder=weights)
     options: dict[str, Any] = {
         "style": style,
@@ -59,8 +59,8 @@ def contact_sheet(
         "seed": seed,
         "batch": batch_size,
     }
-    with tqdm(total=len(asked) * len(settings), unit="picture", leave=False, disable=None) as bar:
-        found = panels(im, asked, settings, progress=bar.update, **options)
+    with tqdm(total=len(texts) * len(settings), unit="picture", leave=False, disable=None) as bar:
+        found = panels(im, texts, settings, progress=bar.update, **options)
     together(found, size=tile_size).save(output)
     for panel in found:
         print(panel.caption)

@@ -1,4 +1,4 @@
-"""What this machine has, what works on it, and how to fix what doesn't. Knows nothing of models."""
+"""`outrider doctor`: which packages and devices work on this machine, and how to fix the others."""
 
 from __future__ import annotations
 
@@ -22,24 +22,22 @@ from outrider.core.paths import cache_folder
 
 @dataclass(frozen=True)
 class Package:
-    """A distribution, and what of it must be importable for it to be of use."""
+    """A distribution, and the modules of it that must be importable."""
 
     name: str
     modules: tuple[str, ...]
     purpose: str
     needed: bool = True
-    extra: str | None = None  # the extra of ours that brings it
+    extra: str | None = None  # our extra that installs it
 
 
-TORCHAUDIO = Package(
-    "torchaudio", ("torchaudio", "torchaudio.transforms", "torchaudio.functional"), "features of sound"
-)
+TORCHAUDIO = Package("torchaudio", ("torchaudio", "torchaudio.transforms", "torchaudio.functional"), "audio features")
 PACKAGES = (
     Package("torch", ("torch",), "everything"),
     Package("numpy", ("numpy",), "everything"),
     Package("safetensors", ("safetensors.torch",), "weights"),
     Package("pydantic", ("pydantic",), "traces"),
-    # Its models import torchaudio and torchvision wherever they are installed; its top level doesn't.
+    # its models import torchaudio and torchvision if installed; its top level does not
     Package("transformers", ("transformers.models.llama.modeling_llama",), "text models"),
     Package("diffusers", ("diffusers.models.autoencoders.vq_model",), "image codecs"),
     TORCHAUDIO,
@@ -47,7 +45,7 @@ PACKAGES = (
     Package("jupyterlab", ("jupyterlab", "ipywidgets"), "notebooks", needed=False, extra="notebooks"),
     Package("matplotlib", ("matplotlib",), "figures", needed=False, extra="notebooks"),
 )
-UNUSED = ("torchvision", "torchcodec")  # nobody needs them here, but broken they break transformers
+UNUSED = ("torchvision", "torchcodec")  # not required, but broken ones break transformers
 
 
 State = Literal["works", "absent", "broken"]
@@ -55,7 +53,7 @@ State = Literal["works", "absent", "broken"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report."""
+    """The state of one component."""
 
     name: str
     state: State
@@ -67,7 +65,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """What `outrider doctor` says; everything needed works if `ok`."""
+    """The report of `outrider doctor`; `ok`: all required components work."""
 
     ok: bool
     machine: dict[str, Any]
@@ -87,7 +85,7 @@ def version_of(name: str) -> str | None:
 
 
 def judge(package: Package, version: str | None, error: str | None) -> Finding:
-    """A package's line, from its version (None: not installed) and what its import said (None: it works)."""
+    """The state of a package, from its version (None: not installed) and the error of its import (None: it works)."""
     python = sys.executable
     if version is None:
         fix = (
@@ -107,34 +105,34 @@ def judge(package: Package, version: str | None, error: str | None) -> Finding:
 
 def judge_unused(name: str, version: str, error: str | None) -> Finding:
     if error is None:
-        return Finding(name, "works", False, version, "not needed")
-    fix = f"not needed here, and broken it breaks transformers: {sys.executable} -m pip uninstall {name}"
-    return Finding(name, "broken", False, f"{version}: {error}", "not needed", fix)
+        return Finding(name, "works", False, version, "not required")
+    fix = f"not required, but it breaks transformers: {sys.executable} -m pip uninstall {name}"
+    return Finding(name, "broken", False, f"{version}: {error}", "not required", fix)
 
 
 def judge_gpu(gpus: list[str], torch: dict[str, Any]) -> Finding | None:
-    """The line of the NVIDIA GPUs; None where there are none, which is no fault."""
+    """The state of the NVIDIA GPUs; None without any."""
     if not gpus or not torch:
         return None
-    found = ", ".join(gpus)
+    names = ", ".join(gpus)
     if any(device.startswith("cuda") for device in torch["devices"]):
-        return Finding("GPU", "works", False, found, "speed")
+        return Finding("GPU", "works", False, names, "speed")
     if torch["cuda"] is None:
         fix = (
             f"torch {torch['version']} is a build without CUDA; {sys.executable} -m pip install --force-reinstall torch"
         )
     else:
-        fix = f"torch {torch['version']} is built for CUDA {torch['cuda']}: the driver is too old for it, or broken"
-    return Finding("GPU", "broken", False, f"{found}: torch can't use it", "speed", fix)
+        fix = f"torch {torch['version']} is built for CUDA {torch['cuda']}; the driver is older or broken"
+    return Finding("GPU", "broken", False, f"{names}: torch cannot use it", "speed", fix)
 
 
 def judge_native() -> Finding:
-    """Our own machine code, which torch does without, only slower."""
+    """The state of the compiled kernels; without them torch computes the same, more slowly."""
     from outrider.core.kernels import native
 
-    found, purpose = native.hindrance(), "speed on this CPU"
-    if found is not None:
-        return Finding("native code", "absent", False, found[0], purpose, found[1])
+    hindrance, purpose = native.hindrance(), "speed on this CPU"
+    if hindrance is not None:
+        return Finding("native code", "absent", False, hindrance[0], purpose, hindrance[1])
     if native.library() is None:
         fix = "the C++ compiler failed; set CXX to another one"
         return Finding("native code", "broken", False, "could not be compiled", purpose, fix)
@@ -142,12 +140,12 @@ def judge_native() -> Finding:
 
 
 def judge_cache(folder: Path) -> Finding:
-    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if not os.access(there, os.W_OK):
-        fix = "set OUTRIDER_CACHE to a folder you may write to"
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not os.access(existing, os.W_OK):
+        fix = "set OUTRIDER_CACHE to a writable folder"
         return Finding("weights cache", "broken", True, f"{folder}: not writable", "fetched weights", fix)
     held = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(existing).free
     return Finding(
         "weights cache", "works", True, f"{folder}: {file_size(held)} held, {file_size(free)} free", "fetched weights"
     )
@@ -184,8 +182,8 @@ def examine(*, fix: bool = False) -> Report:
     installed = [package for package in PACKAGES if package.name != "torch" and version_of(package.name)]
     unused = [name for name in UNUSED if version_of(name)]
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        asked = [package.modules for package in installed] + [(name,) for name in unused]
-        outcomes = list(pool.map(lambda modules: probe(*modules), asked))
+        probed = [package.modules for package in installed] + [(name,) for name in unused]
+        outcomes = list(pool.map(lambda modules: probe(*modules), probed))
     errors = {"torch": torch.error} | {
         name: outcome.error
         for name, outcome in zip([package.name for package in installed] + unused, outcomes, strict=True)

@@ -1,6 +1,6 @@
-"""What `outrider doctor --speed` measures: how fast this machine reads and multiplies, and what our own loop costs.
+"""`outrider doctor --speed`: memory bandwidth, arithmetic throughput and the overhead of the decoding loop.
 
-Knows the measuring functions of the core and how to draw what they found; nothing of models.
+Calls the measuring functions of the core and prints their results; knows nothing of models.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ if TYPE_CHECKING:
     from outrider.core.bench.overhead import Overhead
     from outrider.core.cost.theory import Machine
 
-PRECISIONS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes a weight
+PRECISIONS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes per weight
 VOCABULARY = 49_152
 _SECONDS, _STEPS = 0.5, 60
-Tell = Callable[[str], object]
+Progress = Callable[[str], object]
 
 READING = {
-    "GB/s": "weights streamed from memory; one token a pass cannot go faster than this",
-    "Gop/s": "a large matrix product, in billions of operations a second",
-    "µs an op": "what calling the smallest operation takes, however little it computes",
-    "free tokens": "how many tokens a pass checks for the price of one, in a dense model: where drafts stop being free",
+    "GB/s": "bandwidth of reading weights from memory: the upper bound of a pass over one token",
+    "Gop/s": "a large matrix product, in billions of operations per second",
+    "µs per op": "the overhead of calling the smallest operation",
+    "free tokens": "how many tokens a pass of a dense model scores in the time of one: where drafts stop being free",
 }
 SPENDING = {
-    "drafting": "handling the drafts on the drafter's side: its distributions, drawing or ranking tokens, the tree",
-    "loop": "rule and the rest together: distributions of the target where needed, verdict, commit, trace",
-    "untraced": "the same when no nodes are recorded",
-    "accepted": "guesses accepted a step, of 16: the more are accepted, the more there is to judge",
+    "drafting": "the drafter's part: distributions, sampling or ranking tokens, the tree",
+    "loop": "the rule and the rest: the target's distributions, verdict, commit, trace",
+    "untraced": "the same without recording nodes",
+    "accepted": "draft tokens accepted per round, of 16; more accepted tokens mean more work for the rule",
 }
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What was measured."""
+    """The measurements."""
 
-    machines: list[Machine]  # one a device and precision
-    unsupported: list[str]  # devices and precisions that can't multiply
-    threads: int  # that torch used on the processor
+    machines: list[Machine]  # one per device and precision
+    unsupported: list[str]  # devices and precisions without matrix products
+    threads: int  # of torch on the CPU
     vocabulary: int
     loop: list[Overhead]  # on one thread
 
@@ -53,14 +53,18 @@ class Speed:
 def devices() -> list[str]:
     import torch
 
-    found = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-    return [*found, "mps"] if torch.backends.mps.is_available() else found
+    names = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    return [*names, "mps"] if torch.backends.mps.is_available() else names
 
 
 def measure(
-    tell: Tell = lambda words: None, *, seconds: float = _SECONDS, steps: int = _STEPS, vocabulary: int = VOCABULARY
+    progress: Progress = lambda description: None,
+    *,
+    seconds: float = _SECONDS,
+    steps: int = _STEPS,
+    vocabulary: int = VOCABULARY,
 ) -> Speed:
-    """Measure everything, which takes about half a minute; `tell` hears what is being done."""
+    """Measure everything, in about half a minute. `progress` is called with a description of each step."""
     import torch
 
     from outrider.core.bench import overhead
@@ -70,19 +74,19 @@ def measure(
     unsupported: list[str] = []
     for device in devices():
         for precision in PRECISIONS:
-            tell(f"Measuring {device} in {precision} ...")
+            progress(f"Measuring {device} in {precision} ...")
             try:
                 machines.append(theory.measure(device, getattr(torch, precision), seconds))
-            except (RuntimeError, TypeError):  # torch's words for a kernel that isn't there, or memory that is taken
+            except (RuntimeError, TypeError):  # no kernel for this precision, or out of memory
                 unsupported.append(f"{device} {precision}")
-    tell("Measuring the loop ...")
+    progress("Measuring the loop ...")
     with threads(1):
         loop = overhead.measure_loop(vocabulary, steps)
     return Speed(machines, unsupported, torch.get_num_threads(), vocabulary, loop)
 
 
 def free_tokens(machine: Machine) -> float:
-    """Of a model that is all matrix products: two operations for each weight and token."""
+    """Free tokens of a dense model: two operations for each weight and token."""
     from outrider.core.cost.theory import Workload
     from outrider.core.cost.theory import free_tokens as free
 
@@ -90,7 +94,7 @@ def free_tokens(machine: Machine) -> float:
 
 
 def draw(console: Console, speed: Speed) -> None:
-    """Both tables, each column explained in a line."""
+    """Print both tables, with a line on each column."""
     _table(
         console,
         f"This machine, {speed.threads} threads",
@@ -98,40 +102,40 @@ def draw(console: Console, speed: Speed) -> None:
         READING,
         [
             [
-                one.device,
-                one.dtype,
-                f"{one.bandwidth / 1e9:.1f}",
-                f"{one.flops / 1e9:,.0f}",
-                f"{one.launch * 1e6:.1f}",
-                f"{free_tokens(one):.0f}",
+                machine.device,
+                machine.dtype,
+                f"{machine.bandwidth / 1e9:.1f}",
+                f"{machine.flops / 1e9:,.0f}",
+                f"{machine.launch * 1e6:.1f}",
+                f"{free_tokens(machine):.0f}",
             ]
-            for one in speed.machines
+            for machine in speed.machines
         ],
     )
     if speed.unsupported:
-        console.print(f"Not measured, for torch can't: {', '.join(speed.unsupported)}\n")
+        console.print(f"Not supported by torch: {', '.join(speed.unsupported)}\n")
     _table(
         console,
-        f"Our own loop, one thread: ms a step, 16 guesses, {speed.vocabulary:,} tokens",
+        f"The decoding loop on one thread: ms per round, 16 draft tokens, {speed.vocabulary:,} tokens",
         ["draft", "sampling"],
         SPENDING,
         [
             [
-                one.draft,
-                one.sampling,
-                f"{one.drafting:.2f}",
-                f"{one.loop:.2f}",
-                f"{one.loop_untraced:.2f}",
-                f"{one.accepted:.1f}",
+                row.draft,
+                row.sampling,
+                f"{row.drafting:.2f}",
+                f"{row.loop:.2f}",
+                f"{row.loop_untraced:.2f}",
+                f"{row.accepted:.1f}",
             ]
-            for one in speed.loop
+            for row in speed.loop
         ],
     )
-    console.print("Other programs that compute meanwhile show in every figure: measure on a quiet machine.")
+    console.print("Other running programs affect every figure; measure on an idle machine.")
 
 
 def _table(console: Console, title: str, names: list[str], columns: Mapping[str, str], rows: list[list[str]]) -> None:
-    """Names on the left, numbers on the right, and a line on each of these below."""
+    """A table with names on the left and numbers on the right, and a line on each column below."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -146,6 +150,6 @@ def _table(console: Console, title: str, names: list[str], columns: Mapping[str,
     for row in rows:
         table.add_row(*row)
     console.print(table)
-    for column, words in columns.items():
-        console.print(Text.assemble((f"{column}: ", "bold"), words))
+    for column, description in columns.items():
+        console.print(Text.assemble((f"{column}: ", "bold"), description))
     console.print()

@@ -34,7 +34,7 @@ from outrider.app.options import (
 if TYPE_CHECKING:
     from outrider.image import ImageModel, PublishedModel, Result
 
-_SCALE = 4  # a picture of 64x64 is written this many times as large
+_SCALE = 4  # a 64x64 image is enlarged by this factor
 
 
 def image(
@@ -82,38 +82,36 @@ def image(
     }
     from outrider.image.options import Options
 
-    Options.of(options)  # refused before weights are read
+    Options.of(options)  # validate before loading weights
     im = image_model(model, draft_model, model_option, weights, device=device, dtype=dtype)
     result = im.generate(prompt, **options)
     times = upscale or (_SCALE if model is None else 1)
-    picture = result.image.resize((result.image.width * times, result.image.height * times), 0)
-    picture.save(output)
-    print(f"{output}: {_told(result)}")
+    enlarged = result.image.resize((result.image.width * times, result.image.height * times), 0)
+    enlarged.save(output)
+    print(f"{output}: {_summary(result)}")
     if trace is not None:
         trace.write_text(result.trace.to_json(), encoding="utf-8")
     if compare:
-        print(_compared(im, prompt, options, result), file=sys.stderr)
+        print(_comparison(im, prompt, options, result), file=sys.stderr)
 
 
-def _told(result: Result) -> str:
-    found = result.trace.summary()
-    words = f"{found.tokens} codes in {found.target_passes} calls of the target, {found.tokens_per_pass:.2f} a call"
-    if found.total_variation:
-        relaxed = found.sources.get("relaxed", 0)
-        words += (
-            f"; {relaxed} accepted only because the rule is relaxed, for {found.total_variation:.2f} of total variation"
-        )
-    return words
+def _summary(result: Result) -> str:
+    summary = result.trace.summary()
+    text = f"{summary.tokens} codes in {summary.target_passes} target passes, {summary.tokens_per_pass:.2f} per pass"
+    if summary.total_variation:
+        relaxed = summary.sources.get("relaxed", 0)
+        text += f"; {relaxed} accepted by the relaxed rule only, total variation {summary.total_variation:.2f}"
+    return text
 
 
-def _compared(im: ImageModel | PublishedModel, prompt: str, options: dict[str, Any], result: Result) -> str:
+def _comparison(im: ImageModel | PublishedModel, prompt: str, options: dict[str, Any], result: Result) -> str:
     plain = im.generate(prompt, **(options | {"drafter": None, "drafter_options": {}}))
     before, after = plain.trace.summary(), result.trace.summary()
-    same = sum(one == other for one, other in zip(plain.tokens, result.tokens, strict=True))
+    same = sum(a == b for a, b in zip(plain.tokens, result.tokens, strict=True))
     return "\n".join(
         (
-            f"plain decoding  {before.target_passes} calls, {before.seconds:.2f} s",
-            f"{result.trace.method:14}  {after.target_passes} calls, {after.seconds:.2f} s",
-            f"the same        {same} of {before.tokens} codes (rule gumbel-match gives the same picture for one seed)",
+            f"plain decoding  {before.target_passes} passes, {before.seconds:.2f} s",
+            f"{result.trace.method:14}  {after.target_passes} passes, {after.seconds:.2f} s",
+            f"equal           {same} of {before.tokens} codes (rule gumbel-match: equal images for equal seeds)",
         )
     )

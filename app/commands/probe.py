@@ -1,6 +1,6 @@
-"""Run in a child process: import what is named, then say in one line of JSON what torch can do here.
+"""Import modules in a child process, and report there what torch can do as one line of JSON.
 
-A package whose compiled part is broken may raise anything at import, or crash; only the child feels it.
+A package with a broken compiled part may crash at import; this way only the child crashes.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a child said, or why it could not."""
+    """The facts that a child reported, or its error."""
 
     facts: dict[str, Any]
     error: str | None
 
 
 def probe(*modules: str) -> Outcome:
-    """Import the modules in a child process; with torch among them, ask it what it can do."""
+    """Import the modules in a child process; with torch among them, report its devices and precisions."""
     command = [sys.executable, "-P", "-m", "outrider.app.commands.probe", *modules]
     child = subprocess.run(command, capture_output=True, text=True, check=False)
     if child.returncode == 0:
         return Outcome(json.loads(child.stdout.splitlines()[-1]), None)
     if child.returncode < 0:
         return Outcome({}, f"crashes at import (signal {-child.returncode})")
-    said = child.stderr.strip().splitlines()
-    return Outcome({}, said[-1] if said else f"stops at import (exit code {child.returncode})")
+    lines = child.stderr.strip().splitlines()
+    return Outcome({}, lines[-1] if lines else f"fails at import (exit code {child.returncode})")
 
 
 def torch_facts() -> dict[str, Any]:
     import torch
 
-    devices = {"cpu": "the processor"}
+    devices = {"cpu": "processor"}
     for index in range(torch.cuda.device_count()):
         devices[f"cuda:{index}"] = torch.cuda.get_device_name(index)
     if torch.backends.mps.is_available():
-        devices["mps"] = "Apple's GPU"
+        devices["mps"] = "Apple GPU"
 
     def works(device: str, dtype: str) -> bool:
         try:
-            one = torch.ones(8, 8, device=device, dtype=getattr(torch, dtype))
-            return bool((one @ one == 8).all())
+            ones = torch.ones(8, 8, device=device, dtype=getattr(torch, dtype))
+            return bool((ones @ ones == 8).all())
         except (RuntimeError, TypeError, NotImplementedError):
             return False
 

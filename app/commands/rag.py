@@ -16,7 +16,7 @@ import typer
 
 from outrider.app.options import JsonFile, MaxNewTokens, Seed, TextDtype, TextModelName
 
-_WIDTH = 140  # of the table; a narrower terminal wraps its lines
+_WIDTH = 140  # columns of the table; narrower terminals wrap it
 Documents = Annotated[str, typer.Option(help="Built-in documents (named-things, speeches), or a text file or folder.")]
 RetrievalStride = Annotated[int, typer.Option(min=1, help="Tokens generated between two retrievals.")]
 QueryLength = Annotated[int, typer.Option(min=1, help="Most recent tokens used as the query.")]
@@ -55,19 +55,19 @@ def rag(
     from outrider.text.rag.methods import Answerer, AnswerMethod
     from outrider.text.rag.ralm import Speculation
 
-    how = Speculation(ahead=speculation_stride, overlap=async_verification) if method == "ralm-spec" else None
-    way = AnswerMethod(method=method, speculation=how, drafter=drafter)
-    lm, drafting, store = _ready(model, draft_model, dtype, documents, retriever)
+    speculation = Speculation(ahead=speculation_stride, overlap=async_verification) if method == "ralm-spec" else None
+    answer_method = AnswerMethod(method=method, speculation=speculation, drafter=drafter)
+    lm, small, store = _ready(model, draft_model, dtype, documents, retriever)
     answerer = Answerer(
         lm,
         store,
-        small=drafting,
+        small=small,
         max_new_tokens=max_new_tokens,
         stride=retrieval_stride,
         window=query_length,
         seed=seed,
     )
-    answer = answerer.answer(way, question)
+    answer = answerer.answer(answer_method, question)
     print(answer.text)
     lookups = answer.lookups
     line = f"{lookups.calls} retriever calls with {lookups.queries} queries"
@@ -114,45 +114,45 @@ def bench_rag(
     from rich.console import Console
 
     from outrider.app.bench.progress import bar
-    from outrider.text.rag.documents import questions as asked
+    from outrider.text.rag.documents import questions as load_questions
     from outrider.text.rag.methods import ANSWER_METHODS, METHODS, Answerer, RagBench, report
     from outrider.text.rag.retrievers import RETRIEVERS
 
     names = _names(methods, "method", METHODS)
-    ways = [way for way in ANSWER_METHODS if way.method in names]
-    items = asked(questions, num_prompts)
+    answer_methods = [method for method in ANSWER_METHODS if method.method in names]
+    items = load_questions(questions, num_prompts)
     console = Console(stderr=True, highlight=False)
-    lm = drafting = None
+    lm = small = None
     measured: list[RagBench] = []
     for name in _names(retrievers, "retriever", RETRIEVERS):
-        lm, drafting, store = _ready(model, draft_model, dtype, documents, name, lm, drafting)
+        lm, small, store = _ready(model, draft_model, dtype, documents, name, lm, small)
         settings = {
             "max_new_tokens": max_new_tokens,
             "stride": retrieval_stride,
             "window": query_length,
             "seed": seed,
         }
-        one = RagBench(Answerer(lm, store, small=drafting, **settings), items, ways)
-        measured.append(one)
+        bench = RagBench(Answerer(lm, store, small=small, **settings), items, answer_methods)
+        measured.append(bench)
         try:
-            with bar(console, len(items) * len(ways), store.name) as step:
-                for way in one.run():
-                    step(way)
+            with bar(console, len(items) * len(answer_methods), store.name) as step:
+                for name in bench.run():
+                    step(name)
         except KeyboardInterrupt:
-            console.print("Stopped: this is what is done.")
+            console.print("Stopped; these are the results so far.")
             break
     about = {"documents": documents, "questions_from": str(questions) if questions else "built in"}
-    found = report(measured, {**about, "passages": len(measured[0].answerer.retriever.passages), "timed": times})
-    text = json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False)
+    results = report(measured, {**about, "passages": len(measured[0].answerer.retriever.passages), "timed": times})
+    text = json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False)
     if json_file is not None and str(json_file) == "-":
         print(text)
         return
     console = Console(highlight=False)
-    (console if console.width >= _WIDTH else Console(width=_WIDTH, highlight=False)).print(_drawn(found, times))
+    (console if console.width >= _WIDTH else Console(width=_WIDTH, highlight=False)).print(_table(results, times))
     if json_file is not None:
         json_file.write_text(text + "\n", encoding="utf-8")
     if page is not None:
-        page.write_text(written(page.parent), encoding="utf-8")
+        page.write_text(result_page(page.parent), encoding="utf-8")
 
 
 def _names(given: str, what: str, known: Mapping[str, Any]) -> list[str]:
@@ -172,7 +172,7 @@ def _ready(
     documents: str,
     retriever: str,
     lm: Any = None,
-    drafting: Any = None,
+    small: Any = None,
 ) -> tuple[Any, Any, Any]:
     """The target, the draft model and the retriever; models that are loaded already are reused."""
     from rich.console import Console
@@ -187,26 +187,36 @@ def _ready(
         if lm is None:
             status.update(f"Loading {model} ...")
             lm = text.load(model, dtype=dtype)
-        if drafting is None:
-            drafting = companion(lm, draft_model) if draft_model else lm
-    return lm, drafting, store
+        if small is None:
+            small = companion(lm, draft_model) if draft_model else lm
+    return lm, small, store
 
 
-COLUMNS = ("questions", "same", "right", "calls", "lookups", "guessed right", "taken back", "tokens a call", "read")
+COLUMNS = (
+    "questions",
+    "identical",
+    "correct",
+    "calls",
+    "queries",
+    "hit rate",
+    "undone",
+    "tokens per target pass",
+    "tokens read",
+)
 
 
 def cells(row: Mapping[str, Any], times: bool) -> list[str]:
-    """One row of the table."""
-    looked = row["lookups"]
-    guesses = looked["guesses"]
+    """The cells of a table row."""
+    lookups = row["lookups"]
+    guesses = lookups["guesses"]
     parts = [
         str(row["questions"]),
         "-" if row["identical"] is None else str(row["identical"]),
         str(row["correct"]),
-        str(looked["calls"]),
-        str(looked["queries"]),
-        f"{looked['right'] / guesses:.0%}" if guesses else "-",
-        f"{looked['taken_back'] / row['tokens']:.1%}" if guesses else "-",
+        str(lookups["calls"]),
+        str(lookups["queries"]),
+        f"{lookups['right'] / guesses:.0%}" if guesses else "-",
+        f"{lookups['taken_back'] / row['tokens']:.1%}" if guesses else "-",
         "-" if row["tokens_per_pass"] is None else f"{row['tokens_per_pass']:.2f}",
         f"{row['read']:.0f}" if row["read"] else "-",
     ]
@@ -215,60 +225,61 @@ def cells(row: Mapping[str, Any], times: bool) -> list[str]:
     return parts
 
 
-def command(found: Mapping[str, Any]) -> str:
+def command(results: Mapping[str, Any]) -> str:
     """The command that repeats a measurement."""
     from inspect import signature
 
-    settings, rows = found["settings"], found["rows"]
-    asked = {name: settings[name] for name in ("documents", "max_new_tokens", "model", "dtype", "seed")}
-    asked |= {"retrieval_stride": settings["stride"], "query_length": settings["window"]}
+    settings, rows = results["settings"], results["rows"]
+    options = {name: settings[name] for name in ("documents", "max_new_tokens", "model", "dtype", "seed")}
+    options |= {"retrieval_stride": settings["stride"], "query_length": settings["window"]}
     for name in ("retriever", "method"):
-        asked[f"{name}s"] = ",".join(dict.fromkeys(row[name] for row in rows))
+        options[f"{name}s"] = ",".join(dict.fromkeys(row[name] for row in rows))
     if settings["small"] != f"{settings['model']}:{settings['dtype']}":
-        asked["draft_model"] = settings["small"]
+        options["draft_model"] = settings["small"]
     if settings["questions_from"] != "built in":
-        asked["questions"] = settings["questions_from"]
+        options["questions"] = settings["questions_from"]
     defaults = signature(bench_rag).parameters
     words = ["outrider", "bench", "rag", *(() if settings["timed"] else ("--no-timing",))]
-    for name, value in asked.items():
+    for name, value in options.items():
         words += [f"--{name.replace('_', '-')}", str(value)] if value != defaults[name].default else []
     return shlex.join(words)
 
 
-def written(folder: Path) -> str:
+def result_page(folder: Path) -> str:
     """A page of tables from the JSON files of a folder."""
     parts = ["# Answers from documents, measured\n"]
     parts.append(
-        "`same`: answers that are, token for token and document for document, those of looking up each time. `calls`: "
-        "of the store, each with one lookup or several. `right`: answers that hold what was asked for. `read`: tokens "
-        "that the large model read for an answer, where one lookup is made. RaLMSpec must give what looking up each "
-        "time gives; `scheduled` goes by what was timed, so its calls vary from run to run. Speculative RAG answers "
-        "otherwise than plain RAG: a draft sees two documents of ten.\n"
+        "`identical`: answers with the same tokens and documents as retrieval without speculation. `correct`: "
+        "answers that contain the expected one. `calls`: retriever calls, each with one query or several. `hit "
+        "rate`: speculated retrievals that were right. `undone`: tokens that a wrong one cost. `tokens read`: by the "
+        "target per answer, for methods with one retrieval. RaLMSpec is lossless; `scheduled` depends on measured "
+        "times, so its calls vary between runs. Speculative RAG differs from plain RAG: a draft sees two documents "
+        "of ten.\n"
     )
     for file in sorted(folder.glob("*.json")):
-        found = json.loads(file.read_text(encoding="utf-8"))
-        asked, times = found["settings"], found["settings"]["timed"]
-        methods = ", ".join(dict.fromkeys(row["method"] for row in found["rows"]))
+        results = json.loads(file.read_text(encoding="utf-8"))
+        settings, rows, times = results["settings"], results["rows"], results["settings"]["timed"]
+        methods = ", ".join(dict.fromkeys(row["method"] for row in rows))
         parts.append(
-            f"## {methods}: {asked['documents']}, {asked['passages']:,} passages\n\n"
-            f"{asked['model']}, {asked['dtype']}, greedy, up to {asked['max_new_tokens']} tokens, a lookup every "
-            f"{asked['stride']} by the last {asked['window']}; drafts of speculative-rag by {asked['small']}.\n\n"
-            f"`{command(found)}`\n"
+            f"## {methods}: {settings['documents']}, {settings['passages']:,} passages\n\n"
+            f"{settings['model']}, {settings['dtype']}, greedy, up to {settings['max_new_tokens']} tokens, a retrieval "
+            f"every {settings['stride']} tokens with the last {settings['window']} as query; drafts of speculative-rag "
+            f"by {settings['small']}.\n\n`{command(results)}`\n"
         )
         titles = ("", "retriever", *COLUMNS, *(("seconds", "speedup") if times else ()))
         lines = [f"| {' | '.join(titles)} |", "|---|---|" + "---:|" * (len(titles) - 2)]
-        lines += [f"| {' | '.join((row['name'], row['retriever'], *cells(row, times)))} |" for row in found["rows"]]
+        lines += [f"| {' | '.join((row['name'], row['retriever'], *cells(row, times)))} |" for row in rows]
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
 
 
-def _drawn(found: Mapping[str, Any], times: bool) -> Any:
+def _table(results: Mapping[str, Any], times: bool) -> Any:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for title in ("", "retriever", *COLUMNS, *(("seconds", "speedup") if times else ())):
         table.add_column(title, justify="left" if title in ("", "retriever") else "right")
-    for row in found["rows"]:
+    for row in results["rows"]:
         table.add_row(row["name"], row["retriever"], *cells(row, times))
     return table

@@ -1,4 +1,4 @@
-"""`outrider simulate`: speeds on machines that aren't here, and how far simulation is off on this one.
+"""`outrider simulate`: simulated speedups on other devices, and the simulation's error on this machine.
 
 Heavy packages are imported by the command when it runs.
 """
@@ -18,9 +18,9 @@ from outrider.app.options import NumPrompts, Repeat, TextPrompts
 if TYPE_CHECKING:
     from outrider.core.cost.simulate import Device, Simulation, Workload
 
-WITHIN = 0.15  # what simulation is to be off by at most
-FITTED = 4  # tokens drafted in what it is fitted to
-# (precision, drafter, its options): the first is what is fitted to, with plain decoding; none of the others is
+WITHIN = 0.15  # the accepted relative error
+FITTED = 4  # draft length of the case that the model is fitted to
+# (precision, drafter, its options): the cost model is fitted to plain decoding and the first case only
 CASES: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("bfloat16", "draft-model", {"length": FITTED}),
     ("bfloat16", "draft-model", {"length": 8}),
@@ -62,15 +62,13 @@ def simulate(
 
     path = measurements or cache_folder() / "simulation" / f"{Path(model).name}.json"
     if measure:
-        found = _measured(model, prompts, num_prompts, max_new_tokens, repeat)
-        written(path, json.dumps(found) + "\n")
+        data = _measure(model, prompts, num_prompts, max_new_tokens, repeat)
+        written(path, json.dumps(data) + "\n")
     elif not path.is_file():
-        raise InvalidOption(
-            f"there is nothing to simulate from: no {path}; `outrider simulate --measure` measures it on this machine"
-        )
+        raise InvalidOption(f"there are no measurements in {path}; make them with `outrider simulate --measure`")
     else:
-        found = read_json(path)
-    shown(found, _larger(parameters, layers, hidden_size))
+        data = read_json(path)
+    show(data, _larger(parameters, layers, hidden_size))
 
 
 def _larger(parameters: float | None, layers: int | None, hidden_size: int | None) -> dict[str, float] | None:
@@ -84,8 +82,8 @@ def _larger(parameters: float | None, layers: int | None, hidden_size: int | Non
     return {"parameters": 1e9 * parameters, "layers": layers, "width": hidden_size}
 
 
-def _measured(model: str, prompts: Path | None, num_prompts: int, tokens: int, repeat: int) -> dict[str, Any]:
-    """Plain decoding and every case, in turns, by precision; as JSON."""
+def _measure(model: str, prompts: Path | None, num_prompts: int, tokens: int, repeat: int) -> dict[str, Any]:
+    """Measure plain decoding and every case in turns, by precision; returns JSON data."""
     from rich.console import Console
 
     from outrider import text
@@ -109,11 +107,11 @@ def _measured(model: str, prompts: Path | None, num_prompts: int, tokens: int, r
             lm = models[dtype] = text.load(model, dtype=dtype)
         target = lm.target()
         if not isinstance(target, Decoder):
-            raise Incompatible(f"what is measured runs on our own decoder, and {model} does not")
+            raise Incompatible(f"simulation needs a model that runs on our own decoder; {model} does not")
         form = target.config
         facts[dtype] = {"weight_bytes": target.weight_bytes, "layers": form.layers, "width": form.hidden_size}
         facts[dtype]["parameters"] = _parameters(lm)
-    with console.status("Timing the matrices alone ..."):
+    with console.status("Timing matrix products ..."):
         taken = time_products({dtype: lm.target().network for dtype, lm in models.items()})  # type: ignore[attr-defined]
     for dtype, lm in models.items():
         facts[dtype]["products"] = taken[dtype]
@@ -130,7 +128,7 @@ def _measured(model: str, prompts: Path | None, num_prompts: int, tokens: int, r
                         "drafter": name,
                         "case": f"{drafter} {options.get('length', '')}".strip(),
                         "tokens_per_second": summary.tokens_per_second,
-                        "steps": [_plainly(step) for run in bench.of(name) for step in run.outcome.steps],
+                        "steps": [_step_data(step) for run in bench.of(name) for step in run.outcome.steps],
                     }
                 )
     about = {"model": model, "prompts": len(items), "max_new_tokens": tokens, "repeat": repeat, "models": facts}
@@ -138,7 +136,7 @@ def _measured(model: str, prompts: Path | None, num_prompts: int, tokens: int, r
 
 
 def _parameters(lm: Any) -> int:
-    """That are multiplied for each token: an embedding that is the output layer too counts once."""
+    """The parameters that each token is multiplied with; an embedding tied to the output layer counts once."""
     from outrider.core.assets.store import Checkpoint, read_json
 
     tensors = Checkpoint(lm.folder)
@@ -147,8 +145,8 @@ def _parameters(lm: Any) -> int:
     return sum(tensors[name].numel() for name in tensors if name not in skipped)
 
 
-def _plainly(step: Any) -> dict[str, Any]:
-    """What a simulation reads of a step."""
+def _step_data(step: Any) -> dict[str, Any]:
+    """The data of a step that simulation needs."""
     return {
         "nodes": len(step.drafted),
         "chain": step.parents == tuple(range(-1, len(step.drafted) - 1)),
@@ -159,50 +157,54 @@ def _plainly(step: Any) -> dict[str, Any]:
 
 
 def steps_of(row: Mapping[str, Any]) -> list[Any]:
-    """A row's steps, as far as they were kept."""
+    """The recorded steps of a row."""
     from outrider.core.trace import Step, Times
 
     return [
         Step(
             row=0,
             index=number,
-            drafted=(0,) * one["nodes"],
-            parents=tuple(range(-1, one["nodes"] - 1)) if one["chain"] else (-1,) * one["nodes"],
-            emitted=(0,) * one["emitted"],
-            cost=one["cost"],
-            times=Times(**one["times"]),
+            drafted=(0,) * step["nodes"],
+            parents=tuple(range(-1, step["nodes"] - 1)) if step["chain"] else (-1,) * step["nodes"],
+            emitted=(0,) * step["emitted"],
+            cost=step["cost"],
+            times=Times(**step["times"]),
         )
-        for number, one in enumerate(row["steps"])
+        for number, step in enumerate(row["steps"])
     ]
 
 
-def predicted(found: Mapping[str, Any]) -> tuple[Device, list[tuple[Simulation, float, bool]], list[Workload]]:
-    """The fitted machine; for each case its simulation, the speedup that was measured, and whether it was fitted to;
-    and the workloads, for other devices."""
+def predict(data: Mapping[str, Any]) -> tuple[Device, list[tuple[Simulation, float, bool]], list[Workload]]:
+    """The fitted machine; for each case its simulation, the measured speedup, and whether it was fitted to; and the
+    workloads, for other devices."""
     from outrider.core.cost.simulate import Model, Workload, fit, simulate, unpacking
 
-    facts, rows = found["settings"]["models"], found["rows"]
-    whole = facts[rows[0]["dtype"]]
+    facts, rows = data["settings"]["models"], data["rows"]
+    reference = facts[rows[0]["dtype"]]  # weights that need no unpacking
     models = {}
-    for dtype, one in facts.items():
-        alone, wholly = ({int(count): taken for count, taken in it["products"].items()} for it in (one, whole))
-        slower = (1.0, 0.0) if one is whole else unpacking(alone, wholly, whole["weight_bytes"] / one["weight_bytes"])
-        models[dtype] = Model(one["weight_bytes"], 2.0 * one["parameters"], one["layers"], slower)
+    for dtype, model in facts.items():
+        products, full = (
+            {int(count): seconds for count, seconds in each["products"].items()} for each in (model, reference)
+        )
+        slower = (1.0, 0.0)
+        if model is not reference:
+            slower = unpacking(products, full, reference["weight_bytes"] / model["weight_bytes"])
+        models[dtype] = Model(model["weight_bytes"], 2.0 * model["parameters"], model["layers"], slower)
     plain, first = rows[0], rows[1]
     device = fit("this machine", models[first["dtype"]], steps_of(plain), steps_of(first), tokens=FITTED)
-    told, works = [], []
+    results, workloads = [], []
     for before, row in zip(rows[::2], rows[1::2], strict=True):
         name = row["case"] if row["dtype"] == "bfloat16" else f"{row['case']}, {row['dtype']}"
-        work = Workload.of(name, steps_of(row), layers=3 if row["drafter"] == "draft-model" else 0)
-        measured = row["tokens_per_second"] / before["tokens_per_second"]
-        told.append((simulate(device, models[row["dtype"]], work), measured, row is first))
+        workload = Workload.of(name, steps_of(row), layers=3 if row["drafter"] == "draft-model" else 0)
+        speedup = row["tokens_per_second"] / before["tokens_per_second"]
+        results.append((simulate(device, models[row["dtype"]], workload), speedup, row is first))
         if row["dtype"] == "bfloat16":
-            works.append(work)
-    return device, told, works
+            workloads.append(workload)
+    return device, results, workloads
 
 
-def shown(found: Mapping[str, Any], larger: Mapping[str, float] | None) -> None:
-    """The tables."""
+def show(data: Mapping[str, Any], larger: Mapping[str, float] | None) -> None:
+    """Print the tables."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -210,28 +212,31 @@ def shown(found: Mapping[str, Any], larger: Mapping[str, float] | None) -> None:
     from outrider.core.cost.simulate import ASSUMED, DEVICES, WORD, Model, simulate
 
     console = Console(highlight=False)
-    device, told, works = predicted(found)
-    table = Table("", "measured", WORD, "off by", "", title="Speedups here", title_justify="left", box=SIMPLE_HEAD)
-    for one, measured, fitted in told:
-        off = one.speedup / measured - 1
-        verdict = "fitted to" if fitted else "within 15 %" if abs(off) <= WITHIN else "NOT within 15 %"
-        table.add_row(one.drafter, f"{measured:.2f}x", f"{one.speedup:.2f}x", f"{off:+.0%}", verdict)
+    device, results, workloads = predict(data)
+    table = Table(
+        "", "measured", WORD, "error", "", title="Speedups on this machine", title_justify="left", box=SIMPLE_HEAD
+    )
+    for simulation, measured, fitted in results:
+        error = simulation.speedup / measured - 1
+        verdict = "fitted to" if fitted else "within 15 %" if abs(error) <= WITHIN else "NOT within 15 %"
+        table.add_row(simulation.drafter, f"{measured:.2f}x", f"{simulation.speedup:.2f}x", f"{error:+.0%}", verdict)
     console.print(table)
     console.print(
-        f"The {WORD} is {device.source} in bfloat16; what unpacking fewer bits takes is that of the matrices alone, "
-        "timed without decoding.",
+        f"The {WORD} is {device.source} in bfloat16; the cost of unpacking fewer bits is that of matrix products timed "
+        "without decoding.",
         soft_wrap=True,
     )
-    one = found["settings"]["models"]["bfloat16"]
-    facts = dict(larger or one)
+    facts = dict(larger or data["settings"]["models"]["bfloat16"])
     model = Model(2.0 * facts["parameters"], 2.0 * facts["parameters"], int(facts["layers"]))
-    name = found["settings"]["model"] if larger is None else f"a target of {facts['parameters'] / 1e9:g} billion"
+    name = data["settings"]["model"] if larger is None else f"a target of {facts['parameters'] / 1e9:g} billion"
     title = f"Simulation: {name} in 16 bits, one row"
-    table = Table("", *(f"{work.name} ({WORD})" for work in works), title=title, title_justify="left", box=SIMPLE_HEAD)
-    for there in (device, *DEVICES.values()):
-        runs = [simulate(there, model, work, width=int(facts["width"])) for work in works]
-        table.add_row(there.name, *(f"{run.speedup:.2f}x, {run.tokens_per_second:.0f} tok/s" for run in runs))
+    titles = (f"{workload.name} ({WORD})" for workload in workloads)
+    table = Table("", *titles, title=title, title_justify="left", box=SIMPLE_HEAD)
+    for simulated in (device, *DEVICES.values()):
+        runs = [simulate(simulated, model, workload, width=int(facts["width"])) for workload in workloads]
+        cells = (f"{run.speedup:.2f}x, {run.tokens_per_second:.0f} tokens / s" for run in runs)
+        table.add_row(simulated.name, *cells)
     console.print(table)
-    for there in DEVICES.values():
-        console.print(f"{there.name}: {there.source}", soft_wrap=True)
+    for simulated in DEVICES.values():
+        console.print(f"{simulated.name}: {simulated.source}", soft_wrap=True)
     console.print(f"Every figure of the table is a {WORD}; {ASSUMED}.", soft_wrap=True)

@@ -90,19 +90,19 @@ def speech(
     from outrider.speech.options import Options
     from outrider.speech.phonemes import split_utterances
 
-    asked = sys.stdin.read() if text == "-" else text
-    given = published(model, draft_model, model_option, weights)
+    text = sys.stdin.read() if text == "-" else text
+    published_options = published(model, draft_model, model_option, weights)
     if output.suffix.lower() != ".wav":
         raise typer.BadParameter(f"'{output}' must end in .wav", param_hint="--output")
-    if given is not None:
-        beyond = {"speed": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-        if turned := [name for name, usual in beyond.items() if options.pop(name) != usual]:
+    if published_options is not None:
+        unavailable = {"speed": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+        if given := [name for name, default in unavailable.items() if options.pop(name) != default]:
             raise typer.BadParameter(
-                "is not available for a published model", param_hint=f"--{turned[0].replace('_', '-')}"
+                "is not available for a published model", param_hint=f"--{given[0].replace('_', '-')}"
             )
         _published(
-            load(str(model), device=device, dtype=dtype, **given),
-            asked,
+            load(str(model), device=device, dtype=dtype, **published_options),
+            text,
             max_new_tokens,
             options,
             output,
@@ -110,77 +110,78 @@ def speech(
             compare,
         )
         return
-    Options.of(options)  # what is wrong is said before weights are read
-    split_utterances(asked)
+    Options.of(options)  # validate before loading weights
+    split_utterances(text)
     sp = load(device=device, dtype=dtype, folder=weights)
-    result = sp.generate(asked, **options)
+    result = sp.generate(text, **options)
     result.sound.save(output)
-    print(f"{output}: {_told(result)}")
+    print(f"{output}: {_summary(result)}")
     if trace is not None:
         trace.write_text(result.trace.to_json(), encoding="utf-8")
     if compare:
-        print(_compared(sp, asked, options, result), file=sys.stderr)
+        print(_comparison(sp, text, options, result), file=sys.stderr)
 
 
 def _published(
     sp: PublishedSpeech,
-    asked: str,
+    text: str,
     max_new_tokens: int | None,
     options: dict[str, Any],
     output: Path,
     trace: Path | None,
     compare: bool,
 ) -> None:
-    """Have a published model say, play or hear what is asked."""
+    """Run a published model: speak or play a text, or transcribe a .wav file."""
     from outrider.speech import Sound
 
-    prompt: str | Sound = Sound.load(asked) if not sp.makes_sound else asked
+    prompt: str | Sound = text if sp.makes_sound else Sound.load(text)
     result: PublishedResult = sp.generate(prompt, max_new_tokens=max_new_tokens, **options)
-    found = result.trace.summary()
-    words = f"{found.tokens} tokens in {found.target_passes} calls of the target, {found.tokens_per_pass:.2f} a call"
+    summary = result.trace.summary()
+    line = f"{summary.tokens} tokens in {summary.target_passes} target passes, {summary.tokens_per_pass:.2f} per pass"
     if sp.makes_sound:
         sound = sp.to_sound(result)
         sound.save(output)
-        print(f"{output}: {sound.seconds:.1f} s, {words}")
+        print(f"{output}: {sound.seconds:.1f} s, {line}")
     else:
         print(result.outcome)
-        print(words, file=sys.stderr)
+        print(line, file=sys.stderr)
     if trace is not None:
         trace.write_text(result.trace.to_json(), encoding="utf-8")
     if compare:
         plain = sp.generate(
             prompt, max_new_tokens=max_new_tokens, **(options | {"drafter": None, "drafter_options": {}})
         )
-        same = "the same tokens" if plain.tokens == result.tokens else "other tokens (rule gumbel-match gives the same)"
-        print(f"plain decoding  {plain.trace.summary().target_passes} calls; {same}", file=sys.stderr)
+        print(
+            f"plain decoding  {plain.trace.summary().target_passes} passes; {_agreement(plain, result)}",
+            file=sys.stderr,
+        )
 
 
-def _told(result: Result) -> str:
-    found, factor = result.trace.summary(), result.real_time_factor
-    words = (
-        f"{result.sound.seconds:.1f} s of speech, {found.tokens} tokens in {found.target_passes} calls of the target, "
-        f"{found.tokens_per_pass:.2f} a call; {factor.total:.2f} s of work a second "
+def _agreement(plain: Any, result: Any) -> str:
+    if plain.tokens == result.tokens:
+        return "the same tokens"
+    return "different tokens (the rule gumbel-match gives the same ones)"
+
+
+def _summary(result: Result) -> str:
+    summary, factor = result.trace.summary(), result.real_time_factor
+    text = (
+        f"{result.sound.seconds:.1f} s of speech, {summary.tokens} tokens in {summary.target_passes} target passes, "
+        f"{summary.tokens_per_pass:.2f} per pass; real-time factor {factor.total:.2f} "
         f"(model {factor.model:.2f}, codec {factor.codec:.2f}, vocoder {factor.vocoder:.2f})"
     )
     if result.time_to_first_sound is not None:
-        words += f", first heard after {result.time_to_first_sound:.2f} s"
-    if found.total_variation:
-        relaxed = found.sources.get("relaxed", 0)
-        words += (
-            f"; {relaxed} accepted only because the rule is relaxed, for {found.total_variation:.2f} of total variation"
-        )
+        text += f", first sound after {result.time_to_first_sound:.2f} s"
+    if summary.total_variation:
+        relaxed = summary.sources.get("relaxed", 0)
+        text += f"; {relaxed} accepted by the relaxed rule only, total variation {summary.total_variation:.2f}"
     if result.finish_reason != "stop":
-        words += "; it came to its limit before its end"
-    return words
+        text += "; cut off at the maximum length"
+    return text
 
 
-def _compared(sp: SpeechModel, text: str, options: dict[str, Any], result: Result) -> str:
+def _comparison(sp: SpeechModel, text: str, options: dict[str, Any], result: Result) -> str:
     plain = sp.generate(text, **(options | {"drafter": None, "drafter_options": {}}))
     before, after = plain.trace.summary(), result.trace.summary()
-    same = "the same tokens" if plain.tokens == result.tokens else "other tokens (rule gumbel-match gives the same)"
-    return "\n".join(
-        (
-            f"plain decoding  {before.target_passes} calls, {before.seconds:.2f} s",
-            f"{result.trace.method:14}  {after.target_passes} calls, {after.seconds:.2f} s, {same}",
-        )
-    )
+    drafted = f"{after.target_passes} passes, {after.seconds:.2f} s, {_agreement(plain, result)}"
+    return f"plain decoding  {before.target_passes} passes, {before.seconds:.2f} s\n{result.trace.method:14}  {drafted}"

@@ -1,6 +1,6 @@
-"""The demo in the terminal: a table and a tiny decoder, each decoded plainly and with a drafter, step by step.
+"""The demo in the terminal: a table and a tiny decoder, each with plain decoding and with a drafter, step by step.
 
-Everything is made on the spot out of a seed, nothing is fetched; tokens are numbers and mean nothing.
+Both models are generated from a seed, so nothing is fetched; tokens are numbers without meaning.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from outrider.core.testing.table_target import TableTarget
 from outrider.core.trace import Step, Summary, Trace, machine, versions
 
 VOCABULARY = 100
-_PAUSE = 0.02  # seconds a call of the target, where somebody watches
+_PAUSE = 0.02  # seconds per target pass, in a terminal
 _TREE = branching((2, 2, 1))
-_SMALL: dict[str, dict[str, Any]] = {  # drafts that can be taken in at a glance
+_SMALL: dict[str, dict[str, Any]] = {  # drafts small enough to print
     DRAFT_MODEL.name: {"length": 4},
     SAMPLED_TREE.name: {"tree": _TREE},
     TOP_K_TREE.name: {"tree": _TREE},
@@ -46,8 +46,8 @@ _SMALL: dict[str, dict[str, Any]] = {  # drafts that can be taken in at a glance
 _SHAPE = Config(
     vocabulary=VOCABULARY, hidden_size=64, layers=8, heads=4, kv_heads=2, head_dim=16, intermediate_size=128
 )
-_EXIT = 2  # layers it drafts with
-_REFINING = 0.2  # how much the layers behind them add: as in trained models, less than the first ones
+_EXIT = 2  # layers used for drafting
+_REFINING = 0.2  # scale of the later layers, which add less than the first ones, as in trained models
 _RELAXED, _SETTINGS = LENIENCE.name, dict.fromkeys(LENIENCE.options, 0.5)
 _ROWS = 16
 _WIDEST = 100  # columns
@@ -55,7 +55,7 @@ _WIDEST = 100  # columns
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `outrider demo` was asked for."""
+    """The options of `outrider demo`."""
 
     drafter: str | None = None  # None: a chain for the table, a tree for the decoder
     rule: str = EXACT.name
@@ -66,7 +66,7 @@ class Options:
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """A target with a drafter for it."""
+    """A target and its drafter."""
 
     name: str
     title: str
@@ -89,7 +89,7 @@ class Scene:
         rows: int = 1,
         **settings: Any,
     ) -> Iterator[Step]:
-        """Decode, in one or several rows; a drafter that copies is given something to copy from."""
+        """Decode one or several rows. A drafter that copies gets a reference to copy from."""
         given: dict[str, Any] = dict(_SMALL.get(drafter or "", {}))
         if drafter and "model" in DRAFTERS[drafter].needs:
             given["model"] = self.small
@@ -106,7 +106,7 @@ class Scene:
         )
 
     def reference(self, plain: list[Step]) -> tuple[int, ...]:
-        """For drafters that copy: what plain decoding gave, an odd token changed here and there."""
+        """The text for drafters that copy: the output of plain decoding with every seventh token changed."""
         tokens = (token for step in plain for token in step.emitted)
         return tuple((token + 1) % VOCABULARY if place % 7 == 6 else token for place, token in enumerate(tokens))
 
@@ -124,25 +124,25 @@ class Scene:
         )
 
     def same(self, rule: str, temperature: float) -> tuple[int, int]:
-        """How many tokens of speculative decoding are those of plain decoding, and of how many."""
+        """How many tokens equal those of plain decoding, and the number of tokens."""
         plain = list(self.steps(None, rule, temperature))
         fast = list(self.steps(self.drafter, rule, temperature, self.reference(plain)))
-        one, two = Trace(tuple(plain)).tokens(), Trace(tuple(fast)).tokens()
-        return sum(a == b for a, b in zip(one, two, strict=True)), len(one)
+        expected, actual = Trace(tuple(plain)).tokens(), Trace(tuple(fast)).tokens()
+        return sum(a == b for a, b in zip(expected, actual, strict=True)), len(expected)
 
 
 def scenes(options: Options) -> list[Scene]:
-    """Both, checked: what cannot work fails before anything is printed."""
+    """Both scenes. Invalid options raise before anything is printed."""
     for what, name, table in (("drafter", options.drafter, DRAFTERS), ("rule", options.rule, RULES)):
         if name is not None and name not in table:
             raise unknown(what, name, table)
     blurred = TableTarget(VOCABULARY, options.seed, sharpness=2.0, blur=0.2)
     large = decoder(options.seed)
     tree = SAMPLED_TREE.name if "tree" in RULES[options.rule].topology else DRAFT_MODEL.name
-    found = [
+    made = [
         Scene(
             "table",
-            f"A table: {VOCABULARY} tokens, every distribution a hash of what came before",
+            f"A table: {VOCABULARY} tokens, each distribution a hash of the tokens before",
             "the same table, blurred",
             TableTarget(VOCABULARY, options.seed, sharpness=2.0),
             blurred,
@@ -159,13 +159,13 @@ def scenes(options: Options) -> list[Scene]:
             options,
         ),
     ]
-    for scene in found:
+    for scene in made:
         next(scene.steps(scene.drafter, options.rule, options.temperature, (*scene.prompt, 0)))
-    return found
+    return made
 
 
 def decoder(seed: int) -> Decoder:
-    """One whose later layers only refine what the first ones found."""
+    """A decoder whose later layers change the result of the first ones only slightly."""
     whole = Decoder.random(_SHAPE, seed, gain=3.0).network
     shares = [1.0] * _EXIT + [_REFINING] * (_SHAPE.layers - _EXIT)
     layers = [
@@ -176,18 +176,18 @@ def decoder(seed: int) -> Decoder:
 
 
 def traces(options: Options) -> list[Trace]:
-    """What the demo shows, as data."""
-    found = []
+    """The traces that the demo shows."""
+    made = []
     with threads(1):
         for scene in scenes(options):
             plain = list(scene.steps(None, options.rule, options.temperature))
             fast = list(scene.steps(scene.drafter, options.rule, options.temperature, scene.reference(plain)))
-            found += [scene.trace(plain, None), scene.trace(fast, scene.drafter)]
-    return found
+            made += [scene.trace(plain, None), scene.trace(fast, scene.drafter)]
+    return made
 
 
 def run(options: Options, console: Console | None = None) -> None:
-    """Play the demo."""
+    """Run the demo."""
     if console is None:
         console = Console(highlight=False)
         console.width = min(console.width, _WIDEST)
@@ -195,11 +195,11 @@ def run(options: Options, console: Console | None = None) -> None:
     with threads(1):
         first, second = scenes(options)
         console.print(
-            "[bold]Outrider.[/] A quick drafter guesses several tokens ahead; the target, the model whose output is "
-            "wanted, checks all of them in one call. Tokens are numbers here, and mean nothing."
+            "[bold]Outrider.[/] A fast drafter proposes several tokens; the target, the model whose output is wanted, "
+            "scores all of them in one pass. Tokens are numbers here, without meaning."
         )
         if pause:
-            console.print(f"[dim]Slowed down by {1e3 * pause:.0f} ms a call, so that the eye can follow.[/]")
+            console.print(f"[dim]Slowed down by {1e3 * pause:.0f} ms per target pass.[/]")
         console.print()
         console.print(terminal.legend(name(41)))
         play(console, 1, first, pause)
@@ -219,12 +219,12 @@ def heading(console: Console, number: int, title: str) -> None:
 
 
 def play(console: Console, number: int, scene: Scene, pause: float) -> None:
-    """One target: plainly, with the drafter, the tree of a step, the summary."""
+    """One target: plain decoding, the drafter, the draft tree of a step, and the summary."""
     options = scene.options
     heading(console, number, scene.title)
     method = DRAFTERS[scene.drafter]
-    asks = f"The model it asks is {scene.models}." if "model" in method.needs else "It asks no model."
-    console.print(f"Drafter: [bold]{method.name}[/], {escape(method.summary)}. {asks}")
+    model = f"Its model is {scene.models}." if "model" in method.needs else "It uses no model."
+    console.print(f"Drafter: [bold]{method.name}[/], {escape(method.summary)}. {model}")
     console.print(f"Rule: [bold]{options.rule}[/] at temperature {options.temperature:g}, seed {options.seed}.\n")
     console.print("[bold]Plain decoding[/]")
     plain = terminal.stream(console, scene.steps(None, options.rule, options.temperature), name, pause)
@@ -236,53 +236,57 @@ def play(console: Console, number: int, scene: Scene, pause: float) -> None:
     terminal.report(console, {"plain": Summary.of(plain), method.name: Summary.of(fast)})
     if not make_rule(options.rule).lossless:
         console.print(terminal.total_variation(fast))
-    say_same(console, scene)
+    compare_with_plain(console, scene)
 
 
 def show_tree(console: Console, scene: Scene, steps: list[Step]) -> None:
-    """The draft of the last step that had a full one: close to the limit drafts get short."""
-    most = max(len(step.drafted) for step in steps)
-    if not most:
+    """Print the last draft of full size; drafts close to the limit are shorter."""
+    full = max(len(step.drafted) for step in steps)
+    if not full:
         console.print("Nothing was drafted.")
         return
-    chosen = max(place for place, step in enumerate(steps) if len(step.drafted) == most)
+    chosen = max(place for place, step in enumerate(steps) if len(step.drafted) == full)
     before = [*scene.prompt, *(token for step in steps[:chosen] for token in step.emitted)]
     narrow = console.width < terminal.NARROW
-    console.print(f"[bold]Call {chosen + 1}, the last with a full draft[/]" + (": p, q, chance" if narrow else ""))
+    console.print(
+        f"[bold]Target pass {chosen + 1}, the last with a full draft[/]" + (": p, q, chance" if narrow else "")
+    )
     console.print(terminal.draft_tree(steps[chosen], before[-1], name, narrow=narrow))
     chain = DRAFTERS[scene.drafter].topology == ("chain",) and not any(steps[chosen].fixed)
     if chain and scene.options.rule in (EXACT.name, BLOCK.name) and scene.options.temperature > 0:
-        console.print("[dim]A chain drawn whole is judged as a block: accepted down to the last guess that passes.[/]")
+        console.print(
+            "[dim]A sampled chain is verified as a block: it is accepted up to the last draft token that passes.[/]"
+        )
 
 
-def say_same(console: Console, scene: Scene) -> None:
-    """That nothing is lost, where it can be seen token by token."""
+def compare_with_plain(console: Console, scene: Scene) -> None:
+    """Compare with plain decoding where the tokens must be identical."""
     options = scene.options
-    hot = options.temperature if options.temperature > 0 else 1.0
+    temperature = options.temperature if options.temperature > 0 else 1.0
     checks = {
         "greedy": scene.same(EXACT.name, 0.0),
-        f"{GUMBEL_MATCH} (temperature {hot:g})": scene.same(GUMBEL_MATCH.name, hot),
+        f"{GUMBEL_MATCH} (temperature {temperature:g})": scene.same(GUMBEL_MATCH.name, temperature),
     }
     good = all(same == of for same, of in checks.values())
-    said = ", ".join(f"{how} {same} of {of} tokens" for how, (same, of) in checks.items())
+    result = ", ".join(f"{how} {same} of {of} tokens" for how, (same, of) in checks.items())
     verdict = "Identical to plain decoding: " if good else "Not identical to plain decoding: "
-    console.print(Text.assemble((verdict, "bold green" if good else "bold red"), said, "."))
+    console.print(Text.assemble((verdict, "bold green" if good else "bold red"), result, "."))
     if not RULES[options.rule].same_tokens and options.temperature > 0 and make_rule(options.rule).lossless:
         console.print(
-            f"[dim]Above, {options.rule} drew otherwise than plain decoding, from exactly the same distribution.[/]"
+            f"[dim]Above, {options.rule} sampled other tokens than plain decoding, from the same distribution.[/]"
         )
 
 
 def relax(console: Console, number: int, scene: Scene, pause: float) -> None:
-    """The same with a rule that is not lossless, what it gains and what that costs."""
-    rule, settings, heat = _RELAXED, dict[str, Any](_SETTINGS), scene.options.temperature
+    """The same target with a relaxed rule: its speedup and its total variation."""
+    rule, settings, temperature = _RELAXED, dict[str, Any](_SETTINGS), scene.options.temperature
     heading(console, number, f"The table again, with a relaxed rule: {rule}")
-    here = ", ".join(f"{key} = {value}" for key, value in settings.items())
-    console.print(f"Rule: [bold]{rule}[/], {escape(RULES[rule].summary)}. Here {here}.\n")
-    reference = scene.reference(list(scene.steps(None, EXACT.name, heat)))
-    terminal.stream(console, scene.steps(scene.drafter, rule, heat, reference, **settings), name, pause)
-    strict = list(scene.steps(scene.drafter, EXACT.name, heat, reference, rows=_ROWS))
-    loose = list(scene.steps(scene.drafter, rule, heat, reference, rows=_ROWS, **settings))
-    console.print(f"\n[bold]{_ROWS} such runs in one batch[/]")
+    values = ", ".join(f"{key} = {value}" for key, value in settings.items())
+    console.print(f"Rule: [bold]{rule}[/], {escape(RULES[rule].summary)}. Here {values}.\n")
+    reference = scene.reference(list(scene.steps(None, EXACT.name, temperature)))
+    terminal.stream(console, scene.steps(scene.drafter, rule, temperature, reference, **settings), name, pause)
+    strict = list(scene.steps(scene.drafter, EXACT.name, temperature, reference, rows=_ROWS))
+    loose = list(scene.steps(scene.drafter, rule, temperature, reference, rows=_ROWS, **settings))
+    console.print(f"\n[bold]{_ROWS} runs in one batch[/]")
     console.print(terminal.comparison({EXACT.name: Summary.of(strict), rule: Summary.of(loose)}))
     console.print(terminal.total_variation(loose))

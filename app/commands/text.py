@@ -1,4 +1,4 @@
-"""`outrider text` and `outrider assets`: text streamed to the terminal, and where weights come from.
+"""`outrider text` and `outrider assets`: generate text; list and fetch weights.
 
 Heavy packages are imported by the commands when they run.
 """
@@ -37,7 +37,7 @@ from outrider.app.options import (
 if TYPE_CHECKING:
     from outrider.text import Result, TextModel
 
-_ROUNDS = 3  # of a comparison
+_REPEATS = 3  # of a comparison
 assets = typer.Typer(
     help="List and fetch weights: source, size, licence, and whether they are in the cache.",
     invoke_without_command=True,
@@ -74,7 +74,7 @@ def text(
     device: Device = "cpu",
     kv_cache_dtype: KVCacheDtype = None,
 ) -> None:
-    """Answer a prompt, speculatively decoded."""
+    """Generate text from a prompt by speculative decoding."""
     options: dict[str, Any] = {
         **methods(drafter, rule, drafter_option, rule_option),
         "temperature": temperature,
@@ -90,21 +90,21 @@ def text(
     from outrider.text.options import Options
     from outrider.text.resolve_drafter import check_names
 
-    Options.of(options)  # what is wrong is said before a model is fetched
+    Options.of(options)  # validate before fetching a model
     check_names(options["drafter"], rule)
-    asked = sys.stdin.read() if prompt == "-" else prompt
+    prompt = sys.stdin.read() if prompt == "-" else prompt
     lm = load(model, device=device, dtype=dtype, kv_cache_dtype=kv_cache_dtype)
-    result = _show(lm, asked, options)
+    result = _show(lm, prompt, options)
     if output is not None:
         output.write_text(result.text + "\n", encoding="utf-8")
     if trace is not None:
         trace.write_text(result.trace.to_json(), encoding="utf-8")
     if compare:
-        print(comparison(lm, asked, options), file=sys.stderr)
+        print(comparison(lm, prompt, options), file=sys.stderr)
 
 
 def _show(lm: TextModel, prompt: str, options: dict[str, Any]) -> Result:
-    """Stream to stdout; Ctrl-C ends the text, and what there is counts."""
+    """Stream to stdout. Ctrl-C ends the generation; the result is what was generated so far."""
     stream = lm.stream(prompt, **options)
     try:
         for piece in stream:
@@ -116,45 +116,43 @@ def _show(lm: TextModel, prompt: str, options: dict[str, Any]) -> Result:
 
 
 def comparison(lm: TextModel, prompt: str, options: dict[str, Any]) -> str:
-    """Plain decoding and this one in turns, a few times: whether they agree, tokens a call, and the speed ratio."""
+    """Run plain decoding and these options in turns; report agreement, tokens per target pass and the speedup."""
     plain = options | {"drafter": None, "drafter_options": {}}
     ratios, speeds = [], []
-    for turn in range(_ROUNDS):
+    for turn in range(_REPEATS):
         order = [plain, options] if turn % 2 == 0 else [options, plain]
-        taken: dict[int, tuple[float, Result]] = {}
-        for one in order:
+        timed: dict[int, tuple[float, Result]] = {}
+        for contender in order:
             start = time.perf_counter()
-            result = lm.generate(prompt, **one)
-            taken[id(one)] = (time.perf_counter() - start, result)
-        (slow, before), (fast, after) = taken[id(plain)], taken[id(options)]
-        rates = len(before.tokens) / slow, len(after.tokens) / fast
-        speeds.append(rates)
-        ratios.append(rates[1] / rates[0])
+            result = lm.generate(prompt, **contender)
+            timed[id(contender)] = (time.perf_counter() - start, result)
+        (plain_seconds, before), (seconds, after) = timed[id(plain)], timed[id(options)]
+        speeds.append((len(before.tokens) / plain_seconds, len(after.tokens) / seconds))
+        ratios.append(speeds[-1][1] / speeds[-1][0])
     same = "the same tokens as plain decoding" if before.tokens == after.tokens else _difference(before, after)
-    method, calls = after.trace.method, after.trace.summary().tokens_per_pass
+    method, per_pass = after.trace.method, after.trace.summary().tokens_per_pass
     lines = [
         f"{method}: {same}",
-        f"tokens a call   {calls:.2f} (plain 1.00)",
-        f"tokens a second {statistics.median(rate[1] for rate in speeds):.1f} "
-        f"(plain {statistics.median(rate[0] for rate in speeds):.1f})",
-        f"speed           {statistics.median(ratios):.2f}x plain, median of {_ROUNDS} runs in turn "
+        f"tokens per target pass  {per_pass:.2f} (plain 1.00)",
+        f"tokens per second       {statistics.median(speed[1] for speed in speeds):.1f} "
+        f"(plain {statistics.median(speed[0] for speed in speeds):.1f})",
+        f"speedup                 {statistics.median(ratios):.2f}x, median of {_REPEATS} runs in turns "
         f"({min(ratios):.2f} to {max(ratios):.2f})",
     ]
     return "\n".join(lines)
 
 
 def _difference(before: Result, after: Result) -> str:
-    pairs = zip(before.tokens, after.tokens, strict=False)
-    place = next(
-        (n for n, (one, other) in enumerate(pairs) if one != other), min(map(len, (before.tokens, after.tokens)))
-    )
+    pairs = enumerate(zip(before.tokens, after.tokens, strict=False))
+    shorter = min(len(before.tokens), len(after.tokens))
+    position = next((position for position, (a, b) in pairs if a != b), shorter)
     if not after.trace.lossless:
         why = "a relaxed rule may change the text"
     elif before.trace.options.get("temperature"):
-        why = "drawn from the same distribution, but by other random numbers; --rule gumbel-match gives the same tokens"
+        why = "sampled from the same distribution with other random numbers; --rule gumbel-match gives the same tokens"
     else:
-        why = "likely a near-tie in rounded arithmetic; --dtype float32 rounds less"
-    return f"other tokens than plain decoding from number {place + 1} on ({why})"
+        why = "probably a near-tie under rounding; --dtype float32 rounds less"
+    return f"differs from plain decoding from token {position + 1} on ({why})"
 
 
 @assets.callback()
@@ -170,22 +168,22 @@ def list_assets(as_json: AsJson = False) -> None:
 
     rows = [
         {
-            "name": one.name,
-            "summary": one.summary,
-            "licence": one.licence,
-            "origin": one.origin,
-            "here": one.here,
-            "folder": str(one.folder) if one.here else None,
+            "name": asset.name,
+            "summary": asset.summary,
+            "licence": asset.licence,
+            "origin": asset.origin,
+            "here": asset.here,
+            "folder": str(asset.folder) if asset.here else None,
             "sources": [
                 {
                     "from": str(source),
                     "bytes": sum(file.size for file in source.files),
                     "files": {file.name: file.sha256 for file in source.files},
                 }
-                for source in one.sources
+                for source in asset.sources
             ],
         }
-        for one in ASSETS.values()
+        for asset in ASSETS.values()
     ]
     if as_json:
         print(json.dumps(rows, indent=2, ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""How many threads torch computes with, for a while: tiny models are slower on several than on one."""
+"""Set the number of torch threads temporarily: tiny models run faster on one thread."""
 
 from __future__ import annotations
 

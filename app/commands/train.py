@@ -1,4 +1,4 @@
-"""`outrider train`: recipes and options in, weights out. Heavy packages are imported when it runs."""
+"""`outrider train`: train drafters and models by recipe. Heavy packages are imported when it runs."""
 
 from __future__ import annotations
 
@@ -74,15 +74,13 @@ def train(
     list_: Annotated[bool, typer.Option("--list", help="List the recipes and exit.")] = False,
 ) -> None:
     """Train drafters for a target, or models that ship. An interrupted run resumes."""
-    from outrider.image.recipes import PREFIX
-    from outrider.image.recipes import RECIPES as PICTURES
-    from outrider.speech.recipes import PREFIX as SPOKEN
-    from outrider.speech.recipes import RECIPES as SPEECH
-    from outrider.text.recipes import RECIPES
+    from outrider.image import recipes as image
+    from outrider.speech import recipes as speech
+    from outrider.text import recipes as text
 
     command = shlex.join(["outrider", *sys.argv[1:]])
-    names = {one.name: one.summary for one in RECIPES.values()} | {one.name: one.summary for one in PICTURES.values()}
-    names |= {one.name: one.summary for one in SPEECH.values()}
+    known: tuple[Any, ...] = (*text.RECIPES.values(), *image.RECIPES.values(), *speech.RECIPES.values())
+    names = {recipe.name: recipe.summary for recipe in known}
     if list_:
         width = max(map(len, names))
         for name, summary in names.items():
@@ -90,17 +88,17 @@ def train(
         return
     if not recipes:
         raise typer.BadParameter(f"give at least one of {', '.join(names)}", param_hint="RECIPE")
-    spoken, drawn = (any(one.startswith(prefix) for one in recipes) for prefix in (SPOKEN, PREFIX))
-    if spoken or drawn:
-        made: Any = import_module("outrider.image.training.run" if drawn else "outrider.speech.training.run")
+    of_image, of_speech = (any(name.startswith(prefix) for name in recipes) for prefix in (image.PREFIX, speech.PREFIX))
+    if of_image or of_speech:
+        trainer: Any = import_module(f"outrider.{'image' if of_image else 'speech'}.training.run")
         if len(data or ()) > 1:
             raise typer.BadParameter("takes one prepared file or folder for images and speech", param_hint="--data")
         if len(init_from or ()) > 1:
             raise typer.BadParameter(
                 "takes one file for images and speech, which train one recipe at a time", param_hint="--init-from"
             )
-        made.train(
-            made.TrainingRequest(
+        trainer.train(
+            trainer.TrainingRequest(
                 recipes=tuple(recipes),
                 device=device,
                 minutes=minutes,
@@ -119,7 +117,7 @@ def train(
     from outrider.text.training.run import TrainingRequest
     from outrider.text.training.run import train as run
 
-    wanted = TrainingRequest(
+    request = TrainingRequest(
         recipes=tuple(recipes),
         model=model,
         device=device,
@@ -142,4 +140,4 @@ def train(
         quiet=quiet,
         command=command,
     )
-    run(wanted)
+    run(request)

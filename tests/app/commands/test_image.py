@@ -43,7 +43,7 @@ def test_a_picture_is_written(tmp_path: Path) -> None:
     options = ("--drafter", "jacobi", "--rule", "exact", "-o", str(file), "--trace", str(trace), "--upscale", "2")
     done = told("red heart", *options)
     assert done.exit_code == 0, done.output
-    assert "256 codes in" in done.stdout and "a call" in done.stdout
+    assert "256 codes in" in done.stdout and "per pass" in done.stdout
     with Image.open(file) as picture:
         assert picture.size == (128, 128)
     assert json.loads(trace.read_text())["method"] == "jacobi"
@@ -55,7 +55,7 @@ def test_plain_decoding_beside_it(tmp_path: Path) -> None:
         "cat", "--rule", "gumbel-match", "--drafter-option", "window=4", "--compare", "-o", str(tmp_path / "a.png")
     )
     assert done.exit_code == 0, done.output
-    assert "256 of 256 codes" in done.output and "plain decoding  256 calls" in done.output
+    assert "256 of 256 codes" in done.output and "plain decoding  256 passes" in done.output
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_a_measurement_keeps_what_is_simulated_from(tmp_path: Path, monkeypatch:
     from tests.text.tiny import write
 
     monkeypatch.setattr(app, "CASES", (("bfloat16", "prompt-lookup", {}), ("bfloat16", "token-recycling", {})))
-    found = app._measured(str(write(tmp_path / "m")), None, 1, 12, 1)
+    found = app._measure(str(write(tmp_path / "m")), None, 1, 12, 1)
     assert [one["drafter"] for one in found["rows"]] == ["plain", "prompt-lookup", "plain", "token-recycling"]
     assert all(sum(step["emitted"] for step in one["steps"]) == 12 for one in found["rows"])
     here = found["settings"]["models"]["bfloat16"]

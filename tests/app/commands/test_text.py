@@ -74,8 +74,8 @@ def test_compare_says_whether_they_agree_and_what_was_gained(folder: str) -> Non
     )
     assert told.exit_code == 0
     assert "prompt-lookup: the same tokens as plain decoding" in told.stderr
-    assert "tokens a call" in told.stderr
-    assert "x plain, median of 3 runs in turn" in told.stderr
+    assert "tokens per target pass" in told.stderr
+    assert "x, median of 3 runs in turns" in told.stderr
     drawn = ["--compare", "--temperature", "1", "--drafter", "jacobi", "--model", folder, "--dtype", "float32"]
     other = CliRunner().invoke(cli, ["text", PROMPT, *RAW, *drawn])
     assert "--rule gumbel-match gives the same tokens" in other.stderr or "the same tokens" in other.stderr

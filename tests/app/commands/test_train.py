@@ -53,7 +53,7 @@ def test_a_draft_model_from_nothing_and_on(tmp_path: Path, cache: Path) -> None:
     )
     first = told(*options)
     assert first.exit_code == 0, first.output
-    assert "tokens a target call" in first.stdout and (cache / "training" / "tiny" / "answers.jsonl").is_file()
+    assert "tokens per target pass" in first.stdout and (cache / "training" / "tiny" / "answers.jsonl").is_file()
     assert {"draft-model.safetensors", "draft-model.json", "curve.json", "checkpoint"} <= {
         p.name for p in out.iterdir()
     }

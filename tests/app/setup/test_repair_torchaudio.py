@@ -105,7 +105,7 @@ def test_libraries_of_a_new_installation_are_tried_again(package: Path) -> None:
     [
         ("", None),
         ("raise OSError('libcudart.so.13: cannot open')", "OSError: libcudart.so.13: cannot open"),
-        ("import sys; sys.exit(3)", "stops at import (exit code 3)"),
+        ("import sys; sys.exit(3)", "fails at import (exit code 3)"),
         ("import os; os.abort()", "crashes at import (signal 6)"),
         ("print('a word of its own')", None),
     ],
