@@ -232,9 +232,9 @@ def _open_page(
 
     with Console(stderr=True).status("Opening the page ..."), _uncollected():
         from outrider.app.page.app import serve
-        from outrider.app.page.backends.interface import Named
+        from outrider.app.page.backends.interface import ModelSpec
 
-        published: dict[Any, Named] = {panel: Named(**given) for panel, given in shown.items()}
+        published: dict[Any, ModelSpec] = {panel: ModelSpec(**given) for panel, given in shown.items()}
         page, address = serve(
             port=port, browser=browser, device=device, dtype=dtype, weights=weights, vllm=vllm, published=published
         )

@@ -14,11 +14,11 @@ from typing import Any
 import gradio as gr
 
 from outrider.app.page import theme, validate
-from outrider.app.page.backends.image import Pictures
-from outrider.app.page.backends.interface import Backend, Named, checked
-from outrider.app.page.backends.speech import Speech
-from outrider.app.page.backends.text import Text
-from outrider.app.page.backends.vllm import Served
+from outrider.app.page.backends.image import ImageBackend
+from outrider.app.page.backends.interface import Backend, ModelSpec, checked
+from outrider.app.page.backends.speech import SpeechBackend
+from outrider.app.page.backends.text import TextBackend
+from outrider.app.page.backends.vllm import VllmBackend
 from outrider.app.page.compare_tab import CompareTab
 from outrider.app.page.controls import NO_PROGRESS, visitor
 from outrider.app.page.modality_tab import ModalityTab
@@ -37,9 +37,9 @@ def backends(device: str = "cpu", dtype: str | None = None, weights: Path | None
     """The backends of the three modalities. `weights` may contain your own weights in folders `image` and `speech`."""
     image, speech = (None if weights is None else weights / name for name in ("image", "speech"))
     return {
-        "text": Text(device=device, dtype=dtype or "bfloat16"),
-        "image": Pictures(device=device, folder=image),
-        "speech": Speech(device=device, folder=speech),
+        "text": TextBackend(device=device, dtype=dtype or "bfloat16"),
+        "image": ImageBackend(device=device, folder=image),
+        "speech": SpeechBackend(device=device, folder=speech),
     }
 
 
@@ -85,9 +85,9 @@ def endpoint(backend: Backend) -> Callable[..., dict[str, Any]]:
 
     def run(
         prompt: str,
-        drafter: str = backend.usual,
+        drafter: str = backend.default_drafter,
         rule: str = EXACT.name,
-        temperature: float = backend.heat,
+        temperature: float = backend.default_temperature,
         seed: int = 0,
         options: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def serve(
     weights: Path | None = None,
     own: Mapping[str, Backend] | None = None,
     vllm: str | None = None,
-    published: Mapping[Modality, Named] | None = None,
+    published: Mapping[Modality, ModelSpec] | None = None,
 ) -> tuple[gr.Blocks, str]:
     """Open the page on 127.0.0.1; the page and its address. `page.close()` ends it, `page.block_thread()` waits.
 
@@ -144,10 +144,10 @@ def serve(
     ours = own or backends(device, dtype, weights)
     shown = dict(ours)
     if vllm:
-        shown["text"] = Served(vllm)
+        shown["text"] = VllmBackend(vllm)
     precision = "float32" if device == "cpu" else "bfloat16"
     for name, named in (published or {}).items():
-        shown[name] = (Pictures if name == "image" else Speech)(device=device, dtype=precision, named=named)
+        shown[name] = (ImageBackend if name == "image" else SpeechBackend)(device=device, dtype=precision, spec=named)
         on_model_thread(shown[name].load)
     page = build(shown, ours)
     _, address, _ = page.launch(

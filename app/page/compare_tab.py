@@ -14,7 +14,7 @@ from typing import Any
 import gradio as gr
 
 from outrider.app.page import validate
-from outrider.app.page.backends.interface import Asked, Backend, checked, together
+from outrider.app.page.backends.interface import Backend, RunSettings, checked, compatible
 from outrider.app.page.controls import NO_PROGRESS, Update, redraw, visitor
 from outrider.app.page.run_queue import MODEL, RunQueue, steps_on_model_thread
 from outrider.app.page.runner import error_box, hint, running, waiting
@@ -65,11 +65,13 @@ def contenders(
     result = []
     for name in [PLAIN, *(name for name in names if name != PLAIN)]:
         rule = str(given["rule"])
-        if name != PLAIN and not together(name, rule):
+        if name != PLAIN and not compatible(name, rule):
             raise InvalidOption(f"the rule '{rule}' cannot verify the drafts of '{name}'; deselect one of them")
-        settings = replace(checked(backend, {**given, "prompt": "x", "drafter": name}), judged=not RULES[rule].lossless)
+        settings = replace(
+            checked(backend, {**given, "prompt": "x", "drafter": name}), logprobs=not RULES[rule].lossless
+        )
 
-        def run(item: Item, settings: Asked = settings) -> Outcome:
+        def run(item: Item, settings: RunSettings = settings) -> Outcome:
             return _outcome(backend, settings, str(item.content), active)
 
         result.append(Contender(name, run, rule=rule, lossless=bool(RULES[rule].lossless), optional=name != PLAIN))
@@ -80,7 +82,7 @@ class Stopped(Exception):
     """The visitor pressed Stop or left the page."""
 
 
-def _outcome(backend: Backend, settings: Asked, prompt: str, active: Callable[[], bool]) -> Outcome:
+def _outcome(backend: Backend, settings: RunSettings, prompt: str, active: Callable[[], bool]) -> Outcome:
     begun = time.perf_counter()
     live = backend.begin(replace(settings, prompt=prompt))
     try:
@@ -206,7 +208,7 @@ class CompareTab:
                     label=f"Drafters, up to {validate.METHODS}; plain decoding is always included",
                 )
                 self.rule = gr.Dropdown(first.rules(), value=EXACT.name, label="Acceptance rule")
-                self.temperature = gr.Slider(0, validate.HEAT, 0, step=0.05, label="Temperature (0 is greedy)")
+                self.temperature = gr.Slider(0, validate.TEMPERATURE, 0, step=0.05, label="Temperature (0 is greedy)")
                 self.seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=validate.SEED)
                 with gr.Row():
                     self.run = gr.Button("Measure", variant="primary", elem_id="compare-run")
@@ -245,7 +247,7 @@ class CompareTab:
             _PROMPTS[modality],
             gr.update(choices=backend.drafters(), value=_default_methods(backend)),
             gr.update(choices=backend.rules(), value=EXACT.name),
-            backend.heat,
+            backend.default_temperature,
         ]
 
     def _begin(self, request: gr.Request) -> list[Update]:
@@ -271,11 +273,11 @@ class CompareTab:
         active = partial(self.queue.is_current, visitor(request), ticket)
         try:
             backend = self.backends[validate.one_of(modality, "modality", self.backends)]
-            lines = [line.strip() for line in validate.words(prompts, "prompts").splitlines() if line.strip()]
+            lines = [line.strip() for line in validate.text(prompts, "prompts").splitlines() if line.strip()]
             if len(lines) > validate.PROMPTS:
                 raise InvalidOption(f"there are {len(lines)} prompts; give at most {validate.PROMPTS}")
             if not backend.loaded:
-                yield [waiting(f"Loading {backend.about} …"), gr.skip()]
+                yield [waiting(f"Loading {backend.description} …"), gr.skip()]
                 backend.load()
             names = validate.some_of(methods, "drafters", backend.drafters(), validate.METHODS)
             given: dict[str, Any] = {"rule": rule, "temperature": temperature, "seed": seed}

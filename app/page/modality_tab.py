@@ -16,16 +16,16 @@ import gradio as gr
 from outrider.app.page import controls, validate
 from outrider.app.page.backends.interface import (
     METHODS,
-    Asked,
     Backend,
     Knob,
+    RunSettings,
     checked,
-    drafting,
-    judging,
-    offered,
+    drafter_choices,
+    drafter_knobs,
+    rule_knobs,
     rules_for,
+    selectable_drafters,
     summary,
-    wording,
 )
 from outrider.app.page.controls import Update, redraw, visitor
 from outrider.app.page.recordings import Recording
@@ -47,7 +47,7 @@ class ModalityTab:
 
     def __init__(self, backend: Backend, queue: RunQueue) -> None:
         self.backend, self.queue = backend, queue
-        self.view = TraceView(backend.name, with_race=not backend.fixed)
+        self.view = TraceView(backend.name, with_race=not backend.is_server)
 
     # ---- components
 
@@ -69,10 +69,10 @@ class ModalityTab:
 
     def _controls(self) -> None:
         backend = self.backend
-        drafters = offered(backend)
-        drafter = backend.usual if backend.usual in drafters else PLAIN
+        drafters = selectable_drafters(backend)
+        drafter = backend.default_drafter if backend.default_drafter in drafters else PLAIN
         self.prompt = gr.Textbox(
-            label=backend.what.capitalize(),
+            label=backend.prompt_label.capitalize(),
             value=backend.examples[0],
             lines=3,
             max_lines=8,
@@ -88,28 +88,35 @@ class ModalityTab:
         self.about = gr.HTML(self._about(drafter, EXACT.name), elem_id=f"{backend.name}-about", min_height=74)
         with gr.Row():
             self.run = gr.Button("Run", variant="primary", min_width=70, elem_id=f"{backend.name}-run")
-            self.race = gr.Button("Race", min_width=70, elem_id=f"{backend.name}-go", visible=not backend.fixed)
+            self.race = gr.Button("Race", min_width=70, elem_id=f"{backend.name}-go", visible=not backend.is_server)
             self.stop = gr.Button("Stop", variant="stop", min_width=70, elem_id=f"{backend.name}-stop")
         with gr.Row():
             self.temperature = gr.Slider(
-                0, validate.HEAT, backend.heat, step=0.05, label="Temperature (0 is greedy)", min_width=150
+                0,
+                validate.TEMPERATURE,
+                backend.default_temperature,
+                step=0.05,
+                label="Temperature (0 is greedy)",
+                min_width=150,
             )
             self.seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=validate.SEED, min_width=90)
-        self.extras = [controls.component(option) for option in backend.extras]
+        self.extra_options = [controls.component(option) for option in backend.extra_options]
         with gr.Accordion("Options of the drafter and the acceptance rule", open=False):
-            self.sliders = [controls.slider(knob) for knob in controls.padded(drafting(backend, drafter), _SLIDERS)]
+            self.sliders = [
+                controls.slider(knob) for knob in controls.padded(drafter_knobs(backend, drafter), _SLIDERS)
+            ]
             self.choices = [
-                controls.dropdown(choice) for choice in controls.padded(wording(backend, drafter), _CHOICES)
+                controls.dropdown(choice) for choice in controls.padded(drafter_choices(backend, drafter), _CHOICES)
             ]
             self.rule_sliders = [
-                controls.slider(knob) for knob in controls.padded(judging(backend, EXACT.name), _RULE_SLIDERS)
+                controls.slider(knob) for knob in controls.padded(rule_knobs(backend, EXACT.name), _RULE_SLIDERS)
             ]
         self.link = gr.HTML("", elem_id=f"{backend.name}-link", min_height=24)
         self.ticket = gr.State(0)
 
     @property
     def inputs(self) -> list[Any]:
-        general = [self.prompt, self.drafter, self.rule, self.temperature, self.seed, *self.extras]
+        general = [self.prompt, self.drafter, self.rule, self.temperature, self.seed, *self.extra_options]
         return [*general, *self.sliders, *self.choices, *self.rule_sliders]
 
     def _about(self, drafter: str, rule: str) -> Drawing:
@@ -153,7 +160,7 @@ class ModalityTab:
             self.view.output.click(self._similar, [self.view.recording], [self.patches], **redraw(queue=True))
 
     def _change_drafter(self, drafter: str, rule: str) -> list[Update]:
-        rules = rules_for(self.backend, drafter) if drafter in offered(self.backend) else [EXACT.name]
+        rules = rules_for(self.backend, drafter) if drafter in selectable_drafters(self.backend) else [EXACT.name]
         rule = rule if rule in rules else EXACT.name
         return [
             gr.update(choices=rules, value=rule),
@@ -168,13 +175,13 @@ class ModalityTab:
         return [self._about(drafter, rule), *self._rule_options(rule)]
 
     def _drafter_options(self, drafter: str, given: Any = None) -> list[Update]:
-        knobs = controls.padded(drafting(self.backend, drafter), _SLIDERS)
-        choices = controls.padded(wording(self.backend, drafter), _CHOICES)
+        knobs = controls.padded(drafter_knobs(self.backend, drafter), _SLIDERS)
+        choices = controls.padded(drafter_choices(self.backend, drafter), _CHOICES)
         updates = [controls.update_slider(knob, given) for knob in knobs]
         return [*updates, *(controls.update_dropdown(choice, given) for choice in choices)]
 
     def _rule_options(self, rule: str, given: Any = None) -> list[Update]:
-        knobs = controls.padded(judging(self.backend, rule), _RULE_SLIDERS)
+        knobs = controls.padded(rule_knobs(self.backend, rule), _RULE_SLIDERS)
         return [controls.update_slider(knob, given) for knob in knobs]
 
     def _begin(self, request: gr.Request) -> list[Update]:
@@ -187,28 +194,28 @@ class ModalityTab:
         if self.backend.loaded:
             yield gr.skip()
             return
-        yield waiting(f"Loading {self.backend.about} …")
-        progress(0.1, f"Loading {self.backend.about}")
+        yield waiting(f"Loading {self.backend.description} …")
+        progress(0.1, f"Loading {self.backend.description}")
         try:
             on_model_thread(self.backend.load)
         except Exception as error:
             yield error_box(error)
 
-    def settings(self, values: Sequence[Any]) -> Asked:
+    def settings(self, values: Sequence[Any]) -> RunSettings:
         """The values of the controls as checked settings of a run."""
         prompt, drafter, rule, temperature, seed, *options = values
-        extras, options = options[: len(self.extras)], options[len(self.extras) :]
+        extra_options, options = options[: len(self.extra_options)], options[len(self.extra_options) :]
         sliders, choices = options[:_SLIDERS], options[_SLIDERS : _SLIDERS + _CHOICES]
         given: dict[str, Any] = {"prompt": prompt, "drafter": drafter, "rule": rule, "seed": seed}
         given |= {"temperature": temperature, "drafter_options": {}, "rule_options": {}}
-        given |= {option.name: value for option, value in zip(self.backend.extras, extras, strict=True)}
+        given |= {option.name: value for option, value in zip(self.backend.extra_options, extra_options, strict=True)}
         if isinstance(drafter, str):
-            known = [knob.name for knob in drafting(self.backend, drafter)]
+            known = [knob.name for knob in drafter_knobs(self.backend, drafter)]
             given["drafter_options"] |= dict(zip(known, sliders, strict=False))
-            known = [choice.name for choice in wording(self.backend, drafter)]
+            known = [choice.name for choice in drafter_choices(self.backend, drafter)]
             given["drafter_options"] |= dict(zip(known, choices, strict=False))
         if isinstance(rule, str):
-            known = [knob.name for knob in judging(self.backend, rule)]
+            known = [knob.name for knob in rule_knobs(self.backend, rule)]
             given["rule_options"] = dict(zip(known, options[_SLIDERS + _CHOICES :], strict=False))
         return checked(self.backend, given)
 
@@ -256,7 +263,7 @@ class ModalityTab:
         if not self.backend.loaded:
             return hint("The patches need the model: press Run once.")
         try:
-            similar = on_model_thread(partial(self.backend.like, codes[cell]))  # type: ignore[attr-defined]
+            similar = on_model_thread(partial(self.backend.similar, codes[cell]))  # type: ignore[attr-defined]
         except Exception as error:
             return error_box(error)
         figures = "".join(
@@ -270,7 +277,7 @@ class ModalityTab:
 
     # ---- links
 
-    def _link(self, settings: Asked) -> Drawing:
+    def _link(self, settings: RunSettings) -> Drawing:
         """A link that opens the page with these settings."""
         query: dict[str, Any] = {"panel": self.backend.name, "prompt": settings.prompt, "drafter": settings.drafter}
         query |= {"rule": settings.rule, "temperature": f"{settings.temperature:g}", "seed": settings.seed}
@@ -294,7 +301,7 @@ class ModalityTab:
             gr.update(choices=rules_for(self.backend, settings.drafter), value=settings.rule),
             settings.temperature,
             settings.seed,
-            *(settings.extra[option.name] for option in self.backend.extras),
+            *(settings.extra[option.name] for option in self.backend.extra_options),
             *self._drafter_options(settings.drafter, settings.drafter_options),
             *self._rule_options(settings.rule, settings.rule_options),
             self._about(settings.drafter, settings.rule),
@@ -312,7 +319,7 @@ def _parsed(query: dict[str, str], backend: Backend) -> dict[str, Any]:
 
     given: dict[str, Any] = {key: query[key] for key in ("prompt", "drafter", "rule") if key in query}
     given |= {key: number(query[key]) for key in ("temperature", "seed") if key in query}
-    for option in backend.extras:
+    for option in backend.extra_options:
         if option.name in query:
             given[option.name] = number(query[option.name]) if isinstance(option, Knob) else query[option.name]
     for key, prefix in (("drafter_options", "d."), ("rule_options", "r.")):

@@ -58,9 +58,9 @@ EXAMPLES: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # file name -> modali
 
 def recorded(backend: Backend, given: Mapping[str, Any]) -> Recording:
     """The recording of a run, with that of plain decoding in it."""
-    asked = checked(backend, given)
+    settings = checked(backend, given)
     recordings = []
-    for run in (replace(asked, drafter=PLAIN, drafter_options={}), asked):
+    for run in (replace(settings, drafter=PLAIN, drafter_options={}), settings):
         *_, (_, recording) = follow(backend, run, lambda: True, "")
         assert recording is not None
         recordings.append(recording)

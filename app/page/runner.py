@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 
-from outrider.app.page.backends.interface import Asked, Backend
+from outrider.app.page.backends.interface import Backend, RunSettings
 from outrider.app.page.recordings import Recording
 from outrider.app.viz.svg import Drawing, safe
 from outrider.core.errors import OutriderError
@@ -20,7 +20,7 @@ _log = logging.getLogger("outrider.app")
 
 
 def follow(
-    backend: Backend, asked: Asked, active: Callable[[], bool], label: str
+    backend: Backend, settings: RunSettings, active: Callable[[], bool], label: str
 ) -> Iterator[tuple[tuple[str | None, str | None], Recording | None]]:
     """Run a generation: yields now and then (status, output) to show, and finally the recording. The run ends at the
     first step after `active` returns False; the target's cache is released however it ends."""
@@ -28,7 +28,7 @@ def follow(
         return
     if not backend.loaded:
         backend.load()
-    live = backend.begin(asked)
+    live = backend.begin(settings)
     begun = shown = time.perf_counter()
     tokens = passes = 0
     first, pause = True, PAUSE[backend.name]
@@ -41,7 +41,7 @@ def follow(
             if first or now - shown >= pause:
                 status = f"{label} {tokens} tokens, {passes} target passes, {tokens / passes:.2f} tokens / pass, "
                 status += f"{tokens / max(now - begun, 1e-6):.1f} tokens / s"
-                yield (running(status), live.seen()), None
+                yield (running(status), live.preview()), None
                 first, shown = False, time.perf_counter()
                 pause = max(PAUSE[backend.name], _SHARE * (shown - now))
     finally:

@@ -19,7 +19,7 @@ def theory(acceptance: float, cost: float, length: int, growth: float) -> Drawin
     """The predicted speedup of a chain draft; the cost of verification may grow with the length of the draft."""
     acceptance = validate.number(acceptance, "acceptance", 0, 1)
     cost = validate.number(cost, "cost", 0, 1)
-    length = validate.whole(length, "length", 0, 16)
+    length = validate.whole_number(length, "length", 0, 16)
     growth = validate.number(growth, "growth", 0, 0.5)
 
     def verify(tokens: int) -> float:

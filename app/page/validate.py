@@ -17,10 +17,10 @@ METHODS = 6  # in one comparison
 PROMPTS = 8
 FILE = 5_000_000  # bytes of an opened trace
 WAITING = 16  # runs in the queue
-HEAT = 2.0
+TEMPERATURE = 2.0
 
 
-def words(value: object, what: str = "prompt", limit: int = PROMPT) -> str:
+def text(value: object, what: str = "prompt", limit: int = PROMPT) -> str:
     """The value, if it is a text that is neither empty nor longer than `limit` characters."""
     if not isinstance(value, str):
         raise InvalidOption(f"the {what} is not text; type a few words")
@@ -43,7 +43,7 @@ def number(value: object, what: str, low: float, high: float) -> float:
     return float(value)
 
 
-def whole(value: object, what: str, low: int, high: int) -> int:
+def whole_number(value: object, what: str, low: int, high: int) -> int:
     result = number(value, what, low, high)
     if result != int(result):
         raise InvalidOption(f"{what} is {result:g}; it must be a whole number")

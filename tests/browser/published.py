@@ -35,11 +35,11 @@ def main(folder: Path) -> None:
     import torch
 
     from outrider.app.page.app import serve
-    from outrider.app.page.backends.interface import Named
+    from outrider.app.page.backends.interface import ModelSpec
 
     torch.set_num_threads(1)
     ours = SimpleNamespace(**runpy.run_path(str(HERE / "small.py"))).backends(folder)
-    named = {panel: Named(**given) for panel, given in write(folder).items()}
+    named = {panel: ModelSpec(**given) for panel, given in write(folder).items()}
     page, address = serve(browser=False, own=ours, published=named)
     print(address, flush=True)
     sys.stdin.read()

@@ -36,9 +36,9 @@ class _Slow:
 def backends(folder: Path) -> dict[str, Any]:
     import torch
 
-    from outrider.app.page.backends.image import Pictures
-    from outrider.app.page.backends.speech import Speech
-    from outrider.app.page.backends.text import Text
+    from outrider.app.page.backends.image import ImageBackend
+    from outrider.app.page.backends.speech import SpeechBackend
+    from outrider.app.page.backends.text import TextBackend
     from outrider.image.model import ImageModel
     from outrider.image.tokenizer import Layout, Tokenizer
     from outrider.text import load
@@ -51,14 +51,14 @@ def backends(folder: Path) -> dict[str, Any]:
         codec = Tokenizer(Layout(levels=(4, 3, 3), channels=(8, 16, 16))).eval()
         return ImageModel(tokens.network(), tokens.prompt_encoder, codec, name="tiny")
 
-    class SlowPictures(Pictures):
+    class SlowPictures(ImageBackend):
         def begin(self, asked: Any) -> Any:
             return _Slow(super().begin(asked))
 
     return {
-        "text": Text(lambda: load(written, dtype="float32")),
+        "text": TextBackend(lambda: load(written, dtype="float32")),
         "image": SlowPictures(image),
-        "speech": Speech(_part("speech/conftest.py").small_speaker),
+        "speech": SpeechBackend(_part("speech/conftest.py").small_speaker),
     }
 
 

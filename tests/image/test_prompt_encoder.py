@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider.app.cli import cli
-from outrider.app.page.backends.image import Pictures
+from outrider.app.page.backends.image import ImageBackend
 from outrider.core.errors import InvalidOption
 from outrider.image.loading import load
 from outrider.image.prompt_encoder import COMMON, HELD_OUT, LENGTH, PromptEncoder, most_common_words, words
@@ -86,9 +86,9 @@ def test_the_shipped_model_knows_every_word_of_the_example_prompts() -> None:
         *re.findall(r'outrider image "([^"]+)"', readme),
         *re.findall(r"such as '([^']+)'", help_text),
         *re.findall(r'im\.generate\(\\"([^"\\]+)', notebook),
-        *Pictures.examples,
+        *ImageBackend.examples,
     ]
     encoder = load("emoji").prompt_encoder
-    assert {"red heart", "pizza"} <= set(shown) and len(shown) > len(Pictures.examples) + 2
+    assert {"red heart", "pizza"} <= set(shown) and len(shown) > len(ImageBackend.examples) + 2
     unknown = {word for prompt in shown for word in words(prompt) if encoder.word_id(word) is None}
     assert not unknown

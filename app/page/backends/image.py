@@ -1,4 +1,4 @@
-"""Pictures for the page: the text-to-emoji model, what it is asked, the picture as it fills, codes and their like."""
+"""The page's backend for images, with our text-to-emoji model or a published one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from outrider.app.page.backends.interface import Asked, Choice, Held, Knob, Named
+from outrider.app.page.backends.interface import Choice, Knob, LazyModel, ModelSpec, RunSettings
 from outrider.app.page.recordings import Modality, Recording
 from outrider.app.viz import image_grid
 from outrider.core.methods.parallel_decoding import JACOBI
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 ANY = "any"
 
 
-class Pictures:
-    """The subject."""
+class ImageBackend:
+    """Pictures by our model, by a published one (`spec`), or by the model that `load_` returns."""
 
     name: Modality = "image"
     title = "Image"
-    what = "prompt"
+    prompt_label = "prompt"
     examples: tuple[str, ...] = ("red heart", "pizza", "cat with tears of joy", "rainbow", "panda", "rocket")
-    heat: float = 1.0
-    usual = JACOBI.name
+    default_temperature: float = 1.0
+    default_drafter = JACOBI.name
     defaults: Modality | None = name
-    fixed = False
-    extras: tuple[Knob | Choice, ...] = (
+    is_server = False
+    extra_options: tuple[Knob | Choice, ...] = (
         Knob("guidance_scale", 0, 8, 0.5, 3),
         Choice("style", (ANY, "noto", "twemoji", "openmoji", "fluent"), ANY),
     )
@@ -48,81 +48,81 @@ class Pictures:
         device: str = "cpu",
         dtype: str = "bfloat16",
         folder: Path | None = None,
-        named: Named | None = None,
+        spec: ModelSpec | None = None,
     ) -> None:
-        """Our own model, or the published one that is named."""
-        self._named, self._folder, self._given = named, folder, load_ is not None
-        self._held: Held[ImageModel | PublishedModel]
-        if named is not None:  # it is guided as it usually is
-            self._held = Held(lambda: named.opened(model.load, device, dtype))
-            self.examples, self.extras = ("a red fox in the snow", "a lighthouse at night"), ()
+        """`folder` contains weights of your own training for our model."""
+        self._spec, self._folder, self._given = spec, folder, load_ is not None
+        self._lazy: LazyModel[ImageModel | PublishedModel]
+        if spec is not None:  # with the model's own guidance
+            self._lazy = LazyModel(lambda: spec.load(model.load, device, dtype))
+            self.examples, self.extra_options = ("a red fox in the snow", "a lighthouse at night"), ()
         else:
-            self._held = Held(load_ or (lambda: load(device=device, dtype=dtype, folder=folder)))
+            self._lazy = LazyModel(load_ or (lambda: load(device=device, dtype=dtype, folder=folder)))
             self.examples = self.examples if load_ is None else ("red heart", "cat", "house")
 
     @property
-    def about(self) -> str:
+    def description(self) -> str:
         if self.loaded:
-            return repr(self._held.get()).strip("<>")
-        return self._named.model if self._named is not None else "emoji of 64x64, as 16x16 codes"
+            return repr(self._lazy.get()).strip("<>")
+        return self._spec.model if self._spec is not None else "the emoji model (64x64 pixels, 16x16 codes)"
 
     @property
     def loaded(self) -> bool:
-        return self._held.there
+        return self._lazy.loaded
 
     def load(self) -> ImageModel | PublishedModel:
-        return self._held.get()
+        return self._lazy.get()
 
     def drafters(self) -> list[str]:
-        if self._named is not None:
-            return listed_drafters(trained=False, draft=self._named.draft_model is not None).ready
+        if self._spec is not None:
+            return listed_drafters(trained=False, draft=self._spec.draft_model is not None).ready
         return listed_drafters(draft=not self._given, folder=self._folder).ready
 
     def rules(self) -> list[str]:
         return rules()
 
-    def begin(self, asked: Asked) -> LivePicture:
-        return LivePicture(self.load(), asked)
+    def begin(self, settings: RunSettings) -> ImageGeneration:
+        return ImageGeneration(self.load(), settings)
 
-    def like(self, code: int, most: int = 12) -> list[tuple[int, str]]:
-        """The codes whose patches look most like this one's, itself first, each as a picture's address."""
+    def similar(self, code: int, count: int = 12) -> list[tuple[int, str]]:
+        """A code and the codes whose patches look most like its patch, each with the patch as a data URL."""
         im = self.load()
-        near = [code, *im.neighbours[code, :most].tolist()]
-        if isinstance(im, PublishedModel):  # its class may draw whole pictures only
+        near = [code, *im.neighbours[code, :count].tolist()]
+        if isinstance(im, PublishedModel):  # some models decode whole pictures only: fill one with the code
             whole = torch.tensor(near)[:, None, None].expand(-1, im.raster.rows, im.raster.columns)
             drawn = [part.resize((48, 48)) for part in im.pictures(whole)]
-            return [(one, address(part)) for one, part in zip(near, drawn, strict=True)]
+            return [(neighbour, data_url(part)) for neighbour, part in zip(near, drawn, strict=True)]
         grids = torch.tensor(near)[:, None, None].expand(-1, 3, 3)
         size = im.codec.factor
-        patches = [one.crop((size, size, 2 * size, 2 * size)) for one in im.pictures(grids)]
-        return [(one, address(patch.resize((48, 48), 0))) for one, patch in zip(near, patches, strict=True)]
+        patches = [picture.crop((size, size, 2 * size, 2 * size)) for picture in im.pictures(grids)]
+        return [
+            (neighbour, data_url(patch.resize((48, 48), 0))) for neighbour, patch in zip(near, patches, strict=True)
+        ]
 
 
 def packed(picture: Image) -> str:
-    """PNG in base64."""
-    held = io.BytesIO()
-    picture.save(held, "PNG", optimize=True)
-    return b64encode(held.getvalue()).decode()
+    """The picture as a PNG file in base64."""
+    file = io.BytesIO()
+    picture.save(file, "PNG", optimize=True)
+    return b64encode(file.getvalue()).decode()
 
 
-def address(picture: Image) -> str:
+def data_url(picture: Image) -> str:
     return "data:image/png;base64," + packed(picture)
 
 
-class LivePicture:
-    """A picture under way."""
+class ImageGeneration:
+    """A picture in progress."""
 
-    def __init__(self, im: ImageModel | PublishedModel, asked: Asked) -> None:
-        self._im, self._asked = im, asked
+    def __init__(self, im: ImageModel | PublishedModel, settings: RunSettings) -> None:
+        self._im, self._settings = im, settings
         self._steps: list[Step] = []
         self._count = 0
-        style = asked.extra.get("style")
-        given: dict[str, Any] = {
-            "style": None if style == ANY or style not in im.styles else style
-        }  # one that it was taught
-        if "guidance_scale" in asked.extra:
-            given["guidance_scale"] = asked.extra["guidance_scale"]
-        self._stream = im.stream(asked.prompt, **asked.options(), **given, entropy=True)
+        style = settings.extra.get("style")
+        given: dict[str, Any] = {"style": style if style != ANY and style in im.styles else None}
+        if "guidance_scale" in settings.extra:
+            given["guidance_scale"] = settings.extra["guidance_scale"]
+        self._stream = im.stream(settings.prompt, **settings.options(), **given, entropy=True)
 
     def __iter__(self) -> Iterator[Step]:
         return self
@@ -136,20 +136,20 @@ class LivePicture:
     def close(self) -> None:
         self._stream.close()
 
-    def seen(self) -> str:
+    def preview(self) -> str:
         shape = self._im.raster.rows, self._im.raster.width
         return image_grid.picture(packed(self._stream.picture(0, self._count)), self._steps, *shape, light=True)
 
     def recording(self) -> Recording:
         raster = self._im.raster
-        whole = self._stream.results[0].image
+        picture = self._stream.results[0].image
         return Recording(
             "image",
             self._stream.trace,
-            self._asked.prompt,
+            self._settings.prompt,
             rows=raster.rows,
             columns=raster.width,
-            picture=packed(whole),
+            picture=packed(picture),
         )
 
 

@@ -1,4 +1,4 @@
-"""What the page's panels ask of a modality, and what they may offer: methods that go together, their options as knobs.
+"""The interface of the page's modality backends, their options as knobs and choices, and the check of run settings.
 
 Reads the rows of methods; knows no method, nothing of what a token means, and nothing of pages.
 """
@@ -20,7 +20,7 @@ from outrider.core.methods import AUTO, DRAFTERS, RULES, Method
 from outrider.core.methods.rules import EXACT
 from outrider.core.trace import Step
 
-_RANGES: Mapping[str, tuple[float, float, float]] = {  # lowest, highest, step; rows may have their own
+_RANGES: Mapping[str, tuple[float, float, float]] = {  # minimum, maximum, step; rows of methods may override them
     "batch": (1, 32, 1),
     "beta": (0, 1, 0.05),
     "delta": (0, 0.5, 0.01),
@@ -60,33 +60,33 @@ _RANGES: Mapping[str, tuple[float, float, float]] = {  # lowest, highest, step; 
     "window": (1, 32, 1),
 }
 METHODS = {AUTO.name: AUTO, **DRAFTERS}
-_FEW = 4  # knobs of one method
+_MAX_KNOBS = 4  # of one method
 M = TypeVar("M")
 
 
 @dataclass(frozen=True)
 class Knob:
-    """A number that may be turned."""
+    """A numeric option: a slider on the page."""
 
     name: str
     low: float
     high: float
     step: float
     value: float
-    exact: float | None = None  # where a relaxed rule loses nothing
+    exact: float | None = None  # the value at which a relaxed rule is exact
 
     @property
     def label(self) -> str:
         return self.name.replace("_", " ") + (f" (exact at {self.exact:g})" if self.exact is not None else "")
 
     def read(self, value: object) -> float:
-        found = validate.number(value, self.name, self.low, self.high)
-        return int(found) if self.step == int(self.step) and found == int(found) else found
+        number = validate.number(value, self.name, self.low, self.high)
+        return int(number) if self.step == int(self.step) and number == int(number) else number
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A name out of several."""
+    """An option with a fixed set of values: a dropdown on the page."""
 
     name: str
     choices: tuple[str, ...]
@@ -101,8 +101,8 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """One run as it was asked for, checked."""
+class RunSettings:
+    """The checked settings of one run."""
 
     prompt: str
     drafter: str = PLAIN
@@ -111,15 +111,15 @@ class Asked:
     seed: int = 0
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
     rule_options: Mapping[str, Any] = field(default_factory=dict)
-    extra: Mapping[str, Any] = field(default_factory=dict)  # the modality's own
-    judged: bool = False  # how likely is what came to the target itself?
+    extra: Mapping[str, Any] = field(default_factory=dict)  # options of the modality
+    logprobs: bool = False  # record the target's log-probabilities of the output
 
     @property
     def lossless(self) -> bool:
         return bool(RULES[self.rule].lossless)
 
     def options(self) -> dict[str, Any]:
-        """As the modalities' models take them."""
+        """The settings as arguments of a model's `stream`."""
         plain = self.drafter == PLAIN
         return {
             "drafter": None if plain else self.drafter,
@@ -128,52 +128,52 @@ class Asked:
             "seed": self.seed,
             "drafter_options": {} if plain else dict(self.drafter_options),
             "rule_options": dict(self.rule_options),
-            "logprobs": self.judged,
+            "logprobs": self.logprobs,
         }
 
 
-class Live(Protocol):
-    """A generation under way."""
+class Generation(Protocol):
+    """A generation in progress; iterates over its steps."""
 
     def __next__(self) -> Step: ...
     def __iter__(self) -> Iterator[Step]: ...
     def close(self) -> None: ...
-    def seen(self) -> str: ...  # what there is so far, as HTML, made quickly
+    def preview(self) -> str: ...  # the output so far as HTML, cheap to make
     def recording(self) -> Recording: ...
 
 
 class Backend(Protocol):
-    """One modality, its model loaded when somebody wants it."""
+    """One modality of the page. Its model is loaded on first use."""
 
     name: Modality
     title: str
-    what: str  # of the prompt
+    prompt_label: str
     examples: tuple[str, ...]
-    heat: float  # the usual temperature
-    usual: str  # the drafter to begin with
-    extras: tuple[Knob | Choice, ...]
-    defaults: Modality | None  # whose usual options methods begin with
-    fixed: bool  # a server's: its drafter, and the options of that, were chosen where it was started
+    default_temperature: float
+    default_drafter: str
+    extra_options: tuple[Knob | Choice, ...]
+    defaults: Modality | None  # the modality whose defaults methods use; None: the methods' own
+    is_server: bool  # an external server, which fixes the drafter and its options
 
     @property
-    def about(self) -> str: ...  # the model, in a few words
+    def description(self) -> str: ...  # the model in a few words
     @property
     def loaded(self) -> bool: ...
     def load(self) -> Any: ...
-    def drafters(self) -> list[str]: ...  # those that can run here
+    def drafters(self) -> list[str]: ...  # the drafters whose weights are available
     def rules(self) -> list[str]: ...
-    def begin(self, asked: Asked) -> Live: ...
+    def begin(self, settings: RunSettings) -> Generation: ...
 
 
-class Held(Generic[M]):
-    """A model that is loaded once, when it is first wanted, whoever wants it."""
+class LazyModel(Generic[M]):
+    """A model that is loaded once, on first use, by whichever thread comes first."""
 
     def __init__(self, load: Callable[[], M]) -> None:
         self._load, self._lock = load, Lock()
         self._model: M | None = None
 
     @property
-    def there(self) -> bool:
+    def loaded(self) -> bool:
         return self._model is not None
 
     def get(self) -> M:
@@ -184,101 +184,103 @@ class Held(Generic[M]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Named:
-    """A published model that a panel shows in place of ours, perhaps with a smaller one of its family that drafts, and
-    with options of its class."""
+class ModelSpec:
+    """A published model that a tab uses instead of ours, with an optional draft model and the options of its class."""
 
     model: str
     draft_model: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def opened(self, load: Callable[..., M], device: str, dtype: str) -> M:
+    def load(self, load: Callable[..., M], device: str, dtype: str) -> M:
         return load(self.model, device=device, dtype=dtype, draft_model=self.draft_model, **self.options)
 
 
-def together(drafter: str, rule: str) -> bool:
-    """Can this rule judge what this drafter drafts?"""
-    return drafter not in METHODS or RULES[rule].judges(METHODS[drafter])  # plain decoding, and a server's drafter
+def compatible(drafter: str, rule: str) -> bool:
+    """Whether the rule can verify the drafter's drafts; true for plain decoding and a server's drafter."""
+    return drafter not in METHODS or RULES[rule].judges(METHODS[drafter])
 
 
-def offered(subject: Backend) -> list[str]:
-    """Drafters to choose from, and plain decoding, unless a server has chosen."""
-    return subject.drafters() if subject.fixed else [PLAIN, *subject.drafters()]
+def selectable_drafters(backend: Backend) -> list[str]:
+    """The choices of the drafter dropdown: plain decoding and the available drafters, or a server's only drafter."""
+    return backend.drafters() if backend.is_server else [PLAIN, *backend.drafters()]
 
 
-def drafting(subject: Backend, drafter: str) -> list[Knob]:
-    """What may be turned of a drafter."""
-    return [] if subject.fixed else knobs(drafter, METHODS, subject.defaults)
+def drafter_knobs(backend: Backend, drafter: str) -> list[Knob]:
+    """The numeric options of a drafter."""
+    return [] if backend.is_server else knobs(drafter, METHODS, backend.defaults)
 
 
-def wording(subject: Backend, drafter: str) -> list[Choice]:
-    """What may be chosen of a drafter."""
-    if subject.fixed or drafter not in METHODS:
+def drafter_choices(backend: Backend, drafter: str) -> list[Choice]:
+    """The options of a drafter with a fixed set of values."""
+    if backend.is_server or drafter not in METHODS:
         return []
-    found = []
+    choices = []
     method = METHODS[drafter]
-    for option, value in initial(method, subject.defaults).items():
-        if words := method.choices.get(option):
-            kept = words if subject.name == "image" else tuple(one for one in words if one not in SPATIAL)
-            found.append(Choice(option, kept, value))
-    return found
+    for option, value in default_options(method, backend.defaults).items():
+        if values := method.choices.get(option):
+            if backend.name != "image":
+                values = tuple(name for name in values if name not in SPATIAL)
+            choices.append(Choice(option, values, value))
+    return choices
 
 
-def judging(subject: Backend, rule: str) -> list[Knob]:
-    """And of a rule."""
-    return knobs(rule, RULES, subject.defaults)
+def rule_knobs(backend: Backend, rule: str) -> list[Knob]:
+    """The numeric options of a rule."""
+    return knobs(rule, RULES, backend.defaults)
 
 
-def rules_for(subject: Backend, drafter: str) -> list[str]:
-    return [rule for rule in subject.rules() if together(drafter, rule)]
+def rules_for(backend: Backend, drafter: str) -> list[str]:
+    return [rule for rule in backend.rules() if compatible(drafter, rule)]
 
 
-def initial(method: Method, defaults: Modality | None) -> dict[str, Any]:
-    """A method's options, as it begins with them."""
+def default_options(method: Method, defaults: Modality | None) -> dict[str, Any]:
+    """The default options of a method for a modality."""
     return method.options if defaults is None else {**method.options, **method.begun(defaults)}
 
 
 def knobs(name: str, table: Mapping[str, Method], defaults: Modality | None = None) -> list[Knob]:
-    """The numbers among a method's options, the first few."""
+    """The first numeric options of a method."""
     if name not in table:
         return []
-    method, found = table[name], []
-    for option, value in initial(method, defaults).items():
+    method, result = table[name], []
+    for option, value in default_options(method, defaults).items():
         bounds = method.ranges.get(option, _RANGES.get(option))
         if bounds is None or isinstance(value, bool) or not isinstance(value, int | float):
             continue
         anchor = (method.anchor or {}).get(option)
         exact = float(anchor) if anchor is not None and math.isfinite(anchor) else None
-        found.append(Knob(option, *bounds, min(max(value, bounds[0]), bounds[1]), exact))
-    return found[:_FEW]
+        result.append(Knob(option, *bounds, min(max(value, bounds[0]), bounds[1]), exact))
+    return result[:_MAX_KNOBS]
 
 
 def summary(name: str, table: Mapping[str, Method]) -> str:
-    """What a method does, in a line."""
+    """What a method does, in one line."""
     if name == PLAIN:
-        return "nobody guesses: one call of the target for each token"
-    return table[name].summary if name in table else "what the server was started with"
+        return "no drafting: one target pass for each token"
+    return table[name].summary if name in table else "the drafter that the server was started with"
 
 
-def checked(subject: Backend, given: Mapping[str, Any]) -> Asked:
-    """What somebody asked for, read from plain values; names that are none and numbers out of bounds are refused."""
-    drafter = validate.one_of(given.get("drafter", subject.usual), "drafter", offered(subject))
-    rule = validate.one_of(given.get("rule", EXACT.name), "rule", subject.rules())
-    if not together(drafter, rule):
+def checked(backend: Backend, given: Mapping[str, Any]) -> RunSettings:
+    """The settings of a run from plain values; raises InvalidOption for unknown names and values out of range."""
+    drafter = validate.one_of(given.get("drafter", backend.default_drafter), "drafter", selectable_drafters(backend))
+    rule = validate.one_of(given.get("rule", EXACT.name), "rule", backend.rules())
+    if not compatible(drafter, rule):
         raise InvalidOption(
-            f"the rule '{rule}' can't judge what '{drafter}' drafts; take {rules_for(subject, drafter)[0]}"
+            f"the rule '{rule}' cannot verify the drafts of '{drafter}'; use {rules_for(backend, drafter)[0]}"
         )
-    extra = {one.name: one.read(given.get(one.name, one.value)) for one in subject.extras}
-    return Asked(
-        prompt=validate.words(given.get("prompt"), subject.what),
+    extra = {option.name: option.read(given.get(option.name, option.value)) for option in backend.extra_options}
+    return RunSettings(
+        prompt=validate.text(given.get("prompt"), backend.prompt_label),
         drafter=drafter,
         rule=rule,
-        temperature=validate.number(given.get("temperature", subject.heat), "temperature", 0, validate.HEAT),
-        seed=validate.whole(given.get("seed", 0), "seed", 0, validate.SEED),
-        drafter_options=_options(
-            given.get("drafter_options"), [*drafting(subject, drafter), *wording(subject, drafter)]
+        temperature=validate.number(
+            given.get("temperature", backend.default_temperature), "temperature", 0, validate.TEMPERATURE
         ),
-        rule_options=_options(given.get("rule_options"), judging(subject, rule)),
+        seed=validate.whole_number(given.get("seed", 0), "seed", 0, validate.SEED),
+        drafter_options=_options(
+            given.get("drafter_options"), [*drafter_knobs(backend, drafter), *drafter_choices(backend, drafter)]
+        ),
+        rule_options=_options(given.get("rule_options"), rule_knobs(backend, rule)),
         extra=extra,
     )
 
@@ -287,6 +289,6 @@ def _options(given: object, known: Sequence[Knob | Choice]) -> dict[str, float |
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise InvalidOption("options are names with numbers or words")
-    table = {one.name: one for one in known}
+        raise InvalidOption("options must be an object of option names and values")
+    table = {option.name: option for option in known}
     return {validate.one_of(name, "option", table): table[name].read(value) for name, value in given.items()}

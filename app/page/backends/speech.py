@@ -1,4 +1,4 @@
-"""Speech for the page: the voice or a published model, what it is asked, and its sound with the rounds behind it."""
+"""The page's backend for speech, with our voice or a published model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from outrider.app.page.backends.interface import Asked, Choice, Held, Knob, Named
+from outrider.app.page.backends.interface import Choice, Knob, LazyModel, ModelSpec, RunSettings
 from outrider.app.page.recordings import Modality, Recording
 from outrider.app.viz import image_grid, waveform
 from outrider.core.errors import InvalidOption
@@ -21,25 +21,25 @@ from outrider.speech.hub import model
 from outrider.speech.resolve_drafter import listed_drafters, rules
 
 _POINTS = 320  # of the envelope
-_COLUMNS = 440  # of the mel picture
+_COLUMNS = 440  # width of the mel spectrogram in pixels
 
 
-class Speech:
-    """The subject."""
+class SpeechBackend:
+    """Speech by our voice, by a published model (`spec`), or by the model that `load_` returns."""
 
     name: Modality = "speech"
     title = "Speech"
-    what = "text"
+    prompt_label = "text"
     examples: tuple[str, ...] = (
         "Good morning.",
         "The quick brown fox jumps over the lazy dog.",
         "Please call Stella, and ask her to bring these things from the store.",
     )
-    heat: float = 0.6
-    usual = JACOBI.name
+    default_temperature: float = 0.6
+    default_drafter = JACOBI.name
     defaults: Modality | None = name
-    fixed = False
-    extras: tuple[Knob | Choice, ...] = (Knob("speed", 0.5, 2, 0.1, 1),)
+    is_server = False
+    extra_options: tuple[Knob | Choice, ...] = (Knob("speed", 0.5, 2, 0.1, 1),)
 
     def __init__(
         self,
@@ -48,49 +48,56 @@ class Speech:
         device: str = "cpu",
         dtype: str = "bfloat16",
         folder: Path | None = None,
-        named: Named | None = None,
+        spec: ModelSpec | None = None,
     ) -> None:
-        """Our own voice, or the published model that is named."""
-        self._named, self._folder, self._given = named, folder, load_ is not None
-        self._held: Held[SpeechModel | PublishedSpeech]
-        if named is not None:
-            self._held = Held(lambda: _audible(named.opened(model.load, device, dtype)))
-            self.defaults = None  # they were measured on our own voice
-            self.examples, self.extras = _PUBLISHED, (Knob("max_new_tokens", 1, 1500, 1, 250),)  # frames or tokens
+        """`folder` contains weights of your own training for our voice."""
+        self._spec, self._folder, self._given = spec, folder, load_ is not None
+        self._lazy: LazyModel[SpeechModel | PublishedSpeech]
+        if spec is not None:
+            self._lazy = LazyModel(lambda: _audible(spec.load(model.load, device, dtype)))
+            self.defaults = None  # the defaults of speech were measured on our own voice
+            self.examples, self.extra_options = (
+                _PUBLISHED,
+                (Knob("max_new_tokens", 1, 1500, 1, 250),),
+            )  # frames or tokens
         else:
-            self._held = Held(load_ or (lambda: load(device=device, dtype=dtype, folder=folder)))
+            self._lazy = LazyModel(load_ or (lambda: load(device=device, dtype=dtype, folder=folder)))
 
     @property
-    def about(self) -> str:
+    def description(self) -> str:
         if self.loaded:
-            return repr(self._held.get()).strip("<>")
-        return self._named.model if self._named is not None else "a voice of 43 tokens a second"
+            return repr(self._lazy.get()).strip("<>")
+        return self._spec.model if self._spec is not None else "a voice of 43 tokens a second"
 
     @property
     def loaded(self) -> bool:
-        return self._held.there
+        return self._lazy.loaded
 
     def load(self) -> SpeechModel | PublishedSpeech:
-        return self._held.get()
+        return self._lazy.get()
 
     def drafters(self) -> list[str]:
-        if self._named is not None:
-            return listed_drafters(ours=False, draft=self._named.draft_model is not None).ready
+        if self._spec is not None:
+            return listed_drafters(ours=False, draft=self._spec.draft_model is not None).ready
         return listed_drafters(draft=not self._given, heads=not self._given, folder=self._folder).ready
 
     def rules(self) -> list[str]:
         return rules()
 
-    def begin(self, asked: Asked) -> LiveSpeech | LivePublished:
+    def begin(self, settings: RunSettings) -> SpeechGeneration | PublishedSpeechGeneration:
         sp = self.load()
-        return LivePublished(sp, asked) if isinstance(sp, PublishedSpeech) else LiveSpeech(sp, asked)
+        return (
+            PublishedSpeechGeneration(sp, settings)
+            if isinstance(sp, PublishedSpeech)
+            else SpeechGeneration(sp, settings)
+        )
 
 
 def _audible(sp: PublishedSpeech) -> PublishedSpeech:
-    """One that can be heard: the panel asks with a text and plays what comes."""
+    """The model, if it generates sound from text; speech recognisers are refused."""
     if not sp.makes_sound:
         raise InvalidOption(
-            f"{sp.name} hears rather than speaks, and the page gives it nothing to hear; ask it in the terminal: "
+            f"{sp.name} transcribes speech, which the page does not support; use the terminal: "
             f"outrider speech FILE.wav --model {sp.name}"
         )
     return sp
@@ -99,14 +106,14 @@ def _audible(sp: PublishedSpeech) -> PublishedSpeech:
 _PUBLISHED = ("Good morning.", "a slow waltz for two guitars", "rain on a tin roof, thunder far away")
 
 
-class LiveSpeech:
-    """Speech under way."""
+class SpeechGeneration:
+    """Speech in progress."""
 
-    def __init__(self, sp: SpeechModel, asked: Asked) -> None:
-        self._sp, self._asked = sp, asked
+    def __init__(self, sp: SpeechModel, settings: RunSettings) -> None:
+        self._sp, self._settings = sp, settings
         self._steps: list[Step] = []
         self._heard: list[np.ndarray] = []
-        self._stream = sp.stream(asked.prompt, **asked.options(), **asked.extra)
+        self._stream = sp.stream(settings.prompt, **settings.options(), **settings.extra)
 
     def __iter__(self) -> Iterator[Step]:
         return self
@@ -121,31 +128,30 @@ class LiveSpeech:
     def close(self) -> None:
         self._stream.close()
 
-    def seen(self) -> str:
-        found = self._stream.results[0]
-        return waveform.strip(
-            self._steps, found.starts, _seconds(found.sound, found.starts), wave=envelope(found.sound)
-        )
+    def preview(self) -> str:
+        result = self._stream.results[0]
+        seconds = _seconds(result.sound, result.starts)
+        return waveform.strip(self._steps, result.starts, seconds, wave=envelope(result.sound))
 
     def recording(self) -> Recording:
-        found = self._stream.results[0]
+        result = self._stream.results[0]
         return Recording(
             "speech",
-            found.trace,
-            self._asked.prompt,
-            sound=packed(found.sound) if len(found.sound.samples) else "",
-            starts=tuple(found.starts),
-            words=tuple(_words(self._asked.prompt, found.sound.seconds)),
+            result.trace,
+            self._settings.prompt,
+            sound=packed(result.sound) if len(result.sound.samples) else "",
+            starts=tuple(result.starts),
+            words=tuple(_words(self._settings.prompt, result.sound.seconds)),
         )
 
 
-class LivePublished:
-    """A published model's sound under way; it can be heard when it is whole, for its codec makes it all at once."""
+class PublishedSpeechGeneration:
+    """Sound of a published model in progress. Its codec decodes the whole sound at the end."""
 
-    def __init__(self, sp: PublishedSpeech, asked: Asked) -> None:
-        self._sp, self._asked = sp, asked
-        given = {name: value for name, value in asked.options().items() if name != "logprobs"}
-        self._stream = sp.stream(asked.prompt, max_new_tokens=int(asked.extra["max_new_tokens"]), **given)
+    def __init__(self, sp: PublishedSpeech, settings: RunSettings) -> None:
+        self._sp, self._settings = sp, settings
+        given = {name: value for name, value in settings.options().items() if name != "logprobs"}
+        self._stream = sp.stream(settings.prompt, max_new_tokens=int(settings.extra["max_new_tokens"]), **given)
         self._steps: list[Step] = []
 
     def __iter__(self) -> Iterator[Step]:
@@ -158,26 +164,26 @@ class LivePublished:
     def close(self) -> None:
         self._stream.close()
 
-    def seen(self) -> str:
-        starts = _evenly(self._steps, 0.0)
+    def preview(self) -> str:
+        starts = _even_starts(self._steps, 0.0)
         return waveform.strip(self._steps, starts, len(starts) * _NOMINAL)
 
     def recording(self) -> Recording:
-        said = self._stream.result
-        sound = None if said.outcome is None else self._sp.to_sound(said)
-        starts = _evenly(self._steps, 0.0 if sound is None else sound.seconds)
-        heard = packed(sound) if sound is not None and len(sound.samples) else ""
-        return Recording("speech", said.trace, self._asked.prompt, sound=heard, starts=tuple(starts))
+        result = self._stream.result
+        sound = None if result.outcome is None else self._sp.to_sound(result)
+        starts = _even_starts(self._steps, 0.0 if sound is None else sound.seconds)
+        wav = packed(sound) if sound is not None and len(sound.samples) else ""
+        return Recording("speech", result.trace, self._settings.prompt, sound=wav, starts=tuple(starts))
 
 
-_NOMINAL = 0.02  # seconds that a token may take, as long as there is no sound to measure it by
+_NOMINAL = 0.02  # assumed seconds per token while there is no sound
 
 
-def _evenly(steps: list[Step], seconds: float) -> list[float]:
-    """When each token begins to be heard, were all of them equally long."""
+def _even_starts(steps: list[Step], seconds: float) -> list[float]:
+    """The start of each token in seconds, if all are equally long."""
     count = sum(len(step.emitted) for step in steps)
-    each = seconds / count if count and seconds else _NOMINAL
-    return [round(place * each, 5) for place in range(count)]
+    duration = seconds / count if count and seconds else _NOMINAL
+    return [round(index * duration, 5) for index in range(count)]
 
 
 def _seconds(sound: Sound, starts: list[float]) -> float:
@@ -186,39 +192,40 @@ def _seconds(sound: Sound, starts: list[float]) -> float:
 
 
 def _words(text: str, seconds: float) -> list[tuple[float, str]]:
-    """The words that were to be said, spread by how long they are: about when each is heard."""
+    """The words of the text with approximate start times, estimated from their lengths."""
     words = text.split()
     total = sum(map(len, words)) + len(words) or 1
-    found, at = [], 0.0
-    for one in words:
-        found.append((seconds * at / total, one[:40]))
-        at += len(one) + 1
-    return found
+    timed, position = [], 0.0
+    for word in words:
+        timed.append((seconds * position / total, word[:40]))
+        position += len(word) + 1
+    return timed
 
 
 def packed(sound: Sound) -> str:
-    """WAV in base64."""
+    """The sound as a WAV file in base64."""
     return b64encode(sound.wav()).decode()
 
 
 def unpacked(data: str) -> Sound:
+    """The sound of a WAV file in base64."""
     return Sound.load(BytesIO(b64decode(data)))
 
 
 def envelope(sound: Sound, points: int = _POINTS) -> list[float]:
-    """How loud it is along the time, 0 to 1."""
+    """The peak amplitude over time, scaled to 0 to 1; empty if the sound is too short."""
     if len(sound.samples) < points:
         return []
     parts = np.array_split(np.abs(sound.samples), points)
     heights = np.array([part.max() for part in parts])
-    return [round(float(one), 3) for one in heights / max(float(heights.max()), 1e-6)]
+    return [round(float(height), 3) for height in heights / max(float(heights.max()), 1e-6)]
 
 
 def mel_picture(sound: Sound) -> str:
-    """Its mel frames as a picture's address; nothing where it is too short."""
+    """The mel spectrogram as a data URL of a picture; empty if the sound is too short."""
     from PIL import Image
 
-    from outrider.app.page.backends.image import address
+    from outrider.app.page.backends.image import data_url
     from outrider.speech.mel import WINDOW, mel_frames
 
     if len(sound.samples) < 2 * WINDOW:
@@ -228,4 +235,4 @@ def mel_picture(sound: Sound) -> str:
     shares = ((mel - low) / (high - low).clamp(min=1e-6)).clamp(0, 1).flip(0)
     table = torch.tensor([[int(image_grid.ramp(i / 255)[k : k + 2], 16) for k in (1, 3, 5)] for i in range(256)])
     pixels = table[(shares * 255).round().long()].byte().numpy()
-    return address(Image.fromarray(pixels).resize((_COLUMNS, 76)))
+    return data_url(Image.fromarray(pixels).resize((_COLUMNS, 76)))

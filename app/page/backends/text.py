@@ -1,11 +1,11 @@
-"""Text for the page: the language model, what it is asked, and its tokens as they come."""
+"""The page's backend for text with our language model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
 from outrider.app.page import validate
-from outrider.app.page.backends.interface import Asked, Choice, Held, Knob
+from outrider.app.page.backends.interface import Choice, Knob, LazyModel, RunSettings
 from outrider.app.page.recordings import Modality, Recording, tokens_in
 from outrider.app.viz import trace_html
 from outrider.core.methods import AUTO
@@ -14,15 +14,15 @@ from outrider.text import TextModel, load
 from outrider.text.resolve_drafter import listed_drafters, rules
 
 MODEL = "smollm2-135m"
-_LIKELY = 3  # alternatives that are noted for each token
+_ALTERNATIVES = 3  # most likely tokens recorded at each position
 
 
-class Text:
-    """The subject."""
+class TextBackend:
+    """Text by SmolLM2-135M-Instruct, or by the model that `load_` returns."""
 
     name: Modality = "text"
     title = "Text"
-    what = "prompt"
+    prompt_label = "prompt"
     examples: tuple[str, ...] = (
         "Why is the sky blue?",
         "Write a haiku about a fast horse.",
@@ -30,27 +30,27 @@ class Text:
         "Repeat this sentence five times: the quick brown fox jumps over the lazy dog.",
         "Write a Python function that reverses a string, then one that reverses a list.",
     )
-    heat: float = 0.0
-    usual = AUTO.name
+    default_temperature: float = 0.0
+    default_drafter = AUTO.name
     defaults: Modality | None = name
-    fixed = False
-    extras: tuple[Knob | Choice, ...] = (Knob("max_new_tokens", 1, validate.TOKENS, 1, 96),)
+    is_server = False
+    extra_options: tuple[Knob | Choice, ...] = (Knob("max_new_tokens", 1, validate.TOKENS, 1, 96),)
 
     def __init__(self, load_: Callable[[], TextModel] | None = None, *, device: str = "cpu", dtype: str = "bfloat16"):
-        self._held = Held(load_ or (lambda: load(MODEL, device=device, dtype=dtype)))
-        self._model = MODEL if load_ is None else ""  # no weights are known for another model
-        self._where = f"SmolLM2-135M-Instruct, {dtype}, {device}" if load_ is None else ""
+        self._lazy = LazyModel(load_ or (lambda: load(MODEL, device=device, dtype=dtype)))
+        self._model = MODEL if load_ is None else ""  # draft heads are known for this model only
+        self._about = f"SmolLM2-135M-Instruct, {dtype}, {device}" if load_ is None else ""
 
     @property
-    def about(self) -> str:
-        return repr(self._held.get()).strip("<>") if self.loaded else self._where or "a language model"
+    def description(self) -> str:
+        return repr(self._lazy.get()).strip("<>") if self.loaded else self._about or "a language model"
 
     @property
     def loaded(self) -> bool:
-        return self._held.there
+        return self._lazy.loaded
 
     def load(self) -> TextModel:
-        return self._held.get()
+        return self._lazy.get()
 
     def drafters(self) -> list[str]:
         return listed_drafters(self._model).ready
@@ -58,18 +58,18 @@ class Text:
     def rules(self) -> list[str]:
         return rules()
 
-    def begin(self, asked: Asked) -> LiveText:
-        return LiveText(self.load(), asked)
+    def begin(self, settings: RunSettings) -> TextGeneration:
+        return TextGeneration(self.load(), settings)
 
 
-class LiveText:
-    """A text under way."""
+class TextGeneration:
+    """A text in progress."""
 
-    def __init__(self, lm: TextModel, asked: Asked) -> None:
-        self._lm, self._asked = lm, asked
+    def __init__(self, lm: TextModel, settings: RunSettings) -> None:
+        self._lm, self._settings = lm, settings
         self._steps: list[Step] = []
         self._html: list[str] = []
-        self._stream = lm.stream(asked.prompt, **asked.options(), **asked.extra, alternatives=_LIKELY)
+        self._stream = lm.stream(settings.prompt, **settings.options(), **settings.extra, alternatives=_ALTERNATIVES)
 
     def __iter__(self) -> Iterator[Step]:
         return self
@@ -82,7 +82,7 @@ class LiveText:
     def close(self) -> None:
         self._stream.close()
 
-    def seen(self) -> str:
+    def preview(self) -> str:
         for step in self._steps[len(self._html) :]:
             self._html.append(trace_html.step_tokens(step, self._lm.tokens.piece, tips=False))
         return trace_html.running_text("".join(self._html))
@@ -90,4 +90,4 @@ class LiveText:
     def recording(self) -> Recording:
         trace = self._stream.trace
         names = {str(token): self._lm.tokens.piece(token)[:200] for token in sorted(tokens_in(trace))}
-        return Recording("text", trace, self._asked.prompt, names)
+        return Recording("text", trace, self._settings.prompt, names)

@@ -1,7 +1,7 @@
-"""Text for the page by a server of vLLM's: the same panel, with whatever drafter the server was started with.
+"""The page's backend for text with a vLLM server and the drafter that the server was started with.
 
-Who opens the page says which server; visitors never do. The server tells how many tokens came of a pass and how many
-were drafted, so acceptance is shown as it counts it; of p and q it tells nothing.
+The server's address is an option of `outrider demo`, not of visitors. The server reports the tokens of each pass and
+the number of draft tokens, but no probabilities.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 
-from outrider.app.page.backends.interface import Asked, Choice, Knob
-from outrider.app.page.backends.text import Text
+from outrider.app.page.backends.interface import Choice, Knob, RunSettings
+from outrider.app.page.backends.text import TextBackend
 from outrider.app.page.recordings import Modality, Recording, tokens_in
 from outrider.app.viz import trace_html
 from outrider.core.bench.runner import PLAIN
@@ -19,26 +19,26 @@ from outrider.core.trace import Step, Trace
 from outrider.text.vllm.client import Client, ServeError, to_step
 
 
-class Served:
-    """The subject. What the server runs is asked once, when the page opens."""
+class VllmBackend:
+    """Text by a vLLM server. Its model and drafter are read once, when the page opens."""
 
     name: Modality = "text"
-    title = Text.title
-    what = Text.what
-    examples: tuple[str, ...] = Text.examples
-    heat: float = Text.heat
-    extras: tuple[Knob | Choice, ...] = Text.extras
-    defaults = Text.defaults
-    fixed = True
+    title = TextBackend.title
+    prompt_label = TextBackend.prompt_label
+    examples: tuple[str, ...] = TextBackend.examples
+    default_temperature: float = TextBackend.default_temperature
+    extra_options: tuple[Knob | Choice, ...] = TextBackend.extra_options
+    defaults = TextBackend.defaults
+    is_server = True
 
     def __init__(self, url: str) -> None:
         self._client = Client(url)
         if not self._client.alive():
             raise ServeError(f"no vLLM server answers at {url}; start one with `outrider serve`")
-        self.usual = self._client.drafter or PLAIN
+        self.default_drafter = self._client.drafter or PLAIN
 
     @cached_property
-    def about(self) -> str:
+    def description(self) -> str:
         return f"{self._client.name} on vLLM"
 
     @property
@@ -49,22 +49,22 @@ class Served:
         return self._client
 
     def drafters(self) -> list[str]:
-        return [self.usual]
+        return [self.default_drafter]
 
     def rules(self) -> list[str]:
         return [EXACT.name]
 
-    def begin(self, asked: Asked) -> LiveServed:
-        return LiveServed(self._client, asked)
+    def begin(self, settings: RunSettings) -> VllmGeneration:
+        return VllmGeneration(self._client, settings)
 
 
-class LiveServed:
-    """A text under way over there."""
+class VllmGeneration:
+    """A text that the server is generating."""
 
-    def __init__(self, client: Client, asked: Asked) -> None:
-        self._client, self._asked = client, asked
-        ids, limit = client.encode(asked.prompt), int(asked.extra["max_new_tokens"])
-        self._answering = client.answer(ids, limit, temperature=asked.temperature, seed=asked.seed)
+    def __init__(self, client: Client, settings: RunSettings) -> None:
+        self._client, self._settings = client, settings
+        ids, limit = client.encode(settings.prompt), int(settings.extra["max_new_tokens"])
+        self._answering = client.answer(ids, limit, temperature=settings.temperature, seed=settings.seed)
         self._html: list[str] = []
 
     def __iter__(self) -> Iterator[Step]:
@@ -78,16 +78,16 @@ class LiveServed:
     def close(self) -> None:
         self._answering.close()
 
-    def seen(self) -> str:
+    def preview(self) -> str:
         rounds = self._answering.rounds
         for index in range(len(self._html), len(rounds)):
-            one = to_step(index, rounds[index], 0, 0.0)
-            self._html.append(trace_html.step_tokens(one, self._client.piece, tips=False))
+            step = to_step(index, rounds[index], 0, 0.0)
+            self._html.append(trace_html.step_tokens(step, self._client.piece, tips=False))
         return trace_html.running_text("".join(self._html))
 
     def recording(self) -> Recording:
-        asked, reply = self._asked, self._answering.reply()
-        facts = {"engine": "vllm", "model": self._client.name, "temperature": asked.temperature, **asked.extra}
-        trace = Trace(reply.steps(), asked.drafter, asked.rule, seed=asked.seed, options=facts)
+        settings, reply = self._settings, self._answering.reply()
+        facts = {"engine": "vllm", "model": self._client.name, "temperature": settings.temperature, **settings.extra}
+        trace = Trace(reply.steps(), settings.drafter, settings.rule, seed=settings.seed, options=facts)
         names = {str(token): self._client.piece(token)[:200] for token in sorted(tokens_in(trace))}
-        return Recording("text", trace, asked.prompt, names)
+        return Recording("text", trace, settings.prompt, names)

@@ -112,26 +112,26 @@ def test_what_does_not_go_together(arguments: tuple[str, ...], said: str) -> Non
 
 def test_the_page_shows_the_model_that_is_named(tmp_path: Path) -> None:
     pytest.importorskip("gradio")
-    from outrider.app.page.backends.image import Pictures
-    from outrider.app.page.backends.interface import Named, checked
+    from outrider.app.page.backends.image import ImageBackend
+    from outrider.app.page.backends.interface import ModelSpec, checked
     from outrider.core.errors import InvalidOption
 
     for part in TINY.janus():
         part.save_pretrained(tmp_path / "janus")
-    subject = Pictures(named=Named(model=str(tmp_path / "janus")))
-    assert "draft-model" not in subject.drafters() and "jacobi" in subject.drafters()
-    subject.load()
-    assert "8x8 codes" in subject.about
+    backend = ImageBackend(spec=ModelSpec(model=str(tmp_path / "janus")))
+    assert "draft-model" not in backend.drafters() and "jacobi" in backend.drafters()
+    backend.load()
+    assert "8x8 codes" in backend.description
     asked = {"prompt": "a red heart", "drafter": "jacobi", "rule": "exact", "temperature": 1.0, "seed": 0}
-    live = subject.begin(checked(subject, asked))
+    live = backend.begin(checked(backend, asked))
     for _ in live:
         pass
-    assert "<" in live.seen()
+    assert "<" in live.preview()
     recording = live.recording()
     assert (recording.rows, recording.columns) == (8, 8) and len(recording.trace.tokens()) == 64
-    near = subject.like(recording.trace.tokens()[0], 3)
+    near = backend.similar(recording.trace.tokens()[0], 3)
     assert len(near) == 4 and all(data.startswith("data:image/png") for _, data in near)
     with pytest.raises(InvalidOption, match="there is no folder"):
-        Pictures(named=Named(model=str(tmp_path / "nowhere"))).load()
+        ImageBackend(spec=ModelSpec(model=str(tmp_path / "nowhere"))).load()
     done = told("demo", "--speech-model-option", "codec=a/b")
     assert done.exit_code == 2 and "--speech-model, which is missing" in " ".join(done.output.replace("│", " ").split())

@@ -19,7 +19,15 @@ import pytest
 gradio = pytest.importorskip("gradio")
 
 from outrider.app.page import recordings, render, validate  # noqa: E402
-from outrider.app.page.backends.interface import Backend, checked, drafting, knobs, rules_for, together, wording  # noqa: E402
+from outrider.app.page.backends.interface import (  # noqa: E402
+    Backend,
+    checked,
+    compatible,
+    drafter_choices,
+    drafter_knobs,
+    knobs,
+    rules_for,
+)
 from outrider.app.page.compare_tab import contenders, negative_log_likelihood  # noqa: E402
 from outrider.app.page.modality_tab import ModalityTab  # noqa: E402
 from outrider.app.page.recordings import Recording  # noqa: E402
@@ -119,7 +127,7 @@ def test_an_endpoint_returns_the_same_as_a_run_on_the_page(
         ((" ", "suffix", "exact", 0.0, 0), "empty"),
         (("x" * 100_000, "suffix", "exact", 0.0, 0), "at most 2,000"),
         (("x", "/etc/passwd", "exact", 0.0, 0), "unknown drafter"),
-        (("x", "suffix", "block", 0.0, 0), "cannot verify|can't judge"),
+        (("x", "suffix", "block", 0.0, 0), "cannot verify"),
         (("x", "suffix", "no-such", 0.0, 0), "unknown rule"),
         (("x", "suffix", "exact", 99.0, 0), "temperature"),
         (("x", "suffix", "exact", 0.0, -1), "seed"),
@@ -171,7 +179,7 @@ def test_every_offered_pair_of_drafter_and_rule_runs(backends: dict[str, Backend
     drafters = backend.drafters()
     pairs = [(one, rules_for(backend, one)[place % len(rules_for(backend, one))]) for place, one in enumerate(drafters)]
     pairs += [
-        (next(one for one in drafters if together(one, rule)), rule) for rule in backend.rules() if rule != "block"
+        (next(one for one in drafters if compatible(one, rule)), rule) for rule in backend.rules() if rule != "block"
     ]
     short = {"max_new_tokens": 6} if name == "text" else {}
     for drafter, rule in pairs:
@@ -186,7 +194,9 @@ def test_every_offered_pair_of_drafter_and_rule_runs(backends: dict[str, Backend
 
 def test_rules_that_cannot_verify_a_drafter_are_not_offered(backends: dict[str, Backend]) -> None:
     assert not {"block"} & {*rules_for(backends["text"], "suffix"), *rules_for(backends["text"], "prompt-lookup")}
-    assert not together("token-recycling", "block") and together("draft-model", "block") and together(PLAIN, "block")
+    assert (
+        not compatible("token-recycling", "block") and compatible("draft-model", "block") and compatible(PLAIN, "block")
+    )
 
 
 @pytest.mark.parametrize("name", [one for one, rule in RULES.items() if rule.lossless is False])
@@ -210,10 +220,10 @@ def test_knobs_refuse_values_out_of_range() -> None:
 
 
 def test_choices_have_the_modality_s_values_and_defaults(backends: dict[str, Backend]) -> None:
-    image = {choice.name: choice for choice in wording(backends["image"], "jacobi")}
+    image = {choice.name: choice for choice in drafter_choices(backends["image"], "jacobi")}
     assert {name: choice.value for name, choice in image.items()} == {"filler": "above", "renew": "couple"}
-    assert next(one for one in drafting(backends["image"], "jacobi") if one.name == "window").value == 16
-    text = {choice.name: choice for choice in wording(backends["text"], "jacobi")}
+    assert next(one for one in drafter_knobs(backends["image"], "jacobi") if one.name == "window").value == 16
+    text = {choice.name: choice for choice in drafter_choices(backends["text"], "jacobi")}
     assert "above" not in text["filler"].choices and text["renew"].value == "greedy"
     options = {"renew": "gumbel", "filler": "left", "window": 4}
     settings = checked(backends["image"], {"prompt": "red heart", "drafter": "jacobi", "drafter_options": options})

@@ -1,4 +1,4 @@
-"""Published models on the page, for programs: a picture and a sound by the models that the page was opened with."""
+"""Published models behind the page's endpoints: a picture and a sound."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pytest
 pytest.importorskip("gradio")
 
 from outrider.app.page import recordings
-from outrider.app.page.backends.interface import Named, checked
-from outrider.app.page.backends.speech import Speech, unpacked
+from outrider.app.page.backends.interface import ModelSpec, checked
+from outrider.app.page.backends.speech import SpeechBackend, unpacked
 from outrider.core.errors import InvalidOption
 
 # Gradio's client leaves event loops open behind it; what they hold is collected at the end.
@@ -44,14 +44,14 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     ("panel", "prompt", "options", "tokens"),
     [("image", "a red heart", None, 64), ("speech", "a slow waltz", {"max_new_tokens": 6}, 36)],
 )
-def test_a_program_gets_what_the_named_model_makes(
+def test_an_endpoint_returns_the_output_of_the_published_model(
     client: Any, panel: str, prompt: str, options: dict[str, Any] | None, tokens: int
 ) -> None:
     found = {}
     for drafter in ("plain", "suffix", "draft-model"):
-        told = client.predict(prompt, drafter, "gumbel-match", 1.0, 3, options, api_name=f"/{panel}")
-        found[drafter] = recordings.read(json.dumps(told["recording"]))
-        assert found[drafter].trace.method == drafter and told["summary"]["tokens"] == tokens
+        reply = client.predict(prompt, drafter, "gumbel-match", 1.0, 3, options, api_name=f"/{panel}")
+        found[drafter] = recordings.read(json.dumps(reply["recording"]))
+        assert found[drafter].trace.method == drafter and reply["summary"]["tokens"] == tokens
     plain, *others = found.values()
     assert all(one.trace.tokens() == plain.trace.tokens() for one in others)
     assert "model" in str(plain.trace.options["model"])
@@ -64,25 +64,25 @@ def test_a_program_gets_what_the_named_model_makes(
         assert plain.starts[0] == 0 and plain.starts[-1] < sound.seconds
 
 
-def test_a_sound_that_is_broken_off_is_silent(tmp_path: Path) -> None:
+def test_a_cancelled_sound_is_empty(tmp_path: Path) -> None:
     named = PUBLISHED.write(tmp_path)["speech"]
-    subject = Speech(named=Named(model=named["model"]))
-    assert "draft-model" not in subject.drafters() and "suffix" in subject.drafters()
-    assert subject.about == named["model"]
-    live = subject.begin(checked(subject, {"prompt": "a slow waltz", "max_new_tokens": 6}))
+    backend = SpeechBackend(spec=ModelSpec(model=named["model"]))
+    assert "draft-model" not in backend.drafters() and "suffix" in backend.drafters()
+    assert backend.description == named["model"]
+    live = backend.begin(checked(backend, {"prompt": "a slow waltz", "max_new_tokens": 6}))
     step = next(live)
-    assert "round 1" in live.seen() and "outrider.speech model" in subject.about
+    assert "round 1" in live.preview() and "outrider.speech model" in backend.description
     live.close()
     recording = live.recording()
     assert recording.sound == "" and recording.trace.tokens() == list(step.emitted)
     with pytest.raises(StopIteration):
         next(live)
-    with pytest.raises(InvalidOption, match="limit is 0"):
-        checked(subject, {"prompt": "a slow waltz", "max_new_tokens": 0})
+    with pytest.raises(InvalidOption, match="max_new_tokens is 0"):
+        checked(backend, {"prompt": "a slow waltz", "max_new_tokens": 0})
 
 
-def test_a_model_that_hears_has_no_place_on_the_page(tmp_path: Path) -> None:
+def test_speech_recognisers_are_refused(tmp_path: Path) -> None:
     tiny = SimpleNamespace(**runpy.run_path(str(BROWSER.parent / "tiny_classes.py")))
     tiny.whisper().save_pretrained(tmp_path / "whisper")
-    with pytest.raises(InvalidOption, match="hears rather than speaks"):
-        Speech(named=Named(model=str(tmp_path / "whisper"), options={"prefix": [3]})).load()
+    with pytest.raises(InvalidOption, match="transcribes speech"):
+        SpeechBackend(spec=ModelSpec(model=str(tmp_path / "whisper"), options={"prefix": [3]})).load()

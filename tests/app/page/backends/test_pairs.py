@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("gradio")
 
-from outrider.app.page.backends.image import Pictures
-from outrider.app.page.backends.interface import METHODS, Backend, checked, offered, rules_for
-from outrider.app.page.backends.speech import Speech
-from outrider.app.page.backends.text import Text
+from outrider.app.page.backends.image import ImageBackend
+from outrider.app.page.backends.interface import METHODS, Backend, checked, rules_for, selectable_drafters
+from outrider.app.page.backends.speech import SpeechBackend
+from outrider.app.page.backends.text import TextBackend
 from outrider.core.errors import InvalidOption
 from outrider.core.methods import RULES
 from outrider.core.protocol import PLAIN
@@ -20,34 +20,34 @@ from outrider.image import resolve_drafter as image
 from outrider.speech import resolve_drafter as speech
 from outrider.text import resolve_drafter as text
 
-SUBJECTS: dict[str, tuple[Callable[[], Backend], Any]] = {
-    "text": (Text, text.listed_drafters("smollm2-135m")),
-    "image": (Pictures, image.listed_drafters()),
-    "speech": (Speech, speech.listed_drafters()),
+BACKENDS: dict[str, tuple[Callable[[], Backend], Any]] = {
+    "text": (TextBackend, text.listed_drafters("smollm2-135m")),
+    "image": (ImageBackend, image.listed_drafters()),
+    "speech": (SpeechBackend, speech.listed_drafters()),
 }
 
 
-@pytest.mark.parametrize("modality", SUBJECTS)
+@pytest.mark.parametrize("modality", BACKENDS)
 def test_the_page_offers_what_is_ready(modality: str) -> None:
-    make, listing = SUBJECTS[modality]
-    assert offered(make()) == [PLAIN, *listing.ready]
+    make, listing = BACKENDS[modality]
+    assert selectable_drafters(make()) == [PLAIN, *listing.ready]
     assert len(listing.ready) > 20
 
 
-@pytest.mark.parametrize("modality", SUBJECTS)
+@pytest.mark.parametrize("modality", BACKENDS)
 def test_the_page_accepts_the_pairs_that_the_core_accepts(modality: str) -> None:
-    make, listing = SUBJECTS[modality]
-    subject, pairs = make(), 0
+    make, listing = BACKENDS[modality]
+    backend, pairs = make(), 0
     for drafter in (PLAIN, *listing.ready):
-        for rule in subject.rules():
+        for rule in backend.rules():
             good = drafter == PLAIN or RULES[rule].judges(METHODS[drafter])
-            asked = {"prompt": "a word", "drafter": drafter, "rule": rule}
-            assert (rule in rules_for(subject, drafter)) == good
+            settings = {"prompt": "a word", "drafter": drafter, "rule": rule}
+            assert (rule in rules_for(backend, drafter)) == good
             if good:
-                assert checked(subject, asked).drafter == drafter
+                assert checked(backend, settings).drafter == drafter
             else:
-                with pytest.raises(InvalidOption, match="can't judge"):
-                    checked(subject, asked)
+                with pytest.raises(InvalidOption, match="cannot verify"):
+                    checked(backend, settings)
             pairs += 1
     assert pairs > 300
 
@@ -60,4 +60,4 @@ def test_the_command_line_takes_the_names_that_the_core_takes() -> None:
 
 @pytest.mark.parametrize("drafter", ["triforce", "qspec", "bild", "specdec-plus-plus", "predrafted"])
 def test_the_rule_for_blocks_takes_every_sampled_chain(drafter: str) -> None:
-    assert "block" in rules_for(Text(), drafter)
+    assert "block" in rules_for(TextBackend(), drafter)
