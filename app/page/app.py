@@ -25,6 +25,7 @@ from outrider.app.page.modality_tab import ModalityTab
 from outrider.app.page.recordings import Modality, Recording
 from outrider.app.page.run_queue import MODEL, RunQueue, on_model_thread
 from outrider.app.page.runner import error_box
+from outrider.app.page.same_origin import SameOrigin
 from outrider.app.page.theory_tab import build_theory
 from outrider.app.page.traces_tab import TracesTab
 from outrider.core.errors import InvalidOption, OutriderError
@@ -149,6 +150,8 @@ def serve(
     for name, named in (published or {}).items():
         shown[name] = (ImageBackend if name == "image" else SpeechBackend)(device=device, dtype=precision, spec=named)
         on_model_thread(shown[name].load)
+    from starlette.middleware import Middleware
+
     page = build(shown, ours)
     _, address, _ = page.launch(
         server_name="127.0.0.1",
@@ -159,6 +162,7 @@ def serve(
         prevent_thread_lock=True,
         max_file_size=validate.FILE,
         allowed_paths=[],
+        app_kwargs={"middleware": [Middleware(SameOrigin)]},
         footer_links=["api"],
         ssr_mode=False,
         theme=theme.theme(),

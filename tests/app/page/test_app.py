@@ -149,6 +149,17 @@ def test_there_are_three_public_endpoints(client: Any) -> None:
     }
 
 
+def test_the_page_refuses_other_names_and_sites(address: str) -> None:
+    import httpx
+
+    assert httpx.get(address).status_code == 200
+    assert httpx.get(address, headers={"host": "evil.example"}).status_code == 403
+    upload = {"files": ("a.txt", b"a")}
+    for origin, status in (("http://evil.example", 403), (address.rstrip("/"), 200)):
+        reply = httpx.post(f"{address}gradio_api/upload", files=upload, headers={"origin": origin})
+        assert reply.status_code == status
+
+
 @pytest.mark.parametrize("path", ["/etc/passwd", __file__, "http://127.0.0.1:22/", "/proc/self/environ"])
 def test_local_files_are_not_served(address: str, path: str) -> None:
     import httpx
