@@ -170,7 +170,7 @@ def _table(rows: list[Row]) -> Any:
             f"{row.speedup:.2f} ({row.speedup_low:.2f}-{row.speedup_high:.2f})",
             f"{row.tokens_per_pass:.2f}",
             f"{row.background_per_pass:.2f}",
-            f"{row.ink_per_pass:.2f}",
+            f"{row.foreground_per_pass:.2f}",
             f"{row.equivalents_per_token:.2f}",
             f"{row.acceptance_rate:.0%}",
             *relaxed,

@@ -130,7 +130,7 @@ def _pictures(results: Sequence[Result]) -> str:
     cells |= {
         "codes / pass": "{tokens_per_pass:.2f}",
         "background / pass": "{background_per_pass:.2f}",
-        "foreground / pass": "{ink_per_pass:.2f}",
+        "foreground / pass": "{foreground_per_pass:.2f}",
     }
     cells |= {"passes / code": "{equivalents_per_token:.2f}", "accepted": "{acceptance_rate:.0%}"}
     cells |= {

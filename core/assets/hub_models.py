@@ -1,7 +1,6 @@
-"""Published models of others by name: which classes a modality runs, which it refuses and why, and how one is opened.
+"""Opens published models by hub id or folder: which classes a modality supports, and which it refuses and why.
 
-A modality has one `Family`; each of its classes has a module there whose `of` makes of a model and its processor what
-the modality decodes. Knows nothing of how a class computes or what its tokens mean.
+Each modality has one `Family`. Knows nothing of how a class computes or what its tokens mean.
 """
 
 from __future__ import annotations
@@ -22,34 +21,42 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 _PROCESSORS = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 
 
-P = TypeVar("P")  # what a modality decodes
+P = TypeVar("P")  # the modality's type of published models
+
+
+@dataclass(frozen=True)
+class HubClass:
+    """One supported class."""
+
+    module: str  # in the family's package
+    adapter: str  # the class in the module that wraps a model and its processor
+    transformers: str = ""  # the model class in transformers; empty: `adapter` is a function that opens a folder
 
 
 @dataclass(frozen=True)
 class Family(Generic[P]):
-    """The classes of a modality."""
+    """The supported classes of a modality."""
 
-    package: str  # where their modules are
-    what: str  # what they are called, in messages
-    classes: Mapping[str, tuple[str, str]]  # model type -> module, and name of the class in transformers; "": our own
-    refused: Mapping[str, str]  # model type -> why not
-    parts: Mapping[str, str] = field(default_factory=dict)  # a pipeline's folders: of its model of tokens -> of that
-    #                                                         model's processor
-    bare: bool = False  # may a model go without a processor?
+    package: str  # of the classes' modules
+    what: str  # the family's name in messages
+    classes: Mapping[str, HubClass]  # by model type
+    refused: Mapping[str, str]  # model type -> the reason
+    parts: Mapping[str, str] = field(default_factory=dict)  # subfolder of the model -> subfolder of its processor
+    bare: bool = False  # whether a model may have no processor
 
-    def module(self, kind: str, name: str) -> Any:
-        """What reads models of this type; `name` is the one that is asked for."""
+    def adapter(self, kind: str, name: str) -> Any:
+        """The adapter of a model type; `name` is the model's name in messages."""
         if kind in self.refused:
-            raise InvalidOption(f"{name} can't be decoded here: {self.refused[kind]}")
+            raise InvalidOption(f"{name} cannot be decoded: {self.refused[kind]}")
         if kind not in self.classes:
             raise unknown(f"class of {self.what}", kind, self.classes)
-        return import_module(f"{self.package}.{self.classes[kind][0]}")
+        return getattr(import_module(f"{self.package}.{self.classes[kind].module}"), self.classes[kind].adapter)
 
-    def of(self, model: Any, processor: Any = None, **options: Any) -> P:
-        """What is decoded, of a model object of transformers with its processor and options of its class."""
+    def wrap(self, model: Any, processor: Any = None, **options: Any) -> P:
+        """The published model of a transformers model object and its processor, with options of its class."""
         kind = getattr(model.config, "model_type", type(model).__name__)
-        found: P = made(self.module(kind, type(model).__name__).of, (model, processor), options)
-        return found
+        published: P = _call(self.adapter(kind, type(model).__name__), (model, processor), options)
+        return published
 
     def open(
         self,
@@ -60,57 +67,56 @@ class Family(Generic[P]):
         revision: str | None = None,
         options: Mapping[str, Any],
     ) -> P:
-        """The same by its hub id or folder."""
-        folder, processor, kind = self.found(source, dtype, revision)
-        module, name = self.module(kind, f"'{source}'"), self.classes[kind][1]
-        found: P
-        if not name:
-            found = made(module.opened, (folder, dtype, device), options)
-            return found
-        model = store.transformers_model(folder, dtype, device, name)
-        none = self.bare and not any((processor / one).is_file() for one in _PROCESSORS)
-        found = made(module.of, (model, None if none else store.transformers_processor(processor)), options)
-        return found
+        """The published model of a hub id or folder."""
+        folder, processor, kind = self._locate(source, dtype, revision)
+        adapter, name = self.adapter(kind, f"'{source}'"), self.classes[kind].transformers
+        arguments: tuple[Any, ...] = (folder, dtype, device)
+        if name:
+            bare = self.bare and not any((processor / file).is_file() for file in _PROCESSORS)
+            model = store.transformers_model(folder, dtype, device, name)
+            arguments = (model, None if bare else store.transformers_processor(processor))
+        published: P = _call(adapter, arguments, options)
+        return published
 
     def model(self, source: str | Path, *, device: str | torch.device = "cpu", dtype: str = "float32") -> Any:
-        """A model object alone, such as one that drafts for another."""
-        folder, _, kind = self.found(source, dtype, None)
-        self.module(kind, f"'{source}'")
-        return store.transformers_model(folder, dtype, device, self.classes[kind][1])
+        """The transformers model object of a hub id or folder, such as a draft model."""
+        folder, _, kind = self._locate(source, dtype, None)
+        self.adapter(kind, f"'{source}'")  # raises for refused and unknown classes
+        return store.transformers_model(folder, dtype, device, self.classes[kind].transformers)
 
-    def found(self, source: str | Path, dtype: str, revision: str | None) -> tuple[Path, Path, str]:
-        """Its folder, its processor's, and its type."""
+    def _locate(self, source: str | Path, dtype: str, revision: str | None) -> tuple[Path, Path, str]:
+        """The folders of a model and of its processor, and its model type."""
         if dtype not in DTYPES:
             raise unknown("dtype", dtype, DTYPES)
         folder = processor = folder_of(source, revision)
-        for model, reader in self.parts.items():
+        for model, of_processor in self.parts.items():
             if (folder / model).is_dir():
-                folder, processor = folder / model, folder / reader
+                folder, processor = folder / model, folder / of_processor
                 break
         if not (folder / "config.json").is_file():
             raise InvalidOption(
-                f"'{source}' holds no config.json, which says what kind of model it is; name a folder that a model "
-                "was saved to, or an id on the hub"
+                f"'{source}' holds no config.json, which names the model's class; give a folder that a model was saved "
+                "to, or a hub id"
             )
         return folder, processor, str(store.read_json(folder / "config.json").get("model_type"))
 
 
 def folder_of(source: str | Path, revision: str | None = None) -> Path:
-    """A folder as it is named; else an id on the hub, fetched."""
+    """A local folder, or the folder that a hub id was fetched to."""
     path = Path(source).expanduser()
     if path.is_dir():
         return path
     if isinstance(source, Path) or str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
-        raise InvalidOption(f"there is no folder '{source}', and it is no id on the hub, which is owner/name")
+        raise InvalidOption(f"there is no folder '{source}', and it is not a hub id (owner/name)")
     return store.hub_folder(str(source), revision=revision)
 
 
-def named(name: str | Path) -> bool:
-    """Does it name a model of others, rather than one of ours?"""
+def is_published(name: str | Path) -> bool:
+    """Whether a name is a hub id or a folder rather than one of our models."""
     return isinstance(name, Path) or "/" in name or Path(name).expanduser().is_dir()
 
 
-def chosen(
+def load_by_name(
     name: str | Path,
     ours: str,
     own: Callable[..., Any],
@@ -118,20 +124,19 @@ def chosen(
     what: str,
     options: Mapping[str, Any],
 ) -> Any:
-    """The model of a modality that a name stands for: our own, or a published one."""
+    """Load our own model `ours` with `own`, and a hub id or folder with `published`."""
     if name == ours:
         return own(str(name), **options)
-    if named(name):
+    if is_published(name):
         return published(name, **options)
-    raise unknown(what, str(name), (ours, "an id on the hub (owner/name)", "a folder"))
+    raise unknown(what, str(name), (ours, "a hub id (owner/name)", "a folder"))
 
 
-def made(make: Any, given: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-    """What a class makes of what it is given; options that it doesn't know are said."""
-    known = [name for name, one in inspect.signature(make).parameters.items() if one.kind is one.KEYWORD_ONLY]
+def _call(adapter: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+    """Call an adapter with options as keyword-only arguments; raises InvalidOption for unknown ones."""
+    parameters = inspect.signature(adapter).parameters.items()
+    known = [name for name, parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     for name in options:
         if name not in known:
-            raise (
-                unknown("option of this class", name, known) if known else InvalidOption(f"there is no option '{name}'")
-            )
-    return make(*given, **options)
+            raise unknown("option of this class", name, known) if known else InvalidOption(f"unknown option '{name}'")
+    return adapter(*arguments, **options)

@@ -7,7 +7,7 @@ from typing import Any, Literal, overload
 
 import torch
 
-from outrider.core.assets.hub_models import chosen
+from outrider.core.assets.hub_models import load_by_name
 from outrider.image import model, recipes
 from outrider.image.hub import model as hub_model
 
@@ -37,7 +37,7 @@ def load(name: str | Path = recipes.MODEL, **options: Any) -> model.ImageModel |
     >>> load("emoji").generate("red heart", style="noto", seed=1).image.size
     (64, 64)
     """
-    found: model.ImageModel | hub_model.PublishedModel = chosen(
+    found: model.ImageModel | hub_model.PublishedModel = load_by_name(
         name, recipes.MODEL, model.load, hub_model.load, "image model", options
     )
     return found

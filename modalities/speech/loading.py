@@ -7,7 +7,7 @@ from typing import Any, Literal, overload
 
 import torch
 
-from outrider.core.assets.hub_models import chosen
+from outrider.core.assets.hub_models import load_by_name
 from outrider.speech import model, recipes
 from outrider.speech.hub import model as hub_model
 
@@ -36,7 +36,7 @@ def load(name: str | Path = recipes.MODEL, **options: Any) -> model.SpeechModel 
 
     >>> load().generate("Good morning.", seed=1).save("morning.wav")
     """
-    found: model.SpeechModel | hub_model.PublishedSpeech = chosen(
+    found: model.SpeechModel | hub_model.PublishedSpeech = load_by_name(
         name, recipes.MODEL, model.load, hub_model.load, "voice", options
     )
     return found

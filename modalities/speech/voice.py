@@ -72,8 +72,8 @@ class PhonemeEncoder(nn.Module):
         self.timing = nn.ModuleList(_Conv(reading) for _ in range(2))
         self.length = nn.Linear(reading, 1)
         self.out = nn.Linear(reading, width)
-        self.since = nn.Parameter(torch.randn(_MAX_OFFSET, width) * 0.3)  # by tokens since the phoneme began
-        self.until = nn.Parameter(torch.randn(_MAX_OFFSET, width) * 0.3)  # by tokens until it ends
+        self.since = nn.Parameter(torch.randn(_MAX_OFFSET, width) * 0.3)  # indexed by tokens since the phoneme began
+        self.until = nn.Parameter(torch.randn(_MAX_OFFSET, width) * 0.3)  # indexed by tokens until it ends
         self.over = nn.Parameter(torch.randn(width))  # for positions after the last phoneme
 
     def forward(self, phonemes: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:

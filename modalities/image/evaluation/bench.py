@@ -2,8 +2,8 @@
 rules.
 
 Each row of the table is one drafter under one rule, on the same prompts and seeds; the first row is plain decoding.
-Rows take turns, batch by batch. Target passes are split between background (the white code) and ink (all other codes):
-a pass is shared evenly by the codes it committed.
+Rows take turns, batch by batch. Target passes are split between background (the white code) and foreground (all other
+codes): a pass is shared evenly by the codes it committed.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ class Row:
     lossless: bool
     pictures: int
     tokens_per_pass: float
-    background_per_pass: float  # white codes per target pass spent on them; ink: all other codes
-    ink_per_pass: float
+    background_per_pass: float  # white codes per target pass spent on them; foreground: all other codes
+    foreground_per_pass: float
     equivalents_per_token: float
     acceptance_rate: float
     relaxed: float  # share of codes that were accepted only because the rule is relaxed
     total_variation: float  # mean per code
     identical: float  # share of pictures equal to plain decoding's with the same seed
     nll: float  # negative log-likelihood under the guided target, nats per code
-    ink_nll: float
+    foreground_nll: float
     seconds: float  # per picture, in batches
     speedup: float  # over plain decoding: median over pictures, with its 95 % interval
     speedup_low: float
@@ -180,14 +180,14 @@ def _row(
 ) -> Row:
     steps = [step for result in results for step in result.trace.steps]
     codes = [code for result in results for code in result.tokens]
-    passes = {True: 0.0, False: 0.0}  # on background, on ink
+    passes = {True: 0.0, False: 0.0}  # background, foreground
     for step in steps:
         for code in step.emitted:
             passes[code == im.white] += 1 / len(step.emitted)
     white = sum(code == im.white for code in codes)
     starts = range(0, len(results), batch)
     nll = torch.cat([code_nll(im, results[start : start + batch], style, guidance) for start in starts])
-    ink = torch.tensor([result.tokens for result in results]) != im.white
+    foreground = torch.tensor([result.tokens for result in results]) != im.white
     drafted = sum(len(step.drafted) for step in steps)
     seconds = [_seconds(result) for result in results]
     ratios = [_seconds(base) / max(own, 1e-9) for base, own in zip(plain, seconds, strict=True)]
@@ -200,14 +200,14 @@ def _row(
         pictures=len(results),
         tokens_per_pass=len(codes) / len(steps),
         background_per_pass=white / passes[True] if passes[True] else 0.0,
-        ink_per_pass=(len(codes) - white) / passes[False] if passes[False] else 0.0,
+        foreground_per_pass=(len(codes) - white) / passes[False] if passes[False] else 0.0,
         equivalents_per_token=sum(step.cost for step in steps) / len(codes),
         acceptance_rate=sum(step.accepted for step in steps) / drafted if drafted else 0.0,
         relaxed=sum(step.sources.count("relaxed") for step in steps) / len(codes),
         total_variation=sum(sum(step.total_variation) for step in steps) / len(codes),
         identical=sum(own.tokens == base.tokens for own, base in zip(results, plain, strict=True)) / len(results),
         nll=float(nll.mean()),
-        ink_nll=float(nll[ink].mean()) if bool(ink.any()) else 0.0,
+        foreground_nll=float(nll[foreground].mean()) if bool(foreground.any()) else 0.0,
         seconds=sum(seconds) / len(results),
         speedup=median(ratios),
         speedup_low=low,

@@ -112,6 +112,3 @@ class Emu3:
     def code_vectors(self) -> Tensor:
         codes: Tensor = self.model.model.vqmodel.quantize.embedding.weight.detach().float()
         return torch.cat([codes, codes.new_full((1, codes.shape[1]), _FAR)])
-
-
-of = Emu3  # the name that outrider.core.assets.hub_models imports

@@ -77,6 +77,3 @@ class ImageGPT:
     @property
     def code_vectors(self) -> Tensor:
         return self.colours
-
-
-of = ImageGPT  # the name that outrider.core.assets.hub_models imports

@@ -96,6 +96,3 @@ class Janus:
         """Unit vectors, as the tokenizer compares them."""
         codes: Tensor = self.model.model.vqmodel.quantize.embedding.weight
         return torch.nn.functional.normalize(codes.detach(), dim=-1)
-
-
-of = Janus  # the name that outrider.core.assets.hub_models imports

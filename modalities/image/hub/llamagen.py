@@ -167,7 +167,7 @@ class LlamaGen:
         return self.codec.codes
 
 
-def opened(folder: Path, dtype: str, device: torch.device | str, *, text: str | None = None) -> LlamaGen:
+def open_folder(folder: Path, dtype: str, device: torch.device | str, *, text: str | None = None) -> LlamaGen:
     """Open a folder written by `convert`. `text` names a T5 to use instead of the one in the folder's config."""
     described, tensors = store.read_json(folder / "config.json"), store.tensors_of(folder / "model.safetensors")
     width, layers, heads = (int(described[name]) for name in ("width", "layers", "heads"))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack, overload
 import torch
 from torch import Tensor
 
-from outrider.core.assets.hub_models import DTYPES, Family
+from outrider.core.assets.hub_models import DTYPES, Family, HubClass
 from outrider.core.errors import InvalidOption
 from outrider.core.methods.listing import Listing
 from outrider.core.methods.resolve import Resolved
@@ -203,10 +203,10 @@ FAMILY: Family[Published] = Family(
     package="outrider.image.hub",
     what="picture models",
     classes={
-        "janus": ("janus", "JanusForConditionalGeneration"),
-        "emu3": ("emu3", "Emu3ForConditionalGeneration"),
-        "imagegpt": ("imagegpt", "ImageGPTForCausalImageModeling"),
-        "llamagen": ("llamagen", ""),  # a folder written by outrider.image.hub.llamagen.convert
+        "janus": HubClass("janus", "Janus", "JanusForConditionalGeneration"),
+        "emu3": HubClass("emu3", "Emu3", "Emu3ForConditionalGeneration"),
+        "imagegpt": HubClass("imagegpt", "ImageGPT", "ImageGPTForCausalImageModeling"),
+        "llamagen": HubClass("llamagen", "open_folder"),  # a folder written by outrider.image.hub.llamagen.convert
     },
     refused={
         "chameleon": "its class in transformers sets the logits of picture codes to -inf and has no pixel decoder, "
@@ -218,7 +218,7 @@ FAMILY: Family[Published] = Family(
 )
 
 
-published = FAMILY.of  # wraps a transformers model object and its processor
+published = FAMILY.wrap  # wraps a transformers model object and its processor
 
 
 def load(

@@ -190,6 +190,3 @@ class Bark:
         )
         samples: Tensor = self.model.codec_decode(fine)[0]
         return samples
-
-
-of = Bark  # the name that outrider.core.assets.hub_models imports

@@ -106,6 +106,3 @@ def target(model: Any, inputs: dict[str, Any]) -> Guided:
     framed = FrameTarget(inner, store, books, codes, say, depth_bytes=depth_bytes)
     prompt_ids = [framed.vocabulary + index for index in range(length)]
     return Guided(framed, [prompt_ids], [prompt_ids], 1.0, skip_first=True, allowed=Slots.books(books, codes))
-
-
-of = Csm  # the name that outrider.core.assets.hub_models imports

@@ -78,6 +78,3 @@ class Llasa:
         grid = torch.tensor(codes, device=self.codec.device)[None, None]
         samples: Tensor = self.codec.decode(grid).audio_values[0, 0]
         return samples
-
-
-of = Llasa  # the name that outrider.core.assets.hub_models imports

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from outrider.core.assets.hub_models import DTYPES, Family
+from outrider.core.assets.hub_models import DTYPES, Family, HubClass
 from outrider.core.decode import Stop, decode
 from outrider.core.distribution import Sampling
 from outrider.core.errors import InvalidOption
@@ -231,11 +231,11 @@ FAMILY: Family[Published] = Family(
     package="outrider.speech.hub",
     what="speech models",
     classes={
-        "csm": ("csm", "CsmForConditionalGeneration"),
-        "musicgen": ("musicgen", "MusicgenForConditionalGeneration"),
-        "bark": ("bark", "BarkModel"),
-        "whisper": ("whisper", "WhisperForConditionalGeneration"),
-        "llama": ("llasa", "LlamaForCausalLM"),
+        "csm": HubClass("csm", "Csm", "CsmForConditionalGeneration"),
+        "musicgen": HubClass("musicgen", "Musicgen", "MusicgenForConditionalGeneration"),
+        "bark": HubClass("bark", "Bark", "BarkModel"),
+        "whisper": HubClass("whisper", "Whisper", "WhisperForConditionalGeneration"),
+        "llama": HubClass("llasa", "Llasa", "LlamaForCausalLM"),
     },
     refused={
         "dia": "under guidance its class samples from the conditional distribution restricted to the top codes of the "
@@ -249,7 +249,7 @@ FAMILY: Family[Published] = Family(
 )
 
 
-published = FAMILY.of  # wraps a transformers model object and its processor
+published = FAMILY.wrap  # wraps a transformers model object and its processor
 
 
 def load(

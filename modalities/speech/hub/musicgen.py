@@ -131,6 +131,3 @@ def target(model: Any, inputs: Any, count: int, guidance: float) -> Guided:
     framed = FrameTarget(TransformersTarget(model, trees="mask", interface=interface), store, books, codes + 1, say)
     prompts = [[framed.vocabulary]]
     return Guided(framed, prompts, prompts, guidance, skip_first=True, allowed=DelayPattern(books, codes, count))
-
-
-of = Musicgen  # the name that outrider.core.assets.hub_models imports

@@ -101,6 +101,3 @@ class Whisper:
         )
         inner = TransformersTarget(model, trees="mask", interface=interface)
         return Guided(inner, [self.prefix], [self.prefix], 1.0, skip_first=True, allowed=self.slots)
-
-
-of = Whisper  # the name that outrider.core.assets.hub_models imports

@@ -175,7 +175,8 @@ class VoiceTask:
         self._count = len(self._batches)  # epochs differ slightly in length; batch numbers count by the first one's
 
     def _epoch_batches(self, epoch: int) -> list[list[int]]:
-        """Indices of training utterances in batches of at most `size` padded tokens. Batches have similar lengths."""
+        """The indices of training utterances in batches of at most `size` padded tokens. The utterances of a batch have
+        similar lengths."""
         rng = np.random.default_rng([self.seed, epoch])
         lengths = np.array([len(utterance.codes) for utterance in self.training])
         order = np.argsort(lengths * rng.uniform(0.85, 1.15, len(lengths)))

@@ -164,7 +164,7 @@ def test_sections_run_as_commands_and_failures_raise_an_error(tmp_path: Path, mo
 def image_results(temperature: float, *drafters: str) -> dict[str, object]:
     counts = {
         "background_per_pass": 3.0,
-        "ink_per_pass": 1.5,
+        "foreground_per_pass": 1.5,
         "total_variation": 0.0,
         "nll": 2.0,
         "quality": {"KID": 0.1},

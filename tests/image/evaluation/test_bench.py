@@ -30,7 +30,7 @@ def rows(im: ImageModel) -> list[Row]:
 def test_plain_decoding_takes_one_pass_per_code(rows: list[Row]) -> None:
     plain = rows[0]
     assert plain.name == "plain" and plain.lossless and plain.identical == 1
-    assert plain.tokens_per_pass == plain.background_per_pass == plain.ink_per_pass == 1
+    assert plain.tokens_per_pass == plain.background_per_pass == plain.foreground_per_pass == 1
     assert plain.total_variation == plain.relaxed == 0 and plain.pictures == 3
 
 
@@ -42,7 +42,7 @@ def test_drafting_saves_passes_and_relaxed_rules_have_a_total_variation(rows: li
     assert relaxed.tokens_per_pass > 1 and not relaxed.lossless and relaxed.total_variation > 0 and relaxed.relaxed > 0
     total = 3 * 256
     for row in rows:
-        low, high = sorted((row.background_per_pass, row.ink_per_pass))
+        low, high = sorted((row.background_per_pass, row.foreground_per_pass))
         assert low - 1e-9 <= row.tokens_per_pass <= high + 1e-9 and total / row.tokens_per_pass >= 3
 
 

@@ -115,7 +115,7 @@ def test_every_recipe_trains_and_the_model_generates(cache: Path) -> None:
     assert curve[-1]["PSNR"] > curve[0]["PSNR"] + 3
     tokens = curve_of(recipes.home("image-tokens"), "image-tokens")
     assert tokens[-1]["NLL"] < tokens[0]["NLL"] - 0.5
-    assert {"NLL, held-out names", "NLL, held-out pairs", "NLL, training", "perplexity of ink"} <= set(tokens[-1])
+    assert {"NLL, held-out names", "NLL, held-out pairs", "NLL, training", "foreground perplexity"} <= set(tokens[-1])
     for name, file in (("image-tokenizer", "diffusion_pytorch_model"), ("image-tokens", "tokens")):
         start, again = recipes.home(name) / f"{file}.safetensors", cache / "again" / name
         options = SMALL if name == "image-tokenizer" else TINY
