@@ -1,4 +1,4 @@
-"""The command line as a person or a script meets it."""
+"""The command line: help, exit codes, JSON, tables and errors."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ REPORT = Report(
 
 
 def outrider(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The installed command, in its own process."""
+    """Run the installed command in a process of its own."""
     command = Path(sysconfig.get_path("scripts")) / "outrider"
     return subprocess.run([command, *arguments], capture_output=True, text=True, check=False)
 
 
 def test_help_lists_the_commands() -> None:
-    told = outrider("--help")
-    assert told.returncode == 0
-    assert all(command in told.stdout for command in ("demo", "methods", "doctor"))
+    result = outrider("--help")
+    assert result.returncode == 0
+    assert all(command in result.stdout for command in ("demo", "methods", "doctor"))
 
 
-def test_version_is_the_versions_one_source() -> None:
+def test_version_is_that_of_the_package() -> None:
     assert outrider("--version").stdout == f"outrider {__version__}\n"
 
 
@@ -55,18 +55,18 @@ def test_version_is_the_versions_one_source() -> None:
         ["demo", "--seed=0", "--max-new-tokens"],
     ],
 )
-def test_a_wrong_command_line_is_exit_code_2_and_no_trace(arguments: list[str]) -> None:
-    told = outrider(*arguments)
-    assert told.returncode == 2
-    assert arguments[-1] in told.stderr
-    assert "Traceback" not in told.stderr
+def test_a_wrong_command_line_is_exit_code_2_without_a_traceback(arguments: list[str]) -> None:
+    result = outrider(*arguments)
+    assert result.returncode == 2
+    assert arguments[-1] in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_the_demo_as_json_is_a_list_of_traces() -> None:
-    told = CliRunner().invoke(
+    result = CliRunner().invoke(
         cli, ["demo", "--json", "--max-new-tokens", "8", "--temperature", "0", "--drafter", "top-k-tree"]
     )
-    traces = [Trace.from_json(json.dumps(one)) for one in json.loads(told.stdout)]
+    traces = [Trace.from_json(json.dumps(one)) for one in json.loads(result.stdout)]
     assert [(one.options["target"], one.method) for one in traces] == [
         ("table", "plain"),
         ("table", "top-k-tree"),
@@ -76,36 +76,36 @@ def test_the_demo_as_json_is_a_list_of_traces() -> None:
     assert all(len(one.tokens()) == 8 for one in traces)
 
 
-@pytest.mark.parametrize(("option", "says"), [("--drafter=eagle9", "draft-model"), ("--rule=no", "bild, block")])
-def test_an_unknown_method_is_one_line_that_lists_the_known(
-    option: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("option", "message"), [("--drafter=eagle9", "draft-model"), ("--rule=no", "bild, block")])
+def test_an_unknown_method_is_one_line_with_the_known_ones(
+    option: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("OUTRIDER_DEBUG", raising=False)
     monkeypatch.setattr(sys, "argv", ["outrider", "demo", option])
     with pytest.raises(SystemExit) as stopped:
         main()
-    told = capsys.readouterr()
-    assert (stopped.value.code, told.out) == (1, "")
-    assert says in told.err
-    assert told.err.count("\n") == 1
+    result = capsys.readouterr()
+    assert (stopped.value.code, result.out) == (1, "")
+    assert message in result.err
+    assert result.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("option", ["--max-new-tokens=0", "--max-new-tokens=many", "--seed=-1", "--temperature=warm"])
-def test_an_option_out_of_range_is_a_wrong_command_line(option: str) -> None:
+def test_options_out_of_range_are_exit_code_2(option: str) -> None:
     assert CliRunner().invoke(cli, ["demo", option]).exit_code == 2
 
 
 @pytest.mark.slow
-def test_a_terminal_without_unicode_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_works_without_unicode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    told = outrider("demo", "--max-new-tokens", "4")
-    assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout.isascii()
+    result = outrider("demo", "--max-new-tokens", "4")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.isascii()
 
 
-def test_methods_as_json_are_the_tables() -> None:
-    told = CliRunner().invoke(cli, ["methods", "--json"])
-    rows = json.loads(told.stdout)
+def test_methods_as_json_have_every_method() -> None:
+    result = CliRunner().invoke(cli, ["methods", "--json"])
+    rows = json.loads(result.stdout)
     assert [row["name"] for row in rows if row["kind"] == "drafter"] == list(DRAFTERS)
     assert [row["name"] for row in rows if row["kind"] == "rule"] == list(RULES)
     for row in rows:
@@ -117,26 +117,26 @@ def test_methods_as_json_are_the_tables() -> None:
     json.dumps(rows, allow_nan=False)
 
 
-def test_methods_as_a_table_name_every_method() -> None:
-    told = CliRunner().invoke(cli, ["methods"], env={"COLUMNS": "160"})
-    assert told.exit_code == 0
-    assert all(name in told.stdout for name in [*DRAFTERS, *RULES])
+def test_methods_as_a_table_have_every_method() -> None:
+    result = CliRunner().invoke(cli, ["methods"], env={"COLUMNS": "160"})
+    assert result.exit_code == 0
+    assert all(name in result.stdout for name in [*DRAFTERS, *RULES])
 
 
 @pytest.mark.parametrize("ok", [True, False])
-def test_the_doctor_tells_scripts_by_exit_code_and_json(ok: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_has_an_exit_code_and_json(ok: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "examine", lambda *, fix: replace(REPORT, ok=ok))
-    told = CliRunner().invoke(cli, ["doctor", "--json"])
-    assert told.exit_code == (0 if ok else 1)
-    assert json.loads(told.stdout) == replace(REPORT, ok=ok).to_dict()
+    result = CliRunner().invoke(cli, ["doctor", "--json"])
+    assert result.exit_code == (0 if ok else 1)
+    assert json.loads(result.stdout) == replace(REPORT, ok=ok).to_dict()
 
 
-def test_the_doctor_tells_people_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_prints_fixes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "examine", lambda *, fix: replace(REPORT, repaired=["x [1]"] if fix else []))
-    told = CliRunner().invoke(cli, ["doctor", "--fix"])
-    assert "Repaired x [1]" in told.stdout
-    assert 'pip install "outrider[app]"' in told.stdout
-    assert "24 GB" in told.stdout
+    result = CliRunner().invoke(cli, ["doctor", "--fix"])
+    assert "Repaired x [1]" in result.stdout
+    assert 'pip install "outrider[app]"' in result.stdout
+    assert "24 GB" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the README says is so: every block is run, or stands here with the reason why not."""
+"""The README: every command and example is run here, or listed with the reason why not; its links and figures hold."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMANDS = re.findall(r"^outrider ([^#\n]+?) *(?:#.*)?$", README, re.MULTILINE)
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 PYTHON = dict(zip(("first", "text", "image", "speech", "decode"), BLOCKS, strict=True))
 
-# What is run as it stands, with an empty home and cache and nothing to be reached; slow ones with a word.
+# Commands that run as they are with an empty home and cache and no network -> "slow" if they are.
 RUN = {
     "demo --drafter top-k-tree --rule typical --temperature 0.7": "",
     "methods": "",
@@ -31,22 +31,22 @@ RUN = {
     'image "red heart" --drafter jacobi --rule exact -o heart.png': "slow",
     "plot-acceptance -o acceptance.png": "",
 }
-# What is not, by how it begins; each of these has tests of its own on small models.
+# Commands that are not run, by their beginning; each has tests of its own on small models.
 NOT_RUN = {
-    "demo": "opens a page, or a terminal for as long as one looks; tests/browser opens it",
+    "demo": "serves a page until it is stopped; tests/browser opens it",
     "doctor --speed": "times the machine",
-    "text": "fetches the language model; tests/text/test_smollm2.py says the same in Python",
-    "bench": "takes minutes to hours, and fetches",
+    "text": "downloads the language model; tests/text/test_smollm2.py does the same in Python",
+    "bench": "takes minutes to hours, and downloads models",
     "report": "hours",
     "train": "minutes to hours; every recipe is trained for some steps in tests/*/test_training.py",
-    "rag": "fetches retrievers and documents",
+    "rag": "downloads retrievers and documents",
     "serve": "installs vLLM",
-    "export": "fetches the language model",
-    "simulate": "fetches the language model, and times it",
+    "export": "downloads the language model",
+    "simulate": "downloads the language model and times it",
     "contact-sheet": "384 images",
-    "speech": "fetches the vocoder; tests/speech says the same, and more, of a small voice",
+    "speech": "downloads the vocoder; tests/speech tests a small voice",
 }
-NOT_RUN_PYTHON = {"speech": "fetches the vocoder; below, where it is there"}
+NOT_RUN_PYTHON = {"speech": "downloads the vocoder; run below if it is present"}
 
 
 def test_every_command_is_run_or_has_a_reason() -> None:
@@ -59,22 +59,22 @@ def test_every_command_is_run_or_has_a_reason() -> None:
 @pytest.mark.parametrize(
     "command", [pytest.param(one, marks=[pytest.mark.slow] if word else []) for one, word in RUN.items()]
 )
-def test_commands_run_from_nothing(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_run_with_an_empty_home(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOME", "XDG_CACHE_HOME", "OUTRIDER_CACHE"):
         monkeypatch.setenv(name, str(tmp_path / name))
     (tmp_path / "HOME").mkdir()
     monkeypatch.chdir(tmp_path)
     words = shlex.split(command)
-    told = CliRunner().invoke(cli, words)
-    assert told.exit_code == 0, told.output
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 0, result.output
     if "-o" in words:
         assert (tmp_path / words[words.index("-o") + 1]).stat().st_size > 500
     else:
-        assert told.stdout.strip()
+        assert result.stdout.strip()
 
 
 @pytest.mark.slow
-def test_the_real_model_says_the_same_with_drafting(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(PYTHON["first"], "README.md", "exec"), {})
     *words, tokens_per_pass = capsys.readouterr().out.split()
     assert "sky" in words
@@ -82,13 +82,13 @@ def test_the_real_model_says_the_same_with_drafting(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.slow
-def test_requests_share_a_batch(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_batch_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(PYTHON["text"], "README.md", "exec"), {})
     assert capsys.readouterr().out.strip()
 
 
 @pytest.mark.slow
-def test_the_pictures_example_runs(
+def test_the_image_example_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -98,8 +98,10 @@ def test_the_pictures_example_runs(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not ASSETS["hifi-gan"].here, reason="the vocoder is not fetched")
-def test_the_voice_speaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.skipif(not ASSETS["hifi-gan"].here, reason="the vocoder is not downloaded")
+def test_the_speech_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("hibari")
     monkeypatch.chdir(tmp_path)
     exec(compile(PYTHON["speech"], "README.md", "exec"), {})
@@ -107,7 +109,7 @@ def test_the_voice_speaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert (tmp_path / "morning.wav").stat().st_size > 20_000
 
 
-def test_its_example_runs_and_holds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_decode_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     code = PYTHON["decode"]
     assert len([line for line in code.splitlines() if line]) <= 10
     exec(compile(code, "README.md", "exec"), {})
@@ -125,19 +127,19 @@ def test_every_example_is_run_or_has_a_reason() -> None:
 def exists(command: str) -> None:
     name, *rest = shlex.split(command)
     names = [name, *rest[:1]] if name in ("bench", "export", "datastore") else [name]
-    told = CliRunner().invoke(cli, [*names, "--help"], env={"COLUMNS": "200"})
-    assert told.exit_code == 0, command
-    assert all(option.partition("=")[0] in told.stdout for option in rest if option.startswith("--")), command
+    result = CliRunner().invoke(cli, [*names, "--help"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, command
+    assert all(option.partition("=")[0] in result.stdout for option in rest if option.startswith("--")), command
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
-def test_its_commands_exist_with_their_options(command: str) -> None:
+def test_commands_exist_with_their_options(command: str) -> None:
     exists(command)
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_what_other_pages_name_exists_and_the_readme_leads_there(page: str) -> None:
+def test_pages_are_linked_and_name_existing_files_and_commands(page: str) -> None:
     text, here = (ROOT / page).read_text(encoding="utf-8"), (ROOT / page).parent
     assert f"]({page})" in README or f"`{page}`" in README
     for name in re.findall(r"`((?:core|app|modalities|tests|notebooks|reports|text|image|speech)/[\w./-]*)`", text):
@@ -149,7 +151,7 @@ def test_what_other_pages_name_exists_and_the_readme_leads_there(page: str) -> N
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def test_its_make_targets_and_files_exist() -> None:
+def test_make_targets_and_files_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = re.findall(r"\bmake ([\w-]+)", README)
     assert {"demo", "test", "report", "report-quick"} <= set(targets)
@@ -158,15 +160,15 @@ def test_its_make_targets_and_files_exist() -> None:
         assert (ROOT / name).exists(), name
 
 
-def test_its_table_of_methods_is_that_of_the_code() -> None:
-    told = CliRunner().invoke(cli, ["methods", "--markdown"])
-    assert told.exit_code == 0 and told.stdout == markdown()
+def test_the_table_of_methods_is_current() -> None:
+    result = CliRunner().invoke(cli, ["methods", "--markdown"])
+    assert result.exit_code == 0 and result.stdout == markdown()
     held = README.partition("<!-- outrider methods --markdown -->\n")[2].partition("<!-- the end of it -->")[0]
-    assert held == told.stdout, "outrider methods --markdown"
+    assert held == result.stdout, "outrider methods --markdown"
     assert len(DRAFTERS) == 49 and len(RULES) == 20
 
 
-def test_its_figures_are_those_of_the_report() -> None:
+def test_figures_are_those_of_the_report() -> None:
     report = (ROOT / "reports" / "text" / "REPORT.md").read_text(encoding="utf-8")
     part = README.partition("## Measured\n")[2].partition("\n## ")[0]
     table, commands = part.partition("```")[0], re.findall(r"^outrider bench .+$", part, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""`outrider datastore`: from text files to guesses of the drafter 'rest'."""
+"""`outrider datastore`: built from text files and used by the drafter 'rest'."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def outrider(*arguments: str | Path) -> Result:
     return CliRunner().invoke(cli, [str(one) for one in arguments], catch_exceptions=False)
 
 
-def test_a_datastore_is_built_shown_and_drafted_from(folder: str, tmp_path: Path) -> None:
+def test_a_datastore_is_built_listed_and_used(folder: str, tmp_path: Path) -> None:
     corpus, store = tmp_path / "corpus", tmp_path / "my.store"
     corpus.mkdir()
     (corpus / "one.txt").write_text(TINY.TEXT, encoding="utf-8")
     (corpus / "two.md").write_text("# the dog sat on the mat", encoding="utf-8")
     (corpus / "no.bin").write_bytes(b"\xff")
-    told = outrider("datastore", "build", corpus, "-o", store, "--model", folder)
-    assert told.exit_code == 0 and "of 2 files" in told.stdout
+    result = outrider("datastore", "build", corpus, "-o", store, "--model", folder)
+    assert result.exit_code == 0 and "of 2 files" in result.stdout
     shown = json.loads(outrider("datastore", "show", store, "--json").stdout)
     assert shown["tokens"] > 20 and shown["bytes"] == store.stat().st_size
     assert "tokens" in outrider("datastore", "show", store).stdout
-    said = [
+    arguments = [
         "text",
         "the cat sat on",
         "--no-chat-template",
@@ -48,11 +48,11 @@ def test_a_datastore_is_built_shown_and_drafted_from(folder: str, tmp_path: Path
         "--dtype",
         "float32",
     ]
-    drafted = outrider(*said, "--drafter", "rest", "--drafter-option", f"store={store}")
-    assert drafted.exit_code == 0 and drafted.stdout == outrider(*said, "--drafter", "plain").stdout
+    drafted = outrider(*arguments, "--drafter", "rest", "--drafter-option", f"store={store}")
+    assert drafted.exit_code == 0 and drafted.stdout == outrider(*arguments, "--drafter", "plain").stdout
 
 
-def test_what_is_wrong_is_said(folder: str, tmp_path: Path) -> None:
+def test_errors_have_a_message(folder: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(OutriderError, match="no files"):
         outrider("datastore", "build", tmp_path / "empty", "-o", tmp_path / "a.store", "--model", folder)

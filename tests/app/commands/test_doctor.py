@@ -1,4 +1,4 @@
-"""The doctor's judgement over given facts, and the whole of it on this machine."""
+"""`outrider doctor`: findings from given facts, and the report of this machine."""
 
 from __future__ import annotations
 
@@ -35,23 +35,21 @@ def test_a_package_that_imports_works() -> None:
         (NEEDED, "2.4.6", "OSError: torchaudio/lib/_torchaudio.so", "broken", "outrider doctor --fix"),
     ],
 )
-def test_what_does_not_work_comes_with_its_fix(
-    package: Package, version: str | None, error: str | None, state: str, fix: str
-) -> None:
+def test_findings_have_a_fix(package: Package, version: str | None, error: str | None, state: str, fix: str) -> None:
     finding = judge(package, version, error)
     assert finding.state == state
     assert finding.fix.endswith(fix)
     assert error is None or error in finding.found
 
 
-def test_a_broken_package_that_nobody_needs_should_go() -> None:
+def test_a_broken_unneeded_package_should_be_removed() -> None:
     assert judge_unused("torchvision", "0.28.0", None).state == "works"
     finding = judge_unused("torchvision", "0.28.0", "OSError: libcudart")
     assert (finding.state, finding.needed) == ("broken", False)
     assert finding.fix.endswith("pip uninstall torchvision")
 
 
-def test_a_gpu_is_judged_by_whether_torch_can_use_it() -> None:
+def test_a_gpu_works_if_torch_can_use_it() -> None:
     assert judge_gpu([], torch(None)) is None
     assert judge_gpu(["NVIDIA H200"], {}) is None
     usable = judge_gpu(["NVIDIA H200"], torch("13.0", "cuda:0"))
@@ -65,7 +63,7 @@ def test_a_gpu_is_judged_by_whether_torch_can_use_it() -> None:
     assert "driver" in old_driver.fix
 
 
-def test_the_cache_is_where_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_folder_is_configurable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "weights"))
     assert doctor.cache_folder() == tmp_path / "weights"
     assert judge_cache(tmp_path / "weights").state == "works"
@@ -75,7 +73,7 @@ def test_the_cache_is_where_the_user_says(tmp_path: Path, monkeypatch: pytest.Mo
     assert "2 KB held" in judge_cache(tmp_path / "weights").found
 
 
-def test_a_cache_that_cannot_be_written_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_cache_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.os, "access", lambda *_: False)
     finding = judge_cache(tmp_path)
     assert (finding.state, finding.needed) == ("broken", True)
@@ -85,12 +83,12 @@ def test_a_cache_that_cannot_be_written_is_a_fault(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("count", "words"), [(0, "0 B"), (999, "999 B"), (25_000_000_000, "25 GB"), (3 * 10**15, "3000 TB")]
 )
-def test_sizes_read_well(count: int, words: str) -> None:
+def test_sizes_are_formatted(count: int, words: str) -> None:
     assert file_size(count) == words
 
 
 @pytest.mark.slow
-def test_everything_needed_works_here_and_the_report_is_json() -> None:
+def test_the_report_of_this_machine_is_ok_and_json() -> None:
     report = doctor.examine(fix=True)
     assert report.ok, [finding for finding in report.findings if finding.state != "works"]
     assert json.loads(json.dumps(report.to_dict()))["machine"]["cores"] >= 1
@@ -98,7 +96,7 @@ def test_everything_needed_works_here_and_the_report_is_json() -> None:
     assert report.repaired == [], "set-up has repaired it already"
 
 
-def test_native_code_is_no_need(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_kernels_are_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     from outrider.core.kernels import native
 
     monkeypatch.setattr(native, "hindrance", lambda: ("no C++ compiler", "install g++"))

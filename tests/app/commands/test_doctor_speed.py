@@ -1,4 +1,4 @@
-"""What `doctor --speed` measures and draws, on stand-ins where measuring takes long."""
+"""`outrider doctor --speed`: measurements and their table, with fakes for slow measurements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FOUND = Speed(
 )
 
 
-def test_everything_is_measured_and_what_cannot_be_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_measured_or_listed_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def stand_in(device: str, dtype: torch.dtype, seconds: float) -> Machine:
         if dtype == torch.float16:
             raise RuntimeError("no such kernel")
@@ -35,18 +35,18 @@ def test_everything_is_measured_and_what_cannot_be_is_named(monkeypatch: pytest.
 
     monkeypatch.setattr(core, "measure", stand_in)
     monkeypatch.setattr(doctor_speed, "devices", lambda: ["cpu"])
-    told: list[str] = []
+    messages: list[str] = []
     before = torch.get_num_threads()
-    found = doctor_speed.measure(told.append, steps=10, vocabulary=512)
+    found = doctor_speed.measure(messages.append, steps=10, vocabulary=512)
     assert [one.dtype for one in found.machines] == ["float32", "bfloat16"]
     assert found.unsupported == ["cpu float16"]
     assert {(one.draft, one.sampling) for one in found.loop} >= {("fixed tree", "T=0"), ("drawn chain", "top-p 0.9")}
     assert torch.get_num_threads() == before
-    assert len(told) == 4
+    assert len(messages) == 4
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["vocabulary"] == 512
 
 
-def test_torch_gets_its_threads_back_even_after_an_error() -> None:
+def test_torch_s_threads_are_restored_after_an_error() -> None:
     before = torch.get_num_threads()
     seen: list[int] = []
 
@@ -61,7 +61,7 @@ def test_torch_gets_its_threads_back_even_after_an_error() -> None:
     assert torch.get_num_threads() == before
 
 
-def test_free_tokens_are_those_that_arithmetic_hides_behind_reading() -> None:
+def test_free_tokens_are_those_whose_arithmetic_takes_no_longer_than_reading_the_weights() -> None:
     assert [doctor_speed.free_tokens(one) for one in FOUND.machines] == [
         10,
         20,
@@ -73,20 +73,20 @@ def test_each_column_is_explained(width: int) -> None:
     console = Console(file=io.StringIO(), width=width)
     doctor_speed.draw(console, FOUND)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    said = " ".join(text.split())
+    message = " ".join(text.split())
     for columns in (doctor_speed.READING, doctor_speed.SPENDING):
         for column, words in columns.items():
-            assert f"{column}: {words}" in said
-    assert "20.0" in said
-    assert "mps float16" in said
+            assert f"{column}: {words}" in message
+    assert "20.0" in message
+    assert "mps float16" in message
     assert max(len(line.rstrip()) for line in text.splitlines()) <= width
 
 
-def test_the_doctor_measures_when_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_speed_prints_a_table_or_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_speed, "measure", lambda tell: FOUND)
-    told = CliRunner().invoke(cli, ["doctor", "--speed"])
-    assert told.exit_code == 0
-    assert "drawn tree" in told.stdout
-    told = CliRunner().invoke(cli, ["doctor", "--speed", "--json"])
-    assert json.loads(told.stdout) == FOUND.to_dict()
+    result = CliRunner().invoke(cli, ["doctor", "--speed"])
+    assert result.exit_code == 0
+    assert "drawn tree" in result.stdout
+    result = CliRunner().invoke(cli, ["doctor", "--speed", "--json"])
+    assert json.loads(result.stdout) == FOUND.to_dict()
     assert CliRunner().invoke(cli, ["doctor", "--speed", "--fix"]).exit_code == 2

@@ -1,4 +1,4 @@
-"""`outrider image` as a person meets it."""
+"""`outrider image` and `outrider bench image` on small random models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TINY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "image" 
 
 @pytest.fixture(autouse=True)
 def model(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The command on a model of random weights."""
+    """Replace the image model with a small one with random weights."""
     import torch
 
     from outrider.image.model import ImageModel
@@ -34,14 +34,14 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-def told(*arguments: str) -> Result:
+def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["image", *arguments], catch_exceptions=False)
 
 
 def test_a_picture_is_written(tmp_path: Path) -> None:
     file, trace = tmp_path / "heart.png", tmp_path / "heart.json"
     options = ("--drafter", "jacobi", "--rule", "exact", "-o", str(file), "--trace", str(trace), "--upscale", "2")
-    done = told("red heart", *options)
+    done = run("red heart", *options)
     assert done.exit_code == 0, done.output
     assert "256 codes in" in done.stdout and "per pass" in done.stdout
     with Image.open(file) as picture:
@@ -50,8 +50,8 @@ def test_a_picture_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_plain_decoding_beside_it(tmp_path: Path) -> None:
-    done = told(
+def test_compare_prints_plain_decoding(tmp_path: Path) -> None:
+    done = run(
         "cat", "--rule", "gumbel-match", "--drafter-option", "window=4", "--compare", "-o", str(tmp_path / "a.png")
     )
     assert done.exit_code == 0, done.output
@@ -59,14 +59,14 @@ def test_plain_decoding_beside_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [((" ",), "empty"), (("cat", "--guidance-scale", "-1"), "guidance"), (("cat", "--style", "x"), "unknown style")],
 )
-def test_what_is_wrong_is_said(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+def test_errors_have_a_message(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
     from outrider.core.errors import InvalidOption
 
-    with pytest.raises(InvalidOption, match=said):
-        told(*arguments, "-o", str(tmp_path / "none.png"))
+    with pytest.raises(InvalidOption, match=message):
+        run(*arguments, "-o", str(tmp_path / "none.png"))
     assert not (tmp_path / "none.png").exists()
 
 
@@ -79,14 +79,14 @@ def test_a_table_of_drafters_and_rules(tmp_path: Path) -> None:
     prompts.write_text("cat\n\nred heart\n")
     done = CliRunner().invoke(cli, ["bench", "image", "--prompts", str(prompts), *options], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    told = json.loads(file.read_text())
-    assert [row["rule"] for row in told["rows"]] == ["exact", "exact", "annealed"]
-    assert told["rows"][0]["tokens_per_pass"] == 1 and told["settings"]["pictures"] == 1
+    report = json.loads(file.read_text())
+    assert [row["rule"] for row in report["rows"]] == ["exact", "exact", "annealed"]
+    assert report["rows"][0]["tokens_per_pass"] == 1 and report["settings"]["pictures"] == 1
     assert "1.00" in done.output and "annealed" in done.output.replace("\n", "")
 
 
 @pytest.mark.slow
-def test_listed_values_are_rows(tmp_path: Path) -> None:
+def test_listed_option_values_become_rows(tmp_path: Path) -> None:
     file = tmp_path / "table.json"
     options = ["--drafters", "jacobi", "--rules", "annealed", "--num-prompts", "1", "--guidance-scale", "1"]
     options += ["--rule-option", "annealed.weight=1.5,4", "--json", str(file)]

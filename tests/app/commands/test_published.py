@@ -1,4 +1,4 @@
-"""Published models in the commands: `outrider image --model` and `outrider speech --model` on folders."""
+"""Published models in the commands: `outrider image --model` and `outrider speech --model` with folders."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ pytestmark = pytest.mark.slow
 TINY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "tiny_classes.py")))
 
 
-def told(*arguments: str) -> Result:
+def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, [*arguments], catch_exceptions=True)
 
 
-def test_a_picture_of_a_model_that_is_named(tmp_path: Path) -> None:
+def test_a_published_image_model_draws(tmp_path: Path) -> None:
     for name, layers in (("big", 2), ("small", 1)):
         for part in TINY.janus(layers - 2, layers):
             part.save_pretrained(tmp_path / name)
     file = tmp_path / "drawn.png"
     named = ("--model", str(tmp_path / "big"), "--draft-model", str(tmp_path / "small"), "--drafter", "draft-model")
-    done = told("image", "a red heart", *named, "--compare", "--rule", "gumbel-match", "-o", str(file))
+    done = run("image", "a red heart", *named, "--compare", "--rule", "gumbel-match", "-o", str(file))
     assert done.exit_code == 0, done.output
     assert "64 codes in" in done.output and "64 of 64 codes" in done.output
     with Image.open(file) as picture:
         assert picture.size == (32, 32)
     table = tmp_path / "table.json"
-    done = told(
+    done = run(
         "bench", "image", *named[:4], "--drafters", "jacobi,draft-model", "--num-prompts", "1", "--json", str(table)
     )
     assert done.exit_code == 0, done.output
@@ -42,7 +42,7 @@ def test_a_picture_of_a_model_that_is_named(tmp_path: Path) -> None:
     assert plain["tokens_per_pass"] == 1 and all(one["tokens_per_pass"] > 1 for one in others) and len(others) == 2
 
 
-def test_sound_of_a_model_that_is_named(tmp_path: Path) -> None:
+def test_a_published_speech_model_speaks(tmp_path: Path) -> None:
     from transformers import EncodecFeatureExtractor, MusicgenProcessor, T5Tokenizer
 
     for name, layers in (("big", 2), ("small", 1)):
@@ -54,7 +54,7 @@ def test_sound_of_a_model_that_is_named(tmp_path: Path) -> None:
     )
     file = tmp_path / "waltz.wav"
     named = ("--model", str(tmp_path / "big"), "--draft-model", str(tmp_path / "small"), "--drafter", "draft-model")
-    done = told(
+    done = run(
         "speech",
         "a slow waltz",
         *named,
@@ -71,15 +71,15 @@ def test_sound_of_a_model_that_is_named(tmp_path: Path) -> None:
     assert Sound.load(file).seconds > 0
 
 
-def test_llasa_wants_a_codec(tmp_path: Path) -> None:
+def test_llasa_needs_a_codec(tmp_path: Path) -> None:
     model = TINY.llasa()
     model.save_pretrained(tmp_path / "llasa")
     model.tokenizer.save_pretrained(tmp_path / "llasa")
-    done = told("speech", "good morning", "--model", str(tmp_path / "llasa"), "-o", str(tmp_path / "a.wav"))
+    done = run("speech", "good morning", "--model", str(tmp_path / "llasa"), "-o", str(tmp_path / "a.wav"))
     assert done.exit_code == 1 and "give codec=" in str(done.exception)
 
 
-def test_what_a_model_heard(tmp_path: Path) -> None:
+def test_a_speech_recogniser_transcribes(tmp_path: Path) -> None:
     import numpy as np
     from transformers import WhisperFeatureExtractor, WhisperProcessor, WhisperTokenizer
 
@@ -91,26 +91,26 @@ def test_what_a_model_heard(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     named = ("--model", str(tmp_path / "whisper"), "--model-option", "prefix=[3,5,6]", "--max-new-tokens", "8")
     drafted = ("--drafter", "suffix", "--temperature", "0", "--trace", str(trace), "--compare")
-    done = told("speech", str(tmp_path / "heard.wav"), *named, *drafted)
+    done = run("speech", str(tmp_path / "heard.wav"), *named, *drafted)
     assert done.exit_code == 0, done.output
     assert "8 tokens in" in done.output and "the same tokens" in done.output
     assert json.loads(trace.read_text())["method"] == "suffix"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("image", "cat", "--draft-model", "a/b"), "needs --model"),
         (("image", "cat", "--model", "a/b", "--weights", "."), "published one is a folder"),
         (("speech", "cat", "--model", "a/b", "--speed", "2"), "is our own voice's"),
     ],
 )
-def test_what_does_not_go_together(arguments: tuple[str, ...], said: str) -> None:
-    done = told(*arguments)
-    assert done.exit_code == 2 and said in " ".join(done.output.replace("│", " ").split())
+def test_conflicting_options_are_refused(arguments: tuple[str, ...], message: str) -> None:
+    done = run(*arguments)
+    assert done.exit_code == 2 and message in " ".join(done.output.replace("│", " ").split())
 
 
-def test_the_page_shows_the_model_that_is_named(tmp_path: Path) -> None:
+def test_the_page_s_backend_loads_a_published_model(tmp_path: Path) -> None:
     pytest.importorskip("gradio")
     from outrider.app.page.backends.image import ImageBackend
     from outrider.app.page.backends.interface import ModelSpec, checked
@@ -133,5 +133,5 @@ def test_the_page_shows_the_model_that_is_named(tmp_path: Path) -> None:
     assert len(near) == 4 and all(data.startswith("data:image/png") for _, data in near)
     with pytest.raises(InvalidOption, match="there is no folder"):
         ImageBackend(spec=ModelSpec(model=str(tmp_path / "nowhere"))).load()
-    done = told("demo", "--speech-model-option", "codec=a/b")
+    done = run("demo", "--speech-model-option", "codec=a/b")
     assert done.exit_code == 2 and "--speech-model, which is missing" in " ".join(done.output.replace("│", " ").split())

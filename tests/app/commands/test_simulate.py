@@ -1,5 +1,5 @@
-"""`outrider simulate`: what was measured is read and told, with the word on every figure; nothing measured, an error;
-and one measurement for real on a model made on the spot."""
+"""`outrider simulate`: predictions from a written measurement, an error without one, and a real measurement of a tiny
+model."""
 
 from __future__ import annotations
 
@@ -44,27 +44,27 @@ def kept(path: Path) -> None:
     path.write_text(json.dumps({"schema": 1, "settings": {"model": "m", "models": models}, "rows": rows}))
 
 
-def test_what_was_measured_is_told_with_the_word(tmp_path: Path) -> None:
+def test_measurements_are_printed_with_simulated_figures_marked(tmp_path: Path) -> None:
     path = tmp_path / "kept.json"
     kept(path)
-    told = CliRunner().invoke(cli, ["simulate", "--json", str(path)], env={"COLUMNS": "200"})
-    assert told.exit_code == 0, told.output
-    assert "fitted to" in told.stdout and "within 15 %" in told.stdout
-    assert all(name in told.stdout for name in DEVICES)
-    assert told.stdout.count("simulation") >= len(app.CASES)
+    result = CliRunner().invoke(cli, ["simulate", "--json", str(path)], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert "fitted to" in result.stdout and "within 15 %" in result.stdout
+    assert all(name in result.stdout for name in DEVICES)
+    assert result.stdout.count("simulation") >= len(app.CASES)
     larger = ["--parameters", "8", "--layers", "32", "--hidden-size", "4096"]
-    told = CliRunner().invoke(cli, ["simulate", "--json", str(path), *larger], env={"COLUMNS": "200"})
-    assert told.exit_code == 0 and "a target of 8 billion" in told.stdout
-    told = CliRunner().invoke(cli, ["simulate", "--json", str(path), "--parameters", "8"])
-    assert isinstance(told.exception, InvalidOption)
+    result = CliRunner().invoke(cli, ["simulate", "--json", str(path), *larger], env={"COLUMNS": "200"})
+    assert result.exit_code == 0 and "a target of 8 billion" in result.stdout
+    result = CliRunner().invoke(cli, ["simulate", "--json", str(path), "--parameters", "8"])
+    assert isinstance(result.exception, InvalidOption)
 
 
-def test_without_a_measurement_it_says_how_to_make_one(tmp_path: Path) -> None:
-    told = CliRunner().invoke(cli, ["simulate"], env={"OUTRIDER_CACHE": str(tmp_path)})
-    assert isinstance(told.exception, InvalidOption) and "--measure" in str(told.exception)
+def test_without_a_measurement_the_error_names_the_command(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["simulate"], env={"OUTRIDER_CACHE": str(tmp_path)})
+    assert isinstance(result.exception, InvalidOption) and "--measure" in str(result.exception)
 
 
-def test_a_measurement_keeps_what_is_simulated_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_contains_the_inputs_of_the_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.text.tiny import write
 
     monkeypatch.setattr(app, "CASES", (("bfloat16", "prompt-lookup", {}), ("bfloat16", "token-recycling", {})))

@@ -1,4 +1,4 @@
-"""`outrider speech` as a person meets it."""
+"""`outrider speech`, `outrider bench speech` and `outrider bench codec` on small random models."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ TINY = runpy.run_path(str(Path(__file__).parents[2] / "speech" / "conftest.py"))
 
 @pytest.fixture(autouse=True)
 def model(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The command on a voice of random weights."""
+    """Replace the voice with a small one with random weights."""
     made = TINY["small_speaker"]()
     monkeypatch.setattr(speech, "load", lambda **options: made)
     return made
 
 
-def told(*arguments: str) -> Result:
+def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["speech", *arguments])
 
 
-def test_a_sentence_is_spoken_into_a_file(tmp_path: Path) -> None:
+def test_speech_is_written_to_a_file(tmp_path: Path) -> None:
     file, trace = tmp_path / "fox.wav", tmp_path / "fox.json"
     options = ("--drafter", "jacobi", "--rule", "gumbel-match", "-o", str(file), "--trace", str(trace), "--compare")
-    done = told("The quick brown fox jumps over the lazy dog.", *options)
+    done = run("The quick brown fox jumps over the lazy dog.", *options)
     assert done.exit_code == 0, done.output
     assert "s of speech" in done.stdout and "vocoder" in done.stdout
     assert "plain decoding" in done.output and "the same tokens" in done.output
@@ -46,14 +46,14 @@ def test_a_sentence_is_spoken_into_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("named", "method"), [((), "jacobi"), (("--drafter", "plain"), "plain")])
-def test_jacobi_guesses_unless_another_is_named(named: tuple[str, ...], method: str, tmp_path: Path) -> None:
+def test_jacobi_is_the_default_drafter(named: tuple[str, ...], method: str, tmp_path: Path) -> None:
     trace = tmp_path / "yes.json"
-    done = told("Yes.", *named, "-o", str(tmp_path / "yes.wav"), "--trace", str(trace))
+    done = run("Yes.", *named, "-o", str(tmp_path / "yes.wav"), "--trace", str(trace))
     assert done.exit_code == 0 and json.loads(trace.read_text())["method"] == method
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("",), "text is empty"),
         (("...",), "nothing to speak"),
@@ -62,13 +62,13 @@ def test_jacobi_guesses_unless_another_is_named(named: tuple[str, ...], method: 
         (("Hello.", "-o", "a.mp3"), ".wav"),
     ],
 )
-def test_what_cannot_be_spoken_is_said(arguments: tuple[str, ...], said: str) -> None:
-    done = told(*arguments)
-    assert done.exit_code and said in done.output + str(done.exception)
+def test_wrong_arguments_are_refused(arguments: tuple[str, ...], message: str) -> None:
+    done = run(*arguments)
+    assert done.exit_code and message in done.output + str(done.exception)
 
 
 @pytest.mark.slow
-def test_drafters_are_measured_on_sentences(tmp_path: Path) -> None:
+def test_bench_speech_writes_a_table_and_json(tmp_path: Path) -> None:
     file, written = tmp_path / "said.txt", tmp_path / "bench.json"
     file.write_text("Yes.\n\nNo.\n")
     options = ["--drafters", "jacobi", "--rules", "exact,tolerance", "--rule-option", "tau=1,4", "--prompts", str(file)]
@@ -83,7 +83,7 @@ def test_drafters_are_measured_on_sentences(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_samples_are_written_beside_what_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_speech_writes_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("av")
 
     def nobody(*threads: int) -> bench.Read:
@@ -95,16 +95,16 @@ def test_samples_are_written_beside_what_is_measured(tmp_path: Path, monkeypatch
     options = ["--drafters", "jacobi", "--prompts", str(file), "--json", str(written), "--samples"]
     done = CliRunner().invoke(cli, ["bench", "speech", *options, str(tmp_path / "heard")])
     assert done.exit_code == 0, done.output
-    told = json.loads(written.read_text())
-    assert told["samples"] == [{"text": "Yes.", "files": {n: f"heard/1-{n}.ogg" for n in ("plain", "jacobi")}}]
-    assert told["skipped"]["teacher"] == "the teacher is away" and (tmp_path / "heard/1-jacobi.ogg").is_file()
-    assert ("hibari-tts" in told["skipped"]) == (find_spec("hibari") is None)
+    report = json.loads(written.read_text())
+    assert report["samples"] == [{"text": "Yes.", "files": {n: f"heard/1-{n}.ogg" for n in ("plain", "jacobi")}}]
+    assert report["skipped"]["teacher"] == "the teacher is away" and (tmp_path / "heard/1-jacobi.ogg").is_file()
+    assert ("hibari-tts" in report["skipped"]) == (find_spec("hibari") is None)
     monkeypatch.setitem(sys.modules, "av", None)
     done = CliRunner().invoke(cli, ["bench", "speech", *options, str(tmp_path / "other")])
     assert isinstance(done.exception, opus.MissingPyAV) and not (tmp_path / "other").exists()
 
 
-def test_the_codec_is_measured_on_a_human(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_codec_writes_a_table_and_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("av")
     heard = bench.Quality(5, 1, 20, 2, 3.0, 3.0, 3.0, 0.9, 1.0, False)
     asked: list[int] = []

@@ -1,4 +1,4 @@
-"""`outrider text` and `outrider assets` as a person or a script meets them."""
+"""`outrider text` and `outrider assets` on a tiny model."""
 
 from __future__ import annotations
 
@@ -33,22 +33,24 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def outrider(*arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
-    """The installed command, in its own process."""
+    """Run the installed command in a process of its own."""
     command = Path(sysconfig.get_path("scripts")) / "outrider"
     return subprocess.run([command, *arguments], capture_output=True, text=True, check=False, input=given)
 
 
 def ask(*arguments: str, model: str) -> str:
-    told = CliRunner().invoke(cli, ["text", *arguments, "--model", model, "--dtype", "float32"], catch_exceptions=False)
-    assert told.exit_code == 0, told.output
-    return told.stdout
+    result = CliRunner().invoke(
+        cli, ["text", *arguments, "--model", model, "--dtype", "float32"], catch_exceptions=False
+    )
+    assert result.exit_code == 0, result.output
+    return result.stdout
 
 
 RAW = ("--no-chat-template", "--max-new-tokens", "16")
 PROMPT = "the cat sat on the mat and the dog sat on"
 
 
-def test_the_text_goes_to_stdout_and_files_hold_text_and_trace(folder: str, tmp_path: Path) -> None:
+def test_text_is_printed_and_written_with_its_trace(folder: str, tmp_path: Path) -> None:
     text, trace = tmp_path / "out.txt", tmp_path / "trace.json"
     options = ("--drafter", "prompt-lookup", "--drafter-option", "length=3", "--seed", "4", "--rule", "token")
     shown = ask(PROMPT, *RAW, *options, "-o", str(text), "--trace", str(trace), model=folder)
@@ -68,14 +70,14 @@ def test_options_of_rules_and_sampling(folder: str) -> None:
     assert ask(PROMPT, *RAW, "--stop", whole[4:7], model=folder) == whole[: whole.index(whole[4:7])] + "\n"
 
 
-def test_compare_says_whether_they_agree_and_what_was_gained(folder: str) -> None:
-    told = CliRunner().invoke(
+def test_compare_prints_agreement_and_speedup(folder: str) -> None:
+    result = CliRunner().invoke(
         cli, ["text", PROMPT, *RAW, "--compare", "--drafter", "prompt-lookup", "--model", folder, "--dtype", "float32"]
     )
-    assert told.exit_code == 0
-    assert "prompt-lookup: the same tokens as plain decoding" in told.stderr
-    assert "tokens per target pass" in told.stderr
-    assert "x, median of 3 runs in turns" in told.stderr
+    assert result.exit_code == 0
+    assert "prompt-lookup: the same tokens as plain decoding" in result.stderr
+    assert "tokens per target pass" in result.stderr
+    assert "x, median of 3 runs in turns" in result.stderr
     drawn = ["--compare", "--temperature", "1", "--drafter", "jacobi", "--model", folder, "--dtype", "float32"]
     other = CliRunner().invoke(cli, ["text", PROMPT, *RAW, *drawn])
     assert "--rule gumbel-match gives the same tokens" in other.stderr or "the same tokens" in other.stderr
@@ -83,7 +85,7 @@ def test_compare_says_whether_they_agree_and_what_was_gained(folder: str) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--drafter", "medussa"], "outrider: unknown drafter 'medussa'. Did you mean 'medusa'?|unknown drafter"),
         (["--model", "no-such-model"], "outrider: there is no model 'no-such-model'"),
@@ -96,13 +98,13 @@ def test_compare_says_whether_they_agree_and_what_was_gained(folder: str) -> Non
         ),
     ],
 )
-def test_an_error_is_one_line_and_exit_code_1(arguments: list[str], said: str, folder: str) -> None:
+def test_an_error_is_one_line_and_exit_code_1(arguments: list[str], message: str, folder: str) -> None:
     model = [] if "--model" in arguments else ["--model", folder]
-    told = outrider("text", "x", *model, *arguments)
-    assert told.returncode == 1
-    assert any(one in told.stderr for one in said.split("|"))
-    assert told.stderr.count("\n") == 1
-    assert told.stdout == ""
+    result = outrider("text", "x", *model, *arguments)
+    assert result.returncode == 1
+    assert any(one in result.stderr for one in message.split("|"))
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
 
 
 @pytest.mark.slow
@@ -111,26 +113,26 @@ def test_an_error_is_one_line_and_exit_code_1(arguments: list[str], said: str, f
     [["text"], ["text", "x", "--max-new-tokens", "0"], ["text", "x", "--rule-option", "k"], ["assets", "x"]],
 )
 def test_a_wrong_command_line_is_exit_code_2(arguments: list[str]) -> None:
-    told = outrider(*arguments)
-    assert told.returncode == 2
-    assert "Traceback" not in told.stderr
+    result = outrider(*arguments)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.slow
-def test_a_prompt_may_come_from_stdin(folder: str) -> None:
-    told = outrider("text", "-", "--model", folder, "--dtype", "float32", *RAW, given=PROMPT)
-    assert told.returncode == 0
-    assert told.stdout == ask(PROMPT, *RAW, model=folder)
+def test_a_prompt_can_come_from_stdin(folder: str) -> None:
+    result = outrider("text", "-", "--model", folder, "--dtype", "float32", *RAW, given=PROMPT)
+    assert result.returncode == 0
+    assert result.stdout == ask(PROMPT, *RAW, model=folder)
     assert outrider("text", "-", "--model", folder, given="").stderr.startswith("outrider: the prompt is empty")
 
 
-def test_assets_are_listed_for_people_and_scripts(cache: Path) -> None:
+def test_assets_are_listed_as_text_and_json(cache: Path) -> None:
     people = CliRunner().invoke(cli, ["assets"])
     assert people.stdout == CliRunner().invoke(cli, ["assets", "list"]).stdout
     assert all(word in people.stdout for word in [*ASSETS, "Apache-2.0", "sha256", "not fetched"])
-    told = CliRunner().invoke(cli, ["assets", "--json"])
-    assert told.stdout == CliRunner().invoke(cli, ["assets", "list", "--json"]).stdout
-    rows = json.loads(told.stdout)
+    result = CliRunner().invoke(cli, ["assets", "--json"])
+    assert result.stdout == CliRunner().invoke(cli, ["assets", "list", "--json"]).stdout
+    rows = json.loads(result.stdout)
     assert [row["name"] for row in rows] == list(ASSETS)
     assert not any(row["here"] for row in rows)
     assert rows[0]["sources"][1]["files"] == {
@@ -138,18 +140,18 @@ def test_assets_are_listed_for_people_and_scripts(cache: Path) -> None:
     }
 
 
-def test_fetching_what_is_not_known_lists_what_is() -> None:
-    told = outrider("assets", "fetch", "smollm")
-    assert told.returncode == 1
+def test_fetching_an_unknown_asset_lists_the_known_ones() -> None:
+    result = outrider("assets", "fetch", "smollm")
+    assert result.returncode == 1
     assert (
-        told.stderr
+        result.stderr
         == f"outrider: unknown asset 'smollm'. Did you mean 'smollm2-135m'? Known: {', '.join(sorted(ASSETS))}\n"
     )
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-def test_breaking_off_ends_the_text_and_not_the_command(folder: str) -> None:
+def test_ctrl_c_ends_the_text_without_an_error(folder: str) -> None:
     import signal
     import time
 

@@ -1,4 +1,4 @@
-"""`outrider train` as a person meets it."""
+"""`outrider train` on a tiny model."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def told(*arguments: str) -> Result:
+def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["train", *arguments], catch_exceptions=False)
 
 
 def test_recipes_are_listed() -> None:
-    listed = told("--list")
+    listed = run("--list")
     assert listed.exit_code == 0
     names = [line.split()[0] for line in listed.stdout.splitlines()]
     assert {"draft-model", "medusa", "hydra", "eagle3"} <= set(names)
-    nothing = told()
+    nothing = run()
     assert nothing.exit_code == 2 and "draft-model" in nothing.output
 
 
 @pytest.mark.slow
-def test_a_draft_model_from_nothing_and_on(tmp_path: Path, cache: Path) -> None:
-    """The tiny model writes prompts and answers, and is learned from; the same command then goes on."""
+def test_a_draft_model_is_trained_and_resumed(tmp_path: Path, cache: Path) -> None:
+    """The target generates prompts and answers to train on; running the command again resumes the training."""
     folder = str(TINY.write(tmp_path / "models" / "tiny"))
     out = tmp_path / "out"
     options = (
@@ -51,7 +51,7 @@ def test_a_draft_model_from_nothing_and_on(tmp_path: Path, cache: Path) -> None:
         str(out),
         "--quiet",
     )
-    first = told(*options)
+    first = run(*options)
     assert first.exit_code == 0, first.output
     assert "tokens per target pass" in first.stdout and (cache / "training" / "tiny" / "answers.jsonl").is_file()
     assert {"draft-model.safetensors", "draft-model.json", "curve.json", "checkpoint"} <= {
@@ -59,7 +59,7 @@ def test_a_draft_model_from_nothing_and_on(tmp_path: Path, cache: Path) -> None:
     }
     progress = json.loads((out / "checkpoint" / "state.json").read_text())
     assert progress["steps"] > 0
-    again = told(*[one.replace("0.05", "0.1") for one in options])
+    again = run(*[one.replace("0.05", "0.1") for one in options])
     assert again.exit_code == 0, again.output
     after = json.loads((out / "checkpoint" / "state.json").read_text())
     assert after["steps"] > progress["steps"] and after["history"][: len(progress["history"])] == progress["history"]

@@ -101,7 +101,7 @@ def test_libraries_of_a_new_installation_are_tried_again(package: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "expected"),
     [
         ("", None),
         ("raise OSError('libcudart.so.13: cannot open')", "OSError: libcudart.so.13: cannot open"),
@@ -111,11 +111,11 @@ def test_libraries_of_a_new_installation_are_tried_again(package: Path) -> None:
     ],
 )
 def test_a_probe_reports_imports_that_fail_exit_or_crash(
-    code: str, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: str, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "fragile.py").write_text(code, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert probe("fragile").error == said
+    assert probe("fragile").error == expected
 
 
 @pytest.mark.slow
