@@ -1,12 +1,12 @@
 """Continuous batching: requests enter and leave while others are decoded, and each gives the same output as alone.
 
-Rows share a rectangular cache, each with its own positions. A finished row leaves a hole, which the next request fills;
-if no request is waiting, holes are closed once they are half of the rows. Requests are served in order of arrival; one
-that does not fit yet may be overtaken a limited number of times. A long prompt is read one chunk per step, which bounds
-the delay of the other rows. Knows the protocol, nothing of what a token means.
+Rows share a rectangular cache, each with its own positions. A finished row becomes an empty row, which the next request
+fills; if no request is waiting, empty rows are removed once they are half of all. Requests are served in order of
+arrival; one that does not fit yet may be overtaken a limited number of times. A long prompt is read one chunk per
+round, which bounds the delay of the other rows. Knows the protocol; nothing about what a token means.
 
-Batch Speculative Decoding Done Right (arXiv 2510.22876) pads rows anew at every step or groups rows of one length; here
-nothing is realigned.
+Batch Speculative Decoding Done Right (arXiv 2510.22876) pads rows again in every round or groups rows of one length;
+here nothing is realigned.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Row:
     prompt: Sequence[int]
     limit: int
     seed: int
-    width: int  # slots that it may need
+    width: int  # cache slots that it may need
     overtaken: int = 0
     round: int = 0
     reading: Generator[None, None, Prefill] | None = None
@@ -69,8 +69,8 @@ class ContinuousBatch:
             )
         if not isinstance(target, BatchedTarget):
             raise Incompatible(
-                f"{type(target).__name__} does not support continuous batching; take a model that runs on our own "
-                "decoder (Llama's or Qwen's family), or give generate() a list of prompts"
+                f"{type(target).__name__} does not support continuous batching; use a model that runs on our own "
+                "decoder (the Llama or Qwen family), or give generate() a list of prompts"
             )
         self.target, self.rows, self.memory = target, rows, memory
         self.max_waiting, self.patience = waiting, patience
@@ -99,10 +99,10 @@ class ContinuousBatch:
         self._next = 0
         self._width = 0  # slots of each row
 
-    # ---- from outside
+    # ---- requests
 
     def add(self, prompt: Sequence[int], max_new_tokens: int, *, seed: int = 0) -> int:
-        """Queue a request -> its number. Its output is that of `decode` for it alone with `seed=[seed]`."""
+        """Queue a request -> its number. Its output equals that of `decode` for it alone with `seed=[seed]`."""
         check_prompt(prompt, self.target.vocabulary, f"request {self._next}'s prompt")
         if max_new_tokens < 1:
             raise InvalidOption(f"max_new_tokens is {max_new_tokens}; it must be 1 or more")
@@ -120,7 +120,7 @@ class ContinuousBatch:
         return row.number
 
     def cancel(self, number: int) -> None:
-        """Drop a request, waiting or active, before the next step."""
+        """Drop a request, waiting or active, before the next round."""
         self._cancelled.add(number)
 
     @property
@@ -138,7 +138,7 @@ class ContinuousBatch:
 
     @property
     def cache_bytes(self) -> int:
-        """Held for all rows, holes included."""
+        """Bytes of cache for all rows, empty ones included."""
         return len(self._slots) * self._width * self.target.slot_bytes
 
     def __iter__(self) -> Iterator[Step]:
@@ -147,8 +147,8 @@ class ContinuousBatch:
             yield from self.round()
 
     def round(self) -> list[Step]:
-        """One step: requests enter, a chunk of a prompt is read, every row that is ready is decoded. The rows of the
-        Steps are the requests' numbers."""
+        """One round: requests enter, a chunk of a prompt is read, every row that is ready is decoded. The row of each
+        Step is its request's number."""
         self._drop()
         self._admit()
         self._read()
@@ -184,7 +184,7 @@ class ContinuousBatch:
         return rows * (-(-width // 64) * 64) * self.target.slot_bytes
 
     def _drop(self) -> None:
-        """Remove the requests cancelled since the last step."""
+        """Remove the requests cancelled since the last round."""
         if not self._cancelled:
             return
         self._queue = deque(row for row in self._queue if row.number not in self._cancelled)
@@ -213,7 +213,7 @@ class ContinuousBatch:
             together = [*active, *chosen, row]
             if len(together) > self.rows:
                 break
-            width = max(each.width for each in together)
+            width = max(member.width for member in together)
             if self.memory is None or self._bytes(len(together), width) <= self.memory:
                 if self.memory is not None and self._bytes(len(self._slots), width) > self.memory:
                     self._close_up(at_once=True)
@@ -228,20 +228,20 @@ class ContinuousBatch:
             return
         taken = {row.number for row in chosen}
         self._queue = deque(row for row in self._queue if row.number not in taken)
-        holes = [slot for slot, row in enumerate(self._slots) if row is None]
+        empty = [slot for slot, row in enumerate(self._slots) if row is None]
         width = max(row.width for row in (*active, *chosen))
-        more = max(len(chosen) - len(holes), 0)
+        more = max(len(chosen) - len(empty), 0)
         if more or width > self._width:
             self._arrange([*range(len(self._slots)), *[-1] * more], width)
-            holes = [slot for slot, row in enumerate(self._slots) if row is None]
-        for slot, row in zip(holes, chosen, strict=False):
+            empty = [slot for slot, row in enumerate(self._slots) if row is None]
+        for slot, row in zip(empty, chosen, strict=False):
             self._slots[slot] = row
             row.reading = self.target.enter(partial(self._slots.index, row), row.prompt)
             self._run.limits[slot], self._run.emitted[slot] = row.limit, []
             self._run.rng.seeds[slot] = mix(mix(row.seed))
 
     def _arrange(self, order: list[int], width: int) -> None:
-        """Reorder the rows: row i becomes the former row order[i]; -1: a hole. Not within a chunk of a prompt."""
+        """Reorder the rows: row i becomes the former row order[i], -1 an empty row. Not within a chunk of a prompt."""
         run = self._run
         width = max([width, *(row.width for row in self._slots if row is not None)])
         self._width = -(-width // 64) * 64
@@ -254,7 +254,7 @@ class ContinuousBatch:
         run.rng.seeds = [run.rng.seeds[row] if row >= 0 else 0 for row in order]
 
     def _close_up(self, *, at_once: bool = False) -> None:
-        """Close the holes if no request is waiting and they are half of the rows or more."""
+        """Remove empty rows if no request is waiting and they are at least half of all rows."""
         active = [slot for slot, row in enumerate(self._slots) if row is not None]
         if at_once or (self._slots and not self._queue and 2 * len(active) <= len(self._slots)):
             self._arrange(active, 0)

@@ -1,7 +1,7 @@
 """The decoding loop: propose, score, decide, cut, keep, observe. A generator of Steps, for batches of ragged rows.
 
-Plain decoding is the same loop with an empty draft. The loop knows nothing of how drafts are made, how a rule decides
-or what a token means. On CUDA the host synchronises with the device once per step, when the verdict is fetched.
+Plain decoding is the same loop with an empty draft. Knows nothing about how drafts are made, how a rule decides or what
+a token means. On CUDA the host synchronises with the device once per round, when the verdict is fetched.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from outrider.core.draft import Draft, Outcome
 from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.protocol import CapturingTarget, Drafter, OverlappedDrafter, Plain, Prompts, Rule, Scores, Target
 from outrider.core.rng import CounterRNG
-from outrider.core.step_recorder import Extras, Record, Seen
+from outrider.core.step_recorder import Extras, FetchedStep, Record
 from outrider.core.trace import Finish, Step, Times
 
 Stop = Callable[[int, Sequence[int]], int | None]  # (row, all tokens it has emitted) -> where to cut them; None: go on
@@ -70,7 +70,7 @@ def _check(
     if drafter.vocabulary is not None and drafter.vocabulary != target.vocabulary:
         raise Incompatible(
             f"the drafter has a vocabulary of {drafter.vocabulary} and the target one of {target.vocabulary}; "
-            "take a drafter made for this target, or one that translates between tokenizers"
+            "use a drafter made for this target, or one that translates between tokenizers"
         )
     if not target.rollback and not isinstance(drafter, Plain):
         raise Incompatible(
@@ -85,19 +85,19 @@ def check_prompt(prompt: Sequence[int], vocabulary: int, name: str) -> None:
         raise InvalidOption(f"{name} is empty; a model needs at least one token to continue from")
     low, high = min(prompt), max(prompt)
     if low < 0 or high >= vocabulary:
-        wrong = low if low < 0 else high
-        raise InvalidOption(f"{name} holds token {wrong}; the target's vocabulary goes from 0 to {vocabulary - 1}")
+        invalid = low if low < 0 else high
+        raise InvalidOption(f"{name} contains token {invalid}; the target's vocabulary goes from 0 to {vocabulary - 1}")
 
 
 def commit(
     row: int, before: Sequence[int], emitted: Sequence[int], end: Sequence[int], stop: Stop | None, limit: int
 ) -> tuple[int, Finish | None]:
-    """How many of a row's newly emitted tokens to keep, and whether the row is finished: by an end token (which is
-    kept), else by its stop, else by its limit, in that order. The only place where output is cut."""
+    """The number of newly emitted tokens to keep in a row, and what finishes the row, if anything: an end token (which
+    is kept), its stop, or its limit, in that order. The only place where output is cut."""
     count, finish = len(emitted), None
-    for place, token in enumerate(emitted):
+    for index, token in enumerate(emitted):
         if token in end:
-            count, finish = place + 1, "end"
+            count, finish = index + 1, "end"
             break
     room = limit - len(before)
     if count > room:
@@ -113,8 +113,8 @@ def commit(
     return count, "limit" if count == room else None
 
 
-class _Watch:
-    """Splits the time of a step by phase; on CUDA with events, which are read without waiting."""
+class _Stopwatch:
+    """Splits the time of a round by phase; on CUDA with events, which are read without waiting."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
@@ -129,7 +129,7 @@ class _Watch:
         return event
 
     def start(self) -> None:
-        """Time from here on, without what the consumer does between two steps."""
+        """Start timing here, so that the consumer's time between rounds does not count."""
         self._last = self._now()
 
     def lap(self, name: str) -> None:
@@ -138,8 +138,8 @@ class _Watch:
         self._last = now
 
     def read(self) -> Times:
-        """The laps since the last reading that the device has completed; on CUDA, what follows the verdict is counted
-        with the next step."""
+        """The times since the last reading of the laps that the device has completed; on CUDA, those after the verdict
+        count for the next round."""
         spent = {"draft": 0.0, "score": 0.0, "rule": 0.0, "rest": 0.0}
         later: list[tuple[str, object, object]] = []
         for name, start, stop in self._laps:
@@ -155,8 +155,8 @@ class _Watch:
 
 
 class Run:
-    """Rows that are decoded together, and the tokens that each has emitted. `decode` begins with all of them and ends
-    with the last; in outrider.core.batching they enter and leave between steps."""
+    """Rows that are decoded together, and the tokens each has emitted. In `decode` all rows start together; in
+    outrider.core.batching they enter and leave between rounds."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class Run:
         self.limits: list[int] = []
         self.emitted: list[list[int]] = []
         self.open: list[bool] = []
-        self._watch = _Watch(target.device)
+        self._watch = _Stopwatch(target.device)
         self._side: SideTransfer | None = None
 
     def steps(self, prompts: Prompts, limits: list[int]) -> Iterator[Step]:
@@ -199,7 +199,7 @@ class Run:
         self.target.end()
 
     def _score(self, draft: Draft) -> Scores:
-        """The target's scores. An overlapped drafter drafts on meanwhile, in a thread or on a CUDA stream."""
+        """The target's scores. An overlapped drafter drafts ahead meanwhile, in a thread or on a CUDA stream."""
         if self._overlapped is None:
             return self.target.score(draft)
         if self._side is None:
@@ -215,7 +215,7 @@ class Run:
         return torch.tensor(left)
 
     def round(self, index: int | Sequence[int]) -> list[Step]:
-        """One step of every open row; `index` is the step's number, or each row's own."""
+        """One round: a Step of every open row. `index` is the steps' number, or each row's own."""
         rng, drafter, target, watch = self.rng, self.drafter, self.target, self._watch
         watch.start()
         rng.at(index, self.open)
@@ -227,7 +227,7 @@ class Run:
         scores = self._score(draft)
         watch.lap("score")
         verdict = self.rule(draft, scores, rng)
-        seen = Seen(draft, verdict, self.record.nodes)
+        seen = FetchedStep(draft, verdict, self.record.nodes)
         watch.lap("rule")
         tokens, paths = zip(*((seen.emitted(row), seen.path(row)) for row in range(len(self.open))), strict=True)
         cuts = [self._cut(row, emitted) for row, emitted in enumerate(tokens)]

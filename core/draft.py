@@ -28,18 +28,16 @@ class Draft:
     live: Tensor  # [B, N] bool: a row may use fewer nodes than others; all nodes below a dead node are dead
     distributions: Distribution | None = None  # [B, R, S] that nodes were drawn from; siblings share one
     source: Tensor | None = None  # [B, N] index into distributions; -1: a fixed guess. Required with distributions
-    replacement: bool = False  # were siblings drawn with replacement (they may repeat) or without
-    fresh: Tensor | None = None  # [B] bool: the row is by construction a chain drawn whole in this step, independent of
-    #                              the outcome of the draws (block verification requires this)
+    replacement: bool = False  # whether siblings were drawn with replacement, so that they may repeat
+    # [B] bool: the row is always a chain drawn in this round, whatever was drawn, as block verification requires
+    fresh: Tensor | None = None
     belief: Tensor | None = None  # [B, N] the drafter's estimate that a fixed guess is right; exact rules ignore it
-    probe: Tensor | None = (
-        None  # [B, N] bool: scored but never tried; ids of V and above have meaning to the target only
-    )
+    probe: Tensor | None = None  # [B, N] bool: scored but never tried; ids from V on are known to the target only
     positions: Tensor | None = None  # [B, N] offset from the root, 1 for the next token; default: depth + 1
-    note: tuple[str, ...] | None = None  # for each row, into the trace: which drafter drafted, or why none did
-    embeddings: Tensor | None = None  # [K, D] read by the target for probes whose id is V or more: V reads the first
-    carry: object = None  # state that the target may reuse, such as hidden states at an exit
-    mixed: bool = field(default=True)  # may drawn and fixed nodes be siblings? False saves work
+    note: tuple[str, ...] | None = None  # per row, for the trace: which drafter drafted, or why none did
+    embeddings: Tensor | None = None  # [K, D] the target's inputs for probes with the ids V, V + 1, ...
+    carry: object = None  # state that the target can continue from, such as hidden states at an exit
+    mixed: bool = field(default=True)  # whether drawn and fixed nodes can be siblings; False saves work
 
     @property
     def size(self) -> int:
@@ -76,7 +74,7 @@ class Draft:
 
     @classmethod
     def drawn(cls, tokens: Tensor, distributions: Distribution, live: Tensor, *, fresh: bool = True) -> Draft:
-        """A chain, token i drawn from distribution i; `fresh` unless some were kept from an earlier step."""
+        """A chain, token i drawn from distribution i; `fresh` unless some were kept from an earlier round."""
         rows, length = tokens.shape
         source = torch.arange(length, device=tokens.device).expand(rows, -1)
         whole = torch.full((rows,), fresh, device=tokens.device)
@@ -105,7 +103,7 @@ def select(drafts: list[Draft], which: Tensor) -> Draft:
         return replace(drafts[0], note=note)
     parents = pick([draft.tree.parents.expand(draft.rows, -1) for draft in drafts], -1)
     live = pick([draft.live for draft in drafts], False)
-    # each dead node hangs below the node before it, so that no node gets more children
+    # each dead node is below the node before it, so that no node gets more children
     parents = torch.where(live, parents, torch.arange(-1, size - 1, device=which.device))
     tree = Tree(parents, size, max(max((draft.tree.width for draft in drafts), default=1), 1) + 1)
     chosen = Draft(pick([draft.tokens for draft in drafts], 0), tree, live, note=note)
@@ -146,7 +144,7 @@ def stack(drafts: Sequence[Draft]) -> Draft:
         tree = Tree.chain(size, device)
     elif all(draft.tree is drafts[0].tree for draft in drafts):
         tree = drafts[0].tree
-    else:  # each dead node hangs below the node before it, as in `select`
+    else:  # each dead node is below the node before it, as in `select`
         parents = padded([draft.tree.parents for draft in drafts], -1)
         parents = torch.where(live, parents, torch.arange(-1, size - 1, device=device))
         tree = Tree(parents, size, max(draft.tree.width for draft in drafts) + 1)
@@ -202,15 +200,15 @@ def _stacked_distributions(drafts: Sequence[Draft]) -> Distribution:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a verdict emits and what is kept of it, row by row on the host."""
+    """The emitted and the committed tokens of a verdict, per row on the host."""
 
     tokens: list[list[int]]  # emitted, before any cut
-    paths: list[list[int]]  # the accepted nodes
-    counts: list[int]  # tokens kept, the first of each row
+    paths: list[list[int]]  # accepted nodes
+    counts: list[int]  # number of tokens kept
 
     @classmethod
     def accepted(cls, rows: Sequence[Sequence[int]]) -> Outcome:
-        """Of chains that are accepted and kept whole."""
+        """The outcome of chains that are accepted and kept completely."""
         return cls([list(row) for row in rows], [list(range(len(row) - 1)) for row in rows], [len(row) for row in rows])
 
     def row(self, row: int) -> Outcome:
@@ -223,20 +221,20 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a rule decided, with the numbers behind the decision. D is the draft's depth."""
+    """A rule's decision, with the numbers behind it. D is the draft's depth."""
 
     path: Tensor  # [B, D] accepted nodes from the root down; -1 pads
     accepted: Tensor  # [B] number of accepted nodes
     token: Tensor  # [B] the target's own token after them
     resampled: Tensor  # [B] bool: it replaces a rejected guess (else it is a bonus)
     tried: Tensor  # [B, N] bool
-    chance: Tensor  # [B, N] of acceptance, where tried
+    chance: Tensor  # [B, N] probability of acceptance, where tried
     p: Tensor  # [B, N] the target's probability of the guess, where tried
     q: Tensor  # [B, N] the drafter's probability of the guess, where tried; 1 for a fixed guess
     total_variation: Tensor | None = None  # [B, D + 1] of each emitted token's distribution from p; None: all 0
     relaxed: Tensor | None = None  # [B, D] accepted nodes that a strict rule would have rejected; None: no node
-    outcome: Outcome | None = None  # the same on the host: the loop fills it in with its one transfer
-    count: Tensor | None = None  # [B] tokens kept of each row, once the loop has cut them
+    outcome: Outcome | None = None  # on the host: set by the loop after its one transfer
+    count: Tensor | None = None  # [B] tokens kept of each row, set by the loop
 
     @classmethod
     def of(cls, parts: Sequence[Tensor], outcome: Outcome | None = None) -> Verdict:
@@ -256,7 +254,7 @@ class Verdict:
         return ids.scatter(1, self.accepted[:, None], self.token[:, None])
 
     def row(self, row: int, draft: Draft) -> Verdict:
-        """The verdict on one row, for its own draft, whose nodes are the row's first nodes in the whole draft."""
+        """The verdict on one row, for its own draft, whose nodes are the row's first nodes in the batch's draft."""
         only, size, depth = slice(row, row + 1), draft.size, draft.tree.depth
         return Verdict(
             path=self.path[only, :depth],
@@ -274,7 +272,7 @@ class Verdict:
         )
 
     def kept(self, open_rows: Tensor) -> Tensor:
-        """[B] tokens kept of each row: the loop's count, else all that rows [B] which go on have emitted."""
+        """[B] tokens kept of each row: the loop's count, else all emitted tokens of open rows [B] and 0 of others."""
         return torch.where(open_rows, self.accepted + 1, 0) if self.count is None else self.count
 
     def rows(self, draft: Draft) -> list[list[int]]:
@@ -286,7 +284,7 @@ class Verdict:
 
 
 def forced(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Draft, Verdict, Tensor]:
-    """Given tokens, any number for each row, as a chain that is accepted whole: the arguments of a target's `keep`."""
+    """Known tokens, any number per row, as a chain that is accepted completely: the arguments of a target's `keep`."""
     counts = upload([len(row) for row in rows], device)
     size = max(max(map(len, rows)) - 1, 0)
     ids = upload([[*row, *[0] * (size + 1 - len(row))] for row in rows], device, torch.long)

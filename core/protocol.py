@@ -1,8 +1,7 @@
 """The protocol of the loop: what a target, a drafter and an acceptance rule must provide, and the data they exchange.
 
-What only some of them can do is a Protocol of its own, checked with `isinstance` where the loop or another drafter is
-built; `capabilities` lists those of a drafter. Knows drafts and distributions, nothing of what a token means: a target
-returns logits, and `Scores` turns them into distributions row by row. Over 400 lines, since the contract is one thing.
+Optional abilities are separate Protocols, checked with `isinstance`; `capabilities` lists those of a drafter. Knows
+drafts and distributions; nothing about what a token means. Over 400 lines, since the contract belongs together.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ class Scores:
         return rows.expand(len(self.lengths), -1)
 
     def row(self, row: int, draft: Draft) -> Scores:
-        """The scores of one batch member, for its own draft, whose nodes are the first of that member's here."""
+        """The scores of one batch row, for its own draft, whose nodes are the row's first nodes in this draft."""
         member, stop = slice(row, row + 1), draft.size + 1 - self.first
         logits = self._logits
 
@@ -115,8 +114,8 @@ class Scores:
         return self.distributions(row[:, None]).column(0)
 
     def distributions(self, rows: Tensor | None = None) -> Distribution:
-        """The distributions after rows [B, K] -> [B, K, S]; after every row from `first` on if none are named. Where
-        they hang on nothing else they are kept, once all have been asked for."""
+        """The distributions after rows [B, K] -> [B, K, S]; by default after every row from `first` on, which is cached
+        unless the sampling depends on earlier tokens."""
         if self._all_distributions is not None:
             return self._all_distributions if rows is None else self._all_distributions.rows(rows - self.first)
         path = None
@@ -125,14 +124,14 @@ class Scores:
             wanted = self._all_rows() if rows is None else rows
             path = paths.gather(1, wanted[..., None].expand(-1, -1, paths.shape[2]))
             if self.draft.embeddings is not None:
-                path = torch.where(path < self.vocabulary, path, -1)  # what has no id is no token that was emitted
+                path = torch.where(path < self.vocabulary, path, -1)  # probes with embeddings are not tokens
         distributions = self._pipeline.distribution(self.logits(rows), path)
         if rows is None and not self.sampling.remembers:
             self._all_distributions = distributions
         return distributions
 
     def position(self, row: Tensor) -> Tensor:
-        """Where in its sequence the token after each row [B, ...] stands, the prompt's first token being 0."""
+        """The position in its sequence of the token after each row [B, ...]; the prompt's first token has 0."""
         tree = self.draft.tree
         after = torch.nn.functional.pad(tree.depths + 1, (1, 0)).expand(len(row), -1)
         flat = after.gather(1, row.flatten(1) if row.dim() > 1 else row[:, None]).view_as(row)
@@ -142,15 +141,15 @@ class Scores:
 class Target(Protocol):
     """A model that can score a draft in one pass and keep the part of it that was committed.
 
-    The last committed token is the root: it is fed together with the draft, so that row 0 follows it. A draft that
-    grows is scored in pieces: `since` says that the root and that many nodes were scored by the calls before, and the
-    scores then begin with the row after. What is scored is scratch: the next call without `since` drops it, `rewind`
-    drops it, and `keep` makes the committed part permanent and drops the rest (nodes never scored are read later).
+    The last committed token is the root: it is read together with the draft, and row 0 of the scores follows it. A
+    growing draft is scored in pieces: with `since`, the root and that many nodes were scored by earlier calls, and the
+    scores start after them. Scored nodes are scratch: the next call without `since` or `rewind` drops them; `keep`
+    makes the committed part permanent and drops the others (committed nodes that were not scored are read later).
     """
 
     vocabulary: int
     device: torch.device
-    rollback: bool  # can it drop what it has scored? False for recurrent state that only moves forward
+    rollback: bool  # whether it can drop scored tokens; False for recurrent states
     weight_bytes: int  # read by one pass; 0 if negligible
 
     def begin(self, prompts: Prompts, sampling: Sampling, needs: frozenset[str]) -> Prefill: ...
@@ -163,7 +162,8 @@ class Target(Protocol):
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Proposes drafts. `room` [B], on the host, is how many tokens a row may still draft; -1: the row is finished."""
+    """Proposes drafts. `room` [B], on the host, is the number of tokens that a row may draft; -1: the row is
+    finished."""
 
     vocabulary: int | None  # None: any
     needs: frozenset[str]  # taps of the target's hidden states that it reads
@@ -185,7 +185,7 @@ class Rule(Protocol):
     def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict: ...
 
 
-# ---- what only some targets can do
+# ---- optional abilities of targets
 
 
 @runtime_checkable
@@ -195,15 +195,15 @@ class BatchedTarget(Target, Protocol):
     @property
     def slot_bytes(self) -> int: ...  # of cache, per token and row
     def open(self, sampling: Sampling, needs: frozenset[str]) -> None:
-        """Begin without rows."""
+        """Start without rows."""
 
     def arrange(self, order: Sequence[int], width: int) -> None:
         """Reorder the rows: row i becomes the former row order[i]; -1: an empty one. Each has room for `width` tokens,
         scratch included."""
 
     def enter(self, row: Callable[[], int], prompt: Sequence[int]) -> Generator[None, None, Prefill]:
-        """Read a prompt into a row, PREFILL_CHUNK tokens per step; other rows may be decoded in between, and `row`
-        gives the row's current index. Returns its prefill."""
+        """Read a prompt into a row, PREFILL_CHUNK tokens per step of the generator; other rows may be decoded in
+        between, and `row` returns the row's current index. Returns the prefill."""
 
     def leave(self, row: int) -> None:
         """Free a row."""
@@ -222,7 +222,7 @@ class CapturingTarget(Protocol):
     """Records its passes (CUDA graphs), and an acceptance rule's verdicts with them."""
 
     def captured(self, rule: Rule) -> Rule:
-        """The rule, its verdicts recorded; the rule as it is where nothing is recorded."""
+        """The rule with captured verdicts, or the rule itself if nothing is captured."""
 
 
 @runtime_checkable
@@ -230,7 +230,8 @@ class ChainDrawing(Protocol):
     """Draws a whole chain of a single row in one call."""
 
     def draw_chain(self, numbers: np.ndarray) -> tuple[Tensor, Distribution] | None:
-        """Tokens [1, K] drawn by uniform numbers [K], and their distributions [1, K, V]; None: not in this state."""
+        """Tokens [1, K] drawn with uniform numbers [K], and their distributions [1, K, V]; None if its current state
+        does not allow it."""
 
 
 @runtime_checkable
@@ -238,15 +239,15 @@ class TreeGrowing(Protocol):
     """Grows a whole tree of likeliest tokens of a single row in one call."""
 
     def grow_tree(self, depth: int, width: int, floor: float) -> tuple[list[int], list[int], list[float]] | None:
-        """Tokens, parents and path log-probabilities: `width` successors of the `width` best nodes of each level, none
-        less likely than `floor`; None: not in this state."""
+        """Tokens, parents and path log-probabilities of the `width` likeliest successors of the `width` best nodes of
+        each level, if their log-probability reaches `floor`; None if its current state does not allow it."""
 
 
 class View(Target, Protocol):
-    """A cheaper view of a target's own weights, over its cache. Begun after the target on the same prompts; its rows
-    move when the target's do."""
+    """A cheaper view of a target's own weights, over its cache. Started after the target on the same prompts; follows
+    its rows."""
 
-    mute: bool  # compute no logits, only the hidden states at the exit
+    mute: bool  # computes only the hidden states at the exit, no logits
     cache_passes: int  # passes of the whole target over its cache, to choose the entries to attend to
 
     @property
@@ -257,15 +258,15 @@ class View(Target, Protocol):
         """The state for the target to continue from, for Draft.carry; None if it cannot."""
 
     def recall(self, texts: Prompts, count: int) -> Tensor:
-        """The view's logits [B, count, V] ahead of each of the last `count` committed tokens of each row, in one pass;
-        only the first min(count, len(texts[b]) - 1) of row b are valid. `texts`: each row from its first token."""
+        """The view's logits [B, count, V] that predict the last `count` committed tokens of each row, in one pass; only
+        the first min(count, len(texts[b]) - 1) of row b are valid. `texts` are the rows' tokens from the first on."""
 
 
 class SelfDraftable(Protocol):
-    """A target with cheaper views of itself, which draft for it."""
+    """A target with cheaper views of itself for drafting."""
 
     weight_bytes: int
-    reads_embeddings: bool  # does it read a draft's own embeddings (Draft.embeddings)?
+    reads_embeddings: bool  # whether it reads Draft.embeddings
 
     @property
     def sublayers(self) -> tuple[str, ...]: ...  # the names that `skip` takes
@@ -283,7 +284,7 @@ class SelfDraftable(Protocol):
         """[B, sublayers] cosine between each sublayer's input and output, averaged over the last `count` tokens."""
 
 
-# ---- what only some drafters can do
+# ---- optional abilities of drafters
 
 
 @runtime_checkable
@@ -291,7 +292,7 @@ class BatchedDrafter(Drafter, Protocol):
     """Rows enter and leave while others draft, as those of a BatchedTarget do."""
 
     def supports_batching(self) -> bool:
-        """Does it, with the options it has? If not, one is made per row (outrider.core.drafters.per_row)."""
+        """Whether it does with its options; if not, one is made per row (outrider.core.drafters.per_row)."""
 
     def open(self, sampling: Sampling) -> None: ...
     def arrange(self, order: Sequence[int], width: int) -> None: ...
@@ -301,7 +302,7 @@ class BatchedDrafter(Drafter, Protocol):
 
 @runtime_checkable
 class OverlappedDrafter(Protocol):
-    """Drafts on while the target scores: in a thread of its own (on a GPU, on a stream of its own)."""
+    """Drafts ahead while the target scores: in its own thread (on a GPU, on its own stream)."""
 
     def draft_ahead(self, draft: Draft) -> None:
         """Prepare for the outcomes of this draft; shares nothing with the target, and ends before the rule decides."""
@@ -309,29 +310,29 @@ class OverlappedDrafter(Protocol):
 
 @runtime_checkable
 class CatchUpDrafter(Protocol):
-    """May be left out of steps, and catches up from the committed tokens alone."""
+    """Can skip rounds, and catches up from the committed tokens."""
 
     def observe_committed(self, row: int, tokens: Sequence[int]) -> None:
-        """Read what a row committed since the drafter last took part."""
+        """Read the tokens that a row committed since the drafter's last round."""
 
 
 @runtime_checkable
 class DiscardingDrafter(Protocol):
-    """Holds scratch of its own draft, to be dropped when another draft was scored instead."""
+    """Keeps scratch of its own draft, to be dropped if another draft was scored instead."""
 
     def discard_draft(self) -> None: ...
 
 
 @runtime_checkable
 class StandaloneDrafter(Protocol):
-    """Reads its next guesses off the scores of its own draft, so that no other drafter may take a step in between."""
+    """Takes its next guesses from the scores of its own draft, so no other drafter can draft in between."""
 
     standalone: Literal[True]
 
 
 @runtime_checkable
 class CrowdAwareDrafter(Protocol):
-    """Weighs its drafts by how many rows share the target pass."""
+    """Adapts its drafts to the number of rows that share the target pass."""
 
     def set_crowd(self, rows: int) -> None: ...
 
@@ -345,7 +346,7 @@ class CombinedDrafter(Protocol):
 
 
 class WeightFree:
-    """Base of drafters that read tokens and scores alone: no weights, no hidden states, any vocabulary."""
+    """Base of drafters that read only tokens and scores: no weights, no hidden states, any vocabulary."""
 
     vocabulary: int | None = None
     needs: frozenset[str] = frozenset()
@@ -353,7 +354,7 @@ class WeightFree:
 
 
 class Capability(StrEnum):
-    """What a drafter can do besides drafting; the rows of outrider.core.methods declare it."""
+    """Optional abilities of drafters; the rows of outrider.core.methods declare them."""
 
     BATCHED = "batched"
     OVERLAPPED = "overlapped"
@@ -378,7 +379,7 @@ _PROTOCOLS: dict[Capability, type] = {
 
 
 def capabilities(drafter: Drafter) -> frozenset[Capability]:
-    """What a drafter can do with the options it has."""
+    """The abilities of a drafter with its options."""
     able = {capability for capability, protocol in _PROTOCOLS.items() if isinstance(drafter, protocol)}
     if isinstance(drafter, BatchedDrafter) and not drafter.supports_batching():
         able.remove(Capability.BATCHED)
@@ -386,7 +387,7 @@ def capabilities(drafter: Drafter) -> frozenset[Capability]:
 
 
 def committed(draft: Draft, verdict: Verdict, count: Tensor) -> Tensor:
-    """[B, D + 1] the tokens that a step adds to each row: the first count [B] emitted ones; -1 pads."""
+    """[B, D + 1] the tokens that a round adds to each row: the first count [B] emitted ones; -1 pads."""
     emitted = verdict.emitted(draft)
     places = torch.arange(emitted.shape[1], device=emitted.device)
     return torch.where(places < count[:, None], emitted, -1)

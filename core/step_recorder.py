@@ -1,6 +1,6 @@
-"""Records a step: fetches draft and verdict to the host in one transfer, and what else is to be recorded.
+"""Records steps: fetches draft and verdict to the host in one transfer, and optional extras.
 
-Knows drafts, verdicts and scores; nothing of the loop.
+Knows drafts, verdicts and scores; nothing about the loop.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from outrider.core.trace import Source
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """How much of each step is recorded."""
+    """What is recorded of each step."""
 
     nodes: bool = True  # the draft, node by node
-    alternatives: int = 0  # number of the target's likeliest tokens at each committed one
+    alternatives: int = 0  # number of the target's likeliest tokens at each committed token
     logprobs: bool = False  # of each committed token, under the model's own softmax
     entropy: bool = False  # of the distribution that each committed token follows, in nats
 
 
-class Seen:
-    """A draft and its verdict on the host, fetched at once."""
+class FetchedStep:
+    """A draft and its verdict, copied to the host in one transfer."""
 
     def __init__(self, draft: Draft, verdict: Verdict, nodes: bool) -> None:
         rows = draft.rows
@@ -52,7 +52,7 @@ class Seen:
         self._rest = list(parts)
 
     def emitted(self, row: int) -> list[int]:
-        """The tokens that the verdict emits in a row, before any cut."""
+        """The tokens emitted in a row, before end tokens, stops and limits cut them."""
         tokens: list[int] = self._emitted[row]
         return tokens
 
@@ -83,18 +83,18 @@ class Seen:
         parents, live, fixed, tried, chance, p, q = (part[row] for part in self._rest)
         tokens, path = self._tokens[row], self._path[row]
         nodes = np.flatnonzero(live)
-        place = np.full(len(live) + 1, -1)  # index -1, the root, is the last entry
-        place[nodes] = np.arange(len(nodes))
+        index = np.full(len(live) + 1, -1)  # node -> index among live nodes; entry -1, the root's, is the last
+        index[nodes] = np.arange(len(nodes))
         accepted = path[path >= 0][:kept]
         return {
             "drafted": tuple(tokens[nodes].tolist()),
-            "parents": tuple(place[parents[nodes]].tolist()),
+            "parents": tuple(index[parents[nodes]].tolist()),
             "fixed": tuple(fixed[nodes].tolist()),
             "tried": tuple(tried[nodes].tolist()),
             "chance": tuple(chance[nodes].tolist()),
             "p": tuple(p[nodes].tolist()),
             "q": tuple(q[nodes].tolist()),
-            "path": tuple(place[accepted].tolist()),
+            "path": tuple(index[accepted].tolist()),
         }
 
 
@@ -106,7 +106,7 @@ class Extras:
         self._record = record
         if not record.alternatives and not record.logprobs and not record.entropy:
             return
-        rows = torch.nn.functional.pad(verdict.path + 1, (1, 0))  # the row of each emitted token
+        rows = torch.nn.functional.pad(verdict.path + 1, (1, 0))  # the score row of each emitted token
         tokens = verdict.emitted(scores.draft).clamp(min=0)
         wanted: list[Tensor] = []
         if record.alternatives or record.entropy:

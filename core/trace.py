@@ -1,7 +1,7 @@
-"""Steps as data, and every metric of the project defined once, on committed tokens only.
+"""Steps as data, and the definition of every metric, on committed tokens only.
 
-The app, the notebooks and the benchmarks all read traces; a trace written to JSON reads back the same, and a file that
-is not one raises TraceError. Knows numbers and token ids, nothing of tensors.
+The app, the notebooks and the benchmarks all read traces. A trace written to JSON reads back the same, and any other
+file raises TraceError. Knows numbers and token ids; nothing about tensors.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class Step:
 
     row: int
     index: int
-    drafted: tuple[int, ...] = ()  # token ids, one a node, in the draft's order; dead nodes left out
+    drafted: tuple[int, ...] = ()  # token ids, one per live node, in the draft's order
     parents: tuple[int, ...] = ()  # -1: the root
     fixed: tuple[bool, ...] = ()  # a guess that was not drawn
     tried: tuple[bool, ...] = ()
-    chance: tuple[float, ...] = ()  # of acceptance; like p and q empty for engines that don't report it
+    chance: tuple[float, ...] = ()  # probability of acceptance; like p and q empty for engines that don't report it
     p: tuple[float, ...] = ()
     q: tuple[float, ...] = ()
-    path: tuple[int, ...] = ()  # accepted nodes among those above, from the root down
+    path: tuple[int, ...] = ()  # accepted nodes, from the root down
     emitted: tuple[int, ...] = ()  # committed tokens
     sources: tuple[Source, ...] = ()  # of each committed token, one of SOURCES
     total_variation: tuple[float, ...] = ()  # of each committed token: total variation from the target's distribution
@@ -75,7 +75,7 @@ class Step:
     finish: Finish | None = None
     note: str = ""  # of the drafter: which one drafted, or why none did
     times: Times = Times()
-    alive: int = 1  # rows that shared the step
+    alive: int = 1  # open rows in this round
     cost: float = 1.0  # target passes, including the bytes that the drafter read
 
     @property
@@ -123,7 +123,7 @@ class Trace:
 
     @classmethod
     def from_json(cls, text: str) -> Trace:
-        """Read what `to_json` wrote; anything else, however hostile, raises TraceError."""
+        """Read what `to_json` wrote; any other input raises TraceError."""
         if len(text) > _LARGEST:
             raise TraceError(f"the trace has {len(text):,} characters; at most {_LARGEST:,} are read")
         from pydantic import TypeAdapter, ValidationError
@@ -209,7 +209,7 @@ def _depth(parents: tuple[int, ...]) -> int:
 
 
 def machine() -> dict[str, Plain]:
-    """The machine that a trace was made on; no names, no paths."""
+    """The machine on which a trace is made, without names and paths."""
     import os
 
     import torch

@@ -1,6 +1,6 @@
-"""Validation of a call's arguments before anything runs: options by name and type, seeds, a string or a batch of them.
+"""Validates arguments before anything runs: options by name and type, seeds, strings and batches of strings.
 
-What the modalities' options have in common. Knows nothing of what is generated.
+Shared by the modalities' options. Knows nothing about what is generated.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.protocol import Drafter, Rule
 
-Kind = tuple[tuple[type, ...], str]  # of a value: its types, and how messages name them
+Kind = tuple[tuple[type, ...], str]  # allowed types, and their name in messages
 Fact = str | int | float | bool | None
 
 WHOLE: Kind = ((int,), "a whole number")
@@ -32,7 +32,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def options_of(kind: type[T], options: Mapping[str, Any]) -> T:
     """A dataclass of options from the names and values of a call."""
-    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    known = [option.name for option in fields(kind)]  # type: ignore[arg-type]
     for name in options:
         if name not in known:
             raise unknown("option", name, known)
@@ -44,15 +44,15 @@ def shows_options(kind: type[Any]) -> Callable[[F], F]:
 
     def decorated(function: F) -> F:
         signature = inspect.signature(function)
-        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
         options = [
             inspect.Parameter(
-                each.name,
+                option.name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=each.default if each.default_factory is MISSING else each.default_factory(),
-                annotation=each.type,
+                default=option.default if option.default_factory is MISSING else option.default_factory(),
+                annotation=option.type,
             )
-            for each in fields(kind)
+            for option in fields(kind)
         ]
         function.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
         return function
@@ -61,7 +61,7 @@ def shows_options(kind: type[Any]) -> Callable[[F], F]:
 
 
 def check(options: Any, kinds: Mapping[str, Kind]) -> None:
-    """Refuse values of the wrong type (True and False are not numbers), and objects that are no drafter or rule."""
+    """Refuse values of the wrong type (True and False are not numbers), and objects that are not drafters or rules."""
     for name, (wanted, words) in kinds.items():
         value = getattr(options, name)
         if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
@@ -80,7 +80,7 @@ def check(options: Any, kinds: Mapping[str, Kind]) -> None:
 
 
 def dtype_name(dtype: str | torch.dtype, known: Collection[str]) -> str:
-    """A precision by its name or as a torch.dtype, as its name."""
+    """The name of a precision given by name or as a torch.dtype."""
     name = str(dtype).removeprefix("torch.")
     if name not in known:
         raise unknown("dtype", name, known)
@@ -88,14 +88,14 @@ def dtype_name(dtype: str | torch.dtype, known: Collection[str]) -> str:
 
 
 def seed_of(seed: int | torch.Generator) -> int:
-    """A seed as a number; a generator draws one, and advances."""
+    """The seed as a number; drawn from a generator, which advances."""
     if isinstance(seed, torch.Generator):
         return int(torch.randint(2**62, (), generator=seed, device=seed.device))
     return seed
 
 
 def recorded(drafter: Mapping[str, Any], rule: Mapping[str, Any]) -> dict[str, Fact]:
-    """Options of methods as a trace records them."""
+    """The options of a drafter and a rule as traces record them."""
     facts: dict[str, Fact] = {}
     for group, options in (("drafter", drafter), ("rule", rule)):
         for name, value in options.items():
@@ -105,14 +105,14 @@ def recorded(drafter: Mapping[str, Any], rule: Mapping[str, Any]) -> dict[str, F
 
 
 def as_list(given: object, what: str) -> list[str]:
-    """One string or a batch of them, as a list."""
+    """A string or a batch of strings as a list."""
     if isinstance(given, str):
         return [given]
     if isinstance(given, bytes) or not isinstance(given, Sequence):
         raise InvalidOption(f"the {what} is a {type(given).__name__}; give a string, or a list of strings")
     if not given:
         raise InvalidOption(f"there are no {what}s; a batch is a list of at least one")
-    for place, text in enumerate(given):
+    for index, text in enumerate(given):
         if not isinstance(text, str):
-            raise InvalidOption(f"{what} {place} is a {type(text).__name__}; give a string")
+            raise InvalidOption(f"{what} {index} is a {type(text).__name__}; give a string")
     return list(given)

@@ -1,8 +1,8 @@
-"""Which ids may stand where: a pattern of ranges that repeats itself.
+"""Masks that restrict the token ids at each position: a repeating pattern of id ranges.
 
-Books of a frame take turns, a picture's rows end in a mark, a grid allows codes alone. A frame of K codebooks is K
-tokens in the order of depth, each book with a range of ids of its own, so that drafters and rules need not know of
-books. What may not stand somewhere has no mass there. Knows ids and places, not what either means.
+A frame of K codebooks is K tokens in the order of depth, each codebook with its own range of ids, so that drafters and
+rules need not know about codebooks; a raster's rows can end in a marker. Ids outside the range have probability 0.
+Knows ids and positions, not their meaning.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ from torch import Tensor
 from outrider.core.errors import InvalidOption
 
 
-class Allowed(Protocol):
-    """Says what may stand where."""
+class VocabMask(Protocol):
+    """Restricts the token ids at each position."""
 
-    def only(self, logits: Tensor, place: Tensor) -> Tensor:
-        """Logits [..., V] of tokens at places [...], so many emitted before each; -inf for what may not stand there."""
+    def apply(self, logits: Tensor, position: Tensor) -> Tensor:
+        """Logits [..., V] of tokens at positions [...] of the output, with -inf for ids that are not allowed there."""
 
 
 @dataclass(frozen=True)
-class Slots:
-    """Token i of what is emitted must be from `ranges[i % P]`: from the first number up to, but not, the second."""
+class RepeatingRanges:
+    """Token i of the output must be in the half-open range `ranges[i % P]`."""
 
     ranges: tuple[tuple[int, int], ...]
 
     def __post_init__(self) -> None:
         if not self.ranges or any(not 0 <= first < last for first, last in self.ranges):
-            raise InvalidOption(f"slots are {self.ranges[:4]}...; each must be a range of ids with something in it")
+            raise InvalidOption(f"ranges are {self.ranges[:4]}...; each must be (first, last) with 0 <= first < last")
 
     @classmethod
-    def books(cls, books: int, codes: int, first: int = 0) -> Slots:
-        """Frames of so many books: book k's codes are the ids from `first + k codes` on."""
+    def codebooks(cls, books: int, codes: int, first: int = 0) -> RepeatingRanges:
+        """Frames of `books` codebooks: the ids of book k start at `first + k codes`."""
         if books < 1 or codes < 1:
-            raise InvalidOption(f"{books} books of {codes} codes; there must be one of each at least")
+            raise InvalidOption(f"books={books}, codes={codes}: each must be 1 or more")
         return cls(tuple((first + k * codes, first + (k + 1) * codes) for k in range(books)))
 
     @classmethod
-    def rows(cls, columns: int, codes: int) -> Slots:
-        """Rows of so many codes, each followed by a mark, the id behind those of the codes."""
+    def raster(cls, columns: int, codes: int) -> RepeatingRanges:
+        """Rows of `columns` codes, each followed by the end-of-row marker, whose id is `codes`."""
         return cls(((0, codes),) * columns + ((codes, codes + 1),))
 
     def __len__(self) -> int:
         return len(self.ranges)
 
-    def only(self, logits: Tensor, place: Tensor) -> Tensor:
+    def apply(self, logits: Tensor, position: Tensor) -> Tensor:
         ids = torch.arange(logits.shape[-1], device=logits.device)
         first, last = _bounds(self.ranges, str(logits.device))
-        slot = (place % len(self.ranges))[..., None]
-        return logits.masked_fill((ids < first[slot]) | (ids >= last[slot]), -torch.inf)
+        index = (position % len(self.ranges))[..., None]
+        return logits.masked_fill((ids < first[index]) | (ids >= last[index]), -torch.inf)
 
 
 @lru_cache(maxsize=64)
@@ -64,12 +64,12 @@ def _bounds(ranges: tuple[tuple[int, int], ...], device: str) -> tuple[Tensor, T
 
 
 def frames(tokens: Sequence[int], books: int, codes: int, first: int = 0) -> list[list[int]]:
-    """Tokens of frames as each frame's codes; one that isn't whole is left out."""
-    whole = len(tokens) // books * books
-    taken = [token - first - place % books * codes for place, token in enumerate(tokens[:whole])]
-    return [taken[start : start + books] for start in range(0, whole, books)]
+    """The codes of each complete frame, from tokens as in `RepeatingRanges.codebooks`."""
+    complete = len(tokens) // books * books
+    flat = [token - first - index % books * codes for index, token in enumerate(tokens[:complete])]
+    return [flat[start : start + books] for start in range(0, complete, books)]
 
 
-def flat(codes: Sequence[Sequence[int]], size: int, first: int = 0) -> list[int]:
-    """Frames' codes as tokens: what `frames` undoes."""
+def frame_tokens(codes: Sequence[Sequence[int]], size: int, first: int = 0) -> list[int]:
+    """The tokens of frames of codes, the inverse of `frames`; `size` is that of a codebook."""
     return [first + book * size + code for frame in codes for book, code in enumerate(frame)]

@@ -212,7 +212,7 @@ class Forward(TableTarget):
         (lambda: decode(target(), None, Exact(), [[1], []], max_new_tokens=3), "prompt 1 is empty"),
         (lambda: decode(target(), None, Exact(), [1, 2], max_new_tokens=3), "wrap it"),  # type: ignore[list-item]
         (lambda: decode(target(), None, Exact(), [[1, V]], max_new_tokens=3), "from 0 to 6"),
-        (lambda: decode(target(), None, Exact(), [[-1]], max_new_tokens=3), "holds token -1"),
+        (lambda: decode(target(), None, Exact(), [[-1]], max_new_tokens=3), "contains token -1"),
         (lambda: decode(target(), None, Exact(), [[1]], max_new_tokens=0), "must be 1 or more"),
         (lambda: decode(target(), None, Exact(), [[1]], max_new_tokens=[3, 3]), "max_new_tokens has 2 values for 1"),
         (lambda: decode(target(), None, Exact(), [[1]], max_new_tokens=3, seed=[1, 2]), "2 seeds for 1"),

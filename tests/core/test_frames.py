@@ -32,7 +32,7 @@ from outrider.core.testing.conformance import (
     trial_drafter,
 )
 from outrider.core.testing.table_target import TableTarget
-from outrider.core.vocab_mask import Slots, flat, frames
+from outrider.core.vocab_mask import RepeatingRanges, frame_tokens, frames
 
 CODES = 3
 CONDITIONS = ([2], [1, 0])  # ids of the inner model that stand before each row
@@ -95,7 +95,12 @@ class Many(Guided):
 
     def __init__(self, inner: FrameTarget, guidance: float = 1.0) -> None:
         super().__init__(
-            inner, CONDITIONS, CONDITIONS, guidance, skip_first=True, allowed=Slots.books(inner.books, CODES)
+            inner,
+            CONDITIONS,
+            CONDITIONS,
+            guidance,
+            skip_first=True,
+            allowed=RepeatingRanges.codebooks(inner.books, CODES),
         )
         self.free_of = {1.0: CONDITIONS}
 
@@ -306,19 +311,19 @@ def test_books_within_a_frame_cost_no_pass_of_the_model() -> None:
 
 def test_frames_and_tokens() -> None:
     codes = [[0, 2, 1], [1, 1, 0]]
-    tokens = flat(codes, 3)
+    tokens = frame_tokens(codes, 3)
     assert tokens == [0, 5, 7, 1, 4, 6]
     assert frames(tokens, 3, 3) == codes and frames(tokens[:5], 3, 3) == codes[:1]
 
 
-def test_slots_without_anything_in_them_are_refused() -> None:
+def test_empty_ranges_are_refused() -> None:
     for make in (
-        lambda: Slots(()),
-        lambda: Slots(((2, 2),)),
-        lambda: Slots(((-1, 3),)),
-        lambda: Slots.books(0, 4),
-        lambda: Slots.books(2, 0),
+        lambda: RepeatingRanges(()),
+        lambda: RepeatingRanges(((2, 2),)),
+        lambda: RepeatingRanges(((-1, 3),)),
+        lambda: RepeatingRanges.codebooks(0, 4),
+        lambda: RepeatingRanges.codebooks(2, 0),
     ):
         with pytest.raises(InvalidOption):
             make()
-    assert len(Slots.books(3, 4)) == 3 and Slots.rows(2, 5).ranges == ((0, 5), (0, 5), (5, 6))
+    assert len(RepeatingRanges.codebooks(3, 4)) == 3 and RepeatingRanges.raster(2, 5).ranges == ((0, 5), (0, 5), (5, 6))

@@ -222,7 +222,7 @@ def test_the_answer_ends_at_the_context_limit(tiny: SimpleNamespace, tmp_path: P
         ({"role": "user", "content": "x"}, {}, "the prompt is a dict"),
         ([{"role": "user", "content": "x"}, "y"], {}, "message 0|a prompt is|the prompt is"),
         ([{"role": "user", "content": "x"}], {"raw": True}, "can't be raw"),
-        ([999], {}, "holds token 999"),
+        ([999], {}, "contains token 999"),
         ("x", {"drafter": "medussa"}, "unknown drafter .medussa.*medusa"),
         ("x", {"rule": "exakt"}, "Did you mean 'exact'"),
         ("x", {"drafter": "prompt-lookup", "drafter_options": {"len": 3}}, "Known: .*length"),

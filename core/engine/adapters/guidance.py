@@ -21,7 +21,7 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import InvalidOption
 from outrider.core.protocol import Prefill, Prompts, Scores, Target, committed
 from outrider.core.tree import Tree
-from outrider.core.vocab_mask import Allowed
+from outrider.core.vocab_mask import VocabMask
 
 
 class Guided:
@@ -41,7 +41,7 @@ class Guided:
         guidance: float = 1.0,
         *,
         skip_first: bool = False,
-        allowed: Allowed | None = None,
+        allowed: VocabMask | None = None,
     ) -> None:
         if not 0 <= guidance < math.inf:
             raise InvalidOption(f"guidance is {guidance}; it must be 0 (the condition is ignored) or more")
@@ -91,7 +91,7 @@ class Guided:
             guided = self._combine(inner.logits(torch.cat([rows] * self.streams)))
             if self._allowed is None:
                 return guided
-            return self._allowed.only(guided, scores.position(rows) - self._prompt_lengths[:, None])
+            return self._allowed.apply(guided, scores.position(rows) - self._prompt_lengths[:, None])
 
         hidden = {tap: self._combine(states) for tap, states in inner.hidden.items()}
         scores = Scores(draft, self._pipeline, lengths, logits, hidden, inner.first)

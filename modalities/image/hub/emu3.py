@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.adapters.hf import ModelInterface, TransformersTarget
 from outrider.core.errors import InvalidOption
-from outrider.core.vocab_mask import Slots
+from outrider.core.vocab_mask import RepeatingRanges
 from outrider.image.grid import Grid
 from outrider.image.tokenizer import images, most_frequent
 
@@ -73,7 +73,7 @@ class Emu3:
             lookup_tables=(model.get_input_embeddings().weight,),
         )
         self._trees = TransformersTarget(model, interface=self._interface).trees
-        self._slots = Slots.rows(columns, self.codes)
+        self._slots = RepeatingRanges.raster(columns, self.codes)
 
     def read(self, prompt: str) -> list[int]:
         if not prompt.strip():

@@ -18,7 +18,7 @@ from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.adapters.hf import ModelInterface, TransformersTarget
 from outrider.core.engine.trainable.module_surgery import extend_causal_mask
 from outrider.core.errors import Incompatible
-from outrider.core.vocab_mask import Slots
+from outrider.core.vocab_mask import RepeatingRanges
 from outrider.speech.hub.model import Stage
 
 _DRAFT_OVERHANG = 256  # attention columns for draft nodes beyond the last position
@@ -150,9 +150,13 @@ class Bark:
 
         interface = ModelInterface(trunk=model, vocabulary=count, inputs=trunk_inputs, logits=say)
         # the class's processor also allows ids after the second codebook's in its turn; there are no such codes
-        return self._target(model, [count + token for token in prompt], interface, Slots.books(books, self.codes))
+        return self._target(
+            model, [count + token for token in prompt], interface, RepeatingRanges.codebooks(books, self.codes)
+        )
 
-    def _target(self, model: Any, prompt: list[int], interface: ModelInterface, slots: Slots | None) -> Guided:
+    def _target(
+        self, model: Any, prompt: list[int], interface: ModelInterface, slots: RepeatingRanges | None
+    ) -> Guided:
         wider = ModelInterface(
             trunk=extend_causal_mask(model, _DRAFT_OVERHANG),
             vocabulary=interface.vocabulary,

@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider.core.engine.adapters.frames import FrameStore, FrameTarget
 from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.adapters.hf import ModelInterface, TransformersTarget
-from outrider.core.vocab_mask import Slots, frames
+from outrider.core.vocab_mask import RepeatingRanges, frames
 from outrider.speech.hub.model import Stage, ids_of
 
 _MAX_FRAMES = 125  # by default: ten seconds
@@ -29,7 +29,7 @@ class Csm:
     def __init__(self, model: Any, processor: Any = None, *, draft: Any = None) -> None:
         self.model, self.processor, self._draft = model, processor, draft
         self.books, self.codes = int(model.config.num_codebooks), int(model.config.vocab_size)
-        self.slots = Slots.books(self.books, self.codes)
+        self.slots = RepeatingRanges.codebooks(self.books, self.codes)
 
     def stages(self, prompt: Any, limit: int | None) -> Generator[Stage, list[int], list[list[int]]]:
         """One stage, whose outcome is frames of codes without the end frame."""
@@ -105,4 +105,5 @@ def target(model: Any, inputs: dict[str, Any]) -> Guided:
     depth_bytes = sum(parameter.numel() * parameter.element_size() for parameter in depth.parameters())
     framed = FrameTarget(inner, store, books, codes, say, depth_bytes=depth_bytes)
     prompt_ids = [framed.vocabulary + index for index in range(length)]
-    return Guided(framed, [prompt_ids], [prompt_ids], 1.0, skip_first=True, allowed=Slots.books(books, codes))
+    mask = RepeatingRanges.codebooks(books, codes)
+    return Guided(framed, [prompt_ids], [prompt_ids], 1.0, skip_first=True, allowed=mask)

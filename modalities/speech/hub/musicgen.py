@@ -20,7 +20,7 @@ from outrider.core.engine.adapters.guidance import Guided
 from outrider.core.engine.adapters.hf import ModelInterface, TransformersTarget
 from outrider.core.engine.trainable.module_surgery import ExplicitPositions, copy_with
 from outrider.core.errors import Incompatible, InvalidOption
-from outrider.core.vocab_mask import Slots, frames
+from outrider.core.vocab_mask import RepeatingRanges, frames
 from outrider.speech.hub.model import Stage
 
 _MAX_FRAMES = 500  # by default: ten seconds
@@ -34,12 +34,12 @@ class DelayPattern:
     codes: int
     count: int  # frames
 
-    def only(self, logits: Tensor, place: Tensor) -> Tensor:
-        column, book = place // self.books, place % self.books
+    def apply(self, logits: Tensor, position: Tensor) -> Tensor:
+        column, book = position // self.books, position % self.books
         inside = ((column >= book) & (column - book < self.count))[..., None]
         code = torch.arange(logits.shape[-1], device=logits.device) % (self.codes + 1)
         allowed = torch.where(inside, code < self.codes, code == self.codes)
-        masked = Slots.books(self.books, self.codes + 1).only(logits, place)
+        masked = RepeatingRanges.codebooks(self.books, self.codes + 1).apply(logits, position)
         return masked.masked_fill(~allowed, -torch.inf)
 
 

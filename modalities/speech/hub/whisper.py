@@ -30,8 +30,8 @@ class Suppressed:
     always: tuple[int, ...]
     first: tuple[int, ...]
 
-    def only(self, logits: Tensor, place: Tensor) -> Tensor:
-        for ids, where in ((self.always, place >= 0), (self.first, place == 0)):
+    def apply(self, logits: Tensor, position: Tensor) -> Tensor:
+        for ids, where in ((self.always, position >= 0), (self.first, position == 0)):
             suppressed = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
             suppressed[list(ids)] = True
             logits = logits.masked_fill(where[..., None] & suppressed, -torch.inf)
