@@ -193,25 +193,25 @@ def figures(runs: Sequence[Run], plain: Sequence[Run], same: Mapping[str, Same] 
                 decode_ratios[run.item.id].append(own / max(reference, 1e-9))
     tokens = sum(len(run.outcome.tokens) for run in runs)
     seconds = sum(run.outcome.seconds for run in runs)
-    found: dict[str, Any] = {"prompts": len(speeds), "tokens": tokens, "seconds": seconds}
+    result: dict[str, Any] = {"prompts": len(speeds), "tokens": tokens, "seconds": seconds}
     low, middle, high = _quartiles([median(values) for values in speeds.values()])
-    found |= {"tokens_per_second": middle, "tokens_per_second_low": low, "tokens_per_second_high": high}
-    found["throughput"] = tokens / seconds if seconds else 0.0
-    found |= {"speedup": None, "speedup_low": None, "speedup_high": None}
+    result |= {"tokens_per_second": middle, "tokens_per_second_low": low, "tokens_per_second_high": high}
+    result["throughput"] = tokens / seconds if seconds else 0.0
+    result |= {"speedup": None, "speedup_low": None, "speedup_high": None}
     if ratios:
-        found["speedup"] = median(median(values) for values in ratios.values())
-        found["speedup_low"], found["speedup_high"] = bootstrap(list(ratios.values()))
-    found["decode_speedup"] = median(median(values) for values in decode_ratios.values()) if decode_ratios else None
+        result["speedup"] = median(median(values) for values in ratios.values())
+        result["speedup_low"], result["speedup_high"] = bootstrap(list(ratios.values()))
+    result["decode_speedup"] = median(median(values) for values in decode_ratios.values()) if decode_ratios else None
     traced = any(run.outcome.steps for run in runs)
     total = pooled(runs)
-    found["tokens_per_pass"] = total.tokens_per_pass if traced else None
-    found["acceptance_rate"] = total.acceptance_rate if traced else None
-    found["equivalents_per_token"] = total.equivalents_per_token if traced else None
+    result["tokens_per_pass"] = total.tokens_per_pass if traced else None
+    result["acceptance_rate"] = total.acceptance_rate if traced else None
+    result["equivalents_per_token"] = total.equivalents_per_token if traced else None
     compared = [same[name] for name in speeds if name in same] if same is not None else []
     for key, word in (("identical", "same"), ("near_ties", "near"), ("wrong", "wrong")):
-        found[key] = compared.count(word) / len(compared) if compared else None  # type: ignore[arg-type]
-    found["memory"] = max((run.outcome.memory for run in runs), default=0)
-    return found
+        result[key] = compared.count(word) / len(compared) if compared else None  # type: ignore[arg-type]
+    result["memory"] = max((run.outcome.memory for run in runs), default=0)
+    return result
 
 
 def _speed(outcome: Outcome) -> float:
@@ -240,16 +240,16 @@ def row(
         return figures(mine, [run for run in plain if wanted(run.item)], same) if mine else None
 
     drafter = contender.name.removeprefix(contender.engine).strip() or PLAIN
-    found: dict[str, Any] = {"drafter": drafter, "rule": contender.rule, "lossless": contender.lossless}
-    found |= {"engine": contender.engine, **figures(runs, plain, same)}
-    found["quality"] = quality(runs) if quality else {}
+    fields: dict[str, Any] = {"drafter": drafter, "rule": contender.rule, "lossless": contender.lossless}
+    fields |= {"engine": contender.engine, **figures(runs, plain, same)}
+    fields["quality"] = quality(runs) if quality else {}
     if any(run.outcome.steps for run in runs):
         total = pooled(runs)
-        found["by_position"], found["conditional"] = list(total.by_position), list(total.conditional)
-        found["decode_tokens_per_second"] = total.tokens_per_second  # without the prefill
-        found["undrafted"] = undrafted(run.outcome.steps for run in runs)
-        found["predicted_tokens_per_second"] = predicted(runs, cost) if cost else None
-        found["note"] = note(found, total, cost)
+        fields["by_position"], fields["conditional"] = list(total.by_position), list(total.conditional)
+        fields["decode_tokens_per_second"] = total.tokens_per_second  # without the prefill
+        fields["undrafted"] = undrafted(run.outcome.steps for run in runs)
+        fields["predicted_tokens_per_second"] = predicted(runs, cost) if cost else None
+        fields["note"] = note(fields, total, cost)
     tasks = sorted({run.item.task for run in runs})
 
     def by_task(wanted: Callable[[Item], bool]) -> dict[str, Any]:
@@ -257,9 +257,9 @@ def row(
         return {task: own for task, own in parts.items() if own}
 
     not_looping = part(lambda item: item.id not in looping)
-    found["without_looping"] = not_looping and {**not_looping, "tasks": by_task(lambda item: item.id not in looping)}
-    found["tasks"] = by_task(lambda item: True)
-    return found
+    fields["without_looping"] = not_looping and {**not_looping, "tasks": by_task(lambda item: item.id not in looping)}
+    fields["tasks"] = by_task(lambda item: True)
+    return fields
 
 
 def undrafted(traces: Iterable[Sequence[Step]]) -> float:
@@ -268,16 +268,16 @@ def undrafted(traces: Iterable[Sequence[Step]]) -> float:
     return mean(not step.drafted for step in steps) if steps else 0.0
 
 
-def note(found: Mapping[str, Any], total: Summary, cost: PassCost | None) -> str:
+def note(fields: Mapping[str, Any], total: Summary, cost: PassCost | None) -> str:
     """A remark on the row: that drafting was off, or slower than plain decoding and where it would break even."""
-    if found["drafter"] == PLAIN:
+    if fields["drafter"] == PLAIN:
         return ""
     if not total.drafted:
-        return "switched off throughout: no draft was predicted to pay, or none was found"
-    if found["speedup"] is None or found["speedup"] >= 1 - _SLOWER:
-        off = found["undrafted"]
+        return "switched off throughout: no draft was predicted to pay, or none was fields"
+    if fields["speedup"] is None or fields["speedup"] >= 1 - _SLOWER:
+        off = fields["undrafted"]
         return f"nothing drafted in {off:.0%} of steps" if off > 0.005 else ""
-    text = f"slower than plain decoding: leave it off ({found['acceptance_rate']:.0%} of drafted tokens accepted"
+    text = f"slower than plain decoding: leave it off ({fields['acceptance_rate']:.0%} of drafted tokens accepted"
     passes = max(total.target_passes, 1)
     length = round(total.drafted / passes)
     if cost is not None and length:

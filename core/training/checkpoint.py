@@ -38,12 +38,12 @@ def save(
 
     tensors: dict[str, Tensor] = {}
     for name, tensor in draft_head.state_dict().items():
-        kept = tensor.detach().cpu()
-        large = kept.is_floating_point() and kept.ndim > 1 and kept.numel() >= _LARGE
+        weights = tensor.detach().cpu()
+        large = weights.is_floating_point() and weights.ndim > 1 and weights.numel() >= _LARGE
         if bits == 8 and large and not name.startswith(finer):
-            tensors[name], tensors[name + _SCALE] = _rounded(kept.float())
+            tensors[name], tensors[name + _SCALE] = _rounded(weights.float())
         else:
-            tensors[name] = (kept.bfloat16() if kept.is_floating_point() else kept).contiguous()
+            tensors[name] = (weights.bfloat16() if weights.is_floating_point() else weights).contiguous()
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     save_file(tensors, str(partial))
@@ -78,8 +78,8 @@ def _fits(tensors: Mapping[str, Tensor], name: str, expected: Tensor) -> bool:
 
 
 def _numbers(tensors: Mapping[str, Tensor], name: str) -> Tensor:
-    found = tensors[name]
-    return found * tensors[name + _SCALE] if name + _SCALE in tensors else found
+    tensor = tensors[name]
+    return tensor * tensors[name + _SCALE] if name + _SCALE in tensors else tensor
 
 
 def about(path: Path) -> dict[str, Any]:

@@ -207,10 +207,10 @@ def agreement(guesses: list[Guess], batch: Batch, depth: int) -> Tensor:
     hits = []
     for guess in sorted(guesses, key=lambda guess: guess.offset):
         loss_mask = batch.loss_mask(guess.offset)
-        said = _rows(guess, loss_mask).argmax(-1)
-        said = said if guess.vocabulary is None else guess.vocabulary[said]
+        guessed_tokens = _rows(guess, loss_mask).argmax(-1)
+        guessed_tokens = guessed_tokens if guess.vocabulary is None else guess.vocabulary[guessed_tokens]
         right = torch.zeros_like(batch.answer)
-        right[loss_mask] = said == batch.labels(guess.offset)[loss_mask]
+        right[loss_mask] = guessed_tokens == batch.labels(guess.offset)[loss_mask]
         hits.append(right)
     if len(hits) == 1:
         hits = [shifted(hits[0], offset, fill=False) for offset in range(depth)]

@@ -146,7 +146,9 @@ class Trainer:
         for name, model in training.models.items():
             average = None if plan.average is None else copy.deepcopy(model).requires_grad_(False).eval()
             own = optimisers(model, self.rates[name], plan.decay, _BETAS, plan.matrices)
-            self._schedules += [torch.optim.lr_scheduler.LambdaLR(one, lambda _: self._factor()) for one in own]
+            self._schedules += [
+                torch.optim.lr_scheduler.LambdaLR(optimiser, lambda _: self._factor()) for optimiser in own
+            ]
             self.models[name], *self._optimisers[name] = self.accelerator.prepare(model, *own)
             if average is not None:
                 self.averages[name] = self.accelerator.prepare_model(average, evaluation_mode=True)
@@ -306,7 +308,7 @@ def plot(history: list[dict[str, Any]], path: Path) -> bool:
         from matplotlib.figure import Figure
     except ImportError:
         return False
-    lines = [(row["minutes"], name, _numbers(one)) for row in history for name, one in row["models"].items()]
+    lines = [(row["minutes"], name, _numbers(measures)) for row in history for name, measures in row["models"].items()]
     measures = list(dict.fromkeys(measure for _, _, numbers in lines for measure in numbers))
     names = list(dict.fromkeys(name for _, name, _ in lines))
     if not measures:

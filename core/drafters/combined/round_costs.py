@@ -37,17 +37,17 @@ def calibration(
 ) -> str:
     """The costs of rounds with up to `rows` rows, from the file; missing ones are measured and added to it."""
     try:
-        kept = path.read_text(encoding="utf-8")
-        known = Costs.parse(kept).rows
+        text = path.read_text(encoding="utf-8")
+        known = Costs.parse(text).rows
     except (OSError, OutriderError):
-        kept, known = "", ()
+        text, known = "", ()
     wanted = [size for size in sizes(rows) if size not in known]
     if wanted:
         measured = " ".join(_noted(size, measure(target(), members(), size)) for size in wanted)
-        kept = f"{kept} {measured}".strip()
+        text = f"{text} {measured}".strip()
         with suppress(OSError):  # a cache that can't be written costs a second the next time
-            written(path, kept)
-    return kept
+            written(path, text)
+    return text
 
 
 def sizes(rows: int) -> list[int]:

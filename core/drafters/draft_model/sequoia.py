@@ -49,7 +49,7 @@ class Calibration:
         data = {
             "acceptance": self.counts.to_dict(),
             "draft": self.draft,
-            "passes": [list(one) for one in self.passes],
+            "passes": [list(pair) for pair in self.passes],
         }
         path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 

@@ -33,10 +33,10 @@ from outrider.core.tree import Tree
 
 def collapse(frames: Tensor, blank: int, length: int) -> Tensor:
     """Frames [..., F] -> tokens [..., length] without repeats and blanks, padded with -1."""
-    fresh = (frames != blank) & (frames != F.pad(frames, (1, 0), value=blank)[..., :-1])
-    place = torch.where(fresh, fresh.cumsum(-1) - 1, length).clamp(max=length)
-    found = torch.full((*frames.shape[:-1], length + 1), -1, dtype=frames.dtype, device=frames.device)
-    return found.scatter_(-1, place, frames)[..., :length]
+    starts = (frames != blank) & (frames != F.pad(frames, (1, 0), value=blank)[..., :-1])
+    index = torch.where(starts, starts.cumsum(-1) - 1, length).clamp(max=length)
+    tokens = torch.full((*frames.shape[:-1], length + 1), -1, dtype=frames.dtype, device=frames.device)
+    return tokens.scatter_(-1, index, frames)[..., :length]
 
 
 class CollapsedTree(TopKTree):
@@ -139,15 +139,15 @@ class CtcFrames(DraftHead):
         logs = self._frame_logits(batch, batch.answer).float().log_softmax(-1).transpose(0, 1)
         rows, places = batch.answer.nonzero(as_tuple=True)
         steps = places[:, None] + torch.arange(self.depth, device=places.device)
-        inside = steps.clamp(max=batch.tokens.shape[1] - 1)
-        tokens = self.words.local(batch.labels()[rows[:, None], inside])
-        known = batch.answer[rows[:, None], inside] & (steps == inside) & (tokens >= 0)
+        clamped = steps.clamp(max=batch.tokens.shape[1] - 1)
+        tokens = self.words.local(batch.labels()[rows[:, None], clamped])
+        known = batch.answer[rows[:, None], clamped] & (steps == clamped) & (tokens >= 0)
         lengths = known.cumprod(1).sum(1)
         size = torch.full_like(lengths, self.frames)
-        found = F.ctc_loss(
+        losses = F.ctc_loss(
             logs, tokens.clamp(min=0), size, lengths, blank=self.words.count, reduction="none", zero_infinity=True
         )
-        return found.mean() / self.depth if len(found) else logs.sum() * 0
+        return losses.mean() / self.depth if len(losses) else logs.sum() * 0
 
     def chains(self, logits: Tensor, count: int, length: int) -> tuple[Tensor, Tensor]:
         """The likeliest collapsed chains [B, count, length] of frame logits [B, F, R + 1], padded with -1, and the
@@ -166,11 +166,11 @@ class CtcFrames(DraftHead):
         return (tokens if ids_ is None else torch.where(tokens < 0, -1, ids_[tokens.clamp(min=0)])), value
 
     def hits(self, batch: Batch, depth: int = 8) -> Tensor:
-        found = torch.zeros(*batch.answer.shape, min(depth, self.depth), dtype=torch.bool, device=batch.tokens.device)
-        tokens = self.chains(self._frame_logits(batch, batch.answer), 1, found.shape[2])[0][:, 0]
-        labels = torch.stack([batch.labels(place + 1) for place in range(found.shape[2])], -1)
-        found[batch.answer] = tokens == labels[batch.answer]
-        return found
+        hits = torch.zeros(*batch.answer.shape, min(depth, self.depth), dtype=torch.bool, device=batch.tokens.device)
+        tokens = self.chains(self._frame_logits(batch, batch.answer), 1, hits.shape[2])[0][:, 0]
+        labels = torch.stack([batch.labels(offset + 1) for offset in range(hits.shape[2])], -1)
+        hits[batch.answer] = tokens == labels[batch.answer]
+        return hits
 
     @property
     def pass_bytes(self) -> int:

@@ -127,8 +127,12 @@ class SmallModel(DraftHead):
             )
 
         layers = [whole(block) for block in self.blocks]
-        kept = self.words.vocabulary
-        head = network.head if kept is None else Reduced(network.head.weight[kept], kept, network.config.vocabulary)
+        vocabulary = self.words.vocabulary
+        head = (
+            network.head
+            if vocabulary is None
+            else Reduced(network.head.weight[vocabulary], vocabulary, network.config.vocabulary)
+        )
         config = replace(network.config, layers=len(layers))
         return Network(config, network.embedding, layers, plain(self.norm), head)
 

@@ -92,13 +92,13 @@ class LookaheadEmbeddings(Anchored):
     def block_states(self, batch: Batch, roots: Tensor) -> Tensor:
         context, dtype = self._read(batch), self._dtype(roots.device)
         (rows, count), length, wide = roots.shape, batch.tokens.shape[1], self.depth
-        stands = (roots[..., None] + 1 + torch.arange(wide, device=roots.device)).flatten(1)
+        positions = (roots[..., None] + 1 + torch.arange(wide, device=roots.device)).flatten(1)
         order = torch.arange(count * wide, device=roots.device)
         own = (order // wide == order[:, None] // wide) & (order <= order[:, None])
         back = (batch.positions <= roots[..., None]).repeat_interleave(wide, 1)  # [B, A K, T]
         mask = torch.cat([back, own.expand(rows, -1, -1)], 2)
         x = self.embeddings.repeat(count, 1).expand(rows, -1, -1)
-        attn_mask = AttentionMask(*self.angles(stands, length + wide + 1, dtype), mask, context=context)
+        attn_mask = AttentionMask(*self.angles(positions, length + wide + 1, dtype), mask, context=context)
         for layer in self._frozen_layers():
             x = layer(x, attn_mask)
         network = self._network[0]
@@ -113,7 +113,7 @@ class LookaheadEmbeddings(Anchored):
 
 def frozen(network: Network) -> list[Block]:
     """A network's layers as blocks that pass gradients; unquantized weights are shared."""
-    found = []
+    blocks = []
     for index, layer in enumerate(network.layers):
         with torch.device("meta"):
             block = Block(network.config, index=index)
@@ -136,8 +136,8 @@ def frozen(network: Network) -> list[Block]:
         ):
             if weight is not None:
                 setattr(part, name, nn.Parameter(weight, requires_grad=False))
-        found.append(block.eval())
-    return found
+        blocks.append(block.eval())
+    return blocks
 
 
 @lru_cache(maxsize=256)
@@ -171,11 +171,11 @@ class PaSS(WeightFree):
         self.embeddings: Tensor = draft_head.embeddings.detach()
         self.known: int = draft_head.words.full_vocabulary
         self.vocabulary = self.known
-        most = len(self.embeddings)
+        max_depth = len(self.embeddings)
         if length is not None and length < 1:
             raise InvalidOption(f"length is {length}; it must be 1 or more")
         self.drawn = tree is None
-        parents = chain(min(length or most, most)) if tree is None else shallow(validate(tree), most)
+        parents = chain(min(length or max_depth, max_depth)) if tree is None else shallow(validate(tree), max_depth)
         if not parents:
             raise InvalidOption("the tree has no nodes; give parents such as (-1, -1, 0), or drafter=None")
         self.parents, self.separate_passes = tuple(parents), separate_passes
@@ -227,12 +227,12 @@ class PaSS(WeightFree):
         """The tree's tokens: the likeliest of each position."""
         ids, probs = distribution.top(tree.width)  # [B, L, W]
         at = (tree.depths * tree.width + tree.ranks).expand(draft.rows, -1)
-        found, single = ids.flatten(1).gather(1, at), probs.flatten(1).gather(1, at).double()
+        chosen, single = ids.flatten(1).gather(1, at), probs.flatten(1).gather(1, at).double()
         value = (tree.ancestors.double() @ single.clamp(min=1e-30).log()[..., None])[..., 0].exp()
-        rest = draft.size - tree.size
-        live = ((draft.live & F.pad(found >= 0, (0, rest), value=True))[:, None] | ~draft.tree.ancestors).all(-1)
-        tokens = torch.cat([found.clamp(min=0), draft.tokens[:, tree.size :]], 1)
-        return replace(draft, tokens=tokens, live=live, belief=F.pad(value, (0, rest)))
+        probes = draft.size - tree.size
+        live = ((draft.live & F.pad(chosen >= 0, (0, probes), value=True))[:, None] | ~draft.tree.ancestors).all(-1)
+        tokens = torch.cat([chosen.clamp(min=0), draft.tokens[:, tree.size :]], 1)
+        return replace(draft, tokens=tokens, live=live, belief=F.pad(value, (0, probes)))
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict, rng: CounterRNG) -> None:
         """Keep the target's distributions after the look-ahead nodes at the end of the accepted path."""
