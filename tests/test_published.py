@@ -106,13 +106,13 @@ def of_speech(make: Callable[..., Any], prompt: Any, limit: int, **options: Any)
 
 def of_answer(make: Callable[..., Any]) -> Run:
     (model, given), (small, _) = make(), make(1, 1)
-    seeing = MultimodalModel(model, TINY.read(60), draft=MultimodalModel(small, TINY.read(60)))
+    multimodal = MultimodalModel(model, TINY.read(60), draft=MultimodalModel(small, TINY.read(60)))
 
     def run(drafter: str | None, drafter_options: Mapping[str, Any] = {}, **how: Any) -> list[int]:
         options = dict(drafter_options)
         if drafter == "rest":
             options["store"] = [[number % 60 for number in range(200)]]
-        return seeing.answer(given, drafter=drafter, drafter_options=options, max_new_tokens=16, **how).tokens
+        return multimodal.answer(given, drafter=drafter, drafter_options=options, max_new_tokens=16, **how).tokens
 
     return run
 
@@ -161,17 +161,17 @@ def kept_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-made = cache(lambda name: CLASSES[name]())
+runs_of = cache(lambda name: CLASSES[name]())
 
 
 @cache
 def plain(name: str, greedy: bool) -> Any:
-    return made(name)(drafter=None, **(GREEDY if greedy else SEEDED))
+    return runs_of(name)(drafter=None, **(GREEDY if greedy else SEEDED))
 
 
 @pytest.mark.parametrize(("name", "drafter"), table(CLASSES, drafting))
 def test_output_equals_plain_decoding(name: str, drafter: str) -> None:
-    run = partial(made(name), drafter=drafter, drafter_options=FEWER.get(drafter, {}))
+    run = partial(runs_of(name), drafter=drafter, drafter_options=FEWER.get(drafter, {}))
     assert run(**GREEDY) == plain(name, True)
     assert run(**SEEDED) == plain(name, False) != plain(name, True)
 
@@ -179,7 +179,7 @@ def test_output_equals_plain_decoding(name: str, drafter: str) -> None:
 @pytest.mark.parametrize("drafter", ["sparse-cache", "triforce", "qspec", "swift", "draft-on-the-fly", "layer-skip"])
 def test_self_speculative_drafters_raise(drafter: str) -> None:
     with pytest.raises(OutriderError):
-        made("llava")(drafter=drafter, **GREEDY)
+        runs_of("llava")(drafter=drafter, **GREEDY)
 
 
 # ---- distributions

@@ -135,9 +135,9 @@ class PromptEncoder:
         self.full: dict[str, str] = {}
         for node in self.nodes:
             if isinstance(node, ast.ImportFrom) and node.module:
-                self.full |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+                self.full |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
             elif isinstance(node, ast.Import):
-                self.full |= {one.asname: one.name for one in node.names if one.asname}
+                self.full |= {alias.asname: alias.name for alias in node.names if alias.asname}
 
     def of(self, node: ast.AST) -> str:
         if isinstance(node, ast.Attribute):
@@ -152,16 +152,16 @@ class PromptEncoder:
     def imported(self) -> Iterator[str]:
         for node in self.nodes:
             if isinstance(node, ast.Import):
-                yield from (one.name for one in node.names)
+                yield from (alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module:
                 yield node.module
-                yield from (f"{node.module}.{one.name}" for one in node.names)
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
-    def spoken(self) -> set[str]:
+    def names_used(self) -> set[str]:
         """Called, handed on or imported; what is ours left out, but for what ours gives."""
         result = {self.of(node) for node in self.nodes} | set(self.imported())
         ours = {f"outrider.{name}" for name in self.own} | {
-            one for one in self.imported() if one.startswith("outrider.")
+            name for name in self.imported() if name.startswith("outrider.")
         }
         return result - ours
 
@@ -172,14 +172,14 @@ def names(path: Path) -> PromptEncoder:
 
 
 @cache
-def spoken(path: Path) -> frozenset[str]:
-    return frozenset(names(path).spoken())
+def names_used(path: Path) -> frozenset[str]:
+    return frozenset(names(path).names_used())
 
 
-def speaks(path: Path, name: str) -> bool:
+def uses(path: Path, name: str) -> bool:
     ends = () if name in BARE else (f".{name}",)
     starts = (f"{name}.",) if name in ("runpy", "torch.package", "safetensors.numpy") else ()
-    return any(one == name or one.endswith(ends) or one.startswith(starts) for one in spoken(path))
+    return any(used == name or used.endswith(ends) or used.startswith(starts) for used in names_used(path))
 
 
 @cache
@@ -188,7 +188,7 @@ def calls(path: Path) -> list[tuple[str, ast.Call]]:
     return [(names(path).of(node.func), node) for node in names(path).nodes if isinstance(node, ast.Call)]
 
 
-def given(call: ast.Call, name: str) -> object:
+def argument(call: ast.Call, name: str) -> object:
     """Return a call's constant argument by name, or the call if it is not a constant."""
     for keyword in call.keywords:
         if keyword.arg == name:
@@ -202,7 +202,7 @@ def named(path: Path) -> str:
 
 @pytest.mark.parametrize("name", [*OPENERS, *OTHERS])
 def test_only_allowed_modules_use_it(name: str) -> None:
-    assert {named(path) for path in FILES if speaks(path, name)} == (OPENERS | OTHERS)[name]
+    assert {named(path) for path in FILES if uses(path, name)} == (OPENERS | OTHERS)[name]
 
 
 def test_security_md_lists_every_module_that_opens_weights() -> None:
@@ -213,25 +213,27 @@ def test_security_md_lists_every_module_that_opens_weights() -> None:
 def test_nothing_is_unpickled() -> None:
     for path in FILES:
         assert not (UNPICKLERS | CLIENTS) & {name.partition(".")[0] for name in names(path).imported()}, path
-        assert not any(name.endswith(".read_pickle") for name in spoken(path)), path
+        assert not any(name.endswith(".read_pickle") for name in names_used(path)), path
         for name, call in calls(path):
             if name == "torch.load":
-                assert given(call, "weights_only") is True, path
+                assert argument(call, "weights_only") is True, path
             if name == "numpy.load":
-                assert given(call, "allow_pickle") is False, path
-            assert given(call, "allow_pickle") in (None, False), path
+                assert argument(call, "allow_pickle") is False, path
+            assert argument(call, "allow_pickle") in (None, False), path
 
 
 def test_no_untrusted_code_runs() -> None:
     for path in FILES:
         for name, call in calls(path):
-            assert given(call, "trust_remote_code") in (None, False), path
+            assert argument(call, "trust_remote_code") in (None, False), path
             if name.endswith(".from_pretrained"):
-                assert given(call, "trust_remote_code") is False, f"{path}: left out, transformers asks at the keyboard"
+                assert argument(call, "trust_remote_code") is False, (
+                    f"{path}: left out, transformers asks at the keyboard"
+                )
                 reads_no_weights = name.endswith(("AutoTokenizer.from_pretrained", "AutoProcessor.from_pretrained"))
-                assert reads_no_weights or given(call, "use_safetensors") is True, path
-            assert given(call, "custom_pipeline") is None, path
-            assert given(call, "shell") in (None, False), path
+                assert reads_no_weights or argument(call, "use_safetensors") is True, path
+            assert argument(call, "custom_pipeline") is None, path
+            assert argument(call, "shell") in (None, False), path
 
 
 BROKEN = {
@@ -250,8 +252,8 @@ BROKEN = {
 def test_violations_are_detected(name: str, tmp_path: Path) -> None:
     bad = tmp_path / "bad.py"
     bad.write_text(BROKEN[name])
-    assert name in spoken(bad)
-    assert name == "pickle" or any(speaks(bad, one) for one in (OPENERS | OTHERS))
+    assert name in names_used(bad)
+    assert name == "pickle" or any(uses(bad, other) for other in (OPENERS | OTHERS))
 
 
 def test_our_functions_of_the_same_name_are_allowed(tmp_path: Path) -> None:
@@ -259,11 +261,11 @@ def test_our_functions_of_the_same_name_are_allowed(tmp_path: Path) -> None:
     good.write_text(
         "def load_file(path): ...\nload_file('x')\nfrom outrider.speech.training.data import load_file as r\nr('x')"
     )
-    assert not speaks(good, "load_file")
+    assert not uses(good, "load_file")
 
 
 def test_arguments_are_detected(tmp_path: Path) -> None:
     bad = tmp_path / "bad.py"
     bad.write_text("import torch\ntorch.load('x', weights_only=w)\n")
     result = dict(calls(bad))
-    assert given(result["torch.load"], "weights_only") is result["torch.load"]
+    assert argument(result["torch.load"], "weights_only") is result["torch.load"]

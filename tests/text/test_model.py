@@ -33,8 +33,8 @@ def test_drafting_changes_no_token(drafter: str | None, extra: dict[str, Any], l
 def test_a_batch_row_gives_the_same_output_as_alone(lm: TextModel) -> None:
     together = lm.generate(PROMPTS, drafter="prompt-lookup", **RAW)
     alone = [lm.generate(prompt, drafter="prompt-lookup", **RAW) for prompt in PROMPTS]
-    assert [one.tokens for one in together] == [one.tokens for one in alone]
-    assert [one.trace.tokens(row) for row, one in enumerate(together)] == [one.tokens for one in alone]
+    assert [result.tokens for result in together] == [result.tokens for result in alone]
+    assert [result.trace.tokens(row) for row, result in enumerate(together)] == [result.tokens for result in alone]
 
 
 def test_a_string_is_a_users_message_and_raw_a_prefix(lm: TextModel) -> None:

@@ -91,7 +91,7 @@ class Reply:
         for index, tokens in enumerate(self.rounds):
             accepted = len(tokens) - 1
             wasted = 0
-            if index and (accepted or left > 0):  # the first token is the prompt's own
+            if index and (accepted or left > 0):  # the first token comes from the prompt's pass, without a draft
                 left -= not accepted
                 wasted = max(min(max_length - accepted, rejected), 0)
                 rejected -= wasted

@@ -58,7 +58,7 @@ def test_answers_are_the_targets_and_generation_resumes(lm: TextModel, tmp_path:
 def test_the_target_writes_prompts(lm: TextModel, folder: Path) -> None:
     result = list(data.write_prompts(lm, 6, seed=1, batch=3))
     assert result and result == list(data.write_prompts(lm, 6, seed=1, batch=3))
-    assert all(12 <= len(one) <= 1200 and "<|im_" not in one for one in result)
+    assert all(12 <= len(text) <= 1200 and "<|im_" not in text for text in result)
 
 
 def test_a_model_without_a_template_cannot_write_prompts(tiny: SimpleNamespace, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_passages_are_prose(tmp_path: Path) -> None:
 
 def test_every_token_of_ordinary_text_counts(lm: TextModel) -> None:
     lessons = list(data.ordinary(lm, [data.__doc__ or ""] * 3, 32))
-    assert lessons and all(one.size == 32 and len(one.prompt) == 1 for one in lessons)
+    assert lessons and all(lesson.size == 32 and len(lesson.prompt) == 1 for lesson in lessons)
     joined = [token for lesson in lessons for token in (*lesson.prompt, *lesson.answer)]
     assert lm.tokens.decode(joined).startswith((data.__doc__ or "")[:40])
 
@@ -110,8 +110,8 @@ def test_a_reduced_vocabulary_keeps_the_commonest() -> None:
 
 def test_the_common_prefix_of_prompts_is_not_trained() -> None:
     assert shared([Lesson((1, 2, 3, 4), (5,)), Lesson((1, 2, 4), (5,)), Lesson((1, 2, 3), (5,))]) == 2
-    learned, held = divided([Lesson((n,), (1,)) for n in range(5)])
-    assert len(learned) == 4 and len(held) == 1
+    training, held_out = divided([Lesson((n,), (1,)) for n in range(5)])
+    assert len(training) == 4 and len(held_out) == 1
     with pytest.raises(OutriderError, match="only one answer"):
         divided([Lesson((1,), (2,))])
 
@@ -124,7 +124,7 @@ def test_every_recipe_trains_weights_that_draft(
     names = tuple(recipes.RECIPES)[part::3]
     if any(recipes.RECIPES[name].watches not in (None, *names) for name in names):
         names = (*names, "draft-model")
-    wanted = TrainingRequest(
+    request = TrainingRequest(
         recipes=names,
         model=str(folder),
         prompts=(prompts,),
@@ -134,8 +134,8 @@ def test_every_recipe_trains_weights_that_draft(
         draft_vocab_size=120,
         quiet=True,
     )
-    files = train(wanted)
-    assert {one.name for one in files} == {f"{name}.safetensors" for name in names}
+    files = train(request)
+    assert {file.name for file in files} == {f"{name}.safetensors" for name in names}
     lm = text.load(folder, dtype="float32")
     prompt = PROMPTS[0]
     plain = lm.generate(prompt, drafter=None, max_new_tokens=24)
@@ -158,13 +158,13 @@ def test_every_recipe_trains_weights_that_draft(
 
 @pytest.mark.slow
 def test_an_acceptance_head_uses_the_trained_draft_model(folder: Path, prompts: Path, cache: Path) -> None:
-    wanted = TrainingRequest(
+    request = TrainingRequest(
         recipes=("specdec-plus-plus",), model=str(folder), prompts=(prompts,), minutes=5, steps=60, quiet=True
     )
     with pytest.raises(OutriderError, match="outrider train draft-model"):
-        train(wanted, say=lambda line: None)
-    train(replace(wanted, recipes=("draft-model",), steps=20), say=lambda line: None)
-    (file,) = train(wanted, say=lambda line: None)
+        train(request, say=lambda line: None)
+    train(replace(request, recipes=("draft-model",), steps=20), say=lambda line: None)
+    (file,) = train(request, say=lambda line: None)
     judged = json.loads(file.with_suffix(".json").read_text())["provenance"]["validation"]
     lm = text.load(folder, dtype="float32")
     steps = {}
@@ -181,11 +181,11 @@ def test_an_acceptance_head_uses_the_trained_draft_model(folder: Path, prompts: 
 def test_training_continues_from_weights_and_extends_their_vocabulary(
     folder: Path, prompts: Path, tmp_path: Path
 ) -> None:
-    wanted = TrainingRequest(
+    request = TrainingRequest(
         recipes=("medusa", "draft-model"), model=str(folder), prompts=(prompts,), minutes=5, steps=2, quiet=True
     )
-    first = train(replace(wanted, draft_vocab_size=120, out=tmp_path / "first"), say=lambda line: None)
-    again = replace(wanted, recipes=("eagle3", "draft-model", "medusa"), start=tuple(first), out=tmp_path / "again")
+    first = train(replace(request, draft_vocab_size=120, out=tmp_path / "first"), say=lambda line: None)
+    again = replace(request, recipes=("eagle3", "draft-model", "medusa"), start=tuple(first), out=tmp_path / "again")
     messages: list[str] = []
     files = {one.stem: one for one in train(replace(again, draft_vocab_size=60), say=messages.append)}
     before = [checkpoint.vocabulary(one) for one in first]
@@ -248,7 +248,7 @@ def test_weights_are_small() -> None:
 @pytest.mark.slow
 def test_heads_train_on_their_own_outputs(folder: Path, prompts: Path, tmp_path: Path) -> None:
     for learn in ("on-policy", "served"):
-        wanted = TrainingRequest(
+        request = TrainingRequest(
             recipes=("draft-model",),
             model=str(folder),
             prompts=(prompts,),
@@ -259,7 +259,7 @@ def test_heads_train_on_their_own_outputs(folder: Path, prompts: Path, tmp_path:
             out=tmp_path / learn,
             quiet=True,
         )
-        (file,) = train(wanted, say=lambda line: None)
+        (file,) = train(request, say=lambda line: None)
         assert json.loads(file.with_suffix(".json").read_text())["provenance"]["done"]["positions"] > 0
     with pytest.raises(OutriderError, match="on-policy"):
         train(
@@ -293,7 +293,7 @@ def test_invalid_options_raise_first(change: dict[str, object], words: str) -> N
 
 @pytest.mark.slow
 def test_weights_of_another_target_raise(folder: Path, tiny: SimpleNamespace, prompts: Path, tmp_path: Path) -> None:
-    wanted = TrainingRequest(
+    request = TrainingRequest(
         recipes=("draft-model",),
         model=str(folder),
         prompts=(prompts,),
@@ -302,7 +302,7 @@ def test_weights_of_another_target_raise(folder: Path, tiny: SimpleNamespace, pr
         out=tmp_path / "out",
         quiet=True,
     )
-    (file,) = train(wanted, say=lambda line: None)
+    (file,) = train(request, say=lambda line: None)
     lm = text.load(folder, dtype="float32")
     with pytest.raises(OutriderError, match="no file"):
         lm.generate("hello", drafter="draft-model", drafter_options={"model": str(tmp_path / "none.safetensors")})

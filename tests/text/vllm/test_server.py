@@ -289,9 +289,9 @@ def test_serve_replaces_its_process_with_vllm(model: Path, tmp_path: Path) -> No
     words = ["serve", "--model", str(model), "--python", str(python), "--port", str(_free()), "--", "--enforce-eager"]
     command = [sys.executable, "-c", "from outrider.app.cli import main; main()", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        said, result = process.communicate(timeout=60)
+        output, result = process.communicate(timeout=60)
     assert process.returncode == 0, result
-    number, *given = said.split(maxsplit=1)
+    number, *given = output.split(maxsplit=1)
     assert int(number) == process.pid and "--enforce-eager" in given[0] and MODULE in given[0]
 
 
