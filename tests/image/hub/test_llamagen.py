@@ -212,7 +212,7 @@ def greedy(weights: dict[str, Tensor], condition: Tensor, unconditional: Tensor,
 def class_model(tmp_path_factory: pytest.TempPathFactory) -> PublishedModel:
     folder = tmp_path_factory.mktemp("class")
     large, small = published(folder / "large", 0, 3), published(folder / "small", 1, 1)
-    model = image.load(large, draft_model=small)
+    model = image.load(large, draft_model=small, dtype="float32")
     assert isinstance(model, PublishedModel)
     return model
 
@@ -278,7 +278,8 @@ def text_encoder(folder: Path) -> Any:
 @pytest.mark.slow
 def test_pictures_of_captions_equal_the_independent_forward_pass(tmp_path: Path, measured: Any) -> None:
     model, tokenizer = text_encoder(tmp_path / "t5")
-    im = image.load(published(tmp_path / "large", 5, 2, captioned=True, text=str(tmp_path / "t5")))
+    folder = published(tmp_path / "large", 5, 2, captioned=True, text=str(tmp_path / "t5"))
+    im = image.load(folder, dtype="float32")
     assert isinstance(im, PublishedModel)
     weights = transformer(5, 2, True)
 

@@ -26,7 +26,7 @@ def saved(model: Any, folder: Path) -> Path:
 @pytest.mark.slow
 def test_a_saved_model_generates_the_same(tmp_path: Path) -> None:
     big, small = saved(CLASSES.TINY.csm(), tmp_path / "big"), saved(CLASSES.TINY.csm(1, 1), tmp_path / "small")
-    sp = speech.load(big, draft_model=small)
+    sp = speech.load(big, draft_model=small, dtype="float32")
     assert isinstance(sp, PublishedSpeech) and sp.makes_sound
     (prompt,) = CLASSES.prompts("csm", 1)
     result = sp.generate(prompt, max_new_tokens=6, drafter="draft-model", temperature=1.0, seed=2, rule="gumbel-match")
