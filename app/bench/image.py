@@ -82,6 +82,7 @@ def image(
     from rich.console import Console
     from tqdm import tqdm
 
+    from outrider.core.bench.settings import combine
     from outrider.core.errors import unknown
     from outrider.image.evaluation import bench
     from outrider.image.resolve_drafter import drafters as known_drafters
@@ -94,7 +95,7 @@ def image(
             if name not in known:
                 raise unknown(what, name, known)
     options = listed(drafter_option, "--drafter-option"), listed(rule_option, "--rule-option")
-    settings = bench.settings(*chosen, *options)
+    settings = combine(*chosen, *options)
     if quality and model is not None:
         raise typer.BadParameter("works with our own model only; leave out --model", param_hint="--quality")
     im = image_model(model, draft_model, model_option, weights, device=device, dtype=dtype)

@@ -87,6 +87,7 @@ def speech(
     from outrider.app.bench.progress import go
     from outrider.app.options import listed
     from outrider.core.bench.runner import Bench, Item
+    from outrider.core.bench.settings import combine
     from outrider.core.errors import InvalidOption, unknown
     from outrider.speech import load
     from outrider.speech.evaluation import bench, opus
@@ -101,7 +102,7 @@ def speech(
             if name not in known:
                 raise unknown(what, name, known)
     of_drafters, of_rules = listed(drafter_option, "--drafter-option"), listed(rule_option, "--rule-option")
-    settings = bench.settings(*chosen, of_drafters, of_rules)
+    settings = combine(*chosen, of_drafters, of_rules)
     if samples is not None:
         opus.library()  # fail now if it is missing, not after measuring
     if prompts is None:

@@ -9,20 +9,18 @@ codes): a pass is shared evenly by the codes it committed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from itertools import product
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
-from outrider.core.bench.runner import bootstrap, sweep
+from outrider.core.bench.runner import PLAIN, bootstrap
+from outrider.core.bench.settings import Setting
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.errors import InvalidOption
-from outrider.core.methods import DRAFTERS, RULES
-from outrider.core.methods.rules import EXACT
 from outrider.core.trace import machine, versions
 from outrider.core.tree import Tree
 from outrider.image.hub.model import PublishedModel
@@ -34,25 +32,6 @@ AnyImageModel = ImageModel | PublishedModel
 SCHEMA = 3
 _SEED_SHIFT = 1_000_003  # added to the seeds of the second plain decoding, the reference for quality
 QualityMeasure = Callable[[Sequence[Result], Sequence[Result]], Mapping[str, float]]  # of pictures and plain decoding's
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """One row: a drafter and a rule with their options."""
-
-    drafter: str | None
-    rule: str = EXACT.name
-    drafter_options: Mapping[str, Any] = field(default_factory=dict)
-    rule_options: Mapping[str, Any] = field(default_factory=dict)
-    shift: int = 0  # added to the seed
-
-    @property
-    def name(self) -> str:
-        if self.shift:
-            return "plain, other seeds"
-        options = [f"{name}={value}" for name, value in (*self.drafter_options.items(), *self.rule_options.items())]
-        parts = [self.drafter or "plain", *([] if self.rule == EXACT.name else [self.rule])]
-        return " ".join((" ".join(parts), f"({', '.join(options)})" if options else "")).strip()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,19 +61,6 @@ class Row:
     quality: Mapping[str, float]  # further measures by name; empty if none was requested
 
 
-def settings(
-    drafters: Sequence[str], rules: Sequence[str], drafter_options: Mapping[str, Any], rule_options: Mapping[str, Any]
-) -> list[Setting]:
-    """Every drafter under every rule. An option applies to all methods that have it, or to one if prefixed with its
-    name (`lantern.delta`). A list of values makes one setting for each."""
-    return [
-        Setting(drafter=drafter, rule=rule, drafter_options=drafter_values, rule_options=rule_values)
-        for drafter, rule in product(drafters, rules)
-        for drafter_values in sweep(drafter, drafters, DRAFTERS, drafter_options)
-        for rule_values in sweep(rule, rules, RULES, rule_options)
-    ]
-
-
 def measure(
     im: AnyImageModel,
     prompts: Sequence[str],
@@ -114,8 +80,8 @@ def measure(
     if not prompts:
         raise InvalidOption("there are no prompts to measure with; give at least one")
     guidance_scale = im.guidance if guidance_scale is None else guidance_scale
-    reseeded = [] if quality is None else [Setting(drafter=None, shift=_SEED_SHIFT)]
-    all_settings = [Setting(drafter=None), *reseeded, *settings]
+    reseeded = [] if quality is None else [Setting(seed_shift=_SEED_SHIFT)]
+    all_settings = [Setting(), *reseeded, *settings]
     results: list[list[Result]] = [[] for _ in all_settings]
     options = {"style": style, "guidance_scale": guidance_scale, "temperature": temperature, "top_k": top_k}
     for turn, start in enumerate(range(0, len(prompts), batch)):
@@ -162,7 +128,7 @@ def generate_batches(
             rule=setting.rule,
             drafter_options=setting.drafter_options,
             rule_options=setting.rule_options,
-            seed=seed + setting.shift + start,
+            seed=seed + setting.seed_shift + start,
             **options,
         )
         progress(len(part))
@@ -194,7 +160,7 @@ def _row(
     low, high = bootstrap([[ratio] for ratio in ratios])
     return Row(
         name=setting.name,
-        drafter=setting.drafter or "plain",
+        drafter=setting.drafter or PLAIN,
         rule=setting.rule,
         lossless=results[0].trace.lossless,
         pictures=len(results),
@@ -277,7 +243,7 @@ def plot(rows: Sequence[Row], path: Path) -> bool:
 
 
 def _line(row: Row) -> str:
-    return "plain" if row.drafter == "plain" else f"{row.drafter}, {row.rule}"
+    return PLAIN if row.drafter == PLAIN else f"{row.drafter}, {row.rule}"
 
 
 def _measure(row: Row, name: str) -> float | None:

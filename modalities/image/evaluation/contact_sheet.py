@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from outrider.core.bench.settings import Setting
 from outrider.core.errors import InvalidOption
 from outrider.core.methods.parallel_decoding import JACOBI
 from outrider.core.methods.rules import ANNEALED, EXACT, GROUPED, LANTERN, LANTERN_PLUS_PLUS
-from outrider.image.evaluation.bench import Setting, generate_batches
+from outrider.image.evaluation.bench import generate_batches
 from outrider.image.model import ImageModel
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Panel:
 
 def default_settings(drafter: str = JACOBI.name) -> list[Setting]:
     """Plain decoding, then a drafter under the exact rule and under each relaxed rule with its default options."""
-    return [Setting(drafter=None), *(Setting(drafter=drafter, rule=rule) for rule in (EXACT.name, *RELAXED_RULES))]
+    return [Setting(), *(Setting(drafter=drafter, rule=rule) for rule in (EXACT.name, *RELAXED_RULES))]
 
 
 def panels(im: ImageModel, prompts: Sequence[str], settings: Sequence[Setting], **options: Any) -> list[Panel]:

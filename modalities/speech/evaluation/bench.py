@@ -12,18 +12,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from outrider.core.bench.runner import PLAIN, SCHEMA, Bench, Contender, Item, Outcome, Run, Same, pooled, row, sweep
+from outrider.core.bench.runner import PLAIN, SCHEMA, Bench, Contender, Item, Outcome, Run, Same, pooled, row
+from outrider.core.bench.settings import Setting
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
-from outrider.core.methods import DRAFTERS, RULES
-from outrider.core.methods.rules import EXACT
 from outrider.core.trace import machine, versions
 from outrider.core.tree import Tree
 from outrider.speech.audio import Sound
@@ -37,34 +35,6 @@ from outrider.speech.training.sentences import KINDS, held_out
 _RESAMPLES = 2000  # of the bootstrap
 TEACHER, CODEC = "teacher", "codec"
 Teacher = Callable[[str], Sound]  # reads a text aloud
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """One row: a drafter and a rule with their options."""
-
-    drafter: str | None = None
-    rule: str = EXACT.name
-    drafter_options: Mapping[str, Any] = field(default_factory=dict)
-    rule_options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        options = [f"{name}={value}" for name, value in (*self.drafter_options.items(), *self.rule_options.items())]
-        parts = [self.drafter or PLAIN, *([] if self.rule == EXACT.name else [self.rule])]
-        return " ".join((*parts, *([f"({', '.join(options)})"] if options else [])))
-
-
-def settings(
-    drafters: Sequence[str], rules: Sequence[str], drafter_options: Mapping[str, Any], rule_options: Mapping[str, Any]
-) -> list[Setting]:
-    """Every drafter under every rule. A list of values makes one setting for each."""
-    return [
-        Setting(drafter=drafter, rule=rule, drafter_options=drafter_values, rule_options=rule_values)
-        for drafter, rule in product(drafters, rules)
-        for drafter_values in sweep(drafter, drafters, DRAFTERS, drafter_options)
-        for rule_values in sweep(rule, rules, RULES, rule_options)
-    ]
 
 
 def sentences(count: int) -> list[Item]:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from outrider.core.bench.settings import Setting
 from outrider.core.distribution import Sampling
 from outrider.core.draft import Draft
 from outrider.core.errors import InvalidOption
-from outrider.image.evaluation.bench import Row, Setting, code_nll, measure, pareto_front, plot, settings, to_json
+from outrider.image.evaluation.bench import Row, code_nll, measure, pareto_front, plot, to_json
 from outrider.image.model import ImageModel
 from outrider.image.stream import Result
 
@@ -60,24 +61,6 @@ def test_the_table_is_written_and_plotted(rows: list[Row], tmp_path: Path) -> No
     table = to_json(rows, {"guidance": 1.0})
     assert json.loads(json.dumps(table))["rows"][1]["drafter"] == "jacobi"
     assert plot(rows, tmp_path / "speed.png") and (tmp_path / "speed.png").stat().st_size > 5000
-
-
-def test_listed_values_make_one_setting_each() -> None:
-    options = {"lantern.delta": [0.1, 0.2], "k": [5, 9], "annealed.weight": 3.0}
-    swept = settings(["jacobi"], ["lantern", "annealed", "exact"], {"window": [4]}, options)
-    assert [(setting.rule, setting.rule_options) for setting in swept] == [
-        ("lantern", {"delta": 0.1, "k": 5}),
-        ("lantern", {"delta": 0.1, "k": 9}),
-        ("lantern", {"delta": 0.2, "k": 5}),
-        ("lantern", {"delta": 0.2, "k": 9}),
-        ("annealed", {"weight": 3.0}),
-        ("exact", {}),
-    ]
-    assert all(setting.drafter_options == {"window": 4} for setting in swept)
-    with pytest.raises(InvalidOption, match=r"'lantern\.delta' belongs to none of exact"):
-        settings(["jacobi"], ["exact"], {}, {"lantern.delta": [0.1]})
-    with pytest.raises(InvalidOption, match="'colour' belongs to none"):
-        settings(["jacobi"], ["exact"], {"colour": ["red"]}, {})
 
 
 def test_pareto_front() -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
+from outrider.core.bench.settings import Setting
 from outrider.core.errors import InvalidOption
-from outrider.image.evaluation.bench import Setting
 from outrider.image.evaluation.contact_sheet import Panel, default_settings, panels, sheet
 from outrider.image.model import ImageModel
 
 
 @pytest.mark.slow
 def test_a_panel_for_each_setting(im: ImageModel) -> None:
-    settings = [Setting(drafter=None), Setting(drafter="jacobi", rule="annealed")]
+    settings = [Setting(), Setting(drafter="jacobi", rule="annealed")]
     drawn = panels(im, ["cat", "red heart", "house"], settings, guidance_scale=1.0, batch=2)
     assert [panel.caption.split(":")[0] for panel in drawn] == ["plain", "jacobi annealed"]
     assert drawn[0].caption.endswith("1.0 codes per pass") and "codes per pass" in drawn[1].caption

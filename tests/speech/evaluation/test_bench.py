@@ -12,25 +12,14 @@ import torch
 
 from outrider.core.assets.store import ASSETS
 from outrider.core.bench.runner import Bench, Item
-from outrider.core.errors import InvalidOption
+from outrider.core.bench.settings import Setting
 from outrider.speech.audio import Sound
 from outrider.speech.evaluation import bench, samples
-from outrider.speech.evaluation.bench import Quality, Setting, SpeechBench, entropy, ladder, report, settings, summarise
+from outrider.speech.evaluation.bench import Quality, SpeechBench, entropy, ladder, report, summarise
 from outrider.speech.evaluation.metrics import SpeechMetrics
 from outrider.speech.model import SpeechModel
 
 ITEMS = [Item("0", "everyday", "Yes."), Item("1", "numbers", "Two.")]
-
-
-def test_settings_are_every_drafter_under_every_rule() -> None:
-    swept = settings(["jacobi", "prompt-lookup"], ["exact", "tolerance"], {"length": 4}, {"tolerance.tau": [1, 3]})
-    assert [setting.name for setting in swept if setting.drafter == "prompt-lookup"] == [
-        "prompt-lookup (length=4)",
-        "prompt-lookup tolerance (length=4, tau=1)",
-        "prompt-lookup tolerance (length=4, tau=3)",
-    ]
-    with pytest.raises(InvalidOption, match=r"'tolerance\.tau' belongs to none"):
-        settings(["jacobi"], ["exact"], {}, {"tolerance.tau": [1, 3]})
 
 
 @pytest.mark.slow
