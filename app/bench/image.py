@@ -149,18 +149,18 @@ def _table(rows: list[Row]) -> Any:
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     measures = [name for name in _JUDGED if any(name in row.quality for row in rows)]
     for title in (
         "speedup",
-        "codes / pass",
-        "background / pass",
-        "foreground / pass",
-        "passes / code",
+        "codes /\npass",
+        "background\n/ pass",
+        "foreground\n/ pass",
+        "passes\n/ code",
         "accepted",
         "relaxed",
-        "total variation / code",
-        "NLL / code",
+        "total variation\n/ code",
+        "NLL /\ncode",
         *measures,
     ):
         table.add_column(title, justify="right", no_wrap=True)

@@ -76,7 +76,7 @@ def test_llasa_needs_a_codec(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "llasa")
     model.tokenizer.save_pretrained(tmp_path / "llasa")
     done = run("speech", "good morning", "--model", str(tmp_path / "llasa"), "-o", str(tmp_path / "a.wav"))
-    assert done.exit_code == 1 and "give codec=" in str(done.exception)
+    assert done.exit_code == 1 and "load the model with codec=" in str(done.exception)
 
 
 def test_a_speech_recogniser_transcribes(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_a_speech_recogniser_transcribes(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("image", "cat", "--draft-model", "a/b"), "needs --model"),
-        (("image", "cat", "--model", "a/b", "--weights", "."), "published one is a folder"),
-        (("speech", "cat", "--model", "a/b", "--speed", "2"), "is our own voice's"),
+        (("image", "cat", "--model", "a/b", "--weights", "."), "folder of a published model"),
+        (("speech", "cat", "--model", "a/b", "--speed", "2"), "is not available for a published model"),
     ],
 )
 def test_conflicting_options_are_refused(arguments: tuple[str, ...], message: str) -> None:
@@ -134,4 +134,4 @@ def test_the_page_s_backend_loads_a_published_model(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="there is no folder"):
         ImageBackend(spec=ModelSpec(model=str(tmp_path / "nowhere"))).load()
     done = run("demo", "--speech-model-option", "codec=a/b")
-    assert done.exit_code == 2 and "--speech-model, which is missing" in " ".join(done.output.replace("│", " ").split())
+    assert done.exit_code == 2 and "needs --speech-model" in " ".join(done.output.replace("│", " ").split())
