@@ -17,9 +17,8 @@ from outrider.core.training.dataset import DecoderTeacher, Lesson
 from outrider.core.training.head_training import HeadTraining
 from outrider.core.training.trainer import Plan, Trainer
 
-target = Decoder.random(
-    Config(vocabulary=48, hidden_size=32, layers=3, heads=4, kv_heads=2, head_dim=8, intermediate_size=48), seed=3
-)
+config = Config(vocabulary=48, hidden_size=32, layers=3, heads=4, kv_heads=2, head_dim=8, intermediate_size=48)
+target = Decoder.random(config, seed=3)
 
 
 def answers(prompts, drafter=None):  # greedy; row i answers prompt i
@@ -30,7 +29,6 @@ def answers(prompts, drafter=None):  # greedy; row i answers prompt i
 prompts = [[n % 48, (7 * n + 1) % 48, 5] for n in range(96)]
 written = answers(prompts)  # the head learns from what the target itself writes
 lessons = [Lesson(tuple(prompt), tuple(written.tokens(row))) for row, prompt in enumerate(prompts)]
-
 head = Eagle3Head(target, taps=("layer.0", "layer.1", "last"))
 plan = Plan(minutes=1, steps=int(sys.argv[1]) if sys.argv[1:] else 300, rate=3e-3, precision="no")
 with tempfile.TemporaryDirectory() as folder:  # weights, curve and checkpoint

@@ -89,6 +89,6 @@ def test_the_shipped_model_knows_every_word_of_the_example_prompts() -> None:
         *ImageBackend.examples,
     ]
     encoder = load("emoji").prompt_encoder
-    assert {"red heart", "pizza"} <= set(shown) and len(shown) > len(ImageBackend.examples) + 2
+    assert {"red heart", "pizza"} <= set(shown) and len(shown) >= len(ImageBackend.examples) + 2
     unknown = {word for prompt in shown for word in words(prompt) if encoder.word_id(word) is None}
     assert not unknown
