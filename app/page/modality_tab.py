@@ -101,7 +101,7 @@ class ModalityTab:
             )
             self.seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=validate.SEED, min_width=90)
         self.extra_options = [controls.component(option) for option in backend.extra_options]
-        with gr.Accordion("Options of the drafter and the acceptance rule", open=False):
+        with gr.Accordion("Drafter and rule options", open=False):
             self.sliders = [
                 controls.slider(knob) for knob in controls.padded(drafter_knobs(backend, drafter), _SLIDERS)
             ]

@@ -86,8 +86,8 @@ _SHORT: Mapping[Kind, str] = {
     "drafted": "and accepted",
     "rejected": "by the rule",
     "resampled": "by the target after a rejection",
-    "bonus": "token of the target",
-    "relaxed": "acceptance only",
+    "bonus": "token after an accepted draft",
+    "relaxed": "acceptance (only by a relaxed rule)",
 }
 
 
