@@ -72,7 +72,7 @@ FEW = ["suffix", "token-recycling", "medusa", "eagle", "cs-drafting"]
         *((name, "sampled") for name in (*KINDS, *FEW) if name not in ("draft-model", "prompt-lookup")),
     ],
 )
-def test_rows_come_out_as_they_do_alone(name: str | None, mode: str) -> None:
+def test_rows_decode_as_they_do_alone(name: str | None, mode: str) -> None:
     sampling = SAMPLINGS[mode]
     batch = ContinuousBatch(target(), maker(name), make_rule("exact"), sampling=sampling, rows=4, stop=stop)
     every = list(islice(random_requests(61, seed=3, max_tokens=16), 8))
@@ -134,7 +134,7 @@ _LEFT = 1 << 18  # bytes
 
 
 @pytest.mark.slow
-def test_a_soak_sees_what_stays_behind() -> None:
+def test_a_soak_detects_leaks() -> None:
     kept: list[mmap] = []
 
     def leaking(number: int, tokens: Sequence[int]) -> int | None:
@@ -148,7 +148,7 @@ def test_a_soak_sees_what_stays_behind() -> None:
 
 
 @pytest.mark.slow
-def test_a_soak_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_soak_reports_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ContinuousBatch, "cancel", lambda batch, number: None)
     with pytest.raises(OutriderError, match="continued after it was cancelled"):
         soaked(40, None, "greedy", check=50)
@@ -158,7 +158,7 @@ def test_a_soak_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
         soaked(4, None, "greedy", check=50)
 
 
-def test_the_bytes_that_are_told_are_those_of_the_store() -> None:
+def test_the_reported_bytes_are_those_of_the_cache() -> None:
     model = target()
     batch = ContinuousBatch(model, None, make_rule("exact"), sampling=Sampling(temperature=0), rows=3)
     for wish in islice(random_requests(61, seed=2), 7):
@@ -184,7 +184,7 @@ def test_a_long_prompt_does_not_hold_up_the_others() -> None:
     batch.close()
 
 
-def test_whoever_does_not_fit_is_overtaken_only_so_often() -> None:
+def test_a_request_that_does_not_fit_is_overtaken_a_limited_number_of_times() -> None:
     model = target()
     memory = 4 * 128 * model.slot_bytes
     batch = ContinuousBatch(

@@ -136,7 +136,7 @@ def test_identity_with_plain_decoding(name: str, batch: int) -> None:
 @pytest.mark.parametrize(
     "rule", ["exact", *(pytest.param(one, marks=pytest.mark.slow) for one in ("token", "lenience"))]
 )
-def test_a_row_alone_and_in_company(name: str, rule: str) -> None:
+def test_a_row_decodes_the_same_alone_and_in_a_batch(name: str, rule: str) -> None:
     """At T=1 a row's tokens depend on its own seed only, and the global generator plays no part."""
     how: dict[str, Any] = {"sampling": Sampling(end=(6,)), "rule": make_rule(rule)}
     state = torch.random.get_rng_state()
@@ -260,7 +260,7 @@ def test_block_refuses_what_it_would_bias() -> None:
         run(Jacobi(window=3), rule=make_rule("block"))
 
 
-def test_a_target_that_cannot_be_cut_back_still_decodes_plainly() -> None:
+def test_a_target_without_rollback_decodes_plainly() -> None:
     steps = list(decode(Forward(V, seed=5, sharpness=2), None, Exact(), PROMPTS, sampling=END, max_new_tokens=24))
     assert [step.emitted for step in steps] == [step.emitted for step in run(None)[1]]
 
@@ -283,7 +283,7 @@ def test_closing_the_generator_frees_target_and_drafter() -> None:
     assert sorted(ended) == ["drafter", "target"]
 
 
-def test_records_hold_what_was_asked_for() -> None:
+def test_records_contain_what_was_requested() -> None:
     sampling = Sampling(temperature=0.8, top_k=4)
     how: dict[str, Any] = {"sampling": sampling, "rule": GumbelMatch(), "seed": 2}
     _, steps = run(FLEET["chain"](), record=Record(alternatives=3, logprobs=True), **how)
@@ -354,7 +354,7 @@ def test_any_verdict_is_a_path_from_the_root_and_one_token(draft: Draft, rule: s
         assert bool(((verdict.total_variation > -1e-9) & (verdict.total_variation <= 1 + 1e-9)).all())
 
 
-def test_every_method_says_what_it_is() -> None:
+def test_every_method_has_its_metadata() -> None:
     for method in [*DRAFTERS.values(), *RULES.values()]:
         assert method.systems and method.summary and method.module.startswith("outrider."), method.name
         assert re.search("arXiv [0-9]|ACL [0-9]", method.paper), method.name
@@ -362,7 +362,7 @@ def test_every_method_says_what_it_is() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_abandoned_at_the_interpreters_end_ends_quietly() -> None:
+def test_a_run_abandoned_at_exit_ends_quietly() -> None:
     code = (
         "from outrider.core.decode import decode\n"
         "from outrider.core.engine.transformer import Config, Decoder\n"
@@ -378,7 +378,7 @@ def test_a_run_abandoned_at_the_interpreters_end_ends_quietly() -> None:
 
 @pytest.mark.parametrize("least", [0.0, 0.05, 0.4])
 @pytest.mark.parametrize("sampling", [END, Sampling(top_k=3, end=(6,))], ids=["greedy", "few"])
-def test_a_dynamic_tree_grows_alike_alone_and_beside_others(sampling: Sampling, least: float) -> None:
+def test_a_dynamic_tree_is_the_same_alone_and_in_a_batch(sampling: Sampling, least: float) -> None:
     def steps(prompts: Prompts, seeds: list[int]) -> list[Step]:
         tree = DynamicTree(target(blur=0.4), nodes=6, width=3, depth=3, min_probability=least)
         return run(tree, prompts, sampling=sampling, rule=GumbelMatch(), seed=seeds)[1]

@@ -50,7 +50,7 @@ def same_row(whole: Draft, row: int, one: Draft) -> None:
 
 
 @pytest.mark.parametrize("distribution", [NARROW, WIDE], ids=["narrow", "wide"])
-def test_rows_beside_one_another(distribution: Distribution) -> None:
+def test_drafts_of_rows_are_stacked(distribution: Distribution) -> None:
     drafts = [
         drawn(distribution),
         fixed(3, 5, 6, belief=torch.tensor([[0.5, 0.25, 0.1]]), note=("who",)),
@@ -67,7 +67,7 @@ def test_rows_beside_one_another(distribution: Distribution) -> None:
     assert whole.embeddings is not None and whole.embeddings.shape == (1, 3)
 
 
-def test_rows_chosen_out_of_several() -> None:
+def test_drafts_are_selected_row_by_row() -> None:
     drafts = [drawn(WIDE), fixed(3, 5, 6, note=("who",)), drawn(NARROW)]
     rows = [Draft.empty(3)] + [stack([one, one, one]) for one in drafts]
     whole = select(rows, torch.tensor([1, 2, 3]))
@@ -97,7 +97,7 @@ def test_kinds_of_siblings_are_not_mixed() -> None:
         ("token-recycling", {}),
     ],
 )
-def test_rows_that_draft_each_by_itself_say_what_plain_decoding_says(name: str, options: dict[str, Any]) -> None:
+def test_rows_with_their_own_drafters_give_the_plain_output(name: str, options: dict[str, Any]) -> None:
     target, prompts = TableTarget(WORDS, sharpness=2.0), [[1, 2, 1, 2], [3], [4, 5, 6, 4, 5]]
 
     def said(drafter: Any) -> list[tuple[int, ...]]:

@@ -138,7 +138,7 @@ def test_metrics_by_hand() -> None:
 
 
 @pytest.mark.parametrize("path", [(1, 0), (0, 2), (0, 1, 2), (1,)])
-def test_a_path_goes_down_from_the_root_and_is_committed(path: tuple[int, ...]) -> None:
+def test_a_path_starts_at_the_root_and_is_committed(path: tuple[int, ...]) -> None:
     three = {"fixed": (True,) * 3, "tried": (True,) * 3, "parents": (-1, 0, 1), "drafted": (5, 6, 7)}
     good = Step(row=0, index=0, path=(0, 1), emitted=(5, 6), sources=("drafted", "drafted"), **three)
     assert Trace.from_json(Trace((good,)).to_json()).steps == (good,)
@@ -146,7 +146,7 @@ def test_a_path_goes_down_from_the_root_and_is_committed(path: tuple[int, ...]) 
         Trace.from_json(Trace((replace(good, path=path),)).to_json())
 
 
-def test_positions_are_counted_over_all_steps() -> None:
+def test_positions_count_over_all_steps() -> None:
     def step(depth: int, accepted: int) -> Step:
         chain = tuple(range(-1, depth - 1))
         sources = (*["drafted"] * accepted, "bonus")

@@ -71,7 +71,7 @@ def test_a_generator_gives_another_seed_each_time() -> None:
     assert first != second and (seed_of(other), seed_of(other)) == (first, second)
 
 
-def test_options_of_methods_are_noted_as_plain_values() -> None:
+def test_options_of_methods_are_recorded_as_plain_values() -> None:
     found = recorded({"length": 3, "shape": (1, 2)}, {"epsilon": 0.5, "x": None})
     assert found == {"drafter.length": 3, "drafter.shape": "(1, 2)", "rule.epsilon": 0.5, "rule.x": None}
 
@@ -84,7 +84,7 @@ def test_one_string_or_several() -> None:
             as_list(given, "prompt")
 
 
-def test_options_of_methods_are_of_their_kind() -> None:
+def test_options_of_methods_are_type_checked() -> None:
     assert make_rule("lantern", neighbours=torch.zeros(4, 2, dtype=torch.long), k=np.int64(1), delta=0).lossless
     for name, given, said in (
         (
@@ -104,6 +104,6 @@ def test_options_of_methods_are_of_their_kind() -> None:
         make_drafter("top-k-tree", model=None or object(), tree="x")
 
 
-def test_every_method_says_of_what_kind_its_options_are() -> None:
+def test_every_option_of_a_method_has_a_type() -> None:
     for method in (*DRAFTERS.values(), *RULES.values()):
         assert method.options.keys() <= method.kinds.keys(), method.name

@@ -82,7 +82,7 @@ def fake(name: str, said: list[str], seconds: float = 1.0) -> Contender:
     return Contender(name, call)
 
 
-def test_contenders_take_turns_and_who_begins_rotates() -> None:
+def test_contenders_alternate_and_the_first_rotates() -> None:
     said: list[str] = []
     bench = Bench([fake(PLAIN, said), fake("x", said), fake("y", said)], ITEMS[:2], repeat=2)
     assert len(list(bench.go())) == bench.turns == 15
@@ -99,7 +99,7 @@ def test_contenders_take_turns_and_who_begins_rotates() -> None:
     }
 
 
-def test_what_is_done_can_be_read_when_it_is_broken_off() -> None:
+def test_runs_so_far_can_be_read_after_an_interruption() -> None:
     bench = Bench([contender(PLAIN), contender("prompt-lookup", "prompt-lookup")], ITEMS)
     for count, _ in enumerate(bench.go(), 1):
         if count == 5:
@@ -110,7 +110,7 @@ def test_what_is_done_can_be_read_when_it_is_broken_off() -> None:
     json.dumps(rows, allow_nan=False)
 
 
-def test_an_optional_contender_that_fails_is_left_out_and_another_ends_it() -> None:
+def test_a_failing_contender_is_skipped_only_if_optional() -> None:
     calls = []
 
     def fail(item: Item) -> Outcome:
@@ -165,7 +165,7 @@ def test_speeds_are_medians_of_prompts_and_ratios_are_paired_within_a_round() ->
     assert found["memory"] == 5
 
 
-def test_the_speedup_of_decoding_alone_leaves_the_prompt_out() -> None:
+def test_the_decode_speedup_excludes_the_prefill() -> None:
     # reading takes 9 s for both, ten tokens 1 s plainly and 0.5 s drafted, two a call
     plain = [run(PLAIN, ITEMS[0], 10.0, [step(number, 0, 0) for number in range(10)])]
     mine = [run("x", ITEMS[0], 9.5, [step(number, 1, 1) for number in range(5)])]
@@ -176,13 +176,13 @@ def test_the_speedup_of_decoding_alone_leaves_the_prompt_out() -> None:
     assert figures(stranger, plain)["decode_speedup"] is None
 
 
-def test_without_plain_beside_it_there_is_no_speedup() -> None:
+def test_there_is_no_speedup_without_plain_runs() -> None:
     found = figures([run("x", ITEMS[0], 1.0)], [run(PLAIN, ITEMS[1], 1.0)])
     assert found["speedup"] is None
     assert found["tokens_per_pass"] is None, "nobody saw its steps"
 
 
-def test_the_bootstrap_covers_what_it_should() -> None:
+def test_the_bootstrap_interval_has_its_coverage() -> None:
     assert bootstrap([[2.0], [2.0], [2.0]]) == (2.0, 2.0)
     assert bootstrap([[1.0], [3.0]]) == (1.0, 3.0)
     low, high = bootstrap([[1.0, 2.0, 3.0, 4.0, 5.0]])  # one prompt: its repeats are drawn again
@@ -194,7 +194,7 @@ def test_the_bootstrap_covers_what_it_should() -> None:
     assert bootstrap([[1.0], [2.0], [3.0]]) == bootstrap([[1.0], [2.0], [3.0]])
 
 
-def test_runs_are_pooled_though_their_steps_have_the_same_numbers() -> None:
+def test_runs_with_equal_step_numbers_are_pooled() -> None:
     one = run("x", ITEMS[0], 1.0, [step(0, 2, 2), step(1, 2, 0), step(2, 0, 0)])
     two = run("x", ITEMS[1], 1.0, [step(0, 2, 1), step(1, 0, 0)])
     total = pooled([one, two])
@@ -208,7 +208,7 @@ def test_runs_are_pooled_though_their_steps_have_the_same_numbers() -> None:
     assert pooled([]).tokens == 0
 
 
-def test_a_tree_is_as_deep_as_its_longest_path() -> None:
+def test_the_depth_of_a_tree_is_its_longest_path() -> None:
     assert depth(Step(row=0, index=0, parents=(-1, -1, 0, 2, 1))) == 3
     assert depth(Step(row=0, index=0)) == 0
 
@@ -232,7 +232,7 @@ def test_the_prediction_by_hand() -> None:
         ([step(0, 2, 2, draft=9.0), step(1, 2, 0, draft=9.0)], 0.1, "no rate would pay"),
     ],
 )
-def test_what_does_not_pay_says_so(steps: list[Step], speedup: float, words: str) -> None:
+def test_a_slow_drafter_gets_a_note(steps: list[Step], speedup: float, words: str) -> None:
     total = pooled([run("x", ITEMS[0], 1.0, steps)])
     found = {
         "drafter": "x",
@@ -274,7 +274,7 @@ def test_a_row_of_the_json_on_a_real_loop() -> None:
     json.dumps([plain, lookup], allow_nan=False)
 
 
-def test_a_strangers_row_has_its_name_and_no_steps() -> None:
+def test_a_row_of_another_engine_has_no_steps() -> None:
     bench = Bench([fake(PLAIN, []), Contender("vllm plain", lambda item: Outcome((1,), 0.5), engine="vllm")], ITEMS)
     list(bench.go())
     found = row(bench, bench.contenders[1])
@@ -290,7 +290,7 @@ def test_passes_and_memory_are_measured() -> None:
     assert gauge.read() > 1 << 20
 
 
-def test_where_memory_can_t_be_asked_the_most_so_far_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peak_memory_falls_back_to_the_process_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(*_: object, **__: object) -> str:
         raise OSError
 

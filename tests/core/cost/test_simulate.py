@@ -41,7 +41,7 @@ def measured(drafted: list[Step], plain: list[Step]) -> float:
     return pace(drafted) / pace(plain)
 
 
-def test_a_machine_is_found_again_from_two_traces() -> None:
+def test_a_device_is_recovered_from_two_traces() -> None:
     plain = steps(40, 0, 0, small=False)
     found = fit("here", MODEL, plain, steps(40, 4, 2))
     for name in ("bandwidth", "flops", "call", "step", "node"):
@@ -58,7 +58,7 @@ def test_a_machine_is_found_again_from_two_traces() -> None:
         assert told.speedup == pytest.approx(measured(made, base), rel=1e-6), name
 
 
-def test_slow_steps_now_and_then_do_not_spoil_a_fit() -> None:
+def test_a_fit_is_robust_to_slow_steps() -> None:
     plain, drafted = steps(40, 0, 0, small=False), steps(40, 4, 2)
     plain[3] = replace(plain[3], times=replace(plain[3].times, score=1.0))
     drafted[7] = replace(drafted[7], times=replace(drafted[7].times, draft=1.0))
@@ -67,7 +67,7 @@ def test_slow_steps_now_and_then_do_not_spoil_a_fit() -> None:
     assert found.call == pytest.approx(HERE.call, rel=1e-6)
 
 
-def test_fewer_bits_take_as_long_as_their_matrices_do() -> None:
+def test_quantized_passes_take_their_matrices_time() -> None:
     few = replace(MODEL, weight_bytes=90e6)
     whole = {count: HERE.seconds(MODEL, count) - HERE.call for count in (1, 5)}
     assert unpacking(whole, whole, 1.0) == (1.0, 0.0)
@@ -79,7 +79,7 @@ def test_fewer_bits_take_as_long_as_their_matrices_do() -> None:
     assert longer == pytest.approx((slow[5] - slow[1] - whole[5] + whole[1]) * reading / whole[1] + 4 * 270e6 / 1.4e12)
 
 
-def test_what_drafts_costs_what_it_reads() -> None:
+def test_a_drafter_costs_what_it_reads() -> None:
     tree = Step(row=0, index=0, drafted=(1, 2, 3), parents=(-1, -1, 0), emitted=(1, 2), cost=1.1)
     chain = Step(row=0, index=1, drafted=(1, 2, 3), parents=(-1, 0, 1), emitted=(1,), cost=1.3)
     nothing = Step(row=0, index=2, emitted=(1,))
@@ -90,7 +90,7 @@ def test_what_drafts_costs_what_it_reads() -> None:
         Workload.of("none", [])
 
 
-def test_a_device_is_a_roofline_with_what_stands_beside() -> None:
+def test_a_device_is_a_roofline_with_constant_times() -> None:
     sharp = Device("d", 1e12, 1e14, layer=1e-5, overlap=1e3)
     ridge = sharp.flops / sharp.bandwidth * MODEL.weight_bytes / MODEL.flops_per_token
     assert sharp.seconds(MODEL, ridge / 10) == pytest.approx(MODEL.weight_bytes / 1e12 + 30e-5)
@@ -105,7 +105,7 @@ def test_a_device_is_a_roofline_with_what_stands_beside() -> None:
         shared(sharp, 0, 1.0, 0.0)
 
 
-def test_a_drafter_may_run_elsewhere() -> None:
+def test_a_drafter_can_run_on_another_device() -> None:
     work = Workload("w", tuple(Shape(4, 4, 0.4, 3) for _ in range(5)), layers=3)
     slow = Device("slow", 1e10, 1e12)
     quick = replace(slow, drafter=Device("quick", 1e13, 1e13))
@@ -113,7 +113,7 @@ def test_a_drafter_may_run_elsewhere() -> None:
     assert simulate(quick, MODEL, work).plain == simulate(slow, MODEL, work).plain
 
 
-def test_every_device_has_a_source_and_every_figure_the_word() -> None:
+def test_every_device_has_a_source_and_every_result_says_simulation() -> None:
     work = Workload("w", (Shape(4, 4, 0.4, 3),), layers=3)
     for device in DEVICES.values():
         assert len(device.source) > 20
@@ -122,7 +122,7 @@ def test_every_device_has_a_source_and_every_figure_the_word() -> None:
         assert 0 < told.speedup < 4 and told.tokens_per_second > 0
 
 
-def test_a_fit_wants_the_traces_it_is_made_of() -> None:
+def test_a_fit_requires_both_traces() -> None:
     with pytest.raises(InvalidOption, match="4 drafted tokens"):
         fit("here", MODEL, steps(3, 0, 0), steps(3, 5, 2))
     with pytest.raises(InvalidOption, match="smaller model"):

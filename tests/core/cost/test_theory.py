@@ -60,14 +60,14 @@ def test_the_published_formulas(a: float, k: int, c: float) -> None:
 
 @settings(deadline=None)
 @given(length)
-def test_full_acceptance_is_no_special_case(k: int) -> None:
+def test_full_acceptance_needs_no_special_case(k: int) -> None:
     assert expected_tokens(1.0, k) == k + 1
     assert expected_tokens(1, k) == k + 1
 
 
 @settings(deadline=None)
 @given(chance, length)
-def test_one_chance_a_position_agrees_with_one_for_all(a: float, k: int) -> None:
+def test_acceptance_by_position_agrees_with_a_single_rate(a: float, k: int) -> None:
     assert expected_tokens([a] * (k + 2), k) == expected_tokens(a, k)
 
 
@@ -91,13 +91,13 @@ def test_best_length_beats_every_other(a: float, c: float, slope: float) -> None
     assert found == 0 or value > 1
 
 
-def test_best_length_stays_within_what_is_known() -> None:
+def test_best_length_is_limited_by_the_known_positions() -> None:
     assert best_length([0.9, 0.9], 0.01) == (2, speedup(0.9, 2, 0.01))
     assert best_length(0.9, 0.01, max_length=0) == (0, 1.0)
     assert best_length(0.3, 0.5) == (0, 1.0)
 
 
-def test_best_length_sees_past_a_dip() -> None:
+def test_best_length_finds_the_global_maximum() -> None:
     steps = {1: 1.0, 2: 2.0, 3: 2.0, 4: 2.0, 5: 2.0}  # a kernel for one token, another for up to five
     assert best_length(1.0, 0.0, lambda q: steps[q], max_length=4) == (4, 2.5)
 
@@ -117,7 +117,7 @@ def test_break_even_is_where_the_speedup_crosses_one(k: int, c: float, t: float)
 
 @settings(deadline=None)
 @given(st.floats(0.001, 0.999))
-def test_one_guess_pays_when_accepted_oftener_than_it_costs(c: float) -> None:
+def test_one_guess_pays_if_its_acceptance_exceeds_its_cost(c: float) -> None:
     assert break_even(1, c) == pytest.approx(c)
 
 
@@ -136,14 +136,14 @@ def test_prediction_agrees_with_the_formula(a: list[float], c: float, floor: flo
     assert found.tokens_per_second * passes(1) == pytest.approx(found.speedup)
 
 
-def test_what_bookkeeping_costs_is_counted() -> None:
+def test_bookkeeping_counts_in_the_prediction() -> None:
     passes = PassCost(2.0, 0.0, 1.0)
     assert predict(3.0, 4, passes, draft=1.0, rest=1.0).speedup == 1.5
 
 
 @settings(deadline=None)
 @given(st.floats(1e-4, 10), st.floats(0, 4), st.floats(1, 30))
-def test_fit_recovers_any_cost_of_its_own_kind(floor: float, steepness: float, knee: float) -> None:
+def test_fit_recovers_a_pass_cost(floor: float, steepness: float, knee: float) -> None:
     true = PassCost(floor, floor * steepness, knee)
     found = fit_pass_cost([(q, true(q)) for q in range(1, 41)])
     for q in range(1, 60):
@@ -167,7 +167,7 @@ def test_fit_describes_a_real_model(precision: str) -> None:
     assert all(abs(found(q) / t - 1) < 0.06 for q, t in times.items())
 
 
-def test_where_longer_passes_seem_quicker_all_cost_the_same() -> None:
+def test_fit_is_constant_if_longer_passes_seem_faster() -> None:
     found = fit_pass_cost([(1, 3.0), (2, 2.0), (4, 1.0)])
     assert found.slope == 0 and 1 < found(1) == found(8) < 3 and found.error > 0.2
 
@@ -178,7 +178,7 @@ def test_the_best_draft_depends_on_the_weights() -> None:
     assert best["bfloat16"] > best["int4"] > 0
 
 
-def test_no_other_knee_fits_better() -> None:
+def test_fit_finds_the_best_knee() -> None:
     rng = np.random.default_rng(3)
     points = [(q, float((2 + 0.3 * max(0, q - 6)) * rng.normal(1, 0.03))) for q in (1, 2, 3, 4, 6, 8, 12, 16, 24)]
     found = fit_pass_cost(points)
@@ -228,7 +228,7 @@ def test_decoder_counts_weights_attention_and_cache() -> None:
     assert work.flops_per_token == 16e9 + 4 * 32 * 1000 * 4096
 
 
-def test_launches_come_on_top() -> None:
+def test_launches_are_added() -> None:
     machine = Machine(1e9, 1e9, launch=1e-3)
     assert pass_seconds(machine, Workload(1e9, 1.0, operations=500), 1) == pytest.approx(1.5)
 

@@ -116,7 +116,7 @@ def test_choices_round_trip(shape: tuple[int, ...]) -> None:
     assert sorted(depths(parents)) == sorted(depths(shape))
 
 
-def test_choices_may_leave_ranks_out() -> None:
+def test_choices_can_skip_ranks() -> None:
     parents, guesses = from_choices([(2,), (0,), (2, 5), (0,)])
     assert parents == (-1, -1, 1)
     assert guesses == (0, 2, 5)
@@ -164,7 +164,7 @@ def test_sequoia_beats_every_tree(acceptance: list[float]) -> None:
             assert table.value(nodes, depth) == pytest.approx(best, abs=1e-12)
 
 
-def test_the_brute_force_knows_all_trees() -> None:
+def test_the_brute_force_enumerates_all_trees() -> None:
     catalan = [1, 1, 2, 5, 14, 42, 132]
     assert [len(every_forest(nodes, 9, 9)) for nodes in range(7)] == catalan
     assert len({flatten(forest) for forest in every_forest(6, 9, 9)}) == 132
@@ -174,7 +174,7 @@ def test_the_brute_force_knows_all_trees() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(positional(6), st.integers(0, 40), st.integers(0, 8))
-def test_sequoia_gives_the_tree_that_has_the_value(acceptance: list[float], nodes: int, depth: int) -> None:
+def test_sequoia_returns_the_tree_with_its_value(acceptance: list[float], nodes: int, depth: int) -> None:
     table = sequoia(acceptance, 40, 8)
     shape = validate(table.shape(nodes, depth))
     assert len(shape) <= nodes
@@ -214,7 +214,7 @@ def test_best_size_is_the_best_ratio(acceptance: list[float], draft: float, slop
     assert choice.speedup >= 1 - 1e-12
 
 
-def test_plain_decoding_wins_where_nothing_pays() -> None:
+def test_plain_decoding_wins_if_no_tree_pays() -> None:
     choice = sequoia([0.1], 8, 8).best(float, 1.0)
     assert (choice.shape, choice.tokens_per_pass, choice.speedup) == ((), 1.0, 1.0)
 
@@ -296,7 +296,7 @@ def test_rerank_row_by_row() -> None:
     assert shape.tolist() == [[-1, 0], [-1, 0]]
 
 
-def test_rerank_keeps_parents_of_children_that_look_better() -> None:
+def test_rerank_keeps_parents_of_better_children() -> None:
     values = torch.tensor([[-5.0, -1.0, -0.1, -2.0, -0.2]])  # node 2 and 4 claim more than the nodes they hang from
     kept, shape = rerank(values, torch.tensor([[-1, -1, 0, 1, 3]]), 3)
     assert kept.tolist() == [[1, 3, 4]]
@@ -304,7 +304,7 @@ def test_rerank_keeps_parents_of_children_that_look_better() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 9, 33])
-def test_rerank_looks_all_the_way_up_a_chain(count: int) -> None:
+def test_rerank_bounds_values_along_a_whole_chain(count: int) -> None:
     values = torch.arange(count, dtype=torch.double)[None]  # ever better, but none counts more than the first
     kept, _ = rerank(values, torch.tensor([chain(count)]), count // 2)
     assert kept.tolist() == [list(range(count // 2))]
@@ -318,7 +318,7 @@ def test_counter_by_hand() -> None:
     assert counter.vector() == pytest.approx((0.4, 0.6 * 0.5))
 
 
-def test_counter_finds_the_law_from_groups_of_different_sizes() -> None:
+def test_counter_estimates_acceptance_from_groups_of_different_sizes() -> None:
     truth, rng, counter = [0.5, 0.2, 0.1], np.random.default_rng(0), AcceptanceCounter()
     for _ in range(30_000):
         offered, right = int(rng.integers(1, 4)), int(rng.choice(4, p=[*truth, 0.2]))
@@ -340,7 +340,7 @@ def test_counter_reads_a_step() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4))))
-def test_counter_survives_being_written_down(groups: list[tuple[int, int]]) -> None:
+def test_counter_round_trips(groups: list[tuple[int, int]]) -> None:
     counter = AcceptanceCounter()
     for rank, offered in groups:
         counter.add(rank if rank < offered else None, offered)

@@ -34,7 +34,7 @@ def run(path: Path, **draft_heads: Curve) -> Path:
     return path
 
 
-def test_of_each_drafter_the_best_curve_is_kept(tmp_path: Path) -> None:
+def test_the_best_curve_of_each_drafter_is_kept(tmp_path: Path) -> None:
     files = [
         run(tmp_path / "curve.json", medusa=POOR, eagle3=GOOD),
         beside(tmp_path / "smollm2.medusa.json", POOR + GOOD),
@@ -47,7 +47,7 @@ def test_of_each_drafter_the_best_curve_is_kept(tmp_path: Path) -> None:
     assert found[1].conditional == pytest.approx((13 / 30, 4 / 13, 0.75))
 
 
-def test_one_table_and_one_picture(tmp_path: Path) -> None:
+def test_a_table_and_a_figure_are_written(tmp_path: Path) -> None:
     files = [run(tmp_path / "curve.json", medusa=POOR, eagle3=GOOD)]
     found = drawn(files, tmp_path / "report" / "acceptance.png")
     assert (tmp_path / "report" / "acceptance.png").read_bytes()[:4] == b"\x89PNG"

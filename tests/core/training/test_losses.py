@@ -37,7 +37,9 @@ def test_each_loss_is_its_definition(distributions: tuple[torch.Tensor, torch.Te
     torch.testing.assert_close(cross_entropy(draft_head, teacher, token), wanted, **close)
 
 
-def test_a_temperature_softens_both_laws(distributions: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
+def test_a_temperature_softens_both_distributions(
+    distributions: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
     draft_head, teacher, token = distributions
     p, q = (teacher / 2).softmax(-1), (draft_head / 2).softmax(-1)
     found = kl(draft_head, teacher, token, temperature=2.0)
@@ -72,7 +74,7 @@ def test_gradients_are_those_of_finite_differences(
 
 
 @pytest.mark.parametrize("name", [one for one in LOSSES if one != "cross-entropy"])
-def test_a_pupil_that_says_what_its_teacher_says_has_nothing_to_lose(name: str) -> None:
+def test_losses_are_zero_at_the_teachers_distribution(name: str) -> None:
     logits = torch.randn(4, 7, generator=torch.Generator().manual_seed(1))
     same = LOSSES[name](logits, logits.log_softmax(-1), torch.zeros(4, dtype=torch.long))
     torch.testing.assert_close(same, torch.zeros(4), atol=1e-6, rtol=0)
@@ -91,7 +93,7 @@ def test_sums_of_losses_are_written_out(distributions: tuple[torch.Tensor, torch
 
 
 @pytest.mark.parametrize("code", [True, False])
-def test_16_bit_logits_lose_what_32_bits_do(code: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_of_16_bit_logits_agree_with_32_bits(code: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not code:
         monkeypatch.setattr(native, "library", lambda: None)
     generator = torch.Generator().manual_seed(1)

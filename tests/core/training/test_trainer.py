@@ -63,12 +63,12 @@ def learned(folder: Path, model: nn.Module | None = None, steps: int = 60, **pla
     return [row["models"]["fit"]["lost"] for row in Trainer(training, plan, folder, quiet=True).run().history]
 
 
-def test_what_is_judged_gets_better(tmp_path: Path) -> None:
+def test_validation_improves(tmp_path: Path) -> None:
     found = learned(tmp_path)
     assert found[-1] < 0.05 < 1 < found[0]
 
 
-def test_muon_teaches_the_matrices_of_blocks_and_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_muon_trains_block_matrices_and_resumes(tmp_path: Path) -> None:
     first = learned(tmp_path, Blocks(), matrices=0.1)
     assert first[-1] < 1.5 < 2.5 < first[0]
     further = learned(tmp_path, Blocks(), steps=160, matrices=0.1)
@@ -104,12 +104,12 @@ def test_a_plan_out_of_bounds_is_refused() -> None:
         ({"recipes": ("a", "b"), "start": Path("x")}, "one by one"),
     ],
 )
-def test_what_can_t_be_asked_of_a_run_is_said(given: dict[str, Any], said: str) -> None:
+def test_invalid_requests_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidOption, match=said):
         Request(**{"recipes": ("a",), **given})
 
 
-def test_a_run_may_begin_anew_and_goes_on_for_nobody_else(tmp_path: Path) -> None:
+def test_a_request_removes_checkpoints_and_makes_plans_and_facts(tmp_path: Path) -> None:
     learned(tmp_path)
     wanted = Request(recipes=("a",), out=tmp_path, fresh=True, steps=7, seed=3, command="outrider train a")
     assert (tmp_path / "checkpoint").is_dir() and wanted.begin(Path("elsewhere")) == tmp_path
@@ -120,7 +120,7 @@ def test_a_run_may_begin_anew_and_goes_on_for_nobody_else(tmp_path: Path) -> Non
     assert wanted.facts("a", "sums") == {"recipe": "a", "command": "outrider train a", "data": "sums", "seed": 3}
 
 
-def test_a_checkpoint_of_another_or_a_damaged_one_is_one_line(tmp_path: Path) -> None:
+def test_foreign_and_damaged_checkpoints_give_one_line(tmp_path: Path) -> None:
     learned(tmp_path)
     made = optim.accelerator(True, "no")
     with pytest.raises(optim.TrainingError, match="is of fit, not of somebody"):

@@ -53,7 +53,7 @@ def lessons(target: Decoder) -> list[Lesson]:
     return [Lesson(tuple(prompt), tuple(answer)) for prompt, answer in zip(prompts, found, strict=True)]
 
 
-def test_the_teacher_reads_what_it_would_have_said(target: Decoder, lessons: list[Lesson]) -> None:
+def test_the_teachers_distributions_are_those_of_decoding(target: Decoder, lessons: list[Lesson]) -> None:
     batch = read(DecoderTeacher(target), lessons[:5], frozenset({"layer.1"}))
     assert batch.tokens.shape == batch.answer.shape == (5, 23) and batch.taps["layer.1"].shape == (5, 23, 32)
     where = batch.loss_mask()
@@ -68,7 +68,7 @@ def test_the_teacher_reads_what_it_would_have_said(target: Decoder, lessons: lis
     torch.testing.assert_close(batch.labels(3)[batch.loss_mask(3)], batch.tokens[:, 3:][batch.answer[:, 2:-1]])
 
 
-def test_rows_of_unequal_length_are_read_as_if_alone(target: Decoder) -> None:
+def test_rows_of_unequal_length_are_read_as_alone(target: Decoder) -> None:
     rows = [Lesson((1, 2), (3, 4, 5)), Lesson((9,), (8,)), Lesson((4, 4, 4), (1, 2, 3, 4, 5), counts=(0, 3))]
     together = read(DecoderTeacher(target), rows, frozenset())
     for row, one in enumerate(rows):
@@ -80,7 +80,7 @@ def test_rows_of_unequal_length_are_read_as_if_alone(target: Decoder) -> None:
     assert together.live.sum(1).tolist() == [5, 2, 8]
 
 
-def test_batches_hold_every_lesson_once_and_no_more_tokens_than_they_may() -> None:
+def test_batches_have_every_example_once_within_the_token_limit() -> None:
     rows = [Lesson((1,) * (n % 7 + 1), (2,) * (n % 11 + 1), str(n)) for n in range(200)]
     found = batches(rows, 64, 5, max_length=18)
     assert sorted(one.kind for group in found for one in group) == sorted(one.kind for one in rows)
@@ -104,7 +104,7 @@ def _guess(batch: Batch, offset: int, right: Tensor) -> Guess:
     return Guess(torch.nn.functional.one_hot(named, 10).float(), offset)
 
 
-def test_simulated_acceptance_is_the_walk_that_the_loop_makes() -> None:
+def test_simulated_acceptance_is_that_of_the_loop() -> None:
     tokens = torch.arange(12)[None] % 10
     answer = torch.zeros(1, 12, dtype=torch.bool)
     answer[0, 3:11] = True  # the prompt is 4 tokens, the answer 8
@@ -124,9 +124,7 @@ def test_simulated_acceptance_is_the_walk_that_the_loop_makes() -> None:
 
 
 @pytest.mark.slow
-def test_a_draft_model_learns_its_target_and_drafts_what_was_simulated(
-    target: Decoder, lessons: list[Lesson], tmp_path: Path
-) -> None:
+def test_a_distilled_draft_model_drafts_as_simulated(target: Decoder, lessons: list[Lesson], tmp_path: Path) -> None:
     learned, held = lessons[:80], lessons[80:]
     draft_head = SmallModel(target, layers=(0, -1), vocabulary=torch.arange(48))
     plan = Plan(minutes=1e6, steps=60, rate=3e-3, precision="no", validations=1)
@@ -153,7 +151,7 @@ def test_a_draft_model_learns_its_target_and_drafts_what_was_simulated(
 
 
 @pytest.mark.slow
-def test_sixteen_bits_stay_sixteen_bits_behind_a_validation(
+def test_precision_stays_16_bits_after_a_validation(
     target: Decoder, lessons: list[Lesson], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[bool] = []
@@ -170,7 +168,7 @@ def test_sixteen_bits_stay_sixteen_bits_behind_a_validation(
     assert seen == [True] * 3
 
 
-def test_low_rank_corrections_are_all_that_is_kept(target: Decoder, lessons: list[Lesson], tmp_path: Path) -> None:
+def test_only_low_rank_corrections_are_saved(target: Decoder, lessons: list[Lesson], tmp_path: Path) -> None:
     draft_head = SmallModel(target, layers=(0, -1), rank=4, vocabulary=torch.arange(0, 48, 2))
     names = set(draft_head.state_dict())
     assert not any("base" in name or "embedding" in name for name in names)
@@ -192,7 +190,7 @@ def test_low_rank_corrections_are_all_that_is_kept(target: Decoder, lessons: lis
     assert (logits[:, 1::2] == -torch.inf).all() and model.weight_bytes < target.weight_bytes
 
 
-def test_large_matrices_are_kept_in_8_bits(tmp_path: Path) -> None:
+def test_large_matrices_are_saved_in_8_bits(tmp_path: Path) -> None:
     target = Decoder.random(
         Config(vocabulary=48, hidden_size=64, layers=1, heads=4, kv_heads=2, head_dim=16, intermediate_size=96)
     )
@@ -233,7 +231,7 @@ def test_files_that_do_not_fit_are_refused(target: Decoder, tmp_path: Path) -> N
         load(path, {"SmallModel": SmallModel}, target)
 
 
-def test_learning_begins_from_weights_there_are(target: Decoder, tmp_path: Path) -> None:
+def test_training_starts_from_given_weights(target: Decoder, tmp_path: Path) -> None:
     path, said = tmp_path / "small.safetensors", []
     learned = SmallModel(target, layers=(0,))
     with torch.no_grad():
@@ -286,7 +284,7 @@ Trainer(training, plan, out).run()
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+def test_a_killed_run_resumes_exactly(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
 
@@ -315,7 +313,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
         torch.testing.assert_close(tensor, ends[1][name], atol=0, rtol=0)
 
 
-def test_served_drafts_teach_where_they_were_rejected(target: Decoder, lessons: list[Lesson]) -> None:
+def test_rejected_drafts_of_serving_become_examples(target: Decoder, lessons: list[Lesson]) -> None:
     worse = SmallModel(target, layers=(0, -1)).drafts(target)
     drafter = make_drafter("draft-model", model=worse, length=3)
     prompt = lessons[0].prompt

@@ -70,7 +70,7 @@ def run(drafter: Drafter | None, prompts: Prompts = PROMPTS, limit: int = 60) ->
 
 
 @pytest.mark.parametrize("kind", ["model", "lookup"])
-def test_the_law_is_kept(kind: str) -> None:
+def test_the_distribution_is_the_targets(kind: str) -> None:
     def drafter() -> Drafter:
         small = TableTarget(3, seed=1, sharpness=0.7, blur=0.4)
         return guarded(drafter=DraftModel(small, length=2) if kind == "model" else PromptLookup(length=2))
@@ -89,7 +89,7 @@ def test_the_law_is_kept(kind: str) -> None:
 
 
 @pytest.mark.parametrize("row", [0, 1, 2])
-def test_it_is_off_where_it_does_not_pay_and_the_trace_says_so(row: int) -> None:
+def test_drafting_is_off_where_it_does_not_pay_and_the_trace_notes_it(row: int) -> None:
     prompts = PROMPTS[row : row + 1]
     texts = run(None, prompts)[0]
     bad = guarded(
@@ -105,7 +105,7 @@ def test_it_is_off_where_it_does_not_pay_and_the_trace_says_so(row: int) -> None
 
 
 @pytest.mark.parametrize(("rows", "pays"), [(1, True), (2, True), (8, False)])
-def test_the_more_rows_the_sooner_a_guess_does_not_pay(rows: int, pays: bool) -> None:
+def test_more_rows_switch_drafting_off_sooner(rows: int, pays: bool) -> None:
     """Passes cost the same up to ten tokens: two rows of five are free, eight cost four times as much."""
     prompts = [PROMPTS[0]] * rows
     plain = run(None, prompts)[0]
@@ -118,7 +118,7 @@ def test_the_more_rows_the_sooner_a_guess_does_not_pay(rows: int, pays: bool) ->
     assert found == plain
 
 
-def test_in_a_crowd_it_is_tried_once_and_not_asked_again_for_long() -> None:
+def test_many_rows_try_once_and_pause_long() -> None:
     """Four more tokens in each of eight rows cost three more rounds, and bring one token."""
     prompts = [PROMPTS[0]] * 8
     plain = run(None, prompts, limit=90)[0]
@@ -160,7 +160,7 @@ def test_a_batch_that_drains_drafts_again() -> None:
     assert any(tried for alive, tried in drafted if alive == 1)
 
 
-def test_a_target_that_drafts_for_itself_is_not_free_and_is_switched_off() -> None:
+def test_self_drafting_has_a_cost_and_is_switched_off() -> None:
     drafter = guarded(drafter="draft-on-the-fly", options={"length": 3, "skip_ratio": 0.2})
     steps = list(decode(Decoder.random(SHAPE, 1), drafter, Exact(), [PROMPTS[0]], sampling=GREEDY, max_new_tokens=40))
     assert steps[0].cost > 1

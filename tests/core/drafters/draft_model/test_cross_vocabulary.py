@@ -40,7 +40,7 @@ def test_the_model_reads_and_writes_its_own_ids(way: str) -> None:
         assert draft.tokens[row, :live].tolist() == wanted[:live] and live == (4, 2)[row]
 
 
-def test_the_law_over_shared_tokens_is_renormalised() -> None:
+def test_the_distribution_over_shared_tokens_is_renormalised() -> None:
     names = {0: 3, 2: 1}  # two of the model's five
     model = TableTarget(5, seed=1)
     drafter = cross_vocabulary(model, bridge=Renamed(names, unknown=4, size=3), method="shared", length=1)
@@ -55,7 +55,7 @@ def test_the_law_over_shared_tokens_is_renormalised() -> None:
     torch.testing.assert_close(found, wanted)
 
 
-def test_what_cannot_be_drafted_is_not() -> None:
+def test_unshared_tokens_are_not_drafted() -> None:
     bridge = Renamed({0: 0, 1: 1}, unknown=2)
     passage = bridge.open([0, 7])
     assert passage.settled() == [0, 2] and passage.settled() == [] and passage.tail == []
@@ -69,7 +69,7 @@ def test_what_cannot_be_drafted_is_not() -> None:
 # ---- Sequoia
 
 
-def test_measured_acceptance_makes_the_shape(tmp_path: Path) -> None:
+def test_measured_acceptance_determines_the_tree(tmp_path: Path) -> None:
     target, model = TableTarget(5, seed=3), TableTarget(5, seed=3, blur=0.3)
     *_, counts = measure(target, model, [[1, 2], [0]], sampling=Sampling(), width=3, depth=3, tokens=150)
     assert counts.tried[0] > 100 and 0.4 < counts.vector()[0] < 0.95
@@ -87,7 +87,7 @@ def test_measured_acceptance_makes_the_shape(tmp_path: Path) -> None:
         Sequoia(model, acceptance=tmp_path / "bad.json")
 
 
-def test_at_temperature_0_the_likeliest_siblings_stand_in_for_draws() -> None:
+def test_temperature_0_drafts_the_likeliest_siblings() -> None:
     model = TableTarget(5, seed=3, blur=0.3)
     drafter = Sequoia(model, acceptance=(0.5, 0.3), nodes=6, depth=3)
     steps = list(decode(TableTarget(5, seed=3), drafter, Exact(), [[1]], sampling=GREEDY, max_new_tokens=30))

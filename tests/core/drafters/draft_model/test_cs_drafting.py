@@ -57,7 +57,7 @@ def test_later_positions_are_left_to_cheaper_stages() -> None:
 
 
 @pytest.mark.parametrize("lengths", [(1, 1, 1), (0, 2, 0), (2, 0, 1)])
-def test_every_cascade_keeps_the_law(lengths: tuple[int, ...]) -> None:
+def test_every_cascade_keeps_the_distribution(lengths: tuple[int, ...]) -> None:
     def cascade() -> Drafter:
         models = [TableTarget(3, seed=1, sharpness=0.7, blur=blur) for blur in (0.4, 0.6)]
         return CSDrafting(models[0], other_models=models[1:], lengths=lengths, inner_length=2, max_ngram=2)
@@ -75,7 +75,7 @@ def test_every_cascade_keeps_the_law(lengths: tuple[int, ...]) -> None:
         assert total_variation(distribution, wanted) < 1e-12
 
 
-def test_what_makes_no_cascade_is_refused() -> None:
+def test_invalid_cascades_are_refused() -> None:
     with pytest.raises(InvalidOption, match="2 lengths"):
         CSDrafting(TableTarget(5), lengths=(1, 2, 3))
     with pytest.raises(Incompatible, match="vocabularies of"):

@@ -39,7 +39,7 @@ def run(drafter: Overlapped, sampling: Sampling, prompts: list[list[int]] = PROM
     return list(decode(target, drafter, make_rule("exact"), prompts, sampling=sampling, max_new_tokens=limit))
 
 
-def test_a_model_that_is_always_right_foresees_all_and_never_drafts_in_between() -> None:
+def test_a_perfect_model_always_hits_and_drafts_only_ahead() -> None:
     model = Watched(40, seed=5, sharpness=2)
     drafter = Overlapped(model, length=3)
     steps = run(drafter, Sampling(temperature=0))
@@ -52,7 +52,7 @@ def test_a_model_that_is_always_right_foresees_all_and_never_drafts_in_between()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0), Sampling(temperature=0.7, top_k=8)])
-def test_more_outcomes_are_foreseen_more_often(sampling: Sampling) -> None:
+def test_more_outcomes_hit_more_often(sampling: Sampling) -> None:
     rates = []
     for outcomes, width in ((1, 1), (4, 2), (12, 4)):
         drafter = Overlapped(TableTarget(40, seed=5, sharpness=2, blur=0.3), length=3, outcomes=outcomes, width=width)
@@ -61,7 +61,7 @@ def test_more_outcomes_are_foreseen_more_often(sampling: Sampling) -> None:
     assert 0 < rates[0] < rates[1] < rates[2] < 1, rates
 
 
-def test_pearl_has_its_first_guess_verified_at_once_after_a_failure() -> None:
+def test_pearl_verifies_its_first_guess_alone_after_a_miss() -> None:
     drafter = pearl(TableTarget(40, seed=5, sharpness=2, blur=0.3), length=4)
     steps = run(drafter, Sampling(temperature=0), [[1, 2, 3]], limit=100)
     sizes = {"prepared": set[int](), "": set[int]()}
@@ -78,7 +78,7 @@ def test_what_cannot_be_is_said() -> None:
         Overlapped(TableTarget(9), outcomes=0)
 
 
-def test_what_fails_beside_the_target_is_heard_of() -> None:
+def test_errors_of_drafting_ahead_are_raised() -> None:
     class Broken(Overlapped):
         def draft_ahead(self, draft: Draft) -> None:
             raise RuntimeError("lost")

@@ -29,7 +29,7 @@ def table(blur: float, vocabulary: int = 3) -> TableTarget:
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [Exact(), Token(), SampleMatch()], ids=["exact", "token", "sample-match"])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0), Sampling(top_p=0.8)])
-def test_several_models_in_one_tree_keep_the_law(rule: Rule, sampling: Sampling) -> None:
+def test_several_models_in_one_tree_keep_the_distribution(rule: Rule, sampling: Sampling) -> None:
     """Each model has its own distribution, so siblings were drawn from different ones."""
 
     def merged() -> Drafter:

@@ -39,7 +39,9 @@ def translated() -> Translated:
         ("cs-drafting", {"lengths": (2, 1), "inner_length": 2}),
     ],
 )
-def test_drafters_keep_the_law_with_it(name: str, options: Mapping[str, Any], sampling: Sampling) -> None:
+def test_drafters_keep_the_distribution_with_a_bridge(
+    name: str, options: Mapping[str, Any], sampling: Sampling
+) -> None:
     prompts, limits = ((0, 1), (2, 1, 0, 1)), (3, 2)
     case = Case(
         target=target,
@@ -54,7 +56,7 @@ def test_drafters_keep_the_law_with_it(name: str, options: Mapping[str, Any], sa
         assert total_variation(distribution, target_distribution(target(), prompt, sampling, limit)) < 1e-12
 
 
-def test_laws_are_those_of_the_shared_tokens() -> None:
+def test_distributions_are_those_of_the_shared_tokens() -> None:
     model = translated()
     model.begin([[0, 1], [2, 2]], Sampling())
     plain = TableTarget(3, seed=1, sharpness=0.7, blur=0.4)
@@ -69,7 +71,7 @@ def test_laws_are_those_of_the_shared_tokens() -> None:
     torch.testing.assert_close(found[..., [0, 2]], wanted)
 
 
-def test_pieces_marks_and_what_is_kept() -> None:
+def test_scoring_in_pieces_marks_and_commits() -> None:
     model = translated()
     model.begin([[0, 1]], Sampling())
     whole = Draft.guess(torch.tensor([[0, 2]]), Tree.chain(2), torch.ones(1, 2, dtype=torch.bool))

@@ -31,7 +31,7 @@ def test_an_unchanged_input_is_copied_whole(say: Any) -> None:
     ids=["replaced", "put in", "left out", "rewritten"],
 )
 @pytest.mark.parametrize("hedge", [0, 4])
-def test_after_a_change_copying_goes_on(say: Any, output: list[int], hedge: int) -> None:
+def test_copying_continues_after_a_change(say: Any, output: list[int], hedge: int) -> None:
     assert calls(say, output, hedge=hedge) <= 9
     assert len(output) / calls(say, output) >= 4.5
 
@@ -41,20 +41,20 @@ def test_hedging_bridges_a_single_change(say: Any) -> None:
     assert calls(say, output, hedge=4, length=16) < calls(say, output, hedge=0, length=16)
 
 
-def test_while_not_anchored_nothing_is_drafted(say: Any) -> None:
+def test_nothing_is_drafted_without_an_anchor(say: Any) -> None:
     (steps,) = say(InputGuided(hedge=0), [SOURCE], [[50, 51, 52, 53, 10, 11, 12, 13, 14, 15]])
     assert [len(step.drafted) for step in steps[:5]] == [0] * 5
     assert len(steps) == 6, "ten tokens, the last five in one call"
 
 
-def test_the_place_behind_the_break_is_taken_of_several(say: Any) -> None:
+def test_of_several_anchors_the_one_after_the_mismatch_is_taken(say: Any) -> None:
     source = [1, 2, 3, 10, 11, 12, 4, 2, 3, 20, 21, 22]
     output = [1, 2, 3, 10, 11, 12, 50, 2, 3, 20, 21, 22]
     (steps,) = say(InputGuided(source=source, hedge=0), [[60]], [output])
     assert steps[-1].emitted == (20, 21, 22) or steps[-1].emitted == (3, 20, 21, 22)
 
 
-def test_the_next_best_place_is_tried_too(say: Any) -> None:
+def test_the_next_best_position_is_drafted_too(say: Any) -> None:
     source = [9, 1, 2, 3, 4, 9, 5, 6, 7, 8]
     (steps,) = say(InputGuided(), [source], [[9, 1, 2, 3, 4, 30]])
     assert steps[1].emitted[:4] == (1, 2, 3, 4), "though the 9 that is nearer the end goes on otherwise"

@@ -37,13 +37,13 @@ def test_the_longest_known_context_decides_by_count(text: list[int], levels: int
     assert found is None if wanted is None else found in wanted
 
 
-def test_a_chain_goes_on_from_its_own_guesses(say: Any) -> None:
+def test_a_chain_continues_from_its_own_guesses(say: Any) -> None:
     text = [3, 9, 4, 8, 5] * 4
     (steps,) = say(ANPD(length=6), [[30]], [text])
     assert max(len(step.drafted) for step in steps) == 6 and len(steps) <= 5 + 1 + 3
 
 
-def test_bigrams_are_what_the_target_says_behind_each_token() -> None:
+def test_bigrams_are_the_targets_likeliest_successors() -> None:
     model = Decoder.random(CONFIG, seed=1, dtype=torch.float64)
     table = bigram_table(model, 4, prefix=(7, 3), chunk=16)
     for token in (0, 15, 16, 60):
@@ -52,13 +52,13 @@ def test_bigrams_are_what_the_target_says_behind_each_token() -> None:
         assert torch.equal(table[token], wanted)
 
 
-def test_progress_is_told_token_by_token() -> None:
+def test_progress_counts_tokens() -> None:
     told: list[int] = []
     bigram_table(TableTarget(50), 4, chunk=20, progress=told.append)
     assert told == [20, 20, 10]
 
 
-def test_bigrams_fill_up_behind_what_the_text_knows(say: Any) -> None:
+def test_bigrams_fill_up_after_the_texts_continuations(say: Any) -> None:
     bigrams = torch.tensor([[(token + 1) % 64, (token + 2) % 64] for token in range(64)])
     drafter = NGrammys(TableTarget(64), bigrams=bigrams, drafts=2, length=3)
     (steps,) = say(drafter, [[1, 9, 8, 7, 1]], [[2, 3, 4, 9, 1, 2, 3]])

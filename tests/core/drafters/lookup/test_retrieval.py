@@ -29,7 +29,7 @@ def places(corpus: list[list[int]], query: list[int]) -> list[tuple[int, int]]:
 
 
 @given(texts, st.lists(st.integers(0, 3), min_size=1, max_size=8))
-def test_the_longest_end_that_occurs_is_found_wherever_it_does(corpus: list[list[int]], query: list[int]) -> None:
+def test_the_longest_suffix_in_the_corpus_is_found(corpus: list[list[int]], query: list[int]) -> None:
     store = Datastore.build(corpus)
     length, first, last = store.find(query, 6, 1)
     wanted = max((size for size in range(1, min(len(query), 6) + 1) if places(corpus, query[-size:])), default=0)
@@ -41,14 +41,14 @@ def test_the_longest_end_that_occurs_is_found_wherever_it_does(corpus: list[list
         assert sorted(store.continuations((length, first, last), 1000, 3)) == after
 
 
-def test_places_are_sorted_by_what_stands_there() -> None:
+def test_positions_are_sorted_by_their_suffixes() -> None:
     random = np.random.default_rng(0)
     store = Datastore.build([random.integers(0, 3, 400).tolist(), [1] * 100])
     suffixes = [store.tokens[place : place + 32].tolist() for place in store.order]
     assert suffixes == sorted(suffixes) and sorted(store.order.tolist()) == list(range(len(store)))
 
 
-def test_the_tree_holds_the_heaviest_continuations() -> None:
+def test_the_tree_has_the_heaviest_continuations() -> None:
     corpus = [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 6], [7, 2, 8]]
     row = _Row([0, 1, 2])
     trie = REST(store=corpus, nodes=2, min_probability=0)._guess(row, 5)
@@ -120,7 +120,7 @@ HEADERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", HEADERS)
-def test_hostile_descriptions_raise_one_error(tmp_path: Path, name: str) -> None:
+def test_hostile_headers_raise_one_error(tmp_path: Path, name: str) -> None:
     path, body, header = whole(tmp_path)
     put(path, HEADERS[name](header), body)
     with pytest.raises(DatastoreError):

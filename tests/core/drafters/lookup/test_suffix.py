@@ -36,7 +36,7 @@ def test_a_substring_is_counted_as_often_as_it_occurs(text: list[int], start: in
 
 
 @given(texts)
-def test_the_link_of_the_end_is_the_longest_suffix_seen_before(text: list[int]) -> None:
+def test_the_link_of_the_last_state_is_the_longest_repeated_suffix(text: list[int]) -> None:
     automaton = built(text)
     longest = max(
         (length for length in range(len(text)) if occurrences(text, text[len(text) - length :]) > 1), default=0
@@ -75,7 +75,7 @@ def test_the_more_frequent_comes_first() -> None:
     assert trie.tokens == [2, 1] and trie.weights[0] > trie.weights[1]
 
 
-def test_no_guess_is_likelier_than_the_one_before_it_and_siblings_sum_to_less_than_one() -> None:
+def test_probabilities_do_not_grow_with_depth_and_siblings_sum_below_one() -> None:
     random = np.random.default_rng(1)
     row = _Row(Automaton(), random.integers(0, 4, 300).tolist())
     for _ in range(50):
@@ -109,14 +109,14 @@ def test_rows_of_a_batch_do_not_see_each_other(say: Any) -> None:
     assert len(one) == len(SAID)
 
 
-def test_what_lies_behind_the_end_is_not_remembered(say: Any) -> None:
+def test_tokens_after_the_end_are_not_remembered(say: Any) -> None:
     drafter = Suffix()
     prompt = [30, 9, 4, 8, 31, 9]
     say(drafter, [prompt], [[4, 8, 31, 9, 4, 8, 50]], end=(8,))
     assert drafter._outputs == [[4, 8]]
 
 
-def test_of_too_much_the_older_half_is_forgotten(say: Any) -> None:
+def test_the_oldest_outputs_are_dropped_beyond_the_memory(say: Any) -> None:
     drafter = Suffix(memory=40)
     for start in range(1, 50, 4):
         say(drafter, [[60]], [list(range(start, start + 10))])

@@ -18,7 +18,7 @@ from outrider.core.rules.exact import Exact
 CONFIG = Config(vocabulary=61, hidden_size=32, layers=2, heads=4, kv_heads=2, head_dim=8, intermediate_size=64)
 
 
-def test_the_table_holds_what_was_said_last_behind_each_token() -> None:
+def test_the_table_has_the_latest_successors_of_each_token() -> None:
     """Against a target asked again afterwards, accepted path and rejected guesses alike."""
     model = Decoder.random(CONFIG, seed=1, dtype=torch.float64)
     drafter = TokenRecycling(nodes=6, successors=3)

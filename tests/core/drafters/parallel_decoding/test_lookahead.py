@@ -38,7 +38,7 @@ def test_the_window_is_a_comb_whose_teeth_see_the_spine_before_them() -> None:
     assert tree.depths[0].tolist() == [0, 1, 2, 1, 2, 3, 2, 3, 4], "the place each stands for"
 
 
-def test_the_window_moves_on_in_time_and_in_place() -> None:
+def test_the_window_moves_by_a_step_and_by_the_emitted_tokens() -> None:
     row = _Row([5, 6, 7], 3, 3, 8, 0)
     row.levels = [[10, 11, 12], [20, 21, 22]]
     row.move([30, 31, 32], [9])
@@ -95,7 +95,7 @@ class Counting:
         self.last = torch.zeros(0)
 
 
-def test_trajectories_foretell_a_text_that_never_repeats() -> None:
+def test_trajectories_predict_a_text_without_repetitions() -> None:
     """What no lookup could find: each token follows from the one before, which Jacobi passes work out ahead."""
     taken = {}
     for drafter in (Lookahead(window=6, ngram=5), PromptLookup()):

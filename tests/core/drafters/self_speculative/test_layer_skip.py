@@ -55,7 +55,7 @@ def run(drafter: SelfDrafter | None, prompts: list[list[int]] = PROMPTS, limit: 
     return out
 
 
-def test_what_changes_least_on_the_prompt_is_left_out() -> None:
+def test_sublayers_that_change_least_on_the_prompt_are_skipped() -> None:
     drafter = draft_on_the_fly(skip_ratio=0.5, min_similarity=0.999, parts=BOTH)
     assert run(drafter) == run(None)
     model = target()
@@ -63,7 +63,7 @@ def test_what_changes_least_on_the_prompt_is_left_out() -> None:
     assert sets and all(one == frozenset(IDLE) for one in sets)
 
 
-def test_each_row_has_its_own_set_whoever_its_mates_are() -> None:
+def test_each_row_has_its_own_set_in_any_batch() -> None:
     together = draft_on_the_fly(skip_ratio=0.4, parts=BOTH)
     model = target()
     model.begin(PROMPTS, GREEDY)
@@ -75,7 +75,7 @@ def test_each_row_has_its_own_set_whoever_its_mates_are() -> None:
 
 
 @pytest.mark.slow
-def test_swift_finds_a_better_set_on_the_way_and_alone_the_same() -> None:
+def test_swift_finds_a_better_set_while_decoding_in_any_batch() -> None:
     drafter = swift(skip_ratio=0.5, window=16, trials=30, bayes_interval=4)
     assert run(drafter, limit=60) == run(None, limit=60)
     searches = drafter.chooser.searches  # type: ignore[attr-defined]
@@ -87,14 +87,14 @@ def test_swift_finds_a_better_set_on_the_way_and_alone_the_same() -> None:
     assert alone.chooser.searches[0].best == searches[1].best  # type: ignore[attr-defined]
 
 
-def test_swift_judges_nothing_by_less_than_its_window() -> None:
+def test_swift_scores_sets_on_whole_windows_only() -> None:
     drafter = swift(skip_ratio=0.5, window=16, bayes_interval=0)
     assert run(drafter, limit=15) == run(None, limit=15)
     assert not any(layer_search.tried for layer_search in drafter.chooser.searches)  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
-def test_the_search_finds_what_is_idle_and_again(tmp_path: Path) -> None:
+def test_the_search_finds_idle_sublayers_reproducibly(tmp_path: Path) -> None:
     found = list(search(target(), PROMPTS, tokens=24, trials=60, seed=1))
     assert len(found) == 60
     assert [one.speedup for one in found] == sorted(one.speedup for one in found)
@@ -110,7 +110,7 @@ def test_the_search_finds_what_is_idle_and_again(tmp_path: Path) -> None:
             draft_verify(str(tmp_path / "bad.json"))
 
 
-def test_the_search_begins_with_what_changes_least() -> None:
+def test_the_search_starts_with_sublayers_that_change_least() -> None:
     found = list(search(target(), PROMPTS, tokens=24, trials=6, seed=1))
     assert found[-1].acceptance > 0.9 and set(found[-1].skip) == set(IDLE), found[-1]
 
@@ -122,7 +122,7 @@ def test_idle_sublayers_cost_no_acceptance() -> None:
     assert steps[0].cost < 6, "five passes of the view, each cheaper than the whole"
 
 
-def test_what_is_no_sublayer_or_no_such_target_is_refused() -> None:
+def test_unknown_sublayers_and_other_targets_are_refused() -> None:
     class Foreign(TableTarget):
         def begin(self, prompts, sampling, needs=frozenset()):  # type: ignore[no-untyped-def]
             super().begin(prompts, sampling, needs)
@@ -139,5 +139,5 @@ def test_what_is_no_sublayer_or_no_such_target_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("share", "count", "wanted"), [(0.01, 10, 1), (0.5, 10, 5), (0.99, 4, 3)])
-def test_a_share_is_one_at_least_and_never_all(share: float, count: int, wanted: int) -> None:
+def test_at_least_one_sublayer_is_skipped_and_never_all(share: float, count: int, wanted: int) -> None:
     assert skip_count(share, ["x"] * count) == wanted

@@ -31,7 +31,7 @@ def run(drafter: SparseView | None, sampling: Sampling = GREEDY) -> tuple[list[l
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [1, 8, 32])
 @pytest.mark.parametrize("sinks", [0, 4])
-def test_what_comes_out_is_plain_decodings(window: int, sinks: int) -> None:
+def test_the_output_is_that_of_plain_decoding(window: int, sinks: int) -> None:
     assert run(sparse_cache(sinks=sinks, window=window))[0] == run(None)[0]
 
 
@@ -47,7 +47,7 @@ def test_it_counts_what_it_reads() -> None:
     assert steps[0].cost == pytest.approx(1 + 3)
 
 
-def test_a_target_that_cannot_be_seen_cheaper_is_refused() -> None:
+def test_a_target_without_views_is_refused() -> None:
     with pytest.raises(Incompatible, match="its cache or in fewer bits"):
         sparse_cache().begin(Prefill(), [[1]], GREEDY)
 
@@ -66,7 +66,7 @@ def test_options_that_make_no_sense_are_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("chunks", "chunk", "refresh"), [(1, 4, 1), (3, 4, 4), (5, 8, 16)])
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.8)])
-def test_what_is_retrieved_changes_no_output(chunks: int, chunk: int, refresh: int, sampling: Sampling) -> None:
+def test_retrieval_changes_no_output(chunks: int, chunk: int, refresh: int, sampling: Sampling) -> None:
     drafter = triforce(sinks=2, window=6, chunks=chunks, chunk=chunk, refresh=refresh)
     found = run(drafter, sampling)[0]
     if sampling.greedy:
@@ -77,7 +77,7 @@ def test_what_is_retrieved_changes_no_output(chunks: int, chunk: int, refresh: i
 
 
 @pytest.mark.slow
-def test_chunks_that_are_asked_for_guess_better_than_as_many_of_the_latest() -> None:
+def test_retrieved_chunks_draft_better_than_as_many_latest_entries() -> None:
     """One layer that looks for a token's like: what answers stands far back, where no window reaches."""
     found = []
     for drafter in (

@@ -104,7 +104,7 @@ def test_drafting_computes_what_training_computed(method: Method, config: dict[s
     assert compared > 5
 
 
-def test_corrections_of_low_rank_are_all_that_is_learned() -> None:
+def test_only_low_rank_corrections_are_trained() -> None:
     model = target()
     whole, small = (draft_head(DRAFTERS["eagle3"], model, lora=lora) for lora in (0, 2))
     kept = {name for name, _ in small.named_parameters() if "block" in name}
@@ -159,7 +159,7 @@ class Audited(Learned):
     "draft_kind", [*(pytest.param(one, marks=pytest.mark.slow) for one in ("tree", "dynamic")), "chain"]
 )
 @pytest.mark.parametrize("method", TRAINED.values(), ids=lambda method: method.name)
-def test_what_was_read_stays_true(method: Method, draft_kind: str) -> None:
+def test_cached_states_stay_valid(method: Method, draft_kind: str) -> None:
     model = target()
     drafter = Audited(
         draft_head(method, model, vocabulary=0).drafts(model), draft_kind=draft_kind, length=3, nodes=12, depth=3
@@ -189,7 +189,7 @@ def judged(learner: Any, teacher: DecoderTeacher, held: list[Lesson]) -> Curve:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", TRAINED.values(), ids=lambda method: method.name)
-def test_it_learns_and_drafts_as_well_as_was_foreseen(method: Method, measured: Any) -> None:
+def test_training_improves_drafts_as_simulated(method: Method, measured: Any) -> None:
     model = Decoder.random(SHAPE, seed=5)
     teacher = DecoderTeacher(model)
     every = lessons(model, 220, 24)
@@ -255,7 +255,7 @@ class Weighed(Decoder):
 
 
 @pytest.mark.parametrize("name", ["dynamic-tree", "specexec"])
-def test_a_model_that_is_rewound_does_not_read_everything_anew(name: str) -> None:
+def test_a_rewound_model_does_not_read_everything_again(name: str) -> None:
     model = Weighed(target().network)
     drafter = DRAFTERS[name].make(model=model, **DRAFTERS[name].trials[0])
     prompts = [[1, 2, 3], [4, 5]]

@@ -221,7 +221,7 @@ def test_medusa(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("steady", [False, True])
 @pytest.mark.parametrize("vocabulary", [0, (30, 3, 9, 4)], ids=["all words", "few words"])
-def test_ours_in_the_speculators_format_come_back(steady: bool, vocabulary: Any, tmp_path: Path) -> None:
+def test_exported_heads_read_back_the_same(steady: bool, vocabulary: Any, tmp_path: Path) -> None:
     torch.manual_seed(3)
     model = target()
     draft_head = Eagle3Head(model, steady=steady, hidden=12, vocabulary=vocabulary)
@@ -321,7 +321,7 @@ def test_eagle3_as_published_in_a_pickle(tmp_path: Path) -> None:
         torch.testing.assert_close(again.state_dict()[name], one, atol=0, rtol=0)
 
 
-def test_a_pickle_that_holds_more_than_weights_is_refused(tmp_path: Path) -> None:
+def test_a_pickle_with_more_than_weights_is_refused(tmp_path: Path) -> None:
     tensors: dict[str, Any] = {**medusa_tensors(), "path": Path("/")}
     with pytest.raises(AssetError, match="more than weights"):
         read_foreign(medusa_in(tmp_path / "x", tensors, {"medusa_num_heads": 5}, "medusa_lm_head.pt"), target())

@@ -77,7 +77,7 @@ def test_training_reads_what_drafting_reads() -> None:
         assert compared > 100
 
 
-def test_embeddings_stand_behind_guesses_too() -> None:
+def test_embeddings_follow_guesses_too() -> None:
     model = target()
     rows = draft_head(model).embeddings.detach()
     for known in (6, 3):
@@ -126,7 +126,7 @@ class Audited(PaSS):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"tree": (-1, -1, 0, 0, 2)}, {"separate_passes": True}, {"length": 2}])
-def test_guesses_are_what_was_said_where_the_path_ended(options: dict[str, Any]) -> None:
+def test_guesses_come_from_the_end_of_the_accepted_path(options: dict[str, Any]) -> None:
     model = target()
     learned = draft_head(model).drafts(model)
     prompts = [[1, 2, 3, 4], [5], [6, 7, 8]]
@@ -140,7 +140,7 @@ def test_guesses_are_what_was_said_where_the_path_ended(options: dict[str, Any])
             assert {len(step.drafted) for step in steps if step.row == 0} >= {0, 3}
 
 
-def test_penalties_know_nothing_of_what_has_no_id() -> None:
+def test_penalties_ignore_probes() -> None:
     model = target()
     learned = random_draft_head(DRAFTERS["pass"], model)
     sampling = Sampling(temperature=0, repetition_penalty=1.3, frequency_penalty=0.2)
@@ -152,7 +152,7 @@ def test_penalties_know_nothing_of_what_has_no_id() -> None:
 
 
 @pytest.mark.slow
-def test_it_learns_and_drafts_as_well_as_was_foreseen(measured: Any) -> None:
+def test_training_improves_drafts_as_simulated(measured: Any) -> None:
     from outrider.core.training.acceptance_curve import walk
 
     model = target(torch.float32)

@@ -31,7 +31,7 @@ def behind(tokens: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("prompts", [[[1], [2]], [[1, 2, 3], [4], [0, 1, 2, 3, 4, 0, 1, 2]]])
 @pytest.mark.parametrize("options", [{"draft_kind": "chain", "length": 3}, {"tree": (-1, -1, 0, 1, 2)}])
-def test_what_stands_above_is_the_target_s_own_state(prompts: list[list[int]], options: dict[str, object]) -> None:
+def test_the_state_above_is_the_targets(prompts: list[list[int]], options: dict[str, object]) -> None:
     draft_head = random_draft_head(DRAFTERS["spatial"], target(), heads=3, columns=COLUMNS, vocabulary=0)
     drafter = Learned(draft_head, **options)  # type: ignore[arg-type]
     rows, checked, accepted = [list(one) for one in prompts], 0, 0
@@ -46,6 +46,6 @@ def test_what_stands_above_is_the_target_s_own_state(prompts: list[list[int]], o
     assert checked > 5 * len(prompts) and accepted > 3
 
 
-def test_more_heads_than_columns_make_no_sense() -> None:
+def test_more_heads_than_columns_are_refused() -> None:
     with pytest.raises(InvalidOption, match="fewer than columns"):
         SpatialHeads(target(), heads=4, columns=4)
