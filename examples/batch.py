@@ -9,7 +9,7 @@ from outrider import text
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--model", default="smollm2-135m")
-parser.add_argument("--batch-size", type=int, default=4, help="requests decoded side by side; the others wait")
+parser.add_argument("--batch-size", type=int, default=4, help="requests decoded at once; the others wait")
 parser.add_argument("--max-new-tokens", type=int, default=24)
 options = parser.parse_args()
 

@@ -55,7 +55,7 @@ def drawn(*shape: int, ids: bool = False) -> torch.Tensor:
 
 
 def words(count: int, room: int) -> dict[str, torch.Tensor]:
-    """So many ids of words in so much room."""
+    """Return `count` random text ids padded to `room`, with their mask."""
     return {"input_ids": drawn(1, room, ids=True), "attention_mask": (torch.arange(room) < count).long()[None]}
 
 
@@ -234,7 +234,7 @@ def few_llamagen(prompt: str, captioned: bool = False) -> Parts:
 
 
 def few_sound(make: Callable[..., Any], prompt: Any, first: Sequence[int] = (), **options: Any) -> Parts:
-    """`first`: what the stage before said; the distribution is the next one's."""
+    """`first`: the tokens of the previous stage; the distribution is that of the next one."""
 
     def of(seed: int) -> tuple[Callable[[int], Target], Any]:
         model = make(seed, layers=1).double()

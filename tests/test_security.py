@@ -158,7 +158,7 @@ class PromptEncoder:
                 yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
     def names_used(self) -> set[str]:
-        """Called, handed on or imported; what is ours left out, but for what ours gives."""
+        """Names that are called, passed on or imported, without our own functions but with names they re-export."""
         result = {self.of(node) for node in self.nodes} | set(self.imported())
         ours = {f"outrider.{name}" for name in self.own} | {
             name for name in self.imported() if name.startswith("outrider.")

@@ -55,7 +55,7 @@ def model(modality: str) -> Any:
 
 
 def measure(modality: str, drafter: str) -> float:
-    """Tokens a call over the slice."""
+    """Return the tokens per target pass over the slice."""
     made = model(modality)
     if modality == "text":
         asked = [item.content for item in load_prompts(limit=3)]

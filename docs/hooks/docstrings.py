@@ -1,4 +1,4 @@
-"""A Griffe extension: how docstrings and comments of the code become text of the reference.
+"""A Griffe extension that prepares docstrings and comments for the API reference.
 
 Interactive examples become code blocks, and the comment beside a field becomes its description.
 """
@@ -14,7 +14,7 @@ _COMMENT = re.compile(r"  # (?!type:|noqa)(.+)$")
 
 
 class Docstrings(griffe.Extension):
-    """Applied to every object that Griffe reads."""
+    """Rewrites the docstrings of all objects that Griffe reads."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:

@@ -85,7 +85,7 @@ def docstring(path: Path) -> str:
 
 
 def methods() -> str:
-    """The table of methods, then each method with its paper and its options."""
+    """Return the page of methods: the table, then each method with its paper and options."""
     from outrider.app.report.method_table import markdown
     from outrider.core.methods import DRAFTERS, RULES
 

@@ -36,14 +36,14 @@ def test_a_forced_text_is_scored_token_by_token(lm: TextModel) -> None:
 def test_fewer_bits_agree_less_and_take_fewer_bytes(folder: Path) -> None:
     models = {dtype: text.load(folder, dtype=dtype) for dtype in ("float32", "bfloat16", "int4")}
     items = [Item("1", "chat", "one two three four five"), Item("2", "chat", "the cat sat on the mat")]
-    said = list(compare(models, items, tokens=4))
-    rows = [one for one in said if isinstance(one, Precision)]
+    output = list(compare(models, items, tokens=4))
+    rows = [row for row in output if isinstance(row, Precision)]
     assert [row.dtype for row in rows] == list(models)
     assert rows[0].agreement == 1.0
     assert all(0 <= row.agreement <= 1 and math.isfinite(row.perplexity) for row in rows)
     assert rows[0].weight_bytes > rows[1].weight_bytes > rows[2].weight_bytes
     assert all(0 < row.slowest <= row.tokens_per_second <= row.fastest for row in rows)
-    assert any("reading" in one for one in said if isinstance(one, str))
+    assert any("reading" in line for line in output if isinstance(line, str))
 
 
 def test_a_missing_reference_raises(folder: Path) -> None:

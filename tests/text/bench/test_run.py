@@ -132,15 +132,15 @@ def test_the_gap_check_splits_long_outputs(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_comparison_of_outputs() -> None:
-    def said(tokens: list[int], gap: float = 0.2) -> str:
+    def verdict(tokens: list[int], gap: float = 0.2) -> str:
         return compare([1, 2, 3, 0], tokens, worst=lambda _: gap, near=0.5, end={0})
 
-    assert said([1, 2, 3, 0], 9.0) == "same"
-    assert said([1, 2, 4, 0]) == "near"
-    assert said([1, 2, 4, 0], 0.6) == "wrong"
-    assert said([1, 2, 3]) == "wrong", "it breaks off"
-    assert said([1, 2, 3, 0, 5]) == "wrong", "it goes on behind its end"
-    assert said([1, 4, 0, 5]) == "wrong"
+    assert verdict([1, 2, 3, 0], 9.0) == "same"
+    assert verdict([1, 2, 4, 0]) == "near"
+    assert verdict([1, 2, 4, 0], 0.6) == "wrong"
+    assert verdict([1, 2, 3]) == "wrong", "it is truncated"
+    assert verdict([1, 2, 3, 0, 5]) == "wrong", "it continues after its end token"
+    assert verdict([1, 4, 0, 5]) == "wrong"
 
 
 def measured(lm: TextModel, settings: Settings, extra: list[Contender] | None = None) -> tuple[Bench, dict[str, Any]]:
