@@ -78,6 +78,22 @@ def test_penalties_and_stopping_criteria_apply(model: Any, batch: dict[str, Any]
         assert torch.equal(model.generate(**one, **options, **extra, custom_generate=custom_generate), wanted)
 
 
+def test_other_processors_apply(model: Any, batch: dict[str, Any]) -> None:
+    single = {name: tensor[1:2] for name, tensor in batch.items()}
+    options = {"max_new_tokens": 24, "do_sample": False, "no_repeat_ngram_size": 2, "repetition_penalty": 1.2}
+    options |= {"min_new_tokens": 10, "suppress_tokens": [7, 8]}
+    expected = model.generate(**single, **options)
+    for drafter in ("prompt-lookup", None):
+        result = model.generate(**single, **options, custom_generate=custom_generate, drafter=drafter)
+        assert torch.equal(result, expected)
+
+
+def test_a_draft_model_drafts(model: Any, batch: dict[str, Any]) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "custom_generate": custom_generate}
+    expected = model.generate(**batch, **{**options, "custom_generate": None})
+    assert torch.equal(model.generate(**batch, **options, draft_model=model, num_draft_tokens=3), expected)
+
+
 def test_sampling_follows_the_seed_or_torchs_generator(model: Any, batch: dict[str, Any]) -> None:
     options = {"max_new_tokens": 20, "do_sample": True, "temperature": 0.8, "custom_generate": custom_generate}
 
@@ -102,7 +118,8 @@ def test_the_output_as_a_dictionary(model: Any, batch: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"no_repeat_ngram_size": 2}, "NoRepeatNGramLogitsProcessor"),
+        ({"no_repeat_ngram_size": 2}, "NoRepeatNGramLogitsProcessor with padded prompts"),
+        ({"do_sample": True, "temperature": 0.5, "typical_p": 0.9}, "TypicalLogitsWarper after the temperature"),
         ({"num_beams": 3}, "num_beams=3"),
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
     ],
@@ -111,7 +128,7 @@ def test_unsupported_options_raise_by_name(
     options: dict[str, Any], message: str, model: Any, batch: dict[str, Any]
 ) -> None:
     with pytest.raises(Incompatible, match=message):
-        model.generate(**batch, max_new_tokens=4, do_sample=False, **options, custom_generate=custom_generate)
+        model.generate(**batch, **{"max_new_tokens": 4, "do_sample": False, **options}, custom_generate=custom_generate)
 
 
 def test_a_streamer_gets_the_prompt_then_every_token(model: Any) -> None:
