@@ -144,8 +144,8 @@ SEEDED = {"temperature": 1.0, "rule": "gumbel-match", "seed": 3}
 def drafting(name: str) -> list[str]:
     """Return the drafters that apply to a class."""
     if name in SEEING:
-        return [*drafters(ours=False), *OF_WORDS]
-    return of_pictures(trained=False) if CLASSES[name].func in (of_picture, of_llamagen) else drafters(ours=False)
+        return [*drafters(published=True), *OF_WORDS]
+    return of_pictures(trained=False) if CLASSES[name].func in (of_picture, of_llamagen) else drafters(published=True)
 
 
 def table(names: Iterable[str], applies: Callable[[str], Sequence[str]]) -> list[tuple[str, str]]:
@@ -304,7 +304,7 @@ def few(name: str) -> tuple[Case, Callable[[], Target], SequenceDistribution]:
     return case, partial(Rows, small), distribution
 
 
-@pytest.mark.parametrize(("name", "drafter"), table(FEW, lambda name: drafters(ours=False)))
+@pytest.mark.parametrize(("name", "drafter"), table(FEW, lambda name: drafters(published=True)))
 def test_the_distribution_is_the_targets(name: str, drafter: str, measured: Any) -> None:
     case, small, distribution = few(name)
     method = DRAFTERS[drafter]

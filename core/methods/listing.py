@@ -10,7 +10,7 @@ from typing import Any
 from outrider.core.methods.row import Method
 from outrider.core.protocol import Capability
 
-Lacking = Callable[[Method], tuple[str, ...]]
+Missing = Callable[[Method], tuple[str, ...]]
 _WIDTH = 100  # of a line
 
 
@@ -62,13 +62,13 @@ class Entry:
 class Listing(Mapping[str, Entry]):
     """Methods by name."""
 
-    def __init__(self, methods: Iterable[Method], lacking: Lacking = lambda method: ()) -> None:
+    def __init__(self, methods: Iterable[Method], missing_inputs: Missing = lambda method: ()) -> None:
         self._methods = {method.name: method for method in methods}
-        self._lacking = lacking
+        self._missing = missing_inputs
 
     def __getitem__(self, name: str) -> Entry:
         method = self._methods[name]
-        return Entry(method, self._lacking(method))
+        return Entry(method, self._missing(method))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._methods)
@@ -85,7 +85,7 @@ class Listing(Mapping[str, Entry]):
         width = max(map(len, self._methods), default=0)
         lines = []
         for name, entry in self.items():
-            told = entry.summary if entry.ready else f"missing: {'; '.join(entry.missing)}"
-            line = f"{name:{width}}  {'ready' if entry.ready else '-':5}  {told}"
+            text = entry.summary if entry.ready else f"missing: {'; '.join(entry.missing)}"
+            line = f"{name:{width}}  {'ready' if entry.ready else '-':5}  {text}"
             lines.append(line if len(line) <= _WIDTH else line[: _WIDTH - 1].rstrip() + "…")
         return "\n".join(lines)

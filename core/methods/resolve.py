@@ -95,7 +95,7 @@ class Catalogue:
             options = method.with_draft_model(options, draft_model)
         if num_draft_tokens is not None:
             options = method.limited(options, num_draft_tokens)
-        return Resolved(self.build(method, self._begun(method, options), notes=notes), drafter, notes)
+        return Resolved(self.build(method, self._with_defaults(method, options), notes=notes), drafter, notes)
 
     def rule(self, rule: str | Rule, options: Mapping[str, Any] = {}) -> Resolved[Rule]:
         """The rule of a name; a rule as it is."""
@@ -103,10 +103,12 @@ class Catalogue:
             return Resolved(rule, type(rule).__name__)
         if rule not in self.rules:
             raise unknown("rule", rule, self.rules)
-        return Resolved(self.build(RULES[rule], self._begun(RULES[rule], options)), rule)
+        return Resolved(self.build(RULES[rule], self._with_defaults(RULES[rule], options)), rule)
 
-    def _begun(self, method: Method, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        return options if self.modality is None else method.begun(self.modality, options, lossless=self.lossless)
+    def _with_defaults(self, method: Method, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        return (
+            options if self.modality is None else method.with_defaults(self.modality, options, lossless=self.lossless)
+        )
 
     def method(self, drafter: str) -> Method:
         if drafter not in self.drafters:
@@ -150,18 +152,18 @@ class Catalogue:
         names = options.get(option, combination.presets[option])
         if isinstance(names, str | Mapping) or not isinstance(names, Sequence) or not names:
             names = (None,)
-        if not all(isinstance(one, str | Drafter) for one in names):
+        if not all(isinstance(each, str | Drafter) for each in names):
             raise InvalidOption(
                 f"{option} is {options.get(option)!r:.60}; it must be a list of drafters or of their names such as "
                 f"{list(combination.presets[option])}"
             )
         own = _options_of_members(options)
         made: dict[str, Drafter] = {}
-        for one in names:
-            name = one if isinstance(one, str) else type(one).__name__
+        for each in names:
+            name = each if isinstance(each, str) else type(each).__name__
             while name in made:
                 name += "'"
-            made[name] = self.member(one, own.get(one, {}), combination) if isinstance(one, str) else one
+            made[name] = self.member(each, own.get(each, {}), combination) if isinstance(each, str) else each
         return made
 
     def member(self, name: str, options: Mapping[str, Any], within: Method) -> Drafter:

@@ -134,7 +134,7 @@ class Method:
     def takes_draft_model(self) -> bool:
         return any(kind in (Input.DRAFT_MODEL, Input.FOREIGN_MODEL) for kind in self.inputs.values())
 
-    def begun(self, modality: str, options: Mapping[str, Any] = {}, *, lossless: bool = True) -> dict[str, Any]:
+    def with_defaults(self, modality: str, options: Mapping[str, Any] = {}, *, lossless: bool = True) -> dict[str, Any]:
         """The options given, over those that it begins with in a modality. A draft of another kind or size than the
         usual one is not drafted in the usual tree."""
         usual = dict(self.defaults.get(modality, {}))

@@ -36,7 +36,7 @@ def drafters(trained: bool = True) -> list[str]:
 def listed_drafters(trained: bool = True, *, draft: bool = True, folder: Path | None = None) -> Listing:
     """The same with what each needs and lacks. `draft`: is there a smaller model? `folder`: of weights of one's own."""
 
-    def lacking(method: Method) -> tuple[str, ...]:
+    def missing_inputs(method: Method) -> tuple[str, ...]:
         missing = []
         for option in method.needs:
             kind = method.inputs[option]
@@ -47,7 +47,7 @@ def listed_drafters(trained: bool = True, *, draft: bool = True, folder: Path | 
                 missing.append(f"{option}=..., {kind}: `outrider train {recipe}`")
         return tuple(missing)
 
-    return Listing((DRAFTERS[name] for name in drafters(trained)), lacking)
+    return Listing((DRAFTERS[name] for name in drafters(trained)), missing_inputs)
 
 
 def listed_rules() -> Listing:

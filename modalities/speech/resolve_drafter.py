@@ -32,38 +32,38 @@ class Options(Protocol):
     def rule_options(self) -> Mapping[str, Any]: ...
 
 
-def drafters(ours: bool = True) -> list[str]:
-    """The drafters that work on our voice; on a published model, those without training that need no cheaper view of
-    the target."""
+def drafters(published: bool = False) -> list[str]:
+    """The drafters that work on our voice; on a published model, those that need no training and no cheaper view of the
+    target."""
     trained = set(recipes.trained_heads().values())
     return [
         name
         for name, method in DRAFTERS.items()
         if takes(method, "speech", _INPUTS)
-        and (ours or not method.self_drafting)
-        and (method.draft_head is None or (ours and name in trained))
+        and not (published and method.self_drafting)
+        and (method.draft_head is None or (name in trained and not published))
     ]
 
 
 def listed_drafters(
-    ours: bool = True, *, draft: bool = True, heads: bool = True, folder: Path | None = None
+    published: bool = False, *, draft: bool = True, heads: bool = True, folder: Path | None = None
 ) -> Listing:
     """The same with what each needs and lacks. `draft`: is there a smaller model? `heads`: are there trained heads?
     `folder`: of weights of one's own."""
 
-    def lacking(method: Method) -> tuple[str, ...]:
+    def missing_inputs(method: Method) -> tuple[str, ...]:
         missing = []
         for option in method.needs:
             kind = method.inputs[option]
             small = kind is Input.DRAFT_MODEL
             recipe = recipes.DRAFT if small else f"{recipes.PREFIX}{method.name}"
-            if not ours and not draft:
+            if published and not draft:
                 missing.append(f"{option}=..., {kind}: load(..., draft_model=...)")
-            elif ours and not ((draft if small else heads) and recipes.SHELF.has(recipe, folder)):
+            elif not published and not ((draft if small else heads) and recipes.SHELF.has(recipe, folder)):
                 missing.append(f"{option}=..., {kind}: `outrider train {recipe}`")
         return tuple(missing)
 
-    return Listing((DRAFTERS[name] for name in drafters(ours)), lacking)
+    return Listing((DRAFTERS[name] for name in drafters(published)), missing_inputs)
 
 
 def listed_rules() -> Listing:
@@ -100,9 +100,7 @@ def resolve_drafter(
     if draft_head is not None:
         inputs[Input.DRAFT_HEAD] = head
     modality = None if draft_head is None else "speech"
-    catalogue = Catalogue(
-        drafters=drafters(draft_head is not None), inputs=inputs, modality=modality, lossless=lossless
-    )
+    catalogue = Catalogue(drafters=drafters(draft_head is None), inputs=inputs, modality=modality, lossless=lossless)
     return catalogue.drafter(options.drafter, options.drafter_options)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from outrider.text.model import TextModel
 
 
-def lacking(target: str, method: Method, model: TextModel | None = None) -> tuple[str, ...]:
+def missing_inputs(target: str, method: Method, model: TextModel | None = None) -> tuple[str, ...]:
     """What a drafter of a target needs and what is not there, in plain words. Without the model, by its name alone,
     measurements count as missing."""
     missing = []

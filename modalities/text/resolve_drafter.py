@@ -49,7 +49,7 @@ def rules() -> list[str]:
 def listed_drafters(target: str, model: TextModel | None = None) -> Listing:
     """The same with what each needs and what is missing for a target, by its name and, once it is loaded, the model."""
     methods = (AUTO if name == AUTO.name else DRAFTERS[name] for name in drafters())
-    return Listing(methods, lambda method: drafter_inputs.lacking(target, method, model))
+    return Listing(methods, lambda method: drafter_inputs.missing_inputs(target, method, model))
 
 
 def listed_rules() -> Listing:

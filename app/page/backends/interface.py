@@ -235,7 +235,7 @@ def rules_for(backend: Backend, drafter: str) -> list[str]:
 
 def default_options(method: Method, defaults: Modality | None) -> dict[str, Any]:
     """The default options of a method for a modality."""
-    return method.options if defaults is None else {**method.options, **method.begun(defaults)}
+    return method.options if defaults is None else {**method.options, **method.with_defaults(defaults)}
 
 
 def knobs(name: str, table: Mapping[str, Method], defaults: Modality | None = None) -> list[Knob]:

@@ -78,7 +78,7 @@ class SpeechBackend:
 
     def drafters(self) -> list[str]:
         if self._spec is not None:
-            return listed_drafters(ours=False, draft=self._spec.draft_model is not None).ready
+            return listed_drafters(published=True, draft=self._spec.draft_model is not None).ready
         return listed_drafters(draft=not self._given, heads=not self._given, folder=self._folder).ready
 
     def rules(self) -> list[str]:

@@ -112,7 +112,7 @@ class PublishedSpeech:
     @property
     def drafters(self) -> Listing:
         """Names to give as `drafter`, with what each does, needs and lacks here."""
-        return listed_drafters(ours=False, draft=self._draft)
+        return listed_drafters(published=True, draft=self._draft)
 
     @property
     def rules(self) -> Listing:
