@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import save_file
 
 from outrider import text
-from outrider.core.assets.store import Checkpoint, converted
+from outrider.core.assets.store import Checkpoint, convert_gguf
 from outrider.core.drafters.lookup.retrieval import Datastore
 from outrider.core.errors import OutriderError
 from outrider.core.training.checkpoint import load as load_trained
@@ -220,7 +220,7 @@ def test_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def once(rng: random.Random) -> None:
         monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / f"cache{rng.random()}"))
         path.write_bytes(damaged(rng, good[:6000]) + good[6000:] if rng.random() < 0.8 else damaged(rng, good))
-        converted(path)
+        convert_gguf(path)
 
     survives(60, once, refused=0.3)
 

@@ -56,14 +56,14 @@ def simulate(
     ] = None,
 ) -> None:
     """Simulate the speedup of drafters on a table of devices, from target passes measured on this machine."""
-    from outrider.core.assets.store import read_json, written
+    from outrider.core.assets.store import read_json, write_atomically
     from outrider.core.errors import InvalidOption
     from outrider.core.paths import cache_folder
 
     path = measurements or cache_folder() / "simulation" / f"{Path(model).name}.json"
     if measure:
         data = _measure(model, prompts, num_prompts, max_new_tokens, repeat)
-        written(path, json.dumps(data) + "\n")
+        write_atomically(path, json.dumps(data) + "\n")
     elif not path.is_file():
         raise InvalidOption(f"there are no measurements in {path}; make them with `outrider simulate --measure`")
     else:

@@ -1,1 +1,1 @@
-"""Third-party weights and data: the catalogue, where each is fetched from, and the readers of their formats."""
+"""Third-party weights and data: the catalogue, download sources, and readers of their file formats."""

@@ -1,6 +1,6 @@
-"""What is in the archives that assets are: packages of npm and of Debian, read where they lie.
+"""Reads files out of assets that are npm or Debian packages, without unpacking them to disk.
 
-Knows paths and bytes; nothing of what they are for. Weights are opened by outrider.core.assets.store alone.
+Knows paths and bytes; nothing of their use. Weights are opened only by outrider.core.assets.store.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from pathlib import Path
 
 from outrider.core.assets.store import ASSETS, Asset, AssetError, fetch
 
-_MAGIC, _HEADER = b"!<arch>\n", 60  # of a Debian package, which is a plain row of files, each behind a header
+_MAGIC, _HEADER = b"!<arch>\n", 60  # of a Debian package (ar format): files in sequence, each after a header
 
 
 def members(name: str, pattern: str, *, table: Mapping[str, Asset] = ASSETS) -> Iterator[str]:
-    """The files of an asset's archive whose path ends like that, as text."""
+    """The text of the files in an asset's archive whose path matches a regular expression."""
     for _, data in contents(name, pattern, table=table):
         yield data.decode("utf-8", errors="replace")
 
 
 def contents(name: str, pattern: str, *, table: Mapping[str, Asset] = ASSETS) -> Iterator[tuple[str, bytes]]:
-    """The same as they are, each behind its path."""
-    (archive,) = (one for one in fetch(name, table=table).iterdir() if one.suffix in (".tgz", ".deb"))
-    opened = io.BytesIO(_data(archive)) if archive.suffix == ".deb" else None
-    with tarfile.open(archive, fileobj=opened) as held:
-        for member in sorted(held, key=lambda one: one.name):
+    """The paths and bytes of the files in an asset's archive whose path matches a regular expression."""
+    (archive,) = (path for path in fetch(name, table=table).iterdir() if path.suffix in (".tgz", ".deb"))
+    data = io.BytesIO(_data(archive)) if archive.suffix == ".deb" else None
+    with tarfile.open(archive, fileobj=data) as files:
+        for member in sorted(files, key=lambda member: member.name):
             if member.isfile() and re.search(pattern, member.name):
-                file = held.extractfile(member)
+                file = files.extractfile(member)
                 assert file is not None
                 yield member.name, file.read()
 
 
 def _data(package: Path) -> bytes:
-    """The archive of files inside a Debian package."""
-    with package.open("rb") as held:
-        if held.read(len(_MAGIC)) == _MAGIC:
-            while len(header := held.read(_HEADER)) == _HEADER:
+    """The data.tar archive inside a Debian package."""
+    with package.open("rb") as stream:
+        if stream.read(len(_MAGIC)) == _MAGIC:
+            while len(header := stream.read(_HEADER)) == _HEADER:
                 size = int(header[48:58])
                 if header.startswith(b"data.tar"):
-                    return held.read(size)
-                held.seek(size + size % 2, io.SEEK_CUR)
+                    return stream.read(size)
+                stream.seek(size + size % 2, io.SEEK_CUR)
     raise AssetError(f"{package} is no Debian package: there is no data.tar in it")

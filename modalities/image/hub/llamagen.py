@@ -232,7 +232,7 @@ def convert(
     )
     described = {"model_type": KIND, "width": width, "layers": layers, "heads": heads, "side": pixels // factor}
     described |= {"text": text} if "cls_embedding.uncond_embedding" in weights else {"classes": list(classes)}
-    store.written(path / "config.json", json.dumps(described, indent=2))
+    store.write_atomically(path / "config.json", json.dumps(described, indent=2))
     return path
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from outrider.core.assets.store import Checkpoint, fetch, unpickled
+from outrider.core.assets.store import Checkpoint, convert_pickle, fetch
 from outrider.core.errors import OutriderError
 from outrider.speech.audio import Sound
 
@@ -113,7 +113,7 @@ class SpeechMetrics:
 
     @cached_property
     def _encoder(self) -> SpeakerEncoder:
-        return SpeakerEncoder.from_tensors(Checkpoint(unpickled("resemblyzer")))
+        return SpeakerEncoder.from_tensors(Checkpoint(convert_pickle("resemblyzer")))
 
 
 class SpeakerEncoder(nn.Module):

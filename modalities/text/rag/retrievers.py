@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.core.assets.store import transformers_model, unpacked
+from outrider.core.assets.store import extract_zip, transformers_model
 from outrider.core.errors import Incompatible, unknown
 from outrider.core.paths import cache_folder
 
@@ -89,7 +89,7 @@ class Embedder:
     def __init__(self) -> None:
         from tokenizers import Tokenizer
 
-        folder = unpacked("minilm")
+        folder = extract_zip("minilm")
         self._model = transformers_model(folder, "float32", kind="AutoModel").eval()
         self._tokens = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokens.enable_truncation(_MAX_TOKENS)

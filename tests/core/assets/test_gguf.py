@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from outrider.core.assets import store
 from outrider.core.assets.gguf import GgufError
-from outrider.core.assets.store import Checkpoint, converted
+from outrider.core.assets.store import Checkpoint, convert_gguf
 from outrider.core.engine import checkpoints
 
 TINY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "text" / "tiny.py")))
@@ -89,7 +89,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_weights_and_config_come_out_as_they_went_in(tmp_path: Path) -> None:
-    folder = converted(write(tmp_path / "m.gguf"))
+    folder = convert_gguf(write(tmp_path / "m.gguf"))
     found, wanted = Checkpoint(folder), TINY.tensors()
     assert set(found) == set(wanted)
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
@@ -101,7 +101,7 @@ def test_a_big_model_is_written_in_several_files(tmp_path: Path, monkeypatch: py
     from outrider.core.assets import gguf as ours
 
     monkeypatch.setattr(ours, "_SHARD", 20_000)
-    folder = converted(write(tmp_path / "m.gguf"))
+    folder = convert_gguf(write(tmp_path / "m.gguf"))
     assert len(list(folder.glob("model-*.safetensors"))) > 3
     found, wanted = Checkpoint(folder), TINY.tensors()
     assert set(found) == set(wanted)
@@ -127,7 +127,7 @@ def test_quantised_blocks_are_dequantised_and_halves_rounded_once(tmp_path: Path
         patch.setattr(gguf.GGUFWriter, "add_tensor", add)
         write(path)
     for dtype in ("float32", "bfloat16"):
-        found = Checkpoint(converted(path, dtype))
+        found = Checkpoint(convert_gguf(path, dtype))
         for name, tensor in wanted.items():
             ours = found[f"model.layers.{name.split('.')[1]}.mlp.gate_proj.weight"]
             assert torch.equal(ours, tensor.to(getattr(torch, dtype)))
@@ -135,7 +135,7 @@ def test_quantised_blocks_are_dequantised_and_halves_rounded_once(tmp_path: Path
 
 @pytest.mark.parametrize("pre", ["gpt-2", "smollm", "qwen2", "llama-bpe"])
 def test_the_tokenizer_says_what_the_original_says(pre: str, tmp_path: Path) -> None:
-    folder = converted(write(tmp_path / "m.gguf", pre=pre))
+    folder = convert_gguf(write(tmp_path / "m.gguf", pre=pre))
     ours, original = Tokenizer.from_file(str(folder / "tokenizer.json")), TINY.tokenizer()
     text = "the cat sat, on 1234 mats: don't! é 😀<|im_end|> \n x"
     ids = ours.encode(text, add_special_tokens=False).ids
@@ -154,18 +154,18 @@ def test_it_is_converted_once_until_the_file_changes(tmp_path: Path, monkeypatch
     from outrider.core.assets import gguf as ours
 
     path = write(tmp_path / "m.gguf")
-    first = converted(path)
+    first = convert_gguf(path)
     with monkeypatch.context() as patch:
         patch.setattr(ours, "convert", lambda *_, **__: pytest.fail("converted again"))
-        assert converted(path) == first
+        assert convert_gguf(path) == first
     os.utime(path, (1, 1))
-    assert converted(path) != first
+    assert convert_gguf(path) != first
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"kind": "mamba"}, "architecture 'mamba'; read here are llama, qwen2, qwen3"),
+        ({"kind": "mamba"}, "architecture 'mamba'; supported are llama, qwen2, qwen3"),
         ({"tokenizer": "llama"}, "tokenizer is of kind 'llama'"),
         ({"pre": "no-such"}, "'gpt2', 'no-such'"),
         ({"llama__rope__scaling__type": "yarn"}, "scales its rotary positions"),
@@ -175,7 +175,7 @@ def test_what_is_not_read_is_named_and_leaves_nothing(
     changed: dict[str, str], said: str, tmp_path: Path, cache: Path
 ) -> None:
     with pytest.raises(GgufError, match=said):
-        converted(write(tmp_path / "m.gguf", **changed))
+        convert_gguf(write(tmp_path / "m.gguf", **changed))
     assert not [path for path in (cache / "converted").rglob("*") if path.is_file()]
 
 
@@ -184,12 +184,12 @@ def test_a_file_that_is_cut_short_or_no_gguf_is_one_error(tmp_path: Path, cache:
     for size in (0, 3, 20, 1000, len(whole) // 2, len(whole) - 100):
         (tmp_path / "cut.gguf").write_bytes(whole[:size])
         with pytest.raises(GgufError, match="not a whole GGUF file"):
-            converted(tmp_path / "cut.gguf")
+            convert_gguf(tmp_path / "cut.gguf")
     (tmp_path / "cut.gguf").write_bytes(b"<html>" * 1000)
     with pytest.raises(GgufError, match="not a whole GGUF file"):
-        converted(tmp_path / "cut.gguf")
+        convert_gguf(tmp_path / "cut.gguf")
     with pytest.raises(store.AssetError, match="no file"):
-        converted(tmp_path / "gone.gguf")
+        convert_gguf(tmp_path / "gone.gguf")
 
 
 def value(kind: int, content: bytes) -> bytes:
@@ -217,7 +217,7 @@ def test_what_a_header_says_of_its_size_is_not_believed(tensors: int, values: in
         path = tmp_path / f"m{ord(order)}.gguf"
         path.write_bytes(b"GGUF" + struct.pack(order + "IQQ", 3, tensors, values) + rest)
         with pytest.raises(GgufError, match="not a whole GGUF file"):
-            converted(path)
+            convert_gguf(path)
 
 
 def test_tensors_that_lie_over_one_another_are_not_written_many_times(tmp_path: Path) -> None:
@@ -228,4 +228,4 @@ def test_tensors_that_lie_over_one_another_are_not_written_many_times(tmp_path: 
     sizes = [tensor.nbytes for tensor in TINY.tensors().values()]
     path.write_bytes(whole[: len(whole) - sum(sizes) + max(sizes) + 64])
     with pytest.raises(GgufError, match="over one another"):
-        converted(path)
+        convert_gguf(path)

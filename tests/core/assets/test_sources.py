@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from outrider.core.assets import sources, store
-from outrider.core.assets.sources import Debian, Hub, Index, Npm, Pinned, Together, Web
+from outrider.core.assets.sources import Combined, Debian, Hub, Index, Npm, Pinned, Web
 from outrider.core.assets.store import Asset, AssetError, fetch
 from tests.core.assets.given import DATA, Given, held, pinned, table
 
@@ -119,7 +119,7 @@ def test_without_npm_another_source_is_tried(cache: Path, monkeypatch: pytest.Mo
 
 
 def test_several_sources_fill_one_folder(cache: Path) -> None:
-    both = Together((Given(pinned("a.bin")), Given(pinned("b.bin"))))
+    both = Combined((Given(pinned("a.bin")), Given(pinned("b.bin"))))
     assert [file.name for file in both.files] == ["a.bin", "b.bin"]
     fetch("thing", table=table(both))
     assert held(cache) == ["thing/a.bin", "thing/b.bin"]

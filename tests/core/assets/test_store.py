@@ -17,7 +17,16 @@ import torch
 from safetensors.torch import save_file
 
 from outrider.core.assets.sources import Hub, Index, SourceError
-from outrider.core.assets.store import ASSETS, Asset, AssetError, Checkpoint, fetch, read_json, unpacked, unpickled
+from outrider.core.assets.store import (
+    ASSETS,
+    Asset,
+    AssetError,
+    Checkpoint,
+    convert_pickle,
+    extract_zip,
+    fetch,
+    read_json,
+)
 from outrider.core.errors import InvalidOption
 from tests.core.assets.given import DATA, Given, held, pinned, table
 
@@ -109,14 +118,14 @@ def test_a_pickle_of_tensors_is_converted_once(cache: Path, tmp_path: Path) -> N
         rows = {name: Asset(name, "", "", "", (Given(pinned("a.pt", path.read_bytes()), path.read_bytes()),))}
         if path is evil:
             with pytest.raises(AssetError, match="more than weights"):
-                unpickled(name, table=rows)
+                convert_pickle(name, table=rows)
             continue
-        found = unpickled(name, table=rows)
+        found = convert_pickle(name, table=rows)
         assert torch.equal(Checkpoint(found)["generator.a.weight"], torch.arange(4.0)) and len(Checkpoint(found)) == 1
         before = found.stat().st_mtime_ns
-        assert unpickled(name, table=rows).stat().st_mtime_ns == before
+        assert convert_pickle(name, table=rows).stat().st_mtime_ns == before
     with pytest.raises(InvalidOption, match="asset"):
-        unpickled("nothing", table=rows)
+        convert_pickle("nothing", table=rows)
     assert not [one for one in held(cache) if "worse-" in one]
 
 
@@ -126,13 +135,13 @@ def test_a_zip_gives_up_its_model_and_nothing_else(cache: Path) -> None:
         for name in ("config.json", "model.safetensors", "run.py", "deeper/config.json", "../model.safetensors"):
             archive.writestr(name, name)
     rows = {"thing": Asset("thing", "", "", "", (Given(pinned("a.zip", data.getvalue()), data.getvalue()),))}
-    folder = unpacked("thing", table=rows)
+    folder = extract_zip("thing", table=rows)
     assert {one.name: one.read_text() for one in folder.iterdir()} == {
         name: name for name in ("config.json", "model.safetensors")
     }
-    assert unpacked("thing", table=rows) == folder
+    assert extract_zip("thing", table=rows) == folder
     with pytest.raises(InvalidOption, match="asset"):
-        unpacked("nothing", table=rows)
+        extract_zip("nothing", table=rows)
 
 
 # Opening
