@@ -16,8 +16,7 @@ from outrider.core.rules.rejection import rejection
 
 
 def block(draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
-    """The verdict on every row; that on a row which is no fresh chain means nothing, and the caller replaces it.
-    Compiled on a CPU."""
+    """The verdict on every row; for a row that is no fresh chain it is meaningless. Compiled on a CPU."""
     if not draft.size or draft.distributions is None or draft.source is None:
         return rejection(draft, scores, rng)
     distributions = scores.distributions()  # [B, N + 1, S]
@@ -45,7 +44,7 @@ def _block(draft: Draft, distributions: Distribution, rng: CounterRNG) -> Verdic
     reach = weight[:, 1:]
     last = live & ~torch.nn.functional.pad(live[:, 1:], (0, 1))
     chance = torch.where(last, reach, after / (after + 1 - reach).clamp(min=torch.finfo(p.dtype).tiny))
-    # reach 1 and nothing over: p equals q behind this node, so what follows is always accepted and so is this
+    # reach 1 and no overshoot: p equals q after this node, so what follows is always accepted, and so is this
     chance = torch.where(~last & (reach >= 1) & (after <= 0), 1.0, chance) * live
     nodes = torch.arange(size, device=p.device).expand(rows, -1)
     passed = live & rng.accept(chance, nodes)
@@ -56,10 +55,12 @@ def _block(draft: Draft, distributions: Distribution, rng: CounterRNG) -> Verdic
         Distribution(guesses.on(here), here.tokens, distributions.vocabulary).row(accepted.clamp(max=size - 1)).probs
     )
     share = weight.gather(1, accepted[:, None])
-    rest = (share * bonus.probs - guess * ~ended[:, None]).clamp(min=0)
-    total = rest.sum(-1, keepdim=True)
+    residual = (share * bonus.probs - guess * ~ended[:, None]).clamp(min=0)
+    total = residual.sum(-1, keepdim=True)
     distribution = Distribution(
-        torch.where(ended[:, None] | (total <= 0), bonus.probs, rest / total), bonus.tokens, distributions.vocabulary
+        torch.where(ended[:, None] | (total <= 0), bonus.probs, residual / total),
+        bonus.tokens,
+        distributions.vocabulary,
     )
     return Verdict(
         path=torch.where(nodes < accepted[:, None], nodes, -1),

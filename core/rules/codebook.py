@@ -1,9 +1,9 @@
-"""Relaxed rules for codes of a codebook, of which some look alike: a guess may stand for its neighbours.
+"""Relaxed rules for codes of a codebook, some of which are similar: a guess may stand for its neighbours.
 
-All walk as the rules in `relaxed.py` do: end tokens strictly, every level priced, nothing that the target excludes, and
-each with an anchor at which it is exact. Where a guess was refused they draw from what their own acceptance left of the
-distribution, which is the best that any acceptance allows (COOL-SD, proposition 1). Which codes look alike is told by
-whoever makes the rule; where nobody does, ids are taken for steps of a scale."""
+Like the rules in `relaxed.py` they are acceptance functions of rejection, exact at a setting of their own (the anchor);
+they accept nothing that the target excludes. After a rejection they draw from the residual of their own acceptance,
+which costs the least total variation (COOL-SD, proposition 1). Which codes are similar is an argument; without it, ids
+are steps of a scale."""
 
 from __future__ import annotations
 
@@ -24,49 +24,48 @@ from outrider.core.rules.rejection import rejection
 
 
 def _scale(size: int, count: int) -> Tensor:
-    """[V, count] the nearest ids of each, the smaller one first."""
+    """[V, count] the nearest ids of each id, the smaller of two equally near ones first."""
     ids = torch.arange(size)
-    far = (ids - ids[:, None]).abs() * 2 + (ids > ids[:, None])
-    return far.argsort(dim=1, stable=True)[:, 1 : count + 1]
+    distance = (ids - ids[:, None]).abs() * 2 + (ids > ids[:, None])
+    return distance.argsort(dim=1, stable=True)[:, 1 : count + 1]
 
 
-class _Near:
-    """A table of neighbours as long as wanted, on the device where it is asked for."""
+class _Neighbours:
+    """Tables of neighbours by length and device, cached."""
 
     def __init__(self, given: Tensor | None) -> None:
-        self.given, self._kept = given, dict[tuple[int, int, torch.device], Tensor]()
+        self.given, self._tables = given, dict[tuple[int, int, torch.device], Tensor]()
 
     def __call__(self, size: int, count: int, device: torch.device) -> Tensor:
         count = min(count, size - 1)
         key = size, count, device
-        if key not in self._kept:
+        if key not in self._tables:
             if self.given is not None and (len(self.given) != size or self.given.shape[1] < count):
                 shape = list(self.given.shape)
                 raise InvalidOption(f"neighbours is a table {shape}; expected [{size}, {count} or more]")
             table = _scale(size, count) if self.given is None else self.given[:, :count].long()
-            self._kept[key] = table.to(device)
-        return self._kept[key]
+            self._tables[key] = table.to(device)
+        return self._tables[key]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Lantern:
-    """LANTERN ("Accelerating Visual Autoregressive Models with Relaxed Speculative Decoding", arXiv 2410.03355): a
-    guess x counts with its own mass and that of its nearest neighbours, of which it takes as many, up to `k`, as have
-    together at most `delta` of the distribution: chance min(1, (p(x) + s) / q(x)). delta bounds neither this rule's
-    price nor the paper's; the price is computed. The paper's code, after a refusal, strikes out the whole neighbourhood
-    instead of what was accepted. delta = 0 is exact."""
+    """LANTERN ("Accelerating Visual Autoregressive Models with Relaxed Speculative Decoding", arXiv 2410.03355): accept
+    a guess x with min(1, (p(x) + s) / q(x)), where s is the mass of its nearest neighbours: as many, up to `k`, as hold
+    at most `delta` together. delta does not bound the total variation, here or in the paper; it is computed. After a
+    rejection the paper's code excludes the whole neighbourhood, ours what was accepted. delta = 0 is exact."""
 
     neighbours: Tensor | None = None  # [V, K] the nearest codes of each, nearest first
     k: int = 100
     delta: float = 0.05
-    _near: _Near = field(init=False, repr=False)
+    _near: _Neighbours = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.k < 1:
             raise InvalidOption(f"k is {self.k}; it must be 1 or more")
         if not self.delta >= 0:
             raise InvalidOption(f"delta is {self.delta}; it must be 0 (exact) or more")
-        object.__setattr__(self, "_near", _Near(self.neighbours))
+        object.__setattr__(self, "_near", _Neighbours(self.neighbours))
 
     @property
     def lossless(self) -> bool:
@@ -85,20 +84,20 @@ class Lantern:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LanternPlus:
     """LANTERN++ ("Enhancing Relaxed Speculative Decoding with Static Tree Drafting for Visual Auto-regressive Models",
-    arXiv 2502.06352): neighbours may add at most `ratio` times the guess's own mass, so that the bound goes with how
-    flat the distribution is. Its static trees are drafters' affair. ratio = 0 is exact."""
+    arXiv 2502.06352): neighbours add at most `ratio` times the guess's own mass, a bound that adapts to how flat the
+    distribution is. The paper's static trees belong to the drafter. ratio = 0 is exact."""
 
     neighbours: Tensor | None = None
     k: int = 100
     ratio: float = 2.0
-    _near: _Near = field(init=False, repr=False)
+    _near: _Neighbours = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.k < 1:
             raise InvalidOption(f"k is {self.k}; it must be 1 or more")
         if not self.ratio >= 0:
             raise InvalidOption(f"ratio is {self.ratio}; it must be 0 (exact) or more")
-        object.__setattr__(self, "_near", _Near(self.neighbours))
+        object.__setattr__(self, "_near", _Neighbours(self.neighbours))
 
     @property
     def lossless(self) -> bool:
@@ -116,17 +115,17 @@ class LanternPlus:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Grouped:
-    """GSD ("Grouped Speculative Decoding for Autoregressive Image Generation", arXiv 2508.07747): a guess is judged
-    with its group, accepted with min(1, p(group) / q(group)). A group is found anew in every distribution: of the
-    `span` codes ranked next above and below the guess those whose probability is within `gap` of its own and which look
-    like it, no further than `reach` apart. Ours refuses in favour of what the acceptance left of the distribution,
-    token by token; a fixed guess's q is a point, as in the paper. span = 0 is exact."""
+    """GSD ("Grouped Speculative Decoding for Autoregressive Image Generation", arXiv 2508.07747): accept a guess with
+    min(1, p(group) / q(group)). Each distribution has its own groups: of the `span` codes ranked next above and below
+    the guess, those whose probability is within `gap` of its own and whose vectors are within `reach`. After a
+    rejection ours draws from the residual of its acceptance, token by token; a fixed guess's q is a point mass, as in
+    the paper. span = 0 is exact."""
 
-    codes: Tensor | None = None  # [V, D] where each code stands
+    codes: Tensor | None = None  # [V, D] the vector of each code
     span: int = 7
     gap: float = 0.15
     reach: float = 0.5
-    _kept: dict[tuple[int, torch.device], Tensor] = field(init=False, repr=False, default_factory=dict)
+    _similar_codes: dict[tuple[int, torch.device], Tensor] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.span < 0:
@@ -143,17 +142,19 @@ class Grouped:
             return strict(left, q)
         size = left.shape[1]
         if self.codes is not None and len(self.codes) != size:
-            raise InvalidOption(f"codes says where {len(self.codes)} codes stand, and the target has {size}")
-        mass, guessed = grouped(left, q, self._alike(size, left.device), self.span, self.gap)
-        return strict(mass, guessed) * (distribution.probs > 0)
+            raise InvalidOption(
+                f"codes has {len(self.codes)} rows, and the target's vocabulary is {size}; give one row a code"
+            )
+        p_group, q_group = grouped(left, q, self._similar(size, left.device), self.span, self.gap)
+        return strict(p_group, q_group) * (distribution.probs > 0)
 
-    def _alike(self, size: int, device: torch.device) -> Tensor:
-        """[V, V] which codes look alike."""
-        if (size, device) not in self._kept:
+    def _similar(self, size: int, device: torch.device) -> Tensor:
+        """[V, V] which codes are similar."""
+        if (size, device) not in self._similar_codes:
             codes = torch.arange(size)[:, None] if self.codes is None else self.codes
             codes = codes.to(device, torch.float32)
-            self._kept[size, device] = torch.cdist(codes, codes) < self.reach
-        return self._kept[size, device]
+            self._similar_codes[size, device] = torch.cdist(codes, codes) < self.reach
+        return self._similar_codes[size, device]
 
     def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
         return rejection(draft, scores, rng, self.accept)
@@ -161,8 +162,8 @@ class Grouped:
 
 @dataclass(frozen=True, kw_only=True)
 class Annealed:
-    """COOL-SD (arXiv 2601.09212): accept with min(1, w p/q), w falling with depth, since what is accepted early on
-    weighs less on the distribution of the whole. The paper's w is proportional to exp(-nu depth); ours falls from
+    """COOL-SD (arXiv 2601.09212): accept with min(1, w p/q), where w decreases with depth, since early acceptances
+    change the distribution of the sequence less. The paper's w is proportional to exp(-nu depth); ours decreases from
     `weight` to 1 as 1 + (weight - 1) exp(-nu depth), so that it is never stricter than the strict rule. weight = 1 is
     exact."""
 

@@ -1,7 +1,7 @@
-"""The exact rules: whatever was drafted, the output has the target's distribution.
+"""The exact rules: the output has the target's distribution, whatever the draft.
 
-Pure functions of draft, scores and random generator. `exact` chooses what is best for the draft at hand; the others can
-be asked for by name. Greedy decoding falls out of distributions one entry wide."""
+Pure functions of draft, scores and random generator. `exact` chooses among the others by the kind of draft. Greedy
+decoding is the case of distributions of width 1."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ from outrider.core.rules.rejection import rejection
 
 @dataclass(frozen=True)
 class Token:
-    """Token-by-token rejection down a chain or tree; siblings as they were drawn, fixed guesses as point masses.
+    """Rejection token by token down a chain or tree; a fixed guess's q is a point mass.
 
-    Speculative sampling (arXiv 2211.17192, 2302.01318); with several siblings SpecInfer's multi-step rule (arXiv
-    2305.09781) if they were drawn with replacement, recursive rejection (arXiv 2402.14160) if without. One walk
-    serves them all because `q` is always the distribution a node was really drawn from.
+    Speculative sampling (arXiv 2211.17192, 2302.01318); for siblings SpecInfer's multi-step rule (arXiv 2305.09781) if
+    they were drawn with replacement, recursive rejection (arXiv 2402.14160) if without.
     """
 
     lossless = True
@@ -36,10 +35,10 @@ class Token:
 
 @dataclass(frozen=True)
 class SampleMatch:
-    """The target draws its own token behind every node; the draft is followed while it agrees. Needs no q.
+    """The target draws its own token after every node reached, and the draft is followed while it agrees; needs no q.
 
-    For fixed guesses this is the one-hot tree rule in a single draw a level: a child is met with the chance p gives it,
-    and a miss is already distributed like p without the children.
+    For fixed guesses it equals rejection with one draw a level: a child is accepted with its probability p, and a miss
+    has the distribution p without the children.
     """
 
     lossless = True
@@ -52,9 +51,9 @@ class SampleMatch:
 
 @dataclass(frozen=True)
 class GumbelMatch:
-    """Like `sample-match`, with noise that belongs to the position in the sequence: emit argmax(log p + g).
+    """`sample-match` with noise that depends on the position in the sequence: emit argmax(log p + g).
 
-    Plain and speculative output are then the same tokens at any temperature and seed, not only the same distribution.
+    Plain and speculative decoding then emit the same tokens at any temperature, not only the same distribution.
     """
 
     lossless = True
@@ -71,9 +70,9 @@ class GumbelMatch:
 @dataclass(frozen=True)
 class Block:
     """Block verification (Sun et al., "Block verification accelerates speculative decoding", arXiv 2403.10444):
-    the chain is judged as a whole, which accepts at least as many tokens as token-by-token rejection.
+    a chain is verified as a whole, which accepts at least as many tokens as rejection token by token.
 
-    Only for chains drawn whole in this step; with drafts that survive from an earlier step it would be biased.
+    Only for chains drawn whole in this round; it would be biased for guesses retained from an earlier one.
     """
 
     lossless = True
@@ -81,7 +80,7 @@ class Block:
     def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
         if draft.size and (draft.fresh is None or not draft.tree.is_chain):
             raise Incompatible(
-                "the rule 'block' needs a chain drawn whole in the same step, which this drafter does not make; "
+                "the rule 'block' needs a chain drawn whole in the same round, which this drafter does not make; "
                 "take rule='exact', which uses block verification where it is sound"
             )
         return block(draft, scores, rng)
@@ -89,15 +88,14 @@ class Block:
 
 @dataclass(frozen=True)
 class Exact:
-    """The lossless default: block verification for rows that are a chain drawn whole in this step, rejection for
-    other drawn nodes, one draw a level where all guesses are fixed. For greedy distributions all of these accept the
-    same tokens, so that the cheapest serves."""
+    """The lossless default: block verification for chains drawn whole in this round, rejection for other drawn nodes,
+    matching if all guesses are fixed. At temperature 0 all accept the same tokens, and matching is the cheapest."""
 
     lossless = True
 
     def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
         if draft.distributions is None or scores.sampling.greedy:
-            # by the numbers that rejection uses where nothing was drafted: a row may have batch mates for whom it was
+            # Purpose.NEXT, as in rejection, so that a row without a draft does not depend on the rest of its batch
             return matching(
                 draft, scores, rng, lambda distribution, row, where: rng.sample(distribution, row, Purpose.NEXT, where)
             )
@@ -109,7 +107,7 @@ class Exact:
 
 
 def _merge(first: Tensor, one: Verdict, other: Verdict) -> Verdict:
-    """Row by row, one verdict or the other."""
+    """Row by row, the first verdict where `first` [B] says so, else the other."""
 
     def pick(yes: Tensor, no: Tensor) -> Tensor:
         return torch.where(first.view(-1, *[1] * (yes.dim() - 1)), yes, no)

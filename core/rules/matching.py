@@ -1,4 +1,4 @@
-"""Matching, which needs no q: the target's own token is drawn behind every node reached, and the draft is followed
+"""Matching, which needs no q: the target's own token is drawn after every node reached, and the draft is followed
 while it agrees. Exact whatever the draft, since every emitted token is the target's own draw."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Draw = Callable[[Distribution, Tensor, Tensor], Tensor]  # distribution [B, S], 
 
 
 def matching(draft: Draft, scores: Scores, rng: CounterRNG, draw: Draw) -> Verdict:
-    """Draw the target's token behind each node reached and follow the child that is that token. Where every
+    """Draw the target's token after each node reached and follow the child that is that token. Where every
     distribution is a single token nothing is drawn: see `follow`."""
     rows, device = draft.rows, draft.tokens.device
     active = torch.ones(rows, dtype=torch.bool, device=device)
@@ -39,14 +39,14 @@ def matching(draft: Draft, scores: Scores, rng: CounterRNG, draw: Draw) -> Verdi
         token = torch.where(active, draw(distribution, node + 1, active), token)
         if level == draft.tree.depth:
             break
-        kids = live_children(draft, draft.tree.children, node)
-        ids = draft.tokens.gather(1, kids.clamp(min=0))
-        there = (kids >= 0) & active[:, None]
+        nodes = live_children(draft, draft.tree.children, node)
+        ids = draft.tokens.gather(1, nodes.clamp(min=0))
+        tried = (nodes >= 0) & active[:, None]
         p = distribution.at(ids)
-        record.add(kids, there, p, p, torch.ones_like(p))
-        hit, place = (there & (ids == token[:, None])).max(1)
-        resampled = torch.where(active, there.any(1) & ~hit, resampled)
-        node = torch.where(hit, kids.gather(1, place[:, None])[:, 0], node)
+        record.add(nodes, tried, p, p, torch.ones_like(p))
+        hit, place = (tried & (ids == token[:, None])).max(1)
+        resampled = torch.where(active, tried.any(1) & ~hit, resampled)
+        node = torch.where(hit, nodes.gather(1, place[:, None])[:, 0], node)
         path.append(torch.where(hit, node, -1))
         active = hit
         if all_ended(active):

@@ -1,7 +1,7 @@
-"""Relaxed rules for tokens that have near-twins, as those of speech and pictures do.
+"""Relaxed rules for vocabularies with near-duplicates, such as speech and image tokens.
 
-All walk as the rules in `relaxed.py` do: end tokens strictly, every level priced, and each with an anchor at which it
-is exact. Knows nothing of what tokens stand for; the coarse groups are given the target's embeddings.
+Like the rules in `relaxed.py` they are acceptance functions of rejection, exact at a setting of their own (the anchor).
+Knows nothing of what tokens mean; coarse groups are made from the target's embeddings.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from outrider.core.rules.rejection import rejection
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """Accept a guess that is among `tau` draws from the target's distribution: chance 1 - (1 - p)^tau, in the manner of
-    VADUSA ("Fast and High-Quality Auto-Regressive Speech Synthesis via Speculative Decoding", arXiv 2410.21951), whose
-    own rule isn't published in detail. The first draw is the exact test, so that a guess that was drawn is accepted
-    with 1 - (1 - min(1, p/q)) (1 - p)^(tau - 1). The draws are integrated out, and each sibling meets fresh ones from
-    what its elder siblings left. A lone fixed guess costs the distribution 1 - p - (1 - p)^tau. tau = 1 is exact."""
+    """Accept a guess that is among `tau` draws from the target's distribution, with 1 - (1 - p)^tau, after VADUSA
+    ("Fast and High-Quality Auto-Regressive Speech Synthesis via Speculative Decoding", arXiv 2410.21951), which does
+    not publish its rule in detail. The first draw is the exact test, so that a drawn guess is accepted with
+    1 - (1 - min(1, p/q)) (1 - p)^(tau - 1). The draws are integrated out; each sibling is compared with new draws
+    from what earlier siblings left. A single fixed guess has a total variation of 1 - p - (1 - p)^tau. tau = 1 is
+    exact."""
 
     tau: int = 3
 
@@ -49,9 +50,9 @@ class Tolerance:
 
 @dataclass(frozen=True, kw_only=True)
 class AdditiveBeta:
-    """Accept with chance min(1, p/q + beta), as speech speculative decoding does (SSD, arXiv 2505.15380). The paper's
-    rule accepts even what the target excludes (p = 0); ours doesn't. Where a guess was refused ours draws from what
-    its own acceptance left of the distribution, the paper from norm((p - q)+). beta = 0 is exact."""
+    """Accept with min(1, p/q + beta), as speech speculative decoding (SSD, arXiv 2505.15380). The paper's rule accepts
+    even what the target excludes (p = 0); ours does not. After a rejection ours draws from the residual of its own
+    acceptance, the paper from norm((p - q)+). beta = 0 is exact."""
 
     beta: float = 0.2
 
@@ -72,8 +73,8 @@ class AdditiveBeta:
 
 @dataclass(frozen=True, kw_only=True)
 class TopKMembership:
-    """Accept whatever is among the target's `k` likeliest tokens, as Llasa+ does (arXiv 2508.06262): SpecDec's rule
-    without its gap. k = 0 refuses every guess, which is exact; k = 1 is exact at temperature 0."""
+    """Accept the target's `k` most likely tokens, as Llasa+ (arXiv 2508.06262): SpecDec's rule without its gap. k = 0
+    rejects every guess, which is exact; k = 1 is exact at temperature 0."""
 
     k: int = 3
 
@@ -87,8 +88,8 @@ class TopKMembership:
 
     def accept(self, distribution: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         inside = torch.zeros_like(q)
-        likeliest = distribution.probs.topk(min(self.k, distribution.width)).indices
-        return inside.scatter(1, likeliest, 1.0) * (distribution.probs > 0)
+        top = distribution.probs.topk(min(self.k, distribution.width)).indices
+        return inside.scatter(1, top, 1.0) * (distribution.probs > 0)
 
     def __call__(self, draft: Draft, scores: Scores, rng: CounterRNG) -> Verdict:
         return rejection(draft, scores, rng, self.accept)
@@ -96,14 +97,14 @@ class TopKMembership:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CoarseGroups:
-    """Compare groups of tokens in place of tokens (Principled Coarse-Graining, arXiv 2511.13732): a group is a token
-    and all whose embeddings are within cosine `similarity` of it; a token shares its mass evenly among the groups that
-    hold it, and a guess is accepted with the mean over them of min(1, p(group) / q(group)). Ours averages over the
-    group that the paper draws, accepts nothing the target excludes, and refuses in favour of what the acceptance left
-    of the distribution, token by token. similarity above 1 leaves every token alone, which is exact. Without
-    embeddings, ids are taken for steps of a scale, half a turn long."""
+    """Compare groups of tokens instead of tokens (Principled Coarse-Graining, arXiv 2511.13732). A group is a token and
+    those whose embeddings have at least the cosine `similarity` to it; its groups share a token's mass evenly, and a
+    guess is accepted with the mean over them of min(1, p(group) / q(group)). Ours averages over the groups where the
+    paper draws one, accepts nothing that the target excludes, and after a rejection draws from the residual of its
+    acceptance, token by token. A similarity above 1 leaves every token alone, which is exact. Without embeddings, ids
+    are steps along a half circle."""
 
-    embeddings: Tensor | None = None  # [V, D] the target's own
+    embeddings: Tensor | None = None  # [V, D] the target's
     similarity: float = 0.4
     _share: dict[tuple[int, torch.device], Tensor] = field(init=False, repr=False, default_factory=dict)
 
@@ -120,19 +121,21 @@ class CoarseGroups:
     def accept(self, distribution: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         size = q.shape[1]
         if self.embeddings is not None and len(self.embeddings) != size:
-            raise InvalidOption(f"there are embeddings of {len(self.embeddings)} tokens, and the target has {size}")
+            raise InvalidOption(
+                f"there are embeddings of {len(self.embeddings)} tokens, and the target's vocabulary is {size}"
+            )
         if self.lossless:
             return strict(left, q)
-        share = self._shared(size, q.device).to(q)
+        share = self._shares(size, q.device).to(q)
         return (strict(left @ share, q @ share) @ share.T) * (distribution.probs > 0)
 
-    def _shared(self, size: int, device: torch.device) -> Tensor:
-        """[V, G] of each token's mass to each group."""
+    def _shares(self, size: int, device: torch.device) -> Tensor:
+        """[V, G] the share of each token's mass that each group gets."""
         key = size, device
         if key not in self._share:
-            turn = torch.arange(size, device=device) * (math.pi / size)
-            where = torch.stack([turn.cos(), turn.sin()], 1) if self.embeddings is None else self.embeddings
-            unit = torch.nn.functional.normalize(where.detach().float(), dim=-1).to(device)
+            angle = torch.arange(size, device=device) * (math.pi / size)
+            vectors = torch.stack([angle.cos(), angle.sin()], 1) if self.embeddings is None else self.embeddings
+            unit = torch.nn.functional.normalize(vectors.detach().float(), dim=-1).to(device)
             near = (unit @ unit.T >= self.similarity).fill_diagonal_(True).double()
             self._share[key] = near / near.sum(1, keepdim=True)
         return self._share[key]

@@ -1,8 +1,8 @@
-"""Relaxed rules that need nothing but p and q: faster, not lossless, and priced.
+"""Relaxed rules that need only p and q: faster, not lossless, and their total variation is computed.
 
-Each is an acceptance function f over the vocabulary for the walk in `rejection.py`: the guess is accepted with chance
-f, a rejection draws from norm((p - q f)+), end tokens are tried strictly, and every level records the total variation
-between what it emits and the target's distribution. Each has a setting, its anchor, at which it is exact.
+Each is an acceptance function f over the vocabulary for `rejection`: a guess is accepted with probability f, after a
+rejection the token is drawn from norm((p - q f)+), end tokens are tried strictly, and every level records the total
+variation of what it emits from the target's distribution. Each rule has a setting, its anchor, at which it is exact.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from outrider.core.rules.rejection import rejection
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold:
-    """Accept where p/q reaches a threshold: 1 is the deterministic verification of practical guides, 0.5 the
-    conservative one. At 1 or more it is exact, since [p >= q] never exceeds min(1, p/q) and the residual matches."""
+    """Accept if p/q reaches a threshold. At 1 or more it is exact, since [p >= q] does not exceed min(1, p/q) and the
+    residual is that of its own acceptance."""
 
     threshold: float = 0.8
 
@@ -46,7 +46,7 @@ class Threshold:
 
 @dataclass(frozen=True, kw_only=True)
 class Lenience:
-    """Accept with chance min(1, p / (l q)), l in (0, 1]: the lenience of speculative decoding (arXiv 2211.17192,
+    """Accept with min(1, p / (l q)), l in (0, 1]: the lenience of speculative decoding (arXiv 2211.17192,
     appendix; generalised in DistillSpec, arXiv 2310.08461). l = 1 is exact."""
 
     lenience: float = 0.7
@@ -68,8 +68,8 @@ class Lenience:
 
 @dataclass(frozen=True, kw_only=True)
 class Trust:
-    """Accept outright down to a depth, then verify strictly: refinement without verification, as the survey of
-    generation-refinement frameworks (arXiv 2502.19732) has it. depth = 0 is exact."""
+    """Accept everything down to a depth, then verify strictly: refinement without verification in the survey of
+    generation-refinement frameworks (arXiv 2502.19732). depth = 0 is exact."""
 
     depth: int = 2
 
@@ -90,8 +90,8 @@ class Trust:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyEvery:
-    """Verify strictly one guess in `every` on the way down, and accept those between outright: the partial
-    verification of the same survey (arXiv 2502.19732). every = 1 is exact."""
+    """Verify every `every`-th level strictly and accept everything at the others: the partial verification of the same
+    survey (arXiv 2502.19732). every = 1 is exact."""
 
     every: int = 2
 
@@ -113,9 +113,9 @@ class VerifyEvery:
 @dataclass(frozen=True, kw_only=True)
 class TopBeta:
     """SpecDec's rule (Xia et al., "Speculative decoding: exploiting speculative execution for accelerating seq2seq
-    generation", arXiv 2203.16487): accept what is among the target's `beta` likeliest tokens and at most `gap` below
-    the likeliest in log-probability. The paper looks past a greedy choice; ours looks at the distribution that is
-    sampled, so that temperature 0 leaves it nothing to relax. beta = 0 refuses every guess, which is exact."""
+    generation", arXiv 2203.16487): accept the target's `beta` most likely tokens that are at most `gap` below the most
+    likely one in log-probability. The paper decodes greedily; ours uses the distribution that is sampled, so that there
+    is nothing to relax at temperature 0. beta = 0 rejects every guess, which is exact."""
 
     beta: int = 3
     gap: float = 1.0
@@ -143,10 +143,10 @@ class TopBeta:
 
 @dataclass(frozen=True, kw_only=True)
 class Distance:
-    """BiLD's rollback as a rule (Kim et al., "Speculative decoding with big little decoder", arXiv 2302.07863): a guess
-    stays while the cross-entropy between it and the target's distribution, -log p, is at most `distance`; at the first
-    beyond it the target takes over. The paper does so with its greedy choice, ours with a draw from what is left of its
-    distribution. distance = 0 lets only certainties pass, which is exact."""
+    """BiLD's rollback as a rule (Kim et al., "Speculative decoding with big little decoder", arXiv 2302.07863): accept
+    a guess whose cross-entropy with the target's distribution, -log p, is at most `distance`. After a rejection the
+    paper takes the target's greedy token, ours draws from the residual. distance = 0 accepts only certainties, which is
+    exact."""
 
     distance: float = 3.0
 
@@ -167,12 +167,11 @@ class Distance:
 
 @dataclass(frozen=True, kw_only=True)
 class Typical:
-    """Medusa's typical acceptance (arXiv 2401.10774): accept where p >= min(epsilon, delta exp(-entropy of p)).
+    """Medusa's typical acceptance (arXiv 2401.10774): accept if p >= min(epsilon, delta exp(-entropy of p)).
 
-    Among fixed siblings the one with the longest accepted continuation is tried first, as Medusa takes the longest
-    candidate. Ours differs where a guess was refused: the residual that costs the distribution least, instead of p
-    itself (they are the same for fixed guesses). With epsilon = 1 and delta = inf only certainties pass, which is
-    exact."""
+    Of fixed siblings the one with the longest typical continuation is tried first, as Medusa takes the longest
+    candidate. After a rejection Medusa draws from p, ours from the residual, which costs the least total variation (for
+    fixed guesses they are the same). epsilon = 1 and delta = inf accept only certainties, which is exact."""
 
     epsilon: float = 0.09
     delta: float = 0.3
@@ -188,7 +187,7 @@ class Typical:
         return self.epsilon == 1 and math.isinf(self.delta)
 
     def bound(self, distribution: Distribution) -> Tensor:
-        """[..., 1] the least probability that counts as typical."""
+        """The smallest typical probability [..., 1]."""
         return (self.delta * torch.exp(-distribution.entropy())).clamp(max=self.epsilon)[..., None]
 
     def accept(self, distribution: Distribution, left: Tensor, q: Tensor, depth: Tensor) -> Tensor:
@@ -201,14 +200,14 @@ class Typical:
         return rejection(draft, scores, rng, self.accept, children)
 
     def _longest_first(self, draft: Draft, scores: Scores) -> Tensor:
-        """[B, N] places among siblings, those with the longest typical path through them first."""
+        """[B, N] the order of siblings, those with the longest typical path through them first."""
         tree = draft.tree
         parents = tree.parents.expand(draft.rows, -1)
         distribution = scores.distributions(parents + 1)  # the distribution each node would be emitted from
         typical = (distribution.at(draft.tokens[..., None])[..., 0] >= self.bound(distribution)[..., 0]) & draft.tried
-        rooted = (typical[:, None, :] | ~tree.ancestors).all(-1)  # all the way down to this node
-        reach = torch.where(rooted, tree.depths + 1, 0)  # [B, N]
-        below = (tree.ancestors.transpose(1, 2) * reach[:, None, :]).amax(-1)  # the deepest of each node's subtree
-        order = below * (tree.size + 1) - tree.ranks  # ties in the draft's own order
+        rooted = (typical[:, None, :] | ~tree.ancestors).all(-1)  # every node of the path is typical
+        length = torch.where(rooted, tree.depths + 1, 0)  # [B, N] of the path
+        longest = (tree.ancestors.transpose(1, 2) * length[:, None, :]).amax(-1)  # through each node
+        order = longest * (tree.size + 1) - tree.ranks  # ties in the draft's order
         siblings = parents[:, :, None] == parents[:, None, :]
         return (siblings & (order[:, None, :] > order[:, :, None])).sum(-1)

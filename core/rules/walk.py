@@ -10,14 +10,14 @@ from outrider.core.draft import Draft, Verdict
 
 
 class Record:
-    """Collects what happened to each node, and writes it into [B, N] tables once."""
+    """Collects the numbers of each node level by level, for [B, N] tables."""
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
         self.parts: list[tuple[Tensor, ...]] = []
 
     def add(self, node: Tensor, tried: Tensor, chance: Tensor, p: Tensor, q: Tensor) -> None:
-        """Nodes [B, W] and what they were tried with."""
+        """Nodes [B, W], whether each was tried, and its numbers."""
         self.parts.append((node, tried, chance, p, q))
 
     def tables(self) -> Tensor:
@@ -32,11 +32,11 @@ class Record:
 
 
 def live_children(draft: Draft, table: Tensor, node: Tensor) -> Tensor:
-    """[B, W] the children of node [B] (-1: the root) that may be tried, in order; -1 elsewhere."""
+    """The children [B, W] of node [B] (-1: the root) that may be tried, in order; -1 elsewhere."""
     table = table.expand(draft.rows, -1, -1)
-    kids = table.gather(1, (node + 1)[:, None, None].expand(-1, 1, table.shape[2]))[:, 0]
-    ready = draft.tried.gather(1, kids.clamp(min=0)) & (kids >= 0)
-    return torch.where(ready, kids, -1)
+    nodes = table.gather(1, (node + 1)[:, None, None].expand(-1, 1, table.shape[2]))[:, 0]
+    ready = draft.tried.gather(1, nodes.clamp(min=0)) & (nodes >= 0)
+    return torch.where(ready, nodes, -1)
 
 
 def all_ended(active: Tensor) -> bool:
@@ -46,16 +46,16 @@ def all_ended(active: Tensor) -> bool:
 
 def undrafted(draft: Draft, token: Tensor, *, relaxed: bool = False) -> Verdict:
     """The verdict on an empty draft: the target's own token."""
-    none, zeros = draft.live.float(), torch.zeros_like(token)
+    empty, zeros = draft.live.float(), torch.zeros_like(token)
     return Verdict(
         path=draft.tokens,
         accepted=zeros,
         token=token,
         resampled=zeros.bool(),
         tried=draft.live,
-        chance=none,
-        p=none,
-        q=none,
+        chance=empty,
+        p=empty,
+        q=empty,
         total_variation=zeros[:, None].double() if relaxed else None,
         relaxed=draft.live if relaxed else None,
     )
@@ -70,13 +70,13 @@ def to_verdict(
     total_variation: list[Tensor] | None = None,
     relaxed: list[Tensor] | None = None,
 ) -> Verdict:
-    """Level by level lists, filled up to the draft's depth."""
-    depth, none = draft.tree.depth, torch.full_like(token, -1)
+    """The verdict from lists with an entry a level, padded to the draft's depth."""
+    depth = draft.tree.depth
 
     def table(levels: list[Tensor], size: int, fill: Tensor) -> Tensor:
         return torch.stack([*levels, *[fill] * (size + 1 - len(levels))], 1)[:, :size]
 
-    nodes = table(path, depth, none)
+    nodes = table(path, depth, torch.full_like(token, -1))
     tried, chance, p, q = record.tables()
     return Verdict(
         path=nodes,
