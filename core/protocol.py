@@ -280,7 +280,7 @@ class SelfDraftable(Protocol):
         refresh: int = 16,
         bits: int | None = None,
     ) -> View: ...
-    def likeness(self, texts: Prompts, count: int) -> Tensor:
+    def similarity(self, texts: Prompts, count: int) -> Tensor:
         """[B, sublayers] cosine between each sublayer's input and output, averaged over the last `count` tokens."""
 
 

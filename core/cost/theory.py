@@ -81,8 +81,8 @@ def best_length(
 
 
 def break_even(length: int, cost: float, verify: float = 1.0) -> float:
-    """The lowest acceptance at which drafting `length` tokens is not slower than plain decoding; 0 if it never is,
-    infinity if it always is. For one token and verify = 1 it is `cost`: the paper's condition a > c.
+    """The lowest acceptance at which drafting `length` tokens is not slower than plain decoding; 0 if drafting is never
+    slower, infinity if it always is. For one token and verify = 1 it is `cost`: the paper's condition a > c.
     """
     if speedup(0.0, length, cost, verify) >= 1:
         return 0.0

@@ -39,7 +39,7 @@ def reread(cache: Cache, texts: Prompts, count: int) -> Iterator[tuple[Tensor, P
         cache.rows = rows
 
 
-def likeness(network: Network, cache: Cache, texts: Prompts, count: int) -> Tensor:
+def similarity(network: Network, cache: Cache, texts: Prompts, count: int) -> Tensor:
     """[B, 2 L] cosine similarity of the residual stream before and after each attention and MLP, averaged over the last
     `count` tokens."""
     halves = [

@@ -20,7 +20,7 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.engine.captured_rules import CapturedRule
 from outrider.core.engine.kv_cache.cache import Cache, Rows
 from outrider.core.engine.kv_cache.int8 import slot_size
-from outrider.core.engine.layer_subset import likeness
+from outrider.core.engine.layer_subset import similarity
 from outrider.core.engine.linear import fastest
 from outrider.core.engine.network import Network, random_network
 from outrider.core.engine.self_draft_views import Carry, View, at_nodes, make_scores, position_bound
@@ -273,9 +273,9 @@ class Decoder:
         return tuple(f"{part}.{index}" for index in range(self.config.layers) for part in ("attention", "mlp"))
 
     @torch.no_grad()
-    def likeness(self, texts: Prompts, count: int) -> Tensor:
+    def similarity(self, texts: Prompts, count: int) -> Tensor:
         """[B, sublayers] cosine similarity of each one's input and output, averaged over the last `count` tokens."""
-        return likeness(self.network, self.cache, texts, count)
+        return similarity(self.network, self.cache, texts, count)
 
     def captured(self, rule: Rule) -> Rule:
         """The rule, captured in CUDA graphs if this model's passes are."""

@@ -146,7 +146,7 @@ class TableTarget:
         parts += [0.2 * (window is not None) - 0.1 * (chunks is not None), 0.1 * (bits is not None)]
         return TableView(self, self.blur + (1 - self.blur) * min(sum(parts), 1.0), exit)
 
-    def likeness(self, texts: Prompts, count: int) -> Tensor:
+    def similarity(self, texts: Prompts, count: int) -> Tensor:
         ids = torch.arange(len(_TABLE_PARTS), device=self.device)
         return uniform_of(hash_tokens(self._context[:, None], ids))
 

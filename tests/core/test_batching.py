@@ -1,4 +1,4 @@
-"""Rows that enter and leave: each comes out as it does alone, nobody starves, memory stays within its bounds."""
+"""Continuous batching: each row decodes as it does alone, no request starves, memory stays bounded."""
 
 from __future__ import annotations
 

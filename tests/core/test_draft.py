@@ -1,4 +1,4 @@
-"""Drafts of rows put side by side, or chosen row by row: each row stays what it was."""
+"""Drafts stacked or selected row by row: each row stays unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces go out and come back; nothing else gets in."""
+"""Traces are written and read back; other input is refused."""
 
 from __future__ import annotations
 

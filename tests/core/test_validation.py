@@ -1,4 +1,4 @@
-"""Options of calls and of methods: what is taken, and words where it is not."""
+"""Options of calls and of methods: accepted values, and the messages for others."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def calibration(
 
 
 def sizes(rows: int) -> list[int]:
-    """The numbers of rows to measure for batches of up to `rows`: 1, 2, 8, 32, 64."""
+    """The numbers of rows to measure for batches of up to `rows`: 1, 2, 8, ... up to 64."""
     measured = [1]
     while measured[-1] < min(rows, _MOST):
         measured.append(min(_MORE * measured[-1], _MOST) if len(measured) > 1 else _FEW)

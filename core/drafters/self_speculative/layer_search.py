@@ -103,7 +103,7 @@ def _starts(whole: SelfDraftable, texts: Prompts, tokens: int) -> Iterator[set[s
     """The first sets to try: every third sublayer, as in the paper, and those whose input and output are most alike."""
     middle = inner(whole.sublayers)
     yield set(middle[::3])
-    similarity = dict(zip(whole.sublayers, whole.likeness(texts, tokens).mean(0).tolist(), strict=True))
+    similarity = dict(zip(whole.sublayers, whole.similarity(texts, tokens).mean(0).tolist(), strict=True))
     order = sorted(middle, key=lambda name: -similarity[name])
     for share in _FIRST_SHARES:
         yield set(order[: max(round(share * len(order)), 1)])

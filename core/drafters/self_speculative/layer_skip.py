@@ -292,7 +292,7 @@ class SimilarityChooser:
     def begin(self, whole: SelfDraftable, model: Skipping, prompts: Prompts) -> list[frozenset[str]]:
         names = [name for name in inner(whole.sublayers) if name.split(".")[0] in self.parts]
         indices = [whole.sublayers.index(name) for name in names]
-        similarities = whole.likeness(prompts, _SIMILARITY_TOKENS)[:, indices].double().tolist()
+        similarities = whole.similarity(prompts, _SIMILARITY_TOKENS)[:, indices].double().tolist()
         self.bytes_read += whole.weight_bytes
         count, sets = skip_count(self.skip_ratio, names), []
         for row in similarities:

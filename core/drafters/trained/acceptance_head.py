@@ -40,7 +40,7 @@ class AcceptanceChance(DraftHead):
     def watch(self, model: SmallModel) -> None:
         self._watched = [model]
 
-    def chances(self, states: Tensor) -> Tensor:
+    def logits(self, states: Tensor) -> Tensor:
         """States [..., D] -> logits [...]."""
         for layer in self.layers:
             states = states + F.silu(layer(states))
@@ -63,7 +63,7 @@ class AcceptanceChance(DraftHead):
             else:
                 best = logits.argmax(-1)
                 true = ((best if ids is None else ids[best]) == batch.labels()[batch.loss_mask()]).float()
-        return self.chances(states), true
+        return self.logits(states), true
 
     def loss(self, batch: Batch, loss: Loss) -> Tensor:
         predicted, true = self._predicted(batch)

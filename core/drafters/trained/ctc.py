@@ -56,7 +56,7 @@ class CollapsedTree(TopKTree):
         tokens, belief = runner.draft_head.chains(runner.future_logits(), self.chains, longest)  # [B, M, L], [B, M]
         rows = len(room)
         tree = Tree.of(self.parents[: longest * self.chains], rng.device)
-        same = (tokens[:, :, None] == tokens[:, None]).all(-1).tril(-1).any(-1)  # [B, M] an earlier chain says it too
+        same = (tokens[:, :, None] == tokens[:, None]).all(-1).tril(-1).any(-1)  # [B, M] equal to an earlier chain
         fits = (tokens >= 0) & ~same[..., None] & (torch.arange(longest, device=tokens.device) < left[:, None, None])
         live = fits.cumprod(-1).bool().transpose(1, 2).reshape(rows, -1)
         flat = tokens.clamp(min=0).transpose(1, 2).reshape(rows, -1)

@@ -1,4 +1,4 @@
-"""The harness of the benchmark: turns, pairing, statistics checked against figures worked out by hand."""
+"""The benchmark harness: alternation, pairing, and statistics against values computed by hand."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ITEMS = [Item("a", "one", [1, 2, 3]), Item("b", "two", [2, 1]), Item("c", "two",
 
 
 def step(index: int, drafted: int, accepted: int, *, draft: float = 0.0, score: float = 0.1) -> Step:
-    """A chain of so many guesses, of which the first few were accepted."""
+    """A step with a chain of which the first tokens were accepted."""
     return Step(
         row=0,
         index=index,
@@ -56,7 +56,7 @@ def run(name: str, item: Item, seconds: float, steps: Sequence[Step] = (), *, to
 
 
 def contender(name: str, drafter: str | None = None, **options: object) -> Contender:
-    """On a table, by the real loop."""
+    """A contender that runs the real loop on a table."""
     target = TableTarget(7, seed=3, sharpness=3.0)
 
     def call(item: Item) -> tuple[list[int], list[Step]]:
@@ -144,7 +144,7 @@ def test_what_makes_no_sense_is_refused(names: list[str], items: list[Item], rep
 
 
 def test_speeds_are_medians_of_prompts_and_ratios_are_paired_within_a_round() -> None:
-    # the machine is three times slower in round 1: plain and drafted alike, so the ratio doesn't see it
+    # the machine is three times slower in round 1: plain and drafted alike, so the ratio does not change
     plain = [run(PLAIN, item, 2.0 * slow, repeat=r) for r, slow in enumerate((1, 3)) for item in ITEMS]
     each = (1.0, 0.5, 2.0)
     mine = [

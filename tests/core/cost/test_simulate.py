@@ -1,5 +1,5 @@
-"""Simulation: a machine that is made up is found again from two of its traces, and then foretells the others; devices
-bend where they should; nothing is shown without the word."""
+"""Simulation: a made-up device is recovered from two of its traces and predicts the others; every result says that
+it is a simulation."""
 
 from __future__ import annotations
 

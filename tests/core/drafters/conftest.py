@@ -1,4 +1,4 @@
-"""A target that says a given text, whatever is drafted: what a drafter gains can then be counted exactly."""
+"""A target that generates a given text, so that a drafter's gain can be counted exactly."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ Say = Callable[..., list[list[Step]]]
 
 @pytest.fixture
 def say() -> Say:
-    """Decode given texts behind given prompts -> the steps of each row; that the texts come out is checked."""
+    """Decode given texts after given prompts -> the steps of each row; checks that the output is the texts."""
 
     def run(
         drafter: Drafter,

@@ -65,12 +65,12 @@ def test_likeness_is_the_cosine_around_each_sublayer() -> None:
     taps = frozenset(model.taps) - {"last"}
     prefill = model.begin([text, text[:3]], Sampling(), taps)
     assert prefill.self_draftable is model
-    found = model.likeness([text, text[:3]], 4)
+    found = model.similarity([text, text[:3]], 4)
     assert found.shape == (2, 6)
     assert model.sublayers == ("attention.0", "mlp.0", "attention.1", "mlp.1", "attention.2", "mlp.2")
     alone = Decoder.random(SHAPE, dtype=torch.float64)
     alone.begin([text[:3]], Sampling())
-    torch.testing.assert_close(alone.likeness([text[:3]], 4)[0], found[1], atol=1e-6, rtol=0)
+    torch.testing.assert_close(alone.similarity([text[:3]], 4)[0], found[1], atol=1e-6, rtol=0)
     network = model.network
     half = Decoder(network.map_linears(lambda linear: linear, [replace(network.layers[0], use_mlp=False)]))
     middle = half.begin([text], Sampling(), frozenset({"layer.0"})).hidden["layer.0"][0, 2:6]

@@ -1,4 +1,4 @@
-"""Acceptance curves of several drafters, read from what training wrote, in one table and picture."""
+"""Acceptance curves of several drafters, read from training results, as a table and a figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training a model from data alone: it gets better, resumes, and refuses bad requests."""
+"""Training a model from data alone: it improves, resumes, and refuses invalid requests."""
 
 from __future__ import annotations
 

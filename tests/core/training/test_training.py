@@ -1,4 +1,4 @@
-"""Batches, guesses and simulated acceptance; a draft head that learns; a run that is killed and goes on."""
+"""Batches, guesses and simulated acceptance; training a draft head; resuming a killed run."""
 
 from __future__ import annotations
 

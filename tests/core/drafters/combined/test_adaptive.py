@@ -1,4 +1,4 @@
-"""Choosing among drafters: who gets chosen, and that models stay in step with what others drafted."""
+"""Adaptive choice: which drafter is chosen, and that models stay in step when others draft."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROMPTS = [[3, 9, 4, 17, 9], [8], [20, 21, 22, 1]]
 
 
 class Always(WeightFree):
-    """Guesses the same tokens in every step."""
+    """Guesses the same tokens in every round."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = tokens
@@ -48,7 +48,7 @@ class Always(WeightFree):
 
 
 class Right(Always):
-    """Knows what comes."""
+    """Drafts the true continuation."""
 
     def __init__(self, texts: Sequence[Sequence[int]], length: int) -> None:
         super().__init__(())
@@ -85,7 +85,7 @@ def model() -> Decoder:
 
 @pytest.mark.parametrize("rule", [Exact(), GumbelMatch()], ids=["greedy", "gumbel-match"])
 def test_models_keep_step_when_others_draft(rule: Any) -> None:
-    """The draft models are the target: were one out of step, it would no longer be always right."""
+    """The draft models are the target: one that is out of step would no longer be always right."""
     sampling = GREEDY if isinstance(rule, Exact) else Sampling()
     arms: list[Drafter] = [
         DraftModel(model(), length=3),

@@ -1,4 +1,4 @@
-"""Ensembles: whose guesses are kept, and what is learnt of them."""
+"""Ensembles: which guesses are kept, and how estimates are corrected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GREEDY = Sampling(temperature=0)
 
 
 class Fixed:
-    """Always the same chain, believed in as told."""
+    """Always the same chain, with the given beliefs."""
 
     vocabulary, needs, bytes_read = None, frozenset[str](), 0
 
@@ -52,7 +52,7 @@ def numbered(*drafters: Drafter) -> dict[str, Drafter]:
 
 
 def merged(ensemble: Ensemble, room: int = 9) -> dict[tuple[int, ...], float]:
-    """Each guess, as the path down to it, and how likely it is thought to be."""
+    """The path to each guess, and its estimated probability."""
     ensemble.begin(Prefill(), [[1]], GREEDY)
     draft = ensemble.propose(torch.tensor([room]), CounterRNG([0]))
     assert draft.belief is not None

@@ -1,4 +1,4 @@
-"""The guard: off where a drafter doesn't pay, alone and in a crowd, and on again where it does."""
+"""The guard: off where a drafter does not pay, alone and in a batch, and on again where it does."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROMPTS = [[3, 9, 4, 17, 9], [8], [20, 21, 22, 1]]
 
 
 class Right(WeightFree):
-    """Knows what comes, `length` tokens of it, and guesses `wrong` behind that."""
+    """Drafts `length` tokens of the true continuation, then the token `wrong`."""
 
     def __init__(self, texts: Sequence[Sequence[int]], length: int, wrong: Sequence[int] = ()) -> None:
         self.texts, self.length, self.wrong = texts, length, wrong

@@ -1,5 +1,4 @@
-"""Drafting across vocabularies: what the model reads, what is drawn from which distribution, and Sequoia's
-calibration."""
+"""Cross-vocabulary drafting: what the model reads, and the distributions it draws from; and Sequoia's calibration."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ GREEDY = Sampling(temperature=0)
 
 
 def renamed(vocabulary: int) -> Renamed:
-    """Every token has another id there."""
+    """A bridge that gives every token another id."""
     return Renamed({token: (token + 1) % vocabulary for token in range(vocabulary)})
 
 

@@ -39,7 +39,7 @@ def run(drafter: Drafter, sampling: Sampling, prompts: Sequence[Sequence[int]] =
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0), Sampling(top_p=0.7), Sampling(top_k=2)])
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_vertical_cascade_draws_what_the_model_alone_draws(sampling: Sampling, others: int) -> None:
-    """Token for token and seed for seed, whatever the stages below guess."""
+    """Identical for every seed, whatever the stages below guess."""
     alone, first = Counting(5, seed=3, blur=0.3), Counting(5, seed=3, blur=0.3)
     below = [TableTarget(5, seed=3, blur=0.35) for _ in range(others)]
     cascade = CSDrafting(first, other_models=below, lengths=(4, *[0] * (others + 1)), inner_length=3)

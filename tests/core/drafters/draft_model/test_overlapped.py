@@ -1,5 +1,4 @@
-"""Drafts that are ready when the verdict is: how often, for whom, and in which thread. That the output's distribution
-stays as it is, the suites of all methods show."""
+"""Drafting ahead: how often outcomes are hit, and in which thread. The conformance suite checks the distributions."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ PROMPTS = [[1, 2, 3], [4], [5, 6, 5, 6, 5]]
 
 
 class Watched(TableTarget):
-    """A table that notes who asked it for scores."""
+    """A table that records the threads that call score()."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)

@@ -67,7 +67,7 @@ def test_models_of_one_tree_have_one_vocabulary() -> None:
 
 
 def best_nodes(model: TableTarget, prompt: list[int], count: int, width: int) -> dict[tuple[int, ...], float]:
-    """The likeliest paths, one by one, asking the model about each."""
+    """The likeliest paths, found one by one with a model pass each."""
     found: dict[tuple[int, ...], float] = {}
     frontier: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     while frontier and len(found) <= count:
@@ -103,7 +103,7 @@ def test_best_first_finds_the_most_probable_tree(batch: int) -> None:
 
 @pytest.mark.slow
 def test_a_thousand_nodes_in_one_pass() -> None:
-    """The model is the target, so that one pass emits as many tokens as the tree is deep."""
+    """The model is the target, so one target pass emits as many tokens as the tree is deep."""
     model = TableTarget(50, seed=2, sharpness=6.0)
     drafter = SpecExec(model, nodes=1024, batch=256, width=8, passes=6)
     target = TableTarget(50, seed=2, sharpness=6.0)

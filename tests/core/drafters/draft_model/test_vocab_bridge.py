@@ -1,4 +1,4 @@
-"""A model seen through another vocabulary: it drafts like any other, and forgets and remembers like any other."""
+"""A model adapted to another vocabulary: it drafts, rewinds and commits like any other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Input-guided decoding: copies, breaks off, finds its place again."""
+"""Input-guided decoding: copies, stops at a mismatch, and finds its position again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""N-grams: counted as by hand; the bigrams are the target's own."""
+"""N-grams: counts against counting by hand; bigrams against the target."""
 
 from __future__ import annotations
 

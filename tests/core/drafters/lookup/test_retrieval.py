@@ -1,4 +1,4 @@
-"""The datastore against searching by hand; files that are not what they claim to be."""
+"""The datastore against a naive search; damaged files."""
 
 from __future__ import annotations
 

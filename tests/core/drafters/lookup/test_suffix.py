@@ -1,4 +1,4 @@
-"""Suffix automata against counting by hand; what is remembered, and by whom."""
+"""Suffix automata against naive counting; the memory of past outputs."""
 
 from __future__ import annotations
 

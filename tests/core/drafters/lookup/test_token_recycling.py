@@ -1,4 +1,4 @@
-"""Token recycling: the table holds what the target said last, and the tree is read off it."""
+"""Token recycling: the table has the target's latest successors, and trees come from it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIG = Config(vocabulary=61, hidden_size=32, layers=2, heads=4, kv_heads=2, he
 
 
 def test_the_table_has_the_latest_successors_of_each_token() -> None:
-    """Against a target asked again afterwards, accepted path and rejected guesses alike."""
+    """Compared with the target's scores afterwards, for accepted and rejected nodes."""
     model = Decoder.random(CONFIG, seed=1, dtype=torch.float64)
     drafter = TokenRecycling(nodes=6, successors=3)
     prompt = [4, 9, 4, 9, 17]

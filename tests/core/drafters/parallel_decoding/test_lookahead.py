@@ -1,4 +1,4 @@
-"""Lookahead: the comb is the Jacobi window of the paper, and its n-grams are found again."""
+"""Lookahead: the comb is the paper's Jacobi window, and its n-grams are reused."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_probes_are_scored_and_never_tried() -> None:
 
 
 class Counting:
-    """Says the token after the last one, wherever it is asked."""
+    """A target whose next token is the last one plus 1."""
 
     vocabulary, device, rollback, weight_bytes = 1000, torch.device("cpu"), True, 0
 
@@ -96,7 +96,7 @@ class Counting:
 
 
 def test_trajectories_predict_a_text_without_repetitions() -> None:
-    """What no lookup could find: each token follows from the one before, which Jacobi passes work out ahead."""
+    """A text that no lookup can predict, but Jacobi passes can: each token follows from the one before."""
     taken = {}
     for drafter in (Lookahead(window=6, ngram=5), PromptLookup()):
         steps = list(decode(Counting(), drafter, Exact(), [[10, 18, 26, 34, 2]], sampling=GREEDY, max_new_tokens=40))

@@ -1,4 +1,4 @@
-"""The target's own layers as its drafter: what is chosen, by what, for whom; search, saving and loading."""
+"""Layer skipping: the chosen sublayers per row; search, saving and loading."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ IDLE = ("attention.1", "mlp.2", "attention.3", "mlp.3")
 
 
 def target() -> Decoder:
-    """A decoder of which some sublayers do next to nothing."""
+    """A decoder in which some sublayers change almost nothing."""
     network = Decoder.random(SHAPE, seed=4).network
 
     def quiet(layer: Layer, index: int) -> Layer:

@@ -1,4 +1,4 @@
-"""The target seen cheaper, drafting for itself: exact whatever is left out, and right every time if nothing is."""
+"""Sparse and quantized views as drafters: exact outputs, and full acceptance if nothing is left out."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_retrieval_changes_no_output(chunks: int, chunk: int, refresh: int, samp
 
 @pytest.mark.slow
 def test_retrieved_chunks_draft_better_than_as_many_latest_entries() -> None:
-    """One layer that looks for a token's like: what answers stands far back, where no window reaches."""
+    """One layer that attends to equal tokens, which are too far back for a window."""
     found = []
     for drafter in (
         sparse_cache(sinks=2, window=22, length=3),

@@ -1,4 +1,4 @@
-"""Drafters that are trained: what they learned is what they draft by, their caches stay true, and they learn."""
+"""Trained drafters: drafting computes what training computed, caches stay valid, and training improves drafts."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_only_low_rank_corrections_are_trained() -> None:
 
 
 class Audited(Learned):
-    """At every step, asks a fresh draft head that reads everything anew."""
+    """In every round, compares with a new draft head that reads everything again."""
 
     checked = 0
 
@@ -246,7 +246,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 class Weighed(Decoder):
-    """Notes how many tokens each pass reads."""
+    """Records how many tokens each pass reads."""
 
     def score(self, draft: Draft, since: int | None = None) -> Scores:
         if since is None:

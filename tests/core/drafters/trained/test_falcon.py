@@ -1,4 +1,4 @@
-"""Falcon: several places a pass, passes behind one another, and glances at what was wrong."""
+"""Falcon: several positions per pass, consecutive passes, and glancing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Drafters of others: small checkpoints of exactly the published layouts, against the published formulas written out
-plainly; and what we write is read back as it was."""
+"""Imported heads: small checkpoints in the published layouts against the published formulas; exported heads are read
+back unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PaSS: the target reads look-ahead embeddings as training had it read them, wherever an accepted path ends."""
+"""PaSS: drafting reads look-ahead embeddings as training did, wherever an accepted path ends."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_tree() -> None:
 
 
 class Audited(PaSS):
-    """At every step, asks the target afresh what it says behind the embeddings."""
+    """In every round, compares with a new pass of the target over the embeddings."""
 
     checked = 0
 

@@ -1,4 +1,4 @@
-"""Heads that look right and below: what stands above a place is the target's own state, whatever was accepted."""
+"""Spatial heads: the state above a position is the target's own, whatever was accepted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def target() -> Decoder:
 
 
 def behind(tokens: list[int]) -> torch.Tensor:
-    """The target's states behind every token, from one fresh pass."""
+    """The target's states after every token, from one new pass."""
     model = target()
     return model.begin([[*tokens, 0]], Sampling(), frozenset({"last"})).hidden["last"][0]
 
