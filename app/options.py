@@ -63,7 +63,7 @@ FrequencyPenalty = Annotated[
     float, typer.Option(help="Subtracted from a token's logit once for every time it was generated before.")
 ]
 Seed = Annotated[int, typer.Option(help="Random seed; the same seed gives the same output.")]
-FirstSeed = Annotated[int, typer.Option(help="Random seed of the first prompt; each further prompt adds 1.")]
+FirstSeed = Annotated[int, typer.Option(help="Random seed of the first prompt; others use further seeds.")]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Maximum number of tokens to generate per prompt.")]
 NumPrompts = Annotated[int, typer.Option(min=1, help="Number of prompts.")]
 FirstPrompts = Annotated[
@@ -82,6 +82,20 @@ ImagePrompts = Annotated[
 ]
 TextModelName = Annotated[
     str, typer.Option("--model", help="Target: a catalogue name, a hub id, a folder or a GGUF file.")
+]
+TextDraftModel = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-model",
+        metavar="NAME[:DTYPE]",
+        help="Draft model: a catalogue name, a hub id, a folder or a GGUF file.",
+    ),
+]
+NumDraftTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--num-draft-tokens", min=1, help="Maximum number of draft tokens per target pass. Default: the drafter's."
+    ),
 ]
 TextDtype = Annotated[
     str, typer.Option("--dtype", help="Precision of the weights: float32, bfloat16, float16, int8 or int4.")

@@ -45,6 +45,7 @@ def image(
     drafter_option: DrafterOptions = None,
     rule_option: RuleOptions = None,
     guidance_scale: GuidanceScale = None,
+    negative_prompt: Annotated[str | None, typer.Option(help="Prompt that guidance steers away from.")] = None,
     temperature: Temperature = 1.0,
     top_k: TopK = 0,
     entropy_aware: Annotated[
@@ -75,6 +76,7 @@ def image(
         "style": style,
         **methods(drafter, rule, drafter_option, rule_option),
         **({} if guidance_scale is None else {"guidance_scale": guidance_scale}),
+        "negative_prompt": negative_prompt,
         "temperature": temperature,
         "top_k": top_k,
         "entropy_aware": entropy_aware,

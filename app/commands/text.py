@@ -23,10 +23,12 @@ from outrider.app.options import (
     DrafterOptions,
     KVCacheDtype,
     MaxNewTokens,
+    NumDraftTokens,
     RuleName,
     RuleOptions,
     Seed,
     Temperature,
+    TextDraftModel,
     TextDtype,
     TextModelName,
     TopK,
@@ -50,6 +52,8 @@ def text(
     drafter: Annotated[
         str, typer.Option(help="Drafter: auto, plain, or a name from `outrider methods`.")
     ] = TEXT_DRAFTER,
+    draft_model: TextDraftModel = None,
+    num_draft_tokens: NumDraftTokens = None,
     rule: RuleName = RULE,
     drafter_option: DrafterOptions = None,
     rule_option: RuleOptions = None,
@@ -77,6 +81,8 @@ def text(
     """Generate text from a prompt by speculative decoding."""
     options: dict[str, Any] = {
         **methods(drafter, rule, drafter_option, rule_option),
+        "draft_model": draft_model,
+        "num_draft_tokens": num_draft_tokens,
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
@@ -117,7 +123,7 @@ def _show(lm: TextModel, prompt: str, options: dict[str, Any]) -> Result:
 
 def comparison(lm: TextModel, prompt: str, options: dict[str, Any]) -> str:
     """Run plain decoding and these options in turns; report agreement, tokens per target pass and the speedup."""
-    plain = options | {"drafter": None, "drafter_options": {}}
+    plain = options | {"drafter": None, "drafter_options": {}, "draft_model": None, "num_draft_tokens": None}
     ratios, speeds = [], []
     for turn in range(_REPEATS):
         order = [plain, options] if turn % 2 == 0 else [options, plain]

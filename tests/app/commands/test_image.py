@@ -41,12 +41,13 @@ def run(*arguments: str) -> Result:
 def test_a_picture_is_written(tmp_path: Path) -> None:
     file, trace = tmp_path / "heart.png", tmp_path / "heart.json"
     options = ("--drafter", "jacobi", "--rule", "exact", "-o", str(file), "--trace", str(trace), "--upscale", "2")
-    done = run("red heart", *options)
+    done = run("red heart", *options, "--negative-prompt", "cat")
     assert done.exit_code == 0, done.output
     assert "256 codes in" in done.stdout and "per pass" in done.stdout
     with Image.open(file) as picture:
         assert picture.size == (128, 128)
-    assert json.loads(trace.read_text())["method"] == "jacobi"
+    written = json.loads(trace.read_text())
+    assert written["method"] == "jacobi" and written["options"]["negative_prompt"] == "cat"
 
 
 @pytest.mark.slow

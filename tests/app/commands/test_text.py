@@ -70,6 +70,13 @@ def test_options_of_rules_and_sampling(folder: str) -> None:
     assert ask(PROMPT, *RAW, "--stop", whole[4:7], model=folder) == whole[: whole.index(whole[4:7])] + "\n"
 
 
+def test_a_draft_model_is_named_on_the_command_line(folder: str) -> None:
+    options = ("--draft-model", folder, "--num-draft-tokens", "3", "--compare", "--dtype", "float32")
+    result = CliRunner().invoke(cli, ["text", PROMPT, *RAW, *options, "--model", folder])
+    assert result.exit_code == 0, result.output
+    assert "draft-model: the same tokens as plain decoding" in result.stderr
+
+
 def test_compare_prints_agreement_and_speedup(folder: str) -> None:
     result = CliRunner().invoke(
         cli, ["text", PROMPT, *RAW, "--compare", "--drafter", "prompt-lookup", "--model", folder, "--dtype", "float32"]
