@@ -1,14 +1,15 @@
 """CUDA graphs of a pass, a verdict or a trained drafter's proposal: one per input shape, with inputs in fixed buffers.
 
 A pass of a small model is about 240 kernels of a few microseconds each; launching them one by one takes longer than
-running them. There are few shapes: rows, tokens, and cache columns in coarse steps. Without CUDA, or if a capture
-fails, the same code runs eagerly on the same buffers; `OUTRIDER_GRAPHS=0` turns graphs off. Knows tensors only; nothing
-of networks or drafts.
+running them. There are few shapes: rows, tokens, and cache columns in coarse steps. Without CUDA, or for a shape whose
+capture fails, the same code runs eagerly on the same buffers; `OUTRIDER_GRAPHS=0` turns graphs off. Knows tensors only;
+nothing of networks or drafts.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from torch import Tensor
 
 _MAX_CAPTURES = 96  # per pool; the least recently used one is evicted
 _MAX_FREE_STORES = 2  # unused KV stores kept per pool
+_CAPTURING = threading.Lock()  # CUDA captures one graph at a time
 _WARMUP_RUNS = 2  # before a capture, so that libraries allocate their workspaces
 
 Inputs = Sequence[Tensor | None]
@@ -43,6 +45,10 @@ class CudaRecorder:  # pragma: CUDA
 
     def __call__(self, work: Callable[[], Any]) -> tuple[Any, Replay]:
         """Warm up and capture. `work` must be idempotent: it runs several times."""
+        with _CAPTURING, torch.cuda.device(self.device):
+            return self._captured(work)
+
+    def _captured(self, work: Callable[[], Any]) -> tuple[Any, Replay]:
         current, side = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side.wait_stream(current)
         with torch.cuda.stream(side):
@@ -81,6 +87,7 @@ class _Capture:
     references: Any  # further tensors that the work reads, kept alive
     out: Any = None
     replay: Replay | None = None
+    failed: bool = False  # it cannot be recorded
 
 
 class GraphPool:
@@ -91,6 +98,7 @@ class GraphPool:
         self.captured = self.replayed = 0
         self._captures: OrderedDict[tuple[object, ...], _Capture] = OrderedDict()
         self._stores: list[Tensor] = []
+        self._lock = threading.RLock()  # buffers are filled, replayed and read by one thread at a time
 
     def __len__(self) -> int:
         """The number of shapes seen."""
@@ -119,6 +127,10 @@ class GraphPool:
     ) -> Out:
         """`work(inputs)`, replayed if it was captured for these shapes. Everything else that it reads must be fixed or
         identified by `key`."""
+        with self._lock:
+            return self._run(key, inputs, work, references)
+
+    def _run(self, key: tuple[object, ...], inputs: Inputs, work: Callable[[Inputs], Out], references: Any) -> Out:
         shapes = (None if value is None else (*value.shape, value.dtype) for value in inputs)
         key = (*key, *shapes)
         capture = self._captures.get(key)
@@ -131,7 +143,7 @@ class GraphPool:
         for buffer, value in zip(capture.inputs, inputs, strict=True):
             if buffer is not None and value is not None:
                 buffer.copy_(value)
-        if self.record is not None and capture.replay is None:
+        if self.record is not None and capture.replay is None and not capture.failed:
             self._record(capture, self.record)
         if capture.replay is None:
             return capture.work()  # type: ignore[no-any-return]
@@ -143,9 +155,11 @@ class GraphPool:
         try:
             capture.out, capture.replay = record(capture.work)
             self.captured += 1
-        except RuntimeError as error:
-            self.record, capture.out, capture.replay = None, None, None
-            warnings.warn(f"passes are not captured in CUDA graphs: {str(error).splitlines()[0]}", stacklevel=3)
+        except RuntimeError as error:  # what is not about capturing fails again when the work runs eagerly
+            if not any(other.failed for other in self._captures.values()):
+                why = str(error).splitlines()[0]
+                warnings.warn(f"a shape of passes is not captured in a CUDA graph: {why}", stacklevel=3)
+            capture.failed, capture.out, capture.replay = True, None, None
 
 
 def separate_recorder(record: Recorder | None) -> Recorder | None:

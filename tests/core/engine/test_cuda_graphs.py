@@ -96,7 +96,7 @@ def test_a_failed_capture_falls_back_to_eager_execution() -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     pool = GraphPool(torch.device("cpu"), failing)
-    with pytest.warns(UserWarning, match="not captured in CUDA graphs: operation not permitted"):
+    with pytest.warns(UserWarning, match="not captured in a CUDA graph: operation not permitted"):
         first = pool.run(("sum",), [torch.ones(2)], lambda inputs: inputs[0].sum())
     assert first == 2 and pool.run(("sum",), [torch.zeros(2)], lambda inputs: inputs[0].sum()) == 0
     assert pool.captured == pool.replayed == 0
