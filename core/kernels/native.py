@@ -1,10 +1,10 @@
-"""Products and whole passes in machine code of our own (native.cpp) with weights of 16, 8 and 4 bits, on a CPU that
-multiplies 16-bit numbers (AVX-512 BF16) or widens them on the way (AVX2); in 32 bits, products of a few tokens.
+"""Compiles and calls the CPU kernels (csrc/): matrix products and whole passes with 16-, 8- and 4-bit weights on CPUs
+with AVX-512 BF16 or AVX2, and products of a few tokens in 32 bits.
 
-The code is compiled once, by the C++ compiler at hand, into the user's cache folder; without a compiler or such a CPU,
-everything goes through torch as before (`OUTRIDER_NATIVE=0` asks for that, `avx2` for no more than AVX2). Here a
-token's numbers do not depend on how many tokens share the pass, so that drafting changes no bit of what comes out, in
-16, 8 and 4 bits too. Knows layouts and addresses, nothing of what the weights are for.
+The kernels are compiled once, with the system's C++ compiler, into the user's cache folder; without a compiler or such
+a CPU, torch is used (`OUTRIDER_NATIVE=0` forces this, `avx2` limits the kernels to AVX2). The result for a token does
+not depend on how many tokens share the pass, so drafting never changes the output, in 16, 8 or 4 bits. Knows layouts
+and addresses, nothing of what the weights are for.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from torch import Tensor
 
 from outrider.core.paths import cache_folder
 
-GROUP = 32  # inputs of a tile, and of what shares a scale in 4 bits
-_OUTPUTS = 16  # of a tile
-_ROOM, _ALIGNED = 1 << 25, 64  # bytes of large pages taken at a time; where weights begin
+GROUP = 32  # inputs of a tile, and of a group that shares a scale in 4 bits
+_OUTPUTS = 16  # outputs of a tile
+_ROOM, _ALIGNED = 1 << 25, 64  # bytes of huge pages allocated at a time; alignment of weights
 
 
 class Matrix(ctypes.Structure):
@@ -43,7 +43,7 @@ class Matrix(ctypes.Structure):
 
 
 def _processor() -> str:
-    """What the compiler's choice of instructions depends on."""
+    """The processor's flags, on which the compiled instructions depend."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -51,7 +51,7 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith("flags")), "")
 
 
-def _asked() -> str:
+def _setting() -> str:
     return os.environ.get("OUTRIDER_NATIVE", "1")
 
 
@@ -60,13 +60,13 @@ def _compiler() -> str | None:
 
 
 def halves() -> bool:
-    """Does this processor multiply 16-bit numbers?"""
+    """Whether this processor has 16-bit products (AVX-512 BF16)."""
     return "avx512_bf16" in _processor().split()
 
 
 def hindrance() -> tuple[str, str] | None:
-    """Why the code can't be used here, and what would help (perhaps nothing); None: it can, if it compiles."""
-    if _asked() == "0":
+    """Why the kernels cannot be used on this machine, and a remedy (may be empty); None if nothing prevents it."""
+    if _setting() == "0":
         return "switched off by OUTRIDER_NATIVE=0", ""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return "written for Linux on x86-64", ""
@@ -78,13 +78,13 @@ def hindrance() -> tuple[str, str] | None:
 
 
 def _compiled(name: str, *defines: str) -> Path | None:
-    """The library's file, compiled now if it isn't there; None: it can't be."""
+    """The path of the compiled library, built if necessary; None if compilation fails."""
     compiler = _compiler()
     if compiler is None:
         return None
     source = Path(__file__).parent / "csrc" / f"{name}.cpp"
-    text = b"".join(one.read_bytes() for one in (source, *sorted(source.parent.glob("*.h"))))
-    kind = "x86-64-v3" if _asked() == "avx2" else "native"
+    text = b"".join(path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h"))))
+    kind = "x86-64-v3" if _setting() == "avx2" else "native"
     digest = hashlib.sha256(text + f"{kind} {_processor()} {compiler}{' '.join(defines)}".encode()).hexdigest()[:16]
     found = cache_folder() / "native" / f"{name}-{digest}.so"
     if _intact(found):
@@ -120,7 +120,7 @@ def _intact(path: Path) -> bool:
 
 
 def opened(name: str, *defines: str) -> ctypes.CDLL | None:
-    """A file of `csrc` as a library, compiled with these -D flags; None where it can't be had."""
+    """A file of `csrc` as a library, compiled with these -D flags; None if the kernels are unavailable."""
     path = None if hindrance() else _compiled(name, *defines)
     try:
         return None if path is None else ctypes.CDLL(str(path))
@@ -130,7 +130,7 @@ def opened(name: str, *defines: str) -> ctypes.CDLL | None:
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The code, ready to be called; None where it can't be had."""
+    """The main kernels with their argument types declared; None if unavailable."""
     found = opened("native")
     if found is None:
         return None
@@ -151,8 +151,8 @@ def library() -> ctypes.CDLL | None:
     return found if found.outrider_ready(1) else None
 
 
-def edition() -> str:
-    """Which code multiplies on this CPU, in a few letters: what was timed with another says little of it."""
+def build_id() -> str:
+    """A short id of the kernels in use ("torch" without any); timings made with other kernels do not apply."""
     code = library()
     return "torch" if code is None else Path(code._name).stem.rpartition("-")[2][:6]
 
@@ -161,16 +161,16 @@ _local = threading.local()
 
 
 def work(size: int) -> int:
-    """The address of scratch space for this thread; good until more is asked for."""
+    """The address of this thread's scratch memory of at least `size` bytes; valid until the next larger request."""
     space: Tensor | None = getattr(_local, "space", None)
     if space is None or len(space) < size:
         space = _local.space = torch.empty(size * 5 // 4, dtype=torch.uint8)
     return space.data_ptr()
 
 
-def _spacious(weights: Tensor) -> Tensor:
-    """The same in large pages, side by side with those made before, where the system has any: a pass reads all weights,
-    and on the way to each page its place has to be found."""
+def _in_huge_pages(weights: Tensor) -> Tensor:
+    """A copy in huge pages, next to earlier ones, where the system supports them: a pass reads all weights, and huge
+    pages save TLB misses."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return weights.contiguous()
     size = weights.numel() * weights.element_size()
@@ -185,19 +185,19 @@ def _spacious(weights: Tensor) -> Tensor:
 
 
 def tiles(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
-    """Can weights of this shape be laid out in tiles here?"""
+    """Whether weights of this shape can be stored in tiles on this machine."""
     if dtype != torch.bfloat16 or device.type != "cpu" or shape[0] % _OUTPUTS or shape[1] % GROUP:
         return False
     return library() is not None
 
 
 def streams(dtype: torch.dtype, device: torch.device) -> bool:
-    """Can weights in 32 bits be read as they are, for a few tokens?"""
+    """Whether `few` is available for these weights."""
     return dtype == torch.float32 and device.type == "cpu" and library() is not None
 
 
 def few(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x [N, in] -> [N, out], all in 32 bits, for so few N that the reading of the weights is what takes time."""
+    """x [N, in] -> [N, out] in 32 bits, for N so small that reading the weights takes most of the time."""
     code, x = library(), x.contiguous()
     assert code is not None
     count, (outputs, inputs) = x.shape[0], weight.shape
@@ -208,8 +208,8 @@ def few(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of rows [A, B, size] in 32 bits, each row without gaps, best first, of equals the earlier;
-    and their places."""
+    """The `count` largest values of rows [A, B, size] in 32 bits and their indices, largest first, ties by index. Each
+    row must be contiguous."""
     code = library()
     assert code is not None
     outer, inner, size = x.shape
@@ -221,8 +221,8 @@ def largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def divergence(z: Tensor, log_p: Tensor) -> tuple[Tensor, Tensor]:
-    """Of 16-bit logits [N, V], V in sixteens, and logarithms in 32 bits: sum p (log p - log softmax(z)), and its
-    gradient softmax(z) - p in 16 bits."""
+    """KL divergences sum p (log p - log softmax(z)) [N] for 16-bit logits z [N, V] and 32-bit log_p, V a multiple of
+    16; and their gradients softmax(z) - p in 16 bits."""
     code, z, log_p = library(), z.contiguous(), log_p.contiguous()
     assert code is not None
     each, back = torch.empty(len(z)), torch.empty_like(z)
@@ -232,7 +232,8 @@ def divergence(z: Tensor, log_p: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Tiled:
-    """Weights in tiles; `forms` are the numbers themselves in 16 bits, or those of 8 or 4 bits with their scales."""
+    """A linear layer with weights in tiles (see csrc/layout.h): `numbers` in 16 bits, or integers of 8 bits with
+    scales, or of 4 bits with scales and offsets."""
 
     def __init__(self, numbers: Tensor, scales: Tensor | None, offsets: Tensor | None, bias: Tensor | None) -> None:
         self.bits = 16 if scales is None else 8 if offsets is None else 4
@@ -240,11 +241,11 @@ class Tiled:
         rows, columns = self.shape
         tiled = numbers.view(rows // _OUTPUTS, _OUTPUTS, columns // GROUP, GROUP // 2, 2).permute(0, 2, 3, 1, 4)
         if offsets is not None and scales is not None:
-            pairs = tiled.reshape(*tiled.shape[:2], GROUP // 4, 2, GROUP)  # two rows of numbers share their bytes
+            pairs = tiled.reshape(*tiled.shape[:2], GROUP // 4, 2, GROUP)  # two rows share each byte
             nibbles = (pairs[:, :, :, 0] | pairs[:, :, :, 1] << 4).to(torch.uint8).flatten(2)
             both = torch.stack([scales, offsets]).bfloat16().view(2, rows // _OUTPUTS, _OUTPUTS, columns // GROUP)
             tiled = torch.cat([nibbles, both.permute(1, 3, 0, 2).flatten(2).view(torch.uint8)], 2)
-        self._tiles = _spacious(tiled)
+        self._tiles = _in_huge_pages(tiled)
         self._scales = scales.float().contiguous() if self.bits == 8 and scales is not None else None
         self._bias = None if bias is None else bias.float().contiguous()
         self.point()
@@ -252,7 +253,7 @@ class Tiled:
         self.weight_bytes = sum(part.numel() * part.element_size() for part in kept)
 
     def point(self) -> None:
-        """Tell the code where the weights are; once more after they were moved."""
+        """Set the addresses in the kernels' struct; call again after moving the weights."""
         addresses = (at(part) for part in (self._tiles, self._scales, self._bias))
         self.matrix = Matrix(*addresses, *self.shape, self.bits, 0)
         self._address = ctypes.addressof(self.matrix)
@@ -279,7 +280,7 @@ class Tiled:
         return self.product(x, torch.bfloat16)
 
     def product(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """x [N, in] -> [N, out], in 16 or in 32 bits."""
+        """x [N, in] -> [N, out] in bfloat16 or float32."""
         x = x.to(torch.bfloat16).contiguous()
         out = torch.empty(len(x), self.shape[0], dtype=dtype)
         code, threads = library(), torch.get_num_threads()
@@ -292,5 +293,5 @@ class Tiled:
 
 
 def at(part: Tensor | None) -> int | None:
-    """Its address."""
+    """The tensor's address."""
     return None if part is None else part.data_ptr()

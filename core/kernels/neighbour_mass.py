@@ -1,7 +1,7 @@
-"""The mass that codes have in a distribution together with those that look like them: their neighbours, or their group.
+"""The probability mass of image codes together with similar codes: their neighbours, or their group.
 
-For a few distributions on a CPU it is worked out by code of ours: to torch it means reading, summing up and comparing
-as many numbers as there are neighbours of all codes."""
+For a few distributions on a CPU the compiled kernels (csrc/pooling.cpp) are used; torch would materialise the
+probabilities of all neighbours of all codes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from torch import Tensor
 
 from outrider.core.kernels import native
 
-_TOGETHER = 8  # distributions
-_MOST = 512  # of them, beyond which torch is given all
+_TOGETHER = 8  # distributions per call of the kernel
+_MAX_ROWS = 512  # distributions up to which the kernels are used
 
 
 def pooled(p: Tensor, near: Tensor, bound: Tensor) -> Tensor:
-    """[B, V] the mass of the most neighbours [V, k], nearest first, that together stay within the bound [B, V]."""
+    """[B, V] the largest mass of a prefix of the code's neighbours [V, k], nearest first, that is within the bound
+    [B, V]."""
     code = _code(p)
     if code is None:
         total = p[:, near].cumsum(-1)  # [B, V, k]
@@ -29,8 +30,8 @@ def pooled(p: Tensor, near: Tensor, bound: Tensor) -> Tensor:
 
 
 def grouped(p: Tensor, q: Tensor, alike: Tensor, span: int, gap: float) -> tuple[Tensor, Tensor]:
-    """What each code's group has in p, and in q, all [B, V]: of the `span` codes ranked next above and below it in p
-    those whose probability is within `gap` of its own and which it is alike [V, V]."""
+    """The mass in p and in q of each code's group, both [B, V]: the code itself, and of the `span` codes ranked next
+    above and below it in p those with a probability within `gap` of its own that are `alike` [V, V]."""
     size, code = p.shape[1], _code(p)
     span = min(span, size - 1)
     if code is not None and q.dtype == p.dtype:
@@ -56,8 +57,8 @@ def grouped(p: Tensor, q: Tensor, alike: Tensor, span: int, gap: float) -> tuple
 
 
 def _code(p: Tensor) -> ctypes.CDLL | None:
-    """The code of ours, where it is for these distributions."""
-    return _library() if p.device.type == "cpu" and p.dtype == torch.float32 and len(p) <= _MOST else None
+    """The compiled kernels, if they apply to these distributions."""
+    return _library() if p.device.type == "cpu" and p.dtype == torch.float32 and len(p) <= _MAX_ROWS else None
 
 
 def _eight(code: ctypes.CDLL, p: Tensor, near: Tensor, bound: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""The largest of many numbers, such as a vocabulary's logits.
+"""Argmax and top-k along the last axis, such as a vocabulary's logits.
 
-On a CPU torch's own takes several times as long as reading them; so a few in 32 bits are found by code of ours, and
-others by numpy where that is quicker.
+On a CPU torch's own take several times as long as reading the values. A few in 32 bits are found by the compiled
+kernels, others by numpy where that is faster.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from outrider.core.kernels import native
 
-_MANY = 1024  # numbers from which on it matters
-_FEW = 64  # that are looked for
+_MIN_SIZE = 1024  # axis length from which this is faster than torch
+_MAX_COUNT = 64  # for the compiled kernel
 
 
 def argmax(values: Tensor) -> Tensor:
@@ -26,14 +26,14 @@ def argmax(values: Tensor) -> Tensor:
 
 
 def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest along the last axis, best first, and their places."""
+    """The `count` largest values along the last axis, largest first, and their indices."""
     size = values.shape[-1]
     if _code(values, count):
         rows = values.detach()
         rows = rows if rows.dim() == 3 else rows.reshape(1, -1, size)
         best, place = native.largest(rows, count)
         return best.view(*values.shape[:-1], count), place.view(*values.shape[:-1], count)
-    if not _host(values) or size < _MANY or count > size // 4:
+    if not _host(values) or size < _MIN_SIZE or count > size // 4:
         return values.topk(count)
     if count <= 8:
         left, found = values.clone(), []
@@ -49,13 +49,13 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _host(values: Tensor) -> bool:
-    """Can numpy read them?"""
+    """Whether numpy can read the values."""
     return values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64)
 
 
 def _code(values: Tensor, count: int) -> bool:
-    """Is it for the code of ours?"""
-    small = values.shape[-1] < _MANY or not 0 < count <= _FEW
+    """Whether the compiled kernel applies."""
+    small = values.shape[-1] < _MIN_SIZE or not 0 < count <= _MAX_COUNT
     if small or values.dtype != torch.float32 or values.stride(-1) != 1:
         return False
     return values.device.type == "cpu" and not values.requires_grad and native.library() is not None

@@ -208,7 +208,7 @@ class TextModel:
     def where(self) -> str:
         """What measured costs belong to: this model in this precision, here."""
         facts = f"{self.dtype}-{self.device}-{torch.get_num_threads()}".replace(":", "")
-        facts += f"-{native.edition()}" if self.device == "cpu" else ""
+        facts += f"-{native.build_id()}" if self.device == "cpu" else ""
         facts += f"-cache-{self.kv_cache_dtype}" if self.kv_cache_dtype else ""
         place = hashlib.sha256(str(self.folder or self.name).encode()).hexdigest()[:8]
         return f"{self.name.replace('/', '--')[:60]}-{place}-{facts}"

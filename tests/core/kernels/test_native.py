@@ -360,7 +360,7 @@ def test_what_was_timed_belongs_to_the_code_that_was_timed(monkeypatch: pytest.M
         for way in ("1", "avx2", "0"):
             monkeypatch.setenv("OUTRIDER_NATIVE", way)
             native.library.cache_clear()
-            found.append(native.edition())
+            found.append(native.build_id())
     finally:
         native.library.cache_clear()
     assert len(set(found)) == 3 and found.index("torch") == 2
