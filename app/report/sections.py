@@ -19,7 +19,7 @@ _OPTIONS = "--drafter-option rest.store={store} --drafter-option specexec.nodes=
 _TRAINED = "draft-model,medusa,hydra,eagle3,dspark,kangaroo,suffix,ensemble,auto"
 _TREES = (
     "--drafter-option medusa.nodes=16 --drafter-option hydra.nodes=16 --drafter-option eagle3.nodes=15 "
-    """--drafter-option 'ensemble.drafters=["suffix", "eagle3"]' --drafter-option ensemble.least=0 """
+    """--drafter-option 'ensemble.drafters=["suffix", "eagle3"]' --drafter-option ensemble.min_probability=0 """
     """--drafter-option 'auto.drafters=["suffix", "eagle3"]'"""
 )
 _MORE = (

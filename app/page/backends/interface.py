@@ -33,7 +33,6 @@ _RANGES: Mapping[str, tuple[float, float, float]] = {  # minimum, maximum, step;
     "guesses": (1, 16, 1),
     "inner_length": (1, 8, 1),
     "k": (1, 200, 1),
-    "least": (0, 0.5, 0.01),
     "length": (1, 16, 1),
     "lenience": (0.05, 1, 0.05),
     "max_length": (1, 32, 1),

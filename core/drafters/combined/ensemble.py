@@ -66,27 +66,27 @@ class _Member:
 
 
 class Ensemble:
-    """Keeps the `nodes` most likely of all guesses; of those less likely than `least` at most `free`, which cost a pass
-    nothing."""
+    """Drafts the `nodes` most probable of all guesses; of those below `min_probability` at most `free`, which add
+    almost nothing to the cost of a pass."""
 
     def __init__(
         self,
         *,
         drafters: Mapping[str, Drafter],
         nodes: int = 16,
-        least: float = 0.06,
+        min_probability: float = 0.06,
         free: int = 3,
     ) -> None:
-        if not drafters or nodes < 1 or not 0 <= least <= 1 or free < 0:
+        if not drafters or nodes < 1 or not 0 <= min_probability <= 1 or free < 0:
             raise InvalidOption(
-                f"{len(drafters)} drafters, nodes={nodes}, least={least}, free={free}: there must be a drafter and a "
-                "node, least from 0 to 1, free 0 or more"
+                f"{len(drafters)} drafters, nodes={nodes}, min_probability={min_probability}, free={free}: there must "
+                "be a drafter and a node, min_probability from 0 to 1, free 0 or more"
             )
         self.drafters = list(drafters.values())
         for name, drafter in drafters.items():
             if isinstance(drafter, StandaloneDrafter):
                 raise Incompatible(f"{name} reads its next guesses off its own draft, so it can't be merged")
-        self.nodes, self.least, self.free = nodes, least, free
+        self.nodes, self.min_probability, self.free = nodes, min_probability, free
         sizes = {drafter.vocabulary for drafter in self.drafters} - {None}
         if len(sizes) > 1:
             raise Incompatible(f"the drafters of an ensemble have vocabularies of {sizes}; they must be made for one")
@@ -171,7 +171,7 @@ class Ensemble:
 
     def counts(self, rows: Sequence[Sequence[float]]) -> list[int]:
         """How many of each row's guesses to score, given the probability of each."""
-        likely = (sum(weight >= self.least for weight in weights) for weights in rows)
+        likely = (sum(weight >= self.min_probability for weight in weights) for weights in rows)
         return [min(self.nodes, max(count, self.free)) for count in likely]
 
     def forget(self) -> None:

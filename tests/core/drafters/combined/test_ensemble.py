@@ -61,24 +61,24 @@ def merged(ensemble: Ensemble, room: int = 9) -> dict[tuple[int, ...], float]:
 
 
 def test_guesses_that_begin_alike_are_one_and_count_for_more() -> None:
-    found = merged(Ensemble(drafters=numbered(Fixed([1, 2], [0.5, 0.3]), Fixed([1, 3], [0.5, 0.3])), least=0))
+    found = merged(Ensemble(drafters=numbered(Fixed([1, 2], [0.5, 0.3]), Fixed([1, 3], [0.5, 0.3])), min_probability=0))
     assert {*found} == {(1,), (1, 2), (1, 3)}
-    alone = merged(Ensemble(drafters=numbered(Fixed([1, 2], [0.5, 0.3])), least=0))
+    alone = merged(Ensemble(drafters=numbered(Fixed([1, 2], [0.5, 0.3])), min_probability=0))
     assert found[(1,)] > alone[(1,)] and found[(1, 2)] == pytest.approx(alone[(1, 2)])
 
 
 def test_the_likeliest_are_kept_within_the_budget() -> None:
     members = numbered(Fixed([1, 2, 3], [0.9, 0.8, 0.1]), Fixed([5, 6], [0.3, 0.2]))
-    assert {*merged(Ensemble(drafters=members, nodes=3, least=0))} == {(1,), (1, 2), (5,)}
-    assert {*merged(Ensemble(drafters=members, nodes=9, least=0.5))} == {(1,), (1, 2), (5,)}, "three are free"
-    assert {*merged(Ensemble(drafters=members, nodes=9, least=0.5, free=0))} == {(1,), (1, 2)}
-    assert {*merged(Ensemble(drafters=members, nodes=9, least=0), room=1)} == {(1,), (5,)}
+    assert {*merged(Ensemble(drafters=members, nodes=3, min_probability=0))} == {(1,), (1, 2), (5,)}
+    assert {*merged(Ensemble(drafters=members, nodes=9, min_probability=0.5))} == {(1,), (1, 2), (5,)}, "three are free"
+    assert {*merged(Ensemble(drafters=members, nodes=9, min_probability=0.5, free=0))} == {(1,), (1, 2)}
+    assert {*merged(Ensemble(drafters=members, nodes=9, min_probability=0), room=1)} == {(1,), (5,)}
 
 
 def test_beliefs_are_corrected_by_what_came_out(say: Any) -> None:
     text = [1, 2] * 20  # one drafter is right and shy, the other wrong and bold
     shy, bold = Fixed([1, 2], [0.3, 0.2]), Fixed([9, 9], [0.9, 0.9])
-    ensemble = Ensemble(drafters=numbered(shy, bold), nodes=2, least=0)
+    ensemble = Ensemble(drafters=numbered(shy, bold), nodes=2, min_probability=0)
     (steps,) = say(ensemble, [[30]], [text])
     assert steps[0].drafted == (9, 9) and steps[-3].drafted == (1, 2)
 
@@ -112,7 +112,7 @@ def test_members_of_two_vocabularies_are_refused() -> None:
         Ensemble(drafters=numbered(DraftModel(TableTarget(8)), DraftModel(TableTarget(9))))
 
 
-@pytest.mark.parametrize("options", [{"drafters": {}}, {"nodes": 0}, {"least": 2}, {"free": -1}])
+@pytest.mark.parametrize("options", [{"drafters": {}}, {"nodes": 0}, {"min_probability": 2}, {"free": -1}])
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption):
         Ensemble(**{"drafters": numbered(Fixed([1], None)), **options})
