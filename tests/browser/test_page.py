@@ -14,17 +14,17 @@ Open = Callable[..., Any]
 EVIL = '<img src=x onerror="window.hit=1"><script>window.hit=1</script>${window.hit=1}{{constructor}}`\u202e\x07'
 
 
-def numbers(said: str) -> dict[str, str]:
+def numbers(text: str) -> dict[str, str]:
     """The headline figures by name."""
-    return {line.partition(" ")[2]: line.partition(" ")[0] for line in said.splitlines() if " " in line}
+    return {line.partition(" ")[2]: line.partition(" ")[0] for line in text.splitlines() if " " in line}
 
 
 def test_text_streams_and_every_step_can_be_shown(visit: Open) -> None:
     seen = visit()
     seen.page.fill("#text-prompt textarea", "the cat sat on the mat and the cat sat")
-    said = numbers(seen.run("text"))
-    passes = int(said["target passes"])
-    assert int(said["tokens"]) == 96 and passes < 96 and "drafted" in seen.text("#text-out + *, .or-legend")
+    figures = numbers(seen.run("text"))
+    passes = int(figures["target passes"])
+    assert int(figures["tokens"]) == 96 and passes < 96 and "drafted" in seen.text("#text-out + *, .or-legend")
     assert seen.page.locator("#text-out .or-t").count() >= 96
     assert f"Target pass {passes} of {passes}" in seen.text("#text-tree")
     seen.page.click("#text-back")
@@ -43,13 +43,13 @@ def test_figures_on_the_page_are_those_of_the_downloaded_trace(visit: Open) -> N
     from outrider.app.viz import trace_html
 
     seen = visit()
-    said = seen.run("text")
+    text = seen.run("text")
     seen.tab("Charts")
     with seen.page.expect_download() as waiting:
         seen.page.get_by_text("Download this trace").first.click()
     recording = recordings.read(Path(waiting.value.path()).read_bytes())
     for name, value in trace_html.facts(recording.trace).items():
-        assert f"{value} {name}" in said
+        assert f"{value} {name}" in text
     written = "".join(recording.name(token) for token in recording.trace.tokens())
     shown = seen.page.evaluate(
         "[...document.querySelectorAll('#text-out span.or-t')].map(one => one.textContent).join('')"
@@ -63,14 +63,14 @@ def test_figures_on_the_page_are_those_of_the_downloaded_trace(visit: Open) -> N
 def test_a_picture_is_drawn_and_its_codes_have_similar_ones(visit: Open) -> None:
     seen = visit()
     seen.tab("Image")
-    said = numbers(seen.run("image"))
-    assert said["tokens"] == "256" and int(said["target passes"]) < 256
+    figures = numbers(seen.run("image"))
+    assert figures["tokens"] == "256" and int(figures["target passes"]) < 256
     assert seen.page.locator("#image-out image").count() == 1
     assert seen.page.locator("#image-out [data-cell]").count() == 4 * 256
     seen.page.locator("#image-out [data-cell='17']").first.click()
     seen.until("#image-patches", "row 2, column 2")
     assert seen.page.locator("#image-patches img").count() > 3
-    said = seen.run("image", "go")
+    seen.run("image", "go")
     seen.until("#image-race", "plain decoding")
     assert seen.page.locator("#image-race image").count() == 2
     seen.page.wait_for_selector("#image-compare img")
@@ -95,8 +95,8 @@ def test_speech_can_be_played_and_shows_its_rounds(visit: Open) -> None:
 def test_a_race_shows_both_runs_and_can_be_replayed(visit: Open) -> None:
     seen = visit()
     seen.run("text", "go")
-    said = seen.until("#text-race", "plain decoding")
-    assert "the same, token for token" in said
+    text = seen.until("#text-race", "plain decoding")
+    assert "the same, token for token" in text
     lanes = seen.page.locator("#text-race .or-lane")
     assert lanes.count() == 2
     shown = (
@@ -126,10 +126,10 @@ def test_stop_ends_a_run_and_keeps_its_steps(visit: Open) -> None:
     for _ in range(5):  # a short run may end before Stop is clicked
         seen.page.evaluate(_STOP_AT_FIRST_SIGHT)
         seen.page.click("#image-run")
-        said = seen.until("#image-status", "tokens per target pass")
-        if "stopped" in said:
+        text = seen.until("#image-status", "tokens per target pass")
+        if "stopped" in text:
             break
-    assert "stopped" in said and int(numbers(said)["tokens"]) < 256
+    assert "stopped" in text and int(numbers(text)["tokens"]) < 256
     assert numbers(seen.run("image"))["tokens"] == "256"
 
 
@@ -139,8 +139,10 @@ def test_compare_measures_and_theory_follows_its_sliders(visit: Open) -> None:
     seen.page.fill("#compare-prompts textarea", "the cat sat on the mat")
     seen.page.click("#compare-run")
     seen.until("#compare-status", "Done.", 120)
-    said = seen.text("#compare-out")
-    assert all(one in said for one in ("plain", "prompt-lookup", "suffix", "tokens / pass", "best draft length"))
+    text = seen.text("#compare-out")
+    assert all(
+        expected in text for expected in ("plain", "prompt-lookup", "suffix", "tokens / pass", "best draft length")
+    )
     seen.tab("Theory")
     before = seen.text("#theory-out")
     seen.page.locator("#theory-a input[type=range]").press("End")
@@ -171,7 +173,9 @@ def test_a_trace_file_is_opened_and_stepped_through(visit: Open, tmp_path: Path)
 def test_hostile_texts_are_shown_as_text(visit: Open, tmp_path: Path) -> None:
     from outrider.app.page import recordings
 
-    path = next(one for one in recordings.examples().values() if recordings.read(one.read_bytes()).modality == "text")
+    path = next(
+        path for path in recordings.examples().values() if recordings.read(path.read_bytes()).modality == "text"
+    )
     example = json.loads(path.read_bytes())
     seen = visit()
     seen.page.fill("#text-prompt textarea", EVIL)
@@ -215,8 +219,8 @@ def test_a_link_restores_the_settings(visit: Open) -> None:
     seen.open("?panel=image&prompt=cat&drafter=suffix&rule=lenience&r.lenience=0.3&temperature=0.5&seed=7")
     seen.page.wait_for_function("document.querySelector('#image-prompt textarea')?.value === 'cat'")
     assert "relaxed" in seen.until("#image-about", "lenience")
-    said = seen.run("image")
-    assert "rule lenience" in said and "seed 7" in said and "total variation" in said
+    text = seen.run("image")
+    assert "rule lenience" in text and "seed 7" in text and "total variation" in text
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1400, "dark"), (420, "light"), (420, "dark")])

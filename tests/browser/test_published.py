@@ -15,8 +15,8 @@ def test_a_published_model_draws(visit_published: Open) -> None:
     seen = visit_published()
     seen.tab("Image")
     seen.page.fill("#image-prompt textarea", "a blue house on the hill")
-    said = seen.run("image")
-    assert all(one in said for one in ("64 tokens", "jacobi", "image/model"))
+    text = seen.run("image")
+    assert all(expected in text for expected in ("64 tokens", "jacobi", "image/model"))
     picture = "[...document.querySelectorAll('#image-out image')].map(one => one.href.baseVal.slice(0, 22))"
     assert seen.page.evaluate(picture) == ["data:image/png;base64,"]
     seen.page.locator("#image-out [data-cell='9']").first.click()
@@ -31,8 +31,8 @@ def test_a_published_model_speaks(visit_published: Open) -> None:
     seen = visit_published()
     seen.open("?panel=speech&prompt=a%20slow%20waltz&drafter=draft-model&rule=gumbel-match&max_new_tokens=40&seed=3")
     seen.page.wait_for_function("document.querySelector('#speech-prompt textarea')?.value === 'a slow waltz'")
-    said = seen.run("speech", "go")
-    assert "172 tokens" in said  # 40 columns of 4 books, and 3 for the delay
+    text = seen.run("speech", "go")
+    assert "172 tokens" in text  # 40 columns of 4 books, and 3 for the delay
     assert "the same, token for token" in seen.until("#speech-race", "plain decoding")
     length = (
         "new Promise(done => { const one = document.querySelector('#speech-out audio');"

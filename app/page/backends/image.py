@@ -54,17 +54,16 @@ class ImageBackend:
         self._spec, self._folder, self._given = spec, folder, load_ is not None
         self._lazy: LazyModel[ImageModel | PublishedModel]
         if spec is not None:  # with the model's own guidance
-            self._lazy = LazyModel(lambda: spec.load(model.load, device, dtype))
+            self._lazy = LazyModel(lambda: spec.load(model.load, device, dtype), spec.model)
             self.examples, self.extra_options = ("a red fox in the snow", "a lighthouse at night"), ()
         else:
-            self._lazy = LazyModel(load_ or (lambda: load(device=device, dtype=dtype, folder=folder)))
+            load_own = load_ or (lambda: load(device=device, dtype=dtype, folder=folder))
+            self._lazy = LazyModel(load_own, "the emoji model (64x64 pixels, 16x16 codes)")
             self.examples = self.examples if load_ is None else ("red heart", "cat", "house")
 
     @property
     def description(self) -> str:
-        if self.loaded:
-            return repr(self._lazy.get()).strip("<>")
-        return self._spec.model if self._spec is not None else "the emoji model (64x64 pixels, 16x16 codes)"
+        return self._lazy.description
 
     @property
     def loaded(self) -> bool:

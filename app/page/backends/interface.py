@@ -165,11 +165,15 @@ class Backend(Protocol):
 
 
 class LazyModel(Generic[M]):
-    """A model that is loaded once, on first use, by whichever thread comes first."""
+    """A model that is loaded once, on first use, by whichever thread comes first; `placeholder` describes it before."""
 
-    def __init__(self, load: Callable[[], M]) -> None:
-        self._load, self._lock = load, Lock()
+    def __init__(self, load: Callable[[], M], placeholder: str) -> None:
+        self._load, self._placeholder, self._lock = load, placeholder, Lock()
         self._model: M | None = None
+
+    @property
+    def description(self) -> str:
+        return self._placeholder if self._model is None else repr(self._model).strip("<>")
 
     @property
     def loaded(self) -> bool:

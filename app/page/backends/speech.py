@@ -54,20 +54,19 @@ class SpeechBackend:
         self._spec, self._folder, self._given = spec, folder, load_ is not None
         self._lazy: LazyModel[SpeechModel | PublishedSpeech]
         if spec is not None:
-            self._lazy = LazyModel(lambda: _audible(spec.load(model.load, device, dtype)))
+            self._lazy = LazyModel(lambda: _audible(spec.load(model.load, device, dtype)), spec.model)
             self.defaults = None  # the defaults of speech were measured on our own voice
             self.examples, self.extra_options = (
                 _PUBLISHED,
                 (Knob("max_new_tokens", 1, 1500, 1, 250),),
             )  # frames or tokens
         else:
-            self._lazy = LazyModel(load_ or (lambda: load(device=device, dtype=dtype, folder=folder)))
+            load_own = load_ or (lambda: load(device=device, dtype=dtype, folder=folder))
+            self._lazy = LazyModel(load_own, "our voice (43 tokens per second)")
 
     @property
     def description(self) -> str:
-        if self.loaded:
-            return repr(self._lazy.get()).strip("<>")
-        return self._spec.model if self._spec is not None else "a voice of 43 tokens a second"
+        return self._lazy.description
 
     @property
     def loaded(self) -> bool:

@@ -37,13 +37,13 @@ class TextBackend:
     extra_options: tuple[Knob | Choice, ...] = (Knob("max_new_tokens", 1, validate.TOKENS, 1, 96),)
 
     def __init__(self, load_: Callable[[], TextModel] | None = None, *, device: str = "cpu", dtype: str = "bfloat16"):
-        self._lazy = LazyModel(load_ or (lambda: load(MODEL, device=device, dtype=dtype)))
+        placeholder = f"SmolLM2-135M-Instruct, {dtype}, {device}" if load_ is None else "a language model"
+        self._lazy = LazyModel(load_ or (lambda: load(MODEL, device=device, dtype=dtype)), placeholder)
         self._model = MODEL if load_ is None else ""  # draft heads are known for this model only
-        self._about = f"SmolLM2-135M-Instruct, {dtype}, {device}" if load_ is None else ""
 
     @property
     def description(self) -> str:
-        return repr(self._lazy.get()).strip("<>") if self.loaded else self._about or "a language model"
+        return self._lazy.description
 
     @property
     def loaded(self) -> bool:

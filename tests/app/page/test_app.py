@@ -188,9 +188,12 @@ def test_every_offered_pair_of_drafter_and_rule_runs(backends: dict[str, Backend
     """Each drafter with one rule, each rule with one drafter, so that each drafter and each rule runs at least once."""
     backend = backends[name]
     drafters = backend.drafters()
-    pairs = [(one, rules_for(backend, one)[place % len(rules_for(backend, one))]) for place, one in enumerate(drafters)]
+    pairs = []
+    for index, drafter in enumerate(drafters):
+        rules = rules_for(backend, drafter)
+        pairs.append((drafter, rules[index % len(rules)]))
     pairs += [
-        (next(one for one in drafters if compatible(one, rule)), rule) for rule in backend.rules() if rule != "block"
+        (next(name for name in drafters if compatible(name, rule)), rule) for rule in backend.rules() if rule != "block"
     ]
     short = {"max_new_tokens": 6} if name == "text" else {}
     for drafter, rule in pairs:
@@ -210,7 +213,7 @@ def test_rules_that_cannot_verify_a_drafter_are_not_offered(backends: dict[str, 
     )
 
 
-@pytest.mark.parametrize("name", [one for one, rule in RULES.items() if rule.lossless is False])
+@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.lossless is False])
 def test_sliders_of_relaxed_rules_name_the_exact_setting(name: str) -> None:
     sliders = knobs(name, RULES)
     assert sliders, "a relaxed rule has a slider"
@@ -233,7 +236,7 @@ def test_knobs_refuse_values_out_of_range() -> None:
 def test_choices_have_the_modality_s_values_and_defaults(backends: dict[str, Backend]) -> None:
     image = {choice.name: choice for choice in drafter_choices(backends["image"], "jacobi")}
     assert {name: choice.value for name, choice in image.items()} == {"filler": "above", "renew": "couple"}
-    assert next(one for one in drafter_knobs(backends["image"], "jacobi") if one.name == "window").value == 16
+    assert next(knob for knob in drafter_knobs(backends["image"], "jacobi") if knob.name == "window").value == 16
     text = {choice.name: choice for choice in drafter_choices(backends["text"], "jacobi")}
     assert "above" not in text["filler"].choices and text["renew"].value == "greedy"
     options = {"renew": "gumbel", "filler": "left", "window": 4}
@@ -285,15 +288,15 @@ def test_grids_show_the_numbers_of_the_trace(backends: dict[str, Backend]) -> No
     recording = record(backends["image"], drafter="jacobi", rule="lenience", rule_options={"lenience": 0.2})
     steps = recording.trace.steps
     flat = {
-        what: [one for line in image_grid.cells(steps, what, 16, 16) for one in line]
+        what: [value for line in image_grid.cells(steps, what, 16, 16) for value in line]
         for what in ("round", "chance", "entropy", "relaxed")
     }
     assert flat["round"] == [step.index + 1 for step in steps for _ in step.emitted]
-    assert flat["entropy"] == [one for step in steps for one in step.entropy]
+    assert flat["entropy"] == [value for step in steps for value in step.entropy]
     sources = [source for step in steps for source in step.sources]
-    assert flat["relaxed"] == [float(one == "relaxed") for one in sources]
+    assert flat["relaxed"] == [float(source == "relaxed") for source in sources]
     accepted = [source in ("drafted", "relaxed") for source in sources]
-    assert [one is not None for one in flat["chance"]] == accepted
+    assert [value is not None for value in flat["chance"]] == accepted
     assert render.output(recording).count("data-cell") == 4 * 256
 
 
@@ -317,10 +320,10 @@ def test_a_comparison_has_the_likelihood_of_relaxed_outputs(backends: dict[str, 
         bench = Bench(contenders(backend, ["suffix"], given, lambda: True), [Item("0", "all", backend.examples[0])])
         for _ in bench.go():
             pass
-        for one in ("plain", "suffix"):
-            steps = [step for run in bench.of(one) for step in run.outcome.steps]
+        for name in ("plain", "suffix"):
+            steps = [step for run in bench.of(name) for step in run.outcome.steps]
             assert all(len(step.logprobs) == (len(step.emitted) if judged else 0) for step in steps)
-            likelihood = negative_log_likelihood(bench.of(one))
+            likelihood = negative_log_likelihood(bench.of(name))
             assert likelihood == "" if not judged else 0 < float(likelihood) < 20
 
 
@@ -367,9 +370,9 @@ def test_files_that_are_not_traces_are_refused(backends: dict[str, Backend]) -> 
         {"sound": silent_wav(0)},
         {"modality": "video"}, {"more": 1}, {"plain": {**good, "modality": "text"}}, {"trace": {"steps": [{}]}},
     )]  # fmt: skip
-    for one in bad:
+    for data in bad:
         with pytest.raises(TraceError):
-            recordings.read(one)
+            recordings.read(data)
     assert recordings.read(json.dumps(good)).to_json() == json.dumps(good, separators=(",", ":"))
 
 
@@ -430,8 +433,8 @@ def test_a_link_restores_the_settings(backends: dict[str, Backend]) -> None:
     given = {"panel": "text", "prompt": "a <b> & c", "drafter": "suffix", "rule": "lenience", "temperature": "0.5"}
     updates = tab.from_query({**given, "seed": "7", "d.nodes": "9", "r.lenience": "0.4", "max_new_tokens": "12"})
     assert updates[0] == "a <b> & c" and updates[1] == "suffix" and updates[3:6] == [0.5, 7, 12]
-    assert [one["value"] for one in updates[6:8]] == [9, 16] and updates[12]["value"] == 0.4
+    assert [update["value"] for update in updates[6:8]] == [9, 16] and updates[12]["value"] == 0.4
     settings = checked(backends["text"], {**given, "temperature": 0.5, "seed": 7})
     assert "prompt=a+%3Cb%3E+%26amp%3B+c" not in tab._link(settings) and "a+%3Cb%3E+%26+c" in tab._link(settings)
     for wrong in ({**given, "drafter": "<x>"}, {**given, "panel": "image"}, {**given, "temperature": "nan"}):
-        assert all(one == {"__type__": "update"} for one in tab.from_query(wrong))
+        assert all(update == {"__type__": "update"} for update in tab.from_query(wrong))

@@ -53,13 +53,15 @@ def test_an_endpoint_returns_the_output_of_the_published_model(
         found[drafter] = recordings.read(json.dumps(reply["recording"]))
         assert found[drafter].trace.method == drafter and reply["summary"]["tokens"] == tokens
     plain, *others = found.values()
-    assert all(one.trace.tokens() == plain.trace.tokens() for one in others)
+    assert all(other.trace.tokens() == plain.trace.tokens() for other in others)
     assert "model" in str(plain.trace.options["model"])
     if panel == "image":
-        assert all(one.picture == plain.picture for one in others) and b64decode(plain.picture).startswith(b"\x89PNG")
+        assert all(other.picture == plain.picture for other in others) and b64decode(plain.picture).startswith(
+            b"\x89PNG"
+        )
     else:
         sound = unpacked(plain.sound)
-        assert all(one.sound == plain.sound for one in others)
+        assert all(other.sound == plain.sound for other in others)
         assert len(sound.samples) == 6 * 4 and len(plain.starts) == tokens  # this codec makes four samples of a frame
         assert plain.starts[0] == 0 and plain.starts[-1] < sound.seconds
 

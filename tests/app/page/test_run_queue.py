@@ -52,8 +52,8 @@ def test_context_variables_reach_the_model_thread() -> None:
 
 def test_each_visitor_has_one_current_ticket() -> None:
     queue = RunQueue()
-    one, two = queue.take("a"), queue.take("b")
-    assert queue.is_current("a", one) and queue.is_current("b", two) and not queue.is_current("a", two)
+    first, second = queue.take("a"), queue.take("b")
+    assert queue.is_current("a", first) and queue.is_current("b", second) and not queue.is_current("a", second)
     assert queue.cancel("a") and not queue.cancel("a")
-    assert not queue.is_current("a", one) and queue.is_current("b", two)
-    assert queue.is_current("b", two) and not queue.is_current("b", queue.take("c"))
+    assert not queue.is_current("a", first) and queue.is_current("b", second)
+    assert queue.is_current("b", second) and not queue.is_current("b", queue.take("c"))
