@@ -1,24 +1,24 @@
-// What queries find among the keys and values of a cache, whoever shares the pass.
+// Attention over a cache. The result for a token does not depend on which other tokens share the pass.
 
 #pragma once
 
 namespace {
 
-// Some tokens of one row, and some of the queries of each that share a head of keys: at most 16 queries together.
+// Some tokens of one row and some query heads of each that share a key/value head: at most 16 queries in total.
 struct Group {
     int tokens, heads, dim;
-    const bf16* queries;  // of the first token and head; the tokens' lie `spread` apart
-    bf16* found;          // likewise
+    const bf16* queries;  // of the first token and head; `spread` is the stride between tokens
+    bf16* found;          // the output, likewise
     int64_t spread;
     const uint8_t *keys, *values;
     int64_t stride;         // bytes from slot to slot
     const uint8_t* mask;    // of the first token, or null
-    int columns;            // from token to token of the mask
-    const int32_t* runs;    // of each token: how many slots it sees before the first that it doesn't
-    const int32_t* counts;  // ... and how many in all
+    int columns;            // stride of the mask between tokens
+    const int32_t* runs;    // for each token the number of slots before the first masked one
+    const int32_t* counts;  // for each token the number of visible slots
 };
 
-// One behind the last slot that any of the tokens looks at.
+// The index after the last slot that any of the tokens attends to.
 inline int reached(const Group& g) {
     int last = 0;
     for (int t = 0; t < g.tokens; t++) {
@@ -30,9 +30,10 @@ inline int reached(const Group& g) {
     return last;
 }
 
-// What the queries find in the slots that they may look at. A token's slots count in their order, in blocks of 32:
-// which of them are those of others too decides how a block is put together, not what is computed with it. Where a sum
-// is one chain of additions, what has no share in it changes nothing: then all slots are everybody's.
+// Attention of the queries over their visible slots. A token's visible slots are processed in order, in blocks of 32.
+// Which of them other tokens share decides how a block is assembled, but not what is computed with it. Where a sum is
+// one chain of additions (kInOrder), masked slots with weight 0 do not change it, so all slots are processed for all
+// tokens.
 template <bool small>
 void attended(const Group& g, Scratch& own) {
     const int rows = g.tokens * g.heads;
@@ -48,7 +49,7 @@ void attended(const Group& g, Scratch& own) {
     const bool apart = !plain && !kInOrder, mixed = !plain && kInOrder;
     const int shared = plain ? longest : mixed ? reached(g) : shortest / 32 * 32;
     const int64_t width = padded(std::max(longest, shared), 32);
-    const auto scales = [&](const uint8_t* of, int t) {  // of what all see (t: -1), or of the rest of a token's
+    const auto scales = [&](const uint8_t* of, int t) {  // of the shared slots (t: -1), or of a token's other slots
         const int first = t < 0 ? 0 : shared, count = t < 0 ? shared : g.counts[t] - shared;
         for (int i = 0; small && i < count; i++)
             own.scales[first + i] = scale_of(of + (t < 0 ? i : own.seen[i]) * g.stride);
@@ -64,10 +65,10 @@ void attended(const Group& g, Scratch& own) {
             store(mine, mul(load(mine), load(own.scales + j)));
         }
     }
-    const auto rest = [&](int t) {  // the slots of a token behind those of all
+    const auto rest = [&](int t) {  // a token's visible slots after the shared ones
         return looked(g.mask + int64_t(t) * g.columns, shared, g.columns, own.seen);
     };
-    for (int t = 0; t < g.tokens && mixed; t++) {  // side by side what each sees, as its largest and sum want it
+    for (int t = 0; t < g.tokens && mixed; t++) {  // compact each token's visible scores, for their maximum and sum
         const int count = looked(g.mask + int64_t(t) * g.columns, shortest, shared, own.seen);
         for (int h = t * g.heads; h < (t + 1) * g.heads; h++)
             for (int i = 0; i < count; i++) own.weights[h * width + shortest + i] = own.weights[h * width + own.seen[i]];
@@ -109,7 +110,7 @@ void attended(const Group& g, Scratch& own) {
             store(mine + j, e);
         }
         shares[row] = 1.f / added(total);
-        if (mixed) {  // back to where they stand
+        if (mixed) {  // back to the slots' own columns
             const uint8_t* mask = g.mask + int64_t(t) * g.columns;
             for (int j = shared - 1, from = count; j >= shortest; j--) mine[j] = mask[j] ? mine[--from] : 0.f;
         }

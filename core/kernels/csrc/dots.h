@@ -1,12 +1,12 @@
-// Products of 16-bit numbers without tile registers: sixteen outputs at a time, by dot products of pairs of inputs.
+// Products of 16-bit numbers without AMX tiles: dot products of pairs of inputs, sixteen outputs at a time.
 
 #pragma once
 
 namespace {
 
-constexpr int kChains = 12;  // rows whose sums with two rows of tiles keep the processor busy, and its registers
+constexpr int kChains = 12;  // rows whose sums with two rows of tiles fill the registers
 
-// Pairs of inputs of a tile, each for sixteen outputs.
+// A tile's pairs of inputs, each for sixteen outputs.
 template <int bits>
 struct Pairs;
 
@@ -18,7 +18,7 @@ struct Pairs<16> {
 };
 
 template <>
-struct Pairs<8> {  // not yet scaled
+struct Pairs<8> {  // unscaled
     const uint8_t* at;
     explicit Pairs(const uint8_t* tile) : at(tile) {}
     __m512i operator[](int i) const {
@@ -41,13 +41,13 @@ inline __m512i sixteen_levels() {  // -8 to 7 in bfloat16, twice
 }
 
 template <>
-struct Pairs<4> {  // likewise
+struct Pairs<4> {  // unscaled
     const uint8_t* at;
     __m512i levels;
     explicit Pairs(const uint8_t* tile) : at(tile), levels(sixteen_levels()) {}
     __m512i operator[](int i) const {
         const __m512i both = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)(at + 32 * (i / 2))));
-        return _mm512_permutexvar_epi16(i % 2 ? _mm512_srli_epi16(both, 4) : both, levels);  // by the lowest 5 bits
+        return _mm512_permutexvar_epi16(i % 2 ? _mm512_srli_epi16(both, 4) : both, levels);  // uses the lowest 5 bits
     }
 };
 
@@ -55,7 +55,7 @@ inline Sixteen dotted(Sixteen sum, int32_t pair, __m512i weights) {
     return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)weights);
 }
 
-// Sums [rows][16] of rows of `a` with one tile, to which they are added unless they are `fresh`.
+// Products [rows][16] of rows of `a` with one tile, added to `sums`, or stored there if `fresh`.
 template <int rows>
 inline void multiplied(const uint8_t* tile, const bf16* a, int64_t stride, float* sums, bool fresh) {
     const Pairs<16> pairs(tile);
@@ -78,18 +78,18 @@ inline void multiplied(const uint8_t* tile, const bf16* a, int64_t stride, int c
     for (; m < count; m++) multiplied<1>(tile, a + m * stride, stride, sums + 16 * m, fresh);
 }
 
-// Some rows of inputs, for every 32 inputs one row after the other, and two rows of tiles.
+// The operands of one product: two rows of tiles, and rows of inputs, interleaved every 32 inputs.
 struct Stretch {
     const uint8_t* tiles[2];
     int depth;
     const bf16* inputs;   // [depth][rows][32]
-    const float* totals;  // [rows][depth], of 4 bits
-    int64_t ahead;        // bytes between use and what memory is asked for at the beginning
-    int64_t pace;         // bytes of that for every pair of inputs
+    const float* totals;  // [rows][depth], for 4 bits
+    int64_t ahead;        // prefetch distance at the start, in bytes
+    int64_t pace;         // bytes prefetched per pair of inputs
 };
 
-// sums [rows][16] of each side. Each is one chain of additions in the order of inputs (4 bits: of tiles, whose sums are
-// scaled), however many rows there are.
+// Computes sums [rows][16] of each side. Each sum is one chain of additions in the order of inputs (in 4 bits, of
+// scaled tile sums), whatever the number of rows.
 template <int bits, int rows>
 void chained(const Stretch& s, float* const (&sums)[2]) {
     Sixteen chains[2][rows];
@@ -131,13 +131,13 @@ void chained(const Stretch& s, float* const (&sums)[2]) {
         for (int m = 0; m < rows; m++) store(sums[side] + 16 * m, chains[side][m]);
 }
 
-// How many rows of `left` go together next, so that groups have about as many each.
+// The size of the next group of the `left` remaining rows; groups have about equal sizes.
 inline int together(int left) {
     const int groups = (left + kChains - 1) / kChains;
     return (left + groups - 1) / groups;
 }
 
-// Inputs in the order of stretches.
+// Copies inputs to the layout of Stretch::inputs.
 inline void laid_out(const bf16* a, int64_t stride, int depth, int count, bf16* to) {
     for (int from = 0, rows; from < count; from += rows) {
         rows = together(count - from);
@@ -147,11 +147,11 @@ inline void laid_out(const bf16* a, int64_t stride, int depth, int count, bf16* 
     }
 }
 
-// Sums [count][16] of two rows of tiles with what was laid out. Meanwhile memory is asked, little by little, for what
-// follows: where tiles are read several times, for those of the next two rows, `next` bytes further on.
+// Computes sums [count][16] of two rows of tiles with inputs in that layout, and prefetches what follows: if the tiles
+// are read several times, the next two rows of tiles, `next` bytes further on.
 template <int bits>
 void chained(Stretch s, int64_t next, int count, float* const (&sums)[2]) {
-    static constexpr void (*kKinds[kChains])(const Stretch&, float* const (&)[2]) = {
+    static constexpr void (*kKernels[kChains])(const Stretch&, float* const (&)[2]) = {
         chained<bits, 1>, chained<bits, 2>, chained<bits, 3>, chained<bits, 4>,
         chained<bits, 5>, chained<bits, 6>, chained<bits, 7>, chained<bits, 8>,
         chained<bits, 9>, chained<bits, 10>, chained<bits, 11>, chained<bits, 12>};
@@ -160,7 +160,7 @@ void chained(Stretch s, int64_t next, int count, float* const (&sums)[2]) {
     s.ahead = groups > 1 ? next : kAhead;
     for (int from = 0, rows; from < count; from += rows, s.ahead += 16 * s.depth * s.pace) {
         rows = together(count - from);
-        kKinds[rows - 1](s, {sums[0] + 16 * from, sums[1] + 16 * from});
+        kKernels[rows - 1](s, {sums[0] + 16 * from, sums[1] + 16 * from});
         s.inputs += 32 * s.depth * rows;
         s.totals += s.depth * rows;
     }

@@ -1,4 +1,4 @@
-// Products of 16-bit numbers by AVX-512 BF16 (dots.h), and by AMX tiles where there are any.
+// Products of 16-bit numbers with AVX-512 BF16 (dots.h), and with AMX tiles if available.
 
 #pragma once
 
@@ -9,22 +9,22 @@
 
 namespace {
 
-constexpr int kTile = 1024;    // bytes of a tile of 32 numbers by 16
+constexpr int kTile = 1024;    // bytes of a tile of 32 by 16 numbers
 constexpr int kUnpacked = 4;   // tiles between unpacking and use
-constexpr int kPrepared = 68;  // bytes that are kept of every 32 inputs
-constexpr int kFew = 4;        // rows and columns that are summed together in 32 bits
-constexpr int kQueries = 48;   // queries that cost as much as it takes to lay out keys and values for any
-constexpr bool kInOrder = false;  // a sum is of pairs, two of what is added at a time
+constexpr int kPrepared = 68;  // bytes stored per 32 inputs
+constexpr int kFew = 4;        // rows and columns summed together in 32 bits
+constexpr int kQueries = 48;   // number of queries that take as long as transposing keys and values
+constexpr bool kInOrder = false;  // sums add pairs of products
 bool tiles_ready = false;
-typedef __m512i Numbers;  // 32 in 16 bits
+typedef __m512i Numbers;  // 32 numbers in 16 bits
 
-// Can this processor? And has it tiles, where they are wanted?
+// Detects the processor: 0 unsupported, 1 AVX-512 BF16, 2 also AMX tiles (if `wanted`).
 inline int readied(bool wanted) {
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx512bf16")) return 0;
     tiles_ready = false;
 #ifdef __AMX_BF16__
-    tiles_ready = wanted && syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // ask for their state, as every process must
+    tiles_ready = wanted && syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // each process must request the tile state
 #endif
     return tiles_ready ? 2 : 1;
 }
@@ -34,11 +34,11 @@ struct alignas(64) Tiles {
     uint8_t palette = 1, start = 0, unused[14] = {};
     uint16_t columns[16] = {};
     uint8_t rows[16] = {};
-    explicit Tiles(int count) {  // 0 to 3 sums, 4 inputs, 5 more of them or weights, 6 and 7 weights
+    explicit Tiles(int count) {  // tiles 0 to 3: sums; 4: inputs; 5: inputs or weights; 6, 7: weights
         for (int i = 0; i < 8; i++) columns[i] = 64, rows[i] = i < 5 ? std::min(count, 16) : 16;
     }
 };
-// oneDNN's products in the same thread find the tiles as they left them.
+// Configures the tiles and restores them at the end, because oneDNN expects its own configuration in this thread.
 struct Configured {
     alignas(64) uint8_t before[64];
     explicit Configured(int count) {
@@ -73,8 +73,8 @@ inline void unpacked(const uint8_t* tile, uint8_t* to) {
     for (int i = 0; i < 16; i++) _mm512_store_si512(to + 64 * i, pairs[i]);
 }
 
-// One tile of two rows of tiles each, times up to 32 rows of inputs, added to sums 0 and 1 of the first 16, 2 and 3 of
-// the others.
+// Multiplies a left and a right tile by up to 32 rows of inputs. Tiles 0 and 1 accumulate the first 16 rows, 2 and 3
+// the others (`more`).
 inline void multiplied(const uint8_t* left, const uint8_t* right, const bf16* a, int64_t stride, bool more) {
 #ifdef __AMX_BF16__
     _tile_loadd(4, a, 2 * stride);
@@ -112,7 +112,7 @@ inline void stored(float* left, float* right, bool more) {
 #endif
 }
 
-// Sums [count][16] of two rows of tiles, `blocks`, with `count` rows of `a`, up to kRows of them.
+// Computes sums [count][16] of two rows of tiles, `blocks`, with count <= kRows rows of `a`.
 template <int bits>
 void rows_of_tiles(const Matrix& w, const int (&blocks)[2], const bf16* a, int64_t stride, int count,
                    float* const (&sums)[2], Scratch& own) {
@@ -126,7 +126,7 @@ void rows_of_tiles(const Matrix& w, const int (&blocks)[2], const bf16* a, int64
         for (int side = 0; side < 2; side++) finished(w, blocks[side], count, sums[side]);
         return;
     }
-    // what is unpacked is read by the tile unit only once it has left the store buffer: so some tiles ahead
+    // tile loads wait until unpacked data has left the store buffer, so tiles are unpacked some steps ahead
     const auto place = [&](int side, int k) { return own.unpacked + 1024 * (2 * (k % kUnpacked) + side); };
     const auto unpack = [&](int k) {
         for (int side = 0; side < 2; side++) {
@@ -137,7 +137,7 @@ void rows_of_tiles(const Matrix& w, const int (&blocks)[2], const bf16* a, int64
         }
     };
     const auto ready = [&](int side, int k) { return bits == 16 ? tiles[side] + k * record(bits) : place(side, k); };
-    if (bits == 4) {  // sums of a tile are scaled before they are added
+    if (bits == 4) {  // the sums of each tile are scaled before they are added
         std::memset(sums[0], 0, 64 * count);
         std::memset(sums[1], 0, 64 * count);
         for (int k = 0; k < std::min(kUnpacked - 1, depth); k++) unpack(k);
@@ -179,7 +179,7 @@ void rows_of_tiles(const Matrix& w, const int (&blocks)[2], const bf16* a, int64
     for (int side = 0; side < 2; side++) finished(w, blocks[side], count, sums[side]);
 }
 
-// The same of four rows of tiles in 16 bits with up to 16 rows of `a`, which are load half as often.
+// The same for four rows of 16-bit tiles and up to 16 rows of `a`, which are loaded half as often.
 inline void rows_of_tiles(const Matrix& w, const int (&blocks)[4], const bf16* a, int64_t stride, int count,
                           float* const (&sums)[4]) {
 #ifdef __AMX_BF16__
@@ -188,9 +188,9 @@ inline void rows_of_tiles(const Matrix& w, const int (&blocks)[4], const bf16* a
     cleared();
     for (int k = 0; k < w.in / 32; k++) {
         const int64_t here = 1024 * k;
-        for (const uint8_t* one : tiles)
+        for (const uint8_t* tile : tiles)
             for (int ahead = 0; ahead < 1024; ahead += 64)
-                _mm_prefetch((const char*)one + here + kAhead + ahead, _MM_HINT_T0);
+                _mm_prefetch((const char*)tile + here + kAhead + ahead, _MM_HINT_T0);
         _tile_loadd(4, a + 32 * k, 2 * stride);
         _tile_loadd(5, tiles[0] + here, 64);
         _tile_dpbf16ps(0, 4, 5);
@@ -213,7 +213,8 @@ inline void rows_of_tiles(const Matrix& w, const int (&blocks)[4], const bf16* a
 
 inline bool by_fours(const Matrix& w, int count) { return tiles_ready && w.bits == 16 && count <= 16; }
 
-// What offsets are multiplied with: the sum of every 32 inputs; behind it, without tiles, the inputs as they are read.
+// Writes the sum of every 32 inputs, which the offsets of 4-bit weights multiply; then, without AMX, the inputs in the
+// layout of Stretch::inputs.
 void prepared(const Matrix& w, const bf16* a, int64_t stride, int count, float* to) {
     for (int m = 0; w.bits == 4 && m < count; m++)
         for (int k = 0; k < w.in / 32; k++) {
@@ -223,7 +224,7 @@ void prepared(const Matrix& w, const bf16* a, int64_t stride, int count, float* 
     if (!tiles_ready) laid_out(a, stride, w.in / 32, count, (bf16*)to);
 }
 
-// 32 numbers of a slot from number d on; those of 8 bits without their scale.
+// Numbers d to d + 31 of a slot; 8-bit numbers are unscaled.
 template <bool small>
 inline Numbers numbers(const uint8_t* slot, int d) {
     if (!small) return _mm512_loadu_si512(slot + 2 * d);
@@ -233,7 +234,7 @@ inline Numbers numbers(const uint8_t* slot, int d) {
     return (__m512i)_mm512_cvtne2ps_pbh(high, low);
 }
 
-// 32 numbers of 16 rows, as the right side of a product: pairs of numbers in order, in each the 16 rows.
+// Transposes 32 numbers of 16 rows into the right operand of a product: pairs of numbers, each for the 16 rows.
 template <typename Row>
 inline void turned_over(Row row, uint8_t* to) {
     __m512i a[16], b[16];
@@ -259,8 +260,8 @@ inline void turned_over(Row row, uint8_t* to) {
     }
 }
 
-// `width` (64 or 32) numbers of 32 rows, as right sides: pairs of rows in order, in each 16 numbers; a tile for
-// each 16.
+// Interleaves `width` (64 or 32) numbers of 32 rows into right operands, a tile per 16 numbers: pairs of rows, each
+// with 16 numbers.
 template <typename Row>
 inline void interleaved(Row row, int width, uint8_t* to) {
     alignas(64) static const uint16_t order[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
@@ -274,7 +275,7 @@ inline void interleaved(Row row, int width, uint8_t* to) {
         }
 }
 
-// to [16][stride] = a [16][depth] times `depth / 32` tiles, of rows `from` to `end` at least.
+// to [16][stride] = a [16][depth] times `depth / 32` tiles, at least for rows `from` to `end` - 1.
 inline void scored(const uint8_t* tiles, const bf16* a, int depth, int from, int end, float* to, int64_t stride) {
 #ifdef __AMX_BF16__
     if (tiles_ready) {
@@ -294,7 +295,8 @@ inline void scored(const uint8_t* tiles, const bf16* a, int depth, int from, int
     for (int i = from; i < end; i++) store(to + i * stride, load(sums + 16 * (i - from)));
 }
 
-// sums [4][16][16] += a [16][32 blocks] times up to four tiles for each block, which `fill` makes; likewise.
+// sums [4][16][16] += a [16][32 blocks] times up to four tiles per block, made by `fill`; at least for rows `from` to
+// `end` - 1.
 template <typename Fill>
 inline void gathered(int blocks, int width, const bf16* a, int64_t stride, int from, int end, uint8_t* tiles,
                      float* sums, Fill fill) {
@@ -339,7 +341,7 @@ inline void gathered(int blocks, int width, const bf16* a, int64_t stride, int f
 #endif
 }
 
-// Which slots from `from` on a token may look at; how many they are.
+// Writes the visible slots from `from` on to `seen`; returns their number.
 inline int looked(const uint8_t* mask, int from, int columns, int32_t* seen) {
     int count = 0;
     for (int j = from; j < columns; j += 16) {
@@ -352,7 +354,7 @@ inline int looked(const uint8_t* mask, int from, int columns, int32_t* seen) {
     return count;
 }
 
-// How many slots a token sees before the first that it doesn't, and how many in all.
+// run: the number of slots before the first masked one; count: the number of visible slots.
 void counted(const uint8_t* mask, int columns, int32_t& run, int32_t& count) {
     run = count = 0;
     for (int j = 0; j < columns; j += 64) {

@@ -1,6 +1,6 @@
-// What a transformer block does between its products while it learns, forward and backward, each in one reading of its
-// numbers: norms, rotary positions, softmax under a causal mask, SwiGLU. In and out are bfloat16, the residual stream and
-// sums are in 32 bits. A training step of a small model on a CPU is mostly these readings.
+// Fused operations of a transformer block in training, forward and backward, each in one pass over memory: norms,
+// rotary positions, causal softmax, SwiGLU. Inputs and outputs are bfloat16; the residual stream and sums are in 32
+// bits. Memory traffic of these operations takes most of a small model's training step on a CPU.
 
 #include <omp.h>
 
@@ -8,8 +8,7 @@
 
 namespace {
 
-
-// The share of `count` that is a thread's.
+// This thread's range of `count` items.
 inline void share(int64_t count, int64_t& from, int64_t& to) {
     const int64_t me = omp_get_thread_num(), team = omp_get_num_threads();
     from = count * me / team, to = count * (me + 1) / team;
@@ -19,7 +18,7 @@ inline void share(int64_t count, int64_t& from, int64_t& to) {
 
 extern "C" {
 
-// sum = x + o, or x where o is null; y = sum r w, r = 1 / rms(sum). Without y it is the sum alone.
+// sum = x + o, or x if o is null; y = sum r w with r = 1 / rms(sum). If y is null, only the sum is computed.
 void outrider_norm(const float* x, const bf16* o, const float* w, float* sum, bf16* y, float* r, int64_t rows,
                    int32_t width, float eps, int32_t threads) {
 #pragma omp parallel num_threads(threads)
@@ -49,7 +48,7 @@ void outrider_norm(const float* x, const bf16* o, const float* w, float* sum, bf
     }
 }
 
-// Back through y = x r w: gx = more + r (gy w - x r^2 mean(gy w x)); of w the sums of each thread [threads, width].
+// Backward of y = x r w: gx = more + r (gy w - x r^2 mean(gy w x)); gw holds each thread's sums [threads, width].
 void outrider_norm_back(const bf16* gy, const float* x, const float* w, const float* r, const float* more, float* gx,
                         float* gw, int64_t rows, int32_t width, int32_t threads) {
 #pragma omp parallel num_threads(threads)
@@ -86,23 +85,24 @@ struct Heads {
     const float* sine;
 };
 
-// Where a head's numbers of a token stand among queries [B, H, T, d], or keys or values [B, K, T, d].
-static inline int64_t headed(const Heads& p, int64_t token, int head, int many) {
+// The offset of a token's head in queries [B, H, T, d], or in keys or values [B, K, T, d].
+static inline int64_t head_offset(const Heads& p, int64_t token, int head, int many) {
     return ((token / p.count * many + head) * p.count + token % p.count) * p.dim;
 }
 
-// Queries, keys and values [B T, (H + 2 K) d], apart and turned; r [B T, H + K] is 1 / rms of each head.
+// Splits queries, keys and values [B T, (H + 2 K) d] and applies norms and rotary embedding; r [B T, H + K] is 1 / rms
+// of each head.
 void outrider_heads(const Heads* shape, const bf16* all_, bf16* q, bf16* k, bf16* v, float* r) {
     const Heads& p = *shape;
-    const int half = p.dim / 2, turning = p.heads + p.kv;
+    const int half = p.dim / 2, rotary = p.heads + p.kv;
 #pragma omp parallel num_threads(p.threads)
     {
         int64_t from, to;
         share(p.rows * p.count, from, to);
         for (int64_t token = from; token < to; token++) {
-            const bf16* in = all_ + token * (turning + p.kv) * p.dim;
+            const bf16* in = all_ + token * (rotary + p.kv) * p.dim;
             const float *c = p.cosine + token % p.count * half, *s = p.sine + token % p.count * half;
-            for (int head = 0; head < turning; head++, in += p.dim) {
+            for (int head = 0; head < rotary; head++, in += p.dim) {
                 float scale = 1.f;
                 if (p.norm) {
                     Sixteen squares = zero();
@@ -110,10 +110,10 @@ void outrider_heads(const Heads* shape, const bf16* all_, bf16* q, bf16* k, bf16
                         const Sixteen some = load(in + i);
                         squares = fma(some, some, squares);
                     }
-                    scale = r[token * turning + head] = 1.f / std::sqrt(added(squares) / p.dim + p.eps);
+                    scale = r[token * rotary + head] = 1.f / std::sqrt(added(squares) / p.dim + p.eps);
                 }
-                bf16* out = head < p.heads ? q + headed(p, token, head, p.heads)
-                                           : k + headed(p, token, head - p.heads, p.kv);
+                bf16* out = head < p.heads ? q + head_offset(p, token, head, p.heads)
+                                           : k + head_offset(p, token, head - p.heads, p.kv);
                 for (int i = 0; i < half; i += 16) {
                     Sixteen low = mul(load(in + i), same(scale)),
                            high = mul(load(in + half + i), same(scale));
@@ -127,33 +127,33 @@ void outrider_heads(const Heads* shape, const bf16* all_, bf16* q, bf16* k, bf16
                 }
             }
             for (int head = 0; head < p.kv; head++, in += p.dim)
-                std::memcpy(v + headed(p, token, head, p.kv), in, 2 * p.dim);
+                std::memcpy(v + head_offset(p, token, head, p.kv), in, 2 * p.dim);
         }
     }
 }
 
-// The way back; of the norm the sums of each thread [threads, heads + kv, dim].
+// Backward of outrider_heads; gnorm holds each thread's sums [threads, heads + kv, dim].
 void outrider_heads_back(const Heads* shape, const bf16* all_, const float* r, const bf16* gq, const bf16* gk,
                          const bf16* gv, bf16* back, float* gnorm) {
     const Heads& p = *shape;
-    const int half = p.dim / 2, turning = p.heads + p.kv;
+    const int half = p.dim / 2, rotary = p.heads + p.kv;
 #pragma omp parallel num_threads(p.threads)
     {
         int64_t from, to;
         share(p.rows * p.count, from, to);
-        float* mine = p.norm ? gnorm + int64_t(omp_get_thread_num()) * turning * p.dim : nullptr;
-        if (mine) std::memset(mine, 0, 4 * int64_t(turning) * p.dim);
+        float* mine = p.norm ? gnorm + int64_t(omp_get_thread_num()) * rotary * p.dim : nullptr;
+        if (mine) std::memset(mine, 0, 4 * int64_t(rotary) * p.dim);
         for (int64_t token = from; token < to; token++) {
-            const int64_t at = token * (turning + p.kv) * p.dim;
+            const int64_t at = token * (rotary + p.kv) * p.dim;
             const bf16* in = all_ + at;
             bf16* out = back + at;
             const float *c = p.cosine + token % p.count * half, *s = p.sine + token % p.count * half;
-            for (int head = 0; head < turning; head++, in += p.dim, out += p.dim) {
-                const bf16* given = head < p.heads ? gq + headed(p, token, head, p.heads)
-                                                   : gk + headed(p, token, head - p.heads, p.kv);
+            for (int head = 0; head < rotary; head++, in += p.dim, out += p.dim) {
+                const bf16* given = head < p.heads ? gq + head_offset(p, token, head, p.heads)
+                                                   : gk + head_offset(p, token, head - p.heads, p.kv);
                 const float* w = p.norm ? p.norm + head * p.dim : nullptr;
                 float* gw = mine ? mine + head * p.dim : nullptr;
-                const float scale = p.norm ? r[token * turning + head] : 1.f;
+                const float scale = p.norm ? r[token * rotary + head] : 1.f;
                 Sixteen dot = zero();
                 for (int i = 0; p.norm && i < half; i += 16) {
                     const Sixteen cos = load(c + i), sin = load(s + i);
@@ -183,13 +183,13 @@ void outrider_heads_back(const Heads* shape, const bf16* all_, const float* r, c
                 }
             }
             for (int head = 0; head < p.kv; head++, out += p.dim)
-                std::memcpy(out, gv + headed(p, token, head, p.kv), 2 * p.dim);
+                std::memcpy(out, gv + head_offset(p, token, head, p.kv), 2 * p.dim);
         }
     }
 }
 
-// Rows of scores [rows, columns], row n being that of token n % columns, which sees as many tokens as stand before it,
-// and itself: softmax of scale times them, in place.
+// softmax(scale scores) under a causal mask, in place. scores [rows, columns]; row n is that of token n % columns,
+// which attends to itself and the tokens before it.
 void outrider_causal(bf16* scores, int64_t rows, int32_t columns, float scale, int32_t threads) {
 #pragma omp parallel num_threads(threads)
     {
@@ -207,9 +207,9 @@ void outrider_causal(bf16* scores, int64_t rows, int32_t columns, float scale, i
             float* e = columns <= 1008 ? kept : new float[columns + 16];
             for (int i = 0; i < seen; i += 16) {
                 const Sixteen in = load(x + i, seen - i);
-                const Sixteen one = leading(exponential(mul(sub(in, top), same(scale))), seen - i);
-                total = add(total, one);
-                store(e + i, one);
+                const Sixteen e_i = leading(exponential(mul(sub(in, top), same(scale))), seen - i);
+                total = add(total, e_i);
+                store(e + i, e_i);
             }
             const Sixteen share_ = same(1.f / added(total));
             for (int i = 0; i < columns; i += 16) {
@@ -221,7 +221,7 @@ void outrider_causal(bf16* scores, int64_t rows, int32_t columns, float scale, i
     }
 }
 
-// g, the gradient of p, becomes that of the scores: scale p (g - sum p g).
+// Turns g, the gradient of p, into the gradient of the scores: scale p (g - sum p g).
 void outrider_causal_back(const bf16* p, bf16* g, int64_t rows, int32_t columns, float scale, int32_t threads) {
 #pragma omp parallel num_threads(threads)
     {
@@ -237,14 +237,12 @@ void outrider_causal_back(const bf16* p, bf16* g, int64_t rows, int32_t columns,
             }
             const Sixteen less = same(added(dot));
             for (int i = 0; i < columns; i += 16) {
-                Sixteen found = zero();
+                Sixteen gradient = zero();
                 if (i < seen) {
-                    const Sixteen one = load(mine + i, columns - i);  // 0 where it doesn't look
-                    found = mul(
-                        mul(one, same(scale)),
-                        sub(load(back + i, columns - i), less));
+                    const Sixteen prob = load(mine + i, columns - i);  // 0 in masked columns
+                    gradient = mul(mul(prob, same(scale)), sub(load(back + i, columns - i), less));
                 }
-                store(back + i, found, columns - i);
+                store(back + i, gradient, columns - i);
             }
         }
     }
@@ -266,7 +264,7 @@ void outrider_opened(const bf16* both, bf16* y, int64_t rows, int32_t hidden, in
     }
 }
 
-// The way back, and y once more, which need not be kept so.
+// Backward of outrider_opened. Also recomputes y, which then need not be stored.
 void outrider_opened_back(const bf16* gy, const bf16* both, bf16* back, bf16* y, int64_t rows, int32_t hidden,
                           int32_t threads) {
 #pragma omp parallel num_threads(threads)

@@ -1,5 +1,5 @@
-// A tree that a trained layer grows beside its target: what waits is read with the target's states, then, level by
-// level, the tokens that are found likeliest, each with its parent's state.
+// A draft tree of a one-layer draft head: the pending tokens are read with the target's states, then, level by level,
+// the most probable tokens, each with its parent's state.
 
 #pragma once
 
@@ -7,45 +7,45 @@
 
 extern "C" {
 
-struct Growth {
-    const bf16* embedding;  // [tokens, width]
-    const float *embedded_norm, *entered_norm, *norm;
-    const Matrix* words;
-    const int64_t* ids;     // [words] of which tokens they are, or null: their own
-    const float* tap_norms;  // [taps, width]
-    const Matrix* fuse;      // of taps, side by side and normed
-    const bf16* features;    // [waiting, taps, width]
-    const int64_t* waiting;
-    int64_t *tokens, *parents;  // [most] what is found: all children of what is expanded; parents, -1: the root
-    double* logs;               // [most] of the probabilities of their paths
-    bf16* states;               // [1 + depth width, width] the root's, and of what is expanded, normed
-    float *x, *logits;          // [widest, width], [breadth, words]
-    bf16 *taken, *read;         // [waiting, taps, width], [widest, 2 width]
-    float* values;              // [breadth, breadth] logits, and which they are
-    int64_t *places, *positions;
-    uint8_t* mask;  // [widest, columns]
-    uint8_t* work;
-    double floor;  // what is less likely is left out
-    int32_t taps, wait, behind, depth, breadth, threads;
+struct Growth {  // mirrors _Growth in engine/native/draft_tree.py
+    const bf16* embedding;  // [vocabulary, width]
+    const float *token_norm, *state_norm, *norm;
+    const Matrix* head;        // the output layer
+    const int64_t* head_ids;   // [head rows] the token of each row, or null: the row's index
+    const float* tap_norms;    // [taps, width]
+    const Matrix* fuse;        // [taps width] -> width, of the normed tap states side by side
+    const bf16* features;      // [pending, taps, width] the target's states before the pending tokens
+    const int64_t* pending;
+    int64_t *tokens, *parents;  // [nodes] all nodes, level by level; parents, -1: the root
+    double* log_probs;          // [nodes] of the nodes' paths
+    bf16* states;               // [1 + depth breadth, width] normed, of the root and of expanded nodes
+    float *x, *logits;          // [widest, width], [breadth, head rows]
+    bf16 *tap_states, *read;    // [pending, taps, width], [widest, 2 width]
+    float* top_values;          // [breadth, breadth] logits
+    int64_t *top_tokens, *positions;  // rows of the head with these logits
+    uint8_t* mask;              // [widest, columns]
+    uint8_t* workspace;
+    double floor;               // nodes with a smaller log probability are left out
+    int32_t taps, pending_count, entries, depth, breadth, threads;
 };
 
 int32_t outrider_grow(const Shape* shape, const Layer* layers, const Pass* pass, const Growth* growth) {
     const Growth& g = *growth;
-    const int width = shape->width, size = g.words->out, breadth = std::min(g.breadth, size);
+    const int width = shape->width, size = g.head->out, breadth = std::min(g.breadth, size);
     Pass p = *pass;
     p.x = g.x, p.read = g.read, p.positions = g.positions, p.rows = 1, p.position_stride = p.mask_stride = 0;
 
     const auto put = [&](const bf16* from, float* to) {
         for (int i = 0; i < width; i += 16) store(to + i, load(from + i));
     };
-    // x holds what comes from a state; the layer reads it beside its token
+    // x holds states; the layer reads each state next to its token's embedding
     const auto run = [&](int count, int start, const int64_t* tokens, bf16* found) {
         std::vector<float> token(width);
         for (int m = 0; m < count; m++) {
             bf16* const to = g.read + int64_t(m) * 2 * width;
             put(g.embedding + tokens[m] * width, token.data());
-            normed(token.data(), g.embedded_norm, width, shape->eps, to);
-            normed(g.x + int64_t(m) * width, g.entered_norm, width, shape->eps, to + width);
+            normed(token.data(), g.token_norm, width, shape->eps, to);
+            normed(g.x + int64_t(m) * width, g.state_norm, width, shape->eps, to + width);
         }
         p.start = start, p.count = count, p.columns = start + count, p.mask = g.mask;
         outrider_run(shape, layers, &p);
@@ -53,45 +53,46 @@ int32_t outrider_grow(const Shape* shape, const Layer* layers, const Pass* pass,
             normed(g.x + int64_t(m) * width, g.norm, width, shape->eps, found + int64_t(m) * width);
     };
 
-    for (int m = 0; m < g.wait * g.taps; m++) {
+    for (int m = 0; m < g.pending_count * g.taps; m++) {
         put(g.features + int64_t(m) * width, g.logits);
-        normed(g.logits, g.tap_norms + m % g.taps * width, width, shape->eps, g.taken + int64_t(m) * width);
+        normed(g.logits, g.tap_norms + m % g.taps * width, width, shape->eps, g.tap_states + int64_t(m) * width);
     }
-    outrider_product(g.fuse, g.taken, g.x, g.wait, 1, g.threads, g.work);
-    const int first = g.behind + g.wait;  // the columns of what is committed
-    for (int m = 0; m < g.wait; m++) {
-        g.positions[m] = g.behind + m;
-        for (int c = 0; c < first; c++) g.mask[int64_t(m) * first + c] = c <= g.behind + m;
+    outrider_product(g.fuse, g.tap_states, g.x, g.pending_count, 1, g.threads, g.workspace);
+    const int first = g.entries + g.pending_count;  // columns of committed tokens
+    for (int m = 0; m < g.pending_count; m++) {
+        g.positions[m] = g.entries + m;
+        for (int c = 0; c < first; c++) g.mask[int64_t(m) * first + c] = c <= g.entries + m;
     }
-    run(g.wait, g.behind, g.waiting, g.read);
-    std::memcpy(g.states, g.read + int64_t(g.wait - 1) * width, 2 * width);
+    run(g.pending_count, g.entries, g.pending, g.read);
+    std::memcpy(g.states, g.read + int64_t(g.pending_count - 1) * width, 2 * width);
 
-    std::vector<int> latest{-1}, expanded;  // candidates
-    std::vector<std::vector<int>> paths;    // of what is expanded: places in that order, from the top
-    std::vector<int> place;                 // of each candidate in that order
+    std::vector<int> latest{-1}, expanded;  // nodes
+    std::vector<std::vector<int>> paths;    // for each expanded node, the indices in `expanded` from the top to it
+    std::vector<int> place;                 // for each node its index in `expanded`
     int found = 0;
     for (int level = 0;; level++) {
         const int count = latest.size(), start = expanded.size() - (level ? count : 0), begun = found;
         const bf16* const states = g.states + int64_t(level ? 1 + start : 0) * width;
-        outrider_product(g.words, states, g.logits, count, 1, g.threads, g.work);
-        outrider_largest(g.logits, size, 0, count, 1, size, breadth, g.values, g.places, g.threads);
+        outrider_product(g.head, states, g.logits, count, 1, g.threads, g.workspace);
+        outrider_largest(g.logits, size, 0, count, 1, size, breadth, g.top_values, g.top_tokens, g.threads);
         for (int m = 0; m < count; m++) {
-            const float* const best = g.values + int64_t(m) * breadth;
+            const float* const best = g.top_values + int64_t(m) * breadth;
             Sixteen total = zero();
             for (int i = 0; i < size; i += 16)
                 total = add(total, exponential(sub(load(g.logits + int64_t(m) * size + i), same(best[0]))));
-            const double sum = best[0] + std::log(added(total)), above = latest[m] < 0 ? 0 : g.logs[latest[m]];
+            const double sum = best[0] + std::log(added(total)), above = latest[m] < 0 ? 0 : g.log_probs[latest[m]];
             for (int j = 0; j < breadth; j++) {
                 const double log = best[j] - sum + above;
                 if (!(log >= g.floor) || std::isinf(log)) continue;
-                const int64_t word = g.places[int64_t(m) * breadth + j];
-                g.tokens[found] = g.ids ? g.ids[word] : word, g.parents[found] = latest[m], g.logs[found++] = log;
+                const int64_t row = g.top_tokens[int64_t(m) * breadth + j];
+                g.tokens[found] = g.head_ids ? g.head_ids[row] : row;
+                g.parents[found] = latest[m], g.log_probs[found++] = log;
             }
         }
         if (level + 1 == g.depth || found == begun) return found;
         latest.resize(found - begun);
         for (int m = begun; m < found; m++) latest[m - begun] = m;
-        std::stable_sort(latest.begin(), latest.end(), [&](int a, int b) { return g.logs[a] > g.logs[b]; });
+        std::stable_sort(latest.begin(), latest.end(), [&](int a, int b) { return g.log_probs[a] > g.log_probs[b]; });
         if (int(latest.size()) > breadth) latest.resize(breadth);
 
         const int many = latest.size(), before = expanded.size(), columns = first + before + many;

@@ -1,10 +1,10 @@
-// One pass of a small decoder on a CPU. Products are in halves.h where the processor multiplies 16-bit numbers, else in
-// singles.h.
+// One forward pass of a small decoder on a CPU. Matrix products are in halves.h for processors with AVX-512 BF16, else
+// in singles.h.
 //
-// What a pass costs with few tokens is the reading of the weights and the calling of operations; so here weights lie in
-// the order in which they are read, in 16, 8 or 4 bits, and all layers are one call. Every token's numbers are computed
-// in an order that depends on nothing but the token and what it may look at: not on how many tokens share the pass, nor
-// on which slots they stand in. Hence drafting cannot change what comes out, in these precisions either.
+// With few tokens, reading the weights and dispatching operations take most of the time. Weights are therefore stored
+// in the order in which they are read, in 16, 8 or 4 bits, and all layers run in one call. The order in which a token's
+// values are computed depends only on the token and the slots visible to it, not on how many tokens share the pass nor
+// on which slots they use. Drafting therefore cannot change the output, in reduced precision either.
 
 #include <omp.h>
 
@@ -32,7 +32,8 @@ inline void rows_of_tiles(const Matrix& w, int left, int right, const bf16* a, i
         rows_of_tiles<4>(w, blocks, a, stride, count, sums, own);
 }
 
-// A thread's share of a product: `take(block, from, count, sums)` gets sums [count][16] of rows `from` on.
+// One thread's part of a product. `take(block, from, count, sums)` receives sums [count][16] of rows from, from + 1,
+// ...
 template <typename Take>
 void product(const Matrix& w, const bf16* a, int64_t stride, int count, int thread, int threads, Scratch& own,
              Take take) {
@@ -67,8 +68,8 @@ void normed(const float* x, const float* weight, int width, float eps, bf16* to)
         store(to + i, mul(mul(load(x + i), scale), load(weight + i)));
 }
 
-// Numbers in 16 bits as 8 bits behind their scale.
-void rounded(const bf16* x, int dim, uint8_t* to) {
+// Quantizes 16-bit numbers to 8 bits, stored after their scale.
+void quantized(const bf16* x, int dim, uint8_t* to) {
     Sixteen most = zero();
     for (int i = 0; i < dim; i += 16) most = larger(most, size(load(x + i)));
     const float scale = std::max(largest(most) / 127, 1e-30f);
@@ -84,8 +85,8 @@ inline float scale_of(const uint8_t* slot) {
     return found;
 }
 
-// Turn one head by its position (after its own norm, if it has one), into 16 bits.
-void turned(float* x, const float* norm, int dim, float eps, const float* cosine, const float* sine, bf16* to) {
+// Applies the rotary embedding to one head, after its norm if there is one, and writes it in 16 bits.
+void rotated(float* x, const float* norm, int dim, float eps, const float* cosine, const float* sine, bf16* to) {
     const int half = dim / 2;
     if (norm) {
         float squares = 0;
@@ -108,8 +109,8 @@ void turned(float* x, const float* norm, int dim, float eps, const float* cosine
 
 namespace {
 
-// Into how many parts a row's tokens are divided, of at most `together` each, so that threads have about as much to do.
-int parted(int count, int together, int group, int heads, int threads) {
+// The number of parts of at most `together` tokens into which a row is divided to balance the threads.
+int count_parts(int count, int together, int group, int heads, int threads) {
     const int fewest = (count + together - 1) / together;
     const auto longest = [&](int parts) {
         return (heads * parts + threads - 1) / threads * ((count + parts - 1) / parts * group + kQueries);
@@ -156,7 +157,7 @@ int64_t scratch_bytes(int deepest, int64_t columns, int dim) {
 
 extern "C" {
 
-// 2: with tiles, where they are wanted; 1: without; 0: this machine can't.
+// 2: AMX tiles are used (`wanted`); 1: supported without tiles; 0: the processor is not supported.
 int outrider_ready(int32_t wanted) { return readied(wanted); }
 
 int64_t outrider_work(const Shape* s, int32_t tokens, int64_t columns, int32_t threads) {
@@ -183,7 +184,7 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
     int32_t* counts = arena.take<int32_t>(rows);
     const int64_t each = scratch_bytes(deepest, p.columns, s.dim);
     const int together = std::max(1, 16 / group), most = std::min(16, group),
-              parts = parted(p.count, together, group, p.rows * s.kv, p.threads);
+              parts = count_parts(p.count, together, group, p.rows * s.kv, p.threads);
 #pragma omp parallel num_threads(p.threads)
     {
         const int me = omp_get_thread_num(), threads = omp_get_num_threads();
@@ -198,7 +199,7 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
         }
         for (int index = p.first; index < p.last; index++) {
             const Layer& layer = layers[index];
-            if (layer.attends) {
+            if (layer.use_attention) {
                 for (int m = me; m < tokens; m += threads)
                     if (p.read)
                         std::memcpy(input + int64_t(m) * s.into, p.read + int64_t(m) * s.into, sizeof(bf16) * s.into);
@@ -209,8 +210,7 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
                 product(layer.qkv, input, s.into, tokens, me, threads, own,
                         [&](int block, int from, int some, const float* sums) {
                             for (int m = 0; m < some; m++)
-                                store(qkv + int64_t(from + m) * all + 16 * block,
-                                                 load(sums + 16 * m));
+                                store(qkv + int64_t(from + m) * all + 16 * block, load(sums + 16 * m));
                         });
 #pragma omp barrier
                 uint8_t* const here = p.store + index * p.layer_stride;
@@ -222,20 +222,20 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
                     const float *c = p.cosine + position * (s.dim / 2), *sn = p.sine + position * (s.dim / 2);
                     float* token = qkv + int64_t(m) * all;
                     for (int g = kv * group; g < (kv + 1) * group; g++)
-                        turned(token + g * s.dim, layer.qk_norm ? layer.qk_norm + g * s.dim : nullptr, s.dim, s.eps, c,
+                        rotated(token + g * s.dim, layer.qk_norm ? layer.qk_norm + g * s.dim : nullptr, s.dim, s.eps, c,
                                sn, queries + int64_t(m) * spread + g * s.dim);
                     const int64_t slot = p.slots ? p.slots[int64_t(row) * p.count + q] : p.start + q;
                     uint8_t* const to = here + row * p.row_stride + kv * p.head_stride + slot * p.slot_stride;
                     uint8_t* const beside = to + s.kv * p.head_stride;
                     bf16* const key = p.small ? own.queries : (bf16*)to;
                     bf16* const value = p.small ? own.queries + s.dim : (bf16*)beside;
-                    turned(token + spread + kv * s.dim,
+                    rotated(token + spread + kv * s.dim,
                            layer.qk_norm ? layer.qk_norm + (s.heads + kv) * s.dim : nullptr, s.dim, s.eps, c, sn, key);
                     const float* given = token + spread + (s.kv + kv) * s.dim;
                     for (int i = 0; i < s.dim; i += 16) store(value + i, load(given + i));
                     if (p.small) {
-                        rounded(key, s.dim, to);
-                        rounded(value, s.dim, beside);
+                        quantized(key, s.dim, to);
+                        quantized(value, s.dim, beside);
                     }
                 }
 #pragma omp barrier
@@ -248,13 +248,13 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
                         const uint8_t* keys = here + row * p.row_stride + kv * p.head_stride;
                         const int64_t at = int64_t(m) * spread + head * s.dim;
                         const uint8_t* mask = p.mask ? p.mask + row * p.mask_stride + int64_t(q) * p.columns : nullptr;
-                        const Group one{some, std::min(most, (kv + 1) * group - head), s.dim,
-                                        queries + at, input + at, spread, keys, keys + s.kv * p.head_stride,
-                                        p.slot_stride, mask, p.columns, runs + m, counts + m};
+                        const Group task_group{some, std::min(most, (kv + 1) * group - head), s.dim,
+                                               queries + at, input + at, spread, keys, keys + s.kv * p.head_stride,
+                                               p.slot_stride, mask, p.columns, runs + m, counts + m};
                         if (p.small)
-                            attended<true>(one, own);
+                            attended<true>(task_group, own);
                         else
-                            attended<false>(one, own);
+                            attended<false>(task_group, own);
                     }
                 }
                 configured.to(tokens);
@@ -268,7 +268,7 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
                         });
 #pragma omp barrier
             }
-            if (layer.thinks) {
+            if (layer.use_mlp) {
                 for (int m = me; m < tokens; m += threads)
                     normed(p.x + int64_t(m) * s.width, layer.mlp_norm, s.width, s.eps, input + int64_t(m) * s.width);
 #pragma omp barrier
@@ -278,13 +278,11 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
                     const int some = std::min(kRows, tokens - from);
                     const bf16* a = input + int64_t(from) * s.width;
                     prepared(layer.up_gate, a, s.width, some, own.sums);
-                    const auto opened = [&](int block, const float* up, const float* gates) {
+                    const auto gated = [&](int block, const float* up, const float* gates) {
                         for (int m = 0; m < some; m++) {
                             const Sixteen gate = load(gates + 16 * m), one = same(1.f);
-                            const Sixteen open = div(
-                                gate, add(one, exponential(sub(zero(), gate))));
-                            store(middle + int64_t(from + m) * s.hidden + 16 * block,
-                                     mul(open, load(up + 16 * m)));
+                            const Sixteen open = div(gate, add(one, exponential(sub(zero(), gate))));
+                            store(middle + int64_t(from + m) * s.hidden + 16 * block, mul(open, load(up + 16 * m)));
                         }
                     };
                     int block = begin;
@@ -292,11 +290,11 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
                         float* const sums[4] = {own.first, own.first + 256, own.second, own.second + 256};
                         rows_of_tiles(layer.up_gate, {block, block + 1, block + blocks, block + 1 + blocks}, a, s.width,
                                       some, sums);
-                        for (int i = 0; i < 2; i++) opened(block + i, sums[i], sums[2 + i]);
+                        for (int i = 0; i < 2; i++) gated(block + i, sums[i], sums[2 + i]);
                     }
                     for (; block < end; block++) {
                         rows_of_tiles(layer.up_gate, block, block + blocks, a, s.width, some, own);
-                        opened(block, own.first, own.second);
+                        gated(block, own.first, own.second);
                     }
                 }
 #pragma omp barrier
@@ -316,7 +314,7 @@ void outrider_run(const Shape* shape, const Layer* layers, const Pass* pass) {
     }
 }
 
-// Rows of x [count, width] by their length, in 16 bits.
+// RMS-normalizes the rows of x [count, width], into 16 bits.
 void outrider_normed(const float* x, const float* weight, int32_t count, int32_t width, float eps, bf16* to) {
     for (int m = 0; m < count; m++) normed(x + int64_t(m) * width, weight, width, eps, to + int64_t(m) * width);
 }

@@ -1,5 +1,4 @@
-// Sixteen numbers at a time, in 32 bits, and read and written in 16: one register where the processor multiplies 16-bit
-// numbers (AVX-512 BF16), else two (AVX2).
+// Vectors of sixteen 32-bit numbers with loads and stores in 16 bits: one register with AVX-512 BF16, else two (AVX2).
 
 #pragma once
 
@@ -44,7 +43,7 @@ inline Sixteen fms(Sixteen a, Sixteen b, Sixteen c) { return _mm512_fmsub_ps(a, 
 inline Sixteen fnma(Sixteen a, Sixteen b, Sixteen c) { return _mm512_fnmadd_ps(a, b, c); }  // c - ab
 inline Sixteen larger(Sixteen a, Sixteen b) { return _mm512_max_ps(a, b); }
 inline Sixteen larger(Sixteen a, Sixteen b, int count) { return _mm512_mask_max_ps(a, first(count), a, b); }
-inline Sixteen leading(Sixteen x, int count) { return _mm512_maskz_mov_ps(first(count), x); }  // 0 behind `count`
+inline Sixteen leading(Sixteen x, int count) { return _mm512_maskz_mov_ps(first(count), x); }  // 0 from `count` on
 inline Sixteen size(Sixteen x) { return _mm512_abs_ps(x); }
 inline Sixteen whole(Sixteen x) { return _mm512_roundscale_ps(x, 8); }
 inline Sixteen scaled(Sixteen x, Sixteen n) { return _mm512_scalef_ps(x, n); }  // x 2^n
@@ -58,7 +57,7 @@ struct Sixteen {
     __m256 low, high;
 };
 
-inline __m256i before(int count) {  // which of eight come before that many
+inline __m256i first_of_eight(int count) {  // mask of the first `count` of eight
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 inline uint32_t first(int count) { return count >= 16 ? 0xffff : count > 0 ? (1u << count) - 1 : 0; }
@@ -66,7 +65,7 @@ inline Sixteen zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 inline Sixteen same(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 inline Sixteen load(const float* x) { return {_mm256_loadu_ps(x), _mm256_loadu_ps(x + 8)}; }
 inline Sixteen load(const float* x, int count) {
-    return {_mm256_maskload_ps(x, before(count)), _mm256_maskload_ps(x + 8, before(count - 8))};
+    return {_mm256_maskload_ps(x, first_of_eight(count)), _mm256_maskload_ps(x + 8, first_of_eight(count - 8))};
 }
 inline void store(float* to, Sixteen x) {
     _mm256_storeu_ps(to, x.low);
@@ -81,11 +80,11 @@ inline Sixteen load(const bf16* x, int count) {
     std::memcpy(some, x, 2 * std::min(std::max(count, 0), 16));
     return load(some);
 }
-inline __m256i rounded(__m256 x) {  // to the nearest, of two the even one; what is no number stays none
+inline __m256i rounded(__m256 x) {  // to bfloat16: nearest, ties to even; NaN stays NaN
     const __m256i bits = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     const __m256i near = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
-    const __m256i none = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-    return _mm256_blendv_epi8(near, _mm256_set1_epi32(0x7fc0), none);
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    return _mm256_blendv_epi8(near, _mm256_set1_epi32(0x7fc0), nan);
 }
 inline void store(bf16* to, Sixteen x) {
     const __m256i both = _mm256_packus_epi32(rounded(x.low), rounded(x.high));
@@ -118,25 +117,25 @@ inline Sixteen fnma(Sixteen a, Sixteen b, Sixteen c) {
 inline Sixteen larger(Sixteen a, Sixteen b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
 inline Sixteen larger(Sixteen a, Sixteen b, int count) {
     const Sixteen most = larger(a, b);
-    return {_mm256_blendv_ps(a.low, most.low, _mm256_castsi256_ps(before(count))),
-            _mm256_blendv_ps(a.high, most.high, _mm256_castsi256_ps(before(count - 8)))};
+    return {_mm256_blendv_ps(a.low, most.low, _mm256_castsi256_ps(first_of_eight(count))),
+            _mm256_blendv_ps(a.high, most.high, _mm256_castsi256_ps(first_of_eight(count - 8)))};
 }
-inline Sixteen leading(Sixteen x, int count) {  // 0 behind `count`
-    return {_mm256_and_ps(x.low, _mm256_castsi256_ps(before(count))),
-            _mm256_and_ps(x.high, _mm256_castsi256_ps(before(count - 8)))};
+inline Sixteen leading(Sixteen x, int count) {  // 0 from `count` on
+    return {_mm256_and_ps(x.low, _mm256_castsi256_ps(first_of_eight(count))),
+            _mm256_and_ps(x.high, _mm256_castsi256_ps(first_of_eight(count - 8)))};
 }
 inline Sixteen size(Sixteen x) {
     const __m256 sign = _mm256_set1_ps(-0.f);
     return {_mm256_andnot_ps(sign, x.low), _mm256_andnot_ps(sign, x.high)};
 }
 inline Sixteen whole(Sixteen x) { return {_mm256_round_ps(x.low, 8), _mm256_round_ps(x.high, 8)}; }
-inline __m256 doubled(__m256 x, __m256 n) {  // x 2^n in two steps, as 2^n alone may be out of reach
+inline __m256 scaled_half(__m256 x, __m256 n) {  // x 2^n in two steps, because 2^n alone may overflow
     const __m256i whole = _mm256_cvtps_epi32(_mm256_min_ps(_mm256_max_ps(n, _mm256_set1_ps(-252)), _mm256_set1_ps(254)));
     const __m256i half = _mm256_srai_epi32(whole, 1), rest = _mm256_sub_epi32(whole, half), bias = _mm256_set1_epi32(127);
     const __m256 some = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23));
     return _mm256_mul_ps(_mm256_mul_ps(x, some), _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23)));
 }
-inline Sixteen scaled(Sixteen x, Sixteen n) { return {doubled(x.low, n.low), doubled(x.high, n.high)}; }
+inline Sixteen scaled(Sixteen x, Sixteen n) { return {scaled_half(x.low, n.low), scaled_half(x.high, n.high)}; }
 inline uint32_t above(Sixteen a, Sixteen b) {
     return _mm256_movemask_ps(_mm256_cmp_ps(a.low, b.low, _CMP_GT_OQ)) |
            _mm256_movemask_ps(_mm256_cmp_ps(a.high, b.high, _CMP_GT_OQ)) << 8;

@@ -1,4 +1,4 @@
-// The mass of codes' neighbours in some laws at once: what a rule for codes that look alike is worked out from.
+// The probability mass of image codes together with similar codes, for relaxed rules; mirrors neighbour_mass.py.
 
 #include <algorithm>
 #include <cstdint>
@@ -6,42 +6,42 @@
 #include <vector>
 
 namespace {
-constexpr int kLaws = 8;  // side by side
+constexpr int kTogether = 8;  // distributions per call
 }
 
 extern "C" {
 
-// masses[c] of the most neighbours, nearest first, that together stay within bounds[c], in each of eight laws:
-// probs, bounds and masses are [codes, 8], near is [codes, count].
+// masses[c]: the largest mass of a prefix of code c's neighbours, nearest first, that is within bounds[c], for eight
+// distributions. probs, bounds and masses are [codes, 8], near is [codes, count].
 void outrider_pooled(const float* probs, const float* bounds, const int32_t* near, float* masses, int64_t codes,
                      int64_t count) {
     for (int64_t code = 0; code < codes; code++) {
-        const float* bound = bounds + code * kLaws;
-        float total[kLaws] = {}, mass[kLaws] = {};
-        for (int64_t one = 0; one < count; one++) {
-            const float* its = probs + int64_t(near[code * count + one]) * kLaws;
-            for (int law = 0; law < kLaws; law++) {
-                total[law] += its[law];
-                mass[law] = total[law] <= bound[law] ? total[law] : mass[law];
+        const float* bound = bounds + code * kTogether;
+        float total[kTogether] = {}, mass[kTogether] = {};
+        for (int64_t rank = 0; rank < count; rank++) {
+            const float* neighbour = probs + int64_t(near[code * count + rank]) * kTogether;
+            for (int row = 0; row < kTogether; row++) {
+                total[row] += neighbour[row];
+                mass[row] = total[row] <= bound[row] ? total[row] : mass[row];
             }
         }
-        for (int law = 0; law < kLaws; law++) masses[code * kLaws + law] = mass[law];
+        for (int row = 0; row < kTogether; row++) masses[code * kTogether + row] = mass[row];
     }
 }
 
-// The mass that each code's group has in `probs`, and its share in `guesses`, all [laws, codes]: of the `span` codes
-// ranked next above and below it in `probs` those whose probability is within `gap` of its own and which it is `alike`,
-// [codes, codes].
+// The mass of each code's group in `probs` (masses) and in `guesses` (shares), all [rows, codes]. A group is the code
+// itself and, of the `span` codes ranked next above and below it in `probs`, those with a probability within `gap` of
+// its own that are `alike` [codes, codes].
 void outrider_grouped(const float* probs, const float* guesses, const bool* alike, float* masses, float* shares,
-                      int64_t laws, int64_t codes, int64_t span, float gap, int32_t threads) {
+                      int64_t rows, int64_t codes, int64_t span, float gap, int32_t threads) {
 #pragma omp parallel for num_threads(threads)
-    for (int64_t law = 0; law < laws; law++) {
-        const float *const p = probs + law * codes, *const q = guesses + law * codes;
-        float *const mass = masses + law * codes, *const guessed = shares + law * codes;
+    for (int64_t row = 0; row < rows; row++) {
+        const float *const p = probs + row * codes, *const q = guesses + row * codes;
+        float *const mass = masses + row * codes, *const guessed = shares + row * codes;
         std::vector<uint64_t> ranked(codes);
         std::vector<int32_t> order(codes);
         std::vector<float> sorted(codes);
-        for (int64_t code = 0; code < codes; code++) {  // of numbers from 0 on, bits are ordered as they are
+        for (int64_t code = 0; code < codes; code++) {  // bit patterns of non-negative floats sort like their values
             uint32_t bits;
             std::memcpy(&bits, p + code, sizeof bits);
             ranked[code] = uint64_t(~bits) << 32 | uint64_t(code);
@@ -54,10 +54,10 @@ void outrider_grouped(const float* probs, const float* guesses, const bool* alik
         for (int64_t step = 1; step <= span; step++)
             for (int64_t above = 0; above + step < codes; above++) {
                 const int64_t below = above + step;
-                const int32_t one = order[above], other = order[below];
-                if (!(sorted[above] - sorted[below] < gap) || !alike[int64_t(one) * codes + other]) continue;
-                mass[one] += sorted[below], mass[other] += sorted[above];
-                guessed[one] += q[other], guessed[other] += q[one];
+                const int32_t code = order[above], other = order[below];
+                if (!(sorted[above] - sorted[below] < gap) || !alike[int64_t(code) * codes + other]) continue;
+                mass[code] += sorted[below], mass[other] += sorted[above];
+                guessed[code] += q[other], guessed[other] += q[code];
             }
     }
 }

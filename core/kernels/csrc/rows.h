@@ -1,11 +1,11 @@
-// What is done with rows of numbers beside a pass: products of a few in 32 bits, the largest, how far two laws are apart.
+// Operations on rows outside of a pass: products of a few rows in 32 bits, top-k, KL divergence.
 
 #pragma once
 
 extern "C" {
 
-// y [count, out] = a [count, in] w' + bias in 32 bits, w as it is: for so few rows that reading w is what takes time.
-// Each number is summed in the same order whatever `count` is.
+// y [count, out] = a [count, in] w' + bias in 32 bits, for so few rows that reading w takes most of the time. The order
+// of summation does not depend on `count`.
 void outrider_few(const float* w, const float* bias, const float* a, float* y, int32_t count, int32_t out, int32_t in,
                   int32_t threads) {
     constexpr int kOutputs = kFew, kTogether = kFew;
@@ -44,7 +44,7 @@ void outrider_few(const float* w, const float* bias, const float* a, float* y, i
     }
 }
 
-// The `count` largest of every row [size] of x [outer, inner, size], the largest first and of equals the earlier.
+// The `count` largest values of every row [size] of x [outer, inner, size], largest first, ties by index.
 void outrider_largest(const float* x, int64_t outer_stride, int64_t inner_stride, int32_t outer, int32_t inner,
                       int32_t size, int32_t count, float* values, int64_t* places, int32_t threads) {
 #pragma omp parallel for num_threads(std::min(threads, outer * inner)) schedule(static)
@@ -76,7 +76,7 @@ void outrider_largest(const float* x, int64_t outer_stride, int64_t inner_stride
     }
 }
 
-// For every row of 16-bit logits z and of logarithms log_p [size]: sum p (log_p - log softmax(z)) and softmax(z) - p.
+// For every row of 16-bit logits z and 32-bit log_p [size]: sum p (log_p - log softmax(z)), and softmax(z) - p.
 void outrider_divergence(const bf16* z, const float* log_p, float* each, bf16* back, int32_t rows, int32_t size,
                          int32_t threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)

@@ -1,24 +1,24 @@
-// Products of 16-bit numbers on a processor that multiplies 32-bit ones only (AVX2 and FMA): weights are widened on
-// their way into the registers, which costs little beside the reading of them.
+// Products of 16-bit numbers with AVX2 and FMA, which multiply 32-bit numbers only: weights are widened when loaded,
+// which takes little time compared with reading them.
 
 #pragma once
 
 namespace {
 
-constexpr int kTile = 2048;   // bytes of a tile of 32 numbers by 16, which are in 32 bits here
+constexpr int kTile = 2048;   // bytes of a tile of 32 by 16 numbers, here in 32 bits
 constexpr int kUnpacked = 4;  // tiles between unpacking and use
-constexpr int kPrepared = 128;  // bytes that are kept of every 32 inputs
-constexpr int kFew = 2;       // rows and columns that are summed together in 32 bits
-constexpr bool kInOrder = true;  // a sum is one chain of additions, in the order of what is added
-constexpr int kQueries = 4;      // queries that cost as much as it takes to lay out keys and values for any
-constexpr int kChains = 6;    // sums of sixteen that fit into the registers beside what is added to them
+constexpr int kPrepared = 128;  // bytes stored per 32 inputs
+constexpr int kFew = 2;       // rows and columns summed together in 32 bits
+constexpr bool kInOrder = true;  // a sum is one chain of additions in order
+constexpr int kQueries = 4;      // number of queries that take as long as transposing keys and values
+constexpr int kChains = 6;    // sums that fit into the registers besides the operands
 
-struct Numbers {  // 32
+struct Numbers {  // 32 numbers
     Sixteen low, high;
 };
 
-// Stays in its registers, as there are not two loads in a step for what is multiplied six times.
-inline Sixteen kept(Sixteen x) {
+// Keeps a value that is used six times in its registers: the processor has too few loads per cycle to reload it.
+inline Sixteen in_registers(Sixteen x) {
     asm("" : "+x"(x.low), "+x"(x.high));
     return x;
 }
@@ -33,14 +33,14 @@ inline int readied(bool) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 
-// Inputs of a product, in 32 bits: for each tile 32 of every row, one row after the other.
+// Widens the inputs of a product to 32 bits: for each tile, 32 inputs of every row.
 inline void prepared(const Matrix& w, const bf16* a, int64_t stride, int count, float* to) {
     for (int k = 0; k < w.in; k += 32)
         for (int m = 0; m < count; m++, to += 32)
             for (int i = 0; i < 32; i += 16) store(to + i, load(a + m * stride + k + i));
 }
 
-// Tiles: the sixteen weights of input 2 i are even, those of the one behind it odd.
+// Formats of a tile. even(i): the sixteen weights of input 2 i; odd(i): those of input 2 i + 1.
 
 struct Pairs {  // in 16 bits
     static constexpr int kBytes = 1024;
@@ -58,7 +58,7 @@ struct Pairs {  // in 16 bits
     }
 };
 
-struct Bytes {  // in 8 bits, not yet scaled
+struct Bytes {  // in 8 bits, unscaled
     static constexpr int kBytes = 512;
     const uint8_t* at;
     explicit Bytes(const uint8_t* tile) : at(tile) {}
@@ -75,7 +75,7 @@ struct Bytes {  // in 8 bits, not yet scaled
     }
 };
 
-struct Nibbles {  // in 4 bits, of four inputs in sixteen; where they stand there is made good by their scale
+struct Nibbles {  // in 4 bits, four inputs in 16 bits; each scale includes the factor of the bit position
     static constexpr int kBytes = 320;
     const uint8_t* at;
     Sixteen scales[4], least;
@@ -96,22 +96,22 @@ struct Nibbles {  // in 4 bits, of four inputs in sixteen; where they stand ther
     Sixteen odd(int i) const { return weights(i, i % 2 + 2); }
 };
 
-struct Singles {  // in 32 bits
+struct Floats {  // in 32 bits
     static constexpr int kBytes = 2048;
     const float* at;
-    explicit Singles(const uint8_t* tile) : at((const float*)tile) {}
+    explicit Floats(const uint8_t* tile) : at((const float*)tile) {}
     Sixteen even(int i) const { return load(at + 32 * i); }
     Sixteen odd(int i) const { return load(at + 32 * i + 16); }
 };
 
-// Some tiles of each side behind one another, and for each of them 32 inputs of every row.
+// The operands of one product: consecutive tiles of each side, and for each tile 32 inputs of every row.
 template <int sides>
 struct Stretch {
     const uint8_t* tiles[sides];
     int depth;
     const float* inputs;  // [depth][rows][32]
     int rows;
-    bool fresh;  // not read before: what follows has to be fetched; of two sides at once the processor does it better
+    bool fresh;  // first read of the tiles, so prefetch; unset for two sides, where the hardware prefetcher is faster
 };
 
 template <typename Weights>
@@ -119,8 +119,8 @@ inline void fetched(const uint8_t* tile) {
     for (int at = 0; at < Weights::kBytes; at += 64) _mm_prefetch((const char*)tile + kAhead + at, _MM_HINT_T0);
 }
 
-// sums [rows][16] of each side += the inputs of rows `from` on times that side's tiles. Each sum is one chain of
-// additions in the order of inputs, however many there are.
+// sums [rows][16] of each side += the inputs of rows from, from + 1, ... times that side's tiles. Each sum is one chain
+// of additions in the order of inputs, whatever the number of rows.
 template <int sides, int rows, typename Weights>
 inline void chained(const Stretch<sides>& s, int from, float* const* sums) {
     Sixteen chains[sides][rows];
@@ -133,13 +133,13 @@ inline void chained(const Stretch<sides>& s, int from, float* const* sums) {
         const Weights first(at(0)), last(at(sides - 1));
         for (int i = 0; i < 16; i++)
             for (int odd = 0; odd < 2; odd++) {
-                const Sixteen left = kept(odd ? first.odd(i) : first.even(i)),
-                              right = sides == 1 ? left : kept(odd ? last.odd(i) : last.even(i));
+                const Sixteen left = in_registers(odd ? first.odd(i) : first.even(i)),
+                              right = sides == 1 ? left : in_registers(odd ? last.odd(i) : last.even(i));
 #pragma GCC unroll 6
                 for (int m = 0; m < rows; m++) {
-                    const __m256 one = _mm256_broadcast_ss(a + 32 * m + 2 * i + odd);
-                    chains[0][m] = fma({one, one}, left, chains[0][m]);
-                    if (sides == 2) chains[1][m] = fma({one, one}, right, chains[1][m]);
+                    const __m256 input = _mm256_broadcast_ss(a + 32 * m + 2 * i + odd);
+                    chains[0][m] = fma({input, input}, left, chains[0][m]);
+                    if (sides == 2) chains[1][m] = fma({input, input}, right, chains[1][m]);
                 }
             }
     }
@@ -147,7 +147,7 @@ inline void chained(const Stretch<sides>& s, int from, float* const* sums) {
         for (int m = 0; m < rows; m++) store(sums[side] + 16 * (from + m), chains[side][m]);
 }
 
-// The same of all rows, in groups of about as many each.
+// The same for all rows, in groups of about equal size.
 template <typename Weights>
 inline void multiplied(const Stretch<1>& s, float* const* sums) {
     for (int from = 0, groups = (s.rows + kChains - 1) / kChains; groups; groups--) {
@@ -183,7 +183,7 @@ void rows_of_tiles(const Matrix& w, const int (&blocks)[2], int count, float* co
         tiles[side] = w.tiles + int64_t(blocks[side]) * depth * Weights::kBytes;
         std::memset(sums[side], 0, 64 * count);
     }
-    if (count <= 2) {  // so few that one side's sums don't fill the registers
+    if (count <= 2) {  // one side's sums would not fill the registers
         const Stretch<2> both{{tiles[0], tiles[1]}, depth, own.sums, count};
         (count == 1 ? chained<2, 1, Weights> : chained<2, 2, Weights>)(both, 0, sums);
     } else
@@ -192,16 +192,16 @@ void rows_of_tiles(const Matrix& w, const int (&blocks)[2], int count, float* co
                 const uint8_t* const here = tiles[side] + k * Weights::kBytes;
                 const float* const inputs = own.sums + 32 * count * k;
                 const int some = std::min(kUnpacked, depth - k);
-                if (count > kChains && w.bits < 16) {  // what costs something to unpack is unpacked once for many
+                if (count > kChains && w.bits < 16) {  // unpack once for many rows
                     unpack<Weights>(here, some, own.unpacked);
-                    multiplied<Singles>({{own.unpacked}, some, inputs, count, false}, sums + side);
+                    multiplied<Floats>({{own.unpacked}, some, inputs, count, false}, sums + side);
                 } else
                     multiplied<Weights>({{here}, some, inputs, count, true}, sums + side);
             }
     for (int side = 0; side < 2; side++) finished(w, blocks[side], count, sums[side]);
 }
 
-// Sums [count][16] of two rows of tiles, `blocks`, with `count` rows of inputs that were prepared, up to kRows of them.
+// Computes sums [count][16] of two rows of tiles, `blocks`, with count <= kRows rows of prepared inputs.
 template <int bits>
 void rows_of_tiles(const Matrix& w, const int (&blocks)[2], const bf16*, int64_t, int count, float* const (&sums)[2],
                    Scratch& own) {
@@ -216,7 +216,7 @@ void rows_of_tiles(const Matrix& w, const int (&blocks)[2], const bf16*, int64_t
 inline bool by_fours(const Matrix&, int) { return false; }
 inline void rows_of_tiles(const Matrix&, const int (&)[4], const bf16*, int64_t, int, float* const (&)[4]) {}
 
-// 32 numbers of a slot from number d on; those of 8 bits without their scale.
+// Numbers d to d + 31 of a slot; 8-bit numbers are unscaled.
 template <bool small>
 inline Numbers numbers(const uint8_t* slot, int d) {
     if (!small) return {load((const bf16*)slot + d), load((const bf16*)slot + d + 16)};
@@ -228,7 +228,7 @@ inline Numbers numbers(const uint8_t* slot, int d) {
     return {wide(slot + 4 + d), wide(slot + 4 + d + 16)};
 }
 
-// Eight numbers of eight rows, their columns as rows `stride` apart.
+// Transposes eight rows of eight numbers into rows `stride` apart.
 inline void turned_over(const __m256 (&rows)[8], float* to, int stride) {
     __m256 a[8], b[8];
     for (int i = 0; i < 8; i += 2) {
@@ -246,45 +246,45 @@ inline void turned_over(const __m256 (&rows)[8], float* to, int stride) {
     }
 }
 
-// 32 numbers of 16 rows, as the right side of a product: number by number, of each the 16 rows.
+// Transposes 32 numbers of 16 rows into the right operand of a product: for each number the 16 rows.
 template <typename Row>
 inline void turned_over(Row row, uint8_t* to) {
     for (int half = 0; half < 16; half += 8) {
         __m256 parts[4][8];
         for (int i = 0; i < 8; i++) {
-            const Numbers one = row(half + i);
-            parts[0][i] = one.low.low, parts[1][i] = one.low.high;
-            parts[2][i] = one.high.low, parts[3][i] = one.high.high;
+            const Numbers numbers = row(half + i);
+            parts[0][i] = numbers.low.low, parts[1][i] = numbers.low.high;
+            parts[2][i] = numbers.high.low, parts[3][i] = numbers.high.high;
         }
         for (int part = 0; part < 4; part++) turned_over(parts[part], (float*)to + 128 * part + half, 16);
     }
 }
 
-// `width` (64 or 32) numbers of 32 rows, as right sides: row by row, in each 16 numbers; a tile for each 16.
+// Copies `width` (64 or 32) numbers of 32 rows into right operands, a tile per 16 numbers, row by row.
 template <typename Row>
 inline void interleaved(Row row, int width, uint8_t* to) {
     for (int i = 0; i < 32; i++)
         for (int d = 0; d < width; d += 32) {
-            const Numbers one = row(i, d);
+            const Numbers numbers = row(i, d);
             float* const at = (float*)(to + d / 16 * kTile) + 16 * i;
-            store(at, one.low);
-            store(at + kTile / 4, one.high);
+            store(at, numbers.low);
+            store(at + kTile / 4, numbers.high);
         }
 }
 
-// to [16][stride] = a [16][depth] times `depth / 32` tiles, of rows `from` to `end`.
+// to [16][stride] = a [16][depth] times `depth / 32` tiles, for rows `from` to `end` - 1.
 inline void scored(const uint8_t* tiles, const bf16* a, int depth, int from, int end, float* to, int64_t stride) {
     float inputs[16 * 32], sums[16 * 16] = {};
     float* const whole = sums;
     for (int d = 0; d < depth; d += 32) {
         for (int row = from; row < end; row++)
             for (int i = 0; i < 32; i += 16) store(inputs + 32 * (row - from) + i, load(a + row * depth + d + i));
-        multiplied<Singles>({{tiles + kTile / 32 * d}, 1, inputs, end - from, false}, &whole);
+        multiplied<Floats>({{tiles + kTile / 32 * d}, 1, inputs, end - from, false}, &whole);
     }
     for (int row = from; row < end; row++) store(to + row * stride, load(sums + 16 * (row - from)));
 }
 
-// sums [4][16][16] += a [16][32 blocks] times up to four tiles for each block, which `fill` makes; likewise.
+// sums [4][16][16] += a [16][32 blocks] times up to four tiles per block, made by `fill`; for rows `from` to `end` - 1.
 template <typename Fill>
 inline void gathered(int blocks, int width, const bf16* a, int64_t stride, int from, int end, uint8_t* tiles,
                      float* sums, Fill fill) {
@@ -296,12 +296,12 @@ inline void gathered(int blocks, int width, const bf16* a, int64_t stride, int f
                 store(inputs + 32 * (row - from) + i, load(a + row * stride + 32 * block + i));
         for (int part = 0; part < width / 16; part++) {
             float* const to = sums + 256 * part + 16 * from;
-            multiplied<Singles>({{tiles + kTile * part}, 1, inputs, end - from, false}, &to);
+            multiplied<Floats>({{tiles + kTile * part}, 1, inputs, end - from, false}, &to);
         }
     }
 }
 
-// Which slots from `from` on a token may look at; how many they are.
+// Writes the visible slots from `from` on to `seen`; returns their number.
 inline int looked(const uint8_t* mask, int from, int columns, int32_t* seen) {
     int count = 0;
     for (int j = from; j < columns; j++) {
@@ -311,7 +311,7 @@ inline int looked(const uint8_t* mask, int from, int columns, int32_t* seen) {
     return count;
 }
 
-// How many slots a token sees before the first that it doesn't, and how many in all.
+// run: the number of slots before the first masked one; count: the number of visible slots.
 inline void counted(const uint8_t* mask, int columns, int32_t& run, int32_t& count) {
     const void* gap = std::memchr(mask, 0, columns);
     run = gap ? (const uint8_t*)gap - mask : columns;

@@ -1,6 +1,7 @@
-// Acceptance of drafts, one batch row after another, in float and in double: the compiled forms of the rules of core/rules
-// (rejection, block verification, greedy matching) and of the coupling of Jacobi windows. Uniforms are inputs, so that
-// a caller may choose them. Built with OUTRIDER_FAULTS, the code can be made wrong in the ways below, for tests.
+// Acceptance of drafts, one batch row after another, in float and in double: the compiled forms of the rules of
+// core/rules (rejection, block verification, greedy matching) and of the coupling of Jacobi windows. Uniforms are
+// inputs, so that a caller may choose them. Built with OUTRIDER_FAULTS, the code can be made wrong in the ways below,
+// for tests.
 
 #include <algorithm>
 #include <cstdint>
@@ -72,7 +73,7 @@ double total(const T* values, int64_t count) {
     return sum;
 }
 
-// The place at which the running sum of values passes `uniform` of the whole.
+// The index at which the running sum of values exceeds `uniform` times their total.
 template <typename T>
 int64_t drawn(const T* values, int64_t count, double uniform) {
     constexpr int64_t kBlock = 256;
@@ -89,7 +90,7 @@ int64_t drawn(const T* values, int64_t count, double uniform) {
         below += sums[block];
         place += kBlock;
     }
-    int64_t last = count - 1;  // with a probability; reached by rounding alone
+    int64_t last = count - 1;  // the last with a nonzero probability; returned only after rounding errors
     for (; place < count; place++) {
         if ((below += values[place]) > mark) return place;
         if (values[place] > 0) last = place;
@@ -123,7 +124,7 @@ const T* aligned(const Distribution<T>& q, const Distribution<T>& p, int64_t voc
     return out;
 }
 
-// (share p - q f)+ into `out`; q null: all of it on `token`; f null: 1. Returns its sum.
+// Writes (share p - q f)+ to `out` and returns its sum. q null: all mass on `token`; f null: 1.
 template <typename T>
 double remainder(const Distribution<T>& p, const T* q, int64_t token, const T* f, T share, T* out) {
     if (q && f) {
@@ -144,24 +145,24 @@ double remainder(const Distribution<T>& p, const T* q, int64_t token, const T* f
 
 template <typename T>
 struct Walk {
-    Distributions<T> target;   // after the root and each node; or, with a count of 1, after the node that each row is at
-    Distributions<T> drafted;  // what nodes were drawn from; probs null: all guesses are fixed
+    Distributions<T> target;   // after the root and each node; with count 1, after each row's current node
+    Distributions<T> drafted;  // the nodes' draft distributions; probs null: all nodes are fixed guesses
     const int64_t *tokens, *source, *parents;  // [rows, size]; parents [shapes, size]
-    const bool* able;                          // [rows, size] may be tried
-    const T* chances;              // [rows, levels, width] of accepting each token, chains only; null: min(1, p/q)
+    const bool* able;                          // [rows, size] whether a node may be tried
+    const T* chances;              // [rows, levels, width] acceptance probabilities, chains only; null: min(1, p/q)
     const double *accept, *next;   // [rows, numbers]
-    int64_t* node;                 // [rows] reached; -1: the root
+    int64_t* node;                 // [rows] the last accepted; -1: the root
     bool* open;                    // [rows] not yet ended
     bool* refused;                 // [rows] ended by a rejection
     int64_t *accepted, *token;     // [rows]
     int64_t* path;                 // [rows, depth]
     bool *tried, *relaxed;         // [rows, size], [rows, depth]: accepted, and a strict rule would have rejected
     T *chance, *p, *q;             // [rows, size]
-    double* total_variation;       // [rows, depth + 1]; null: not wanted
+    double* total_variation;       // [rows, depth + 1], or null
     int64_t rows, size, shapes, depth, vocabulary, numbers, replacement, levels, first, last, threads;
 };
 
-// q of a sibling, given those of the same distribution that were drawn before it without replacement.
+// q of a sibling, conditioned on the siblings drawn before it from the same distribution without replacement.
 template <typename T>
 Distribution<T> given(const Distribution<T>& q, Scratch<T>& scratch) {
     scratch.guess.assign(q.probs, q.probs + q.width);
@@ -224,7 +225,7 @@ void walk_row(const Walk<T>& w, int64_t row, Scratch<T>& scratch) {
             scratch.rest.resize(p.width);
             const double sum = remainder(left, guess, token, f, T(1), scratch.rest.data());
             if (f) {
-                double accepted = 0;  // over all guesses that could have been drawn
+                double accepted = 0;  // over all tokens that could have been drafted
                 if (guess) {
 #pragma omp simd reduction(+ : accepted)
                     for (int64_t place = 0; place < p.width; place++) accepted += guess[place] * f[place];
@@ -288,7 +289,7 @@ void block_row(const Block<T>& b, int64_t row, Scratch<T>& scratch) {
             scratch.rest.resize(p.width);
             const T after =
                 remainder(p, aligned(q(level + 1), p, b.vocabulary, scratch), -1, (T*)nullptr, reach, scratch.rest.data());
-            // reach 1 and nothing over: p equals q behind this node, so what follows is always accepted and so is this
+            // reach 1 and no residual: p equals q after this node, so the next token is always accepted, and so is this
             chance = reach >= 1 && after <= 0 ? T(1) : after / std::max(after + 1 - reach, tiny);
         }
         b.chance[base + level] = chance;
@@ -314,15 +315,15 @@ void block_row(const Block<T>& b, int64_t row, Scratch<T>& scratch) {
 template <typename T>
 struct Couple {
     Distributions<T> fresh, old;      // [rows, slots, ...]; [rows, origins, ...]
-    const int64_t *tokens, *after;    // [rows, nodes] old draws; [rows, slots] the node whose draw each slot may retain
-    const bool *fixed, *known;        // [rows, nodes]; [rows, slots] what is not known is left to the caller
+    const int64_t *tokens, *after;    // [rows, nodes] old draws; [rows, slots] the node whose draw a slot may retain
+    const bool *fixed, *known;        // [rows, nodes]; [rows, slots] slots not known are left to the caller
     const double *retain, *redraw;    // [rows, numbers]
     int64_t* result;                  // [rows, slots]
     int64_t rows, slots, nodes, vocabulary, numbers, threads;
 };
 
-// A maximal coupling (arXiv 2510.24211): an old draw x is retained with min(1, new(x) / old(x)), else the token is drawn
-// from norm((new - old)+).
+// A maximal coupling (arXiv 2510.24211): an old draw x is retained with min(1, new(x) / old(x)), else the token is
+// drawn from norm((new - old)+).
 template <typename T>
 void couple_row(const Couple<T>& c, int64_t row, Scratch<T>& scratch) {
     for (int64_t slot = 0; slot < c.slots; slot++) {
@@ -342,7 +343,7 @@ void couple_row(const Couple<T>& c, int64_t row, Scratch<T>& scratch) {
     }
 }
 
-// The deepest node all of whose path are the target's own tokens.
+// Finds the deepest node whose whole path consists of the target's own tokens.
 struct Match {
     const int64_t *tokens, *parents, *own;  // [rows, size]; [shapes, size]; [rows, size + 1] after the root and each node
     const bool* able;
@@ -370,7 +371,7 @@ void match_row(const Match& m, int64_t row) {
     for (int64_t node = best; node >= 0; node = parents[node]) m.path[row * m.depth + depths[node + 1] - 1] = node;
 }
 
-constexpr int64_t kShared = 1 << 15;  // numbers; from here on rows are worth a thread each
+constexpr int64_t kShared = 1 << 15;  // numbers from which a thread per row pays off
 
 template <typename T, typename Task>
 void each_row(const Task& task, int64_t numbers, void (*work)(const Task&, int64_t, Scratch<T>&)) {
