@@ -1,4 +1,4 @@
-"""Builds our decoder from checkpoints of the Llama family (Llama, SmolLM, Mistral, Qwen2, Qwen3): a config.json as a
+"""Builds our decoder from checkpoints of the architectures in outrider.core.engine.architectures: a config.json as a
 dictionary and tensors under transformers' names.
 
 Opens no files; outrider.core.assets.store does. Refuses, with an error of one line, other architectures and tensors
@@ -7,26 +7,30 @@ that are missing, unexpected or of the wrong shape.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from outrider.core.engine.architectures import (
+    ARCHITECTURES,
+    Architecture,
+    CheckpointError,
+    ConfigError,
+    architecture,
+    positive,
+    rope,
+    variant,
+)
 from outrider.core.engine.linear import Dense, Linear, fastest
 from outrider.core.engine.network import Network
+from outrider.core.engine.rotary import rotary_order
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config, Layer
-from outrider.core.errors import OutriderError
 
-# defaults by architecture where it differs from Llama
-_ARCHITECTURES: dict[str, dict[str, bool]] = {
-    "llama": {},
-    "mistral": {},
-    "qwen2": {"attention_bias": True},
-    "qwen3": {"qk_norm": True},
-}
+__all__ = ["CheckpointError", "ConfigError", "assemble", "load", "parse_config"]
+
 _COUNTS = (
     "vocab_size",
     "hidden_size",
@@ -38,18 +42,17 @@ _COUNTS = (
     "max_position_embeddings",
     "sliding_window",
 )
+_POSITIVE = (
+    "rms_norm_eps",
+    "rope_theta",
+    "rope_local_base_freq",
+    "partial_rotary_factor",
+    "query_pre_attn_scalar",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+)
 _MAX_COUNT = 1 << 24  # of any of these; no model has more
-_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-_SCALING_PARAMETERS = {"linear": ("factor",), "llama3": _LLAMA3}
 _IGNORED = ("rotary_emb.inv_freq", "masked_bias")  # tables in older checkpoints that are computed here
-
-
-class CheckpointError(OutriderError):
-    """A checkpoint is not of a model that our decoder can run, or is incomplete."""
-
-
-class ConfigError(OutriderError):
-    """A config.json is invalid."""
 
 
 def load(
@@ -65,41 +68,49 @@ def load(
 
 def parse_config(described: Mapping[str, Any]) -> Config:
     """Our configuration of the model that a config.json describes."""
-    kind = described.get("model_type")
     for name in _COUNTS:
         if isinstance(value := described.get(name), int) and not 0 <= value <= _MAX_COUNT:
             raise ConfigError(f"the config's {name} is {value:,}; expected from 1 to {_MAX_COUNT:,}")
-    if not isinstance(kind, str) or kind not in _ARCHITECTURES:
-        raise CheckpointError(
-            f"the architecture '{kind}' is not supported by our decoder ({', '.join(_ARCHITECTURES)}); "
-            "load it through transformers (outrider.core.engine.adapters.hf) instead"
-        )
+    row = architecture(described)
     needed = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     missing = [name for name in needed if described.get(name) is None]
     if missing:
         raise CheckpointError(f"the config lacks {', '.join(missing)}; check that it is a complete config.json")
     _check_values(described)
-    _check_supported(described)
     heads, hidden_size = described["num_attention_heads"], described["hidden_size"]
+    head_dim = described.get("head_dim") or hidden_size // heads
     bias = bool(described.get("attention_bias", False))
-    theta, scaling = _rope(described)
+    tied = described.get("tie_word_embeddings")
+    theta, scaling, rotated = rope(described, row)
+    context = described.get("max_position_embeddings") or 2048
+    if scaling is not None and scaling[0] == "longrope":  # beyond it other factors apply, to all positions at once
+        context = min(context, int(scaling[1]["original_max_position_embeddings"]))
+    rotary_dim = int(head_dim * rotated)
+    if scaling is not None and scaling[0] == "longrope" and len(scaling[1]["short_factor"]) != rotary_dim // 2:
+        raise ConfigError(
+            f"the config's short_factor has {len(scaling[1]['short_factor'])} numbers; expected {rotary_dim // 2}, one "
+            "per rotated pair"
+        )
     return Config(
+        architecture=described["model_type"],
         vocabulary=described["vocab_size"],
         hidden_size=hidden_size,
         layers=described["num_hidden_layers"],
         heads=heads,
         kv_heads=described.get("num_key_value_heads") or heads,
-        head_dim=described.get("head_dim") or hidden_size // heads,
+        head_dim=head_dim,
         intermediate_size=described["intermediate_size"],
         rope_theta=theta,
         rope_scaling=scaling,
+        rotary_dim=None if rotary_dim == head_dim else rotary_dim,
         norm_eps=described.get("rms_norm_eps") or 1e-6,
-        tied=bool(described.get("tie_word_embeddings", False)),
-        attention_bias=bias or _ARCHITECTURES[kind].get("attention_bias", False),
-        out_bias=bias,
+        tied=row.tied if tied is None else bool(tied),
+        attention_bias=bias if row.attention_bias is None else row.attention_bias,
+        out_bias=bias if row.out_bias is None else row.out_bias,
         mlp_bias=bool(described.get("mlp_bias", False)),
-        qk_norm=_ARCHITECTURES[kind].get("qk_norm", False),
-        context=described.get("max_position_embeddings") or 2048,
+        qk_norm=row.qk_norm,
+        context=context,
+        variant=variant(described, row),
     )
 
 
@@ -110,7 +121,7 @@ def _check_values(described: Mapping[str, Any]) -> None:
             continue
         if name in _COUNTS and not (type(value) is int and value > 0):
             raise ConfigError(f"the config's {name} is {value!r:.40}; expected a whole number above 0")
-        if name in ("rms_norm_eps", "rope_theta", "partial_rotary_factor") and not _positive(value):
+        if name in _POSITIVE and not positive(value):
             raise ConfigError(f"the config's {name} is {value!r:.40}; expected a number above 0")
         if name in ("rope_scaling", "rope_parameters") and not isinstance(value, Mapping):
             raise ConfigError(f"the config's {name} is {value!r:.40}; expected a dictionary")
@@ -121,41 +132,6 @@ def _check_values(described: Mapping[str, Any]) -> None:
             f"the config's hidden_size is {described['hidden_size']}; expected at least its number of heads, "
             f"{described['num_attention_heads']}"
         )
-
-
-def _positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
-
-
-def _check_supported(described: Mapping[str, Any]) -> None:
-    """Raise CheckpointError for a valid model that our decoder does not compute."""
-    activation = described.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise CheckpointError(f"the activation is '{activation}'; our decoder supports only silu")
-    kinds = set(described.get("layer_types") or ()) - {"full_attention"}
-    windowed = described.get("sliding_window") and described.get("use_sliding_window", True)
-    if kinds or (windowed and described["sliding_window"] < (described.get("max_position_embeddings") or 0)):
-        raise CheckpointError(
-            "the model uses sliding window attention, which our decoder does not support; load it through transformers"
-        )
-
-
-def _rope(described: Mapping[str, Any]) -> tuple[float, tuple[str, Mapping[str, float]] | None]:
-    """The base of the rotary angles and their scaling. transformers 5 writes both in one entry, 4 in two."""
-    rope = dict(described.get("rope_scaling") or {}) | dict(described.get("rope_parameters") or {})
-    theta = rope.get("rope_theta", described.get("rope_theta")) or 10_000.0
-    if not _positive(theta):
-        raise ConfigError(f"the config's rope_theta is {theta!r:.40}; expected a number above 0")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if rope.get("partial_rotary_factor", described.get("partial_rotary_factor", 1.0)) != 1:
-        raise CheckpointError("the model rotates only part of each head, which our decoder does not support")
-    if kind == "default":
-        return float(theta), None
-    if kind not in ("linear", "llama3"):
-        raise CheckpointError(f"rotary scaling of type '{kind}' is not supported; known: default, linear, llama3")
-    if wrong := [name for name in _SCALING_PARAMETERS[kind] if not _positive(rope.get(name))]:
-        raise ConfigError(f"rotary scaling of type '{kind}' needs {', '.join(wrong)}: each a number above 0")
-    return float(theta), (kind, {name: float(rope[name]) for name in rope if isinstance(rope[name], int | float)})
 
 
 class _Tensors:
@@ -184,14 +160,24 @@ class _Tensors:
         self._used.add(name)
         return tensor.to(self._device, self._dtype)
 
-    def linear(self, names: list[str], rows: list[int], columns: int, bias: bool) -> Linear:
-        """Projections of the same input, concatenated; a single one is not copied."""
+    def linear(
+        self, names: list[str], rows: list[int], columns: int, bias: bool, order: Tensor | None = None
+    ) -> Linear:
+        """Projections of the same input, concatenated, with their outputs in this order; a single one that is not
+        reordered is not copied."""
         weights = [self(f"{name}.weight", count, columns) for name, count in zip(names, rows, strict=True)]
         weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-        if not bias:
-            return self._convert(Dense(weight))
-        biases = [self(f"{name}.bias", count) for name, count in zip(names, rows, strict=True)]
-        return self._convert(Dense(weight, torch.cat(biases) if len(biases) > 1 else biases[0]))
+        biases = [self(f"{name}.bias", count) for name, count in zip(names, rows, strict=True)] if bias else []
+        both = torch.cat(biases) if len(biases) > 1 else biases[0] if biases else None
+        if order is not None:
+            order = order.to(weight.device)
+            weight, both = weight[order], None if both is None else both[order]
+        return self._convert(Dense(weight, both))
+
+    def norm(self, name: str, size: int, offset: bool) -> Tensor:
+        """A norm's weight; with `offset` what is stored is its difference from 1, and the sum stays in 32 bits."""
+        weight = self(name, size)
+        return weight.float() + 1 if offset else weight
 
     def ignore(self, *names: str) -> None:
         """Accept these tensors without using them."""
@@ -218,36 +204,57 @@ def assemble(
     """The network of a checkpoint, with one projection for queries, keys and values and one for up and gate. Each
     linear layer is passed through `convert` (such as `fastest`) as soon as it is read, so that at most one is held
     twice, and each layer through `add` (such as LayerOffload.add)."""
-    take = _Tensors(tensors, dtype, device, convert)
-    width, dim = config.hidden_size, config.head_dim
-    query_size, kv_size = config.heads * dim, config.kv_heads * dim
-    embedding = take("model.embed_tokens.weight", config.vocabulary, width)
-    layers = []
-    for index in range(config.layers):
-        prefix = f"model.layers.{index}"
-        attention = [f"{prefix}.self_attn.{part}_proj" for part in "qkv"]
-        mlp = [f"{prefix}.mlp.{part}_proj" for part in ("up", "gate")]
-        qk_norm = None
-        if config.qk_norm:
-            query = take(f"{prefix}.self_attn.q_norm.weight", dim)
-            key = take(f"{prefix}.self_attn.k_norm.weight", dim)
-            qk_norm = torch.cat([query.expand(config.heads, -1), key.expand(config.kv_heads, -1)])
-        layers.append(
-            add(
-                Layer(
-                    attention_norm=take(f"{prefix}.input_layernorm.weight", width),
-                    qkv=take.linear(attention, [query_size, kv_size, kv_size], width, config.attention_bias),
-                    out=take.linear([f"{prefix}.self_attn.o_proj"], [width], query_size, config.out_bias),
-                    mlp_norm=take(f"{prefix}.post_attention_layernorm.weight", width),
-                    up_gate=take.linear(mlp, [config.intermediate_size] * 2, width, config.mlp_bias),
-                    down=take.linear([f"{prefix}.mlp.down_proj"], [width], config.intermediate_size, config.mlp_bias),
-                    qk_norm=qk_norm,
-                )
-            )
-        )
+    take, row = _Tensors(tensors, dtype, device, convert), ARCHITECTURES[config.architecture]
+    embedding = take("model.embed_tokens.weight", config.vocabulary, config.hidden_size)
+    layers = [add(_layer(take, config, row, f"model.layers.{index}")) for index in range(config.layers)]
     if config.tied:
         take.ignore("lm_head.weight")
-    head = embedding if config.tied else take("lm_head.weight", config.vocabulary, width)
-    network = Network(config, embedding, layers, take("model.norm.weight", width), convert(Dense(head)))
+    head = embedding if config.tied else take("lm_head.weight", config.vocabulary, config.hidden_size)
+    norm = take.norm("model.norm.weight", config.hidden_size, row.norm_offset)
+    network = Network(config, embedding, layers, norm, convert(Dense(head)))
     take.check_all_used()
     return network
+
+
+def _layer(take: _Tensors, config: Config, row: Architecture, prefix: str) -> Layer:
+    """One layer of a checkpoint, in our layout."""
+    width, dim, middle = config.hidden_size, config.head_dim, config.intermediate_size
+    sizes = [config.heads * dim, config.kv_heads * dim, config.kv_heads * dim]
+    attention = [f"{prefix}.self_attn.{part}_proj" for part in "qkv"]
+    if row.joined_qkv:
+        attention, sizes = [f"{prefix}.self_attn.qkv_proj"], [sum(sizes)]
+    mlp, halves, swapped = [f"{prefix}.mlp.{part}_proj" for part in ("up", "gate")], [middle] * 2, None
+    if row.joined_up_gate:
+        mlp, halves, swapped = [f"{prefix}.mlp.gate_up_proj"], [2 * middle], torch.arange(2 * middle).roll(middle)
+    pairs = rotary_order(dim, config.rotary_dim or dim, row.interleaved)
+    order = None if pairs is None else _head_order(config, pairs)
+    qk_norm = None
+    if config.qk_norm:
+        query = take.norm(f"{prefix}.self_attn.q_norm.weight", dim, row.norm_offset)
+        key = take.norm(f"{prefix}.self_attn.k_norm.weight", dim, row.norm_offset)
+        qk_norm = torch.cat([query.expand(config.heads, -1), key.expand(config.kv_heads, -1)])
+        qk_norm = qk_norm if pairs is None else qk_norm[:, pairs]
+    attention_norm, attention_post, mlp_norm, mlp_post = (
+        None if name is None else take.norm(f"{prefix}.{name}.weight", width, row.norm_offset)
+        for name in (row.norms.attention, row.norms.attention_post, row.norms.mlp, row.norms.mlp_post)
+    )
+    assert attention_norm is not None and mlp_norm is not None
+    return Layer(
+        attention_norm=attention_norm,
+        qkv=take.linear(attention, sizes, width, config.attention_bias, order),
+        out=take.linear([f"{prefix}.self_attn.o_proj"], [width], config.heads * dim, config.out_bias),
+        mlp_norm=mlp_norm,
+        up_gate=take.linear(mlp, halves, width, config.mlp_bias, swapped),
+        down=take.linear([f"{prefix}.mlp.down_proj"], [width], middle, config.mlp_bias),
+        qk_norm=qk_norm,
+        attention_post_norm=attention_post,
+        mlp_post_norm=mlp_post,
+    )
+
+
+def _head_order(config: Config, pairs: list[int]) -> Tensor:
+    """The order of the outputs of qkv in which the dimensions of each query and key head have the order `pairs`."""
+    rotated = config.heads + config.kv_heads
+    starts = torch.arange(rotated)[:, None] * config.head_dim
+    values = torch.arange(rotated * config.head_dim, (rotated + config.kv_heads) * config.head_dim)
+    return torch.cat([(starts + torch.tensor(pairs)).flatten(), values])

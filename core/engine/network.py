@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
@@ -65,7 +65,12 @@ class Network:
         self._layer_norms = [(layer.attention_norm.to(wide) * root, layer.mlp_norm.to(wide) * root) for layer in layers]
         self._scaled_norm = norm.to(wide) * root
         self._norm32 = norm.float().contiguous()
+        post_norms = ((layer.attention_post_norm, layer.mlp_post_norm) for layer in layers)
+        self._post_norms = [[None if norm is None else norm.to(wide) * root for norm in pair] for pair in post_norms]
+        self._embedding_scale = float(torch.tensor(config.variant.embedding_scale, dtype=self.dtype))
+        self._plain_attention = config.variant.attention_softcap is None
         self._angles = torch.zeros(0), torch.zeros(0)
+        self._local_angles = self._angles  # of layers with an attention window
         self.before_layer: Callable[[int], None] | None = None  # called before each layer; offload loads weights in it
         self.graphs: Graphs | None = None  # captured passes, if enabled
         self._native = native_pass(config, layers, self.dtype)
@@ -101,7 +106,8 @@ class Network:
         """Token ids [B, Q] -> [B Q, D]; invalid ids are clamped. The embedding may have more rows than the vocabulary:
         conditions, which are read but never predicted."""
         states = F.embedding(ids.flatten().clamp(0, len(self.embedding) - 1), self.embedding)
-        return states.to(self.residual_dtype)
+        states = states.to(self.residual_dtype)
+        return states if self._embedding_scale == 1 else states * self._embedding_scale
 
     def logits(self, x: Tensor) -> Tensor:
         """Normed states [..., D] -> [..., V]."""
@@ -109,22 +115,33 @@ class Network:
             return x.new_zeros(*x.shape[:-1], self.config.vocabulary)
         flat = x.flatten(0, -2)
         logits = self.head.product(flat, torch.float32) if isinstance(self.head, native.Tiled) else self.head(flat)
+        if (cap := self.config.variant.logit_softcap) is not None:
+            logits = cap * torch.tanh(logits / cap)
         return logits.view(*x.shape[:-1], self.config.vocabulary)
 
     def ensure_positions(self, count: int) -> None:
         """Extend the rotary tables to at least `count` positions."""
         if len(self._angles[0]) < count:
             size = max(2 * count, min(self.config.context, 4096))
-            self._angles = rope_table(self.config, size, self.dtype, self.device)
+            theta = self.config.variant.local_rope_theta
+            local = None if theta is None else replace(self.config, rope_theta=theta, rope_scaling=None)
+            angles = rope_table(self.config, size, self.dtype, self.device)
+            self._local_angles = angles if local is None else rope_table(local, size, self.dtype, self.device)
+            self._angles = angles
             if self._native is not None:
                 half = self.config.head_dim // 2
                 cosine, sine = rope_table(self.config, size, torch.float32, self.device)
                 self._native.set_angles(cosine[:, :half], sine[:, half:])
 
     @property
-    def angles(self) -> tuple[Tensor, Tensor]:
-        """The tables of cosines and sines, [positions, d] each."""
-        return self._angles
+    def angles(self) -> tuple[Tensor, ...]:
+        """The tables of cosines and sines, [positions, d] each, and those of layers with an attention window."""
+        return *self._angles, *self._local_angles
+
+    def _window(self, index: int) -> int | None:
+        """How many keys a query of layer `index` attends to; None: all."""
+        windows = self.config.variant.windows
+        return windows[index] if windows else None
 
     def _rms_norm(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
         """RMSNorm of x [N, D] into `out`; `weight` is scaled by sqrt(D)."""
@@ -153,21 +170,36 @@ class Network:
         if self._native is not None:
             return self._run_native(self._native, x, store, layout, taps, span)
         inputs = self._attention_inputs(store, layout, count)
+        local: dict[int | None, _AttentionInputs] = {None: inputs}
         buffer = torch.empty(x.shape, dtype=self.dtype, device=self.device)
-        middle = self.config.intermediate_size
         for index in range(*span):
-            layer, norms = self.layers[index], self._layer_norms[index]
+            layer, norms, post_norms = self.layers[index], self._layer_norms[index], self._post_norms[index]
             if self.before_layer is not None:
                 self.before_layer(index)
             if layer.use_attention:
                 qkv = layer.qkv(self._rms_norm(x, norms[0], buffer))
-                x += layer.out(self._attend(layer, qkv, index, inputs))
+                if (window := self._window(index)) not in local:
+                    local[window] = self._windowed(inputs, layout, window)
+                x += self._post_norm(layer.out(self._attend(layer, qkv, index, local[window])), post_norms[0])
             if layer.use_mlp:
-                up_gate = layer.up_gate(self._rms_norm(x, norms[1], buffer))
-                x += layer.down(F.glu(up_gate, -1).mul_(up_gate[:, middle:]))  # up sigmoid(gate) gate
+                x += self._post_norm(self._mlp(layer, self._rms_norm(x, norms[1], buffer)), post_norms[1])
             if taps and (tap := f"layer.{index}") in taps:
                 taps[tap].append(x.view(rows, count, -1).to(self.dtype, copy=True))
         return x
+
+    def _post_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """RMSNorm of a sublayer's output [N, D], if the layer has one; `weight` is scaled by sqrt(D)."""
+        if weight is None:
+            return x
+        x = x.to(self.residual_dtype)
+        return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._norm_floor) * weight
+
+    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
+        """The MLP's output of normed states [N, D]."""
+        up_gate, middle = layer.up_gate(x), self.config.intermediate_size
+        if self.config.variant.activation == "gelu":
+            return layer.down(F.gelu(up_gate[:, middle:], approximate="tanh").mul_(up_gate[:, :middle]))
+        return layer.down(F.glu(up_gate, -1).mul_(up_gate[:, middle:]))  # up sigmoid(gate) gate
 
     def _run_native(
         self,
@@ -205,14 +237,9 @@ class Network:
         return states
 
     def _attention_inputs(self, store: Tensor, layout: PassLayout, count: int) -> _AttentionInputs:
-        group = self.config.heads // self.config.kv_heads
         positions = layout.positions.clamp(0, len(self._angles[0]) - 1)
         cos, sin = (table[positions][:, :, None] for table in self._angles)
-        mask = None
-        if layout.mask is not None:
-            shape = layout.mask.shape
-            mask = torch.zeros(shape, dtype=self.dtype, device=self.device).masked_fill_(~layout.mask, -math.inf)
-            mask = mask.repeat_interleave(group, 1)[:, None]
+        mask = None if layout.mask is None else self._additive(layout.mask)
         read = store[:, :, :, : layout.columns]
         if layout.start is None:
             write = store.transpose(2, 3)  # [L, B, C, 2 K, d]
@@ -220,6 +247,25 @@ class Network:
         else:
             write, index = store[:, :, :, layout.start : layout.start + count].transpose(2, 3), None
         return _AttentionInputs(store.shape[1], cos, sin, mask, read.unbind(), write.unbind(), index)
+
+    def _additive(self, mask: Tensor) -> Tensor:
+        """A mask [B|1, Q, C], true where attended -> additive [B|1, 1, Q G, C] for the query heads of a KV head."""
+        zero = torch.zeros(mask.shape, dtype=self.dtype, device=self.device)
+        group = self.config.heads // self.config.kv_heads
+        return zero.masked_fill_(~mask, -math.inf).repeat_interleave(group, 1)[:, None]
+
+    def _windowed(self, inputs: _AttentionInputs, layout: PassLayout, window: int | None) -> _AttentionInputs:
+        """The inputs of layers in which a query attends to the last `window` positions only, its own included. Keys
+        that fell out of the window stay in the store and are masked, since a tree's nodes and rewinds need them."""
+        if self._local_angles is not self._angles:
+            positions = layout.positions.clamp(0, len(self._angles[0]) - 1)
+            cos, sin = (table[positions][:, :, None] for table in self._local_angles)
+            inputs = replace(inputs, cos=cos, sin=sin)
+        if window is None or layout.columns <= window:
+            return inputs
+        keys = torch.arange(layout.columns, device=self.device)[None] if layout.keys is None else layout.keys
+        near = layout.positions[:, :, None] - keys[:, None] < window
+        return replace(inputs, mask=self._additive(near if layout.mask is None else near & layout.mask))
 
     def queries(self, x: Tensor, index: int, positions: Tensor) -> Tensor:
         """The rotated queries [B, H, d] of layer `index` for one token per row, from its input states x [B, D]."""
@@ -229,7 +275,8 @@ class Network:
         queries = flat.view(len(x), cfg.heads, cfg.head_dim)
         if layer.qk_norm is not None:
             queries = F.rms_norm(queries, (cfg.head_dim,), None, cfg.norm_eps) * layer.qk_norm[: cfg.heads]
-        cos, sin = (table[positions.clamp(0, len(table) - 1)] for table in self._angles)  # [B, 1, d]
+        tables = self._angles if self._window(index) is None else self._local_angles
+        cos, sin = (table[positions.clamp(0, len(table) - 1)] for table in tables)  # [B, 1, d]
         return queries * cos + queries.roll(cfg.head_dim // 2, -1) * sin
 
     def _attend(self, layer: Layer, qkv: Tensor, index: int, inputs: _AttentionInputs) -> Tensor:
@@ -254,10 +301,23 @@ class Network:
         key, value = past[:, :kv], past[:, kv:]
         if count == 1:
             query = split[:, 0, :heads].view(rows, kv, heads // kv, dim)
-            return F.scaled_dot_product_attention(query, key, value, inputs.mask).reshape(rows, heads * dim)
+            return self._softmax_attention(query, key, value, inputs.mask).reshape(rows, heads * dim)
         query = split[:, :, :heads].view(rows, count, kv, -1, dim).transpose(1, 2).reshape(rows, kv, -1, dim)
-        out = F.scaled_dot_product_attention(query, key, value, inputs.mask)  # [B, K, Q G, d]
+        out = self._softmax_attention(query, key, value, inputs.mask)  # [B, K, Q G, d]
         return out.view(rows, kv, count, -1, dim).transpose(1, 2).reshape(rows * count, heads * dim)
+
+    def _softmax_attention(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Queries [B, K, Q G, d], keys and values [B, K, C, d] -> [B, K, Q G, d]."""
+        variant = self.config.variant
+        if self._plain_attention:
+            return F.scaled_dot_product_attention(query, key, value, mask, scale=variant.attention_scale)
+        scale = variant.attention_scale or 1 / math.sqrt(self.config.head_dim)
+        scores = (query @ key.transpose(2, 3)).float() * scale
+        if (cap := variant.attention_softcap) is not None:
+            scores = cap * torch.tanh(scores / cap)
+        if mask is not None:
+            scores = scores + mask
+        return scores.softmax(-1).to(value.dtype) @ value
 
 
 class Graphs:
@@ -295,18 +355,18 @@ class Graphs:
         taps; the tap "stream" is the residual stream after the last layer."""
         angles = self.network.angles
         key = (store.data_ptr(), *store.shape, layout.columns, angles[0].data_ptr(), with_logits, *sorted(taps))
-        inputs = (ids, layout.positions, layout.mask, layout.slots)
+        inputs = (ids, layout.positions, layout.mask, layout.slots, layout.keys)
         work = partial(self._compute, store, layout.columns, frozenset(taps), with_logits)
         return self.pool.run(key, inputs, work, angles)
 
     def _compute(
         self, store: Tensor, columns: int, taps: Collection[str], with_logits: bool, inputs: Inputs
     ) -> PassResult:
-        ids, positions, mask, slots = inputs
+        ids, positions, mask, slots, keys = inputs
         assert ids is not None and positions is not None
         network, tapped = self.network, {tap: list[Tensor]() for tap in taps}
         rows, count = ids.shape
-        x = network.run(network.embed(ids), store, PassLayout(positions, columns, mask, None, slots), tapped)
+        x = network.run(network.embed(ids), store, PassLayout(positions, columns, mask, None, slots, keys), tapped)
         states = network.final_norm(x, rows, tapped)
         if "stream" in tapped:
             tapped["stream"].append(x.view(rows, count, -1))

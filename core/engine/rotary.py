@@ -6,25 +6,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from outrider.core.engine.types import Config
 from outrider.core.errors import unknown
 
+SCALINGS = ("linear", "llama3", "yarn", "longrope")
+
 
 def rope_table(config: Config, size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [size, d], the first half of the sines negated: x cos + roll(x, d / 2) sin rotates x."""
+    """Cosines and sines [size, d], the first half of the sines negated: x cos + roll(x, d / 2) sin rotates x. With
+    `rotary_dim`, the last pairs of each half have the angle 0; weights are ordered accordingly (`rotary_order`)."""
     if config.rope_scaling is not None and config.rope_scaling[0] == "grid":
         cos, sin = _grid_table(config, size, device, **config.rope_scaling[1])
     else:
-        half = torch.arange(0, config.head_dim, 2, dtype=torch.int64, device=device).float() / config.head_dim
+        rotated = config.rotary_dim or config.head_dim
+        half = torch.arange(0, rotated, 2, dtype=torch.int64, device=device).float() / rotated
         rates = 1.0 / (config.rope_theta**half)
+        factor = 1.0
         if config.rope_scaling is not None:
-            rates = _scale(rates, *config.rope_scaling)
+            rates = _scale(rates, config.rope_theta, *config.rope_scaling)
+            factor = config.rope_scaling[1].get("attention_factor", 1.0)
         angles = torch.arange(size, device=device).float()[:, None] * rates
-        cos, sin = angles.cos(), angles.sin()
+        padding = (0, (config.head_dim - rotated) // 2)
+        cos, sin = F.pad(angles.cos() * factor, padding, value=1.0), F.pad(angles.sin() * factor, padding)
     return torch.cat([cos] * 2, 1).to(dtype), torch.cat([-sin, sin], 1).to(dtype)
 
 
@@ -43,14 +52,49 @@ def _grid_table(
     return angles.cos() * inside, angles.sin() * inside
 
 
-def _scale(rates: Tensor, kind: str, parameters: Mapping[str, float]) -> Tensor:
-    """Rotary rates for contexts longer than those of the first training, by linear or Llama 3 scaling."""
+def rotary_order(head_dim: int, rotated: int, interleaved: bool) -> list[int] | None:
+    """The order of a head's dimensions by which those to be rotated together, the first `rotated` in halves or
+    interleaved, come to be half a head apart; None if they are already. Queries and keys in the same order have the
+    same scores."""
+    if rotated == head_dim and not interleaved:
+        return None
+    pairs = list(range(rotated))
+    first, second = (pairs[::2], pairs[1::2]) if interleaved else (pairs[: rotated // 2], pairs[rotated // 2 :])
+    middle = (rotated + head_dim) // 2
+    return [*first, *range(rotated, middle), *second, *range(middle, head_dim)]
+
+
+def _scale(rates: Tensor, theta: float, kind: str, parameters: Mapping[str, Any]) -> Tensor:
+    """Rotary rates for contexts longer than those of the first training."""
     if kind == "linear":
-        return rates / parameters["factor"]
+        return rates / float(parameters["factor"])
+    if kind == "longrope":
+        return rates / torch.tensor(parameters["short_factor"], device=rates.device)
+    if kind == "yarn":
+        return _yarn(rates, theta, parameters)
     if kind != "llama3":
-        raise unknown("kind of rotary scaling", kind, ("linear", "llama3"))
+        raise unknown("kind of rotary scaling", kind, SCALINGS)
     names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    low, high, original = (parameters[name] for name in names)
+    low, high, original = (float(parameters[name]) for name in names)
     wavelengths = 2 * math.pi / rates
     blend = ((original / wavelengths - low) / (high - low)).clamp(0, 1)
-    return (1 - blend) * rates / parameters["factor"] + blend * rates
+    return (1 - blend) * rates / float(parameters["factor"]) + blend * rates
+
+
+def _yarn(rates: Tensor, theta: float, parameters: Mapping[str, Any]) -> Tensor:
+    """YaRN (arXiv 2309.00071): pairs with many rotations in the original context keep their rates, those with few are
+    slowed by `factor`, and a linear ramp lies between."""
+    pairs = len(rates)
+
+    def pair(rotations: float) -> float:
+        """The index of the pair that rotates this often in the original context."""
+        length = float(parameters["original_max_position_embeddings"]) / (rotations * 2 * math.pi)
+        return pairs * math.log(length) / math.log(theta)
+
+    low, high = pair(parameters["beta_fast"]), pair(parameters["beta_slow"])
+    if parameters["truncate"]:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * pairs - 1)
+    ramp = (torch.arange(pairs, device=rates.device) - low) / max(high - low, 0.001)
+    slowed = ramp.clamp(0, 1)
+    return rates / float(parameters["factor"]) * slowed + rates * (1 - slowed)

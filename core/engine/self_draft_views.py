@@ -165,7 +165,9 @@ class View:
         cache = self._cache
         ids, layout = cache.plan(draft, since, self._gap)
         if self._window is not None:
-            layout = replace(layout, positions=layout.positions + self._left_out[:, None])
+            shift = self._left_out[:, None]
+            keys = None if layout.keys is None else layout.keys + shift
+            layout = replace(layout, positions=layout.positions + shift, keys=keys)
         self.network.ensure_positions(position_bound(model, draft))
         graphs, logits = self.network.graphs, None
         if graphs is not None and layout.slots is not None and ids.numel():

@@ -65,6 +65,7 @@ class Decoder:
         cfg = network.config
         size, dtype = (cfg.head_dim, network.dtype) if cache_bits is None else (slot_size(cfg.head_dim), torch.int8)
         self.cache = Cache((cfg.layers, 2 * cfg.kv_heads, size), dtype, network.device)
+        self.cache.with_keys = any(cfg.variant.windows)
         self._taps: frozenset[str] = frozenset()
         if network.graphs is not None:
             self.cache.pool = network.graphs.pool

@@ -7,11 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from torch import Tensor
 
 from outrider.core.engine.linear import Linear
 from outrider.core.errors import InvalidOption
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """How a decoder's layers differ from Llama's. The compiled CPU kernels compute the default only."""
+
+    windows: tuple[int | None, ...] = ()  # for each layer how many keys a query attends to; None or empty: all
+    local_rope_theta: float | None = None  # the rotary base of layers with a window, unscaled; None: the same as others
+    activation: Literal["silu", "gelu"] = "silu"  # of the gate; gelu in the tanh approximation
+    embedding_scale: float = 1.0
+    attention_scale: float | None = None  # of the scores; None: 1 / sqrt(head size)
+    attention_softcap: float | None = None  # scores become cap tanh(score / cap)
+    logit_softcap: float | None = None
+    post_norms: bool = False  # norms after attention and MLP too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +41,8 @@ class Config:
     head_dim: int
     intermediate_size: int  # of the MLP
     rope_theta: float = 10_000.0
-    rope_scaling: tuple[str, Mapping[str, float]] | None = None  # ("linear" | "llama3" | "grid", its parameters)
+    rope_scaling: tuple[str, Mapping[str, Any]] | None = None  # a kind of rotary.SCALINGS or "grid"; its parameters
+    rotary_dim: int | None = None  # how many dimensions of a head are rotated; None: all
     norm_eps: float = 1e-6
     tied: bool = True  # the output layer shares the embedding's weights
     attention_bias: bool = False  # of queries, keys and values
@@ -34,6 +50,13 @@ class Config:
     mlp_bias: bool = False
     qk_norm: bool = False
     context: int = 2048
+    variant: Variant = Variant()
+    architecture: str = "llama"  # the row of architectures.ARCHITECTURES by which a checkpoint's tensors are named
+
+    @property
+    def like_llama(self) -> bool:
+        """Whether layers are built as Llama's, so that the compiled kernels and trainable blocks compute the same."""
+        return self.variant == Variant()
 
     def __post_init__(self) -> None:
         counts = (
@@ -53,6 +76,8 @@ class Config:
             raise InvalidOption(f"kv_heads is {self.kv_heads}; it must divide heads, which is {self.heads}")
         if self.rope_scaling is not None and self.rope_scaling[0] == "grid" and self.head_dim % 4:
             raise InvalidOption(f"head_dim is {self.head_dim}; rotary positions on a grid need a multiple of 4")
+        if self.rotary_dim is not None and (self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.head_dim):
+            raise InvalidOption(f"rotary_dim is {self.rotary_dim}; it must be even and at most {self.head_dim}")
         if self.head_dim % 2:
             raise InvalidOption(f"head_dim is {self.head_dim}; rotary positions rotate pairs, so it must be even")
 
@@ -70,6 +95,8 @@ class Layer:
     use_attention: bool = True  # a view may skip either sublayer
     use_mlp: bool = True
     qk_norm: Tensor | None = None  # [H + K, d]
+    attention_post_norm: Tensor | None = None  # [D] of the attention's output, before it is added
+    mlp_post_norm: Tensor | None = None
 
     def map_linears(self, change: Callable[[Linear], Linear]) -> Layer:
         """A copy with `change` applied to every linear layer."""
@@ -91,6 +118,7 @@ class PassLayout:
     mask: Tensor | None  # [B|1, Q, columns] bool: true where attended; None: everything is
     start: int | None  # the first slot written, if it is the same in all rows
     slots: Tensor | None = None  # [B, Q] the slots written, if they differ between rows
+    keys: Tensor | None = None  # [B|1, columns] the positions of the slots, for windows; None: slot i has position i
 
     def skip(self, count: int) -> PassLayout:
         """The layout without the first `count` tokens."""
@@ -100,4 +128,5 @@ class PassLayout:
             None if self.mask is None else self.mask[:, count:],
             None if self.start is None else self.start + count,
             None if self.slots is None else self.slots[:, count:],
+            self.keys,
         )

@@ -54,17 +54,15 @@ def copied(model: Any) -> Network | None:
     fingerprint = _fingerprint(model)
     cached = model.__dict__.get(_ATTRIBUTE)
     if cached is not None and cached[0] == fingerprint:
-        network: Network | None = cached[1]
-        return network
+        copy: Network | None = cached[1]
+        return copy
+    network: Network | None = None
     try:
-        config = model.config.to_dict()
-        network = checkpoints.assemble(
-            checkpoints.parse_config(config),
-            model.state_dict(),
-            dtype=model.dtype,
-            device=model.device,
-            convert=fastest,
-        )
+        config = checkpoints.parse_config(model.config.to_dict())
+        if config.context >= (model.config.max_position_embeddings or 0):  # else ours stops where LongRoPE switches
+            network = checkpoints.assemble(
+                config, model.state_dict(), dtype=model.dtype, device=model.device, convert=fastest
+            )
     except OutriderError:
         network = None
     model.__dict__[_ATTRIBUTE] = (fingerprint, network)

@@ -25,7 +25,7 @@ from outrider.core.engine.trainable.block import Angles, AttentionMask, Block, M
 from outrider.core.engine.trainable.shared_embedding import SharedEmbedding
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Layer
-from outrider.core.errors import InvalidOption
+from outrider.core.errors import Incompatible, InvalidOption
 from outrider.core.training.draft_head import Batch, DraftHead, Guess
 
 
@@ -53,6 +53,11 @@ class SmallModel(DraftHead):
         self.config = {"layers": [layer % depth for layer in layers], "vocabulary": self.words.count, "rank": rank}
         if self.words.vocabulary is None:
             self.config["vocabulary"] = 0
+        if not target.config.like_llama:
+            raise Incompatible(
+                f"a distilled draft model copies the target's layers, and those of '{target.config.architecture}' are "
+                "not built as Llama's; use a small model of its family as the draft model, or train another head"
+            )
         self.blocks = nn.ModuleList()
         for index, layer in enumerate(self.config["layers"]):
             block = Block(target.config, index=index)

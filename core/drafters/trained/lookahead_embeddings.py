@@ -113,6 +113,11 @@ class LookaheadEmbeddings(Anchored):
 
 def frozen(network: Network) -> list[Block]:
     """A network's layers as blocks that pass gradients; unquantized weights are shared."""
+    if not network.config.like_llama:
+        raise Incompatible(
+            f"lookahead embeddings train through the target's layers, and those of '{network.config.architecture}' are "
+            "not built as Llama's; train another draft head"
+        )
     blocks = []
     for index, layer in enumerate(network.layers):
         with torch.device("meta"):

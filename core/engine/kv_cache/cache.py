@@ -50,6 +50,7 @@ class Cache:
         self.dtype, self.device = dtype, device
         self.exact = device.type == "cpu"
         self.store = torch.zeros(0)  # [L, B, 2 K, C, d]
+        self.with_keys = False  # whether layouts say which position each slot has, for attention windows
         self.pool: GraphPool | None = None  # lends stores with fixed addresses, for captured passes
 
     def begin(self, prompts: Prompts) -> None:
@@ -149,6 +150,7 @@ class Cache:
         size = sinks + more + recent
         copied = Cache((layers, *self._shape[1:]), self.dtype, self.device)
         entries = rows.entries.clamp(max=size)
+        copied.with_keys = self.with_keys
         copied.rows = replace(rows, entries=entries, host=tuple(min(bound, size) for bound in rows.host))
         copied.scored, copied.scratch_owner = -1, None
         place = torch.arange(min(size, max(rows.host)), device=self.device)
@@ -181,13 +183,15 @@ class Cache:
         rows = self.rows
         columns = self._columns(max(rows.host) + gap + total)
         ids = torch.cat([rows.pending, draft.tokens], 1)[:, skip:]
-        positions = sequence_positions(rows, draft)[:, skip:]
+        scratch_positions = sequence_positions(rows, draft)
+        positions = scratch_positions[:, skip:]
         if rows.uniform:
             first, start = rows.host[0], rows.host[0] + gap
+            keys = self._key_positions(scratch_positions, start + total, gap) if self.with_keys else None
             if draft.tree.is_chain and total - skip == 1 and not gap:
-                return ids, PassLayout(positions, start + total, None, start + skip)
+                return ids, PassLayout(positions, start + total, None, start + skip, None, keys)
             mask = _full_mask(first, gap, scratch_mask(rows, draft)[:, skip:])
-            return ids, PassLayout(positions, start + total, mask, start + skip)
+            return ids, PassLayout(positions, start + total, mask, start + skip, None, keys)
         scratch = scratch_mask(rows, draft)[:, skip:].expand(len(ids), -1, -1)
         column = torch.arange(columns, device=self.device)
         offset = (column - rows.entries[:, None])[:, None]  # [B, 1, C] from the end of the entries
@@ -195,7 +199,17 @@ class Cache:
         inside = (place >= 0) & (place < total)
         visible = scratch.gather(2, place.clamp(0, total - 1).expand(-1, scratch.shape[1], -1))
         slots = rows.entries[:, None] + torch.arange(gap + skip, gap + total, device=self.device)
-        return ids, PassLayout(positions, columns, (offset < 0) | (inside & visible), None, slots)
+        keys = self._key_positions(scratch_positions, columns, gap) if self.with_keys else None
+        return ids, PassLayout(positions, columns, (offset < 0) | (inside & visible), None, slots, keys)
+
+    def _key_positions(self, scratch: Tensor, columns: int, gap: int) -> Tensor:
+        """[B, columns] the position of the token in each slot: an entry's is its slot, the scratch's are given [B, T]
+        (from `gap` on)."""
+        column = torch.arange(columns, device=self.device)
+        place = column - self.rows.entries[:, None] - gap
+        inside = (place >= 0) & (place < scratch.shape[1])
+        positions = scratch.expand(len(place), -1).gather(1, place.clamp(0, scratch.shape[1] - 1))
+        return torch.where(inside, positions, column)
 
     def keep(self, draft: Draft, verdict: Verdict, count: Tensor) -> Tensor:
         """Commit the first `count` [B] emitted tokens of each row; returns them [B, D + 1], padded with -1."""

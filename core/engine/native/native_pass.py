@@ -135,9 +135,10 @@ class NativePass:
 
 
 def native_pass(config: Config, layers: Sequence[Layer], dtype: torch.dtype) -> NativePass | None:
-    """The layers for the compiled kernels; None unless they are in bfloat16, tiled, and heads have a multiple of 32."""
+    """The layers for the compiled kernels; None unless they are in bfloat16, tiled, built as Llama's, and heads have a
+    multiple of 32."""
     linears = [linear for layer in layers for linear in (layer.qkv, layer.out, layer.up_gate, layer.down)]
-    if dtype != torch.bfloat16 or config.head_dim % 32:
+    if dtype != torch.bfloat16 or config.head_dim % 32 or not config.like_llama:
         return None
     if not linears or not all(isinstance(linear, native.Tiled) for linear in linears):
         return None
