@@ -86,7 +86,7 @@ def llamagen(captioned: bool = False, codes: int = 40) -> PublishedModel:
         big, small = (
             LLAMAGEN.published(folder / str(layers), 2 - layers, layers, captioned, text, codes) for layers in (2, 1)
         )
-        result = open_picture(big, draft_model=small)
+        result = open_picture(big, draft_model=small, dtype="float32")
         assert isinstance(result, PublishedModel)
         asked = [result.read("a cat" if captioned else "1")]
         result.target(asked, result.guidance)  # everything is loaded from the files

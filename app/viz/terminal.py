@@ -104,7 +104,7 @@ def comparison(columns: Mapping[str, Summary]) -> Table:
     rows: dict[str, Callable[[Summary], str]] = {
         "tokens": lambda summary: f"{summary.tokens}",
         "target passes": lambda summary: f"{summary.target_passes}",
-        "tokens per target pass": lambda summary: f"{summary.tokens_per_pass:.2f}",
+        "tokens per pass": lambda summary: f"{summary.tokens_per_pass:.2f}",
     }
     if any(summary.equivalents_per_token * summary.tokens != summary.target_passes for summary in summaries):
         rows["passes per token, by bytes read"] = lambda summary: f"{summary.equivalents_per_token:.2f}"

@@ -101,7 +101,7 @@ def test_guidance_out_of_range_is_refused(guidance: float) -> None:
 
 
 def test_conditions_must_match_the_prompts() -> None:
-    with pytest.raises(InvalidOption, match="differ in length"):
+    with pytest.raises(InvalidOption, match="pad all to the same length"):
         Guided(TableTarget(3), ((1,), (1, 2)), (0,))
     with pytest.raises(InvalidOption, match="2 conditions for 1 prompts"):
         guided().begin([(0,)], Sampling())

@@ -88,12 +88,12 @@ def test_drafters_by_name_change_nothing(
 def test_rows_that_come_and_go_have_passages_of_their_own(drafter: str, lm: TextModel, foreign: Path) -> None:
     prompts = [*PROMPTS, "the long lake", "zebra"]
     with lm.batch(rows=2, drafter=drafter, drafter_options={"model": str(foreign)}) as batch:
-        asked = [batch.add(prompt, limit=12) for prompt in prompts]
+        requests = [batch.add(prompt, max_new_tokens=12) for prompt in prompts]
         for _ in batch:
             pass
-    for prompt, one in zip(prompts, asked, strict=True):
-        assert one.result is not None
-        assert one.result.tokens == lm.generate(prompt, drafter=None, max_new_tokens=12).tokens
+    for prompt, request in zip(prompts, requests, strict=True):
+        assert request.result is not None
+        assert request.result.tokens == lm.generate(prompt, drafter=None, max_new_tokens=12).tokens
 
 
 def test_the_same_model_by_another_name_is_loaded_once_and_accepted(lm: TextModel, folder: Path) -> None:
@@ -145,7 +145,7 @@ def test_calibrating_keeps_what_it_found(lm: TextModel, folder: Path, cache: Pat
     out = lm.generate(PROMPTS[0], drafter="sequoia", drafter_options={"model": str(folder)}, max_new_tokens=16)
     assert out.tokens == plain.tokens
     measured(lm, "sequoia").write_text("{}")
-    with pytest.raises(InvalidOption, match="no measured acceptance"):
+    with pytest.raises(InvalidOption, match="not a calibration"):
         lm.generate(PROMPTS[0], drafter="sequoia", drafter_options={"model": str(folder)})
 
 

@@ -107,7 +107,7 @@ def test_the_demo_fits_its_terminal(width: int) -> None:
     assert (
         words.count("Identical to plain decoding: greedy 16 of 16 tokens, gumbel-match (temperature 1) 16 of 16") == 2
     )
-    for expected in ("tokens per target pass", "acceptance rate", "by position", "Time: draft", "Total variation:"):
+    for expected in ("tokens per pass", "acceptance rate", "by position", "Time: draft", "Total variation:"):
         assert expected in words
 
 

@@ -81,7 +81,7 @@ def test_breaking_off_pip_ends_it_and_leaves_nothing(index: Path, cache: Path, m
     def interrupt(folder: Path) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sources, "_held", interrupt)
+    monkeypatch.setattr(sources, "_folder_bytes", interrupt)
     with pytest.raises(KeyboardInterrupt):
         fetch("thing", table=table(Index(PARTS, pinned())))
     assert held(cache) == []

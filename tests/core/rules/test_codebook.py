@@ -114,5 +114,5 @@ def test_options_out_of_range() -> None:
             make()
     with pytest.raises(InvalidOption, match=r"expected \[5, 2 or more\]"):
         Lantern(neighbours=NEAR[:3], k=2).accept(LAW, P, Q, TOP)
-    with pytest.raises(InvalidOption, match="the target has 5"):
+    with pytest.raises(InvalidOption, match="vocabulary is 5"):
         Grouped(codes=torch.eye(3)).accept(LAW, P, Q, TOP)

@@ -106,7 +106,7 @@ def test_the_search_finds_idle_sublayers_reproducibly(tmp_path: Path) -> None:
     assert run(draft_verify(tmp_path / "skip.json", threshold=0.1)) == run(None)
     for text in ("[]", '{"skip": 3}', "nonsense"):
         (tmp_path / "bad.json").write_text(text)
-        with pytest.raises(InvalidOption, match="no skipped sublayers"):
+        with pytest.raises(InvalidOption, match="not a saved search result"):
             draft_verify(str(tmp_path / "bad.json"))
 
 
