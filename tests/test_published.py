@@ -308,7 +308,7 @@ def few(name: str) -> tuple[Case, Callable[[], Target], SequenceDistribution]:
 def test_the_distribution_is_the_targets(name: str, drafter: str, measured: Any) -> None:
     case, small, distribution = few(name)
     method = DRAFTERS[drafter]
-    options = TRIALS.get(drafter, method.trials[0])
+    options = TRIALS.get(drafter, method.test_options[0])
     (result,) = enumerate_output(replace(case, drafter=partial(trial_drafter, method, options, small)))
     off = total_variation(result, distribution)
     measured(

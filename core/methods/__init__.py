@@ -1,7 +1,7 @@
-"""Every drafter and rule by name: the explicit tables that the code, the command line and the tests all read.
+"""Tables of all drafters and rules by name, read by the library, the command line, the demo page and the tests.
 
-A new method is one function or class in a file of core/drafters or core/rules, and one row in the file of this folder
-that has its family's name. The conformance suite then tests it.
+To add a method, write a class or function in core/drafters or core/rules and a row in its family's file of this folder.
+The conformance suite then tests it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of the drafters that merge, choose between or guard other drafters."""
+"""Rows of the combined drafters, which merge, choose or guard other drafters."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ ENSEMBLE = Method(
     name="ensemble",
     make=Ensemble,
     systems=("Suffix first, else token recycling", "Merged drafts of several drafters"),
-    summary="the likeliest guesses of several drafters, merged into one tree",
+    summary="merges the most probable drafted tokens of several drafters into one tree",
     paper="SAM Decoding: Speculative Decoding via Suffix Automaton (arXiv 2411.10666)",
     topology=("tree",),
     inputs={"drafters": Input.DRAFTERS},
     presets=_MEMBERS,
     capabilities=(Capability.BATCHED, Capability.COMBINES),
-    trials=({"nodes": 3}, {"drafters": (PROMPT_LOOKUP.name, TOKEN_RECYCLING.name), "nodes": 3}),
+    test_options=({"nodes": 3}, {"drafters": (PROMPT_LOOKUP.name, TOKEN_RECYCLING.name), "nodes": 3}),
 )
 
 ADAPTIVE = Method(
     name="adaptive",
     make=Adaptive,
     systems=("Adaptive drafter choice", "Complexity estimate"),
-    summary="the drafter that has been worth most, chosen for each step; or by how complex the text looks",
+    summary="chooses a drafter for each round, by past speedup or by the complexity of the text",
     paper="Context-Aware Assistant Selection for Improved Inference Acceleration (arXiv 2408.08470)",
     topology=("chain", "tree"),
     inputs={"drafters": Input.DRAFTERS},
     presets=_MEMBERS,
     capabilities=(Capability.COMBINES, Capability.CROWD_AWARE),
-    trials=(
+    test_options=(
         {"drafters": (PROMPT_LOOKUP.name, TOKEN_RECYCLING.name, "plain"), "options": _SMALL},
         {"drafters": (PROMPT_LOOKUP.name, TOKEN_RECYCLING.name), "options": _SMALL, "by": "complexity"},
     ),
@@ -46,20 +46,20 @@ GUARDED = Method(
     name="guarded",
     make=Guarded,
     systems=("Break-even guard",),
-    summary="any drafter, switched off where it is predicted to be slower than plain decoding",
+    summary="runs any drafter, but skips drafting when it is predicted to be slower than plain decoding",
     paper="Fast Inference from Transformers via Speculative Decoding (arXiv 2211.17192)",
     topology=("chain", "tree"),
     inputs={"drafter": Input.DRAFTER, "costs": Input.PASS_COSTS},
     presets={"drafter": PROMPT_LOOKUP.name, "options": None},
     capabilities=(Capability.BATCHED, Capability.CROWD_AWARE),
-    trials=({"options": {"length": 2}, "probe": 2, "min_speedup": 1.5},),
+    test_options=({"options": {"length": 2}, "probe": 2, "min_speedup": 1.5},),
 )
 
-AUTO = Method(  # not in the table of drafters, since it needs a modality that measures its costs: text
+AUTO = Method(  # not in the table of drafters, because only text measures the costs it needs
     name="auto",
     make=Auto,
     systems=(),
-    summary="drafters without training, as much as is predicted to pay here",
+    summary="drafts with training-free drafters, as many tokens as are predicted to pay off on this machine",
     paper="",
     topology=("tree",),
     draft_tokens=("max_guesses",),

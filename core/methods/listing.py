@@ -1,5 +1,5 @@
-"""The methods that a model takes, as `model.drafters` and `model.rules` show them: what each does and needs, and what
-is missing for it here. Knows rows, not how a modality finds weights."""
+"""The methods that a model supports, as shown by `model.drafters` and `model.rules`: what each does, needs and
+lacks on this machine. Independent of how a modality finds weights."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from outrider.core.methods.row import Method
 from outrider.core.protocol import Capability
 
 Missing = Callable[[Method], tuple[str, ...]]
-_WIDTH = 100  # of a line
+_WIDTH = 100  # characters per line
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A method as one model takes it."""
+    """A method as supported by one model."""
 
     method: Method
-    missing: tuple[str, ...] = ()  # what has to be given or trained before it runs here, in plain words
+    missing: tuple[str, ...] = ()  # what must be given or trained first
 
     @property
     def ready(self) -> bool:
-        """Does it run with its default options?"""
+        """Whether it runs with its default options."""
         return not self.missing
 
     @property
     def needs(self) -> dict[str, str]:
-        """The options whose values come from the model or the user, and what each is."""
+        """The options whose values come from the model or the user, with descriptions."""
         return {option: str(kind) for option, kind in self.method.inputs.items()}
 
     @property
@@ -48,7 +48,7 @@ class Entry:
         return self.method.options
 
     def __repr__(self) -> str:
-        method, kind = self.method, "drafts" if self.method.lossless is None else "takes"
+        method, kind = self.method, "drafts" if self.method.lossless is None else "verifies"
         lines = [
             f"{method.name}: {method.summary}",
             f"  {kind} {', '.join(method.topology)}",
@@ -78,7 +78,7 @@ class Listing(Mapping[str, Entry]):
 
     @property
     def ready(self) -> list[str]:
-        """The names of those that run here with their default options."""
+        """The names of the methods that run with their default options."""
         return [name for name, entry in self.items() if entry.ready]
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Rows of the drafters that look up what followed the same tokens before: in the text, a corpus or past passes."""
+"""Rows of the drafters that look up continuations of the latest tokens in the text, a corpus or past target passes."""
 
 from __future__ import annotations
 
@@ -14,90 +14,90 @@ PROMPT_LOOKUP = Method(
     name="prompt-lookup",
     make=PromptLookup,
     systems=("LLMA", "Prompt lookup"),
-    summary="copy what followed the longest recent match in the text or in references",
+    summary="copies what followed the longest recent match in the text or in reference texts",
     paper="Inference with Reference: Lossless Acceleration of Large Language Models (arXiv 2304.04487)",
     topology=("chain",),
     inputs={"references": Input.TEXTS},
     vllm="ngram",
     capabilities=(Capability.BATCHED, Capability.CATCHES_UP, Capability.WEIGHT_FREE),
-    trials=({"length": 2, "max_ngram": 2}, {"length": 2, "references": ((0, 1, 2, 0, 2, 1, 1),)}),
+    test_options=({"length": 2, "max_ngram": 2}, {"length": 2, "references": ((0, 1, 2, 0, 2, 1, 1),)}),
 )
 
 INPUT_GUIDED = Method(
     name="input-guided",
     make=InputGuided,
     systems=("Aggressive (input-guided) decoding",),
-    summary="copy the input; after a mismatch go on by single tokens until it is met again",
+    summary="copies the input; after a mismatch, decodes token by token until it matches again",
     paper="Instantaneous Grammatical Error Correction with Shallow Aggressive Decoding (arXiv 2106.04970)",
     topology=("chain", "tree"),
     draft_tokens=("length",),
     modalities=("text", "speech"),
     inputs={"source": Input.TEXT},
     capabilities=(Capability.WEIGHT_FREE,),
-    trials=({"length": 2, "anchor": 1}, {"source": (0, 1, 2, 0, 2, 1, 1), "length": 2, "hedge": 1}),
+    test_options=({"length": 2, "anchor": 1}, {"source": (0, 1, 2, 0, 2, 1, 1), "length": 2, "hedge": 1}),
 )
 
 REST = Method(
     name="rest",
     make=retrieval.REST,
     systems=("REST",),
-    summary="a tree of what follows the end of the text in a corpus, by exact suffix",
+    summary="drafts a tree of the continuations of the text's longest suffix found in a corpus",
     paper="REST: Retrieval-Based Speculative Decoding (arXiv 2311.08252)",
     ranges={"max_ngram": (1, 32, 1)},
     topology=("tree",),
     modalities=("text",),
     inputs={"store": Input.DATASTORE},
     capabilities=(Capability.WEIGHT_FREE,),
-    trials=({"store": ((0, 1, 2, 0, 2, 1, 1, 0, 0, 2),), "nodes": 3, "length": 2, "min_ngram": 1},),
+    test_options=({"store": ((0, 1, 2, 0, 2, 1, 1, 0, 0, 2),), "nodes": 3, "length": 2, "min_ngram": 1},),
 )
 
 ANPD = Method(
     name="anpd",
     make=ngram.ANPD,
     systems=("ANPD",),
-    summary="a chain read off n-gram counts of several levels, which every token updates",
+    summary="drafts a chain from n-gram counts of several orders, updated with every token",
     paper="Lossless Acceleration of LLM via Adaptive N-gram Parallel Decoding (arXiv 2404.08698)",
     topology=("chain",),
     capabilities=(Capability.WEIGHT_FREE,),
-    trials=({"length": 2, "max_ngram": 2},),
+    test_options=({"length": 2, "max_ngram": 2},),
 )
 
 N_GRAMMYS = Method(
     name="n-grammys",
     make=ngram.NGrammys,
     systems=("N-Grammys",),
-    summary="continuations from the text and from the target's own bigrams, side by side",
+    summary="drafts continuations from the text and from the target's bigrams, side by side",
     paper="The N-Grammys: Accelerating Autoregressive Inference with Learning-Free Batched Speculation "
     "(arXiv 2411.03786)",
     topology=("tree",),
     modalities=("text",),
     inputs={"model": Input.TARGET, "bigrams": Input.BIGRAMS},
     capabilities=(Capability.WEIGHT_FREE,),
-    trials=({"drafts": 2, "length": 2},),
+    test_options=({"drafts": 2, "length": 2},),
 )
 
 SUFFIX = Method(
     name="suffix",
     make=Suffix,
     systems=("Suffix automaton (SAM-Decoding)", "SuffixDecoding"),
-    summary="a tree of what followed the longest matches in the text and in past outputs, by frequency",
+    summary="drafts a tree of what followed the longest matches in the text and past outputs, by frequency",
     paper="SAM Decoding: Speculative Decoding via Suffix Automaton (arXiv 2411.10666)",
     topology=("tree",),
     vllm="suffix",
     capabilities=(Capability.BATCHED, Capability.CATCHES_UP, Capability.WEIGHT_FREE),
-    trials=({"nodes": 3, "depth": 2},),
+    test_options=({"nodes": 3, "depth": 2},),
 )
 
 TOKEN_RECYCLING = Method(
     name="token-recycling",
     make=TokenRecycling,
     systems=("Token Recycling",),
-    summary="a tree of the successors each token was last scored with",
+    summary="drafts a tree from each token's most probable successors in past target passes",
     paper="Turning Trash into Treasure: Accelerating Inference with Token Recycling (arXiv 2408.08696)",
     topology=("tree",),
     inputs={"initial_table": Input.SUCCESSORS},
     capabilities=(Capability.BATCHED, Capability.CATCHES_UP, Capability.WEIGHT_FREE),
-    trials=(
+    test_options=(
         {"nodes": 3, "depth": 2},
         {"tree": (-1, -1, 0), "successors": 2},
         {"tree": "static", "nodes": 3, "depth": 2},

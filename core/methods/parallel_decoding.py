@@ -1,4 +1,4 @@
-"""Rows of the drafters that guess with the target's own passes: Jacobi windows and Lookahead decoding."""
+"""Rows of the drafters that derive drafts from the target's own passes: Jacobi and Lookahead decoding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ JACOBI = Method(
         "Coupled redraws (MC-SJD, SJD-PAC's continuation)",
         "Spatial initialisation",
     ),
-    summary="a window of guesses, renewed by every pass until it settles",
+    summary="refines a window of guesses for the next tokens with every target pass until they converge",
     paper="Accelerating Transformer Inference for Translation via Parallel Decoding (arXiv 2305.10427)",
     topology=("window",),
     draft_tokens=("window",),
@@ -27,7 +27,7 @@ JACOBI = Method(
         "speech": {"window": 16, "renew": "couple"},
     },
     capabilities=(Capability.STANDALONE, Capability.WEIGHT_FREE),
-    trials=(
+    test_options=(
         {"window": 2, "renew": "greedy", "filler": "copy"},
         {"window": 2, "renew": "redraw", "filler": "random"},
         {"window": 2, "renew": "couple", "filler": "pad"},
@@ -40,11 +40,11 @@ LOOKAHEAD = Method(
     name="lookahead",
     make=Lookahead,
     systems=("LOOKAHEAD",),
-    summary="Jacobi trajectories make n-grams beside those that are tried, in the same pass",
+    summary="collects n-grams from Jacobi iterations and verifies them in the same target pass",
     paper="Break the Sequential Dependency of LLM Inference Using Lookahead Decoding (arXiv 2402.02057)",
     topology=("tree",),
     capabilities=(Capability.STANDALONE, Capability.WEIGHT_FREE),
-    trials=({"window": 2, "ngram": 2, "guesses": 2}, {"window": 1, "ngram": 3, "guesses": 2}),
+    test_options=({"window": 2, "ngram": 2, "guesses": 2}, {"window": 1, "ngram": 3, "guesses": 2}),
 )
 
 ROWS = (

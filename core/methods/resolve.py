@@ -1,7 +1,7 @@
-"""From the name and the options of a method to the drafter or the rule: the half that all modalities share.
+"""Makes drafters and rules from names and options: the part shared by all modalities.
 
-A `Catalogue` says which methods a modality takes, and makes the inputs that come from its model. Drafters made of
-other drafters get their members here. Knows no method by name.
+A `Catalogue` has the methods that a modality supports, and providers for the inputs that come from its model. Members
+of combined drafters are made here as well. Independent of any one method.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T", bound=Drafter | Rule | None)
 
 
 class Default:
-    """What a provider returns to leave an option at its default."""
+    """The type of DEFAULT, which a provider returns to leave an option at its default."""
 
 
 DEFAULT = Default()
@@ -33,7 +33,7 @@ DEFAULT = Default()
 
 @dataclass(frozen=True)
 class Resolved(Generic[T]):
-    """A drafter or a rule, its name, and what a trace should note of how it was made."""
+    """A drafter or a rule, its name, and notes for the trace on how it was made."""
 
     made: T
     name: str
@@ -42,13 +42,13 @@ class Resolved(Generic[T]):
 
 @dataclass(frozen=True)
 class Request:
-    """One input of one method, to be made by a provider."""
+    """An input of a method, to be made by a provider."""
 
     catalogue: Catalogue
     method: Method
     option: str
-    value: Any  # as it was given; else its preset, or None
-    options: Mapping[str, Any]  # as they were given
+    value: Any  # as given, else the preset or None
+    options: Mapping[str, Any]  # as given
     within: Method | None  # the combination that the drafter is a member of
     notes: dict[str, str]
 
@@ -57,7 +57,7 @@ class Request:
         return self.option in self.options
 
     def members(self, combination: Method | None = None) -> dict[str, Drafter]:
-        """The members of a combination, made afresh: of this one with its options, or of another with its presets."""
+        """New members of a combination: of this method with its options, or of another one with its presets."""
         if combination is None:
             return self.catalogue.members(self.method, self.options)
         return self.catalogue.members(combination, {})
@@ -68,14 +68,14 @@ Provider = Callable[[Request], Any]
 
 @dataclass(frozen=True)
 class Catalogue:
-    """The methods that a model takes, and how it makes their inputs."""
+    """The methods that a model supports, and the providers of their inputs."""
 
     drafters: Collection[str] = tuple(DRAFTERS)
     rules: Collection[str] = tuple(RULES)
     inputs: Mapping[Input, Provider] = field(default_factory=dict)
-    others: Mapping[str, Method] = field(default_factory=dict)  # rows that only this catalogue has
-    modality: str | None = None  # whose usual options drafters and rules begin with
-    lossless: bool = True  # is the rule that judges the drafts?
+    others: Mapping[str, Method] = field(default_factory=dict)  # rows outside of the tables
+    modality: str | None = None  # whose default options apply
+    lossless: bool = True  # whether the rule is
 
     def drafter(
         self,
@@ -85,8 +85,8 @@ class Catalogue:
         draft_model: Any = None,
         num_draft_tokens: int | None = None,
     ) -> Resolved[Drafter | None]:
-        """The drafter of a name; a drafter as it is, and None, which is plain decoding. `draft_model` and
-        `num_draft_tokens` set the options of the drafter that stand for these."""
+        """The drafter with this name. A drafter or None (plain decoding) is returned as it is. `draft_model` and
+        `num_draft_tokens` set the corresponding options of the drafter."""
         if not isinstance(drafter, str):
             return Resolved(drafter, PLAIN if drafter is None else type(drafter).__name__)
         notes: dict[str, str] = {}
@@ -94,11 +94,11 @@ class Catalogue:
         if draft_model is not None:
             options = method.with_draft_model(options, draft_model)
         if num_draft_tokens is not None:
-            options = method.limited(options, num_draft_tokens)
+            options = method.with_draft_tokens(options, num_draft_tokens)
         return Resolved(self.build(method, self._with_defaults(method, options), notes=notes), drafter, notes)
 
     def rule(self, rule: str | Rule, options: Mapping[str, Any] = {}) -> Resolved[Rule]:
-        """The rule of a name; a rule as it is."""
+        """The rule with this name; a rule is returned as it is."""
         if not isinstance(rule, str):
             return Resolved(rule, type(rule).__name__)
         if rule not in self.rules:
@@ -122,15 +122,15 @@ class Catalogue:
         within: Method | None = None,
         notes: dict[str, str] | None = None,
     ) -> Any:
-        """What a row makes of these options and the inputs it needs."""
+        """The drafter or rule of a row, made with these options and the inputs it needs."""
         what = "drafter" if method.lossless is None else "rule"
-        known, kinds = [*method.needs, *method.options], method.kinds
+        known, types = [*method.needs, *method.options], method.option_types
         for name in options:
             if name not in known:
                 raise unknown(f"option of the {what} '{method.name}'", name, known)
         given = {name: value for name, value in options.items() if name not in method.presets}
         for option, kind in method.inputs.items():
-            provide = self.inputs.get(kind) or _SHARED.get(kind)
+            provide = self.inputs.get(kind) or _SHARED_PROVIDERS.get(kind)
             if provide is not None:
                 value = options.get(option, method.presets.get(option))
                 request = Request(self, method, option, value, options, within, {} if notes is None else notes)
@@ -138,8 +138,8 @@ class Catalogue:
                 if (made := provide(request)) is not DEFAULT:
                     given[option] = made
         for name, value in given.items():
-            if not _fits(value, kinds.get(name, "")):
-                words = " or ".join(_PLAIN[part][1] for part in kinds[name].split(" | "))
+            if not _fits(value, types.get(name, "")):
+                words = " or ".join(_CHECKED_TYPES[part][1] for part in types[name].split(" | "))
                 raise InvalidOption(f"{name} of the {what} '{method.name}' is {value!r:.60}; it must be {words}")
         for need in method.needs:
             if given.get(need) is None:
@@ -147,7 +147,7 @@ class Catalogue:
         return method.make(**given)
 
     def members(self, combination: Method, options: Mapping[str, Any]) -> dict[str, Drafter]:
-        """The drafters of a combination by their names, in order."""
+        """The members of a combined drafter by name, in order."""
         (option,) = (name for name, kind in combination.inputs.items() if kind is Input.DRAFTERS)
         names = options.get(option, combination.presets[option])
         if isinstance(names, str | Mapping) or not isinstance(names, Sequence) or not names:
@@ -157,13 +157,13 @@ class Catalogue:
                 f"{option} is {options.get(option)!r:.60}; it must be a list of drafters or of their names such as "
                 f"{list(combination.presets[option])}"
             )
-        own = _options_of_members(options)
+        member_options = _options_of_members(options)
         made: dict[str, Drafter] = {}
         for each in names:
             name = each if isinstance(each, str) else type(each).__name__
             while name in made:
                 name += "'"
-            made[name] = self.member(each, own.get(each, {}), combination) if isinstance(each, str) else each
+            made[name] = self.member(each, member_options.get(each, {}), combination) if isinstance(each, str) else each
         return made
 
     def member(self, name: str, options: Mapping[str, Any], within: Method) -> Drafter:
@@ -175,21 +175,21 @@ class Catalogue:
         return drafter
 
 
-def takes(method: Method, modality: str, provided: Collection[Input]) -> bool:
-    """Can a modality use this method if it provides these inputs?"""
+def supported(method: Method, modality: str, provided: Collection[Input]) -> bool:
+    """Whether a modality that provides these inputs can use this method."""
     return modality in method.modalities and all(method.inputs.get(need) in provided for need in method.needs)
 
 
 def unless_given(make: Provider) -> Provider:
-    """A provider that makes an input only if none was given."""
+    """A provider that calls `make` only if the user gave no value."""
     return lambda request: request.value if request.given else make(request)
 
 
 def _options_of_members(options: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    own = options.get("options") or {}
-    if not isinstance(own, Mapping):
-        raise InvalidOption(f"options is {own!r:.60}; give a dictionary of each drafter's options by its name")
-    return own
+    by_member = options.get("options") or {}
+    if not isinstance(by_member, Mapping):
+        raise InvalidOption(f"options is {by_member!r:.60}; give a dictionary of each drafter's options by its name")
+    return by_member
 
 
 def _drafters(request: Request) -> dict[str, Drafter]:
@@ -211,7 +211,7 @@ def _costs(request: Request) -> Any:
     return Costs.parse(given) if isinstance(given, str) else DEFAULT if given is None else given
 
 
-_SHARED: dict[Input, Provider] = {  # inputs that no modality has to make
+_SHARED_PROVIDERS: dict[Input, Provider] = {  # provided for all modalities
     Input.DRAFTERS: _drafters,
     Input.DRAFTER: _drafter,
     Input.PASS_COSTS: _costs,
@@ -235,7 +235,7 @@ def _whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-_PLAIN: dict[str, tuple[Callable[[Any], bool], str]] = {  # kinds that can be checked, and what they are called
+_CHECKED_TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {  # checkable types, with names for messages
     "int": (_whole, "a whole number"),
     "float": (lambda value: isinstance(value, Real) and not isinstance(value, bool), "a number"),
     "bool": (lambda value: isinstance(value, bool), "True or False"),
@@ -248,6 +248,6 @@ _PLAIN: dict[str, tuple[Callable[[Any], bool], str]] = {  # kinds that can be ch
 
 
 def _fits(value: object, kind: str) -> bool:
-    """Does a value have this type? True where the type is not one of those that can be checked."""
+    """Whether a value has this type; True for types that cannot be checked."""
     parts = kind.split(" | ")
-    return not _PLAIN.keys() >= set(parts) or any(_PLAIN[part][0](value) for part in parts)
+    return not _CHECKED_TYPES.keys() >= set(parts) or any(_CHECKED_TYPES[part][0](value) for part in parts)

@@ -1,4 +1,4 @@
-"""A row of the method tables: all that the suite knows of a drafter or a rule, in one place. Knows no method."""
+"""The row of a method table: everything the suite knows about a drafter or a rule. Independent of any one method."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ ALL = ("text", "image", "speech")
 
 
 class Input(StrEnum):
-    """Where the value of an option comes from if it is not simply written in a call, in plain words. A modality's half
-    of outrider.core.methods.resolve makes it, from what was given or from the model."""
+    """The kind of an option whose value comes from the model or the user, described for messages. The providers of a
+    modality (outrider.core.methods.resolve) make the value."""
 
-    TARGET = "the target itself"
-    DRAFT_MODEL = "a smaller model with the target's tokens"
-    DRAFT_MODELS = "further smaller models"
-    FOREIGN_MODEL = "a smaller model of any tokenizer"
-    BRIDGE = "a bridge between two tokenizers"
+    TARGET = "the target model"
+    DRAFT_MODEL = "a smaller model with the target's vocabulary"
+    DRAFT_MODELS = "additional smaller models"
+    FOREIGN_MODEL = "a smaller model with any tokenizer"
+    BRIDGE = "a mapping between two tokenizers"
     DRAFT_HEAD = "a draft head trained on the target"
     ACCEPTANCE_HEAD = "a head trained to predict acceptance"
     SKIP = "the sublayers to skip"
-    ACCEPTANCE = "measured acceptance"
+    ACCEPTANCE = "measured acceptance rates"
     TEXT = "a text"
     TEXTS = "texts"
-    DATASTORE = "a datastore"
-    BIGRAMS = "the target's bigrams"
-    SUCCESSORS = "the likeliest successors of each token"
+    DATASTORE = "a datastore of token sequences"
+    BIGRAMS = "the target's bigram table"
+    SUCCESSORS = "the most probable successors of each token"
     DRAFTERS = "drafters or their names"
     DRAFTER = "a drafter or its name"
-    PASS_COSTS = "the costs of target passes on this machine"
-    COLUMNS = "the columns of a picture"
+    PASS_COSTS = "measured costs of target passes on this machine"
+    COLUMNS = "the number of code columns of an image"
     NEIGHBOURS = "the nearest codes of each code"
-    CODES = "the place of each code in the codebook"
+    CODES = "the codebook vector of each code"
     EMBEDDINGS = "the embedding of each token"
 
 
@@ -47,38 +47,38 @@ HEADS = (Input.DRAFT_HEAD, Input.ACCEPTANCE_HEAD)
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """One row: the name of a method, the published systems it implements, and how to make it."""
+    """A method: its name, the published systems it implements, and how to make it."""
 
     name: str
     make: Callable[..., Any]
     systems: tuple[str, ...]
     summary: str
     paper: str
-    topology: tuple[str, ...]  # of the drafts it makes, or takes: chain, tree, window
+    topology: tuple[str, ...]  # of the drafts it makes (drafter) or verifies (rule): chain, tree, window
     modalities: tuple[str, ...] = ALL
-    inputs: Mapping[str, Input] = field(default_factory=dict)  # of the options of `make` that are not simply values
-    presets: Mapping[str, Any] = field(default_factory=dict)  # names and options of members, as the user gives them
-    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # modality -> options it begins with
-    relaxed_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the same under a relaxed rule
-    ranges: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)  # lowest, highest, step of an option
-    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the values of an option that is a word
-    samples_chain: bool = False  # does it sample a whole chain in every round (a drafter), or take only such (a rule)?
-    same_tokens: bool = False  # of a rule: does a seed give the tokens of plain decoding, whatever the drafter?
-    vllm: str | None = None  # what vLLM calls it
-    self_drafting: bool = False  # does it draft with a cheaper view of the target, which must offer one?
-    capabilities: tuple[Capability, ...] = ()  # of the drafter that `make` gives with default options
-    lossless: bool | None = None  # None for drafters, which cannot change what comes out
-    anchor: Mapping[str, Any] | None = None  # the options at which a relaxed rule is exact
-    trials: tuple[Mapping[str, Any], ...] = ({},)  # small settings that between them reach every branch, for the tests
-    draft_tokens: tuple[str, ...] | None = None  # options that limit the draft tokens of a pass; None: the usual ones
-    draft_head: Callable[..., Any] | None = None  # what is trained, where a drafter needs that
-    small: Mapping[str, Any] = field(default_factory=dict)  # a draft head's small settings, for the tests
+    inputs: Mapping[str, Input] = field(default_factory=dict)  # options of `make` that are not plain values
+    presets: Mapping[str, Any] = field(default_factory=dict)  # default members of a combination, and their options
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by modality: default options
+    relaxed_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # likewise, under a relaxed rule
+    ranges: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)  # option: lowest, highest, step
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the values of a string option
+    samples_chain: bool = False  # a drafter: samples a whole chain every round; a rule: requires such a chain
+    same_tokens: bool = False  # a rule: the tokens equal those of plain decoding with the same seed
+    vllm: str | None = None  # the method's name in vLLM
+    self_drafting: bool = False  # drafts with a cheaper view of the target, which the target must offer
+    capabilities: tuple[Capability, ...] = ()  # of the drafter with default options
+    lossless: bool | None = None  # None for drafters, which cannot change the output distribution
+    exact_at: Mapping[str, Any] | None = None  # the options at which a relaxed rule is exact
+    test_options: tuple[Mapping[str, Any], ...] = ({},)  # for tests: small settings that together reach every branch
+    draft_tokens: tuple[str, ...] | None = None  # options that limit the draft length; None: length or nodes
+    draft_head: Callable[..., Any] | None = None  # the trained module, for drafters that have one
+    test_head_options: Mapping[str, Any] = field(default_factory=dict)  # for tests: settings of a small draft head
 
     def __str__(self) -> str:
         return self.name
 
-    def judges(self, drafter: Method) -> bool:
-        """Can this rule judge what a drafter drafts with its usual options, at any temperature?"""
+    def can_verify(self, drafter: Method) -> bool:
+        """Whether this rule can verify the drafter's drafts, with default options and at any temperature."""
         sampled = drafter.samples_chain or not self.samples_chain
         return sampled and set(drafter.topology) <= set(self.topology)
 
@@ -89,7 +89,7 @@ class Method:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The options without a default, and trained heads: None stands for a missing one."""
+        """The required options: those without a default, and trained heads, whose default None means "missing"."""
         return tuple(
             each.name
             for each in self._parameters
@@ -98,19 +98,19 @@ class Method:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The other options and their defaults."""
+        """The optional options and their defaults."""
         needs = self.needs
-        made = {each.name: each.default for each in self._parameters if each.name not in needs}
-        return {**made, **self.presets}
+        defaults = {each.name: each.default for each in self._parameters if each.name not in needs}
+        return {**defaults, **self.presets}
 
-    def limited(self, options: Mapping[str, Any], num_draft_tokens: int) -> dict[str, Any]:
-        """The options, with the number of draft tokens per target pass limited."""
+    def with_draft_tokens(self, options: Mapping[str, Any], num_draft_tokens: int) -> dict[str, Any]:
+        """The options, with at most `num_draft_tokens` drafted per target pass."""
         names = self.draft_tokens
         if names is None:  # the length of a chain, the nodes of a tree; a draft head may draft either
-            usual = (
+            limits = (
                 ("length", "nodes") if self.draft_head else ("length",) if "tree" not in self.topology else ("nodes",)
             )
-            names = tuple(name for name in usual if name in self.options)
+            names = tuple(name for name in limits if name in self.options)
         if not names:
             known = ", ".join(self.options)
             raise InvalidOption(
@@ -121,7 +121,7 @@ class Method:
         return {**options, **dict.fromkeys(names, num_draft_tokens)}
 
     def with_draft_model(self, options: Mapping[str, Any], draft_model: Any) -> dict[str, Any]:
-        """The options, with the draft model among them."""
+        """The options, with the draft model added."""
         kinds = (Input.DRAFT_MODEL, Input.FOREIGN_MODEL)
         name = next((name for name, kind in self.inputs.items() if kind in kinds), None)
         if name is None:
@@ -135,20 +135,19 @@ class Method:
         return any(kind in (Input.DRAFT_MODEL, Input.FOREIGN_MODEL) for kind in self.inputs.values())
 
     def with_defaults(self, modality: str, options: Mapping[str, Any] = {}, *, lossless: bool = True) -> dict[str, Any]:
-        """The options given, over those that it begins with in a modality. A draft of another kind or size than the
-        usual one is not drafted in the usual tree."""
-        usual = dict(self.defaults.get(modality, {}))
+        """The given options over the modality's defaults. A given kind or size of draft replaces the default tree."""
+        defaults = dict(self.defaults.get(modality, {}))
         if not lossless and modality in self.relaxed_defaults:
-            usual = dict(self.relaxed_defaults[modality])
+            defaults = dict(self.relaxed_defaults[modality])
         if {"draft_kind", "nodes"} & set(options):
-            usual.pop("tree", None)
-        return {**usual, **options}
+            defaults.pop("tree", None)
+        return {**defaults, **options}
 
     @property
-    def kinds(self) -> dict[str, str]:
+    def option_types(self) -> dict[str, str]:
         """The type of each option as annotated, such as "float | None"."""
-        made = {each.name: each.annotation for each in self._parameters if isinstance(each.annotation, str)}
-        return {**dict.fromkeys(self.presets, "Mapping[str, Any] | None"), **made}
+        annotations = {each.name: each.annotation for each in self._parameters if isinstance(each.annotation, str)}
+        return {**dict.fromkeys(self.presets, "Mapping[str, Any] | None"), **annotations}
 
     @property
     def _parameters(self) -> tuple[inspect.Parameter, ...]:

@@ -1,4 +1,4 @@
-"""Rows of the acceptance rules: exact ones, and relaxed ones with the options at which they are exact."""
+"""Rows of the acceptance rules: lossless ones, and relaxed ones with the options at which they are exact."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXACT = Method(
     name="exact",
     make=Exact,
     systems=("The lossless default",),
-    summary="block verification for chains drawn whole, rejection for other draws, one draw a level for guesses",
+    summary="picks a lossless rule by the kind of draft: block verification, rejection or matching",
     paper="Block Verification Accelerates Speculative Decoding (arXiv 2403.10444)",
     topology=("chain", "tree", "window"),
     lossless=True,
@@ -24,7 +24,7 @@ TOKEN = Method(
     name="token",
     make=Token,
     systems=("Token rejection", "With replacement (SpecInfer)", "Without replacement", "One-hot tree"),
-    summary="accept each guess with min(1, p/q), else draw from what is left",
+    summary="accepts a token with probability min(1, p/q), else draws from the residual distribution",
     paper="Accelerating Large Language Model Decoding with Speculative Sampling (arXiv 2302.01318)",
     topology=("chain", "tree", "window"),
     lossless=True,
@@ -34,7 +34,7 @@ BLOCK = Method(
     name="block",
     make=Block,
     systems=("Block verification",),
-    summary="judge a drawn chain as a whole: accepts at least as much as token rejection",
+    summary="verifies a sampled chain as a whole, which accepts at least as many tokens as `token`",
     paper="Block Verification Accelerates Speculative Decoding (arXiv 2403.10444)",
     topology=("chain",),
     samples_chain=True,
@@ -45,7 +45,7 @@ SAMPLE_MATCH = Method(
     name="sample-match",
     make=SampleMatch,
     systems=("Sample-and-match",),
-    summary="the target draws behind every node; the draft is followed while it agrees",
+    summary="draws the target's own token at every node and accepts the draft while it matches",
     paper="SpecExec: Massively Parallel Speculative Decoding (arXiv 2406.02532)",
     topology=("chain", "tree", "window"),
     lossless=True,
@@ -55,7 +55,7 @@ GUMBEL_MATCH = Method(
     name="gumbel-match",
     make=GumbelMatch,
     systems=("Gumbel-match",),
-    summary="the same with noise keyed by position: plain and speculative output are identical",
+    summary="like `sample-match`, with noise keyed by position: the tokens equal those of plain decoding",
     paper="Parallel Sampling via coupled Gumbel noise, as in speculative coupled decoding (arXiv 2510.24211)",
     topology=("chain", "tree", "window"),
     lossless=True,
@@ -66,193 +66,193 @@ THRESHOLD = Method(
     name="threshold",
     make=Threshold,
     systems=("Threshold on p/q", "Deterministic verification", "Conservative verification"),
-    summary="accept where p/q reaches a threshold; at 1 or more exact",
+    summary="accepts if p/q reaches a threshold; exact at 1 or more",
     paper="Fast Inference from Transformers via Speculative Decoding (arXiv 2211.17192)",
     topology=("chain", "tree", "window"),
     lossless=False,
-    anchor={"threshold": 1.0},
-    trials=({"threshold": 0.5}, {}),
+    exact_at={"threshold": 1.0},
+    test_options=({"threshold": 0.5}, {}),
 )
 
 LENIENCE = Method(
     name="lenience",
     make=Lenience,
     systems=("Lenience",),
-    summary="accept with min(1, p / (l q)); l = 1 is exact",
+    summary="accepts with probability min(1, p / (l q)); exact at l = 1",
     paper="DistillSpec: Improving Speculative Decoding via Knowledge Distillation (arXiv 2310.08461)",
     topology=("chain", "tree", "window"),
     lossless=False,
-    anchor={"lenience": 1.0},
+    exact_at={"lenience": 1.0},
 )
 
 TOLERANCE = Method(
     name="tolerance",
     make=Tolerance,
     systems=("Tolerance (VADUSA)",),
-    summary="accept what is among tau draws from the target's distribution; tau = 1 is exact",
+    summary="accepts a token that is among tau draws from the target's distribution; exact at tau = 1",
     paper="Fast and High-Quality Auto-Regressive Speech Synthesis via Speculative Decoding (arXiv 2410.21951)",
     topology=("chain", "tree", "window"),
-    defaults={"speech": {"tau": 30}},  # so many draws change few words of what is heard (reports/speech)
+    defaults={"speech": {"tau": 30}},  # changes few recognised words (reports/speech)
     lossless=False,
-    anchor={"tau": 1},
-    trials=({"tau": 12}, {"tau": 2}),
+    exact_at={"tau": 1},
+    test_options=({"tau": 12}, {"tau": 2}),
 )
 
 ADDITIVE_BETA = Method(
     name="additive-beta",
     make=AdditiveBeta,
     systems=("Additive beta (SSD)",),
-    summary="accept with min(1, p/q + beta); beta = 0 is exact",
+    summary="accepts with probability min(1, p/q + beta); exact at beta = 0",
     paper="Speech Speculative Decoding (arXiv 2505.15380)",
     topology=("chain", "tree", "window"),
     lossless=False,
-    anchor={"beta": 0.0},
+    exact_at={"beta": 0.0},
 )
 
 TOP_K_MEMBERSHIP = Method(
     name="top-k-membership",
     make=TopKMembership,
     systems=("Top-k membership (Llasa+)",),
-    summary="accept what is among the target's k likeliest; k = 0 is exact",
+    summary="accepts the target's k most probable tokens; exact at k = 0",
     paper="Llasa+: Free Lunch for Accelerated and Streaming Llama-Based Speech Synthesis (arXiv 2508.06262)",
     ranges={"k": (0, 20, 1)},
     topology=("chain", "tree", "window"),
     lossless=False,
-    anchor={"k": 0},
-    trials=({}, {"k": 1}),
+    exact_at={"k": 0},
+    test_options=({}, {"k": 1}),
 )
 
 COARSE_GROUPS = Method(
     name="coarse-groups",
     make=CoarseGroups,
     systems=("Coarse groups (PCG)",),
-    summary="compare groups of tokens with similar embeddings; similarity above 1 is exact",
+    summary="accepts by the mass of groups of tokens with similar embeddings; exact at similarity > 1",
     paper="Principled Coarse-Grained Acceptance for Speculative Decoding in Speech (arXiv 2511.13732)",
     topology=("chain", "tree", "window"),
     inputs={"embeddings": Input.EMBEDDINGS},
     modalities=("speech",),
     lossless=False,
-    anchor={"similarity": 1.5},
-    trials=({"similarity": 0.5}, {"similarity": 0.3}),
+    exact_at={"similarity": 1.5},
+    test_options=({"similarity": 0.5}, {"similarity": 0.3}),
 )
 
 TYPICAL = Method(
     name="typical",
     make=Typical,
     systems=("Typical acceptance (Medusa)",),
-    summary="accept what is not improbable for the distribution's entropy; epsilon=1, delta=inf is exact",
+    summary="accepts if p >= min(epsilon, delta exp(-entropy)); exact at epsilon = 1, delta = inf",
     paper="Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads (arXiv 2401.10774)",
     ranges={"delta": (0.05, 2, 0.05)},
     topology=("chain", "tree", "window"),
     lossless=False,
-    anchor={"epsilon": 1.0, "delta": math.inf},
-    trials=({}, {"epsilon": 0.3, "delta": 0.6}),
+    exact_at={"epsilon": 1.0, "delta": math.inf},
+    test_options=({}, {"epsilon": 0.3, "delta": 0.6}),
 )
 
 TRUST = Method(
     name="trust",
     make=Trust,
     systems=("Accept outright",),
-    summary="accept down to a depth without looking, then strictly; depth 0 is exact",
+    summary="accepts everything down to a depth, and verifies strictly below it; exact at depth 0",
     paper="Speculative Decoding and Beyond: An In-Depth Survey of Techniques (arXiv 2502.19732)",
     ranges={"depth": (0, 8, 1)},
     topology=("chain", "tree", "window"),
     lossless=False,
-    anchor={"depth": 0},
-    trials=({}, {"depth": 1}),
+    exact_at={"depth": 0},
+    test_options=({}, {"depth": 1}),
 )
 
 VERIFY_EVERY = Method(
     name="verify-every",
     make=VerifyEvery,
     systems=("Verify part",),
-    summary="verify one guess in so many, accept those between; one in one is exact",
+    summary="verifies every n-th level strictly and accepts the levels between; exact at every = 1",
     paper="Speculative Decoding and Beyond: An In-Depth Survey of Techniques (arXiv 2502.19732)",
     topology=("chain", "tree", "window"),
     lossless=False,
-    anchor={"every": 1},
+    exact_at={"every": 1},
 )
 
 TOP_BETA = Method(
     name="top-beta",
     make=TopBeta,
     systems=("Top-beta + gap (SpecDec)",),
-    summary="accept what is among the likeliest few and not far below the likeliest; beta=0 is exact",
+    summary="accepts the target's beta most probable tokens within a gap of the top one; exact at beta = 0",
     paper="Speculative Decoding: Exploiting Speculative Execution for Accelerating Seq2seq Generation "
     "(arXiv 2203.16487)",
     ranges={"beta": (0, 8, 1)},
     topology=("chain", "tree", "window"),
     lossless=False,
-    anchor={"beta": 0},
-    trials=({"beta": 3, "gap": 2.0}, {"beta": 1, "gap": 0.5}),
+    exact_at={"beta": 0},
+    test_options=({"beta": 3, "gap": 2.0}, {"beta": 1, "gap": 0.5}),
 )
 
 LANTERN = Method(
     name="lantern",
     make=Lantern,
     systems=("LANTERN",),
-    summary="a guess counts with its nearest neighbours, up to a mass of delta; delta 0 is exact",
+    summary="adds the mass of a code's nearest neighbours, up to delta, to its p; exact at delta = 0",
     paper="LANTERN: Accelerating Visual Autoregressive Models with Relaxed Speculative Decoding (arXiv 2410.03355)",
     topology=("chain", "tree", "window"),
     inputs={"neighbours": Input.NEIGHBOURS},
     modalities=("image", "speech"),
     lossless=False,
-    anchor={"delta": 0.0},
-    trials=({"delta": 0.4, "k": 2}, {"delta": 0.2, "k": 1}),
+    exact_at={"delta": 0.0},
+    test_options=({"delta": 0.4, "k": 2}, {"delta": 0.2, "k": 1}),
 )
 
 LANTERN_PLUS_PLUS = Method(
     name="lantern-plus-plus",
     make=LanternPlus,
     systems=("LANTERN++",),
-    summary="the same, up to a multiple of the guess's own mass; ratio 0 is exact",
+    summary="like `lantern`, with at most `ratio` times the code's own mass added; exact at ratio = 0",
     paper="LANTERN++: Enhancing Relaxed Speculative Decoding with Static Tree Drafting for Visual Auto-regressive "
     "Models (arXiv 2502.06352)",
     topology=("chain", "tree", "window"),
     inputs={"neighbours": Input.NEIGHBOURS},
     modalities=("image", "speech"),
     lossless=False,
-    anchor={"ratio": 0.0},
-    trials=({"ratio": 3.0, "k": 2}, {"ratio": 1.0, "k": 1}),
+    exact_at={"ratio": 0.0},
+    test_options=({"ratio": 3.0, "k": 2}, {"ratio": 1.0, "k": 1}),
 )
 
 GROUPED = Method(
     name="grouped",
     make=Grouped,
     systems=("GSD",),
-    summary="judge a guess with the codes that are as likely and look like it; span 0 is exact",
+    summary="accepts by the mass of codes with similar probabilities and vectors; exact at span = 0",
     paper="Grouped Speculative Decoding for Autoregressive Image Generation (arXiv 2508.07747)",
     ranges={"gap": (0, 1, 0.05)},
     topology=("chain", "tree", "window"),
     inputs={"codes": Input.CODES},
     modalities=("image", "speech"),
     lossless=False,
-    anchor={"span": 0},
-    trials=({"span": 2, "gap": 0.6, "reach": 1.5}, {"span": 1, "gap": 0.4, "reach": 9.0}),
+    exact_at={"span": 0},
+    test_options=({"span": 2, "gap": 0.6, "reach": 1.5}, {"span": 1, "gap": 0.4, "reach": 9.0}),
 )
 
 ANNEALED = Method(
     name="annealed",
     make=Annealed,
     systems=("COOL-SD",),
-    summary="accept with min(1, w p/q), w falling with depth; weight 1 is exact",
+    summary="accepts with probability min(1, w p/q), where w falls with depth; exact at weight = 1",
     paper="COOL-SD: annealed relaxation of speculative decoding for autoregressive image generation (arXiv 2601.09212)",
     topology=("chain", "tree", "window"),
     lossless=False,
-    anchor={"weight": 1.0},
-    trials=({"weight": 3.0}, {"weight": 1.5, "nu": 0.0}),
+    exact_at={"weight": 1.0},
+    test_options=({"weight": 3.0}, {"weight": 1.5, "nu": 0.0}),
 )
 
 BILD = Method(
     name="bild",
     make=Distance,
     systems=("BiLD distance",),
-    summary="accept while -log p is within a distance; distance 0 is exact",
+    summary="accepts while -log p is at most a distance; exact at distance = 0",
     paper="Speculative Decoding with Big Little Decoder (arXiv 2302.07863)",
     topology=("chain", "tree", "window"),
     lossless=False,
-    anchor={"distance": 0.0},
-    trials=({"distance": 2.0}, {"distance": 1.0}),
+    exact_at={"distance": 0.0},
+    test_options=({"distance": 2.0}, {"distance": 1.0}),
 )
 
 ROWS = (

@@ -1,4 +1,4 @@
-"""Every drafter and rule by name, in the order of the rows. No method is registered anywhere else."""
+"""All drafters and rules by name, in the order of the rows. Methods are registered nowhere else."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Rows of the drafters that are trained on their target. Each names its draft head, with a small one's settings for
-the tests."""
+"""Rows of the trained drafters. Each has its draft head, and settings of a small one for tests."""
 
 from __future__ import annotations
 
@@ -17,9 +16,9 @@ from outrider.core.drafters.trained.spatial import SpatialHeads
 from outrider.core.methods.row import Input, Method
 from outrider.core.protocol import Capability
 
-# Distributions of speech are wide: sampled guesses do best there, many side by side at first. These trees are the best
-# of 16 nodes by the acceptance of 24 sentences at temperature 0.6 (outrider.speech.evaluation.tree_search). A relaxed
-# rule accepts the likeliest tokens more often than sampled ones, so that under it drafts are fixed guesses.
+# Speech distributions have high entropy, so sampled drafts with many nodes on the first level work best. These trees
+# are the best of 16 nodes by acceptance on 24 sentences at temperature 0.6 (outrider.speech.evaluation.tree_search).
+# Relaxed rules accept the most probable tokens more often than sampled ones, so under them drafts are fixed guesses.
 _WIDE = (-1, -1, -1, -1, -1, 0, 0, 0, 1, 1)
 
 MEDUSA = Method(
@@ -27,15 +26,15 @@ MEDUSA = Method(
     make=Learned,
     draft_head=MedusaHeads,
     systems=("Medusa",),
-    summary="heads on the target's last state, each for one of the next tokens; a tree of their likeliest",
+    summary="predicts each of the next tokens with its own head on the target's last state; drafts a tree",
     paper="Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads (arXiv 2401.10774)",
     topology=("tree", "chain"),
     vllm="medusa",
     inputs={"draft_head": Input.DRAFT_HEAD},
     defaults={"speech": {"draft_kind": "sampled", "tree": (*_WIDE, 2, 3, 4, 5, 6, 8)}},
     relaxed_defaults={"speech": {"draft_kind": "tree", "nodes": 24}},
-    small={"heads": 2, "layers": 2, "vocabulary": (2, 0)},
-    trials=(
+    test_head_options={"heads": 2, "layers": 2, "vocabulary": (2, 0)},
+    test_options=(
         {"tree": (-1, -1, 0)},
         {"draft_kind": "dynamic", "nodes": 2, "depth": 2},
         {"draft_kind": "chain", "length": 2},
@@ -48,13 +47,13 @@ SPATIAL = Method(
     make=Learned,
     draft_head=SpatialHeads,
     systems=("Hawk", "Heads that look right and below (spatial)"),
-    summary="heads that see the target's last state and its state above the place they guess; a tree",
+    summary="predicts image codes with heads on the target's last state and on the state one row above",
     paper="Hawk: Leveraging Spatial Context for Faster Autoregressive Text-to-Image Generation (arXiv 2510.25739)",
     topology=("tree", "chain"),
     modalities=("image",),
     inputs={"draft_head": Input.DRAFT_HEAD},
-    small={"heads": 2, "columns": 3, "vocabulary": (2, 0)},
-    trials=(
+    test_head_options={"heads": 2, "columns": 3, "vocabulary": (2, 0)},
+    test_options=(
         {"tree": (-1, -1, 0)},
         {"draft_kind": "dynamic", "nodes": 2, "depth": 2},
         {"draft_kind": "chain", "length": 2},
@@ -67,14 +66,14 @@ HYDRA = Method(
     make=Learned,
     draft_head=HydraHeads,
     systems=("Hydra",),
-    summary="heads that also see the tokens drafted before theirs; a tree that grows where they are sure",
+    summary="predicts with heads that also read the tokens drafted before theirs; drafts a dynamic tree",
     paper="Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding (arXiv 2402.05109)",
     topology=("tree", "chain"),
     inputs={"draft_head": Input.DRAFT_HEAD},
     defaults={"speech": {"draft_kind": "sampled", "tree": (*_WIDE, 1, 2, 3, 5, 5, 6)}},
     relaxed_defaults={"speech": {"draft_kind": "dynamic", "nodes": 24}},
-    small={"heads": 2, "vocabulary": (2, 0)},
-    trials=(
+    test_head_options={"heads": 2, "vocabulary": (2, 0)},
+    test_options=(
         {"draft_kind": "tree", "tree": (-1, -1, 0, 1)},
         {"nodes": 3, "width": 2, "depth": 2},
         {"draft_kind": "chain", "length": 2, "policy": "confidence"},
@@ -87,12 +86,12 @@ EAGLE = Method(
     make=Learned,
     draft_head=EagleHead,
     systems=("EAGLE",),
-    summary="one layer foresees the target's next states, token after token; a static tree",
+    summary="predicts the target's next states token by token with one layer; drafts a static tree",
     paper="EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty (arXiv 2401.15077)",
     topology=("tree", "chain"),
     inputs={"draft_head": Input.DRAFT_HEAD},
-    small={"normed": False},
-    trials=(
+    test_head_options={"normed": False},
+    test_options=(
         {"tree": (-1, -1, 0)},
         {"draft_kind": "chain", "length": 2},
         {"draft_kind": "sampled", "tree": (-1, -1, 0)},
@@ -104,11 +103,11 @@ EAGLE2 = Method(
     make=eagle2,
     draft_head=EagleHead,
     systems=("EAGLE-2",),
-    summary="EAGLE's layer; a tree that grows where it is sure of itself, re-ranked as a whole",
+    summary="drafts a dynamic tree with EAGLE's layer, and keeps its most probable nodes",
     paper="EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees (arXiv 2406.16858)",
     topology=("tree", "chain"),
     inputs={"draft_head": Input.DRAFT_HEAD},
-    trials=({"nodes": 3, "width": 2, "depth": 2}, {"nodes": 3, "width": 2, "depth": 2, "min_probability": 0.3}),
+    test_options=({"nodes": 3, "width": 2, "depth": 2}, {"nodes": 3, "width": 2, "depth": 2, "min_probability": 0.3}),
 )
 
 EAGLE3 = Method(
@@ -116,7 +115,7 @@ EAGLE3 = Method(
     make=Learned,
     draft_head=Eagle3Head,
     systems=("EAGLE-3", "EAGLE-3.1"),
-    summary="one layer on states tapped at three depths, trained on its own states, with fewer words",
+    summary="drafts with one layer that reads target states of three depths, over a reduced vocabulary",
     paper="EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test "
     "(arXiv 2503.01840)",
     topology=("tree", "chain"),
@@ -124,8 +123,8 @@ EAGLE3 = Method(
     inputs={"draft_head": Input.DRAFT_HEAD},
     defaults={"speech": {"draft_kind": "sampled", "tree": (-1, -1, -1, -1, -1, -1, 0, 0, 0, 1, 2, 3, 6, 6, 7, 12)}},
     relaxed_defaults={"speech": {"draft_kind": "tree", "nodes": 24}},
-    small={"taps": ("layer.0", "layer.1", "last"), "vocabulary": (2, 0)},
-    trials=(
+    test_head_options={"taps": ("layer.0", "layer.1", "last"), "vocabulary": (2, 0)},
+    test_options=(
         {"nodes": 3, "width": 2, "depth": 2},
         {"draft_kind": "tree", "tree": (-1, -1, 0)},
         {"draft_kind": "chain", "length": 3},
@@ -138,12 +137,12 @@ BLOCKWISE = Method(
     make=Learned,
     draft_head=BlockwiseHeads,
     systems=("Blockwise decoding",),
-    summary="residual heads on the target's last state, a chain; verifying and predicting are one pass",
+    summary="drafts a chain with residual heads on the target's last state",
     paper="Blockwise Parallel Decoding for Deep Autoregressive Models (arXiv 1811.03115)",
     topology=("chain", "tree"),
     inputs={"draft_head": Input.DRAFT_HEAD},
-    small={"heads": 2, "hidden": 4},
-    trials=({"length": 2},),
+    test_head_options={"heads": 2, "hidden": 4},
+    test_options=({"length": 2},),
 )
 
 AMPHISTA = Method(
@@ -151,12 +150,12 @@ AMPHISTA = Method(
     make=Learned,
     draft_head=AmphistaHeads,
     systems=("Amphista",),
-    summary="heads that look at one another both ways, behind two layers that adapt the target's states",
+    summary="drafts with heads that attend to each other, after two layers that adapt the target's states",
     paper="Amphista: Bi-directional Multi-head Decoding for Accelerating LLM Inference (arXiv 2406.13170)",
     topology=("tree", "chain"),
     inputs={"draft_head": Input.DRAFT_HEAD},
-    small={"heads": 2},
-    trials=({"tree": (-1, -1, 0)}, {"draft_kind": "chain", "length": 2}),
+    test_head_options={"heads": 2},
+    test_options=({"tree": (-1, -1, 0)}, {"draft_kind": "chain", "length": 2}),
 )
 
 DFLASH = Method(
@@ -164,12 +163,12 @@ DFLASH = Method(
     make=Learned,
     draft_head=DFlashBlock,
     systems=("DFlash",),
-    summary="a block of masks filled in at once by layers that read the target's tapped states",
+    summary="fills a block of mask tokens at once with layers that read the target's states",
     paper="DFlash: Block Diffusion for Flash Speculative Decoding (arXiv 2602.06036)",
     topology=("tree", "chain"),
     inputs={"draft_head": Input.DRAFT_HEAD},
-    small={"block": 2, "layers": 2, "taps": ("layer.0", "last"), "vocabulary": (2, 0)},
-    trials=({"nodes": 3, "depth": 2}, {"draft_kind": "chain", "length": 2}),
+    test_head_options={"block": 2, "layers": 2, "taps": ("layer.0", "last"), "vocabulary": (2, 0)},
+    test_options=({"nodes": 3, "depth": 2}, {"draft_kind": "chain", "length": 2}),
 )
 
 DSPARK = Method(
@@ -177,12 +176,12 @@ DSPARK = Method(
     make=Learned,
     draft_head=DSparkBlock,
     systems=("DSpark",),
-    summary="DFlash's block, corrected from left to right by the token before; can stop where it is unsure",
+    summary="corrects DFlash's block left to right by the previous token; can stop at low confidence",
     paper="DSpark (arXiv 2607.05147)",
     topology=("tree", "chain"),
     inputs={"draft_head": Input.DRAFT_HEAD},
-    small={"block": 2, "rank": 2, "taps": ("layer.0", "last")},
-    trials=({"nodes": 3, "width": 2, "depth": 2}, {"draft_kind": "chain", "length": 2, "policy": "confident"}),
+    test_head_options={"block": 2, "rank": 2, "taps": ("layer.0", "last")},
+    test_options=({"nodes": 3, "width": 2, "depth": 2}, {"draft_kind": "chain", "length": 2, "policy": "confident"}),
 )
 
 SPECDEC = Method(
@@ -190,13 +189,13 @@ SPECDEC = Method(
     make=Learned,
     draft_head=SpecDecBlock,
     systems=("SpecDec",),
-    summary="an independent drafter: deep encoder, shallow decoder, one query a place, all filled in at once",
+    summary="fills all draft positions at once with an independent encoder-decoder model",
     paper="Speculative Decoding: Exploiting Speculative Execution for Accelerating Seq2seq Generation "
     "(arXiv 2203.16487)",
     topology=("chain", "tree"),
     inputs={"draft_head": Input.DRAFT_HEAD},
-    small={"block": 2, "encoder": 1},
-    trials=({"length": 2},),
+    test_head_options={"block": 2, "encoder": 1},
+    test_options=({"length": 2},),
 )
 
 FALCON = Method(
@@ -204,13 +203,13 @@ FALCON = Method(
     make=Learned,
     draft_head=FalconHead,
     systems=("Falcon",),
-    summary="several states foreseen in one pass, the next pass going on from what was drafted; a static tree",
+    summary="predicts several states per pass of one draft layer; drafts a static tree",
     paper="Falcon: Faster and Parallel Inference of Large Language Models through Enhanced Semi-Autoregressive "
     "Drafting and Custom-Designed Decoding Tree (arXiv 2412.12639)",
     topology=("tree", "chain"),
     inputs={"draft_head": Input.DRAFT_HEAD},
-    small={"block": 2, "anchors": 4},
-    trials=(
+    test_head_options={"block": 2, "anchors": 4},
+    test_options=(
         {"tree": (-1, -1, 0)},
         {"draft_kind": "dynamic", "nodes": 3, "width": 2, "depth": 3},
         {"draft_kind": "chain", "length": 3},
@@ -223,14 +222,14 @@ PASS = Method(
     make=PaSS,
     draft_head=LookaheadEmbeddings,
     systems=("PaSS",),
-    summary="the target itself guesses behind learned inputs, in the pass that verifies its last guesses",
+    summary="drafts with the target itself on learned embeddings, in the pass that verifies the last draft",
     paper="PaSS: Parallel Speculative Sampling (arXiv 2311.13581)",
     topology=("chain", "tree"),
     capabilities=(Capability.STANDALONE, Capability.WEIGHT_FREE),
     modalities=("text",),
     inputs={"draft_head": Input.DRAFT_HEAD},
-    small={"embeddings": 2, "anchors": 4},
-    trials=({}, {"tree": (-1, -1, 0)}, {"separate_passes": True}),
+    test_head_options={"embeddings": 2, "anchors": 4},
+    test_options=({}, {"tree": (-1, -1, 0)}, {"separate_passes": True}),
 )
 
 LAYER_SKIP = Method(
@@ -238,12 +237,12 @@ LAYER_SKIP = Method(
     make=Learned,
     draft_head=ExitHead,
     systems=("LayerSkip",),
-    summary="the target's first layers and a trained exit draft; verifying goes on from their states",
+    summary="drafts with the target's first layers and a trained exit; verification reuses their states",
     paper="LayerSkip: Enabling Early Exit Inference and Self-Speculative Decoding (arXiv 2404.16710)",
     topology=("chain", "tree"),
     inputs={"draft_head": Input.DRAFT_HEAD},
-    small={"exit": 1, "hidden": 4},
-    trials=({"length": 2}, {"draft_kind": "tree", "tree": (-1, -1, 0)}),
+    test_head_options={"exit": 1, "hidden": 4},
+    test_options=({"length": 2}, {"draft_kind": "tree", "tree": (-1, -1, 0)}),
 )
 
 KANGAROO = Method(
@@ -251,12 +250,12 @@ KANGAROO = Method(
     make=Learned,
     draft_head=KangarooHead,
     systems=("Kangaroo",),
-    summary="the target's first layers and a trained adapter of one attention draft until unsure",
+    summary="drafts with the target's first layers and a trained adapter while its confidence is high",
     paper="Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting (arXiv 2404.18911)",
     topology=("chain", "tree"),
     inputs={"draft_head": Input.DRAFT_HEAD},
-    small={"exit": 1},
-    trials=({"length": 2, "policy": "confidence"}, {"draft_kind": "dynamic", "nodes": 3, "width": 2, "depth": 2}),
+    test_head_options={"exit": 1},
+    test_options=({"length": 2, "policy": "confidence"}, {"draft_kind": "dynamic", "nodes": 3, "width": 2, "depth": 2}),
 )
 
 MTP = Method(
@@ -264,12 +263,12 @@ MTP = Method(
     make=Learned,
     draft_head=MtpModules,
     systems=("MTP (DeepSeek)", "FastMTP"),
-    summary="modules one after another, each on the state before it and the next token; or one, used again",
+    summary="predicts tokens with a sequence of modules, or one reused, from the previous state and token",
     paper="DeepSeek-V3 Technical Report (arXiv 2412.19437)",
     topology=("chain", "tree"),
     inputs={"draft_head": Input.DRAFT_HEAD},
-    small={"modules": 2},
-    trials=({"length": 3}, {"draft_kind": "dynamic", "nodes": 3, "width": 2, "depth": 3}),
+    test_head_options={"modules": 2},
+    test_options=({"length": 3}, {"draft_kind": "dynamic", "nodes": 3, "width": 2, "depth": 3}),
 )
 
 CTC = Method(
@@ -277,12 +276,12 @@ CTC = Method(
     make=Learned,
     draft_head=CtcFrames,
     systems=("CTC drafting",),
-    summary="frames with blanks and repeats for the next tokens at once, collapsed before they are verified",
+    summary="predicts the next tokens at once as CTC frames, and removes blanks and repeats before verification",
     paper="Speculative Decoding with CTC-based Draft Model for LLM Inference Acceleration (arXiv 2412.00061)",
     topology=("tree", "chain"),
     inputs={"draft_head": Input.DRAFT_HEAD},
-    small={"frames": 3, "length": 2},
-    trials=({"nodes": 4, "depth": 2},),
+    test_head_options={"frames": 3, "length": 2},
+    test_options=({"nodes": 4, "depth": 2},),
 )
 
 ROWS = (

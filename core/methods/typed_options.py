@@ -1,7 +1,7 @@
-"""Options of drafters that mypy and editors check: `Eagle3Options(nodes=15)` is the dictionary {"nodes": 15}.
+"""Typed options of drafters, for mypy and editors: `Eagle3Options(nodes=15)` is the dictionary {"nodes": 15}.
 
-Each has the keyword arguments of the class or function that makes the drafter, which is the one place where names,
-types and defaults stand. Combinations of drafters take dictionaries, since their options depend on their members.
+Names, types and defaults are those of the class or function that makes the drafter. Combined drafters take
+dictionaries, because their options depend on their members.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def _typed(make: Callable[Concatenate[Any, P], object]) -> Callable[P, dict[str,
 @overload
 def _typed(make: Callable[P, object]) -> Callable[P, dict[str, Any]]: ...
 def _typed(make: Callable[..., object]) -> Callable[..., dict[str, Any]]:
-    """A function that returns its keyword arguments, with the optional ones of `make`. The required argument, such as a
-    draft model or a trained head, comes from the model that decodes."""
+    """A function that takes the optional keyword arguments of `make` and returns them as a dictionary. Required ones,
+    such as a draft model or a trained head, come from the model that decodes."""
     parameters = inspect.signature(make).parameters.values()
     signature = inspect.Signature([each for each in parameters if each.kind is each.KEYWORD_ONLY])
 

@@ -220,7 +220,7 @@ def random_draft_head(method: Method, target: Any, seed: int = 0, **config: Any)
         target = Decoder.random(small, seed, dtype=target.dtype, device=target.device, gain=1.0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        draft_head = method.draft_head(target, **{**method.small, **config})
+        draft_head = method.draft_head(target, **{**method.test_head_options, **config})
         with torch.no_grad():  # weights that are initialised to 0 take part too
             for weight in draft_head.parameters():
                 weight.add_(torch.randn(weight.shape) * 0.3)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.core.methods import DRAFTERS, RULES, Input
 from outrider.core.methods.listing import Listing
-from outrider.core.methods.resolve import Catalogue, Provider, Resolved, takes, unless_given
+from outrider.core.methods.resolve import Catalogue, Provider, Resolved, supported, unless_given
 from outrider.core.methods.row import Method
 from outrider.core.protocol import Drafter, Rule, Target
 from outrider.image import recipes
@@ -27,7 +27,7 @@ def drafters(trained: bool = True) -> list[str]:
     return [
         name
         for name, method in DRAFTERS.items()
-        if takes(method, "image", _INPUTS)
+        if supported(method, "image", _INPUTS)
         and not method.self_drafting
         and (method.draft_head is None or (trained and method.draft_head in kinds))
     ]
@@ -56,7 +56,7 @@ def listed_rules() -> Listing:
 
 def rules() -> list[str]:
     """The rules that work on images."""
-    return [name for name, method in RULES.items() if takes(method, "image", ())]
+    return [name for name, method in RULES.items() if supported(method, "image", ())]
 
 
 def resolve_drafter(

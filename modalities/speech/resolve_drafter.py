@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from outrider.core.errors import unknown
 from outrider.core.methods import DRAFTERS, RULES, Input
 from outrider.core.methods.listing import Listing
-from outrider.core.methods.resolve import Catalogue, Provider, Request, Resolved, takes, unless_given
+from outrider.core.methods.resolve import Catalogue, Provider, Request, Resolved, supported, unless_given
 from outrider.core.methods.row import Method
 from outrider.core.protocol import Drafter, Rule, Target
 from outrider.speech import recipes
@@ -39,7 +39,7 @@ def drafters(published: bool = False) -> list[str]:
     return [
         name
         for name, method in DRAFTERS.items()
-        if takes(method, "speech", _INPUTS)
+        if supported(method, "speech", _INPUTS)
         and not (published and method.self_drafting)
         and (method.draft_head is None or (name in trained and not published))
     ]
@@ -72,7 +72,7 @@ def listed_rules() -> Listing:
 
 def rules() -> list[str]:
     """The rules that work on speech."""
-    return [name for name, method in RULES.items() if takes(method, "speech", ())]
+    return [name for name, method in RULES.items() if supported(method, "speech", ())]
 
 
 def resolve_drafter(

@@ -50,7 +50,7 @@ def maker(
     if "draft_head" in method.needs:
         draft_head = random_draft_head(method, target(dtype, config=config), vocabulary=0)
         return lambda: method.make(draft_head)
-    return lambda: trial_drafter(method, method.trials[0], lambda: target(dtype, damped=True, config=config))
+    return lambda: trial_drafter(method, method.test_options[0], lambda: target(dtype, damped=True, config=config))
 
 
 def stop(number: int, tokens: Sequence[int]) -> int | None:

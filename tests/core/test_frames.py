@@ -175,7 +175,7 @@ def wide(name: str, options: Mapping[str, Any]) -> bool:
 def settings() -> list[Any]:
     found = []
     for name in TRIED:
-        for number, options in enumerate(DRAFTERS[name].trials):
+        for number, options in enumerate(DRAFTERS[name].test_options):
             for books, independent in ((2, False), (2, True), (3, False)):
                 if (books == 3 or independent) and wide(name, options):
                     continue
@@ -296,7 +296,7 @@ def test_the_same_seed_says_the_same(name: str, books: int) -> None:
     method = DRAFTERS[name]
     plain = run(None, books, [3, 4])
     assert all(token // CODES == place % books for row in plain for place, token in enumerate(row))
-    drafter = trial_drafter(method, method.trials[0], partial(target, books, blur=0.3))
+    drafter = trial_drafter(method, method.test_options[0], partial(target, books, blur=0.3))
     assert run(drafter, books, [3, 4]) == plain
 
 

@@ -35,7 +35,7 @@ def test_its_repr_has_a_line_for_each_and_an_entry_s_all_there_is_to_know() -> N
     assert next(line for line in lines if line.startswith("eagle3 ")).split("  ")[-1] == "missing: a head"
     shown = repr(found["sequoia"])
     assert DRAFTERS["sequoia"].summary in shown and "model: a smaller model" in shown and "ready" in shown
-    assert "takes chain" in repr(Listing(RULES.values())["block"])
+    assert "verifies chain" in repr(Listing(RULES.values())["block"])
 
 
 @pytest.mark.parametrize(

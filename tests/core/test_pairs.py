@@ -18,7 +18,7 @@ PROMPTS = [[1, 2, 3, 1, 2, 3, 4, 1, 2], [5, 6, 5, 6, 5]]
 
 def accepted(drafter: Method, rule: Method, temperature: float) -> bool:
     """Does it decode with the usual options?"""
-    required = {name: value for name, value in drafter.trials[0].items() if name in (*drafter.needs, "tap")}
+    required = {name: value for name, value in drafter.test_options[0].items() if name in (*drafter.needs, "tap")}
     made = trial_drafter(drafter, required, lambda: Decoder.random(CONFIG, 1))
     steps = decode(
         Decoder.random(CONFIG, 1),
@@ -38,14 +38,14 @@ def accepted(drafter: Method, rule: Method, temperature: float) -> bool:
 def test_rules_for_sampled_chains_take_the_drafters_that_sample_them(drafter: Method) -> None:
     for rule in RULES.values():
         if rule.samples_chain:
-            assert all(accepted(drafter, rule, temperature) for temperature in (1.0, 0.0)) == rule.judges(drafter)
+            assert all(accepted(drafter, rule, temperature) for temperature in (1.0, 0.0)) == rule.can_verify(drafter)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [rule for rule in RULES.values() if not rule.samples_chain], ids=str)
 def test_every_other_rule_takes_every_drafter(rule: Method) -> None:
     for drafter in DRAFTERS.values():
-        assert rule.judges(drafter) and accepted(drafter, rule, 1.0), drafter.name
+        assert rule.can_verify(drafter) and accepted(drafter, rule, 1.0), drafter.name
 
 
 def test_some_rule_is_for_sampled_chains() -> None:

@@ -23,7 +23,7 @@ DECLARED = (Path(protocol.__file__), Path(draft_head.__file__))
 
 @pytest.mark.parametrize("method", DRAFTERS.values(), ids=str)
 def test_a_row_declares_what_its_drafter_can_do(method: Method) -> None:
-    required = {name: value for name, value in method.trials[0].items() if name in method.needs}
+    required = {name: value for name, value in method.test_options[0].items() if name in method.needs}
     drafter = trial_drafter(method, required, lambda: Decoder.random(CONFIG, 1))
     assert isinstance(drafter, protocol.Drafter)
     assert set(method.capabilities) == capabilities(drafter)
@@ -41,7 +41,7 @@ def test_rules_implement_the_protocol(method: Method) -> None:
 @pytest.mark.parametrize("method", [*DRAFTERS.values(), *RULES.values()], ids=str)
 def test_needs_are_arguments_without_a_default_elsewhere(method: Method) -> None:
     assert set(method.needs).isdisjoint(method.options)
-    assert set(method.needs) <= set(method.kinds)
+    assert set(method.needs) <= set(method.option_types)
 
 
 def members() -> set[str]:

@@ -106,4 +106,4 @@ def test_options_of_methods_are_type_checked() -> None:
 
 def test_every_option_of_a_method_has_a_type() -> None:
     for method in (*DRAFTERS.values(), *RULES.values()):
-        assert method.options.keys() <= method.kinds.keys(), method.name
+        assert method.options.keys() <= method.option_types.keys(), method.name

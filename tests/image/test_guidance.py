@@ -61,7 +61,7 @@ def settings() -> list[Any]:
     parameters = []
     for name in (*KINDS, "suffix", "token-recycling", "dynamic-tree"):
         method = DRAFTERS[name]
-        parameters += [pytest.param(method, options, id=f"{name}{i}") for i, options in enumerate(method.trials)]
+        parameters += [pytest.param(method, options, id=f"{name}{i}") for i, options in enumerate(method.test_options)]
     return parameters
 
 

@@ -62,7 +62,7 @@ def test_every_option_that_limits_draft_tokens_exists() -> None:
     limited = set()
     for name, method in DRAFTERS.items():
         with suppress(InvalidOption):
-            options = method.limited({}, 3)
+            options = method.with_draft_tokens({}, 3)
             assert set(options) <= set(method.options) and set(options.values()) == {3}
             limited.add(name)
     assert len(limited) > 35 and not limited & {"sampled-tree", "lookahead", "adaptive", "guarded"}

@@ -200,7 +200,7 @@ class ModelSpec:
 
 def compatible(drafter: str, rule: str) -> bool:
     """Whether the rule can verify the drafter's drafts; true for plain decoding and a server's drafter."""
-    return drafter not in METHODS or RULES[rule].judges(METHODS[drafter])
+    return drafter not in METHODS or RULES[rule].can_verify(METHODS[drafter])
 
 
 def selectable_drafters(backend: Backend) -> list[str]:
@@ -250,7 +250,7 @@ def knobs(name: str, table: Mapping[str, Method], defaults: Modality | None = No
         bounds = method.ranges.get(option, _RANGES.get(option))
         if bounds is None or isinstance(value, bool) or not isinstance(value, int | float):
             continue
-        anchor = (method.anchor or {}).get(option)
+        anchor = (method.exact_at or {}).get(option)
         exact = float(anchor) if anchor is not None and math.isfinite(anchor) else None
         result.append(Knob(option, *bounds, min(max(value, bounds[0]), bounds[1]), exact))
     return result[:_MAX_KNOBS]

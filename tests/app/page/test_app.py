@@ -218,7 +218,7 @@ def test_sliders_of_relaxed_rules_name_the_exact_setting(name: str) -> None:
     sliders = knobs(name, RULES)
     assert sliders, "a relaxed rule has a slider"
     for knob in sliders:
-        anchor = (RULES[name].anchor or {}).get(knob.name)
+        anchor = (RULES[name].exact_at or {}).get(knob.name)
         if anchor is not None and anchor != float("inf"):
             assert knob.exact == anchor and knob.low <= anchor <= knob.high and f"exact at {anchor:g}" in knob.label
         assert knob.low <= knob.value <= knob.high

@@ -187,7 +187,7 @@ def traces(model: Decoder, name: str, rule: str, sampling: Sampling, limit: int 
 
     result: list[Any] = []
     for seed in (1, 2):
-        drafter = trial_drafter(DRAFTERS[name], DRAFTERS[name].trials[0], small)
+        drafter = trial_drafter(DRAFTERS[name], DRAFTERS[name].test_options[0], small)
         for step in decode(
             model, drafter, make_rule(rule), PROMPTS, sampling=sampling, max_new_tokens=limit, seed=seed
         ):
@@ -269,7 +269,7 @@ def test_captured_rounds_emit_the_same_tokens_and_synchronise_once(name: str, sa
     graphs = captured.network.graphs
     assert graphs is not None and graphs.rules.captured > 0 and graphs.rules.record is not None
     small = Decoder(random_network(CONFIG, 3, dtype=torch.float64, device="cuda"))
-    drafter = trial_drafter(DRAFTERS[name], DRAFTERS[name].trials[0], lambda: small)
+    drafter = trial_drafter(DRAFTERS[name], DRAFTERS[name].test_options[0], lambda: small)
     steps = decode(captured, drafter, make_rule("exact"), PROMPTS, sampling=sampling, max_new_tokens=120)
     while next(steps).index < 40:  # until all shapes are captured
         pass

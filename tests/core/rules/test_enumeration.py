@@ -87,7 +87,7 @@ RELAXED = [rule for rule in RULES.values() if not rule.lossless]
 COMBINATIONS = [
     pytest.param(method, options, rule, id=f"{method.name}{i}-{rule.name}")
     for method in DRAFTERS.values()
-    for i, options in enumerate(method.trials)
+    for i, options in enumerate(method.test_options)
     for rule in EXACT
     if fits(method, options, rule)
 ]
@@ -105,7 +105,7 @@ def settings() -> list[Any]:
     for one in COMBINATIONS:
         method, options, rule = one.values
         for sampling in SAMPLINGS:
-            kind, usual, first = method.name in KINDS, rule.name == "exact", options is method.trials[0]
+            kind, usual, first = method.name in KINDS, rule.name == "exact", options is method.test_options[0]
             quick = (
                 first
                 and (kind or usual)
@@ -131,9 +131,9 @@ def test_exact_rules_keep_the_law(
 @pytest.mark.parametrize("name", slowly(KINDS, ("draft-model", "top-k-tree")))
 def test_relaxed_rules_are_exact_at_their_anchor(name: str, rule: Method, measured: Any) -> None:
     method = DRAFTERS[name]
-    anchored = rule.make(**(rule.anchor or {}))
-    assert rule.anchor is not None and anchored.lossless and not rule.make().lossless
-    found = distance(partial(trial_drafter, method, method.trials[0], model), anchored, Sampling())
+    anchored = rule.make(**(rule.exact_at or {}))
+    assert rule.exact_at is not None and anchored.lossless and not rule.make().lossless
+    found = distance(partial(trial_drafter, method, method.test_options[0], model), anchored, Sampling())
     measured("enumeration: total variation from the target, relaxed rules at their anchor", name=rule.name, value=found)
     assert found < 1e-12
 
@@ -331,7 +331,7 @@ PRICED: dict[str, Callable[[], Drafter]] = {
 BENT = [
     pytest.param(rule.make(**options), id=f"{rule.name}{i}")
     for rule in RELAXED
-    for i, options in enumerate(rule.trials)
+    for i, options in enumerate(rule.test_options)
 ]
 
 

@@ -103,7 +103,7 @@ def settings() -> list[Any]:
     renew a window."""
     cases = []
     for name in KINDS:
-        for number, options in enumerate(DRAFTERS[name].trials):
+        for number, options in enumerate(DRAFTERS[name].test_options):
             for rule in RULES.values():
                 if not rule.lossless or (rule.name == "block" and name != "draft-model"):
                     continue

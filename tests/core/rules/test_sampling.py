@@ -56,14 +56,14 @@ def meets(method: Method, number: int, rule: Method) -> bool:
     meets every setting of those, and one of every other drafter: one that draws, if there is one."""
     if rule.name != "exact":
         return method.name in SHAPES and not number and (rule.name != "block" or method.name == "draft-model")
-    draws = [place for place, one in enumerate(method.trials) if one.get("draft_kind") in ("chain", "sampled")]
+    draws = [place for place, one in enumerate(method.test_options) if one.get("draft_kind") in ("chain", "sampled")]
     return method.name in SHAPES or number == (draws or [0])[-1]
 
 
 COMBINATIONS = [
     pytest.param(method, options, rule, id=f"{method.name}{i}-{rule.name}")
     for method in DRAFTERS.values()
-    for i, options in enumerate(method.trials)
+    for i, options in enumerate(method.test_options)
     for rule in RULES.values()
     if rule.lossless and meets(method, i, rule)
 ]
@@ -116,6 +116,6 @@ def test_seeded_faults_are_caught(name: str, measured: Any) -> None:
     [pytest.param(rule, id=rule.name) for rule in RULES.values() if not rule.lossless],
 )
 def test_relaxed_rules_are_caught(rule: Method, measured: Any) -> None:
-    found = z_score(chain, rule.make(**rule.trials[0]), Sampling())
+    found = z_score(chain, rule.make(**rule.test_options[0]), Sampling())
     measured(f"{DRAWS:,} draws: z of relaxed rules, which must be caught", name=rule.name, value=found)
     assert found > 10

@@ -40,7 +40,7 @@ def test_the_page_accepts_the_pairs_that_the_core_accepts(modality: str) -> None
     backend, pairs = make(), 0
     for drafter in (PLAIN, *listing.ready):
         for rule in backend.rules():
-            good = drafter == PLAIN or RULES[rule].judges(METHODS[drafter])
+            good = drafter == PLAIN or RULES[rule].can_verify(METHODS[drafter])
             settings = {"prompt": "a word", "drafter": drafter, "rule": rule}
             assert (rule in rules_for(backend, drafter)) == good
             if good:

@@ -41,7 +41,7 @@ def target(dtype: torch.dtype = torch.float64) -> Decoder:
 def draft_head(method: Method, model: Decoder, **config: Any) -> Any:
     assert method.draft_head is not None
     torch.manual_seed(1)
-    return method.draft_head(model, **{**method.small, **config}).to(model.network.dtype)
+    return method.draft_head(model, **{**method.test_head_options, **config}).to(model.network.dtype)
 
 
 def drafted(runner: HeadRunner, model: Decoder, tokens: list[int], depth: int) -> Tensor:
@@ -257,7 +257,7 @@ class Weighed(Decoder):
 @pytest.mark.parametrize("name", ["dynamic-tree", "specexec"])
 def test_a_rewound_model_does_not_read_everything_again(name: str) -> None:
     model = Weighed(target().network)
-    drafter = DRAFTERS[name].make(model=model, **DRAFTERS[name].trials[0])
+    drafter = DRAFTERS[name].make(model=model, **DRAFTERS[name].test_options[0])
     prompts = [[1, 2, 3], [4, 5]]
     for _ in decode(target(), drafter, Exact(), prompts, sampling=GREEDY, max_new_tokens=60, seed=0):
         pass
