@@ -1,1 +1,1 @@
-"""What people meet: the command line and what it needs to set itself up. Knows nothing of how methods work."""
+"""What people meet: the command line and what it needs to set itself up. Independent of how methods work."""

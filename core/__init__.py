@@ -1,4 +1,4 @@
-"""One draft/verify core for every modality: it knows token ids and distributions, never what a token means."""
+"""One draft/verify core for every modality: it works on token ids and distributions, whatever a token means."""
 
 import sys
 

@@ -3,7 +3,7 @@
 Rows share a rectangular cache, each with its own positions. A finished row becomes an empty row, which the next request
 fills; if no request is waiting, empty rows are removed once they are half of all. Requests are served in order of
 arrival; one that does not fit yet may be overtaken a limited number of times. A long prompt is read one chunk per
-round, which bounds the delay of the other rows. Knows the protocol; nothing about what a token means.
+round, which bounds the delay of the other rows. Independent of what a token means.
 
 Batch Speculative Decoding Done Right (arXiv 2510.22876) pads rows again in every round or groups rows of one length;
 here nothing is realigned.

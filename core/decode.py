@@ -1,7 +1,7 @@
 """The decoding loop: propose, score, decide, cut, keep, observe. A generator of Steps, for batches of ragged rows.
 
-Plain decoding is the same loop with an empty draft. Knows nothing about how drafts are made, how a rule decides or what
-a token means. On CUDA the host synchronises with the device once per round, when the verdict is fetched.
+Plain decoding is the same loop with an empty draft. Independent of how drafts are made, how a rule decides and what a
+token means. On CUDA the host synchronises with the device once per round, when the verdict is fetched.
 """
 
 from __future__ import annotations

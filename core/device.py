@@ -1,7 +1,7 @@
 """Copies between host and device without needless synchronisation, and the memory use of this process.
 
-On CUDA, creating a tensor from Python numbers synchronises with the stream; `upload` does not. Knows nothing about
-drafts or distributions.
+On CUDA, creating a tensor from Python numbers synchronises with the stream; `upload` does not. Independent of drafts
+and distributions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The only place where logits become distributions: penalties, processors, temperature, top-k, top-p, min-p.
 
 A distribution is dense (over the whole vocabulary) or has a support: top-k leaves k tokens and temperature 0 leaves
-one, so greedy decoding is the same code with distributions of width 1. Knows nothing of drafts, targets or rules."""
+one, so greedy decoding is the same code with distributions of width 1. Independent of drafts, targets and rules."""
 
 from __future__ import annotations
 

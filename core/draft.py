@@ -1,7 +1,7 @@
 """A draft, one tree of guessed tokens per row with the distributions of the drawn ones; and a rule's verdict on it.
 
-A chain is a tree, a window of parallel guesses is a chain, and an empty draft is a tree without nodes. Knows shapes,
-token ids and distributions; nothing about drafters or rules.
+A chain is a tree, a window of parallel guesses is a chain, and an empty draft is a tree without nodes. Independent of
+drafters and rules.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The protocol of the loop: what a target, a drafter and an acceptance rule must provide, and the data they exchange.
 
-Optional abilities are separate Protocols, checked with `isinstance`; `capabilities` lists those of a drafter. Knows
-drafts and distributions; nothing about what a token means. Over 400 lines, since the contract belongs together.
+Optional abilities are separate Protocols, checked with `isinstance`; `capabilities` lists those of a drafter.
+Independent of what a token means. Over 400 lines, since the contract belongs together.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Records steps: fetches draft and verdict to the host in one transfer, and optional extras.
 
-Knows drafts, verdicts and scores; nothing about the loop.
+Independent of the loop.
 """
 
 from __future__ import annotations

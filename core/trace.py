@@ -1,7 +1,7 @@
 """Steps as data, and the definition of every metric, on committed tokens only.
 
 The app, the notebooks and the benchmarks all read traces. A trace written to JSON reads back the same, and any other
-file raises TraceError. Knows numbers and token ids; nothing about tensors.
+file raises TraceError. Independent of tensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tree of a draft's nodes; static shapes are cached. Knows node numbers, nothing of tokens."""
+"""The tree of a draft's nodes; static shapes are cached. Independent of tokens."""
 
 from __future__ import annotations
 

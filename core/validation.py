@@ -1,6 +1,6 @@
 """Validates arguments before anything runs: options by name and type, seeds, strings and batches of strings.
 
-Shared by the modalities' options. Knows nothing about what is generated.
+Shared by the modalities' options. Independent of what is generated.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A frame of K codebooks is K tokens in the order of depth, each codebook with its own range of ids, so that drafters and
 rules need not know about codebooks; a raster's rows can end in a marker. Ids outside the range have probability 0.
-Knows ids and positions, not their meaning.
+Works on ids and positions, independent of their meaning.
 """
 
 from __future__ import annotations

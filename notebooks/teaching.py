@@ -1,7 +1,7 @@
 """Helpers of the notebooks: the small mode, computed sentences, and the app's drawings as SVG pictures.
 
 Code-hosting sites remove styles from HTML, so every drawing is displayed as an SVG, and a slider also stores the
-picture for its initial values. Knows nothing about models.
+picture for its initial values. Independent of models.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Plots of `bench text`: speed, tokens per target pass, acceptance by position, predicted against measured speed.
-
-Knows the JSON of the benchmarks. matplotlib belongs to an extra and is imported when something is drawn.
+matplotlib belongs to an extra and is imported when something is drawn.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Benchmark results as tables for a terminal. Knows the JSON of the benchmarks; nothing of models."""
+"""Benchmark results as tables for a terminal. Loads no models."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`outrider doctor --speed`: memory bandwidth, arithmetic throughput and the overhead of the decoding loop.
 
-Calls the measuring functions of the core and prints their results; knows nothing of models.
+Calls the measuring functions of the core and prints their results; loads no models.
 """
 
 from __future__ import annotations

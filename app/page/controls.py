@@ -1,7 +1,6 @@
 """Gradio helpers that the tabs share: components for knobs and choices, settings of events, and the visitor's id.
 
-Tabs have a fixed number of components, which are updated or hidden when another method is chosen. Knows nothing of
-runs.
+Tabs have a fixed number of components, which are updated or hidden when another method is chosen. Independent of runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Recordings: a trace with what is needed to show it without a model: the texts of tokens, the picture, the sound.
 
 A recording is a JSON file; bare traces, as the command line writes them, can be read too. Every field of a file is
-validated, so that a hostile file is refused. Knows traces; nothing of models or pages.
+validated, so that a hostile file is refused. Independent of models and pages.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Recordings as HTML: the output, one step, the headline figures, the charts, and a race against plain decoding.
 
-Combines the drawings of `viz` by modality. Knows no models.
+Combines the drawings of `viz` by modality. Independent of models.
 """
 
 from __future__ import annotations

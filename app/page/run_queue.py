@@ -1,6 +1,6 @@
 """Runs all model work on one thread, and lets a visitor cancel a waiting or running job.
 
-Knows visitors by their session ids; nothing of what runs.
+Visitors are session ids; independent of what runs.
 """
 
 from __future__ import annotations

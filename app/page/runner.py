@@ -1,6 +1,6 @@
 """Follows a run step by step, and formats the status line of a tab: waiting, running, failed.
 
-Knows backends; nothing of Gradio.
+Independent of Gradio.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Admits requests that a browser makes for the page itself, and those of programs on this machine.
 
 A page on loopback is within reach of every site that its user visits: by a name that is made to point to 127.0.0.1, or
-by requests across origins. Knows HTTP headers; nothing of the page."""
+by requests across origins. Independent of the page."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The view of a recording: output, steps, charts and race. Used for runs and for traces from files.
 
-Puts the HTML of `render` into Gradio components. Knows recordings, nothing of models.
+Puts the HTML of `render` into Gradio components. Independent of models.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks of visitors' input on the server, since a program can send values that the page's components do not allow.
 
-Knows plain values; nothing of models or pages.
+Independent of models and pages.
 """
 
 from __future__ import annotations

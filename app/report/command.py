@@ -1,8 +1,7 @@
 """`outrider report`: runs the benchmark commands of a modality and writes a page with their results.
 
 The JSON of each command is kept beside the page, so that a section can be measured again by itself. Drafters without
-weights are left out, and the page names the recipe that trains them. Knows command lines and files; imports nothing
-heavy.
+weights are left out, and the page names the recipe that trains them. Imports nothing heavy.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Plots of the summary report: tokens per target pass and speedup of every method, one panel for each modality.
-
-Knows the JSON of the benchmarks. Draws nothing if matplotlib, which belongs to an extra, is not installed.
+"""Plots of the summary report: tokens per target pass and speedup of every method, one panel for each modality. Draws
+nothing if matplotlib, which belongs to an extra, is not installed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The Markdown table of every method: the published systems it implements, and the modalities it runs on.
 
-`outrider methods --markdown` prints it, and the README contains it. Knows the method tables and the bundled weights.
+`outrider methods --markdown` prints it, and the README contains it.
 """
 
 from __future__ import annotations

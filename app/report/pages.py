@@ -1,7 +1,7 @@
 """The pages of `outrider report`: one for each modality, and a summary of all, from the JSON of their benchmarks.
 
 Every figure stands under the command that measured it, and sections without results name the command that measures
-them. Knows the JSON schema of the benchmarks; runs nothing.
+them. Runs nothing.
 """
 
 from __future__ import annotations

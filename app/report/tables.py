@@ -1,6 +1,6 @@
 """The Markdown tables of `outrider report` for every modality, from the JSON of its benchmarks.
 
-Knows the JSON schema of the benchmarks; nothing of the pages that hold the tables.
+Independent of the pages around the tables.
 """
 
 from __future__ import annotations

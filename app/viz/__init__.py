@@ -1,1 +1,1 @@
-"""Drawings of traces: SVG charts, token markup, image grids, waveforms, terminal output. Knows no model."""
+"""Drawings of traces: SVG charts, token markup, image grids, waveforms, terminal output. Independent of models."""

@@ -1,6 +1,6 @@
 """Charts of a trace (acceptance, tokens per target pass, speed, time), of several methods, and of theory.
 
-Pure functions of steps, summaries and points, for the page and for notebooks. Knows nothing of the texts of tokens.
+Pure functions of steps, summaries and points, for the page and for notebooks. Independent of the texts of tokens.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A picture and grids of its codes: by round, acceptance probability, entropy and source.
 
-Pure functions of steps, for the page and for notebooks. Pictures are given as data; knows nothing of models.
+Pure functions of steps, for the page and for notebooks. Images are given as data; independent of models.
 """
 
 from __future__ import annotations

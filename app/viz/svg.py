@@ -1,7 +1,7 @@
 """Small drawings as SVG text: shapes, plots with axes, bars; and the escaping of text for HTML.
 
 Lines and letters use the colour of the surrounding text, so that drawings work on light and dark backgrounds. They
-contain no scripts and load nothing. Knows nothing of traces.
+contain no scripts and load nothing. Independent of traces.
 """
 
 from __future__ import annotations

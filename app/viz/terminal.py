@@ -1,6 +1,6 @@
 """Steps, drafts and summaries in a terminal of any width, with or without colour.
 
-The text of a token is given by the caller. Knows traces; nothing of models.
+The text of a token is given by the caller. Independent of models.
 """
 
 from __future__ import annotations

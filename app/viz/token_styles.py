@@ -1,7 +1,7 @@
 """How drafted, relaxed, rejected, resampled and bonus tokens look in a terminal, on the page and in figures.
 
 Kinds differ by mark and line as well as by colour. The colours are those of Okabe and Ito's colour-blind-safe palette.
-Knows steps; draws nothing.
+Draws nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A trace as HTML: its headline figures, its tokens coloured by source, and single steps with their draft trees.
 
-Pure functions of traces, for the page and for notebooks. The text of a token is given by a function; knows nothing of
+Pure functions of traces, for the page and for notebooks. The text of a token is given by a function; independent of
 models.
 """
 

@@ -1,6 +1,6 @@
 """Speech as a strip: the sound over time, and under it the round that committed each part.
 
-A pure function of steps, for the page and for notebooks. Sound is given as numbers; knows nothing of models.
+A pure function of steps, for the page and for notebooks. Sound is given as numbers; independent of models.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reads files out of assets that are npm or Debian packages, without unpacking them to disk.
 
-Knows paths and bytes; nothing of their use. Weights are opened only by outrider.core.assets.store.
+Independent of what the files are for. Weights are opened only by outrider.core.assets.store.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Weights are dequantised by the `gguf` package. Llama and Qwen architectures and byte-level tokenizers are supported;
 others are refused by name. The header is parsed here, with every length checked against the file before it is used.
-Knows nothing of running a model.
+Independent of running a model.
 """
 
 from __future__ import annotations

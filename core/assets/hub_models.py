@@ -1,6 +1,6 @@
 """Opens published models by hub id or folder: which classes a modality supports, and which it refuses and why.
 
-Each modality has one `Family`. Knows nothing of how a class computes or what its tokens mean.
+Each modality has one `Family`. Independent of how a class computes and of what its tokens mean.
 """
 
 from __future__ import annotations

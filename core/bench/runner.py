@@ -2,8 +2,8 @@
 
 Speeds are wall-clock, from the prompt to the last token, as medians with quartiles. A speedup is the median over items
 of ratios within one round, with a bootstrap interval over items; the speedup of decoding alone, without the prefill, is
-reported too. Knows traces and token ids; nothing about prompts, tokenizers or the meaning of outputs. Results are the
-JSON of `outrider bench`.
+reported too. Works on traces and token ids, independent of prompts, tokenizers and the meaning of outputs. Results are
+the JSON of `outrider bench`.
 """
 
 from __future__ import annotations

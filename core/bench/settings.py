@@ -1,5 +1,4 @@
-"""Settings of a benchmark: pairs of a drafter and an acceptance rule with their options. Knows nothing of
-modalities."""
+"""Settings of a benchmark: pairs of a drafter and an acceptance rule with their options. Independent of modalities."""
 
 from __future__ import annotations
 

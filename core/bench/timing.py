@@ -1,6 +1,6 @@
 """Measures the time of calls, the cost of target passes by their length, and memory.
 
-Knows targets through the protocol; nothing about comparisons (outrider.core.bench.runner).
+Comparisons are in outrider.core.bench.runner.
 """
 
 from __future__ import annotations

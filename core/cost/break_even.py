@@ -1,7 +1,7 @@
 """What a decoding round costs, by rows and tokens per row, and when drafting is worth its cost.
 
-A target pass is a rectangle: every row is as wide as the widest draft, so all rows of a batch decide together. Knows
-numbers; nothing about drafters or decoding.
+A target pass is a rectangle: every row is as wide as the widest draft, so all rows of a batch decide together.
+Independent of drafters and decoding.
 """
 
 from __future__ import annotations

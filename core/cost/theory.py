@@ -1,7 +1,7 @@
 """Theory of speed: expected tokens, speedup, best draft length, break-even, and the cost of passes on a device.
 
 All but `measure` are pure functions of plain numbers, for predictions beside what a trace measured (Leviathan et al.,
-arXiv 2211.17192). Knows nothing about models, drafters or rules; the value of trees is in
+arXiv 2211.17192). Independent of models, drafters and rules; the value of trees is in
 outrider.core.drafters.tree_shapes.
 """
 

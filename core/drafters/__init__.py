@@ -1,2 +1,1 @@
-"""Drafters: whatever guesses ahead, one file a family. They know token ids and distributions, never what a token
-means."""
+"""Drafters, one folder per family; they work on token ids and distributions, whatever a token means."""

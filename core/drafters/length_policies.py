@@ -1,7 +1,7 @@
 """Policies that decide how many tokens to draft. A policy decides before each draw, from the distribution of the next
 token: a decision that depended on the drawn token would bias the output at temperature > 0.
 
-Knows distributions and accepted counts; nothing about drafters.
+Independent of drafters.
 """
 
 from __future__ import annotations

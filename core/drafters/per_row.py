@@ -2,7 +2,7 @@
 would draft alone.
 
 Works with any drafter. Drafters that support such batches themselves (a draft model reads all rows in one pass) are
-used directly. Knows drafters, drafts and verdicts; nothing about how drafts are made.
+used directly. Independent of how drafts are made.
 """
 
 from __future__ import annotations

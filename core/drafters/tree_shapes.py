@@ -2,7 +2,7 @@
 
 Static shapes; the best shape for measured acceptance (Sequoia, arXiv 2402.12374; Medusa, arXiv 2401.10774); the best
 nodes of a tree of candidates (EAGLE-2, arXiv 2406.16858; OPT-Tree, arXiv 2406.17276; SpecExec, arXiv 2406.02532).
-Knows nothing about tokens, models or rules; costs are measured elsewhere.
+Independent of tokens, models and rules; costs are measured elsewhere.
 """
 
 from __future__ import annotations

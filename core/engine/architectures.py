@@ -1,7 +1,7 @@
 """The architectures that our decoder computes, one row each: where a model type differs from Llama in its configuration
 and in the names and layouts of its tensors.
 
-Reads a config.json as a dictionary; opens no files and knows nothing of tensors' values.
+Reads a config.json as a dictionary; opens no files and reads no tensors.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A rule is a pure function of draft, scores and random numbers, so all its inputs go into fixed buffers; its uniforms are
 drawn before. Static trees, chains above all, are captured as they are; the depth and width of a dynamic tree are
-rounded up to powers of two. Other rules, stateful penalties and other generators run without a graph. Knows drafts and
-distributions; nothing of networks.
+rounded up to powers of two. Other rules, stateful penalties and other generators run without a graph. Independent of
+networks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A decoder with a conditioning vector per position, added to its input: the phoneme to speak, the plan of an image.
 
 Each generation has its own conditioning. With CUDA graphs a network is reused for the next generation, its conditioning
-copied into the captured buffer. Knows positions and states, nothing of what the conditioning means.
+copied into the captured buffer. Independent of what the conditioning means.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A pass of a small model is about 240 kernels of a few microseconds each; launching them one by one takes longer than
 running them. There are few shapes: rows, tokens, and cache columns in coarse steps. Without CUDA, or for a shape whose
-capture fails, the same code runs eagerly on the same buffers; `OUTRIDER_GRAPHS=0` turns graphs off. Knows tensors only;
-nothing of networks or drafts.
+capture fails, the same code runs eagerly on the same buffers; `OUTRIDER_GRAPHS=0` turns graphs off. Independent of
+networks and drafts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Retrieval from a long KV cache (TriForce, arXiv 2404.11912): for each layer and key/value head, the chunks whose mean
 key has the highest attention score with the root's queries.
 
-Knows a network and its cache; nothing of drafts.
+Independent of drafts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Committed tokens read again by a variant of the network, to measure a view or the effect of each sublayer.
 
-The entries of the cache stay as they are. Knows a cache and a network; nothing of drafts or rules.
+The entries of the cache stay as they are. Independent of drafts and rules.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Linear layers for inference: weights as they are, or converted once to the fastest layout for this processor.
 
 With oneDNN's layout, products with 16-bit weights run at memory bandwidth for up to 32 rows; plain `F.linear`
-rearranges the weights on every call. Knows shapes and layouts, nothing of what the weights are for.
+rearranges the weights on every call. Independent of what the weights are for.
 """
 
 from __future__ import annotations

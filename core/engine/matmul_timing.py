@@ -1,5 +1,5 @@
 """The time that networks spend in matrix products, measured for several networks in turns so that other load affects
-all of them. Knows nothing of the operations between the products.
+all of them. Independent of the operations between the products.
 """
 
 from __future__ import annotations

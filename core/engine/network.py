@@ -1,8 +1,8 @@
 """The weights of a decoder-only transformer and its forward pass: rotary positions, grouped-query attention, SwiGLU and
 RMSNorm, as in Llama (arXiv 2302.13971) and Qwen.
 
-Knows weights and slots of a KV store; nothing of drafts, prompts or committed tokens. The code uses few operations per
-layer, since in a pass of one token the launch of an operation takes longer than its arithmetic.
+Independent of drafts, prompts and committed tokens. The code uses few operations per layer, since in a pass of one
+token the launch of an operation takes longer than its arithmetic.
 """
 
 from __future__ import annotations

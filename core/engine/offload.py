@@ -4,7 +4,7 @@ The first layers stay resident; the others are loaded into one slot, or into two
 computes. Results are equal to the last bit, since weights keep their layout. A pass takes as long as reading the
 layers, however many tokens it has, so large draft trees pay: SpecExec (arXiv 2406.02532) for weights in host memory,
 LLMCad (arXiv 2309.04255) for weights on a phone's flash, both with a resident drafter. Embedding, norms and output
-layer stay resident and do not count. Knows layers as bytes, nothing of what they compute.
+layer stay resident and do not count. Independent of what layers compute.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rotary position angles (RoFormer, arXiv 2104.09864) on a line, with scaling for long contexts, or on a grid.
 
-Knows a decoder's configuration; nothing of weights."""
+Independent of weights."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 2410.06916), up to an early exit (LayerSkip, arXiv 2404.16710), over a window of its cache (MagicDec, arXiv 2408.11049),
 with quantized weights (QSpec, arXiv 2410.11305), or several of these combined.
 
-A view reads its model's cache and writes only scratch slots, so it has no prefill and nothing to commit or undo. Knows
-nothing of drafters or rules.
+A view reads its model's cache and writes only scratch slots, so it has no prefill and nothing to commit or undo.
+Independent of drafters and rules.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ with AVX-512 BF16 or AVX2, and products of a few tokens in 32 bits.
 
 The kernels are compiled once, with the system's C++ compiler, into the user's cache folder; without a compiler or such
 a CPU, torch is used (`OUTRIDER_NATIVE=0` forces this, `avx2` limits the kernels to AVX2). The result for a token does
-not depend on how many tokens share the pass, so drafting never changes the output, in 16, 8 or 4 bits. Knows layouts
-and addresses, nothing of what the weights are for.
+not depend on how many tokens share the pass, so drafting never changes the output, in 16, 8 or 4 bits. Independent of
+what the weights are for.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The compiled forms of the exact rules and of the relaxed ones along chains (core/kernels/csrc/walks.cpp), for drafts
 on a CPU. Each takes its reference, the torch function that decides the same: an enumeration works out with it which
-uniforms to feed (`CounterRNG.feed`). Knows distributions, drafts and uniforms, nothing of rules."""
+uniforms to feed (`CounterRNG.feed`). Independent of rules."""
 
 from __future__ import annotations
 

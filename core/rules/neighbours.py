@@ -1,7 +1,7 @@
 """Relaxed rules for vocabularies with near-duplicates, such as speech and image tokens.
 
 Like the rules in `relaxed.py` they are acceptance functions of rejection, exact at a setting of their own (the anchor).
-Knows nothing of what tokens mean; coarse groups are made from the target's embeddings.
+Independent of what tokens mean; coarse groups are made from the target's embeddings.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Audits of a KV cache: random drafts and verdicts, and a transformer without a cache to compare with.
 
-A target's logits after any history must equal those of a fresh pass over that history. Knows nothing of how a target
+A target's logits after any history must equal those of a fresh pass over that history. Independent of how a target
 stores its cache.
 """
 

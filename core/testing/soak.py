@@ -1,5 +1,5 @@
 """A soak test: thousands of requests through a continuous batch, with random limits, stops and cancellations. Every
-finished request must equal its run alone, and the process's memory must stay flat. Knows nothing of what a token means.
+finished request must equal its run alone, and the process's memory must stay flat. Independent of what a token means.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Files of trained weights: safetensors, with a JSON file of their configuration and provenance beside it.
 
 Weights have 16 bits, or in large matrices 8 bits with a scale per row. Rows that a draft head shares with its target
-are not in the file. Knows no kinds of draft heads: callers of `load` pass their classes by name.
+are not in the file. Callers of `load` pass the classes of draft heads by name.
 """
 
 from __future__ import annotations

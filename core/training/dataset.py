@@ -2,7 +2,7 @@
 
 An example can be ordinary text, the teacher's own answer (sequence-level and supervised distillation), a draft head's
 drafts (on-policy distillation, arXiv 2306.13649, 2310.08461) or the positions where drafts were rejected while serving
-(online distillation, arXiv 2310.07177). Knows token ids only."""
+(online distillation, arXiv 2310.07177). Works on token ids alone."""
 
 from __future__ import annotations
 

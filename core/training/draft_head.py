@@ -1,8 +1,8 @@
 """The base class of draft heads, and the batches they are trained on; shared by recipes, heads and the trainer.
 
 A draft head guesses the next tokens from a batch that its teacher, the target, has read; the loss is the distance of
-its guesses from the teacher's distributions. Several draft heads train on one pass of the teacher. Knows token ids and
-distributions; nothing about text, images or speech. outrider.core.training.trainer runs the loop."""
+its guesses from the teacher's distributions. Several draft heads train on one pass of the teacher. Independent of text,
+images and speech. outrider.core.training.trainer runs the loop."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Training draft heads: several learn from one pass of their teacher, the target, and are validated by simulated
-acceptance. Knows draft heads, examples and a teacher; nothing about what tokens mean."""
+acceptance. Independent of what tokens mean."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The clock, the optimisers and the checkpoints of a training run.
 
 The learning rate follows the used share of the planned time, so that a run on a slower machine or a resumed run ends as
-planned. Knows nothing about what is trained.
+planned. Independent of what is trained.
 """
 
 from __future__ import annotations

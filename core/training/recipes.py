@@ -1,5 +1,5 @@
 """Training recipes of a modality's parts, and the location of their weights: shipped with the package, or trained on
-this machine. Knows nothing about what is trained.
+this machine. Independent of what is trained.
 """
 
 from __future__ import annotations

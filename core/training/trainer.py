@@ -2,8 +2,8 @@
 
 Runs on `accelerate` (mixed precision, several GPUs): AdamW or Muon under a cosine schedule over the minutes available,
 an average of the weights if wanted, checkpoints from which a killed run resumes, and validation, which keeps the best
-weights and writes a curve and its plot. Knows modules and their losses; what is trained, on what, and how it is
-validated is a Training: outrider.core.training.head_training or outrider.core.training.model_training.
+weights and writes a curve and its plot. What is trained, on what, and how it is validated is a Training:
+outrider.core.training.head_training or outrider.core.training.model_training.
 """
 
 from __future__ import annotations

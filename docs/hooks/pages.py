@@ -1,7 +1,7 @@
 """MkDocs hooks that generate pages from the repository: the API reference, the method table and the examples.
 
-A generated page cannot fall behind the code. Knows the packages listed in pyproject.toml, the folder `examples/` and
-the tables of `outrider.core.methods`; nothing of how pages look.
+A generated page cannot fall behind the code. The sources are the packages listed in pyproject.toml, the folder
+`examples/` and the tables of `outrider.core.methods`; independent of how pages look.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A classifier of pictures by name, which measures whether a generated picture shows what its prompt names.
 
 Linear discriminant analysis of Inception features (outrider.image.inception_lpips): features are projected so that
-pictures of one name in different styles lie close together, and a name is the mean of its pictures. Knows features and
-names, nothing of codes; outrider.image.training.classifier has its training set.
+pictures of one name in different styles lie close together, and a name is the mean of its pictures. Independent of
+codes; outrider.image.training.classifier has its training set.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The raster that image tokens are generated in, and nearest neighbours in a codebook. Knows nothing of models."""
+"""The raster that image tokens are generated in, and nearest neighbours in a codebook. Independent of models."""
 
 from __future__ import annotations
 

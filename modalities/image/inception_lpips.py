@@ -1,7 +1,7 @@
 """Third-party networks for picture metrics: Inception features and LPIPS, fetched through outrider.core.assets.store.
 
 Inception is a TorchScript archive, which is opened only if its checksum matches the catalogue's. LPIPS is published as
-weights; its network is written here. Knows pixels, nothing of the metrics computed from them.
+weights; its network is written here. Independent of the metrics computed from the features.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 token model receives the prediction as an input at every position.
 
 The token model also reads the prompt through attention, but learns rare words poorly that way. The planner predicts all
-positions at once, so it trains in minutes; the token model then learns how far to rely on it. Knows ids, not pixels.
+positions at once, so it trains in minutes; the token model then learns how far to rely on it. Independent of pixels.
 """
 
 from __future__ import annotations

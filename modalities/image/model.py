@@ -1,7 +1,7 @@
 """The image model's API: prompts in, images out, with the trace of every round.
 
-Combines the prompt encoder, the tokenizer, the guided target, options and the loop. Knows nothing of how a target
-computes or a drafter drafts.
+Combines the prompt encoder, the tokenizer, the guided target, options and the loop. Independent of how a target
+computes and a drafter drafts.
 """
 
 from __future__ import annotations

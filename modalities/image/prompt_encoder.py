@@ -1,7 +1,7 @@
 """Encodes a prompt (a style and a few words) as the ids that the token model reads before a picture.
 
 Every prompt has the same number of ids, so that a picture's positions do not depend on it. Classifier-free guidance
-compares with the unconditional prompt. Prompt ids follow those of the codes. Knows nothing of models.
+compares with the unconditional prompt. Prompt ids follow those of the codes. Independent of models.
 """
 
 from __future__ import annotations

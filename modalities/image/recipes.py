@@ -1,7 +1,7 @@
 """Training recipes of the image models by name, and functions that open their weights.
 
 Shipped weights are in the folder `weights`: the tokenizer as a VQModel of diffusers, the others as
-emoji.NAME.safetensors. Weights trained on this machine are in the cache folder. Knows nothing of how training runs.
+emoji.NAME.safetensors. Weights trained on this machine are in the cache folder. Independent of how training runs.
 """
 
 from __future__ import annotations

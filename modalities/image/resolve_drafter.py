@@ -1,5 +1,5 @@
-"""Drafters and rules by name, as images take them: the modality's half of outrider.core.methods.resolve. Knows nothing
-of how a target computes."""
+"""Drafters and rules by name, as images take them: the modality's half of outrider.core.methods.resolve. Independent of
+how a target computes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Streams of pictures: the steps of the decoding loop, and the partial picture after each.
 
-Knows nothing of prompts or of how targets and drafters are constructed.
+Independent of prompts and of how targets and drafters are constructed.
 """
 
 from __future__ import annotations

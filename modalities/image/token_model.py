@@ -3,7 +3,7 @@ order.
 
 Training uses the modules of outrider.core.engine.trainable.block; `network` lays the same weights out for inference in
 outrider.core.engine, with its cache and tree attention. Training sometimes drops the prompt, so that the model also
-predicts unconditionally, as classifier-free guidance (arXiv 2207.12598) requires. Knows ids, not pixels.
+predicts unconditionally, as classifier-free guidance (arXiv 2207.12598) requires. Independent of pixels.
 """
 
 from __future__ import annotations

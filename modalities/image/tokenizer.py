@@ -1,8 +1,8 @@
 """The image tokenizer: a convolutional codec that turns pictures into a grid of codes and back.
 
-Finite Scalar Quantization (arXiv 2309.15505), with one difference: latents are rounded to evenly spaced levels in
-[-1, 1] without a tanh, so that the codes equal those of a nearest-neighbour search in the codebook. For this reason,
-and because the weights have the same names, diffusers loads it as a VQModel. Knows nothing of text or token models.
+Finite Scalar Quantization (arXiv 2309.15505), with one difference: latents are rounded to evenly spaced levels in [-1,
+1] without a tanh, so that the codes equal those of a nearest-neighbour search in the codebook. For this reason, and
+because the weights have the same names, diffusers loads it as a VQModel. Independent of text and token models.
 """
 
 from __future__ import annotations

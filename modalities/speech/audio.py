@@ -1,7 +1,7 @@
 """Sound as samples, and the synthesis of sound from codes in chunks.
 
 Chunks end at fixed numbers of tokens, whenever the tokens arrive, so the same tokens always give the same samples.
-Knows codes, nothing of the model that generates them.
+Independent of the model that generates them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The speech codec: log-mel frames <-> one code for every two frames (43 per second).
 
-Convolutions around Finite Scalar Quantization (arXiv 2309.15505), whose codebook is fixed and so cannot collapse. Knows
-nothing of sound or of training.
+Convolutions around Finite Scalar Quantization (arXiv 2309.15505), whose codebook is fixed and so cannot collapse.
+Independent of sound and of training.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Log-mel frames in the format of HiFi-GAN's published checkpoints: 22.05 kHz, 80 Slaney bins up to 8 kHz, one frame
-per 256 samples. Knows nothing of codecs or vocoders."""
+per 256 samples. Independent of codecs and vocoders."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The speech model's API: text in, sound out, with the trace of every round.
 
-Combines phonemes, the voice and its decoder, codec, vocoder, options and the loop. Knows nothing of how a target
-computes or a drafter drafts.
+Combines phonemes, the voice and its decoder, codec, vocoder, options and the loop. Independent of how a target computes
+and a drafter drafts.
 """
 
 from __future__ import annotations

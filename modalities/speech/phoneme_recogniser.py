@@ -1,7 +1,7 @@
 """A recogniser of the phoneme of each mel frame, which provides a perceptual loss for the codec's decoder.
 
 Matching its activations makes reconstructions more intelligible than matching frames bin by bin. It is used in training
-only, and is not shipped. Knows frames and phonemes, nothing of codes.
+only, and is not shipped. Independent of codes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The phoneme symbols are Kokoro's, one character each, so that the teacher and our model read the same. hibari (the
 package hibari-tts of the extra `speech`) converts English text with a dictionary, a tagger and a small network; without
-it, a few spelling rules of our own are used, with poorer pronunciation. Knows nothing of sound.
+it, a few spelling rules of our own are used, with poorer pronunciation. Independent of sound.
 """
 
 from __future__ import annotations

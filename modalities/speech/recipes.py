@@ -1,7 +1,7 @@
 """Training recipes of the speech models by name, and functions that open their weights.
 
 Shipped weights are in the folder `weights` as VOICE.NAME.safetensors; weights trained on this machine are in the cache
-folder. Knows nothing of how training runs.
+folder. Independent of how training runs.
 """
 
 from __future__ import annotations

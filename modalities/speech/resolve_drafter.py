@@ -1,4 +1,4 @@
-"""Drafters and rules by name, as speech takes them: the modality's half of outrider.core.methods.resolve. Knows nothing
+"""Drafters and rules by name, as speech takes them: the modality's half of outrider.core.methods.resolve. Independent
 of how a target computes."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Streams of speech: the steps of the decoding loop, and the sound that becomes available with each.
 
 The utterances of a single text are decoded one after another, so that sound starts early; those of several texts are
-decoded as one batch. Knows nothing of how targets and drafters are constructed.
+decoded as one batch. Independent of how targets and drafters are constructed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """HiFi-GAN's generator (arXiv 2010.05646): mel frames to samples, for a whole utterance or as a stream.
 
 Streaming gives the same samples, because each chunk is computed with all frames that the network's receptive field
-covers, and the utterance is followed by silence. Knows nothing of tokens or of weight files.
+covers, and the utterance is followed by silence. Independent of tokens and of weight files.
 """
 
 from __future__ import annotations

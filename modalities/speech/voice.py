@@ -3,7 +3,7 @@
 A language model of codec tokens as in VALL-E (arXiv 2301.02111). There the text is a prefix and the model learns the
 alignment; here a small network encodes the phonemes and predicts their durations, and each phoneme's vector is added to
 the inputs of the positions where it is spoken. This needs little training speech and prevents skips, repetitions and
-missing ends. The decoder is that of outrider.core.engine. Knows ids, nothing of sound.
+missing ends. The decoder is that of outrider.core.engine. Independent of sound.
 """
 
 from __future__ import annotations

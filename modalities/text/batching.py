@@ -1,6 +1,6 @@
 """Continuous batching of text requests: each joins when there is room, and gives the same output as alone.
 
-Adds text, stop strings and traces to outrider.core.batching; knows nothing about the layout of rows.
+Adds text, stop strings and traces to outrider.core.batching; independent of the layout of rows.
 """
 
 from __future__ import annotations

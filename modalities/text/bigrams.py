@@ -1,5 +1,5 @@
 """The likeliest successors of every token of a model: those that ship, or those in the cache folder, where they are
-kept once they are computed. Knows models and files, not how drafters use them."""
+kept once they are computed. Independent of how drafters use bigrams."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Builds retrieval datastores from text files, and loads them if they were built with the same tokenizer.
 
-Knows files and tokenizers; sorting and search are in outrider.core.drafters.lookup.retrieval.
+Sorting and search are in outrider.core.drafters.lookup.retrieval.
 """
 
 from __future__ import annotations

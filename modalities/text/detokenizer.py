@@ -1,5 +1,5 @@
 """Incremental detokenisation of one row: whole characters only, and nothing after a stop string or a possible beginning
-of one. Knows token ids; nothing about models."""
+of one. Independent of models."""
 
 from __future__ import annotations
 

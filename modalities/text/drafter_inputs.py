@@ -1,5 +1,5 @@
 """The inputs of drafters that come from a text model: other models by name, bridges to other tokenizers, trained heads,
-texts as token ids, bigrams, measured costs. One function each; knows no drafter by name."""
+texts as token ids, bigrams, measured costs. One function each; independent of the names of drafters."""
 
 from __future__ import annotations
 

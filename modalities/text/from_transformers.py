@@ -1,7 +1,7 @@
 """Makes targets of transformers model objects: a copy of the weights on our own decoder if it computes the same, else
 an adapter around the model's own code.
 
-The copy is renewed when the weights have changed. Knows nothing about text.
+The copy is renewed when the weights have changed. Independent of text.
 """
 
 from __future__ import annotations

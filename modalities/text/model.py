@@ -1,7 +1,7 @@
 """A language model as people use it: prompts in, text out, every step on the way to be looked at.
 
-Puts together what others do: tokens, options, the loop, the reader of text, the conversation's cache. Knows nothing of
-how a target computes or a drafter guesses.
+Puts together what others do: tokens, options, the loop, the reader of text, the conversation's cache. Independent of
+how a target computes and a drafter guesses.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The options of text generation with their defaults, validated before anything runs.
 
-Knows nothing of models; the error for an unknown name lists the known ones.
+Independent of models; the error for an unknown name lists the known ones.
 """
 
 from __future__ import annotations

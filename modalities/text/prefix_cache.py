@@ -1,7 +1,7 @@
 """A target whose KV cache is kept between the turns of a conversation, so that only new tokens are read.
 
 The next prompt is compared with the cached tokens; the cache is rewound to the last step before the first difference.
-Knows token ids; nothing about roles or chat templates.
+Independent of roles and chat templates.
 """
 
 from __future__ import annotations

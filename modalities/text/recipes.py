@@ -1,7 +1,7 @@
 """Training recipes for text, by drafter name: how to build a draft head, its loss, and where its weights are stored.
 
 Bundled weights are in the folder `weights` as TARGET.DRAFTER.safetensors, trained weights in the cache folder. A
-drafter without an explicit `model` uses them. Knows nothing about how training runs.
+drafter without an explicit `model` uses them. Independent of how training runs.
 """
 
 from __future__ import annotations

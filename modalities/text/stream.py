@@ -1,6 +1,6 @@
 """Streams a generation: turns the loop's steps into pieces of text and results.
 
-Knows nothing about how prompts, targets and drafters are made.
+Independent of how prompts, targets and drafters are made.
 """
 
 from __future__ import annotations

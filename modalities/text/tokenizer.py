@@ -1,7 +1,7 @@
 """Encodes and decodes text with a model's tokenizer.json and chat template, without importing transformers.
 
 If a folder has no tokenizer.json, transformers converts the files that are there. Chat templates are untrusted code:
-they run in a sandbox, in a child process with bounded time and memory. Knows nothing about models.
+they run in a sandbox, in a child process with bounded time and memory. Independent of models.
 """
 
 from __future__ import annotations

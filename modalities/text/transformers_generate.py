@@ -1,7 +1,7 @@
 """A decoding loop for transformers: `model.generate(..., custom_generate=outrider.text.custom_generate)`.
 
 Follows generate()'s settings (end tokens, lengths, sampling, stopping criteria) and raises Incompatible for those it
-does not support. Knows nothing about tokenizers.
+does not support. Independent of tokenizers.
 """
 
 from __future__ import annotations

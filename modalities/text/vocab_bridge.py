@@ -1,7 +1,7 @@
 """Translates tokens between the target's tokenizer and a draft model's, through their text.
 
 Text is settled up to the last single space or line break between two words, where tokenizers start a new token; the
-tail after it is tokenised again in each round. Knows nothing about models.
+tail after it is tokenised again in each round. Independent of models.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The interface of the page's modality backends, their options as knobs and choices, and the check of run settings.
 
-Reads the rows of methods; knows no method, nothing of what a token means, and nothing of pages.
+Reads the rows of methods; independent of single methods, of what a token means and of pages.
 """
 
 from __future__ import annotations

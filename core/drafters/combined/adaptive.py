@@ -4,7 +4,7 @@
 The reward of a drafter is the tokens of a step divided by the cost of the step in target passes. Costs are options or
 derived from the weights a drafter reads, so that a seed reproduces its output; with a `clock` they are measured, and
 output may differ. Drafters that read no weights draft in every step, and their reward is known even if another
-drafter's draft was scored. Knows drafters through the protocol.
+drafter's draft was scored. Uses drafters through the protocol only.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ measured costs of rounds and the recent accuracy of such guesses.
 The guesses of several drafters, by default training-free ones, are merged, and the number predicted to be fastest is
 verified; none if plain decoding is faster. Decisions depend only on the costs
 (outrider.core.drafters.combined.round_costs) and the tokens so far, so the same seed and costs give the same output.
-Knows drafters through the protocol.
+Uses drafters through the protocol only.
 """
 
 from __future__ import annotations

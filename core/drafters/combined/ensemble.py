@@ -3,7 +3,7 @@
 SAM-Decoding (arXiv 2411.10666) falls back to token recycling or a model if its match is short; hybrids of suffixes and
 heads (arXiv 2411.04975) do likewise. Ours merges instead of switching: the probability of a guess is its drafter's
 belief, corrected by how often such guesses of that drafter have been right in this row. Each step shows this for all
-drafters, whichever guesses were scored. Knows token ids and beliefs only.
+drafters, whichever guesses were scored. Works on token ids and beliefs alone.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 (arXiv 2211.17192), for recent tokens per round over their cost instead of a single acceptance rate.
 
 Rows of a batch are switched together, since a pass is as wide as its widest row. A drafter that is off is tried again
-from time to time, within a budget that plain rounds accumulate. Knows drafters through the protocol.
+from time to time, within a budget that plain rounds accumulate. Uses drafters through the protocol only.
 """
 
 from __future__ import annotations

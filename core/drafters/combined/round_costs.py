@@ -1,5 +1,5 @@
-"""Measures what rounds of `drafter="auto"` cost on a machine, and keeps the result in a file. Knows targets and
-drafters through the protocol."""
+"""Measures what rounds of `drafter="auto"` cost on a machine, and keeps the result in a file. Uses targets and drafters
+through the protocol only."""
 
 from __future__ import annotations
 

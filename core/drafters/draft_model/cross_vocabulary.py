@@ -3,7 +3,7 @@ Speculative Decoding Algorithms for Heterogeneous Vocabularies", arXiv 2502.0520
 
 Two methods. `retokenise`: the model continues the text in its own tokens, and its output is tokenised for the target as
 fixed guesses. `shared`: q is the model's distribution restricted to the tokens of both vocabularies and renormalised.
-Knows a bridge between two vocabularies; nothing about text.
+Independent of text.
 """
 
 from __future__ import annotations

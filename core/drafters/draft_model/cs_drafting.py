@@ -3,7 +3,7 @@ down to n-grams of the text; in the horizontal one cheaper drafters draft the la
 
 Every drawn token is the draft model's own draw, made with fewer of its passes: the stage below guesses, the model draws
 from its distribution at each guess, and continues in the same pass while the guess equals the draw. So q is the model's
-distribution. The paper's stages accept leniently, ours exactly. Knows draft models and token ids."""
+distribution. The paper's stages accept leniently, ours exactly."""
 
 from __future__ import annotations
 

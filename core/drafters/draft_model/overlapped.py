@@ -4,8 +4,7 @@ While a draft is verified, the draft model predicts the outcome and drafts after
 Speculative Decoding (Kumar, Dao and May, arXiv 2603.03251), where an outcome is the number of accepted guesses and the
 token that follows. PEARL (arXiv 2408.11850) is the case of a single outcome, full acceptance and the drafter's own next
 token, with its first guess verified alone after a miss while the rest is drafted. The loop runs `draft_ahead` during
-the target pass, in its own thread (on a GPU, on its own stream). Knows a draft model's distributions, nothing of the
-target.
+the target pass, in its own thread (on a GPU, on its own stream). Independent of the target.
 """
 
 from __future__ import annotations

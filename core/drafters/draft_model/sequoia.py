@@ -1,7 +1,7 @@
 """Sequoia (arXiv 2402.12374): the static tree that is best for measured acceptance, by dynamic programming.
 
 `measure` runs a wide tree on some prompts and counts how often each sibling is accepted; a `Calibration` holds these
-counts and the cost of passes, and can be saved. Knows draft models, shapes and counts.
+counts and the cost of passes, and can be saved.
 """
 
 from __future__ import annotations

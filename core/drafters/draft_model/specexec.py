@@ -2,7 +2,7 @@
 
 Each pass of the draft model expands the most probable candidates, wherever they are in the tree; the search ends when
 no unexpanded candidate can have a child among the `nodes` best. For targets whose passes cost the same at any width,
-such as those streamed from slower memory. Knows a draft model's distributions; nothing about the target.
+such as those streamed from slower memory. Independent of the target.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Several draft models, or several samples of one, merged into a token tree (SpecInfer, arXiv 2305.09781).
 
 Every sample is a chain of draws; samples with the same prefix share its nodes. Siblings are independent draws, each
-from its own model's distribution, as the multi-step rule with replacement requires. Knows draft models and
-distributions."""
+from its own model's distribution, as the multi-step rule with replacement requires."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A model with another vocabulary, adapted to the target's.
 
 A bridge translates the target's committed tokens into the model's. The model reads the settled tokens, which later text
-cannot change, and behind them the tail, which is read again as it grows. Knows two sets of token ids and a bridge;
-nothing about text.
+cannot change, and behind them the tail, which is read again as it grows. Independent of text.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Sun et al., "Instantaneous grammatical error correction with shallow aggressive 
 is the rest of the input. After a mismatch tokens are decoded one by one until the last ones occur in the input again,
 and copying continues there. The paper requires a unique match; ours takes the nearest after the mismatch, and also
 drafts a few tokens from the next best matches. Ours drafts more tokens the longer copying has gone well, and right
-after a mismatch drafts as if a token had been replaced or inserted. Knows token ids only.
+after a mismatch drafts as if a token had been replaced or inserted. Works on token ids alone.
 """
 
 from __future__ import annotations

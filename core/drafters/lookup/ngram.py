@@ -4,7 +4,7 @@
 2404.08698) drafts a chain from counts of n-grams of several lengths; the longest known context decides. `NGrammys`
 (Stewart et al., "The N-Grammys: accelerating autoregressive inference with learning-free batched speculation", arXiv
 2411.03786) drafts several continuations: those of earlier occurrences in the text, then chains of the target's bigrams.
-The paper verifies them as batch rows, ours as one tree that scores common prefixes once. Both know token ids only.
+The paper verifies them as batch rows, ours as one tree that scores common prefixes once. Both work on token ids alone.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Prompt lookup (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding) and LLMA (arXiv 2304.04487), which copies
 from reference documents. They take the first match; ours takes the longest match, and of equally long ones the latest,
-in prompt and output. An n-gram index makes the cost independent of the text's length. Knows token ids only.
+in prompt and output. An n-gram index makes the cost independent of the text's length. Works on token ids alone.
 """
 
 from __future__ import annotations

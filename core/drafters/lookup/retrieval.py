@@ -3,8 +3,8 @@
 REST (He et al., "REST: retrieval-based speculative decoding", arXiv 2311.08252): the longest suffix of the text that
 occurs in a tokenised corpus is found in a suffix array; its continuations are merged into a trie, weighted by
 frequency, and the heaviest nodes are verified as a tree. Ours sorts suffixes by their first 32 tokens, samples evenly
-among many continuations, learns how reliable matches of each length are, and maps the datastore from one file. Knows
-token ids only.
+among many continuations, learns how reliable matches of each length are, and maps the datastore from one file. Works on
+token ids alone.
 """
 
 from __future__ import annotations

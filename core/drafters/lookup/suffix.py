@@ -4,7 +4,7 @@ SAM-Decoding (Hu et al., "SAM Decoding: speculative decoding via suffix automato
 of the context and a static one of a corpus; SuffixDecoding (Oliaro et al., arXiv 2411.04975) has suffix trees of the
 request and of past outputs. Ours has an automaton per row and one of past outputs, which grows only when a generation
 ends, so that rows of a batch are independent. Shorter matches are blended in as in prediction by partial matching, with
-learned reliabilities per match length; the tree grows best first. Knows token ids only.
+learned reliabilities per match length; the tree grows best first. Works on token ids alone.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Luo et al., "Turning trash into treasure: accelerating inference of large langua
 2408.08696): every row of a target pass, accepted or not, updates a table of vocabulary x k, from which a static tree is
 read breadth first. Ours has a table per batch row, so that rows are independent, and merges them when a generation
 ends. It also estimates each successor's probability, so a tree can grow best first instead. Tables start with the
-successors in the prompt. Knows token ids only.
+successors in the prompt. Works on token ids alone.
 """
 
 from __future__ import annotations

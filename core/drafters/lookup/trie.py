@@ -1,6 +1,6 @@
 """Trees of fixed guesses that grow on the host, one per row, and their conversion to a batch's draft.
 
-Shared by the lookup drafters. Knows token ids and estimated probabilities; nothing about where guesses come from.
+Shared by the lookup drafters. Independent of where guesses come from.
 """
 
 from __future__ import annotations

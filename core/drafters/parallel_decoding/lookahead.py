@@ -5,7 +5,7 @@ a comb of probes, nodes that no rule tries: a spine at the next `window` positio
 with the later steps of the same Jacobi trajectory, `ngram` - 2 tokens. The target's token at each tooth's tip completes
 an n-gram for the pool and becomes the new tip. The draft proper is up to `guesses` n-grams of the pool that start with
 the last token. Ours keeps the window aligned with the text if several tokens are accepted, merges n-grams with common
-prefixes, and has a pool per row. Knows token ids only.
+prefixes, and has a pool per row. Works on token ids alone.
 """
 
 from __future__ import annotations

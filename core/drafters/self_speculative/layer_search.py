@@ -2,7 +2,7 @@
 predicts without them.
 
 `search` is Draft & Verify's Bayesian optimisation (arXiv 2309.08168), with Optuna; a `LayerSearch` is one row of
-SWIFT's search during decoding (arXiv 2410.06916). Knows names of sublayers and token ids.
+SWIFT's search during decoding (arXiv 2410.06916).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The methods differ in how they choose the sublayers: Draft & Verify (arXiv 2309.08168) has a fixed set from a Bayesian
 optimisation; SWIFT (arXiv 2410.06916) searches during decoding; Draft on the Fly (arXiv 2410.01028) skips those that
-change their input least on the prompt. Knows names of sublayers, distributions and token ids.
+change their input least on the prompt.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ At long contexts a pass reads more cache than weights, so the same weights with 
 drafter: MagicDec (Sadhukhan et al., arXiv 2408.11049) attends to the first and the latest entries (StreamingLLM's sinks
 and window); TriForce (Sun et al., arXiv 2404.11912) also to the chunks with the highest attention. At short contexts
 weights dominate, and QSpec (Zhao et al., arXiv 2410.11305) drafts in fewer bits. Ours are views of the target's cache,
-updated from the target's own entries every round, so draft errors do not accumulate. Knows distributions and token ids.
+updated from the target's own entries every round, so draft errors do not accumulate.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The drafter of all trained draft heads: turns a head's guesses into drafts.
 
 A head runs like a small target (`outrider.core.drafters.trained.head_runner`), so chains, sampled trees and dynamic
-trees are those of draft models. Knows tokens, distributions and shapes; nothing about how a draft head computes."""
+trees are those of draft models. Independent of how a draft head computes."""
 
 from __future__ import annotations
 

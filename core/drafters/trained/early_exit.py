@@ -1,8 +1,7 @@
 """Early exits: the target's first layers read each token, and a small trained part predicts from there what the last
 layers would.
 
-The layers are the target's own, over its own cache, without copies. Knows states, tokens and the target's views;
-nothing about distributions.
+The layers are the target's own, over its own cache, without copies. Independent of distributions.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Semi-autoregressive drafting: each pass of a small layer predicts several of the target's next states, and the next
 pass continues from the tokens drafted so far.
 
-Falcon (arXiv 2412.12639), between EAGLE, with a pass per token, and DFlash, with one pass per draft. Knows states and
-tokens; nothing about distributions.
+Falcon (arXiv 2412.12639), between EAGLE, with a pass per token, and DFlash, with one pass per draft. Independent of
+distributions.
 """
 
 from __future__ import annotations

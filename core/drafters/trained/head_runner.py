@@ -1,8 +1,7 @@
 """Runs a draft head as a small target.
 
 `HeadRunner` feeds the head each committed token with the target's hidden state of the token before, and rewinds its
-cache together with the target's. Knows hidden states, tokens and distributions; nothing about how a draft head computes
-or how its guesses become drafts."""
+cache together with the target's. Independent of how a draft head computes and how its guesses become drafts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Imports published Medusa, EAGLE and EAGLE-3 checkpoints, also in the `speculators` format, and exports ours in that
 format, which vLLM serves.
 
-Knows names of tensors and fields of configs. What a head shares with its target (the embedding, and the output rows
+Reads names of tensors and fields of configs. What a head shares with its target (the embedding, and the output rows
 unless it has its own) is not read from the file; a file with another embedding is refused. Pickled checkpoints are
 loaded as weights only, by outrider.core.assets.store.
 """

@@ -2,7 +2,7 @@
 distributions after them are the next draft.
 
 PaSS: Parallel Speculative Sampling (arXiv 2311.13581). The target is unchanged; only a few embeddings are learned.
-Knows trees, distributions and the target's layers; nothing about what a token means.
+Independent of what a token means.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Frozen layers of the target with learned low-rank corrections (LoRA, arXiv 2106.09685); only the corrections are
 trained and shipped.
 
-Knows matrices and blocks of them; nothing about their use.
+Independent of what the matrices are for.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The frame model reads whole frames and has a state after each. From this state a
 next codebook's distribution is computed, by a small depth decoder or by one head per codebook. A draft's token tree
 becomes a tree of the frames that its paths complete, which the model reads in one pass; incomplete frames are kept
 here. While no frame is completed, the state is known, so the codebooks within a frame cost no pass of the model. Code c
-of codebook k is the token k V + c; ids from K V on are conditions. Knows nothing of sound."""
+of codebook k is the token k V + c; ids from K V on are conditions. Independent of sound."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 The logits are u + g (c - u), and distributions are computed from them as from any logits; so p in every rule, and q of
 a draft model with the same guidance, are guided distributions. Both streams read the same tokens. Conditions precede
 each row's prompt inside this target only: the loop, drafters and rules see output tokens. Hidden states are combined
-like logits, so an output layer without bias gives the guided logits for the combined last state. Knows two streams of
-logits, nothing of images or sound."""
+like logits, so an output layer without bias gives the guided logits for the combined last state. Independent of images
+and sound."""
 
 from __future__ import annotations
 

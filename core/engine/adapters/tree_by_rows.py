@@ -1,7 +1,7 @@
 """Scores a tree with a model that takes no tree mask: each path from the root to a leaf becomes a batch row.
 
-Afterwards the cache is as if the tree had been read in one pass, with a column per pending token and node. Knows where
-a transformers cache keeps keys and values, and nothing else of the model.
+Afterwards the cache is as if the tree had been read in one pass, with a column per pending token and node. Of the model
+it uses only the keys and values of its transformers cache.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The committed tokens of a row are its entries in the store plus one or more pending tokens that have not been read; the
 last pending token is the root of the next draft. A pass writes pending tokens and draft nodes into the slots after the
 entries (the scratch). The accepted path is then moved forward and becomes entries; the other slots are overwritten
-later. On a GPU the host follows the lengths without synchronising, exactly or as upper bounds. Knows nothing of
-weights, distributions or rules."""
+later. On a GPU the host follows the lengths without synchronising, exactly or as upper bounds. Independent of weights,
+distributions and rules."""
 
 from __future__ import annotations
 

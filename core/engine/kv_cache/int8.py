@@ -3,7 +3,7 @@
 With one scale per head and token, entries never depend on other tokens and are never rounded twice. (KIVI, arXiv
 2402.02750, shares the scales of keys between tokens, which pays at 2 bits but keeps the newest tokens unquantized.)
 Every pass, also the one that writes an entry, reads the rounded values, so drafting over this cache gives the tokens of
-plain decoding over it. Knows slots, nothing of attention.
+plain decoding over it. Independent of attention.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Draft chains of a small decoder in one call of the compiled kernels (core/kernels/csrc/chain.h).
 
-Drawn token by token through torch, the calls between the passes would take longer than the passes. Knows tokens,
-uniform numbers and memory addresses; nothing of drafts or rules.
+Drawn token by token through torch, the calls between the passes would take longer than the passes. Independent of
+drafts and rules.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Draft trees of a trained head with one layer, each in one call of the compiled kernels (core/kernels/csrc/levels.h).
 
-Grown level by level through torch, the calls between the products would take longer than the products. Knows states,
-tokens and memory addresses; nothing of drafts or distributions.
+Grown level by level through torch, the calls between the products would take longer than the products. Independent of
+drafts and distributions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Forward passes through the layers of a network in one call of the compiled kernels (core/kernels/csrc/native.cpp).
 
-Knows weights, states and memory addresses; nothing of tokens or drafts. The structures mirror csrc/layout.h.
+Independent of tokens and drafts. The structures mirror csrc/layout.h.
 """
 
 from __future__ import annotations

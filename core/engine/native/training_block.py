@@ -2,8 +2,8 @@
 compiled kernels (core/kernels/csrc/learning.cpp) all operations between them.
 
 Run as single operations, a training step of a small model spends most of its time on memory traffic between products.
-Without the kernels, blocks train through torch, to the same losses up to 16-bit rounding. Knows a block's weights;
-nothing of drafts or losses.
+Without the kernels, blocks train through torch, to the same losses up to 16-bit rounding. Independent of drafts and
+losses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Weights in 8 or 4 bits with torchao's GPU kernels; the package is optional.
 
 int8 has a scale per output, int4 a scale and a zero point per 32 weights, in the tile layout of torch's own kernel.
-Knows shapes, nothing of what the weights are for.
+Independent of what the weights are for.
 """
 
 from __future__ import annotations

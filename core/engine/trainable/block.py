@@ -1,8 +1,8 @@
 """Trainable transformer modules: linear layers, norms, rotary attention with any mask, SwiGLU, and a block of them.
 
 The same modules train (with explicit products and softmax, whose backward pass on a CPU is several times as fast as
-that of the fused kernel) and, after `shared_embedding.for_inference`, draft with optimized weight layouts. Knows
-nothing of drafts, distributions or losses."""
+that of the fused kernel) and, after `shared_embedding.for_inference`, draft with optimized weight layouts. Independent
+of drafts, distributions and losses."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Modified copies of torch modules that share all weights with the original, to change a forward pass without touching
-the model itself. Knows nothing of what the modules compute."""
+the model itself. Independent of what the modules compute."""
 
 from __future__ import annotations
 

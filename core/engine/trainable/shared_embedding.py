@@ -1,5 +1,5 @@
 """The embedding and output layer that a draft head shares with its target, and conversion of a trained head for
-inference. Knows nothing of drafts or losses."""
+inference. Independent of drafts and losses."""
 
 from __future__ import annotations
 

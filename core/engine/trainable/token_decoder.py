@@ -1,6 +1,6 @@
 """What the token models of images and speech share: their configuration, initial blocks, and conversion to a network.
 
-They are trained from scratch, without a teacher. Knows nothing of their inputs and objectives.
+They are trained from scratch, without a teacher. Independent of inputs and objectives.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Orders are vector clocks: a kernel that reads what another stream wrote, without a wait in between, is a race. A graph
 keeps its operations and runs them again on replay, over the memory they were recorded with; memory freed since is an
-error. Knows nothing of which torch calls are kernels: device.py says so."""
+error. Which torch calls are kernels is decided in device.py."""
 
 from __future__ import annotations
 

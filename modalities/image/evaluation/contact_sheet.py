@@ -1,5 +1,5 @@
-"""A contact sheet: pictures of the same prompts and seeds under several settings, side by side in one image. Knows
-nothing of how pictures are generated.
+"""A contact sheet: pictures of the same prompts and seeds under several settings, side by side in one image.
+Independent of how pictures are generated.
 """
 
 from __future__ import annotations

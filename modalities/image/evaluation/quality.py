@@ -3,7 +3,7 @@ prompts.
 
 Metrics of Inception features (FID, arXiv 1706.08500; KID, arXiv 1801.01401; precision and recall, arXiv 1904.06991) are
 comparable within one table only, because hundreds of pictures are few for them and the network is a repackaged copy.
-Knows pictures and features, nothing of decoding.
+Independent of decoding.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Published image models by name: the object that `outrider.image.load` returns for a hub id or a folder.
 
 Each model class has its own module; this one holds what they share: options, drafters and rules by name, and the
-stream. `FAMILY` lists the classes; modalities/PUBLISHED.md reports the tests of each. Knows nothing of how a class
+stream. `FAMILY` lists the classes; modalities/PUBLISHED.md reports the tests of each. Independent of how a class
 computes.
 """
 

@@ -1,7 +1,7 @@
 """The convolutional picture tokenizer of LlamaGen (arXiv 2406.06525), a VQGAN with a codebook of unit vectors.
 
 Runs directly on the published tensors; their names and shapes give the width and depth. Each block but the last halves
-the picture's side. Knows nothing of the model that generates the codes.
+the picture's side. Independent of the model that generates the codes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The image training set: emoji with names and keywords from four open sets, rendered at 64x64 on white.
 
 Names are made equal across the sets, so that a name can be held out of all of them. Variants that differ in skin tone
-only are left out. Knows nothing of tokens or models.
+only are left out. Independent of tokens and models.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Tasks of outrider.core.training.model_training: reconstructing pictures (tokenizer), predicting their codes from names
 (layout planner, token model), and imitating a larger token model (draft model). An objective is a module whose forward
-pass is the loss. Knows nothing of recipes or files.
+pass is the loss. Independent of recipes and files.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Contenders speak the same sentences with the same seeds in turns; a contender's time is the token model's, without codec
 and vocoder. Quality is measured on a ladder: the teacher's reading, the same through the codec, plain decoding, and
-each setting. Intervals are bootstraps over sentences, and differences from plain decoding are paired. Knows sounds and
-traces, nothing of how speech is synthesised.
+each setting. Intervals are bootstraps over sentences, and differences from plain decoding are paired. Independent of
+how speech is synthesised.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tests the codec on human speech. It was trained on one synthetic voice.
 
 The clips are one speaker's prompts of a telephone exchange at 16 kHz, without transcripts. The recogniser's transcript
-of the original clip is the reference for those of the vocoder's and of the codec's reconstruction. Knows sounds and
-metrics, nothing of tokens.
+of the original clip is the reference for those of the vocoder's and of the codec's reconstruction. Independent of
+tokens.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Speech metrics: word and letter errors of a recogniser's transcript (Whisper base), predicted opinion scores (DNSMOS
 P.835), and speaker similarity (Resemblyzer).
 
-The models are fetched through outrider.core.assets.store; the extra `judges` has the packages that run them. Knows
-sounds and words, nothing of tokens or decoding.
+The models are fetched through outrider.core.assets.store; the extra `judges` has the packages that run them.
+Independent of tokens and decoding.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Compressed sound: encodes Ogg Opus and decodes G.722 (telephony) with PyAV, from the extra `judges`. Knows sounds
-only."""
+"""Compressed sound: encodes Ogg Opus and decodes G.722 (telephony) with PyAV, from the extra `judges`."""
 
 from __future__ import annotations
 

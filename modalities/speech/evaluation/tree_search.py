@@ -1,8 +1,8 @@
 """Finds the best draft tree for a drafter on speech from measured acceptance rates, by Medusa's construction (arXiv
 2401.10774). Ours measures each level of the tree separately, because heads are less accurate the further they predict.
 
-A wide tree is run on sample sentences under an exact rule, and the accepted sibling of each level is counted. Knows
-traces and tree shapes, nothing of what tokens mean.
+A wide tree is run on sample sentences under an exact rule, and the accepted sibling of each level is counted.
+Independent of what tokens mean.
 """
 
 from __future__ import annotations

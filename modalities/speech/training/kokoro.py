@@ -1,8 +1,8 @@
 """The teacher of the voice: Kokoro (82 million parameters), a synthesiser that also gives each phoneme's duration.
 
 Its acoustic model runs in onnxruntime (the extra `teacher`), with the durations, an inner tensor of the graph, as a
-further output. Its vocoder is outrider.speech.training.kokoro_vocoder. Knows sounds and phonemes, nothing of codes;
-used only to make training speech.
+further output. Its vocoder is outrider.speech.training.kokoro_vocoder. Independent of codes; used only to make training
+speech.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It takes nine tenths of the teacher's time. On processors with 16-bit products its convolutions run in bfloat16 and
 everything that affects phases in float32, three to four times as fast as the 8-bit graph. Reads its weights from the
-graph; knows nothing of phonemes.
+graph; independent of phonemes.
 """
 
 from __future__ import annotations

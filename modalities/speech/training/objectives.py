@@ -2,7 +2,7 @@
 
 Tasks of outrider.core.training.model_training: recognising the phoneme of each mel frame, reconstructing frames through
 codes, and predicting an utterance's codes from its phonemes. An objective is a module whose forward pass is the loss.
-Knows nothing of files.
+Independent of files.
 """
 
 from __future__ import annotations

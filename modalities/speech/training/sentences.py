@@ -2,7 +2,7 @@
 
 Sources: usage examples of WordNet, for their wide vocabulary; speeches to a congress, in the public domain; everyday
 phrases and numbers generated from patterns; and Moby-Dick, for evaluation only. A sentence is held out by its own hash,
-so the split does not change when sources are added. Knows text only.
+so the split does not change when sources are added.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Measures the throughput of a batch against the same prompts decoded one after another, and compares the outputs.
 
-Knows text models and prompts; nothing about how a batch is decoded.
+Independent of how a batch is decoded.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Compares the time of a pass with the device's memory bandwidth: with and without captured graphs, with kernel
-launches per step, and with transformers' generate(). Knows networks and clocks; nothing about how networks compute.
+launches per step, and with transformers' generate(). Independent of how networks compute.
 """
 
 from __future__ import annotations

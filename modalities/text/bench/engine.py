@@ -1,8 +1,7 @@
 """Benchmarks of engine features: continuous batching, long contexts with an 8-bit cache, and offloaded layers; and the
 requests of outrider.core.testing.soak.
 
-Figures are medians of interleaved repetitions (outrider.text.bench.interleave). Knows text models; nothing about how
-they compute.
+Figures are medians of interleaved repetitions (outrider.text.bench.interleave).
 """
 
 from __future__ import annotations

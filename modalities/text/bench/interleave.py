@@ -1,6 +1,6 @@
 """Measures configurations in turns and reports medians, so that other load on the machine affects all of them alike.
 
-Knows seconds, tokens and outputs; nothing about how they are produced.
+Independent of how outputs are produced.
 """
 
 from __future__ import annotations

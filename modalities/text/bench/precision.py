@@ -1,6 +1,6 @@
 """Compares weight precisions: perplexity and greedy agreement with 32 bits (teacher-forced), and plain decoding speed.
 
-All precisions use the same texts, and decoding is timed in turns. Knows text models and prompts.
+All precisions use the same texts, and decoding is timed in turns.
 """
 
 from __future__ import annotations

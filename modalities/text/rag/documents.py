@@ -1,6 +1,6 @@
 """Passages to retrieve from (bundled texts or the user's files), and questions about them.
 
-Knows nothing about retrieval; see outrider.text.rag.retrievers.
+Independent of retrieval; see outrider.text.rag.retrievers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The methods that answer questions from documents, by name, and a benchmark of them on the same questions.
 
 Two methods retrieve again every few tokens: `iterative` and `ralm-spec`, whose outputs must be identical. Two retrieve
-once: `rag` and `speculative-rag`, which are compared by correct answers. Knows nothing about files or plots.
+once: `rag` and `speculative-rag`, which are compared by correct answers. Independent of files and plots.
 """
 
 from __future__ import annotations

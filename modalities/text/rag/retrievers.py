@@ -1,7 +1,7 @@
 """Retrievers that rank passages by similarity to a query: sparse (BM25) and dense, exact or approximate.
 
 Each scores a subset of passages exactly as it scores all of them, so that a cache in front of it ranks as it would. A
-query is encoded once and can then be used repeatedly. Knows nothing about generation.
+query is encoded once and can then be used repeatedly. Independent of generation.
 """
 
 from __future__ import annotations

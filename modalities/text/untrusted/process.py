@@ -1,6 +1,6 @@
 """The parent's side: a child process that works on a stranger's file, with its time and memory bounded.
 
-Knows requests and answers; nothing of templates or tokenizers (child.py)."""
+Independent of templates and tokenizers (child.py)."""
 
 from __future__ import annotations
 

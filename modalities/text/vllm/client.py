@@ -1,6 +1,6 @@
 """A client of a vLLM server: streams tokens, and converts vLLM's acceptance counters into trace steps.
 
-Knows HTTP and metrics; nothing about models or how a server is started.
+Starts no server: outrider.text.vllm.server does.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 model as a transformers folder.
 
 Weights are rounded to 16 bits. Target weights that a drafter shares are copied where vLLM expects them in the file.
-Knows nothing about how vLLM is started.
+Starts no server.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Runs vLLM's server as a separate process, with its settings for our drafters.
 
 Uses the Python of the venv that outrider.text.bench.peers maintains, or another that has vLLM. Options for several
-devices and machines are passed through to vLLM. Knows commands and processes, nothing about models; the client is in
-outrider.text.vllm.client.
+devices and machines are passed through to vLLM. The client is in outrider.text.vllm.client.
 """
 
 from __future__ import annotations
