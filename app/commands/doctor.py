@@ -84,7 +84,7 @@ def version_of(name: str) -> str | None:
         return None
 
 
-def judge(package: Package, version: str | None, error: str | None) -> Finding:
+def check_package(package: Package, version: str | None, error: str | None) -> Finding:
     """The state of a package, from its version (None: not installed) and the error of its import (None: it works)."""
     python = sys.executable
     if version is None:
@@ -103,14 +103,14 @@ def judge(package: Package, version: str | None, error: str | None) -> Finding:
     return Finding(package.name, "works", package.needed, version, package.purpose)
 
 
-def judge_unused(name: str, version: str, error: str | None) -> Finding:
+def check_unused(name: str, version: str, error: str | None) -> Finding:
     if error is None:
         return Finding(name, "works", False, version, "not required")
     fix = f"not required, but it breaks transformers: {sys.executable} -m pip uninstall {name}"
     return Finding(name, "broken", False, f"{version}: {error}", "not required", fix)
 
 
-def judge_gpu(gpus: list[str], torch: dict[str, Any]) -> Finding | None:
+def check_gpu(gpus: list[str], torch: dict[str, Any]) -> Finding | None:
     """The state of the NVIDIA GPUs; None without any."""
     if not gpus or not torch:
         return None
@@ -126,7 +126,7 @@ def judge_gpu(gpus: list[str], torch: dict[str, Any]) -> Finding | None:
     return Finding("GPU", "broken", False, f"{names}: torch cannot use it", "speed", fix)
 
 
-def judge_native() -> Finding:
+def check_native() -> Finding:
     """The state of the compiled kernels; without them torch computes the same, more slowly."""
     from outrider.core.kernels import native
 
@@ -139,7 +139,7 @@ def judge_native() -> Finding:
     return Finding("native code", "works", False, "compiled for this processor", purpose)
 
 
-def judge_cache(folder: Path) -> Finding:
+def check_cache(folder: Path) -> Finding:
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not os.access(existing, os.W_OK):
         fix = "set OUTRIDER_CACHE to a writable folder"
@@ -188,12 +188,12 @@ def examine(*, fix: bool = False) -> Report:
         name: outcome.error
         for name, outcome in zip([package.name for package in installed] + unused, outcomes, strict=True)
     }
-    findings = [judge(package, version_of(package.name), errors.get(package.name)) for package in PACKAGES]
-    findings += [judge_unused(name, version_of(name) or "", errors[name]) for name in unused]
-    gpu = judge_gpu(nvidia_gpus(), torch.facts)
+    findings = [check_package(package, version_of(package.name), errors.get(package.name)) for package in PACKAGES]
+    findings += [check_unused(name, version_of(name) or "", errors[name]) for name in unused]
+    gpu = check_gpu(nvidia_gpus(), torch.facts)
     findings += [gpu] if gpu else []
     if torch.facts:
-        findings.append(judge_native())
-    findings.append(judge_cache(cache_folder()))
+        findings.append(check_native())
+    findings.append(check_cache(cache_folder()))
     ok = all(finding.state == "works" for finding in findings if finding.needed)
     return Report(ok, machine(), torch.facts, findings, repaired)

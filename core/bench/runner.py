@@ -273,7 +273,7 @@ def note(fields: Mapping[str, Any], total: Summary, cost: PassCost | None) -> st
     if fields["drafter"] == PLAIN:
         return ""
     if not total.drafted:
-        return "switched off throughout: no draft was predicted to pay, or none was fields"
+        return "switched off throughout: no draft was predicted to pay, or none was found"
     if fields["speedup"] is None or fields["speedup"] >= 1 - _SLOWER:
         off = fields["undrafted"]
         return f"nothing drafted in {off:.0%} of steps" if off > 0.005 else ""
@@ -283,7 +283,7 @@ def note(fields: Mapping[str, Any], total: Summary, cost: PassCost | None) -> st
     if cost is not None and length:
         per_token = total.times.draft / passes / length / cost(1)
         bound = break_even(length, per_token, cost.relative(length + 1))
-        text += ", no rate would pay" if bound > 1 else f", a chain of {length} breaks even at a chance of {bound:.0%}"
+        text += ", no rate breaks even" if bound > 1 else f", a chain of {length} breaks even at {bound:.0%}"
     return text + ")"
 
 

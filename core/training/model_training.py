@@ -20,7 +20,7 @@ class TrainingTask(Protocol):
     first measure are the best."""
 
     def batch(self, number: int, share: float) -> tuple[Tensor, ...]: ...  # share: finished share of the run
-    def judge(self, model: nn.Module) -> dict[str, float]: ...
+    def evaluate(self, model: nn.Module) -> dict[str, float]: ...
 
 
 class ModelTraining:
@@ -42,7 +42,7 @@ class ModelTraining:
     def validate(self, models: Mapping[str, nn.Module], autocast: Autocast) -> Mapping[str, Validation]:
         ((name, model),) = models.items()
         with autocast():
-            measures = self.task.judge(model)
+            measures = self.task.evaluate(model)
         return {name: Validation(next(iter(measures.values())), measures)}
 
     def save(self, name: str, model: nn.Module, provenance: Mapping[str, Any]) -> None:

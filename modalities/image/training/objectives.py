@@ -106,7 +106,7 @@ class CodecTask:
         order = torch.randperm(3, generator=generator).to(pictures.device)
         return (torch.where(recoloured[:, None, None, None], pictures[:, order], pictures),)
 
-    def judge(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, CodecObjective)
         losses, decibels, codes = [], [], []
         for indices in np.array_split(self.held_out, max(len(self.held_out) // 64, 1)):
@@ -227,7 +227,7 @@ class TokensTask:
         noisy = torch.where(wrong.to(codes.device), others, codes)
         return self.inputs([self.random_prompt(int(index), rng) for index in indices], noisy), codes
 
-    def judge(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, TokensObjective)
         measures: dict[str, float] = {}
         foreground_perplexity = 0.0
@@ -267,7 +267,7 @@ class PlanTask:
         indices = self.tokens_task.batches.indices(number)
         return self._tensors(indices, [self.tokens_task.random_prompt(int(index), rng) for index in indices])
 
-    def judge(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, PlanObjective)
         measures: dict[str, float] = {}
         for name, indices in self.tokens_task.validation.items():
@@ -340,7 +340,7 @@ class ImitationTask:
             self._generated = number, task.inputs(prompts, torch.tensor(rows, device=batches.device))
         return self._generated[1]
 
-    def judge(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
         """The rejection rate of sampled drafts, which is the total variation, on all codes and on those that are not
         white, and the KL divergence; on held-out pictures at the training guidance."""
         assert isinstance(model, ImitationObjective)

@@ -57,7 +57,7 @@ class FramesTask:
         crops = self.frames[:, index].permute(1, 0, 2).float() * data.STEP + data.LOWEST
         return crops, self.phonemes[index]
 
-    def judge(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, RecogniserObjective | CodecObjective)
         mels = [data.dequantise(mel)[None].to(self.device) for mel, _ in self.validation]
         each = [model.measure(mel, phonemes[None]) for mel, (_, phonemes) in zip(mels, self.validation, strict=True)]
@@ -221,7 +221,7 @@ class VoiceTask:
         arrays = (phonemes, present, durations, log_durations, inputs, labels, mask)
         return tuple(torch.from_numpy(array).to(self.device) for array in arrays)
 
-    def judge(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, VoiceObjective)
         nll_parts, end_parts, errors = [], [], []
         for start in range(0, len(self.validation), 16):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outrider.app.commands import doctor
-from outrider.app.commands.doctor import PACKAGES, Package, judge, judge_cache, judge_gpu, judge_unused
+from outrider.app.commands.doctor import PACKAGES, Package, check_cache, check_gpu, check_package, check_unused
 from outrider.app.options import file_size
 
 NEEDED = Package("numpy", ("numpy",), "everything")
@@ -21,7 +21,7 @@ def torch(cuda: str | None, *devices: str) -> dict[str, Any]:
 
 
 def test_a_package_that_imports_works() -> None:
-    finding = judge(NEEDED, "2.4.6", None)
+    finding = check_package(NEEDED, "2.4.6", None)
     assert (finding.state, finding.found, finding.fix) == ("works", "2.4.6", "")
 
 
@@ -36,25 +36,25 @@ def test_a_package_that_imports_works() -> None:
     ],
 )
 def test_findings_have_a_fix(package: Package, version: str | None, error: str | None, state: str, fix: str) -> None:
-    finding = judge(package, version, error)
+    finding = check_package(package, version, error)
     assert finding.state == state
     assert finding.fix.endswith(fix)
     assert error is None or error in finding.found
 
 
 def test_a_broken_unneeded_package_should_be_removed() -> None:
-    assert judge_unused("torchvision", "0.28.0", None).state == "works"
-    finding = judge_unused("torchvision", "0.28.0", "OSError: libcudart")
+    assert check_unused("torchvision", "0.28.0", None).state == "works"
+    finding = check_unused("torchvision", "0.28.0", "OSError: libcudart")
     assert (finding.state, finding.needed) == ("broken", False)
     assert finding.fix.endswith("pip uninstall torchvision")
 
 
 def test_a_gpu_works_if_torch_can_use_it() -> None:
-    assert judge_gpu([], torch(None)) is None
-    assert judge_gpu(["NVIDIA H200"], {}) is None
-    usable = judge_gpu(["NVIDIA H200"], torch("13.0", "cuda:0"))
-    without = judge_gpu(["NVIDIA H200"], torch(None))
-    old_driver = judge_gpu(["NVIDIA H200"], torch("13.0"))
+    assert check_gpu([], torch(None)) is None
+    assert check_gpu(["NVIDIA H200"], {}) is None
+    usable = check_gpu(["NVIDIA H200"], torch("13.0", "cuda:0"))
+    without = check_gpu(["NVIDIA H200"], torch(None))
+    old_driver = check_gpu(["NVIDIA H200"], torch("13.0"))
     assert usable
     assert without
     assert old_driver
@@ -66,16 +66,16 @@ def test_a_gpu_works_if_torch_can_use_it() -> None:
 def test_the_cache_folder_is_configurable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "weights"))
     assert doctor.cache_folder() == tmp_path / "weights"
-    assert judge_cache(tmp_path / "weights").state == "works"
+    assert check_cache(tmp_path / "weights").state == "works"
     assert not (tmp_path / "weights").exists()
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "a.safetensors").write_bytes(bytes(2500))
-    assert "2 KB held" in judge_cache(tmp_path / "weights").found
+    assert "2 KB held" in check_cache(tmp_path / "weights").found
 
 
 def test_an_unwritable_cache_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.os, "access", lambda *_: False)
-    finding = judge_cache(tmp_path)
+    finding = check_cache(tmp_path)
     assert (finding.state, finding.needed) == ("broken", True)
     assert "OUTRIDER_CACHE" in finding.fix
 
@@ -100,10 +100,10 @@ def test_native_kernels_are_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     from outrider.core.kernels import native
 
     monkeypatch.setattr(native, "hindrance", lambda: ("no C++ compiler", "install g++"))
-    found = doctor.judge_native()
+    found = doctor.check_native()
     assert (found.state, found.needed, found.fix) == ("absent", False, "install g++")
     monkeypatch.setattr(native, "hindrance", lambda: None)
     monkeypatch.setattr(native, "library", lambda: None)
-    assert doctor.judge_native().state == "broken"
+    assert doctor.check_native().state == "broken"
     monkeypatch.setattr(native, "library", lambda: object())
-    assert doctor.judge_native().state == "works"
+    assert doctor.check_native().state == "works"

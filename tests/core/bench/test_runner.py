@@ -229,7 +229,7 @@ def test_the_prediction_by_hand() -> None:
         ([step(0, 0, 0), step(1, 2, 2), step(2, 0, 0)], 1.2, "nothing drafted in 50% of steps"),
         ([step(0, 2, 2), step(1, 2, 2)], 1.5, ""),
         ([step(0, 2, 0), step(1, 2, 0)], 0.5, "leave it off (0% of drafted tokens accepted, a chain of 2 breaks even"),
-        ([step(0, 2, 2, draft=9.0), step(1, 2, 0, draft=9.0)], 0.1, "no rate would pay"),
+        ([step(0, 2, 2, draft=9.0), step(1, 2, 0, draft=9.0)], 0.1, "no rate breaks even"),
     ],
 )
 def test_a_slow_drafter_gets_a_note(steps: list[Step], speedup: float, words: str) -> None:

@@ -58,7 +58,7 @@ def test_a_window_does_not_look_back() -> None:
         view.recall([[1, 2, 3]], 2)
 
 
-def test_likeness_is_the_cosine_around_each_sublayer() -> None:
+def test_similarity_is_the_cosine_around_each_sublayer() -> None:
     """Against states tapped while reading: layers whose MLP is gone leave behind what their attention did."""
     text = [5, 9, 3, 7, 1, 12, 4]
     model = Decoder.random(SHAPE, dtype=torch.float64)

@@ -40,7 +40,7 @@ class Sums:
         x = torch.randn(16, 3, generator=torch.Generator().manual_seed(number))
         return x, x.sum(1, keepdim=True)
 
-    def judge(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
         return {"lost": float(model(*self.batch(10_000, 1.0)))}
 
 

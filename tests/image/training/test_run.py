@@ -219,11 +219,11 @@ def test_a_small_model_imitates_the_large_one(pictures: Pictures, codec: Tokeniz
     assert float(exact(*own)) == pytest.approx(0, abs=1e-5)
     optimiser = torch.optim.AdamW(model.parameters(), 1e-2)
     with torch.no_grad():
-        before = imitation.judge(model.eval())
+        before = imitation.evaluate(model.eval())
     for number in range(16):
         optimiser.zero_grad()
         model.train()(*imitation.batch(number, 0.0)).backward()
         optimiser.step()
     with torch.no_grad():
-        after = imitation.judge(model.eval())
+        after = imitation.evaluate(model.eval())
     assert after["rejection rate"] < before["rejection rate"] - 0.02 and after["KL"] < before["KL"]
