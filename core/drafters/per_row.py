@@ -17,6 +17,7 @@ from outrider.core.protocol import (
     BatchedDrafter,
     CrowdAwareDrafter,
     Drafter,
+    OverlappedDrafter,
     Prefill,
     Prompts,
     Scores,
@@ -51,7 +52,12 @@ def batched(make: Callable[[], Drafter]) -> BatchedDrafter:
     drafter = make()
     if isinstance(drafter, BatchedDrafter) and drafter.supports_batching():
         return drafter
-    return PerRow(make, drafter)
+    return per_row(make, drafter)
+
+
+def per_row(make: Callable[[], Drafter], first: Drafter) -> PerRow:
+    """One drafter per row, which drafts ahead of the target if `first`, the one for the first row, does."""
+    return (OverlappedPerRow if isinstance(first, OverlappedDrafter) else PerRow)(make, first)
 
 
 class PerRow:
@@ -120,3 +126,12 @@ class PerRow:
         for row in range(len(self._rows)):
             self.leave(row)
         self._rows, self._drafts = [], []
+
+
+class OverlappedPerRow(PerRow):
+    """The same of drafters that draft ahead: each open row prepares for the outcomes of its own draft."""
+
+    def draft_ahead(self, draft: Draft) -> None:
+        for row, (drafter, own) in enumerate(zip(self._rows, self._drafts, strict=True)):
+            if isinstance(drafter, OverlappedDrafter) and self._going[row]:
+                drafter.draft_ahead(own)

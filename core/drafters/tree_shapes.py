@@ -237,7 +237,7 @@ def rerank(values: Tensor, parents: Tensor, nodes: int) -> tuple[Tensor, Tensor]
     This is the re-ranking of EAGLE-2 and OPT-Tree and, for candidates that were expanded best first, of SpecExec: no
     child is more probable than its parent, so the best nodes form a tree. A value above an ancestor's (rounding, other
     scores) is lowered to it; of equal values the earlier node wins, so parents come before children. Nodes at -inf come
-    last. Does not synchronise with the device.
+    last, so that the numbers of the others don't depend on them. Does not synchronise with the device.
     """
     count = parents.shape[1]
     above = parents
@@ -245,7 +245,9 @@ def rerank(values: Tensor, parents: Tensor, nodes: int) -> tuple[Tensor, Tensor]
         safe = above.clamp(min=0)
         values = torch.where(above < 0, values, torch.minimum(values, values.gather(1, safe)))
         above = torch.where(above < 0, -1, above.gather(1, safe))
-    kept = values.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(1).values
+    ranked = values.sort(dim=1, descending=True, stable=True)
+    dead = ranked.values[:, :nodes] == -torch.inf
+    kept = (ranked.indices[:, :nodes] + dead * count).sort(1).values.remainder_(max(count, 1))
     order = torch.arange(kept.shape[1], device=kept.device).expand_as(kept)
     places = torch.full_like(parents, -1).scatter_(1, kept, order)
     over = parents.gather(1, kept)

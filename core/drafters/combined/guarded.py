@@ -21,7 +21,7 @@ from outrider.core.drafters.combined.adaptive import (
     propose_with_cost,
     weight_free,
 )
-from outrider.core.drafters.per_row import PerRow, batches
+from outrider.core.drafters.per_row import batches, per_row
 from outrider.core.errors import Incompatible
 from outrider.core.protocol import (
     BatchedDrafter,
@@ -108,7 +108,7 @@ class Guarded:
 
     def open(self, sampling: Sampling) -> None:
         if not batches(self._inner):
-            self._set(PerRow(self._make, self._inner))
+            self._set(per_row(self._make, self._inner))
         self._target = 0
         self._start(0)
         self._batched.open(sampling)

@@ -351,7 +351,7 @@ class DynamicTree(_ModelDrafter):
             values.append(torch.where(fits, total, -torch.inf))
             if rng.device.type == "cpu" and not bool(fits.any()):
                 break
-            value, best = values[-1].topk(width)
+            value, best = (part[:, :width] for part in values[-1].sort(descending=True, stable=True))
             origin = start + best
             first = grown.size - width if level else -1  # first node of the level just expanded
             new = (best // width) + first if level else torch.full_like(best, -1)
