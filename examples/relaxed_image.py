@@ -1,7 +1,7 @@
-"""Draw a picture under an exact and under a relaxed acceptance rule.
+"""Draw an image under an exact and under a relaxed acceptance rule.
 
 Writes one PNG per rule. Prints the tokens per target pass and the total variation: 0 for the exact rule; for the
-relaxed one, how far the distributions it emitted from were from the target's, summed over the picture.
+relaxed one, how far the distributions it emitted from were from the target's, summed over the image.
 """
 
 import argparse

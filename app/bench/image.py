@@ -1,4 +1,4 @@
-"""`outrider bench image`: a table of drafters and rules on pictures.
+"""`outrider bench image`: a table of drafters and rules on images.
 
 Heavy packages are imported when it runs.
 """
@@ -110,7 +110,7 @@ def image(
     repeated = list(islice(cycle(texts), num_prompts))
     judges = _judges(cast("ImageModel", im), style, device, data, weights) if quality else None
     count = len(settings) + 1 + quality
-    with tqdm(total=num_prompts * count, unit="picture", leave=False, disable=None) as bar:
+    with tqdm(total=num_prompts * count, unit="image", leave=False, disable=None) as bar:
         judging = None if judges is None else judges.of_results
         rows = bench.measure(im, repeated, settings, quality=judging, progress=bar.update, **options_of_all)
     console = Console()
@@ -118,7 +118,7 @@ def image(
     if output is not None:
         about = {"model": im.name, "dtype": dtype, "prompts": prompts, "pictures": num_prompts, **options_of_all}
         if judges is not None:
-            about["of held-out real pictures"] = judges.reference
+            about["of held-out real images"] = judges.reference
             about["of the classifier"] = _accuracy(weights)
         report = bench.to_json(rows, about)
         output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -127,7 +127,7 @@ def image(
 
 
 def _judges(im: ImageModel, style: str | None, device: str, data: Path | None, weights: Path | None) -> Any:
-    """The judges of pictures; raises an error if the data or the weights that they need are missing."""
+    """The judges of images; raises an error if the data or the weights that they need are missing."""
     from outrider.image import recipes
     from outrider.image.evaluation.quality import QualityMetrics
     from outrider.image.training.data import load_or_render

@@ -23,7 +23,7 @@ Run = Callable[[str | None], tuple[list[list[int]], int]]
 
 
 def picture(dtype: str, device: str, count: int, tokens: int) -> tuple[Any, Run]:
-    """A network and a function that decodes `count` pictures with it, under guidance (two streams for each)."""
+    """A network and a function that decodes `count` images with it, under guidance (two streams for each)."""
     from outrider.core.engine.adapters.guidance import Guided
     from outrider.image.layout_planner import decoder
     from outrider.image.token_model import TokenModel

@@ -59,7 +59,7 @@ def contact_sheet(
         "seed": seed,
         "batch": batch_size,
     }
-    with tqdm(total=len(texts) * len(settings), unit="picture", leave=False, disable=None) as bar:
+    with tqdm(total=len(texts) * len(settings), unit="image", leave=False, disable=None) as bar:
         found = panels(im, texts, settings, progress=bar.update, **options)
     together(found, size=tile_size).save(output)
     for panel in found:

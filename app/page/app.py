@@ -94,7 +94,7 @@ def endpoint(backend: Backend) -> Callable[..., dict[str, Any]]:
     ) -> dict[str, Any]:
         """One complete run. `drafter` is "plain" or a drafter of the tab; `options` may contain options of the modality
         (max_new_tokens; guidance_scale, style; speed), "drafter_options" and "rule_options". Returns the text, the
-        summary of the trace, and the recording (trace, token texts, picture or sound in base64)."""
+        summary of the trace, and the recording (trace, token texts, image or sound in base64)."""
         given = {"prompt": prompt, "drafter": drafter, "rule": rule, "temperature": temperature, "seed": seed}
 
         def record() -> Recording:

@@ -1,4 +1,4 @@
-"""Recordings: a trace with what is needed to show it without a model: the texts of tokens, the picture, the sound.
+"""Recordings: a trace with what is needed to show it without a model: the texts of tokens, the image, the sound.
 
 A recording is a JSON file; bare traces, as the command line writes them, can be read too. Every field of a file is
 validated, so that a hostile file is refused. Independent of models and pages.
@@ -117,10 +117,10 @@ def _validated(recording: Recording) -> Recording:
     if any(len(text) > _LONGEST_NAME for text in texts) or len(recording.prompt) > 4 * validate.PROMPT:
         raise TraceError("the recording's prompt or a token's text is too long")
     if not (1 <= recording.rows <= 64 and 1 <= recording.columns <= 64):
-        raise TraceError(f"the picture has {recording.rows} x {recording.columns} codes; the limit is 64 x 64")
-    for data, magic, what in ((recording.picture, _PNG, "picture"), (recording.sound, _WAV, "sound")):
+        raise TraceError(f"the image has {recording.rows} x {recording.columns} codes; the limit is 64 x 64")
+    for data, magic, what in ((recording.picture, _PNG, "image"), (recording.sound, _WAV, "sound")):
         if data and not _starts_with(data, magic):
-            raise TraceError(f"the recording's {what} is not a {'PNG' if what == 'picture' else 'WAV'} file in base64")
+            raise TraceError(f"the recording's {what} is not a {'PNG' if what == 'image' else 'WAV'} file in base64")
     if recording.sound:
         from outrider.speech.audio import Sound
 

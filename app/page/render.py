@@ -59,7 +59,7 @@ def player(recording: Recording, label: str) -> str:
 
 @lru_cache(maxsize=8)
 def _analysed(sound: str) -> tuple[list[float], str, float]:
-    """The envelope, the mel spectrogram as a picture, and the seconds of a WAV file in base64."""
+    """The envelope, the mel spectrogram as an image, and the seconds of a WAV file in base64."""
     if not sound:
         return [], "", 0.0
     import wave

@@ -12,7 +12,7 @@ HEAD = """<div class="or-head"><h1>Outrider</h1><p>A fast drafter proposes sever
 all of them in one pass. See what was drafted, what was accepted, and why.</p></div>"""
 
 CSS = """
-.gradio-container { max-width: 1480px !important; margin: 0 auto !important; --or-veil: #d9dee5; }
+.gradio-container { width: 100%; max-width: 1480px !important; margin: 0 auto !important; --or-veil: #d9dee5; }
 .dark .gradio-container, .dark.gradio-container, .dark { --or-veil: #2b3240; }
 .or-head { display: flex; gap: 18px; align-items: baseline; flex-wrap: wrap; padding: 4px 2px; }
 .or-head h1 { font-size: 1.5rem; font-weight: 700; margin: 0; letter-spacing: -.01em; }
@@ -67,7 +67,6 @@ CSS = """
 }
 @media (max-width: 640px) {
   .gradio-container .row > .column { flex: 1 1 100% !important; min-width: 0 !important; max-width: 100%; }
-  .or-wide { max-width: calc(100vw - 84px); }
   .gradio-container { padding: 6px !important; }
   .or-head p { display: none; }
   .or-tokens { font-size: 1rem; }

@@ -35,7 +35,7 @@ class TraceView:
     charts: Any = None
     save: Any = None
     tabs: Any = None
-    compare: Any = None  # two pictures under one slider
+    compare: Any = None  # two images under one slider
     race: Any = None
     slowdown: Any = None
     replays: int = field(default=0)
@@ -161,7 +161,7 @@ class TraceView:
 
 
 def picture_pair(recording: Recording) -> Any:
-    """The pictures of plain and speculative decoding, for a slider between them."""
+    """The images of plain and speculative decoding, for a slider between them."""
     if recording.plain is None or not recording.picture or not recording.plain.picture:
         return gr.update(visible=False, value=None)
     import io

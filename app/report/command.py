@@ -169,7 +169,7 @@ def _call(words: Sequence[str]) -> bool:
 
 
 def shortened(words: Sequence[str]) -> list[str]:
-    """The command with at most the prompts or pictures and new tokens of _QUICK."""
+    """The command with at most the prompts or images and new tokens of _QUICK."""
     result = list(words)
     for option, limit in _QUICK.items():
         if option in result:

@@ -228,7 +228,7 @@ IMAGE = (
         METHODS,
         "Every method, at temperature 0 and 1",
         "Every drafter whose weights are installed, with the exact rule and the default guidance, on the same held-out "
-        "names and seeds, one picture at a time.",
+        "names and seeds, one image at a time.",
         _both(f"image --drafters {_CODES},medusa,spatial,eagle,eagle2 --num-prompts 32 {_DRAWN}"),
         needs=_PAINTER,
         quick=True,
@@ -237,7 +237,7 @@ IMAGE = (
         "relaxed",
         "Relaxed rules, temperature 1",
         "Target passes saved against the change in the distribution: mean total variation per code, and the target's "
-        "own negative log-likelihood (NLL) of the pictures.",
+        "own negative log-likelihood (NLL) of the images.",
         (
             f"image --drafters jacobi --rules exact,{_RELAXED},lantern-plus-plus,grouped {_LATE} {_DRAWN} "
             "--plot {folder}/relaxed.png",
@@ -250,7 +250,7 @@ IMAGE = (
     Section(
         "quality",
         "Speed and quality, judged",
-        "Four settings of each of five rules, 256 pictures per row: KID to real pictures, LPIPS to the pictures of "
+        "Four settings of each of five rules, 256 images per row: KID to real images, LPIPS to the images of "
         "plain decoding, and how often the classifier recognises the prompt. Plain decoding with other seeds shows how "
         "much of a difference is chance.",
         (
@@ -265,7 +265,7 @@ IMAGE = (
     ),
     Section(
         "judged",
-        "The best relaxed settings, on 2,000 pictures",
+        "The best relaxed settings, on 2,000 images",
         "Compared with plain decoding with the same seeds and with others, by KID and prompt agreement.",
         (
             "image --drafters jacobi --rules annealed,grouped,tolerance --rule-option annealed.weight=4 --rule-option "

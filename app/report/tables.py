@@ -134,7 +134,7 @@ def _pictures(results: Sequence[Result]) -> str:
     }
     cells |= {"passes / code": "{equivalents_per_token:.2f}", "accepted": "{acceptance_rate:.0%}"}
     cells |= {
-        "same picture": "{identical:.0%}",
+        "same image": "{identical:.0%}",
         "total variation / code": "{total_variation:.4f}",
         "NLL / code": "{nll:.3f}",
     }

@@ -1,4 +1,4 @@
-"""A picture and grids of its codes: by round, acceptance probability, entropy and source.
+"""An image and grids of its codes: by round, acceptance probability, entropy and source.
 
 Pure functions of steps, for the page and for notebooks. Images are given as data; independent of models.
 """
@@ -16,7 +16,7 @@ _RAMP = ((0, 32, 77), (65, 77, 107), (124, 123, 120), (188, 175, 111), (255, 234
 
 
 def cells(steps: Sequence[Step], what: str, rows: int, columns: int) -> list[list[float | None]]:
-    """One number for each code of a picture in raster order. `what` is `round`, the round that committed the code;
+    """One number for each code of an image in raster order. `what` is `round`, the round that committed the code;
     `chance`, its acceptance probability; `entropy`, that of the target's distribution; or `relaxed`, 1 if it was
     accepted only because the rule is relaxed, otherwise 0."""
     values: list[float | None] = []
@@ -67,7 +67,7 @@ def ramp(share: float) -> str:
 
 
 def source_grid(steps: Sequence[Step], rows: int, columns: int, *, light: bool = False) -> Drawing:
-    """The source of each code of a picture: drafted, relaxed, resampled or bonus."""
+    """The source of each code of an image: drafted, relaxed, resampled or bonus."""
     side, parts = 14, []
     for index, source in enumerate(source for step in steps for source in step.sources):
         row, column = divmod(index, columns)
@@ -84,7 +84,7 @@ def source_grid(steps: Sequence[Step], rows: int, columns: int, *, light: bool =
 
 
 def grids(steps: Sequence[Step], rows: int = 16, columns: int = 16, *, light: bool = False) -> dict[str, Drawing]:
-    """Grids of a picture's codes by round, acceptance probability, entropy and source."""
+    """Grids of an image's codes by round, acceptance probability, entropy and source."""
     probability = cells(steps, "chance", rows, columns)
     return {
         "round": grid(cells(steps, "round", rows, columns), "round", light=light),
@@ -104,8 +104,8 @@ def picture(
     clock: Sequence[float] | None = None,
     light: bool = False,
 ) -> Drawing:
-    """A picture (PNG in base64) and its grids. Codes after the step `current` are hidden; with `clock`, the seconds at
-    which each step was done, the picture alone is replayed. `light` omits tooltips, for pictures in progress."""
+    """An image (PNG in base64) and its grids. Codes after the step `current` are hidden; with `clock`, the seconds at
+    which each step was done, the image alone is replayed. `light` omits tooltips, for images in progress."""
     side, veils = 16, []
     step_of_cell = [index for index, step in enumerate(steps) for _ in step.emitted]
     for cell, index in enumerate(step_of_cell[: rows * columns]):
@@ -116,7 +116,7 @@ def picture(
         veils.append(f'<rect x="{x}" y="{y}" width="16.2" height="16.2" fill="var(--or-veil,#ccc)"{timed}/>')
     wide, high = side * columns, side * rows
     image = f'<image href="data:image/png;base64,{safe(data)}" width="{wide}" height="{high}"/>'
-    shown = drawing([image, *veils], wide, high, "the picture", scale=1.1)
+    shown = drawing([image, *veils], wide, high, "the image", scale=1.1)
     if clock is not None:
         return shown
     upto = steps if current is None else steps[: current + 1]

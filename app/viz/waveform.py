@@ -25,7 +25,7 @@ def strip(
 ) -> Drawing:
     """The sound over time, and under it the round and the source of each token.
 
-    `starts` are the seconds at which tokens become audible, `wave` is the envelope, `mel` a picture as a data URL,
+    `starts` are the seconds at which tokens become audible, `wave` is the envelope, `mel` an image as a data URL,
     `words` are times and spoken words, `clock` the seconds at which rounds were done, for a replay, and `current` the
     round to show."""
     wide, duration = 880.0, max(seconds, 1e-6)

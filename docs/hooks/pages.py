@@ -38,7 +38,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages and the pictures that the repository keeps elsewhere."""
+    """Add the generated pages and the images that the repository keeps elsewhere."""
     generated = {page(name): reference(name) for root in ROOTS for name in packages(root)}
     generated |= {"methods.md": methods(), "examples.md": examples()}
     generated |= {name: shown(source) for name, source in REPOSITORY.items()}

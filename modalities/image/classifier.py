@@ -1,7 +1,7 @@
-"""A classifier of pictures by name, which measures whether a generated picture shows what its prompt names.
+"""A classifier of images by name, which measures whether a generated image shows what its prompt names.
 
 Linear discriminant analysis of Inception features (outrider.image.inception_lpips): features are projected so that
-pictures of one name in different styles lie close together, and a name is the mean of its pictures. Independent of
+images of one name in different styles lie close together, and a name is the mean of its images. Independent of
 codes; outrider.image.training.classifier has its training set.
 """
 
@@ -40,7 +40,7 @@ class Classifier(DraftHead):
         cls, names: Sequence[str], features: Tensor, labels: Tensor, *, width: int = 256, shrink: float = 0.3
     ) -> Classifier:
         """Fit to features [N, F] with labels [N], which index `names`. The covariance within names is estimated from
-        few pictures, so `shrink` times its mean variance is added in every direction."""
+        few images, so `shrink` times its mean variance is added in every direction."""
         features = features.double()
         mean = features.mean(0)
         x = features - mean
@@ -78,7 +78,7 @@ class Classifier(DraftHead):
         return [index for name in COMMON if (index := self.index(name)) is not None]
 
     def ranks(self, features: Tensor, names: Sequence[str]) -> Tensor:
-        """The rank [B], from 0, of each picture's own name by similarity; -1 if the name is unknown. A common name is
+        """The rank [B], from 0, of each image's own name by similarity; -1 if the name is unknown. A common name is
         ranked among the common names only."""
         similarities = self.similarities(features).cpu()
         common, ranks = set(self.common), []
@@ -103,7 +103,7 @@ def normalise_name(name: str) -> str:
 
 
 def top_k_accuracy(ranks: Tensor) -> dict[str, float]:
-    """The share of pictures whose name ranks first, and among the first five; unknown names are left out."""
+    """The share of images whose name ranks first, and among the first five; unknown names are left out."""
     known = ranks[ranks >= 0]
     if not len(known):
         return {}

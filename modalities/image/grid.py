@@ -17,7 +17,7 @@ class Grid:
 
     rows: int
     columns: int
-    end_markers: int = 0  # tokens at the end of each row that are not part of the picture
+    end_markers: int = 0  # tokens at the end of each row that are not part of the image
 
     @property
     def width(self) -> int:

@@ -1,4 +1,4 @@
-"""Third-party networks for picture metrics: Inception features and LPIPS, fetched through outrider.core.assets.store.
+"""Third-party networks for image metrics: Inception features and LPIPS, fetched through outrider.core.assets.store.
 
 Inception is a TorchScript archive, which is opened only if its checksum matches the catalogue's. LPIPS is published as
 weights; its network is written here. Independent of the metrics computed from the features.
@@ -20,7 +20,7 @@ from outrider.core.assets.store import Checkpoint, convert_pickle, fetch
 from outrider.core.paths import cache_folder
 
 _SIDE = 299  # pixels, the input size of Inception
-_BATCH = 16  # pictures per pass
+_BATCH = 16  # images per pass
 
 
 class Inception:
@@ -50,7 +50,7 @@ class Inception:
 
 
 def cached_features(pictures: Tensor, inception: Callable[[], Inception]) -> Tensor:
-    """Inception features of pictures, stored in the cache folder under the pictures' hash. `inception` is called only
+    """Inception features of images, stored in the cache folder under the images' hash. `inception` is called only
     if they are not stored yet."""
     digest = hashlib.sha256(pictures.cpu().numpy().tobytes()).hexdigest()[:16]
     file = cache_folder() / "features" / f"inception-{digest}.npy"
@@ -96,7 +96,7 @@ class Lpips:
 
     @torch.no_grad()
     def distance(self, first: Tensor, second: Tensor) -> Tensor:
-        """Two batches [N, 3, H, W] in [-1, 1] -> the perceptual distance [N] of each pair, 0 for equal pictures."""
+        """Two batches [N, 3, H, W] in [-1, 1] -> the perceptual distance [N] of each pair, 0 for equal images."""
         chunks = []
         device = self.weights["lin0.model.1.weight"].device
         for a, b in zip(torch.split(first, _BATCH), torch.split(second, _BATCH), strict=True):

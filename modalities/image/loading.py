@@ -1,4 +1,4 @@
-"""From a name to a model of pictures: our own, or a published one."""
+"""From a name to a model of images: our own, or a published one."""
 
 from __future__ import annotations
 

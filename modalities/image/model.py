@@ -170,10 +170,10 @@ class ImageModel:
         """The rule of these options."""
         return resolve_rule(options, neighbours=lambda: self.neighbours, codes=lambda: self.code_vectors)
 
-    # ---- pictures
+    # ---- images
 
     @torch.no_grad()
-    def pictures(self, grids: Tensor) -> list[Image]:
+    def to_images(self, grids: Tensor) -> list[Image]:
         """Codes [B, rows, columns] as images."""
         device = self.codec.codebook.device
         return images(torch.cat([self.codec.decode(part.to(device)) for part in torch.split(grids, 32)]))

@@ -1,6 +1,6 @@
-"""Encodes a prompt (a style and a few words) as the ids that the token model reads before a picture.
+"""Encodes a prompt (a style and a few words) as the ids that the token model reads before an image.
 
-Every prompt has the same number of ids, so that a picture's positions do not depend on it. Classifier-free guidance
+Every prompt has the same number of ids, so that an image's positions do not depend on it. Classifier-free guidance
 compares with the unconditional prompt. Prompt ids follow those of the codes. Independent of models.
 """
 
@@ -74,7 +74,7 @@ def most_common_words(texts: Iterable[tuple[str, Sequence[str]]], limit: int) ->
 class PromptEncoder:
     """The prompt vocabulary of one model: its styles and words."""
 
-    codes: int  # number of picture codes, whose ids come first
+    codes: int  # number of image codes, whose ids come first
     styles: tuple[str, ...]
     words: tuple[str, ...]
 

@@ -88,7 +88,7 @@ RECIPES = table(
     ),
     Recipe(
         name=CLASSIFIER,
-        summary="the classifier that measures whether pictures match their prompts, fitted in closed form",
+        summary="the classifier that measures whether images match their prompts, fitted in closed form",
         options={"width": 256, "shrink": 0.3},
         rate=0.0,
         batch=(0, 0),
@@ -158,7 +158,7 @@ def classifier_file(folder: Path | None = None) -> Path:
 
 
 def classifier(folder: Path | None = None) -> Classifier:
-    """The classifier of pictures by name."""
+    """The classifier of images by name."""
     model: DraftHead = load_trained(classifier_file(folder), KINDS, None)
     assert isinstance(model, Classifier)
     return model

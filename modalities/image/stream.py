@@ -1,4 +1,4 @@
-"""Streams of pictures: the steps of the decoding loop, and the partial picture after each.
+"""Streams of images: the steps of the decoding loop, and the partial image after each.
 
 Independent of prompts and of how targets and drafters are constructed.
 """
@@ -45,12 +45,12 @@ class StreamModel(Protocol):
         self, options: Options, prompt_ids: Sequence[Sequence[int]], unconditional: Sequence[int] | None = None
     ) -> Resolved[Drafter | None]: ...
     def rule(self, options: Options) -> Resolved[Rule]: ...
-    def pictures(self, grids: Tensor) -> list[Image]: ...
+    def to_images(self, grids: Tensor) -> list[Image]: ...
 
 
 @dataclass(frozen=True)
 class Result:
-    """The picture of one prompt."""
+    """The image of one prompt."""
 
     prompt: str
     image: Image
@@ -78,8 +78,8 @@ class Piece:
     _stream: Stream = field(repr=False)
 
     def image(self) -> Image:
-        """The picture after this step, white where nothing is decoded yet. It is decoded on each call."""
-        return self._stream.picture(self.row, self.count)
+        """The image after this step, white where nothing is decoded yet. It is decoded on each call."""
+        return self._stream.image(self.row, self.count)
 
 
 class Stream(Iterator[Piece]):
@@ -146,8 +146,8 @@ class Stream(Iterator[Piece]):
         filled = [*codes, *[self._model.white] * (len(raster) - len(codes))]
         return torch.tensor(filled).view(raster.rows, raster.width)[:, : raster.columns]
 
-    def picture(self, row: int, count: int) -> Image:
-        return self._model.pictures(self.grid(row, count)[None])[0]
+    def image(self, row: int, count: int) -> Image:
+        return self._model.to_images(self.grid(row, count)[None])[0]
 
     @property
     def trace(self) -> Trace:
@@ -171,12 +171,12 @@ class Stream(Iterator[Piece]):
 
     @property
     def results(self) -> list[Result]:
-        """The results so far, one per picture."""
+        """The results so far, one per image."""
         trace = self.trace
         grids = torch.stack([self.grid(row) for row in range(len(self.prompts))])
         return [
             Result(prompt, image, grid, list(self._codes[row]), self._own(trace, row), self._reasons[row])
             for row, (prompt, image, grid) in enumerate(
-                zip(self.prompts, self._model.pictures(grids), grids, strict=True)
+                zip(self.prompts, self._model.to_images(grids), grids, strict=True)
             )
         ]

@@ -1,4 +1,4 @@
-"""The token model: a decoder that reads a prompt (a style and a few words) and predicts a picture's codes in raster
+"""The token model: a decoder that reads a prompt (a style and a few words) and predicts an image's codes in raster
 order.
 
 Training uses the modules of outrider.core.engine.trainable.block; `network` lays the same weights out for inference in
@@ -25,7 +25,7 @@ from outrider.core.training.draft_head import Batch, DraftHead, Guess
 from outrider.image.layout_planner import LayoutPlanner, PlanConditioning, PlannedNetwork, decoder
 from outrider.image.prompt_encoder import PromptEncoder
 
-_WRONG_PLANS = 0.1  # share of rows that train with another picture's plan
+_WRONG_PLANS = 0.1  # share of rows that train with another image's plan
 
 
 class TokenModel(DraftHead):
@@ -117,7 +117,7 @@ class TokenModel(DraftHead):
         return normed
 
     def _shuffle_some(self, plan: Tensor) -> Tensor:
-        """In training, gives some rows the plan of another picture. The model so learns not to rely on wrong plans,
+        """In training, gives some rows the plan of another image. The model so learns not to rely on wrong plans,
         which the planner makes for names it has not seen."""
         if not self.training:
             return plan

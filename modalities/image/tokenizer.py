@@ -1,4 +1,4 @@
-"""The image tokenizer: a convolutional codec that turns pictures into a grid of codes and back.
+"""The image tokenizer: a convolutional codec that turns images into a grid of codes and back.
 
 Finite Scalar Quantization (arXiv 2309.15505), with one difference: latents are rounded to evenly spaced levels in [-1,
 1] without a tanh, so that the codes equal those of a nearest-neighbour search in the codebook. For this reason, and
@@ -29,7 +29,7 @@ class Layout:
     """The sizes of a tokenizer, as saved in layout.json."""
 
     levels: tuple[int, ...] = (8, 5, 5, 5)  # of each code dimension
-    channels: tuple[int, ...] = (32, 64, 96)  # of each resolution; each but the first halves the picture's side
+    channels: tuple[int, ...] = (32, 64, 96)  # of each resolution; each but the first halves the image's side
     layers: int = 1  # residual layers at each resolution
     groups: int = 8
 
@@ -128,7 +128,7 @@ class _Codebook(nn.Module):
 
 
 class Tokenizer(nn.Module):
-    """Pictures [B, 3, H, W] in [-1, 1] <-> codes [B, H/f, W/f]. An all-white patch always has the code `white`."""
+    """Images [B, 3, H, W] in [-1, 1] <-> codes [B, H/f, W/f]. An all-white patch always has the code `white`."""
 
     def __init__(self, layout: Layout | None = None) -> None:
         super().__init__()
@@ -230,7 +230,7 @@ def reconstruction_loss(reconstruction: Tensor, pictures: Tensor, out_of_range: 
 
 
 def psnr(reconstruction: Tensor, pictures: Tensor) -> Tensor:
-    """The peak signal-to-noise ratio [B] in dB, for pictures in [-1, 1]."""
+    """The peak signal-to-noise ratio [B] in dB, for images in [-1, 1]."""
     mse = (reconstruction.clamp(-1, 1) - pictures).square().mean((1, 2, 3)) / 4
     return -10 * mse.clamp(min=1e-10).log10()
 

@@ -47,11 +47,11 @@ class MultimodalModel:
         given = model.generation_config.eos_token_id
         self.end = tuple(given) if isinstance(given, list) else () if given is None else (given,)
 
-    def ask(self, question: str, pictures: Sequence[Any] = (), **options: Any) -> Result:
-        """Answer a question about pictures; the options are those of outrider.text.options.Options."""
-        content = [{"type": "image"} for _ in pictures] + [{"type": "text", "text": question}]
+    def ask(self, question: str, images: Sequence[Any] = (), **options: Any) -> Result:
+        """Answer a question about images; the options are those of outrider.text.options.Options."""
+        content = [{"type": "image"} for _ in images] + [{"type": "text", "text": question}]
         text = self.processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-        given = self.processor(text=text, images=list(pictures) or None, return_tensors="pt")
+        given = self.processor(text=text, images=list(images) or None, return_tensors="pt")
         return self.answer(dict(given), **options)
 
     def answer(self, given: Mapping[str, Any], **options: Any) -> Result:

@@ -113,7 +113,7 @@ def test_missing_weights_name_the_training_command(
 
 
 def test_white_codes_decode_to_a_picture(im: ImageModel) -> None:
-    blank = im.pictures(torch.full((1, 16, 16), im.white))[0]
+    blank = im.to_images(torch.full((1, 16, 16), im.white))[0]
     assert blank.size == (64, 64)
 
 

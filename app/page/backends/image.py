@@ -26,7 +26,7 @@ ANY = "any"
 
 
 class ImageBackend:
-    """Pictures by our model, by a published one (`spec`), or by the model that `load_` returns."""
+    """Images by our model, by a published one (`spec`), or by the model that `load_` returns."""
 
     name: Modality = "image"
     title = "Image"
@@ -87,20 +87,20 @@ class ImageBackend:
         """A code and the codes whose patches look most like its patch, each with the patch as a data URL."""
         im = self.load()
         near = [code, *im.neighbours[code, :count].tolist()]
-        if isinstance(im, PublishedModel):  # some models decode whole pictures only: fill one with the code
+        if isinstance(im, PublishedModel):  # some models decode whole images only: fill one with the code
             whole = torch.tensor(near)[:, None, None].expand(-1, im.raster.rows, im.raster.columns)
-            drawn = [part.resize((48, 48)) for part in im.pictures(whole)]
+            drawn = [part.resize((48, 48)) for part in im.to_images(whole)]
             return [(neighbour, data_url(part)) for neighbour, part in zip(near, drawn, strict=True)]
         grids = torch.tensor(near)[:, None, None].expand(-1, 3, 3)
         size = im.codec.factor
-        patches = [picture.crop((size, size, 2 * size, 2 * size)) for picture in im.pictures(grids)]
+        patches = [picture.crop((size, size, 2 * size, 2 * size)) for picture in im.to_images(grids)]
         return [
             (neighbour, data_url(patch.resize((48, 48), 0))) for neighbour, patch in zip(near, patches, strict=True)
         ]
 
 
 def packed(picture: Image) -> str:
-    """The picture as a PNG file in base64."""
+    """The image as a PNG file in base64."""
     file = io.BytesIO()
     picture.save(file, "PNG", optimize=True)
     return b64encode(file.getvalue()).decode()
@@ -111,7 +111,7 @@ def data_url(picture: Image) -> str:
 
 
 class ImageGeneration:
-    """A picture in progress."""
+    """An image in progress."""
 
     def __init__(self, im: ImageModel | PublishedModel, settings: RunSettings) -> None:
         self._im, self._settings = im, settings
@@ -137,7 +137,7 @@ class ImageGeneration:
 
     def preview(self) -> str:
         shape = self._im.raster.rows, self._im.raster.width
-        return image_grid.picture(packed(self._stream.picture(0, self._count)), self._steps, *shape, light=True)
+        return image_grid.picture(packed(self._stream.image(0, self._count)), self._steps, *shape, light=True)
 
     def recording(self) -> Recording:
         raster = self._im.raster
@@ -153,5 +153,5 @@ class ImageGeneration:
 
 
 def codes(steps: Sequence[Step]) -> list[int]:
-    """A picture's codes in raster order."""
+    """An image's codes in raster order."""
     return [token for step in steps for token in step.emitted]

@@ -221,7 +221,7 @@ def envelope(sound: Sound, points: int = _POINTS) -> list[float]:
 
 
 def mel_picture(sound: Sound) -> str:
-    """The mel spectrogram as a data URL of a picture; empty if the sound is too short."""
+    """The mel spectrogram as a data URL of an image; empty if the sound is too short."""
     from PIL import Image
 
     from outrider.app.page.backends.image import data_url

@@ -1,4 +1,4 @@
-"""Benchmark of drafters and acceptance rules on pictures: tokens per target pass, speedup, and the quality of relaxed
+"""Benchmark of drafters and acceptance rules on images: tokens per target pass, speedup, and the quality of relaxed
 rules.
 
 Each row of the table is one drafter under one rule, on the same prompts and seeds; the first row is plain decoding.
@@ -31,7 +31,7 @@ AnyImageModel = ImageModel | PublishedModel
 
 SCHEMA = 3
 _SEED_SHIFT = 1_000_003  # added to the seeds of the second plain decoding, the reference for quality
-QualityMeasure = Callable[[Sequence[Result], Sequence[Result]], Mapping[str, float]]  # of pictures and plain decoding's
+QualityMeasure = Callable[[Sequence[Result], Sequence[Result]], Mapping[str, float]]  # of images and plain decoding's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +50,11 @@ class Row:
     acceptance_rate: float
     relaxed: float  # share of codes that were accepted only because the rule is relaxed
     total_variation: float  # mean per code
-    identical: float  # share of pictures equal to plain decoding's with the same seed
+    identical: float  # share of images equal to plain decoding's with the same seed
     nll: float  # negative log-likelihood under the guided target, nats per code
     foreground_nll: float
-    seconds: float  # per picture, in batches
-    speedup: float  # over plain decoding: median over pictures, with its 95 % interval
+    seconds: float  # per image, in batches
+    speedup: float  # over plain decoding: median over images, with its 95 % interval
     speedup_low: float
     speedup_high: float
     options: Mapping[str, Any]  # of the drafter and of the rule
@@ -118,7 +118,7 @@ def generate_batches(
     progress: Callable[[int], Any] = lambda count: None,
     **options: Any,
 ) -> list[Result]:
-    """Generate one picture for each prompt in batches, which have the same prompts and seeds for every setting."""
+    """Generate one image for each prompt in batches, which have the same prompts and seeds for every setting."""
     results: list[Result] = []
     for start in range(0, len(prompts), batch):
         part = list(prompts[start : start + batch])
@@ -184,13 +184,13 @@ def _row(
 
 
 def _seconds(result: Result) -> float:
-    """The picture's share of the time of its steps, each divided equally among the batch rows still active."""
+    """The image's share of the time of its steps, each divided equally among the batch rows still active."""
     return sum(step.times.total / step.alive for step in result.trace.steps)
 
 
 @torch.no_grad()
 def code_nll(im: AnyImageModel, results: Sequence[Result], style: str | None, guidance: float) -> torch.Tensor:
-    """Negative log-likelihood [B, N] in nats of each code of complete pictures, under the guided target at temperature
+    """Negative log-likelihood [B, N] in nats of each code of complete images, under the guided target at temperature
     1. One target pass scores all codes."""
     target = im.target([im.read(result.prompt, style) for result in results], guidance)
     codes = torch.tensor([result.tokens for result in results], device=target.device)
@@ -211,7 +211,7 @@ def to_json(rows: Sequence[Row], settings: Mapping[str, Any]) -> dict[str, Any]:
 _PLOTTED = (  # measures of rows, their titles, and whether lower is better
     ("nll", "nats per code under the target", True),
     ("total_variation", "total variation per code", True),
-    ("KID", "KID to real pictures", True),
+    ("KID", "KID to real images", True),
     ("LPIPS", "LPIPS to plain decoding", True),
     ("top-5", "prompt in the classifier's top 5", False),
 )

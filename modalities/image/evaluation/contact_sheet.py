@@ -1,5 +1,5 @@
-"""A contact sheet: pictures of the same prompts and seeds under several settings, side by side in one image.
-Independent of how pictures are generated.
+"""A contact sheet: images of the same prompts and seeds under several settings, side by side in one image.
+Independent of how images are generated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TEXT, _BORDER = (40, 40, 40), (235, 235, 235)
 
 @dataclass(frozen=True)
 class Panel:
-    """The pictures of one setting."""
+    """The images of one setting."""
 
     caption: str
     images: Sequence[Image]
@@ -51,7 +51,7 @@ def panels(im: ImageModel, prompts: Sequence[str], settings: Sequence[Setting], 
 
 
 def sheet(panels: Sequence[Panel], *, across: int = 8, panels_across: int = 3, size: int = 48) -> Image:
-    """All panels in one image, each with `across` pictures of `size` pixels per row."""
+    """All panels in one image, each with `across` images of `size` pixels per row."""
     from PIL import Image, ImageDraw, ImageFont
 
     down = -(-max(len(panel.images) for panel in panels) // across)

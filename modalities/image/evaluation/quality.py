@@ -1,8 +1,8 @@
-"""Quality metrics of pictures: compared with real pictures, with plain decoding's of the same seeds, and with their
+"""Quality metrics of images: compared with real images, with plain decoding's of the same seeds, and with their
 prompts.
 
 Metrics of Inception features (FID, arXiv 1706.08500; KID, arXiv 1801.01401; precision and recall, arXiv 1904.06991) are
-comparable within one table only, because hundreds of pictures are few for them and the network is a repackaged copy.
+comparable within one table only, because hundreds of images are few for them and the network is a repackaged copy.
 Independent of decoding.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from outrider.image.stream import Result
 
-MAX_REAL = 1024  # real pictures to compare features with
+MAX_REAL = 1024  # real images to compare features with
 _NEIGHBOURS = 3  # precision and recall: a ball reaches to the third nearest neighbour of its centre
 
 
@@ -58,7 +58,7 @@ def kid(generated: Tensor, real: Tensor) -> float:
 
 
 def precision_recall(generated: Tensor, real: Tensor, neighbours: int = _NEIGHBOURS) -> tuple[float, float]:
-    """The share of generated pictures within the k-nearest-neighbour balls of real ones, and the converse."""
+    """The share of generated images within the k-nearest-neighbour balls of real ones, and the converse."""
     x, y = _checked_pair(generated, real, minimum=neighbours + 1)
     return _covered(x, y, neighbours), _covered(y, x, neighbours)
 
@@ -73,14 +73,14 @@ def _covered(points: Tensor, centres: Tensor, neighbours: int) -> float:
 def _checked_pair(generated: Tensor, real: Tensor, minimum: int = 2) -> tuple[Tensor, Tensor]:
     if min(len(generated), len(real)) < minimum:
         raise InvalidOption(
-            f"there are {len(generated)} generated and {len(real)} real pictures; the metric takes {minimum} of each"
+            f"there are {len(generated)} generated and {len(real)} real images; the metric takes {minimum} of each"
         )
     return generated.double().cpu(), real.double().cpu()
 
 
 def code_usage(codes: Tensor, real: Tensor, size: int) -> dict[str, float]:
     """The perplexity of the code frequencies ("codes"), and their Jensen-Shannon divergence in nats from those of real
-    pictures ("code divergence")."""
+    images ("code divergence")."""
     p, q = (torch.bincount(ids.flatten().cpu(), minlength=size).double() / ids.numel() for ids in (codes, real))
     middle = (p + q) / 2
 
@@ -92,7 +92,7 @@ def code_usage(codes: Tensor, real: Tensor, size: int) -> dict[str, float]:
 
 
 def nearest_distance(pictures: Tensor, training: Tensor) -> Tensor:
-    """The root-mean-square pixel distance [N] of each picture [N, ...] to the nearest training picture."""
+    """The root-mean-square pixel distance [N] of each image [N, ...] to the nearest training image."""
     x, y = pictures.flatten(1).float(), training.flatten(1).float()
     parts = [torch.cdist(part, y).amin(1) for part in torch.split(x, 64)]
     return torch.cat(parts) / math.sqrt(x.shape[1])
@@ -106,7 +106,7 @@ def to_tensor(images: Sequence[Image]) -> Tensor:
 
 @dataclass(eq=False)
 class QualityMetrics:
-    """All metrics, on pictures of one style or of all styles. Networks and features of real pictures load on first
+    """All metrics, on images of one style or of all styles. Networks and features of real images load on first
     use."""
 
     pictures: Pictures
@@ -124,7 +124,7 @@ class QualityMetrics:
         return Lpips.pretrained(self.device)
 
     def _sample(self, split: int, limit: int) -> Tensor:
-        """Up to `limit` real pictures of a split, the same ones each time."""
+        """Up to `limit` real images of a split, the same ones each time."""
         indices = self.pictures.indices(split)
         if self.style is not None:
             indices = indices[self.pictures.style[indices] == self.pictures.styles.index(self.style)]
@@ -152,7 +152,7 @@ class QualityMetrics:
 
     @cached_property
     def reference(self) -> dict[str, float]:
-        """The metrics of held-out real pictures."""
+        """The metrics of held-out real images."""
         held_out = self._sample(HELD_NAME, MAX_REAL // 2)
         metrics = {"nearest distance": float(nearest_distance(held_out, self._training).mean())}
         if len(held_out) > _NEIGHBOURS:
@@ -169,7 +169,7 @@ class QualityMetrics:
     def measure(
         self, images: Sequence[Image], codes: Tensor, prompts: Sequence[str], plain: Sequence[Image]
     ) -> dict[str, float]:
-        """The metrics of pictures with codes [N, ...] and prompts, given plain decoding's pictures of the same
+        """The metrics of images with codes [N, ...] and prompts, given plain decoding's images of the same
         seeds."""
         pixels = to_tensor(images)
         features = self._inception.features(pixels)

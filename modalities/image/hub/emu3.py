@@ -1,5 +1,5 @@
-"""Emu3 of transformers: picture codes are tokens of a language model, with a marker at the end of each row and further
-markers at the end of the picture.
+"""Emu3 of transformers: image codes are tokens of a language model, with a marker at the end of each row and further
+markers at the end of the image.
 
 The grid determines which tokens are allowed at each position: codes within a row, then the end-of-row marker. The final
 markers carry no information and are not decoded; `sequence` appends them. Guidance uses a negative prompt of any
@@ -34,7 +34,7 @@ _FAR = 1e3  # coordinate of the end-of-row marker in the codebook, far from ever
 
 
 class Emu3:
-    """A model with its processor, for pictures of the aspect `ratio` (width:height) and about `area` pixels."""
+    """A model with its processor, for images of the aspect `ratio` (width:height) and about `area` pixels."""
 
     guidance = 3.0
 
@@ -47,7 +47,7 @@ class Emu3:
         except ValueError:
             raise InvalidOption(f"ratio is {ratio!r}; it must be width:height, such as 4:3") from None
         if rows < 1 or columns < 1:
-            raise InvalidOption(f"area is {area} pixels, too few for a picture of ratio {ratio}")
+            raise InvalidOption(f"area is {area} pixels, too few for an image of ratio {ratio}")
         self.raster = Grid(rows, columns, end_markers=1)
         self._size = {"ratio": ratio, "image_area": area}
         mapping = model.vocabulary_mapping
@@ -62,7 +62,7 @@ class Emu3:
             picture_ids = model_ids[ids.clamp(0, count - 1)]
             return {"input_ids": torch.where(ids < count, picture_ids, ids - count), "position_ids": positions}
 
-        trunk, head = model.model.text_model, nn.Linear(1, 1, bias=False)  # the head's rows of picture tokens only
+        trunk, head = model.model.text_model, nn.Linear(1, 1, bias=False)  # the head's rows of image tokens only
         head.weight = nn.Parameter(model.lm_head.weight.detach()[model_ids], requires_grad=False)
         self._interface = ModelInterface(
             trunk=trunk,
@@ -92,12 +92,12 @@ class Emu3:
         return Guided(inner, prompts, free, guidance, skip_first=True, allowed=self._slots)
 
     def sequence(self, tokens: Sequence[int]) -> list[int]:
-        """A picture's tokens as ids of the model, with the markers that end the picture."""
+        """An image's tokens as ids of the model, with the markers that end the image."""
         tokenizer = self.processor.tokenizer
         end = [tokenizer.eof_token_id, tokenizer.eoi_token_id, tokenizer.eos_token_id]
         return [*self._model_ids.cpu()[list(tokens)].tolist(), *end]
 
-    def pictures(self, grids: Tensor) -> list[Image]:
+    def to_images(self, grids: Tensor) -> list[Image]:
         return images(self.model.model.vqmodel.decode(grids.to(self.model.device)))
 
     @cached_property

@@ -25,7 +25,7 @@ from outrider.image.tokenizer import images
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_DRAFT_OVERHANG = 256  # attention columns for draft nodes beyond the picture's end
+_DRAFT_OVERHANG = 256  # attention columns for draft nodes beyond the image's end
 
 
 class ImageGPT:
@@ -35,7 +35,7 @@ class ImageGPT:
 
     def __init__(self, model: Any, processor: Any) -> None:
         self.model = model
-        self.vocabulary = int(model.config.vocab_size) - 1  # the last id only starts a picture
+        self.vocabulary = int(model.config.vocab_size) - 1  # the last id only starts an image
         if processor.clusters is None:
             raise InvalidOption("the image processor has no clusters, which define the colours of the codes")
         self.colours = torch.as_tensor(processor.clusters, dtype=torch.float32)  # [K, 3] in [-1, 1]
@@ -67,7 +67,7 @@ class ImageGPT:
         inner = TransformersTarget(self.model, trees="branches", interface=self._interface)
         return Guided(inner, prompts, prompts, 1.0, skip_first=True)
 
-    def pictures(self, grids: Tensor) -> list[Image]:
+    def to_images(self, grids: Tensor) -> list[Image]:
         return images(self.colours[grids.cpu()].permute(0, 3, 1, 2))
 
     @cached_property

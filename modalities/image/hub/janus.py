@@ -1,7 +1,7 @@
-"""Janus and Janus-Pro of transformers: a Llama with a separate head and embeddings for picture codes, and a VQ decoder.
+"""Janus and Janus-Pro of transformers: a Llama with a separate head and embeddings for image codes, and a VQ decoder.
 
 Guidance is that of the class: the unconditional prompt is padding except for its first token and the token that begins
-a picture. Word ids follow the code ids. Weights: deepseek-community/Janus-Pro-1B and -7B, which share codes and words,
+an image. Word ids follow the code ids. Weights: deepseek-community/Janus-Pro-1B and -7B, which share codes and words,
 so the smaller one can draft for the larger one.
 """
 
@@ -36,7 +36,7 @@ class Janus:
         count = inner.vision_model.config.num_image_tokens
         side = isqrt(count)
         if side * side != count:
-            raise InvalidOption(f"the model's pictures have {count} codes, which do not form a square")
+            raise InvalidOption(f"the model's images have {count} codes, which do not form a square")
         self.raster, self.vocabulary = Grid(side, side), int(inner.vqmodel.config.num_embeddings)
         defaults = model.generation_config
         self.pad = defaults.pad_token_id
@@ -80,7 +80,7 @@ class Janus:
         free = [unconditional or self.unconditional(prompt) for prompt in prompts]
         return Guided(inner, prompts, free, guidance, skip_first=True)
 
-    def pictures(self, grids: Tensor) -> list[Image]:
+    def to_images(self, grids: Tensor) -> list[Image]:
         pixels = self.model.decode_image_tokens(grids.flatten(1).to(self.model.device))  # [B, H, W, 3]
         return images(pixels.permute(0, 3, 1, 2))
 

@@ -1,7 +1,7 @@
-"""LlamaGen (arXiv 2406.06525) on our own transformer: pictures of a class or a caption, as codes of a VQGAN.
+"""LlamaGen (arXiv 2406.06525) on our own transformer: images of a class or a caption, as codes of a VQGAN.
 
-`convert` turns the two published files (transformer and picture tokenizer) into a folder for `outrider.image.load`.
-Rotary positions are by row and column; the positions before the picture are not rotated. As in the original code,
+`convert` turns the two published files (transformer and image tokenizer) into a folder for `outrider.image.load`.
+Rotary positions are by row and column; the positions before the image are not rotated. As in the original code,
 guidance compares with the unconditional class, or with the unconditional caption cut to the prompt's length. Captions
 are encoded by a T5 of transformers in lower case; the original code also removes URLs and special characters, and
 masks padding before a caption, which is left out here. Code ids come first, then those of classes, or of T5's words and
@@ -55,7 +55,7 @@ _CODEC = "codec.safetensors"
 
 
 class LlamaGen:
-    """A network with its conditioning tensors and picture tokenizer; `text` names the T5 that encodes captions."""
+    """A network with its conditioning tensors and image tokenizer; `text` names the T5 that encodes captions."""
 
     def __init__(
         self, config: Mapping[str, Any], network: Network, conditioning: Mapping[str, Tensor], codec: Vqgan, text: str
@@ -109,7 +109,7 @@ class LlamaGen:
         inner = F.gelu(F.linear(features, self._conditioning["fc1"]), approximate="tanh")
         return F.linear(inner, self._conditioning["fc2"])
 
-    # ---- pictures
+    # ---- images
 
     def target(
         self, prompts: Sequence[Sequence[int]], guidance: float, unconditional: Sequence[int] | None = None
@@ -147,7 +147,7 @@ class LlamaGen:
         return network
 
     def _after(self, prompt_length: int) -> Network:
-        """The network for pictures that begin after `prompt_length` tokens."""
+        """The network for images that begin after `prompt_length` tokens."""
         if prompt_length not in self._networks:
             base = self._network
             scaling = ("grid", {"columns": float(self.raster.columns), "first": float(prompt_length)})
@@ -155,7 +155,7 @@ class LlamaGen:
             self._networks[prompt_length] = Network(config, base.embedding, base.layers, base.norm, base.head)
         return self._networks[prompt_length]
 
-    def pictures(self, grids: Tensor) -> list[Image]:
+    def to_images(self, grids: Tensor) -> list[Image]:
         return images(self.codec.decode(grids))
 
     @cached_property
@@ -209,7 +209,7 @@ def convert(
 ) -> Path:
     """Convert published files, such as c2i_L_384.pt and vq_ds16_c2i.pt, to a folder for `outrider.image.load`.
 
-    `pixels` is the side of the pictures that the model was trained on; `heads` is needed for unpublished sizes;
+    `pixels` is the side of the images that the model was trained on; `heads` is needed for unpublished sizes;
     `classes` are optional names to give as prompts instead of class numbers; `text` is the T5 that encodes captions."""
     from safetensors.torch import save_file
 

@@ -33,11 +33,11 @@ _NEIGHBOURS = 200  # of each code, the maximum that rules may use
 
 
 class Published(Protocol):
-    """A model of one class: encodes prompts, decodes codes to pictures. Ids of picture tokens come first, then those of
+    """A model of one class: encodes prompts, decodes codes to images. Ids of image tokens come first, then those of
     prompts."""
 
     raster: Grid
-    vocabulary: int  # number of picture tokens, end-of-row markers included
+    vocabulary: int  # number of image tokens, end-of-row markers included
     guidance: float  # default strength; 1: the model has no guidance
 
     @property
@@ -51,7 +51,7 @@ class Published(Protocol):
     ) -> Target:
         """The guided target; `unconditional`: ids of a negative prompt for all prompts."""
 
-    def pictures(self, grids: Tensor) -> list[Image]: ...
+    def to_images(self, grids: Tensor) -> list[Image]: ...
     @property
     def code_vectors(self) -> Tensor:
         """The codebook [vocabulary, D] in which neighbour rules measure distances."""
@@ -184,9 +184,9 @@ class PublishedModel:
         return resolve_rule(options, neighbours=lambda: self.neighbours, codes=lambda: self.code_vectors)
 
     @torch.no_grad()
-    def pictures(self, grids: Tensor) -> list[Image]:
-        """Codes [B, rows, columns] as pictures."""
-        return self.published.pictures(grids)
+    def to_images(self, grids: Tensor) -> list[Image]:
+        """Codes [B, rows, columns] as images."""
+        return self.published.to_images(grids)
 
     @cached_property
     def code_vectors(self) -> Tensor:
@@ -201,7 +201,7 @@ class PublishedModel:
 
 FAMILY: Family[Published] = Family(
     package="outrider.image.hub",
-    what="picture models",
+    what="image models",
     classes={
         "janus": HubClass("janus", "Janus", "JanusForConditionalGeneration"),
         "emu3": HubClass("emu3", "Emu3", "Emu3ForConditionalGeneration"),
@@ -209,8 +209,8 @@ FAMILY: Family[Published] = Family(
         "llamagen": HubClass("llamagen", "open_folder"),  # a folder written by outrider.image.hub.llamagen.convert
     },
     refused={
-        "chameleon": "its class in transformers sets the logits of picture codes to -inf and has no pixel decoder, "
-        "so it reads pictures but cannot generate them",
+        "chameleon": "its class in transformers sets the logits of image codes to -inf and has no pixel decoder, "
+        "so it reads images but cannot generate them",
         "glm_image": "its class takes positions from a table that is computed from the prompt and has none for draft "
         "tokens; its codes become pixels only through a diffusion model of 7 billion weights in another package",
     },

@@ -1,7 +1,7 @@
-"""The convolutional picture tokenizer of LlamaGen (arXiv 2406.06525), a VQGAN with a codebook of unit vectors.
+"""The convolutional image tokenizer of LlamaGen (arXiv 2406.06525), a VQGAN with a codebook of unit vectors.
 
 Runs directly on the published tensors; their names and shapes give the width and depth. Each block but the last halves
-the picture's side. Independent of the model that generates the codes.
+the image's side. Independent of the model that generates the codes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Vqgan:
         needed = ("quantize.embedding.weight", "post_quant_conv.weight", "decoder.conv_out.weight", "quant_conv.weight")
         for name in needed:
             if name not in tensors:
-                raise Incompatible(f"the picture tokenizer has no tensor '{name}'; is it LlamaGen's VQ model?")
+                raise Incompatible(f"the image tokenizer has no tensor '{name}'; is it LlamaGen's VQ model?")
         self._tensors = {name: tensors[name].to(device, torch.float32) for name in tensors}
         self.device = torch.device(device)
         self.codes = F.normalize(self._tensors["quantize.embedding.weight"], dim=-1)  # [K, D]

@@ -43,7 +43,7 @@ class DataError(OutriderError):
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture of a set."""
+    """One image of a set."""
 
     name: str
     keywords: tuple[str, ...]
@@ -52,13 +52,13 @@ class Picture:
 
 @dataclass(frozen=True)
 class Pictures:
-    """All pictures of the training set with their splits."""
+    """All images of the training set with their splits."""
 
     pixels: np.ndarray  # [N, 64, 64, 3] uint8
     styles: tuple[str, ...]
     style: np.ndarray  # [N] indices into `styles`
-    names: tuple[str, ...]  # one per picture
-    keywords: tuple[tuple[str, ...], ...]  # one tuple per picture
+    names: tuple[str, ...]  # one per image
+    keywords: tuple[tuple[str, ...], ...]  # one tuple per image
     split: np.ndarray  # [N] TRAIN, HELD_NAME or HELD_PAIR
 
     def __len__(self) -> int:
@@ -70,13 +70,13 @@ class Pictures:
         return torch.from_numpy(np.ascontiguousarray(self.pixels.transpose(0, 3, 1, 2)))
 
     def indices(self, split: int) -> np.ndarray:
-        """The indices of the pictures of one split."""
+        """The indices of the images of one split."""
         return np.flatnonzero(self.split == split)
 
     def describe(self) -> str:
         counts = [f"{style} {int((self.style == index).sum()):,}" for index, style in enumerate(self.styles)]
         names, pairs = int((self.split == HELD_NAME).sum()), int((self.split == HELD_PAIR).sum())
-        return f"{len(self):,} pictures ({', '.join(counts)}); held out {names:,} by name, {pairs:,} by style and name"
+        return f"{len(self):,} images ({', '.join(counts)}); held out {names:,} by name, {pairs:,} by style and name"
 
     def save(self, path: Path) -> None:
         """Write one compressed file of plain arrays, atomically."""
@@ -97,12 +97,12 @@ class Pictures:
                 arrays["split"].astype(np.int64),
             )
         except (NpzError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path} is not a prepared set of pictures: {str(error)[:200]}") from None
+            raise DataError(f"{path} is not a prepared set of images: {str(error)[:200]}") from None
         shape, columns = pictures.pixels.shape, (pictures.style, pictures.names, pictures.keywords, pictures.split)
         if len(shape) != 4 or shape[1:] != (SIZE, SIZE, 3):
-            raise DataError(f"{path} holds pictures of shape {shape[1:]}; expected ({SIZE}, {SIZE}, 3)")
+            raise DataError(f"{path} holds images of shape {shape[1:]}; expected ({SIZE}, {SIZE}, 3)")
         if any(len(column) != shape[0] for column in columns):
-            raise DataError(f"{path} holds {shape[0]} pictures and {len(pictures.names)} names")
+            raise DataError(f"{path} holds {shape[0]} images and {len(pictures.names)} names")
         return pictures
 
 
@@ -121,12 +121,12 @@ def render(say: Callable[[str], None] = print) -> Pictures:
     names = _Names()
     for style, read in SETS.items():
         sets[style] = _deduplicated(read(names))
-        say(f"{style}: {len(sets[style]):,} pictures")
+        say(f"{style}: {len(sets[style]):,} images")
     return split(sets)
 
 
 def split(sets: Mapping[str, Sequence[Picture]]) -> Pictures:
-    """Split sets by style into training and held-out pictures, by a hash of their names."""
+    """Split sets by style into training and held-out images, by a hash of their names."""
     styles = tuple(sets)
     rows = [(style, picture) for style, pictures in enumerate(sets.values()) for picture in pictures]
     counts = Counter(picture.name for _, picture in rows)
@@ -155,7 +155,7 @@ def _held_out(text: str) -> bool:
 
 
 def _deduplicated(pictures: Iterable[Picture]) -> list[Picture]:
-    """The pictures without repeated pixels or names. The first of equal pictures gets the names and keywords of the
+    """The images without repeated pixels or names. The first of equal images gets the names and keywords of the
     others as keywords."""
     by_pixels: dict[bytes, Picture] = {}
     names: set[str] = set()
@@ -265,7 +265,7 @@ class _Names:
         return tuple(dict.fromkeys(word for word in self.words.get(key, []) if word and word != name))
 
 
-# ---- the sets, each read as pictures
+# ---- the sets, each read as images
 
 _TONE = re.compile(r"-(default|light|medium-light|medium|medium-dark|dark)$")
 

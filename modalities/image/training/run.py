@@ -119,7 +119,7 @@ def _train(recipe: Recipe, pictures: Pictures, request: TrainingRequest, say: Ca
         return _train_classifier(context, facts)
     job = _JOBS[recipe.name](context)
     size = sum(parameter.numel() for parameter in job.model.parameters())
-    say(f"{recipe.name}: {size:,} parameters, batches of {batch} pictures")
+    say(f"{recipe.name}: {size:,} parameters, batches of {batch} images")
     training = ModelTraining(recipe.name, job.model.to(device), job.task, job.save)
     plan = request.plan(recipe.rate, recipe.decay, recipe.matrices)
     progress = Trainer(training, plan, out, device=device, facts=facts, quiet=request.quiet).run()
@@ -128,7 +128,7 @@ def _train(recipe: Recipe, pictures: Pictures, request: TrainingRequest, say: Ca
     return job.file
 
 
-# ---- models trained on pictures
+# ---- models trained on images
 
 
 def _tokenizer(context: _Context) -> _Job:
@@ -168,7 +168,7 @@ def _tokens(context: _Context) -> _Job:
             model.teller.planner.load_state_dict(plan.state_dict())
         except RuntimeError:
             raise Incompatible(
-                "the layout planner was trained on another set of pictures; train image-plan again"
+                "the layout planner was trained on another set of images; train image-plan again"
             ) from None
     task = context.tokens_task(codec, prompt_encoder)
     return _Job(TokensObjective(model), task, context.file, context.saver("tokens"))
@@ -188,7 +188,7 @@ def _token_model(encoder: PromptEncoder, options: Mapping[str, Any], target: Tok
 
 
 def _encoders(context: _Context) -> tuple[Tokenizer, PromptEncoder]:
-    """The tokenizer, and the prompt encoder of the training pictures' styles and words."""
+    """The tokenizer, and the prompt encoder of the training images' styles and words."""
     codec = recipes.tokenizer().to(context.device)
     return codec, PromptEncoder(codec.layout.codes, context.pictures.styles, _words(context.pictures))
 
@@ -205,7 +205,7 @@ _JOBS: Mapping[str, Callable[[_Context], _Job]] = {
 
 
 def _train_classifier(context: _Context, facts: dict[str, Any]) -> Path:
-    """Fit the classifier in closed form; nearly all of the time goes into the features of pictures."""
+    """Fit the classifier in closed form; nearly all of the time goes into the features of images."""
     from outrider.image.inception_lpips import Inception, cached_features
 
     inception = cache(lambda: Inception.pretrained(context.device))
@@ -255,11 +255,11 @@ def _train_head(context: _Context, request: TrainingRequest, facts: dict[str, An
         seed=request.seed,
     )
     best = Trainer(training, plan, context.out, device=device, facts=facts, quiet=request.quiet).run().best
-    context.say(f"{recipe.name}: {best.get(name, 0.0):.3f} codes per target pass (simulated chains, held-out pictures)")
+    context.say(f"{recipe.name}: {best.get(name, 0.0):.3f} codes per target pass (simulated chains, held-out images)")
     return context.file
 
 
 def _words(pictures: Pictures) -> tuple[str, ...]:
-    """The most common words of the training pictures' names and keywords."""
+    """The most common words of the training images' names and keywords."""
     indices = pictures.indices(TRAIN)
     return most_common_words(((pictures.names[index], pictures.keywords[index]) for index in indices), WORDS)

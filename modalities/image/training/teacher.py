@@ -1,7 +1,7 @@
-"""The guided token model as the teacher of draft heads, and pictures as its lessons.
+"""The guided token model as the teacher of draft heads, and images as its lessons.
 
 A draft head reads the combined hidden states of the conditional and the unconditional stream and learns the guided
-distribution, as in drafting. Rows hold a picture's codes only; the teacher looks up the prompt of each row.
+distribution, as in drafting. Rows hold an image's codes only; the teacher looks up the prompt of each row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outrider.image.layout_planner import decoder
 from outrider.image.prompt_encoder import PromptEncoder
 from outrider.image.training.objectives import TokensTask
 
-_EPOCH = 1024  # pictures per epoch; each epoch shifts them again
+_EPOCH = 1024  # images per epoch; each epoch shifts them again
 
 
 class GuidedTeacher:
@@ -50,7 +50,7 @@ class GuidedTeacher:
 
 
 class Lessons:
-    """The training lessons of each epoch, with pictures shifted at random, and `size` fixed validation lessons. Both
+    """The training lessons of each epoch, with images shifted at random, and `size` fixed validation lessons. Both
     register their prompts with the teacher."""
 
     def __init__(self, teacher: GuidedTeacher, task: TokensTask, size: int) -> None:
@@ -70,7 +70,7 @@ class Lessons:
         lessons = []
         for row, prompt in zip(codes.tolist(), prompts, strict=True):
             by_row[(root, *row)] = prompt
-            lessons.append(Lesson((root,), tuple(row), "picture"))
+            lessons.append(Lesson((root,), tuple(row), "image"))
         return lessons
 
     def __call__(self, epoch: int, share: float) -> Sequence[Lesson]:

@@ -137,8 +137,8 @@ def test_the_classifier_is_evaluated_on_styles_left_out(codec: Tokenizer) -> Non
 
     classifier, accuracy = train_classifier(split(sets), codec, extract, width=16)
     assert classifier.names == ("red heart", "pizza", "fire", "sun") and classifier.common == [0, 1, 2, 3]
-    assert accuracy["common names, real pictures"] == {"top-1": 1.0, "top-5": 1.0}
-    assert accuracy["held-out names, real pictures"] == {}
+    assert accuracy["common names, real images"] == {"top-1": 1.0, "top-5": 1.0}
+    assert accuracy["held-out names, real images"] == {}
     with pytest.raises(InvalidOption, match="two styles"):
         train_classifier(split({"a": sets["a"]}), codec, extract)
 

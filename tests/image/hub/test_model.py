@@ -251,5 +251,5 @@ def test_classes_without_image_generation_are_rejected() -> None:
     class Chameleon:
         config = ChameleonConfig()
 
-    with pytest.raises(InvalidOption, match="sets the logits of picture codes to -inf"):
+    with pytest.raises(InvalidOption, match="sets the logits of image codes to -inf"):
         published(Chameleon(), None)

@@ -63,7 +63,7 @@ def test_a_prepared_file_reads_back(pictures: Pictures, tmp_path: Path) -> None:
     again = Pictures.load(file)
     assert again.names == pictures.names and again.keywords == pictures.keywords
     assert np.array_equal(again.pixels, pictures.pixels) and np.array_equal(again.split, pictures.split)
-    assert "88 pictures (noto 44, fluent 44)" in again.describe()
+    assert "88 images (noto 44, fluent 44)" in again.describe()
     (tmp_path / "broken.npz").write_bytes(file.read_bytes()[:2000])
     with pytest.raises(DataError, match="not a prepared set"):
         Pictures.load(tmp_path / "broken.npz")
@@ -157,7 +157,7 @@ def test_the_classifier_is_fitted_and_loads_again(
     classifier = recipes.classifier(tmp_path)
     assert classifier.names == ("red heart", "pizza") and classifier.config["features"] == 2048
     about = json.loads((tmp_path / "classifier.json").read_text())["provenance"][recipes.ACCURACY]
-    assert about["common names, real pictures"]["top-5"] == 1.0 and any("top-1" in line for line in said)
+    assert about["common names, real images"]["top-5"] == 1.0 and any("top-1" in line for line in said)
     assert len(list((tmp_path / "features").glob("*.npy"))) == 2
 
 
