@@ -125,7 +125,7 @@ def test_every_recipe_trains_and_the_model_generates(cache: Path) -> None:
         measure = "PSNR" if name == "image-tokenizer" else "NLL"
         assert second[0][measure] == pytest.approx(first[-1][measure], abs=0.1), "it starts from the given weights"
     assert any("tensors start from" in line for line in said)
-    im = load("emoji")
+    im = load("emoji", dtype="float32")
     assert im.styles == ("noto", "fluent") and "square" in im.prompt_encoder.words
     assert im.generate("red square", style="noto", seed=1).image.size == (64, 64)
     about = json.loads((recipes.home("image-tokens") / "tokens.json").read_text())
@@ -134,7 +134,7 @@ def test_every_recipe_trains_and_the_model_generates(cache: Path) -> None:
     parts = (("image-draft", TINY), ("image-medusa", None), ("image-spatial", None), ("image-eagle", None))
     for name, options in parts:
         train(TrainingRequest(recipes=(name,), options=options, **{**wanted, "steps": 4}), said.append)  # type: ignore[arg-type]
-    im = load("emoji")
+    im = load("emoji", dtype="float32")
     for drafter in ("draft-model", "medusa", "spatial", "eagle", "eagle2"):
         result = im.generate("red square", drafter=drafter, rule="gumbel-match", seed=2)
         assert result.tokens == plain.tokens and result.trace.method == drafter
