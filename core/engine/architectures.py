@@ -235,15 +235,17 @@ def _yarn(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _longrope(entry: Mapping[str, Any], context: int) -> dict[str, Any]:
-    """The parameters of LongRoPE (arXiv 2402.13753) up to the original context: the short factors."""
+    """The parameters of LongRoPE (arXiv 2402.13753): the short factors up to the original context, the long beyond."""
     original, given = int(entry["original_max_position_embeddings"]), entry.get("attention_factor")
-    short = entry.get("short_factor")
-    if not isinstance(short, list) or not short or not all(map(positive, short)):
-        raise ConfigError("rotary scaling of type 'longrope' needs short_factor: a list of numbers above 0")
+    for name in ("short_factor", "long_factor"):
+        factors = entry.get(name)
+        if not isinstance(factors, list) or not factors or not all(map(positive, factors)):
+            raise ConfigError(f"rotary scaling of type 'longrope' needs {name}: a list of numbers above 0")
     factor = entry.get("factor") or context / original
     inferred = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
     return {
-        "short_factor": tuple(map(float, short)),
+        "short_factor": tuple(map(float, entry["short_factor"])),
+        "long_factor": tuple(map(float, entry["long_factor"])),
         "original_max_position_embeddings": float(original),
         "attention_factor": inferred if given is None else float(given),
     }

@@ -24,8 +24,9 @@ from outrider.core.engine.architectures import (
     variant,
 )
 from outrider.core.engine.linear import Dense, Linear, fastest
+from outrider.core.engine.long_context import make_decoder
 from outrider.core.engine.network import Network
-from outrider.core.engine.rotary import rotary_order
+from outrider.core.engine.rotary import qkv_order, rotary_order
 from outrider.core.engine.transformer import Decoder
 from outrider.core.engine.types import Config, Layer
 
@@ -63,7 +64,7 @@ def load(
     device: torch.device | str = "cpu",
 ) -> Decoder:
     """A decoder from the contents of a config.json and a checkpoint."""
-    return Decoder(assemble(parse_config(config), tensors, dtype=dtype, device=device, convert=fastest))
+    return make_decoder(assemble(parse_config(config), tensors, dtype=dtype, device=device, convert=fastest))
 
 
 def parse_config(described: Mapping[str, Any]) -> Config:
@@ -83,14 +84,13 @@ def parse_config(described: Mapping[str, Any]) -> Config:
     tied = described.get("tie_word_embeddings")
     theta, scaling, rotated = rope(described, row)
     context = described.get("max_position_embeddings") or 2048
-    if scaling is not None and scaling[0] == "longrope":  # beyond it other factors apply, to all positions at once
-        context = min(context, int(scaling[1]["original_max_position_embeddings"]))
     rotary_dim = int(head_dim * rotated)
-    if scaling is not None and scaling[0] == "longrope" and len(scaling[1]["short_factor"]) != rotary_dim // 2:
-        raise ConfigError(
-            f"the config's short_factor has {len(scaling[1]['short_factor'])} numbers; expected {rotary_dim // 2}, one "
-            "per rotated pair"
-        )
+    for name in ("short_factor", "long_factor") if scaling is not None and scaling[0] == "longrope" else ():
+        if scaling is not None and len(scaling[1][name]) != rotary_dim // 2:
+            raise ConfigError(
+                f"the config's {name} has {len(scaling[1][name])} numbers; expected {rotary_dim // 2}, one per "
+                "rotated pair"
+            )
     return Config(
         architecture=described["model_type"],
         vocabulary=described["vocab_size"],
@@ -227,7 +227,7 @@ def _layer(take: _Tensors, config: Config, row: Architecture, prefix: str) -> La
     if row.joined_up_gate:
         mlp, halves, swapped = [f"{prefix}.mlp.gate_up_proj"], [2 * middle], torch.arange(2 * middle).roll(middle)
     pairs = rotary_order(dim, config.rotary_dim or dim, row.interleaved)
-    order = None if pairs is None else _head_order(config, pairs)
+    order = None if pairs is None else qkv_order(config.heads, config.kv_heads, dim, pairs)
     qk_norm = None
     if config.qk_norm:
         query = take.norm(f"{prefix}.self_attn.q_norm.weight", dim, row.norm_offset)
@@ -250,11 +250,3 @@ def _layer(take: _Tensors, config: Config, row: Architecture, prefix: str) -> La
         attention_post_norm=attention_post,
         mlp_post_norm=mlp_post,
     )
-
-
-def _head_order(config: Config, pairs: list[int]) -> Tensor:
-    """The order of the outputs of qkv in which the dimensions of each query and key head have the order `pairs`."""
-    rotated = config.heads + config.kv_heads
-    starts = torch.arange(rotated)[:, None] * config.head_dim
-    values = torch.arange(rotated * config.head_dim, (rotated + config.kv_heads) * config.head_dim)
-    return torch.cat([(starts + torch.tensor(pairs)).flatten(), values])

@@ -21,7 +21,7 @@ def root_queries(network: Network, cache: Cache) -> Tensor:
     cfg, depth = network.config, len(network.layers)
     gap = cache.rows.pending.shape[1] + max(cache.scored, 0)  # keeps existing scratch intact
     ids, layout = cache.plan(Draft.empty(len(cache.rows.host), cache.device), None, gap)
-    network.ensure_positions(max(cache.rows.host) + gap + ids.shape[1] + 1)
+    network.ensure_positions(max(cache.rows.host) + gap + ids.shape[1] + 1, cache.long)
     taps: dict[str, list[Tensor]] = {"embedding": [], **{f"layer.{index}": [] for index in range(depth - 1)}}
     network.run(network.embed(ids), cache.store, layout, taps)
     root = (cache.rows.pending_count - 1)[:, None, None]

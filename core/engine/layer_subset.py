@@ -54,7 +54,7 @@ def similarity(network: Network, cache: Cache, texts: Prompts, count: int) -> Te
         real = torch.arange(count, device=ids.device) < cache.rows.pending_count[:, None]
         x = network.embed(ids)
         for half in halves:
-            half.ensure_positions(longest + 1)
+            half.ensure_positions(longest + 1, cache.long)
         for index in range(len(network.layers)):
             for half in halves:
                 after = half.run(x, cache.store, layout, None, (index, index + 1))

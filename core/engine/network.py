@@ -71,6 +71,8 @@ class Network:
         self._plain_attention = config.variant.attention_softcap is None
         self._angles = torch.zeros(0), torch.zeros(0)
         self._local_angles = self._angles  # of layers with an attention window
+        self._angles_of: dict[bool, tuple[Tensor, Tensor]] = {}  # LongRoPE: with the short and the long factors
+        self._long = False  # which of them are in use
         self.before_layer: Callable[[int], None] | None = None  # called before each layer; offload loads weights in it
         self.graphs: Graphs | None = None  # captured passes, if enabled
         self._native = native_pass(config, layers, self.dtype)
@@ -119,19 +121,29 @@ class Network:
             logits = cap * torch.tanh(logits / cap)
         return logits.view(*x.shape[:-1], self.config.vocabulary)
 
-    def ensure_positions(self, count: int) -> None:
-        """Extend the rotary tables to at least `count` positions."""
+    def ensure_positions(self, count: int, long: bool = False) -> None:
+        """Extend the rotary tables to at least `count` positions. `long`: use LongRoPE's long factors from now on."""
+        if long != self._long:
+            self._angles_of[self._long] = self._angles
+            self._long, self._angles = long, self._angles_of.get(long, (torch.zeros(0), torch.zeros(0)))
+            self._local_angles = self._angles
+            if self._native is not None and len(self._angles[0]) >= count:
+                self._set_native_angles(len(self._angles[0]))
         if len(self._angles[0]) < count:
             size = max(2 * count, min(self.config.context, 4096))
             theta = self.config.variant.local_rope_theta
             local = None if theta is None else replace(self.config, rope_theta=theta, rope_scaling=None)
-            angles = rope_table(self.config, size, self.dtype, self.device)
+            angles = rope_table(self.config, size, self.dtype, self.device, long=long)
             self._local_angles = angles if local is None else rope_table(local, size, self.dtype, self.device)
             self._angles = angles
             if self._native is not None:
-                half = self.config.head_dim // 2
-                cosine, sine = rope_table(self.config, size, torch.float32, self.device)
-                self._native.set_angles(cosine[:, :half], sine[:, half:])
+                self._set_native_angles(size)
+
+    def _set_native_angles(self, size: int) -> None:
+        assert self._native is not None
+        half = self.config.head_dim // 2
+        cosine, sine = rope_table(self.config, size, torch.float32, self.device, long=self._long)
+        self._native.set_angles(cosine[:, :half], sine[:, half:])
 
     @property
     def angles(self) -> tuple[Tensor, ...]:

@@ -18,9 +18,12 @@ from outrider.core.errors import unknown
 SCALINGS = ("linear", "llama3", "yarn", "longrope")
 
 
-def rope_table(config: Config, size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def rope_table(
+    config: Config, size: int, dtype: torch.dtype, device: torch.device, *, long: bool = False
+) -> tuple[Tensor, Tensor]:
     """Cosines and sines [size, d], the first half of the sines negated: x cos + roll(x, d / 2) sin rotates x. With
-    `rotary_dim`, the last pairs of each half have the angle 0; weights are ordered accordingly (`rotary_order`)."""
+    `rotary_dim`, the last pairs of each half have the angle 0; weights are ordered accordingly (`rotary_order`).
+    `long`: with LongRoPE's factors for texts beyond the original context."""
     if config.rope_scaling is not None and config.rope_scaling[0] == "grid":
         cos, sin = _grid_table(config, size, device, **config.rope_scaling[1])
     else:
@@ -29,7 +32,7 @@ def rope_table(config: Config, size: int, dtype: torch.dtype, device: torch.devi
         rates = 1.0 / (config.rope_theta**half)
         factor = 1.0
         if config.rope_scaling is not None:
-            rates = _scale(rates, config.rope_theta, *config.rope_scaling)
+            rates = _scale(rates, config.rope_theta, *config.rope_scaling, long)
             factor = config.rope_scaling[1].get("attention_factor", 1.0)
         angles = torch.arange(size, device=device).float()[:, None] * rates
         padding = (0, (config.head_dim - rotated) // 2)
@@ -64,12 +67,21 @@ def rotary_order(head_dim: int, rotated: int, interleaved: bool) -> list[int] | 
     return [*first, *range(rotated, middle), *second, *range(middle, head_dim)]
 
 
-def _scale(rates: Tensor, theta: float, kind: str, parameters: Mapping[str, Any]) -> Tensor:
+def qkv_order(heads: int, kv_heads: int, head_dim: int, pairs: list[int]) -> Tensor:
+    """The order of the outputs of queries, keys and values in which the dimensions of each query and key head have the
+    order `pairs`."""
+    rotated = heads + kv_heads
+    starts = torch.arange(rotated)[:, None] * head_dim
+    values = torch.arange(rotated * head_dim, (rotated + kv_heads) * head_dim)
+    return torch.cat([(starts + torch.tensor(pairs)).flatten(), values])
+
+
+def _scale(rates: Tensor, theta: float, kind: str, parameters: Mapping[str, Any], long: bool) -> Tensor:
     """Rotary rates for contexts longer than those of the first training."""
     if kind == "linear":
         return rates / float(parameters["factor"])
     if kind == "longrope":
-        return rates / torch.tensor(parameters["short_factor"], device=rates.device)
+        return rates / torch.tensor(parameters["long_factor" if long else "short_factor"], device=rates.device)
     if kind == "yarn":
         return _yarn(rates, theta, parameters)
     if kind != "llama3":

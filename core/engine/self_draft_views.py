@@ -168,7 +168,7 @@ class View:
             shift = self._left_out[:, None]
             keys = None if layout.keys is None else layout.keys + shift
             layout = replace(layout, positions=layout.positions + shift, keys=keys)
-        self.network.ensure_positions(position_bound(model, draft))
+        self.network.ensure_positions(position_bound(model, draft), model.long)
         graphs, logits = self.network.graphs, None
         if graphs is not None and layout.slots is not None and ids.numel():
             states, logits, hidden = graphs.run(ids, cache.store, layout, {"stream"}, with_logits=not self.mute)
@@ -197,7 +197,7 @@ class View:
             raise Incompatible("recall needs a view of the whole cache; this one has a window, drop it")
         self._reset()
         with reread(self._model_cache, texts, count) as (ids, layout):
-            self.network.ensure_positions(max(map(len, texts)) + 1)
+            self.network.ensure_positions(max(map(len, texts)) + 1, self._model_cache.long)
             x = self.network.run(self.network.embed(ids), self._model_cache.store, layout)
             return self.network.logits(self.network.final_norm(x, len(ids)))
 

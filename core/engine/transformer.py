@@ -95,7 +95,7 @@ class Decoder:
         self._check_length(longest)
         self._pipeline = LogitsPipeline(sampling, prompts, self.vocabulary, self.device)
         self.cache.begin(prompts)
-        self.network.ensure_positions(longest)
+        self.network.ensure_positions(longest, self.cache.long)
         lengths = [len(prompt) - 1 for prompt in prompts]
         if self.cache.exact and len(prompts) * longest > _MAX_PADDING * sum(map(len, prompts)):
             rows = [self._read(slice(row, row + 1), length) for row, length in enumerate(lengths)]
@@ -158,7 +158,7 @@ class Decoder:
         """Read a prompt into a row, in the same chunks as when it is decoded alone; yields between chunks. `row()`
         returns the current index of the row."""
         self._check_length(len(prompt))
-        self.network.ensure_positions(len(prompt))
+        self.network.ensure_positions(len(prompt), self.cache.long)
         self._pipeline.enter(row(), prompt)
         tapped: dict[str, list[Tensor]] = {tap: [] for tap in self._taps}
         length = len(prompt) - 1
@@ -183,7 +183,7 @@ class Decoder:
             since = None  # the scratch was overwritten: read the whole draft again
         carry = draft.carry if since is None else None
         ids, layout = cache.plan(draft, since)
-        network.ensure_positions(position_bound(cache, draft))
+        network.ensure_positions(position_bound(cache, draft), cache.long)
         resumes = isinstance(carry, Carry) and carry.usable(cache, self._taps)
         graphs = None if resumes or draft.embeddings is not None or network.before_layer is not None else network.graphs
         logits: Tensor | None = None

@@ -58,6 +58,14 @@ class Config:
         """Whether layers are built as Llama's, so that the compiled kernels and trainable blocks compute the same."""
         return self.variant == Variant()
 
+    @property
+    def original_context(self) -> int | None:
+        """The length beyond which other rotary factors apply (LongRoPE); None: the same factors at all lengths."""
+        if self.rope_scaling is None or self.rope_scaling[0] != "longrope":
+            return None
+        original = int(self.rope_scaling[1]["original_max_position_embeddings"])
+        return original if original < self.context else None
+
     def __post_init__(self) -> None:
         counts = (
             "vocabulary",

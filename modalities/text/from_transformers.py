@@ -15,8 +15,8 @@ import torch
 from outrider.core.engine import checkpoints
 from outrider.core.engine.adapters.hf import TransformersTarget
 from outrider.core.engine.linear import fastest
+from outrider.core.engine.long_context import make_decoder
 from outrider.core.engine.network import Network
-from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import OutriderError
 from outrider.core.protocol import Target
 
@@ -33,7 +33,7 @@ def target_of(model: Any) -> tuple[Callable[[], Target], int]:
 
     def make() -> Target:
         network_now = copied(model)
-        return TransformersTarget(model) if network_now is None else Decoder(network_now)
+        return TransformersTarget(model) if network_now is None else make_decoder(network_now)
 
     return make, network.config.context
 
@@ -59,10 +59,9 @@ def copied(model: Any) -> Network | None:
     network: Network | None = None
     try:
         config = checkpoints.parse_config(model.config.to_dict())
-        if config.context >= (model.config.max_position_embeddings or 0):  # else ours stops where LongRoPE switches
-            network = checkpoints.assemble(
-                config, model.state_dict(), dtype=model.dtype, device=model.device, convert=fastest
-            )
+        network = checkpoints.assemble(
+            config, model.state_dict(), dtype=model.dtype, device=model.device, convert=fastest
+        )
     except OutriderError:
         network = None
     model.__dict__[_ATTRIBUTE] = (fingerprint, network)

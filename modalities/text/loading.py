@@ -16,10 +16,10 @@ import torch
 from outrider.core.assets import store
 from outrider.core.engine import checkpoints
 from outrider.core.engine.linear import fastest
+from outrider.core.engine.long_context import make_decoder
 from outrider.core.engine.network import with_graphs
 from outrider.core.engine.offload import LayerOffload, offload_layers
 from outrider.core.engine.quantization.quantize import quantize
-from outrider.core.engine.transformer import Decoder
 from outrider.core.errors import InvalidOption, OutriderError, unknown
 from outrider.core.protocol import Target
 from outrider.core.validation import dtype_name
@@ -160,7 +160,7 @@ def _target(
         network = quantize(network, int(dtype.removeprefix("int")))
         if offload is not None:
             network, _ = offload_layers(network, offload)
-    return partial(Decoder, with_graphs(network), cache_bits=None if kv_cache_dtype is None else 8), config.context
+    return partial(make_decoder, with_graphs(network), cache_bits=None if kv_cache_dtype is None else 8), config.context
 
 
 def find(source: str | Path, *, dtype: str = "bfloat16", revision: str | None = None) -> tuple[Path, str]:

@@ -22,6 +22,7 @@ from outrider.core.assets.store import foreign_tensors, read_json
 from outrider.core.drafters.trained.eagle import Eagle3Head, EagleHead, spread
 from outrider.core.drafters.trained.heads import MedusaHeads
 from outrider.core.engine.checkpoints import parse_config
+from outrider.core.engine.rotary import qkv_order, rotary_order
 from outrider.core.engine.types import Config
 from outrider.core.errors import Incompatible
 from outrider.core.training.draft_head import DraftHead
@@ -34,6 +35,7 @@ _FORM = (
     "intermediate_size",
     "rope_theta",
     "rope_scaling",
+    "rotary_dim",
     "norm_eps",
     "attention_bias",
     "out_bias",
@@ -142,13 +144,23 @@ def _form(described: Mapping[str, Any]) -> dict[str, Any]:
     return {name: facts[name] for name in _FORM}
 
 
+def _order(heads: int, kv_heads: int, head_dim: int, rotary_dim: int | None) -> Tensor | None:
+    """The order of the outputs of queries, keys and values in our blocks; None: as in checkpoints."""
+    pairs = rotary_order(head_dim, rotary_dim or head_dim, False)
+    return None if pairs is None else qkv_order(heads, kv_heads, head_dim, pairs)
+
+
 def _layer(take: _Take, at: str, form: Mapping[str, Any]) -> dict[str, Tensor]:
     """A layer's tensors under transformers' names -> under our block's."""
     tensors = {"block.mlp_norm.weight": take(f"{at}.post_attention_layernorm.weight")}
     for part, biased in (("weight", True), ("bias", form["attention_bias"])):
         if biased:
             qkv = [take(f"{at}.self_attn.{one}_proj.{part}") for one in "qkv"]
-            tensors[f"block.attention.qkv.{part}"] = torch.cat(qkv)
+            joined, order = (
+                torch.cat(qkv),
+                _order(form["heads"], form["kv_heads"], form["head_dim"], form["rotary_dim"]),
+            )
+            tensors[f"block.attention.qkv.{part}"] = joined if order is None else joined[order]
     for part, biased in (("weight", True), ("bias", form["out_bias"])):
         if biased:
             tensors[f"block.attention.out.{part}"] = take(f"{at}.self_attn.o_proj.{part}")
@@ -282,6 +294,8 @@ def layer_tensors(block: Any, at: str, form: Config) -> dict[str, Tensor]:
             sizes = [len(whole) // len(names)] * len(names)
             if len(names) == 3:
                 sizes = [form.heads * form.head_dim, shared, shared]
+                order = _order(form.heads, form.kv_heads, form.head_dim, form.rotary_dim)
+                whole = whole if order is None else whole[order.argsort().to(whole.device)]
             pieces = whole.detach().cpu().split(sizes)
             tensors |= {f"{at}.{name}.{part}": piece for name, piece in zip(names, pieces, strict=True)}
     return tensors
@@ -305,6 +319,8 @@ def _described(draft_head: Eagle3Head, form: Config, verifier: str, rows: int, l
         "hidden_act": "silu",
         "tie_word_embeddings": False,
     }
+    if form.rotary_dim is not None:
+        layer["partial_rotary_factor"] = form.rotary_dim / form.head_dim
     if form.rope_scaling is not None:
         layer["rope_scaling"] = {"rope_type": form.rope_scaling[0], **form.rope_scaling[1]}
     return {

@@ -51,6 +51,7 @@ class Cache:
         self.exact = device.type == "cpu"
         self.store = torch.zeros(0)  # [L, B, 2 K, C, d]
         self.with_keys = False  # whether layouts say which position each slot has, for attention windows
+        self.long = False  # whether its keys have LongRoPE's long factors
         self.pool: GraphPool | None = None  # lends stores with fixed addresses, for captured passes
 
     def begin(self, prompts: Prompts) -> None:
@@ -150,7 +151,7 @@ class Cache:
         size = sinks + more + recent
         copied = Cache((layers, *self._shape[1:]), self.dtype, self.device)
         entries = rows.entries.clamp(max=size)
-        copied.with_keys = self.with_keys
+        copied.with_keys, copied.long = self.with_keys, self.long
         copied.rows = replace(rows, entries=entries, host=tuple(min(bound, size) for bound in rows.host))
         copied.scored, copied.scratch_owner = -1, None
         place = torch.arange(min(size, max(rows.host)), device=self.device)

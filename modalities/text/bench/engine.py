@@ -15,6 +15,7 @@ from typing import Any, cast
 from outrider.core.bench.runner import Item
 from outrider.core.distribution import Sampling
 from outrider.core.drafters.self_speculative.sparse_view import SparseView
+from outrider.core.engine.long_context import make_decoder
 from outrider.core.engine.network import random_network
 from outrider.core.engine.offload import offload_layers
 from outrider.core.engine.transformer import Decoder
@@ -96,7 +97,7 @@ def long_context(
         made: list[Decoder] = []
 
         def target() -> Decoder:
-            made.append(Decoder(network, cache_bits=bits))
+            made.append(make_decoder(network, cache_bits=bits))
             return made[-1]
 
         outputs, count, calls, reading, seconds, peak_bytes, copied = [], 0, 0, 0.0, 0.0, 0, 0
@@ -152,7 +153,7 @@ def offloaded(
         network, layers = offload_layers(target.network, budget)
 
         def under(network: Any = network) -> Decoder:
-            return Decoder(network)
+            return make_decoder(network)
 
         def measure(drafter: str | None, under: Any = under, layers: Any = layers) -> Round:
             given = (options or {}).get(drafter or "", {})
@@ -213,7 +214,7 @@ def soaked(
         network, kept = random_network(config, 1, device=device), None if kv_cache_dtype is None else 8
 
         def target() -> BatchedTarget:
-            return Decoder(network, cache_bits=kept)
+            return make_decoder(network, cache_bits=kept)
 
         end: tuple[int, ...] = (3,)
 

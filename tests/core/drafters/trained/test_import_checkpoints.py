@@ -4,6 +4,7 @@ back unchanged."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,8 @@ LAYER = {
 }
 
 
-def target() -> Decoder:
-    return Decoder.random(SHAPE, seed=2, gain=1.5)
+def target(rotary_dim: int | None = None) -> Decoder:
+    return Decoder.random(replace(SHAPE, rotary_dim=rotary_dim), seed=2, gain=1.5)
 
 
 def drawn(*shape: int) -> Tensor:
@@ -70,14 +71,15 @@ def rms(x: Tensor, weight: Tensor) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * weight
 
 
-def ran(tensors: dict[str, Tensor], at: str, residual: Tensor, read: Tensor) -> Tensor:
+def ran(tensors: dict[str, Tensor], at: str, residual: Tensor, read: Tensor, rotated: int = 8) -> Tensor:
     """One Llama layer over [T, ...], two query heads of 8 and one head of keys, causal, positions from 0."""
-    count = len(read)
-    angles = torch.arange(count)[:, None] / 5000.0 ** (torch.arange(0, 8, 2) / 8)
+    count, half = len(read), rotated // 2
+    angles = torch.arange(count)[:, None] / 5000.0 ** (torch.arange(0, rotated, 2) / rotated)
     cos, sin = torch.cat([angles.cos()] * 2, 1), torch.cat([angles.sin()] * 2, 1)
 
     def turned(x: Tensor) -> Tensor:
-        return x * cos + torch.cat([-x[:, 4:], x[:, :4]], 1) * sin
+        part, rest = x[:, :rotated], x[:, rotated:]
+        return torch.cat([part * cos + torch.cat([-part[:, half:], part[:, :half]], 1) * sin, rest], 1)
 
     q, k, v = (read @ tensors[f"{at}.self_attn.{one}_proj.weight"].T for one in "qkv")
     mask = torch.full((count, count), -torch.inf).triu(1)
@@ -129,7 +131,9 @@ def eagle3(at: str) -> dict[str, Tensor]:
     }
 
 
-def expected3(tensors: dict[str, Tensor], at: str, model: Decoder, chain: int, normed: bool = False) -> Tensor:
+def expected3(
+    tensors: dict[str, Tensor], at: str, model: Decoder, chain: int, normed: bool = False, rotated: int = 8
+) -> Tensor:
     """EAGLE-3 as published: features of the tokens before the root, then its own states, one token at a time."""
     embedding, tokens = model.network.embedding, torch.tensor(TEXT[1:])
     taps = states(model, ("layer.1", "layer.3", "layer.5"))
@@ -139,32 +143,33 @@ def expected3(tensors: dict[str, Tensor], at: str, model: Decoder, chain: int, n
     for step in range(chain + 1):
         entered = rms(x, tensors[f"{at}.hidden_norm.weight"])
         read = torch.cat([rms(embedding[tokens[: len(x)]], tensors[f"{at}.input_layernorm.weight"]), entered], 1)
-        out = ran(tensors, at, entered if normed else x, read)
+        out = ran(tensors, at, entered if normed else x, read, rotated)
         logits.append(rms(out[-1:], tensors["norm.weight"]) @ tensors["lm_head.weight"].T)
         if step < chain:
             x = torch.cat([x, out[-1:]])
     return torch.cat(logits)
 
 
-@pytest.mark.parametrize("kind", ["published", "speculators", "normed residual"])
+@pytest.mark.parametrize("kind", ["published", "speculators", "normed residual", "partial rotary"])
 def test_eagle3(kind: str, tmp_path: Path) -> None:
     at = "midlayer" if kind == "published" else "layers.0"
     tensors = eagle3(at)
     config: dict[str, Any] = {**LAYER, "draft_vocab_size": 9}
+    rotated = 4 if kind == "partial rotary" else 8
     if kind != "published":
         normed = kind == "normed residual"
         config = {
             "speculators_model_type": "eagle3",
-            "transformer_layer_config": LAYER,
+            "transformer_layer_config": LAYER | {"partial_rotary_factor": rotated / 8},
             "draft_vocab_size": 9,
             "norm_before_residual": normed,
             "eagle_aux_hidden_state_layer_ids": [2, 4, 6],
         }
-    model = target()
+    model = target(2 if kind == "published" else None)  # the target's rotary positions are not the head's
     draft_head = read_foreign(kept_in(tmp_path, tensors, config), model)
     assert isinstance(draft_head, Eagle3Head)
     assert draft_head.words.vocabulary is not None and draft_head.words.vocabulary.tolist() == list(KEPT)
-    wanted = expected3(tensors, at, model, 3, kind == "normed residual")
+    wanted = expected3(tensors, at, model, 3, kind == "normed residual", rotated)
     torch.testing.assert_close(said(draft_head, model, 3), wanted, atol=2e-4, rtol=1e-4)
     plain, fast = (
         [
@@ -175,6 +180,10 @@ def test_eagle3(kind: str, tmp_path: Path) -> None:
         for one in (None, Learned(draft_head.drafts(model), nodes=8))
     )
     assert plain == fast
+    if kind == "partial rotary":
+        write_speculators(draft_head, tmp_path / "out", "small")
+        again = read_foreign(tmp_path / "out", model)
+        torch.testing.assert_close(said(again, model, 3), wanted, atol=0.1, rtol=0.05)  # written in 16 bits
 
 
 @pytest.mark.parametrize("ours", [False, True], ids=["published", "speculators"])
