@@ -52,7 +52,7 @@ def maker(name: str, target: Callable[[], Any], draft: Callable[[], Any]) -> Cal
     if "draft_head" in method.needs:
         head = random_draft_head(method, target(), vocabulary=0)
         return lambda: method.make(head)
-    return lambda: trial_drafter(method, method.trials[0], draft)
+    return lambda: trial_drafter(method, method.test_options[0], draft)
 
 
 def together(requests: Sequence[SoakRequest], target: Any, drafter: Drafter, sampling: Sampling) -> list[list[int]]:
@@ -79,6 +79,7 @@ def flowing(
     batch = ContinuousBatch(target, make, make_rule("exact"), sampling=sampling, rows=6)
     late, rng, tokens = iter(enumerate(requests)), random.Random(5), dict[int, list[int]]()
     index_of: dict[int, int] = {}
+    cancelled = 0
     while True:
         while batch.waiting < 2 and (request := next(late, None)) is not None:
             index, wanted = request
@@ -90,9 +91,10 @@ def flowing(
             tokens[index_of[step.row]] += step.emitted
             if step.finish is not None:
                 del index_of[step.row]
-        if rng.random() < 0.05 and index_of:
+        if rng.random() < 0.05 and index_of and cancelled < len(requests) // 5:
             number = rng.choice(list(index_of))
             batch.cancel(number)
+            cancelled += 1
             del tokens[index_of.pop(number)]
     batch.close()
     return tokens
