@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from outrider.core.distribution import LogitsProcessor
 from outrider.core.errors import InvalidOption, unknown
 from outrider.core.protocol import Drafter, Rule
 
@@ -92,6 +93,31 @@ def seed_of(seed: int | torch.Generator) -> int:
     if isinstance(seed, torch.Generator):
         return int(torch.randint(2**62, (), generator=seed, device=seed.device))
     return seed
+
+
+def copies_of(given: int | None, name: str) -> int:
+    """The number of samples per prompt, given as the option `name`; 1 if it is None."""
+    copies = 1 if given is None else given
+    if not isinstance(copies, int) or isinstance(copies, bool) or copies < 1:
+        raise InvalidOption(f"{name} is {given!r:.40}; it must be a whole number, 1 or more")
+    return copies
+
+
+def processors_of(given: LogitsProcessor | Sequence[LogitsProcessor]) -> tuple[LogitsProcessor, ...]:
+    """The option logits_processor, a function or a list of functions, as a tuple."""
+    processors = tuple(given) if isinstance(given, Sequence) else (given,)
+    if not all(map(callable, processors)):
+        raise InvalidOption(
+            f"logits_processor is {given!r:.80}; it must be a function of token ids [1, L] and logits [1, V] that "
+            "returns logits, or a list of such functions"
+        )
+    return processors
+
+
+def processor_facts(processors: Sequence[LogitsProcessor]) -> dict[str, Fact]:
+    """The names of logits processors as traces record them."""
+    names = " ".join(getattr(processor, "__name__", type(processor).__name__) for processor in processors)
+    return {"logits_processor": names} if names else {}
 
 
 def recorded(drafter: Mapping[str, Any], rule: Mapping[str, Any]) -> dict[str, Fact]:

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 import torch
 
-from outrider.core.distribution import Sampling
+from outrider.core.distribution import LogitsProcessor, Sampling
 from outrider.core.errors import InvalidOption
 from outrider.core.methods.parallel_decoding import JACOBI
 from outrider.core.methods.rules import EXACT
 from outrider.core.protocol import Drafter, Rule
-from outrider.core.validation import METHODS, NUMBER, SWITCH, WHOLE, Fact, Kind, check, options_of, recorded, seed_of
+from outrider.core.validation import (
+    METHODS,
+    NUMBER,
+    SWITCH,
+    WHOLE,
+    Fact,
+    Kind,
+    check,
+    options_of,
+    processor_facts,
+    processors_of,
+    recorded,
+    seed_of,
+)
 
 
 class Given(TypedDict, total=False):
@@ -31,6 +44,7 @@ class Given(TypedDict, total=False):
     entropy_aware: bool
     entropy: bool
     logprobs: bool
+    logits_processor: LogitsProcessor | Sequence[LogitsProcessor]
     seed: int | torch.Generator
     drafter_options: Mapping[str, Any]
     rule_options: Mapping[str, Any]
@@ -51,6 +65,7 @@ class Options:
     entropy_aware: bool = False  # raises the temperature where entropy is low, lowers it where it is high
     entropy: bool = False  # record the entropy of each code's distribution
     logprobs: bool = False  # record each code's log-probability under the guided softmax
+    logits_processor: LogitsProcessor | Sequence[LogitsProcessor] = ()  # of guided logits; ids begin with a white code
     seed: int | torch.Generator = 0
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
     rule_options: Mapping[str, Any] = field(default_factory=dict)
@@ -70,7 +85,11 @@ class Options:
 
     def sampling(self) -> Sampling:
         return Sampling(
-            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, entropy_aware=self.entropy_aware
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            entropy_aware=self.entropy_aware,
+            processors=processors_of(self.logits_processor),
         )
 
     def drawn_seed(self) -> int:
@@ -81,9 +100,9 @@ class Options:
         """The options that a trace records."""
         own = ("style", "guidance_scale", "temperature", "top_k", "top_p", "entropy_aware")
         negative = {} if self.negative_prompt is None else {"negative_prompt": self.negative_prompt}
-        return (
-            {name: getattr(self, name) for name in own} | negative | recorded(self.drafter_options, self.rule_options)
-        )
+        methods = recorded(self.drafter_options, self.rule_options)
+        processors = processor_facts(processors_of(self.logits_processor))
+        return {name: getattr(self, name) for name in own} | negative | methods | processors
 
 
 _TYPES: dict[str, Kind] = {

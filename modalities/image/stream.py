@@ -5,20 +5,21 @@ Independent of prompts and of how targets and drafters are constructed.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
+from outrider.core.async_stream import pieces
 from outrider.core.decode import decode
 from outrider.core.device import peak_memory
-from outrider.core.errors import InvalidOption
 from outrider.core.methods.resolve import Resolved
 from outrider.core.protocol import Drafter, Rule, Target
 from outrider.core.step_recorder import Record
 from outrider.core.trace import FinishReason, Step, Trace, finish_reason, machine, versions
+from outrider.core.validation import copies_of
 from outrider.image.grid import Grid
 from outrider.image.options import Options
 
@@ -94,9 +95,7 @@ class Stream(Iterator[Piece]):
         unconditional: list[int] | None = None,
         images: int | None = None,
     ) -> None:
-        copies = 1 if images is None else images
-        if not isinstance(copies, int) or isinstance(copies, bool) or copies < 1:
-            raise InvalidOption(f"num_images_per_prompt is {images!r:.40}; it must be a whole number, 1 or more")
+        copies = copies_of(images, "num_images_per_prompt")
         self.prompts = prompts = [prompt for prompt in prompts for _ in range(copies)]
         prompt_ids = [ids for ids in prompt_ids for _ in range(copies)]
         self._model, self._options = model, options
@@ -138,6 +137,9 @@ class Stream(Iterator[Piece]):
     def close(self) -> None:
         """Stop the generation."""
         self._pieces.close()
+
+    def __aiter__(self) -> AsyncGenerator[Piece, None]:
+        return pieces(self)
 
     def grid(self, row: int, count: int | None = None) -> Tensor:
         """The codes [rows, columns] of the first `count` tokens of a batch row, white after them."""

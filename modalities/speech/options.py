@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 import torch
 
-from outrider.core.distribution import Sampling
+from outrider.core.distribution import LogitsProcessor, Sampling
 from outrider.core.errors import InvalidOption
+from outrider.core.methods.parallel_decoding import JACOBI
 from outrider.core.methods.rules import EXACT
 from outrider.core.protocol import Drafter, Rule
-from outrider.core.validation import METHODS, NUMBER, SWITCH, WHOLE, Fact, Kind, check, options_of, recorded, seed_of
+from outrider.core.validation import (
+    METHODS,
+    NUMBER,
+    SWITCH,
+    WHOLE,
+    Fact,
+    Kind,
+    check,
+    options_of,
+    processor_facts,
+    processors_of,
+    recorded,
+    seed_of,
+)
 
 
 class Given(TypedDict, total=False):
@@ -28,6 +42,7 @@ class Given(TypedDict, total=False):
     presence_penalty: float
     frequency_penalty: float
     logprobs: bool
+    logits_processor: LogitsProcessor | Sequence[LogitsProcessor]
     seed: int | torch.Generator
     drafter_options: Mapping[str, Any]
     rule_options: Mapping[str, Any]
@@ -37,7 +52,7 @@ class Given(TypedDict, total=False):
 class Options:
     """The options of a generation."""
 
-    drafter: str | Drafter | None = None  # a name of `model.drafters`, or an object; None: plain decoding
+    drafter: str | Drafter | None = JACOBI.name  # a name of `model.drafters`, or an object; None: plain decoding
     rule: str | Rule = EXACT.name  # a name of `model.rules`, or an object
     speed: float = 1.0  # speaking rate, from 0.5 to 2
     temperature: float = 0.6
@@ -46,6 +61,7 @@ class Options:
     presence_penalty: float = 0.0  # on every token generated before; see outrider.core.distribution
     frequency_penalty: float = 0.0  # the same, for each time it was generated
     logprobs: bool = False  # record each token's log-probability under the voice's own softmax
+    logits_processor: LogitsProcessor | Sequence[LogitsProcessor] = ()  # per utterance; ids begin with the end token
     seed: int | torch.Generator = 0
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
     rule_options: Mapping[str, Any] = field(default_factory=dict)
@@ -62,7 +78,8 @@ class Options:
         return options_of(cls, given)
 
     def sampling(self, end: int) -> Sampling:
-        return Sampling(**{name: getattr(self, name) for name in _SAMPLING}, end=(end,))
+        own = {name: getattr(self, name) for name in _SAMPLING}
+        return Sampling(**own, processors=processors_of(self.logits_processor), end=(end,))
 
     def drawn_seed(self) -> int:
         """The seed as a number; a generator draws one, and advances."""
@@ -71,7 +88,8 @@ class Options:
     def facts(self) -> dict[str, Fact]:
         """The options that a trace records."""
         own = {name: getattr(self, name) for name in ("speed", *_SAMPLING)}
-        return own | recorded(self.drafter_options, self.rule_options)
+        processors = processor_facts(processors_of(self.logits_processor))
+        return own | recorded(self.drafter_options, self.rule_options) | processors
 
 
 # No repetition penalty: it would count the prompt, which is the end token.

@@ -7,12 +7,13 @@ decoded as one batch. Independent of how targets and drafters are constructed.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import AsyncGenerator, Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from outrider.core.async_stream import pieces
 from outrider.core.decode import decode
 from outrider.core.device import peak_memory
 from outrider.core.step_recorder import Record
@@ -166,6 +167,9 @@ class Stream(Iterator[Piece]):
     def close(self) -> None:
         """Stop the generation."""
         self._pieces.close()
+
+    def __aiter__(self) -> AsyncGenerator[Piece, None]:
+        return pieces(self)
 
     @property
     def trace(self) -> Trace:

@@ -20,7 +20,7 @@ from outrider.core.kernels import native
 from outrider.core.methods.listing import Listing
 from outrider.core.protocol import Target
 from outrider.core.training.draft_head import DraftHead
-from outrider.core.validation import shows_options
+from outrider.core.validation import copies_of, shows_options
 from outrider.text.batching import TextBatch
 from outrider.text.options import Given, Options
 from outrider.text.prefix_cache import PrefixCache
@@ -112,11 +112,11 @@ class TextModel:
     @overload
     def generate(self, prompt: Batch, **options: Unpack[Given]) -> list[Result]: ...
     @overload
-    def generate(self, prompt: Prompt, *, n: int, **options: Unpack[Given]) -> list[Result]: ...
+    def generate(self, prompt: Prompt | Batch, *, n: int, **options: Unpack[Given]) -> list[Result]: ...
     @shows_options(Options)
     def generate(self, prompt: Any, *, n: int | None = None, **options: Unpack[Given]) -> Result | list[Result]:
-        """Generate text: a Result, or a list of them for a batch or for `n` samples of one prompt, of which sample i is
-        that of `seed + i`. The options are described in outrider.text.options.Options.
+        """Generate text: a Result, or a list of them for a batch or for `n` samples of each prompt, of which sample i
+        is that of `seed + i`. The options are described in outrider.text.options.Options.
 
         >>> lm = load("smollm2-135m")
         >>> out = lm.generate("What is the capital of France?", drafter="prompt-lookup", max_new_tokens=8)
@@ -145,16 +145,13 @@ class TextModel:
         prompts: Sequence[Any] = list(prompt) if batch else [prompt]
         if not prompts:
             raise InvalidOption("there are no prompts; a batch is a list of at least one")
-        if n is not None:
-            if batch:
-                raise InvalidOption("n is for one prompt; repeat the prompts of a batch instead")
-            if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-                raise InvalidOption(f"n is {n!r:.40}; it must be a whole number, 1 or more")
-            prompts = [prompt] * n
-        ids = [self.encode(one, raw=wanted.raw) for one in prompts]
-        limits = [self.room(one, wanted.max_new_tokens, f"prompt {row}") for row, one in enumerate(ids)]
+        samples = copies_of(n, "n")
+        ids = [encoded for prompt in prompts for encoded in [self.encode(prompt, raw=wanted.raw)] * samples]
+        limits = [
+            self.room(encoded, wanted.max_new_tokens, f"prompt {row // samples}") for row, encoded in enumerate(ids)
+        ]
         talk = not batch and not isinstance(prompt, str) and isinstance(prompts[0][0], Mapping)
-        return Stream(self, wanted, ids, limits, batch=batch, samples=n is not None, talk=talk and n is None)
+        return Stream(self, wanted, ids, limits, batch=batch, samples=n, talk=talk and n is None)
 
     @shows_options(Options)
     def batch(self, *, rows: int = 8, memory: int | None = None, **options: Unpack[Given]) -> TextBatch:

@@ -16,7 +16,20 @@ from outrider.core.errors import InvalidOption
 from outrider.core.methods.combined import AUTO
 from outrider.core.methods.rules import EXACT
 from outrider.core.protocol import Drafter, Rule
-from outrider.core.validation import METHODS, NUMBER, SWITCH, WHOLE, Fact, Kind, check, options_of, recorded, seed_of
+from outrider.core.validation import (
+    METHODS,
+    NUMBER,
+    SWITCH,
+    WHOLE,
+    Fact,
+    Kind,
+    check,
+    options_of,
+    processor_facts,
+    processors_of,
+    recorded,
+    seed_of,
+)
 
 _MOST_STOPS, _MOST_ALTERNATIVES = 64, 1000
 
@@ -85,11 +98,6 @@ class Options:
             )
         if not all(isinstance(token, int) and not isinstance(token, bool) for token in self.stop_token_ids):
             raise InvalidOption(f"stop_token_ids is {self.stop_token_ids!r:.80}; it must be a list of token ids")
-        if not all(map(callable, self.processors)):
-            raise InvalidOption(
-                f"logits_processor is {self.logits_processor!r:.80}; it must be a function of token ids [1, L] and "
-                "logits [1, V] that returns logits, or a list of such functions"
-            )
         if self.num_draft_tokens is not None and self.num_draft_tokens < 1:
             raise InvalidOption(f"num_draft_tokens is {self.num_draft_tokens}; it must be 1 or more")
         for name in ("draft_model", "num_draft_tokens"):
@@ -108,8 +116,7 @@ class Options:
 
     @property
     def processors(self) -> tuple[LogitsProcessor, ...]:
-        given = self.logits_processor
-        return tuple(given) if isinstance(given, Sequence) else (given,)
+        return processors_of(self.logits_processor)
 
     def sampling(self, end: tuple[int, ...]) -> Sampling:
         """How tokens are drawn; `end` are the model's end tokens."""
@@ -145,10 +152,7 @@ class Options:
             found["stop_token_ids"] = " ".join(map(str, self.stop_token_ids))
         if self.draft_model is not None:
             found["draft_model"] = str(getattr(self.draft_model, "name", self.draft_model))[:80]
-        if self.processors:
-            names = (getattr(one, "__name__", type(one).__name__) for one in self.processors)
-            found["logits_processor"] = " ".join(names)
-        return found
+        return found | processor_facts(self.processors)
 
 
 _RECORDED_OTHERWISE = (

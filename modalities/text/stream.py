@@ -5,12 +5,11 @@ Independent of how prompts, targets and drafters are made.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from outrider.core.async_stream import pieces
 from outrider.core.decode import decode
 from outrider.core.device import peak_memory
 from outrider.core.methods.resolve import Resolved
@@ -88,14 +87,14 @@ class Stream(Iterator[Piece]):
         limits: list[int],
         *,
         batch: bool,
-        samples: bool,
+        samples: int | None,
         talk: bool,
     ) -> None:
-        self.batch, self.prompts = batch or samples, prompts
+        self.batch, self.prompts = batch or samples is not None, prompts
         self._model, self._options = model, options
         drafter, rule = resolve_drafter(model, options, len(prompts)), resolve_rule(options)
         self._about, self._seed = About(model, drafter, rule), options.drawn_seed()
-        self._seeds = [self._seed + row for row in range(len(prompts))] if samples else None
+        self._seeds = [self._seed + row % samples for row in range(len(prompts))] if samples else None
         self._readers = [Detokenizer(model.tokens.decode, options.stops) for _ in prompts]
         self._texts, self._steps = ["" for _ in prompts], list[Step]()
         self._reasons: list[FinishReason | None] = [None for _ in prompts]
@@ -143,16 +142,8 @@ class Stream(Iterator[Piece]):
         """End the generation."""
         self._pieces.close()
 
-    async def __aiter__(self) -> AsyncGenerator[Piece, None]:
-        """The pieces for `async for`: each target pass runs in a thread, so that the event loop goes on. Cancelling the
-        task, or leaving the loop, ends the generation after the pass under way."""
-        loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(1, "outrider-stream") as pool:
-            try:
-                while (piece := await loop.run_in_executor(pool, next, self, None)) is not None:
-                    yield piece
-            finally:
-                await asyncio.shield(loop.run_in_executor(pool, self.close))  # waits for the pass under way
+    def __aiter__(self) -> AsyncGenerator[Piece, None]:
+        return pieces(self)
 
     @property
     def trace(self) -> Trace:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import itertools
 from dataclasses import fields
 from typing import Any
 
@@ -46,6 +48,26 @@ def test_a_stream_has_partial_pictures(im: ImageModel) -> None:
     stream.close()
     (partial,) = stream.results
     assert partial.finish_reason is None and len(partial.tokens) == pieces[-1].count
+
+
+def test_an_async_stream_gives_the_same_codes(im: ImageModel) -> None:
+    async def collected() -> list[int]:
+        return [token async for piece in im.stream("cat", seed=1) for token in piece.step.emitted]
+
+    assert asyncio.run(collected()) == im.generate("cat", seed=1).tokens
+
+
+def test_processors_change_drafted_and_plain_decoding_alike(im: ImageModel) -> None:
+    def no_repeats(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        assert ids[0, 0] == im.white, "the code before the first one"
+        logits[:, ids[0, -1]] = -torch.inf
+        return logits
+
+    options = {"rule": "gumbel-match", "seed": 3, "logits_processor": [no_repeats]}
+    plain = im.generate("red cat", drafter=None, **options)  # type: ignore[call-overload]
+    assert all(a != b for a, b in itertools.pairwise([im.white, *plain.tokens]))
+    assert plain.trace.options["logits_processor"] == "no_repeats"
+    assert im.generate("red cat", drafter="jacobi", **options).tokens == plain.tokens  # type: ignore[call-overload]
 
 
 @pytest.mark.slow

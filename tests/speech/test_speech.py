@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from dataclasses import fields
 from pathlib import Path
@@ -42,11 +43,34 @@ def test_streaming_equals_generate(speaker: SpeechModel) -> None:
 @pytest.mark.slow
 def test_drafting_changes_neither_tokens_nor_sound(speaker: SpeechModel) -> None:
     text = "Where is the station, please?"
-    plain = speaker.generate(text, rule="gumbel-match", seed=7)
+    plain = speaker.generate(text, drafter=None, rule="gumbel-match", seed=7)
     for drafter in ("prompt-lookup", "jacobi", "draft-model"):
         drafted = speaker.generate(text, drafter=drafter, rule="gumbel-match", seed=7)
         assert drafted.tokens == plain.tokens and np.array_equal(drafted.sound.samples, plain.sound.samples)
         assert drafted.trace.method == drafter
+
+
+def test_processors_change_drafted_and_plain_decoding_alike(speaker: SpeechModel) -> None:
+    def fewer_codes(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        assert ids[0, 0] == speaker.voice.end, "an utterance begins with the end token"
+        logits[:, :5] = -torch.inf
+        logits[:, ids[0, -1:]] -= 2
+        return logits
+
+    options = {"rule": "gumbel-match", "seed": 7, "logits_processor": fewer_codes}
+    plain = speaker.generate("Yes.", drafter=None, **options)  # type: ignore[call-overload]
+    assert min(plain.tokens) >= 5 and plain.trace.options["logits_processor"] == "fewer_codes"
+    for drafter in ("jacobi", "draft-model"):
+        assert speaker.generate("Yes.", drafter=drafter, **options).tokens == plain.tokens  # type: ignore[call-overload]
+
+
+def test_an_async_stream_gives_the_same_sound(speaker: SpeechModel) -> None:
+    async def collected() -> list[np.ndarray]:
+        return [piece.samples async for piece in speaker.stream("Yes.", seed=4)]
+
+    result = speaker.generate("Yes.", seed=4)
+    assert np.array_equal(np.concatenate(asyncio.run(collected())), result.sound.samples)
+    assert result.trace.method == "jacobi", "the default drafter"
 
 
 def test_chunks_join_seamlessly(speaker: SpeechModel) -> None:
@@ -101,6 +125,7 @@ def test_sound_is_saved_and_loaded(speaker: SpeechModel, tmp_path: Path) -> None
         ("Hi.", {"speed": 9}, "speed is 9"),
         ("Hi.", {"loud": True}, "loud"),
         ("Hi.", {"temperature": -1.0}, "temperature"),
+        ("Hi.", {"logits_processor": 3}, "logits_processor is 3"),
     ],
 )
 def test_bad_input_is_refused(speaker: SpeechModel, text: str, options: dict[str, object], message: str) -> None:

@@ -103,8 +103,10 @@ def test_samples_are_those_of_their_seeds(lm: TextModel) -> None:
     assert [one.tokens for one in samples] == [lm.generate(PROMPT, seed=5 + i, **options).tokens for i in range(3)]
     assert [one.trace.seed for one in samples] == [5, 6, 7] and len({one.text for one in samples}) == 3
     assert [one.text for one in lm.generate(PROMPT, n=1, seed=6, **options)] == [samples[1].text]
-    with pytest.raises(InvalidOption, match="one prompt"):
-        lm.generate([PROMPT, PROMPT], n=2, **options)
+    batch = lm.generate([PROMPT, "é"], n=2, seed=5, **options)
+    other = [lm.generate("é", seed=seed, **options).tokens for seed in (5, 6)]
+    assert [one.tokens for one in batch] == [*(one.tokens for one in samples[:2]), *other]
+    assert [one.trace.seed for one in batch] == [5, 6, 5, 6]
 
 
 def no_repeats(ids: Tensor, logits: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,14 +15,25 @@ from typing import Any, Protocol
 import torch
 
 from outrider.core.assets.hub_models import DTYPES, Family, HubClass
+from outrider.core.async_stream import pieces
 from outrider.core.decode import Stop, decode
-from outrider.core.distribution import Sampling
+from outrider.core.distribution import LogitsProcessor, Sampling
 from outrider.core.errors import InvalidOption
 from outrider.core.methods.listing import Listing
 from outrider.core.methods.rules import EXACT
 from outrider.core.protocol import Drafter, Rule, Target
 from outrider.core.trace import Step, Trace, machine, versions
-from outrider.core.validation import METHODS, NUMBER, WHOLE, Kind, check, dtype_name, options_of
+from outrider.core.validation import (
+    METHODS,
+    NUMBER,
+    WHOLE,
+    Kind,
+    check,
+    dtype_name,
+    options_of,
+    processor_facts,
+    processors_of,
+)
 from outrider.speech.audio import Sound
 from outrider.speech.resolve_drafter import listed_drafters, listed_rules, resolve_drafter, resolve_rule
 
@@ -43,17 +54,19 @@ class Stage:
 class Options:
     """The options of a generation."""
 
-    drafter: str | Drafter | None = None
+    drafter: str | Drafter | None = None  # plain: which drafter pays depends on the model
     rule: str | Rule = EXACT.name
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    logits_processor: LogitsProcessor | Sequence[LogitsProcessor] = ()  # per stage; ids begin with the stage's root
     seed: int = 0
     drafter_options: Mapping[str, Any] = field(default_factory=dict)
     rule_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check(self, _TYPES)
+        processors_of(self.logits_processor)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
@@ -162,6 +175,9 @@ class Stream(Iterator[Step]):
         """Stop the generation."""
         self._run.close()
 
+    def __aiter__(self) -> AsyncGenerator[Step, None]:
+        return pieces(self)
+
     def _decode(self, stages: Any) -> Generator[Step]:
         tokens: list[int] | None = None
         while True:
@@ -177,7 +193,13 @@ class Stream(Iterator[Step]):
     def _decode_stage(self, stage: Stage, tokens: list[int]) -> Generator[Step]:
         options = self._options
         drafter, rule = options.resolve(stage)
-        sampling = Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, end=stage.end)
+        sampling = Sampling(
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            processors=processors_of(options.logits_processor),
+            end=stage.end,
+        )
         first = 1 + max((step.index for step in self._steps), default=-1)
         steps = decode(
             stage.target(),
@@ -209,6 +231,7 @@ class Stream(Iterator[Step]):
             "dtype": self._model.dtype,
             "temperature": options.temperature,
             "top_k": options.top_k,
+            **processor_facts(processors_of(options.logits_processor)),
         }
         return Trace(
             steps=tuple(self._steps),
