@@ -1,6 +1,6 @@
 """Convert the notebooks, with their saved outputs, to static pages: `python notebooks/book.py [FOLDER]`.
 
-Writes one page a notebook and a table of contents. The pages load nothing from the network, and no code is run.
+Writes one page per notebook and a table of contents. The pages load nothing from the network, and no code is run.
 """
 
 from __future__ import annotations

@@ -138,13 +138,13 @@ def _trained(model: TextModel, drafter: str, source: Any) -> Any:
     path = recipes.find(model.name, drafter) if source is None else Path(source).expanduser()
     if path is None:
         raise recipes.missing(model.name, drafter)
-    if (path, drafter) in model.laid_out:
-        return model.laid_out[path, drafter]
+    if (path, drafter) in model.prepared_heads:
+        return model.prepared_heads[path, drafter]
     if (path, drafter) not in model.draft_heads:
         model.draft_heads[path, drafter] = recipes.load(path, drafter, model.target())
     head = model.draft_heads[path, drafter].drafts(model.target())
     if isinstance(head, DraftHead):  # laid out for this machine: it stays so, and keeps nothing of a generation
-        model.laid_out[path, drafter] = head
+        model.prepared_heads[path, drafter] = head
     return head
 
 

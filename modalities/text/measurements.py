@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 def measured(model: TextModel, drafter: str) -> Path:
     """The file of what was measured for a drafter of this model."""
-    return cache_folder() / "calibrations" / f"{model.where()}-{drafter}.json"
+    return cache_folder() / "calibrations" / f"{model.measurement_key()}-{drafter}.json"
 
 
 def costs_of_rounds(model: TextModel, label: str, members: Callable[[], Mapping[str, Drafter]], rows: int = 1) -> str:
     """The costs of rounds of these drafters on this machine, measured where the file lacks them. `label` tells the
     file from that of other drafters."""
-    path = cache_folder() / "calibrations" / f"{model.where()}{label}.txt"
+    path = cache_folder() / "calibrations" / f"{model.measurement_key()}{label}.txt"
     return round_costs.calibration(path, model.target, members, rows)

@@ -1,7 +1,7 @@
-"""A language model as people use it: prompts in, text out, every step on the way to be looked at.
+"""The text model's API: prompts in, text out, with the trace of every round.
 
-Puts together what others do: tokens, options, the loop, the reader of text, the conversation's cache. Independent of
-how a target computes and a drafter guesses.
+Combines the tokenizer, options, the loop, the stream and the cache of a conversation. Independent of how a target
+computes and a drafter drafts.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ Batch = Sequence[str] | Sequence[Sequence[Message]] | Sequence[Sequence[int]]
 
 
 class TextModel:
-    """A target with its tokenizer. `make` gives a target with a cache of its own over the same weights, so that several
-    generations may run side by side. `keep`: may a conversation's cache be gone on from? Not if weights change."""
+    """A target with its tokenizer. `make` returns a target over the same weights with a cache of its own, so that
+    several generations can run at once. `keep`: the cache is kept between the turns of a conversation, which is wrong
+    if the weights can change."""
 
     def __init__(
         self,
@@ -59,13 +60,13 @@ class TextModel:
         self.dtype, self.device, self.kv_cache_dtype = dtype, device, kv_cache_dtype
         self.end = tuple(end)
         self._keep = keep
-        self._kept: PrefixCache | None = None
+        self._prefix_cache: PrefixCache | None = None
         self._load_other = load_other
-        self.draft_model = draft_model  # used by drafters that take one, unless a call names another
+        self.draft_model = draft_model  # for drafters that take one; options can name another
         self.draft_heads: dict[tuple[Path, str], DraftHead] = {}  # by file and drafter
-        self.laid_out: dict[tuple[Path, str], DraftHead] = {}  # those of them that need no further preparation
-        self.companions: dict[str, TextModel] = {}  # other models that draft for this one
-        self.bridges: dict[TextModel, Bridge] = {}  # to those of them that have other tokens
+        self.prepared_heads: dict[tuple[Path, str], DraftHead] = {}  # those that are prepared for inference
+        self.companions: dict[str, TextModel] = {}  # other models that draft for this one, by name
+        self.bridges: dict[TextModel, Bridge] = {}  # to those with another tokenizer
 
     def __repr__(self) -> str:
         return f"<outrider.text model {self.name}, {self.dtype}, context {self.context:,}>"
@@ -86,8 +87,8 @@ class TextModel:
         return listed_rules()
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
-        """The token ids the model reads for one prompt: a user's message, a conversation, or with `raw` a plain prefix.
-        Token ids are taken as they are. A model without a chat template continues strings."""
+        """The token ids of one prompt: a user's message, a conversation, or with `raw` a plain prefix. Token ids are
+        returned unchanged. A model without a chat template continues strings."""
         if isinstance(prompt, str):
             if not prompt.strip() and not (raw and prompt):
                 raise InvalidOption("the prompt is empty; give at least one word")
@@ -98,11 +99,11 @@ class TextModel:
             raise InvalidOption(
                 f"a prompt is a string, a list of messages or a list of token ids, not a {type(prompt).__name__}"
             )
-        if len(prompt) and all(isinstance(one, int) for one in prompt):
-            return [one for one in prompt if isinstance(one, int)]
+        if len(prompt) and all(isinstance(token, int) for token in prompt):
+            return [token for token in prompt if isinstance(token, int)]
         if raw:
-            raise InvalidOption("a conversation can't be raw; give its text as a string, or leave raw out")
-        messages = [one for one in prompt if isinstance(one, Mapping)]
+            raise InvalidOption("a conversation cannot be raw; give its text as a string, or leave raw out")
+        messages = [message for message in prompt if isinstance(message, Mapping)]
         if len(messages) < len(prompt):
             raise InvalidOption(f"a prompt is a string, a list of messages or a list of token ids, not {prompt!r:.60}")
         return self.tokens.encode(self.tokens.render(messages), special=False)
@@ -132,8 +133,8 @@ class TextModel:
 
     @shows_options(Options)
     def stream(self, prompt: Prompt | Batch, *, n: int | None = None, **options: Unpack[Given]) -> Stream:
-        """Like `generate`, as an iterator of Pieces, one for each row and target pass; `async for` works as well.
-        Closing it ends the generation; `results` holds the outcome so far.
+        """Like `generate`, as an iterator of Pieces, one per row and target pass; `async for` works as well. `close`
+        ends the generation; `results` has the results so far.
 
         >>> lm = load("smollm2-135m")
         >>> for piece in lm.stream("What is the capital of France?", drafter="prompt-lookup", stop=["."]):
@@ -150,60 +151,61 @@ class TextModel:
         limits = [
             self.room(encoded, wanted.max_new_tokens, f"prompt {row // samples}") for row, encoded in enumerate(ids)
         ]
-        talk = not batch and not isinstance(prompt, str) and isinstance(prompts[0][0], Mapping)
-        return Stream(self, wanted, ids, limits, batch=batch, samples=n, talk=talk and n is None)
+        conversation = not batch and not isinstance(prompt, str) and isinstance(prompts[0][0], Mapping)
+        return Stream(self, wanted, ids, limits, batch=batch, samples=n, conversation=conversation and n is None)
 
     @shows_options(Options)
     def batch(self, *, rows: int = 8, memory: int | None = None, **options: Unpack[Given]) -> TextBatch:
-        """Requests that enter and leave while others are decoded, `rows` at a time and in `memory` bytes of cache; the
-        options hold for all of them.
+        """Continuous batching: up to `rows` requests at once, in at most `memory` bytes of cache; new ones enter while
+        others are decoded. The options hold for all requests.
 
         >>> lm = load("smollm2-135m")
         >>> batch = lm.batch(rows=2, drafter="prompt-lookup")
-        >>> asked = [batch.add(f"What is the capital of {country}?", 8) for country in ("France", "Italy", "Spain")]
+        >>> requests = [batch.add(f"What is the capital of {country}?", 8) for country in ("France", "Italy", "Spain")]
         >>> for piece in batch:
-        ...     pass  # text as it comes: piece.row is a request's number
-        >>> asked[0].result.text
+        ...     pass  # new text of request number piece.row
+        >>> requests[0].result.text
         'The capital of France is Paris.'
         """
         return TextBatch(self, Options.of(options), rows=rows, memory=memory)
 
     def room(self, prompt: Sequence[int], wanted: int, name: str) -> int:
-        """How many new tokens there may be behind a prompt, `wanted` at most."""
+        """The number of new tokens that fit into the context after a prompt, at most `wanted`."""
         room = self.context - len(prompt)
         if room < 1:
             raise InvalidOption(
-                f"{name} has {len(prompt):,} tokens and the model's context is {self.context:,}: "
-                "there is no room for an answer; shorten it"
+                f"{name} has {len(prompt):,} tokens and the model's context is {self.context:,}, "
+                "which leaves no room for output; shorten the prompt"
             )
         return min(wanted, room)
 
     def forget(self) -> None:
-        """Let go of the last conversation's cache, which the next turn would have gone on from."""
-        self._kept = None
+        """Free the last conversation's cache; its next turn is read from the start."""
+        self._prefix_cache = None
 
-    def take_kept(self) -> PrefixCache | None:
-        """The last conversation's cache, for one generation at a time; None for a target that can't keep one."""
-        kept, self._kept = self._kept, None
-        if kept is None and self._keep:
+    def take_prefix_cache(self) -> PrefixCache | None:
+        """The last conversation's cache, or a new one, for one generation at a time; None if the target cannot keep its
+        cache."""
+        cache, self._prefix_cache = self._prefix_cache, None
+        if cache is None and self._keep:
             target = self.target()
-            kept = PrefixCache(target) if isinstance(target, Decoder | TransformersTarget) else None
-        return kept
+            cache = PrefixCache(target) if isinstance(target, Decoder | TransformersTarget) else None
+        return cache
 
-    def give_back(self, kept: PrefixCache) -> None:
-        self._kept = kept
+    def return_prefix_cache(self, cache: PrefixCache) -> None:
+        self._prefix_cache = cache
 
     def companion(self, name: str) -> TextModel:
-        """Another language model by its name, or NAME:DTYPE, on the same device and in the same precision unless one is
-        named. It is loaded once."""
+        """Another language model by NAME or NAME:DTYPE, on the same device and by default in the same precision. It is
+        loaded once."""
         if name not in self.companions:
             if self._load_other is None:
-                raise InvalidOption(f"{self.name} can't load '{name}' by its name; load that model and give it instead")
+                raise InvalidOption(f"{self.name} cannot load '{name}' by name; load it and give the object instead")
             self.companions[name] = self._load_other(self, name)
         return self.companions[name]
 
-    def where(self) -> str:
-        """What measured costs belong to: this model in this precision, here."""
+    def measurement_key(self) -> str:
+        """A file name for measurements of this model in this precision on this machine."""
         facts = f"{self.dtype}-{self.device}-{torch.get_num_threads()}".replace(":", "")
         facts += f"-{native.build_id()}" if self.device == "cpu" else ""
         facts += f"-cache-{self.kv_cache_dtype}" if self.kv_cache_dtype else ""
@@ -219,4 +221,4 @@ def _is_batch(prompt: Any) -> bool:
             f"the prompt is a {type(prompt).__name__}; give a string, a list of messages such as "
             '{"role": "user", "content": "..."}, or a list of either'
         )
-    return not prompt or not all(isinstance(one, Mapping | int) for one in prompt)
+    return not prompt or not all(isinstance(item, Mapping | int) for item in prompt)

@@ -88,7 +88,7 @@ class Stream(Iterator[Piece]):
         *,
         batch: bool,
         samples: int | None,
-        talk: bool,
+        conversation: bool,
     ) -> None:
         self.batch, self.prompts = batch or samples is not None, prompts
         self._model, self._options = model, options
@@ -98,10 +98,10 @@ class Stream(Iterator[Piece]):
         self._readers = [Detokenizer(model.tokens.decode, options.stops) for _ in prompts]
         self._texts, self._steps = ["" for _ in prompts], list[Step]()
         self._reasons: list[FinishReason | None] = [None for _ in prompts]
-        self._kept = model.take_kept() if talk else None
+        self._cache = model.take_prefix_cache() if conversation else None
         self._pieces = self._run(
             decode(
-                self._kept or model.target(),
+                self._cache or model.target(),
                 drafter.made,
                 rule.made,
                 prompts,
@@ -132,8 +132,8 @@ class Stream(Iterator[Piece]):
         finally:
             if isinstance(steps, Generator):
                 steps.close()
-            if self._kept is not None:
-                self._model.give_back(self._kept)
+            if self._cache is not None:
+                self._model.return_prefix_cache(self._cache)
 
     def __next__(self) -> Piece:
         return next(self._pieces)
@@ -148,7 +148,7 @@ class Stream(Iterator[Piece]):
     @property
     def trace(self) -> Trace:
         """The trace of all rows so far."""
-        facts = {} if self._kept is None else {"reused": self._kept.reused}
+        facts = {} if self._cache is None else {"reused": self._cache.reused}
         return self._about.trace(self._steps, self._options, self._seed, facts)
 
     @property

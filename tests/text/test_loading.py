@@ -187,7 +187,7 @@ def test_a_cache_of_8_bits(folder: Path, dtype: str) -> None:
     lm = text.load(folder, dtype=dtype, kv_cache_dtype="int8")
     plain, drafted = (lm.generate("the cat", drafter=one, max_new_tokens=12) for one in (None, "prompt-lookup"))
     assert drafted.tokens == plain.tokens
-    assert plain.trace.options["kv_cache_dtype"] == "int8" and lm.where().endswith("cache-int8")
+    assert plain.trace.options["kv_cache_dtype"] == "int8" and lm.measurement_key().endswith("cache-int8")
     exact = text.load(folder, dtype=dtype)
     assert lm.target().slot_bytes < exact.target().slot_bytes  # type: ignore[attr-defined]
     with pytest.raises(OutriderError, match="int8"):

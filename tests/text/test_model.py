@@ -206,7 +206,7 @@ def test_the_answer_ends_at_the_context_limit(tiny: SimpleNamespace, tmp_path: P
     out = short.generate(list(range(3, 23)), drafter=None)
     assert len(out.tokens) == 12
     assert out.finish_reason == "length"
-    with pytest.raises(InvalidOption, match="no room for an answer"):
+    with pytest.raises(InvalidOption, match="no room for output"):
         short.generate(list(range(3, 35)))
 
 
@@ -221,7 +221,7 @@ def test_the_answer_ends_at_the_context_limit(tiny: SimpleNamespace, tmp_path: P
         (7, {}, "the prompt is a int"),
         ({"role": "user", "content": "x"}, {}, "the prompt is a dict"),
         ([{"role": "user", "content": "x"}, "y"], {}, "message 0|a prompt is|the prompt is"),
-        ([{"role": "user", "content": "x"}], {"raw": True}, "can't be raw"),
+        ([{"role": "user", "content": "x"}], {"raw": True}, "cannot be raw"),
         ([999], {}, "contains token 999"),
         ("x", {"drafter": "medussa"}, "unknown drafter .medussa.*medusa"),
         ("x", {"rule": "exakt"}, "Did you mean 'exact'"),
