@@ -8,12 +8,13 @@ Counts are of torch calls: one call is one launch or several. Says nothing of ti
 
 from __future__ import annotations
 
+import sys
 import threading
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -21,10 +22,19 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_map
 
 from outrider.core.testing.shadow import runtime
-from outrider.core.testing.shadow.runtime import STATE, Event, Graph, ShadowError, Stream, Weak, weak
+from outrider.core.testing.shadow.runtime import (
+    STATE,
+    Event,
+    Graph,
+    ShadowError,
+    Stream,
+    Weak,
+    map_tensors,
+    tensors_in,
+    weak,
+)
 
 _OPERATORS = frozenset(
     f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "pow", "and", "or", "xor")
@@ -149,7 +159,7 @@ class ShadowDevice:
             return func(*args, **kwargs)
         if name == "record_stream":
             return None
-        tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)]
+        tensors = tensors_in((args, kwargs))
         device = [each for each in tensors if type(each) is DeviceTensor]
         if name in ("to", "cuda", "cpu"):
             moved = self._move(func, name, args, dict(kwargs))
@@ -210,7 +220,7 @@ class ShadowDevice:
 
     def _from_device(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that asks for the host's memory, given a device tensor, such as zeros_like(x, device="cpu")."""
-        return func(*tree_map(_host, args), **tree_map(_host, kwargs))
+        return func(*map_tensors(_host, args), **map_tensors(_host, kwargs))
 
     def _run(
         self,
@@ -244,9 +254,9 @@ class ShadowDevice:
             self.wait(name)
         if "device" in kwargs:
             kwargs["device"] = "cpu"
-        values, more = tree_map(_host, (tuple(args), kwargs))
+        values, more = map_tensors(_host, (tuple(args), kwargs))
         out = func(*values, **more)
-        made = [each for each in tree_flatten(out)[0] if isinstance(each, Tensor)]
+        made = tensors_in(out)
         given = {_pointer(each) for each in tensors}
         writes = name in _OPERATORS or name == "__setitem__" or "out" in kwargs or _in_place(name)
         fresh = [each for each in made if _pointer(each) not in given]
@@ -255,7 +265,7 @@ class ShadowDevice:
                 STATE.graph.allocated(out)
         elif fresh or writes:
             return self._launched(name, device, index, out, func, (values, more))
-        return tree_map(lambda each: _on(index, each), out)
+        return map_tensors(lambda each: _on(index, each), out)
 
     def _launched(self, name: str, read: Any, index: int, out: Any, func: Any = None, given: Any = None) -> Any:
         """Count a kernel, check its order against those that wrote what it reads, and record it in a capture."""
@@ -267,8 +277,8 @@ class ShadowDevice:
             if writer is not None and not writer[0].expired() and stream.clock.get(writer[1], 0) < writer[2]:
                 raise ShadowError(f"{name} reads what another stream writes, without waiting for it, at {_place()}")
         by, count = stream.launch()
-        for each in tree_flatten(out)[0]:
-            if isinstance(each, Tensor) and each.numel():
+        for each in tensors_in(out):
+            if each.numel():
                 storage = each.untyped_storage()
                 self._writers[storage.data_ptr()] = weak(storage), by, count
         if STATE.graph is not None and STATE.graph.index == index and func is not None:
@@ -276,7 +286,7 @@ class ShadowDevice:
             STATE.graph.record(func, args, kwargs, out, _place())
         if read and (name in _OPERATORS or _in_place(name)):
             return read[0]
-        return tree_map(lambda each: _on(index, each), out)
+        return map_tensors(lambda each: _on(index, each), out)
 
     def _written(self, index: int, value: Tensor) -> Tensor:
         tensor: Tensor = self._launched("upload", (), index, value)
@@ -341,9 +351,12 @@ def _cuda_index(device: Any) -> int | None:
 
 def _place() -> str:
     """The line outside of torch and of this package that made the call."""
-    for frame in reversed(traceback.extract_stack(limit=40)):
-        if not any(part in frame.filename for part in ("/lib/python", "/shadow/", "<")):
-            return f"{'/'.join(frame.filename.split('/')[-3:])}:{frame.lineno}"
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not any(part in file for part in ("/lib/python", "/shadow/", "<")):
+            return f"{'/'.join(file.split('/')[-3:])}:{frame.f_lineno}"
+        frame = frame.f_back
     return "?"
 
 
@@ -360,7 +373,7 @@ class _Mode(TorchFunctionMode):
 
 @contextmanager
 def shadow_device(devices: int = 1) -> Iterator[ShadowDevice]:
-    """torch believes in so many CUDA devices, in this thread and those started under it."""
+    """torch has this many CUDA devices, in this thread and in those started under it."""
     shadow = ShadowDevice(devices)
     start = threading.Thread.run
 

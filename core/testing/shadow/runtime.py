@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_flatten, tree_map
 
 Clock = dict[int, int]
 Weak = Any  # a StorageWeakRef, which torch leaves untyped
@@ -28,6 +27,29 @@ class ShadowError(RuntimeError):
 
 def weak(storage: torch.UntypedStorage) -> Weak:
     return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors of a call's arguments or results, depth first."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, tuple | list):
+        return []
+    return [tensor for part in value for tensor in tensors_in(part)]
+
+
+def map_tensors(change: Callable[[Tensor], Any], value: Any) -> Any:
+    """A copy of the arguments or results with every tensor replaced."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: map_tensors(change, part) for name, part in value.items()}
+    if isinstance(value, tuple | list):
+        parts, kind = [map_tensors(change, part) for part in value], type(value)
+        return kind(*parts) if hasattr(kind, "_make") else kind(parts)
+    return value
 
 
 def _merge(into: Clock, other: Clock) -> None:
@@ -118,17 +140,15 @@ class Graph:
         self._own: dict[int, Tensor] = {}  # by storage: memory that the capture itself allocated
 
     def record(self, func: Callable[..., Any], args: Any, kwargs: Any, out: Any, place: str) -> None:
-        def kept(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            return value if _pointer(value) in self._own else _Memory.of(value)
+        def kept(tensor: Tensor) -> Any:
+            return tensor if _pointer(tensor) in self._own else _Memory.of(tensor)
 
-        given = {_pointer(each) for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)}
-        inputs = tree_map(kept, (args, kwargs))
-        for each in tree_flatten(out)[0]:
-            if isinstance(each, Tensor) and _pointer(each) not in given:
-                self.allocated(each)
-        self._operations.append((func, inputs, tree_map(kept, out), place))
+        given = {_pointer(tensor) for tensor in tensors_in((args, kwargs))}
+        inputs = map_tensors(kept, (args, kwargs))
+        for tensor in tensors_in(out):
+            if _pointer(tensor) not in given:
+                self.allocated(tensor)
+        self._operations.append((func, inputs, [kept(tensor) for tensor in tensors_in(out)], place))
 
     def allocated(self, tensor: Tensor) -> None:
         self._own[_pointer(tensor)] = tensor
@@ -137,13 +157,9 @@ class Graph:
         STATE.device.replayed(self)
         with torch._C.DisableTorchFunction():
             for func, inputs, out, place in self._operations:
-                args, kwargs = tree_map(lambda value, place=place: _live(value, place), inputs)
-                values, into = (
-                    tree_flatten(func(*args, **kwargs))[0],
-                    tree_flatten(tree_map(lambda value, place=place: _live(value, place), out))[0],
-                )
-                for value, old in zip(values, into, strict=True):
-                    if not isinstance(value, Tensor) or value.data_ptr() == old.data_ptr():
+                args, kwargs = _live(inputs, place)
+                for value, old in zip(tensors_in(func(*args, **kwargs)), _live(out, place), strict=True):
+                    if value.data_ptr() == old.data_ptr():
                         continue
                     if value.shape != old.shape:
                         raise ShadowError(f"{func} gave {tuple(old.shape)} in the capture and {tuple(value.shape)} now")
@@ -160,7 +176,14 @@ def _pointer(tensor: Tensor) -> int:
 
 
 def _live(value: Any, place: str) -> Any:
-    return value.tensor(place) if isinstance(value, _Memory) else value
+    """Recorded arguments with the tensors of now."""
+    if isinstance(value, _Memory):
+        return value.tensor(place)
+    if isinstance(value, dict):
+        return {name: _live(part, place) for name, part in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)([_live(part, place) for part in value])
+    return value
 
 
 class _State(threading.local):
