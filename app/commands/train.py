@@ -90,6 +90,8 @@ def train(
         raise typer.BadParameter(f"give at least one of {', '.join(names)}", param_hint="RECIPE")
     of_image, of_speech = (any(name.startswith(prefix) for name in recipes) for prefix in (image.PREFIX, speech.PREFIX))
     if of_image or of_speech:
+        from outrider.core.training.request import TrainingRequest as Request
+
         trainer: Any = import_module(f"outrider.{'image' if of_image else 'speech'}.training.run")
         if len(data or ()) > 1:
             raise typer.BadParameter("takes one prepared file or folder for images and speech", param_hint="--data")
@@ -98,7 +100,7 @@ def train(
                 "takes one file for images and speech, which train one recipe at a time", param_hint="--init-from"
             )
         trainer.train(
-            trainer.TrainingRequest(
+            Request(
                 recipes=tuple(recipes),
                 device=device,
                 minutes=minutes,

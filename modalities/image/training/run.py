@@ -20,8 +20,7 @@ from outrider.core.training.checkpoint import begin, save
 from outrider.core.training.draft_head import DraftHead
 from outrider.core.training.model_training import ModelTraining, Save, TrainingTask
 from outrider.core.training.recipes import Recipe, short
-from outrider.core.training.request import Request
-from outrider.core.training.trainer import Plan, Trainer
+from outrider.core.training.request import TrainingRequest
 from outrider.image import recipes
 from outrider.image.layout_planner import LayoutPlanner, decoder
 from outrider.image.prompt_encoder import PromptEncoder, most_common_words
@@ -46,20 +45,12 @@ WORDS = 2800  # the vocabulary size of prompts
 GUIDANCE = 3.0  # at which drafters are trained
 
 
-class TrainingRequest(Request):
-    """A request whose recipes are image recipes."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in self.recipes:
-            recipes.recipe(name)  # raises for unknown names
-
-
 def train(request: TrainingRequest, say: Callable[[str], None] = print) -> list[Path]:
     """Train the request's recipes in order and return their weight files."""
+    wanted = [recipes.recipe(name) for name in request.recipes]
     pictures = load_or_render(request.data, say)
     say(pictures.describe())
-    return [_train(recipes.recipe(name), pictures, request, say) for name in request.recipes]
+    return [_train(recipe, pictures, request, say) for recipe in wanted]
 
 
 @dataclass(frozen=True)
@@ -109,8 +100,7 @@ class _Context:
 
 def _train(recipe: Recipe, pictures: Pictures, request: TrainingRequest, say: Callable[[str], None]) -> Path:
     device, out = request.place, request.begin(home(recipe.name))
-    batch = request.batch or recipe.batch[device.type != "cpu"]
-    options = {**recipe.options, **(request.options or {})}
+    batch, options = request.batch_size(recipe), request.model_options(recipe)
     context = _Context(recipe, pictures, out, batch, request.seed, device, options, request.start, say)
     facts = {**request.facts(recipe.name, pictures.describe()), "batch": batch}
     if recipe.kind is not None:
@@ -118,13 +108,8 @@ def _train(recipe: Recipe, pictures: Pictures, request: TrainingRequest, say: Ca
     if recipe.name == CLASSIFIER:
         return _train_classifier(context, facts)
     job = _JOBS[recipe.name](context)
-    size = sum(parameter.numel() for parameter in job.model.parameters())
-    say(f"{recipe.name}: {size:,} parameters, batches of {batch} images")
     training = ModelTraining(recipe.name, job.model.to(device), job.task, job.save)
-    plan = request.plan(recipe.rate, recipe.decay, recipe.matrices)
-    progress = Trainer(training, plan, out, device=device, facts=facts, quiet=request.quiet).run()
-    best = progress.best[recipe.name]
-    say(f"{recipe.name}: {progress.steps:,} steps, best {best:.4f}; weights, curve and checkpoint are in {out}")
+    request.train_model(recipe, training, out, facts, say)
     return job.file
 
 
@@ -235,18 +220,9 @@ def _train_head(context: _Context, request: TrainingRequest, facts: dict[str, An
     draft_head = recipe.kind(decoder(network), **context.options).to(device)
     context.begin(draft_head)
     length = 1 + task.length
-    plan = Plan(
-        minutes=request.minutes,
-        steps=request.steps,
-        rate=request.rate or recipe.rate,
-        decay=recipe.decay,
-        seed=request.seed,
-    )
-    name = context.file.stem
-    facts = {"target": MODEL, "guidance": GUIDANCE, **facts}
     training = HeadTraining(
         teacher,
-        {name: draft_head},
+        {context.file.stem: draft_head},
         lessons,
         lessons.validation,
         context.out,
@@ -254,8 +230,7 @@ def _train_head(context: _Context, request: TrainingRequest, facts: dict[str, An
         max_length=length,
         seed=request.seed,
     )
-    best = Trainer(training, plan, context.out, device=device, facts=facts, quiet=request.quiet).run().best
-    context.say(f"{recipe.name}: {best.get(name, 0.0):.3f} codes per target pass (simulated chains, held-out images)")
+    request.train_head(recipe, training, context.out, {"target": MODEL, "guidance": GUIDANCE, **facts}, context.say)
     return context.file
 
 

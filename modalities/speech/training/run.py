@@ -17,8 +17,7 @@ from outrider.core.errors import InvalidOption
 from outrider.core.training.checkpoint import begin, save
 from outrider.core.training.model_training import ModelTraining
 from outrider.core.training.recipes import Recipe, short
-from outrider.core.training.request import Request
-from outrider.core.training.trainer import Plan, Trainer
+from outrider.core.training.request import TrainingRequest
 from outrider.speech import recipes
 from outrider.speech.codec import Codec
 from outrider.speech.phoneme_recogniser import PhonemeRecogniser
@@ -39,21 +38,10 @@ from outrider.speech.voice import Voice
 _Objective = RecogniserObjective | CodecObjective | VoiceObjective
 
 
-class TrainingRequest(Request):
-    """A request whose recipes are speech recipes."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in self.recipes:
-            recipes.recipe(name)  # raises for unknown names
-
-
 def train(request: TrainingRequest, say: Callable[[str], None] = print) -> list[Path]:
     """Train the request's recipes in order, and return their weight files (for speech-data its folder)."""
-    return [
-        _synthesise(request, say) if name == DATA else _train(recipes.recipe(name), request, say)
-        for name in request.recipes
-    ]
+    wanted = [recipes.recipe(name) for name in request.recipes]
+    return [_synthesise(request, say) if recipe.name == DATA else _train(recipe, request, say) for recipe in wanted]
 
 
 def _synthesise(request: TrainingRequest, say: Callable[[str], None]) -> Path:
@@ -67,8 +55,7 @@ def _synthesise(request: TrainingRequest, say: Callable[[str], None]) -> Path:
 
 def _train(recipe: Recipe, request: TrainingRequest, say: Callable[[str], None]) -> Path:
     device, out = request.place, request.begin(home(recipe.name))
-    batch = request.batch or recipe.batch[device.type != "cpu"]
-    options = {**recipe.options, **(request.options or {})}
+    batch, options = request.batch_size(recipe), request.model_options(recipe)
     default = [recipes.data_folder()] if recipe.frames else recipes.training_data()
     utterances = data.load(*([request.data] if request.data else default))
     say(data.describe(utterances))
@@ -92,12 +79,7 @@ def _train(recipe: Recipe, request: TrainingRequest, say: Callable[[str], None])
         assert isinstance(objective, _Objective)
         save(objective.part, file, provenance, finer=("encoder",))  # rounding the encoder would change codes
 
-    say(f"{recipe.name}: {sum(parameter.numel() for parameter in model.parameters()):,} parameters")
-    training = ModelTraining(recipe.name, model.to(device), task, save_part)
-    plan = request.plan(recipe.rate, recipe.decay, recipe.matrices)
-    progress = Trainer(training, plan, out, device=device, facts=facts, quiet=request.quiet).run()
-    best = progress.best[recipe.name]
-    say(f"{recipe.name}: {progress.steps:,} steps, best {best:.4f}; weights, curve and checkpoint are in {out}")
+    request.train_model(recipe, ModelTraining(recipe.name, model.to(device), task, save_part), out, facts, say)
     return file
 
 
@@ -149,16 +131,12 @@ def _train_head(
         lambda epoch, share: training_lessons,
         validation_lessons[: VALIDATION_SIZE[device.type != "cpu"]],
         out,
-        tokens=request.batch or recipe.batch[device.type != "cpu"],
+        tokens=request.batch_size(recipe),
         max_length=1024,
         seed=request.seed,
         losses={name: recipe.loss},
     )
-    plan = Plan(minutes=request.minutes, steps=request.steps, rate=request.rate or recipe.rate, seed=request.seed)
-    facts = _facts(recipe, utterances, request)
-    trainer = Trainer(training, plan, out, device=device, facts=facts, quiet=request.quiet)
-    for head, best in trainer.run().best.items():
-        say(f"{head}: {best:.3f} tokens per target pass (simulated chains, held-out speech); weights are in {out}")
+    request.train_head(recipe, training, out, _facts(recipe, utterances, request), say)
     return out / f"{name}.safetensors"
 
 

@@ -14,7 +14,8 @@ from outrider.core.engine.trainable.block import Matrix
 from outrider.core.errors import InvalidOption
 from outrider.core.training import optim
 from outrider.core.training.model_training import ModelTraining
-from outrider.core.training.request import Request
+from outrider.core.training.recipes import Recipe
+from outrider.core.training.request import TrainingRequest
 from outrider.core.training.trainer import Plan, Progress, Trainer
 
 pytest.importorskip("accelerate")
@@ -100,22 +101,22 @@ def test_a_plan_out_of_bounds_is_refused() -> None:
     [
         ({"recipes": ()}, "no recipe to train"),
         ({"batch": 0}, "batch is 0"),
-        ({"recipes": ("a", "b"), "out": Path("x")}, "a folder each"),
+        ({"recipes": ("a", "b"), "out": Path("x")}, "cannot share a folder"),
         ({"recipes": ("a", "b"), "start": Path("x")}, "one by one"),
     ],
 )
 def test_invalid_requests_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidOption, match=said):
-        Request(**{"recipes": ("a",), **given})
+        TrainingRequest(**{"recipes": ("a",), **given})
 
 
 def test_a_request_removes_checkpoints_and_makes_plans_and_facts(tmp_path: Path) -> None:
     learned(tmp_path)
-    wanted = Request(recipes=("a",), out=tmp_path, fresh=True, steps=7, seed=3, command="outrider train a")
+    wanted = TrainingRequest(recipes=("a",), out=tmp_path, fresh=True, steps=7, seed=3, command="outrider train a")
     assert (tmp_path / "checkpoint").is_dir() and wanted.begin(Path("elsewhere")) == tmp_path
     assert not (tmp_path / "checkpoint").exists()
-    assert Request(recipes=("a",)).begin(tmp_path / "usual") == tmp_path / "usual"
-    plan = wanted.plan(0.1, 0.01)
+    assert TrainingRequest(recipes=("a",)).begin(tmp_path / "usual") == tmp_path / "usual"
+    plan = wanted.model_plan(Recipe(name="a", summary="", rate=0.1))
     assert (plan.steps, plan.rate, plan.validations, plan.seed) == (7, 0.1, 8, 3)
     assert wanted.facts("a", "sums") == {"recipe": "a", "command": "outrider train a", "data": "sums", "seed": 3}
 

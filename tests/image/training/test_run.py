@@ -12,6 +12,7 @@ import torch
 from outrider.core.assets.store import ASSETS
 from outrider.core.training.model_training import ModelTraining
 from outrider.core.training.recipes import Shelf
+from outrider.core.training.request import TrainingRequest
 from outrider.core.training.trainer import Plan, Trainer
 from outrider.image import recipes
 from outrider.image.model import load
@@ -20,7 +21,7 @@ from outrider.image.token_model import TokenModel
 from outrider.image.tokenizer import Tokenizer
 from outrider.image.training.data import HELD_NAME, HELD_PAIR, TRAIN, DataError, Picture, Pictures, on_white, split
 from outrider.image.training.objectives import CodecObjective, CodecTask, ImitationObjective, ImitationTask, TokensTask
-from outrider.image.training.run import TrainingRequest, _words, train
+from outrider.image.training.run import _words, train
 
 
 def square(name: str, colour: tuple[int, int, int], side: int, offset: int = 16) -> Picture:

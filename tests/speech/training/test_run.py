@@ -13,11 +13,12 @@ from outrider.core.errors import InvalidOption
 from outrider.core.training import trainer
 from outrider.core.training.checkpoint import about, load
 from outrider.core.training.recipes import NoWeights
+from outrider.core.training.request import TrainingRequest
 from outrider.speech import recipes
 from outrider.speech.recipes import KINDS
 from outrider.speech.training import data, run
 from outrider.speech.training.data import Utterance
-from outrider.speech.training.run import TrainingRequest, VoiceTask
+from outrider.speech.training.run import VoiceTask
 from outrider.speech.voice import Voice
 
 pytest.importorskip("accelerate")
@@ -128,7 +129,7 @@ def test_batches_hold_their_utterances() -> None:
 def test_missing_data_and_weights_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     with pytest.raises(InvalidOption, match="recipe"):
-        TrainingRequest(recipes=("speech-song",))
+        run.train(TrainingRequest(recipes=("speech-song",)))
     with pytest.raises(NoWeights, match="outrider train speech-voice"):
         recipes.weights("speech-voice", tmp_path)
     with pytest.raises(data.DataError, match="speech-data"):
