@@ -91,6 +91,12 @@ TextDraftModel = Annotated[
         help="Draft model: a catalogue name, a hub id, a folder or a GGUF file.",
     ),
 ]
+Head = Annotated[
+    str | None,
+    typer.Option(
+        "--head", metavar="NAME", help="Draft head: a hub id, a folder or a file. Default: the one that ships."
+    ),
+]
 NumDraftTokens = Annotated[
     int | None,
     typer.Option(

@@ -36,5 +36,5 @@ with tempfile.TemporaryDirectory() as folder:  # weights, curve and checkpoint
     training = HeadTraining(DecoderTeacher(target), {"eagle3": head}, *data, out, tokens=256, depth=4)
     print(f"validation: {Trainer(training, plan, out).run().best['eagle3']:.2f} tokens per target pass")
 
-drafter = make_drafter("eagle3", draft_head=head.eval().drafts(target), draft_kind="chain", length=4)
+drafter = make_drafter("eagle3", head=head.eval().drafts(target), draft_kind="chain", length=4)
 print(f"decoding: {answers(prompts[80:], drafter).summary().tokens_per_pass:.2f} tokens per target pass")

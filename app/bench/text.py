@@ -22,6 +22,7 @@ from outrider.app.options import (
     Device,
     DrafterNames,
     FirstPrompts,
+    Head,
     JsonFile,
     KVCacheDtype,
     MaxNewTokens,
@@ -76,6 +77,7 @@ def text(
         str | None,
         typer.Option(metavar="NAME[:DTYPE]", help="Draft model. Default: the one that ships for the target."),
     ] = None,
+    head: Head = None,
     drafter_option: Annotated[
         list[str] | None,
         typer.Option(
@@ -134,6 +136,7 @@ def text(
         seed=seed,
         repeat=repeat,
         draft_model=draft_model,
+        head=head,
         options=_options(drafter_option or []),
     )
     source = str(prompts) if prompts else "built in"

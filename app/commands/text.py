@@ -21,6 +21,7 @@ from outrider.app.options import (
     Compare,
     Device,
     DrafterOptions,
+    Head,
     KVCacheDtype,
     MaxNewTokens,
     NumDraftTokens,
@@ -53,6 +54,7 @@ def text(
         str, typer.Option(help="Drafter: auto, plain, or a name from `outrider methods`.")
     ] = TEXT_DRAFTER,
     draft_model: TextDraftModel = None,
+    head: Head = None,
     num_draft_tokens: NumDraftTokens = None,
     rule: RuleName = RULE,
     drafter_option: DrafterOptions = None,
@@ -82,6 +84,7 @@ def text(
     options: dict[str, Any] = {
         **methods(drafter, rule, drafter_option, rule_option),
         "draft_model": draft_model,
+        "head": head,
         "num_draft_tokens": num_draft_tokens,
         "temperature": temperature,
         "top_k": top_k,
@@ -123,7 +126,13 @@ def _show(lm: TextModel, prompt: str, options: dict[str, Any]) -> Result:
 
 def comparison(lm: TextModel, prompt: str, options: dict[str, Any]) -> str:
     """Run plain decoding and these options in turns; report agreement, tokens per target pass and the speedup."""
-    plain = options | {"drafter": None, "drafter_options": {}, "draft_model": None, "num_draft_tokens": None}
+    plain = options | {
+        "drafter": None,
+        "drafter_options": {},
+        "draft_model": None,
+        "head": None,
+        "num_draft_tokens": None,
+    }
     ratios, speeds = [], []
     for turn in range(_REPEATS):
         order = [plain, options] if turn % 2 == 0 else [options, plain]

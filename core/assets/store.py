@@ -13,7 +13,7 @@ import os
 import shutil
 import zipfile
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from functools import partial
@@ -207,7 +207,21 @@ def _locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def hub_folder(repo: str, *, revision: str | None = None) -> Path:
+def is_hub_id(name: str) -> bool:
+    """Whether a name has the form of a model's id on the hub, owner/name."""
+    parts = name.split("/")
+    return len(parts) == 2 and all(parts) and not name.startswith((".", "~"))
+
+
+def hub_head(repo: str) -> Path:
+    """The folder of a draft head on the hub; its pickles (.bin, .pt) are fetched only if it has no safetensors."""
+    folder = hub_folder(repo)
+    if not any(folder.glob("*.safetensors")):
+        folder = hub_folder(repo, patterns=("config.json", "*.bin", "*.pt", "*.bin.index.json"))
+    return folder
+
+
+def hub_folder(repo: str, *, revision: str | None = None, patterns: Sequence[str] = HUB_FILES) -> Path:
     """The folder of a hub model in the hub's own cache; downloaded unless offline."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -220,7 +234,7 @@ def hub_folder(repo: str, *, revision: str | None = None) -> Path:
             snapshot_download(
                 repo,
                 revision=revision,
-                allow_patterns=list(HUB_FILES),
+                allow_patterns=list(patterns),
                 ignore_patterns=["original/*", "consolidated*"],
                 local_files_only=offline,
             )

@@ -83,16 +83,19 @@ class Catalogue:
         options: Mapping[str, Any] = {},
         *,
         draft_model: Any = None,
+        head: Any = None,
         num_draft_tokens: int | None = None,
     ) -> Resolved[Drafter | None]:
-        """The drafter with this name. A drafter or None (plain decoding) is returned as it is. `draft_model` and
-        `num_draft_tokens` set the corresponding options of the drafter."""
+        """The drafter with this name. A drafter or None (plain decoding) is returned as it is. `draft_model`,
+        `head` and `num_draft_tokens` set the corresponding options of the drafter."""
         if not isinstance(drafter, str):
             return Resolved(drafter, PLAIN if drafter is None else type(drafter).__name__)
         notes: dict[str, str] = {}
         method = self.method(drafter)
         if draft_model is not None:
             options = method.with_draft_model(options, draft_model)
+        if head is not None:
+            options = method.with_head(options, head)
         if num_draft_tokens is not None:
             options = method.with_draft_tokens(options, num_draft_tokens)
         return Resolved(self.build(method, self._with_defaults(method, options), notes=notes), drafter, notes)

@@ -130,6 +130,17 @@ class Method:
             raise InvalidOption(f"draft_model sets {name}, which drafter_options sets too; give one of them")
         return {**options, name: draft_model}
 
+    def with_head(self, options: Mapping[str, Any], head: Any) -> dict[str, Any]:
+        """The options, with the draft head added."""
+        name = next((name for name, kind in self.inputs.items() if kind is Input.DRAFT_HEAD), None)
+        if name is None:
+            raise InvalidOption(
+                f"the drafter '{self.name}' takes no draft head; use drafter='eagle3', 'medusa' or such"
+            )
+        if name in options:
+            raise InvalidOption("head is given twice, also in drafter_options; give one of them")
+        return {**options, name: head}
+
     @property
     def takes_draft_model(self) -> bool:
         return any(kind in (Input.DRAFT_MODEL, Input.FOREIGN_MODEL) for kind in self.inputs.values())

@@ -30,7 +30,7 @@ MEDUSA = Method(
     paper="Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads (arXiv 2401.10774)",
     topology=("tree", "chain"),
     vllm="medusa",
-    inputs={"draft_head": Input.DRAFT_HEAD},
+    inputs={"head": Input.DRAFT_HEAD},
     defaults={"speech": {"draft_kind": "sampled", "tree": (*_WIDE, 2, 3, 4, 5, 6, 8)}},
     relaxed_defaults={"speech": {"draft_kind": "tree", "nodes": 24}},
     test_head_options={"heads": 2, "layers": 2, "vocabulary": (2, 0)},
@@ -51,7 +51,7 @@ SPATIAL = Method(
     paper="Hawk: Leveraging Spatial Context for Faster Autoregressive Text-to-Image Generation (arXiv 2510.25739)",
     topology=("tree", "chain"),
     modalities=("image",),
-    inputs={"draft_head": Input.DRAFT_HEAD},
+    inputs={"head": Input.DRAFT_HEAD},
     test_head_options={"heads": 2, "columns": 3, "vocabulary": (2, 0)},
     test_options=(
         {"tree": (-1, -1, 0)},
@@ -69,7 +69,7 @@ HYDRA = Method(
     summary="predicts with heads that also read the tokens drafted before theirs; drafts a dynamic tree",
     paper="Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding (arXiv 2402.05109)",
     topology=("tree", "chain"),
-    inputs={"draft_head": Input.DRAFT_HEAD},
+    inputs={"head": Input.DRAFT_HEAD},
     defaults={"speech": {"draft_kind": "sampled", "tree": (*_WIDE, 1, 2, 3, 5, 5, 6)}},
     relaxed_defaults={"speech": {"draft_kind": "dynamic", "nodes": 24}},
     test_head_options={"heads": 2, "vocabulary": (2, 0)},
@@ -89,7 +89,7 @@ EAGLE = Method(
     summary="predicts the target's next states token by token with one layer; drafts a static tree",
     paper="EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty (arXiv 2401.15077)",
     topology=("tree", "chain"),
-    inputs={"draft_head": Input.DRAFT_HEAD},
+    inputs={"head": Input.DRAFT_HEAD},
     test_head_options={"normed": False},
     test_options=(
         {"tree": (-1, -1, 0)},
@@ -106,7 +106,7 @@ EAGLE2 = Method(
     summary="drafts a dynamic tree with EAGLE's layer, and keeps its most probable nodes",
     paper="EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees (arXiv 2406.16858)",
     topology=("tree", "chain"),
-    inputs={"draft_head": Input.DRAFT_HEAD},
+    inputs={"head": Input.DRAFT_HEAD},
     test_options=({"nodes": 3, "width": 2, "depth": 2}, {"nodes": 3, "width": 2, "depth": 2, "min_probability": 0.3}),
 )
 
@@ -120,7 +120,7 @@ EAGLE3 = Method(
     "(arXiv 2503.01840)",
     topology=("tree", "chain"),
     vllm="eagle3",
-    inputs={"draft_head": Input.DRAFT_HEAD},
+    inputs={"head": Input.DRAFT_HEAD},
     defaults={"speech": {"draft_kind": "sampled", "tree": (-1, -1, -1, -1, -1, -1, 0, 0, 0, 1, 2, 3, 6, 6, 7, 12)}},
     relaxed_defaults={"speech": {"draft_kind": "tree", "nodes": 24}},
     test_head_options={"taps": ("layer.0", "layer.1", "last"), "vocabulary": (2, 0)},
@@ -140,7 +140,7 @@ BLOCKWISE = Method(
     summary="drafts a chain with residual heads on the target's last state",
     paper="Blockwise Parallel Decoding for Deep Autoregressive Models (arXiv 1811.03115)",
     topology=("chain", "tree"),
-    inputs={"draft_head": Input.DRAFT_HEAD},
+    inputs={"head": Input.DRAFT_HEAD},
     test_head_options={"heads": 2, "hidden": 4},
     test_options=({"length": 2},),
 )
@@ -153,7 +153,7 @@ AMPHISTA = Method(
     summary="drafts with heads that attend to each other, after two layers that adapt the target's states",
     paper="Amphista: Bi-directional Multi-head Decoding for Accelerating LLM Inference (arXiv 2406.13170)",
     topology=("tree", "chain"),
-    inputs={"draft_head": Input.DRAFT_HEAD},
+    inputs={"head": Input.DRAFT_HEAD},
     test_head_options={"heads": 2},
     test_options=({"tree": (-1, -1, 0)}, {"draft_kind": "chain", "length": 2}),
 )
@@ -166,7 +166,7 @@ DFLASH = Method(
     summary="fills a block of mask tokens at once with layers that read the target's states",
     paper="DFlash: Block Diffusion for Flash Speculative Decoding (arXiv 2602.06036)",
     topology=("tree", "chain"),
-    inputs={"draft_head": Input.DRAFT_HEAD},
+    inputs={"head": Input.DRAFT_HEAD},
     test_head_options={"block": 2, "layers": 2, "taps": ("layer.0", "last"), "vocabulary": (2, 0)},
     test_options=({"nodes": 3, "depth": 2}, {"draft_kind": "chain", "length": 2}),
 )
@@ -179,7 +179,7 @@ DSPARK = Method(
     summary="corrects DFlash's block left to right by the previous token; can stop at low confidence",
     paper="DSpark (arXiv 2607.05147)",
     topology=("tree", "chain"),
-    inputs={"draft_head": Input.DRAFT_HEAD},
+    inputs={"head": Input.DRAFT_HEAD},
     test_head_options={"block": 2, "rank": 2, "taps": ("layer.0", "last")},
     test_options=({"nodes": 3, "width": 2, "depth": 2}, {"draft_kind": "chain", "length": 2, "policy": "confident"}),
 )
@@ -193,7 +193,7 @@ SPECDEC = Method(
     paper="Speculative Decoding: Exploiting Speculative Execution for Accelerating Seq2seq Generation "
     "(arXiv 2203.16487)",
     topology=("chain", "tree"),
-    inputs={"draft_head": Input.DRAFT_HEAD},
+    inputs={"head": Input.DRAFT_HEAD},
     test_head_options={"block": 2, "encoder": 1},
     test_options=({"length": 2},),
 )
@@ -207,7 +207,7 @@ FALCON = Method(
     paper="Falcon: Faster and Parallel Inference of Large Language Models through Enhanced Semi-Autoregressive "
     "Drafting and Custom-Designed Decoding Tree (arXiv 2412.12639)",
     topology=("tree", "chain"),
-    inputs={"draft_head": Input.DRAFT_HEAD},
+    inputs={"head": Input.DRAFT_HEAD},
     test_head_options={"block": 2, "anchors": 4},
     test_options=(
         {"tree": (-1, -1, 0)},
@@ -227,7 +227,7 @@ PASS = Method(
     topology=("chain", "tree"),
     capabilities=(Capability.STANDALONE, Capability.WEIGHT_FREE),
     modalities=("text",),
-    inputs={"draft_head": Input.DRAFT_HEAD},
+    inputs={"head": Input.DRAFT_HEAD},
     test_head_options={"embeddings": 2, "anchors": 4},
     test_options=({}, {"tree": (-1, -1, 0)}, {"separate_passes": True}),
 )
@@ -240,7 +240,7 @@ LAYER_SKIP = Method(
     summary="drafts with the target's first layers and a trained exit; verification reuses their states",
     paper="LayerSkip: Enabling Early Exit Inference and Self-Speculative Decoding (arXiv 2404.16710)",
     topology=("chain", "tree"),
-    inputs={"draft_head": Input.DRAFT_HEAD},
+    inputs={"head": Input.DRAFT_HEAD},
     test_head_options={"exit": 1, "hidden": 4},
     test_options=({"length": 2}, {"draft_kind": "tree", "tree": (-1, -1, 0)}),
 )
@@ -253,7 +253,7 @@ KANGAROO = Method(
     summary="drafts with the target's first layers and a trained adapter while its confidence is high",
     paper="Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting (arXiv 2404.18911)",
     topology=("chain", "tree"),
-    inputs={"draft_head": Input.DRAFT_HEAD},
+    inputs={"head": Input.DRAFT_HEAD},
     test_head_options={"exit": 1},
     test_options=({"length": 2, "policy": "confidence"}, {"draft_kind": "dynamic", "nodes": 3, "width": 2, "depth": 2}),
 )
@@ -266,7 +266,7 @@ MTP = Method(
     summary="predicts tokens with a sequence of modules, or one reused, from the previous state and token",
     paper="DeepSeek-V3 Technical Report (arXiv 2412.19437)",
     topology=("chain", "tree"),
-    inputs={"draft_head": Input.DRAFT_HEAD},
+    inputs={"head": Input.DRAFT_HEAD},
     test_head_options={"modules": 2},
     test_options=({"length": 3}, {"draft_kind": "dynamic", "nodes": 3, "width": 2, "depth": 3}),
 )
@@ -279,7 +279,7 @@ CTC = Method(
     summary="predicts the next tokens at once as CTC frames, and removes blanks and repeats before verification",
     paper="Speculative Decoding with CTC-based Draft Model for LLM Inference Acceleration (arXiv 2412.00061)",
     topology=("tree", "chain"),
-    inputs={"draft_head": Input.DRAFT_HEAD},
+    inputs={"head": Input.DRAFT_HEAD},
     test_head_options={"frames": 3, "length": 2},
     test_options=({"nodes": 4, "depth": 2},),
 )

@@ -86,7 +86,7 @@ def resolve_drafter(
     without it the model is a published one. Under a rule that is not `lossless` drafters begin with other options."""
 
     def head(request: Request) -> Any:
-        """`draft_head` names a recipe where several serve one drafter, such as "medusa-6"."""
+        """`head` names a recipe where several serve one drafter, such as "medusa-6"."""
         if request.given and not isinstance(request.value, str):
             return request.value
         recipe, drafter = request.value or request.method.name, request.method.name

@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outrider.core.assets.store import hub_head, is_hub_id
 from outrider.core.cost.break_even import Costs
 from outrider.core.drafters.draft_model.vocab_bridge import Translated
 from outrider.core.drafters.lookup.retrieval import Datastore
 from outrider.core.errors import InvalidOption
-from outrider.core.methods import AUTO, Input
+from outrider.core.methods import AUTO, DRAFTERS, Input
 from outrider.core.methods.draft_model import DRAFT_MODEL
 from outrider.core.methods.resolve import DEFAULT, Request
 from outrider.core.methods.row import HEADS, Method
@@ -135,7 +136,7 @@ def _trained(model: TextModel, drafter: str, source: Any) -> Any:
     """What was given; else weights for this target, from a file or from where those of a recipe are."""
     if source is not None and not isinstance(source, str | Path):
         return source
-    path = recipes.find(model.name, drafter) if source is None else Path(source).expanduser()
+    path = recipes.find(model.name, drafter) if source is None else head_path(source)
     if path is None:
         raise recipes.missing(model.name, drafter)
     if (path, drafter) in model.prepared_heads:
@@ -146,6 +147,27 @@ def _trained(model: TextModel, drafter: str, source: Any) -> Any:
     if isinstance(head, DraftHead):  # laid out for this machine: it stays so, and keeps nothing of a generation
         model.prepared_heads[path, drafter] = head
     return head
+
+
+def head_path(source: str | Path) -> Path:
+    """The file or folder of a draft head; one that is named by its hub id is fetched."""
+    path = Path(source).expanduser()
+    named = not path.exists() and isinstance(source, str) and path.suffix != ".safetensors" and is_hub_id(source)
+    return hub_head(str(source)) if named else path
+
+
+def drafter_of_head(model: TextModel, source: Any) -> str:
+    """The drafter that runs a draft head: the last in the table, such as eagle2 before eagle."""
+    path = head_path(source) if isinstance(source, str | Path) else None
+    head = source if path is None else recipes.load(path, None, model.target())
+    drafters = [name for name, method in DRAFTERS.items() if method.draft_head is type(head)]
+    if not drafters:
+        raise InvalidOption(
+            f"head is a {type(head).__name__}, which no drafter runs; give a draft head, or its file, folder or hub id"
+        )
+    if path is not None:
+        model.draft_heads[path, drafters[-1]] = head
+    return drafters[-1]
 
 
 # ---- texts as token ids

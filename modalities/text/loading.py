@@ -174,8 +174,7 @@ def find(source: str | Path, *, dtype: str = "bfloat16", revision: str | None = 
         return store.convert_gguf(path, dtype), path.stem
     if path.is_dir():
         return path, path.resolve().name
-    parts = str(source).split("/")
-    if isinstance(source, Path) or len(parts) != 2 or not all(parts) or str(source).startswith((".", "/", "~")):
+    if isinstance(source, Path) or not store.is_hub_id(source):
         raise LoadError(
             f"there is no model '{source}': it is no folder or GGUF file here, no id on the hub (owner/name), "
             f"and none of {', '.join(store.ASSETS)}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
@@ -39,6 +40,7 @@ class Given(TypedDict, total=False):
 
     drafter: str | Drafter | None
     draft_model: Any
+    head: Any
     num_draft_tokens: int | None
     rule: str | Rule
     max_new_tokens: int
@@ -66,6 +68,7 @@ class Options:
 
     drafter: str | Drafter | None = AUTO.name  # a name of `model.drafters`, or an object; None: plain decoding
     draft_model: Any = None  # a name, folder, GGUF file, TextModel or transformers model; "auto" is then "draft-model"
+    head: Any = None  # a draft head: a file, a folder, or a hub id of a published one; "auto" is then its drafter
     num_draft_tokens: int | None = None  # draft tokens per target pass, at most; None: the drafter's default
     rule: str | Rule = EXACT.name  # a name of `model.rules`, or an object
     max_new_tokens: int = 256  # fewer where the model's context ends
@@ -100,7 +103,7 @@ class Options:
             raise InvalidOption(f"stop_token_ids is {self.stop_token_ids!r:.80}; it must be a list of token ids")
         if self.num_draft_tokens is not None and self.num_draft_tokens < 1:
             raise InvalidOption(f"num_draft_tokens is {self.num_draft_tokens}; it must be 1 or more")
-        for name in ("draft_model", "num_draft_tokens"):
+        for name in ("draft_model", "head", "num_draft_tokens"):
             if getattr(self, name) is not None and not isinstance(self.drafter, str):
                 raise InvalidOption(f"{name} goes with a drafter's name, not with a drafter object or None")
         _ = self.sampling(())  # checks the rest
@@ -152,11 +155,14 @@ class Options:
             found["stop_token_ids"] = " ".join(map(str, self.stop_token_ids))
         if self.draft_model is not None:
             found["draft_model"] = str(getattr(self.draft_model, "name", self.draft_model))[:80]
+        if self.head is not None:
+            named = isinstance(self.head, str | Path)
+            found["head"] = str(self.head if named else type(self.head).__name__)[:80]
         return found | processor_facts(self.processors)
 
 
 _RECORDED_OTHERWISE = (
-    *("drafter", "draft_model", "rule", "seed", "drafter_options", "rule_options"),
+    *("drafter", "draft_model", "head", "rule", "seed", "drafter_options", "rule_options"),
     *("stop", "stop_token_ids", "logits_processor"),
 )
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")

@@ -233,23 +233,29 @@ def worth(path: Path) -> float | None:
     return None
 
 
-def load(path: Path, drafter: str, target: Target) -> DraftHead:
-    """Load a trained draft head for a target."""
+def load(path: Path, drafter: str | None, target: Target) -> DraftHead:
+    """Load a trained draft head for a target, from a file of ours or a published folder. Without a drafter it may be of
+    any kind."""
     from outrider.core.training.checkpoint import load as load_trained
 
     if not isinstance(target, Decoder):
         raise Incompatible(
-            f"weights for {drafter} need a target on our own decoder, and this one runs on {type(target).__name__}"
+            f"draft heads need a target on our own decoder, and this one runs on {type(target).__name__}"
         )
     if path.is_dir():
         head = read_foreign(path, target)
-        kind = DRAFTERS[drafter].draft_head if drafter in DRAFTERS else None
+        kind = DRAFTERS[drafter].draft_head if drafter in DRAFTERS else DraftHead
         if not isinstance(kind, type) or not isinstance(head, kind):
-            raise Incompatible(f"{path} holds a {type(head).__name__}, which the drafter '{drafter}' can't use")
+            runs = ", ".join(name for name, method in DRAFTERS.items() if method.draft_head is type(head))
+            raise Incompatible(
+                f"{path} holds a {type(head).__name__}, which the drafter '{drafter}' can't use; "
+                f"choose {runs or 'another'}"
+            )
         return head
     if not path.is_file():
         raise InvalidOption(
-            f"there is no file {path}; give a file of trained weights, or a folder with an EAGLE or Medusa head"
+            f"there is no file {path}; give a file of trained weights, or the folder or hub id (owner/name) of a "
+            "published draft head"
         )
     return load_trained(path, KINDS, target)
 
@@ -259,6 +265,6 @@ def missing(target: str, drafter: str) -> NoWeights:
     if drafter in RECIPES:
         return NoWeights(
             f"there are no weights of {drafter} for {target}; train them with "
-            f"`outrider train {drafter} --model {target}`, or name a file of them"
+            f"`outrider train {drafter} --model {target}`, or name a file of them or a published head as head=..."
         )
     return NoWeights(f"the drafter '{drafter}' needs model=..., a smaller model of any tokenizer")

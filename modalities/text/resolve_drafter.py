@@ -76,8 +76,14 @@ def resolve_drafter(model: TextModel, options: Options, rows: int = 1) -> Resolv
             draft_model = model.draft_model
     if draft_model is not None and drafter == AUTO.name:
         drafter = DRAFT_MODEL.name
+    if options.head is not None and drafter == AUTO.name:
+        drafter = drafter_inputs.drafter_of_head(model, options.head)
     return catalogue.drafter(
-        drafter, options.drafter_options, draft_model=draft_model, num_draft_tokens=options.num_draft_tokens
+        drafter,
+        options.drafter_options,
+        draft_model=draft_model,
+        head=options.head,
+        num_draft_tokens=options.num_draft_tokens,
     )
 
 

@@ -47,7 +47,7 @@ def maker(
     if name is None:
         return None
     method = DRAFTERS[name]
-    if "draft_head" in method.needs:
+    if method.draft_head is not None:
         draft_head = random_draft_head(method, target(dtype, config=config), vocabulary=0)
         return lambda: method.make(draft_head)
     return lambda: trial_drafter(method, method.test_options[0], lambda: target(dtype, damped=True, config=config))

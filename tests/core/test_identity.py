@@ -66,7 +66,7 @@ def target(dtype: torch.dtype) -> Decoder:
 def maker(method: Method, damp: float) -> Callable[[], Drafter]:
     """The draft model is the target with its norms damped: by 0.3 it is right half of the time."""
     options = USUAL.get(method.name, {})
-    if "draft_head" in method.needs:
+    if method.draft_head is not None:
         draft_head = random_draft_head(method, target(torch.float64), vocabulary=0)
         return lambda: method.make(draft_head, **options)
     model = Decoder.random(replace(CONFIG, norm_eps=damp), seed=1)

@@ -12,7 +12,7 @@ from outrider.text.resolve_drafter import listed_drafters as of_text
 
 
 def listing() -> Listing:
-    return Listing(DRAFTERS.values(), lambda method: ("a head",) if "draft_head" in method.needs else ())
+    return Listing(DRAFTERS.values(), lambda method: ("a head",) if method.draft_head is not None else ())
 
 
 def test_it_is_a_mapping_of_names_that_says_what_each_needs() -> None:
@@ -20,7 +20,7 @@ def test_it_is_a_mapping_of_names_that_says_what_each_needs() -> None:
     assert list(found) == list(DRAFTERS) and "medusa" in found and len(found) == len(DRAFTERS)
     entry = found["medusa"]
     assert not entry.ready and entry.missing == ("a head",)
-    assert entry.needs == {"draft_head": "a draft head trained on the target"}
+    assert entry.needs == {"head": "a draft head trained on the target"}
     assert entry.topology == DRAFTERS["medusa"].topology and entry.summary == DRAFTERS["medusa"].summary
     assert found["suffix"].ready and "suffix" in found.ready and "medusa" not in found.ready
     with pytest.raises(KeyError):

@@ -49,7 +49,7 @@ def table(blur: float = 0.0) -> TableTarget:
 
 def maker(name: str, target: Callable[[], Any], draft: Callable[[], Any]) -> Callable[[], Drafter]:
     method = DRAFTERS[name]
-    if "draft_head" in method.needs:
+    if method.draft_head is not None:
         head = random_draft_head(method, target(), vocabulary=0)
         return lambda: method.make(head)
     return lambda: trial_drafter(method, method.test_options[0], draft)

@@ -170,7 +170,7 @@ def test_rows_of_a_batch_are_independent(im: ImageModel) -> None:
     assert batch == [run([prompt], [seed])[0] for prompt, seed in (("red heart", 1), ("cat", 2), ("house", 3))]
 
 
-UNTRAINED = [name for name in drafters() if "draft_head" not in DRAFTERS[name].needs]
+UNTRAINED = [name for name in drafters() if DRAFTERS[name].draft_head is None]
 
 
 @pytest.fixture(scope="module")

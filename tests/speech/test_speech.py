@@ -138,7 +138,7 @@ def test_default_options_on_speech(speaker: SpeechModel) -> None:
     draft_head = ConditionedHeads(target, heads=4).drafts(target)
 
     def grown(rule: str, **options: object) -> tuple[str, int]:
-        wanted = Options(drafter="medusa", rule=rule, drafter_options={"draft_head": draft_head, **options})
+        wanted = Options(drafter="medusa", rule=rule, drafter_options={"head": draft_head, **options})
         made = speaker.drafter(wanted, [[0, 3, 0]], speaker.voice.script([[0, 3, 0]])).made
         assert isinstance(made, Learned)
         return made.draft_kind, len(made._fixed.parents)

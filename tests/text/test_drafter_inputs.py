@@ -156,7 +156,7 @@ def test_a_published_head_is_read_from_its_folder(lm: TextModel, tmp_path: Path)
     taps = ("layer.0", "layer.1", "layer.1")
     head = recipes.RECIPES["eagle3"].make(target, torch.arange(0, 300, 2), lora=0, taps=taps)
     write_speculators(head, tmp_path, "tiny", length=3)
-    asked: dict[str, Any] = {"drafter_options": {"draft_head": str(tmp_path)}, "max_new_tokens": 12}
+    asked: dict[str, Any] = {"drafter_options": {"head": str(tmp_path)}, "max_new_tokens": 12}
     out = lm.generate(PROMPTS[0], drafter="eagle3", **asked)
     assert out.tokens == lm.generate(PROMPTS[0], drafter=None, max_new_tokens=12).tokens
     assert any(step.drafted for step in out.trace.steps)

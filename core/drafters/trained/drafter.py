@@ -95,7 +95,7 @@ class Learned:
 
     def __init__(
         self,
-        draft_head: Any,
+        head: Any,
         *,
         draft_kind: str | None = None,
         length: int = 5,
@@ -109,36 +109,34 @@ class Learned:
         sampling: Sampling | None = None,
         risk: float = 0.6,
     ) -> None:
-        self.draft_head = draft_head
-        self.draft_kind = draft_head.draft_kind if draft_kind is None else draft_kind
+        self.draft_head = head
+        self.draft_kind = head.draft_kind if draft_kind is None else draft_kind
         if self.draft_kind not in DRAFT_KINDS:
             raise unknown("draft_kind", self.draft_kind, DRAFT_KINDS)
         if min(length, nodes, width, depth) < 1:
             raise InvalidOption(f"length={length}, nodes={nodes}, width={width}, depth={depth}: each must be 1 or more")
-        deepest = draft_head.depth or max(length, depth)
+        deepest = head.depth or max(length, depth)
         if policy == "confident":
-            if not isinstance(draft_head, ConfidentHead):
-                raise InvalidOption(
-                    f"{type(draft_head).__name__} does not predict its confidence; use policy='confidence'"
-                )
-            policy = Risk(min(length, deepest), risk, draft_head.acceptance, tap="states")
-        self.model: Any = (draft_head.runner or HeadRunner)(draft_head)
+            if not isinstance(head, ConfidentHead):
+                raise InvalidOption(f"{type(head).__name__} does not predict its confidence; use policy='confidence'")
+            policy = Risk(min(length, deepest), risk, head.acceptance, tap="states")
+        self.model: Any = (head.runner or HeadRunner)(head)
         self.vocabulary: int | None = self.model.vocabulary
-        reads = draft_head.needs if draft_head.drafting_needs is None else draft_head.drafting_needs
+        reads = head.needs if head.drafting_needs is None else head.drafting_needs
         self.needs: frozenset[str] = frozenset(reads)
         soft = sampling or Sampling()  # fixed guesses rank tokens by the head's distribution at any temperature
         self._fixed: Any
         self._drawn: Any = None
-        if draft_head.drafter_class is not None:
-            self._fixed = draft_head.drafter_class(self.model, nodes=nodes, depth=min(depth, deepest), sampling=soft)
+        if head.drafter_class is not None:
+            self._fixed = head.drafter_class(self.model, nodes=nodes, depth=min(depth, deepest), sampling=soft)
         elif self.draft_kind == "chain":
             longest = min(length, deepest)
-            if policy == "fixed" and not draft_head.parallel:  # a tree of width 1, which can grow in one native call
+            if policy == "fixed" and not head.parallel:  # a tree of width 1, which can grow in one native call
                 self._fixed = DynamicTree(self.model, nodes=longest, width=1, depth=longest, sampling=soft)
             else:
                 self._fixed = FixedChain(self.model, length=longest, policy=policy, sampling=soft)
             self._drawn = DraftModel(self.model, length=longest, policy=policy, sampling=sampling)
-        elif self.draft_kind == "dynamic" and not draft_head.parallel:
+        elif self.draft_kind == "dynamic" and not head.parallel:
             depth = min(depth, deepest)
             self._fixed = DynamicTree(
                 self.model, nodes=nodes, width=width, depth=depth, min_probability=min_probability, sampling=soft
@@ -148,7 +146,7 @@ class Learned:
             self._fixed = ParallelTree(self.model, tree=wide, sampling=soft, nodes=nodes)
         else:
             shape = best_shape(nodes, min(depth, deepest)) if tree is None else shallow(tree, deepest)
-            kind = ParallelTree if draft_head.parallel else TopKTree
+            kind = ParallelTree if head.parallel else TopKTree
             self._fixed = kind(self.model, tree=shape, sampling=soft)
             if self.draft_kind == "sampled":
                 self._drawn = SampledTree(self.model, tree=shape, replacement=replacement, sampling=sampling)

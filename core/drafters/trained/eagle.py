@@ -272,7 +272,7 @@ def round_guesses(draft_head: Any, states: Iterator[Tensor], rounds: int) -> Ite
 
 
 def eagle2(
-    draft_head: Any,
+    head: Any,
     *,
     draft_kind: str = "dynamic",
     length: int = 5,
@@ -286,7 +286,7 @@ def eagle2(
     """EAGLE's drafter with the dynamic trees of EAGLE-2 (arXiv 2406.16858): each level expands the `width` nodes with
     the most probable paths; of all candidates the `nodes` most probable are kept, if they reach `min_probability`."""
     return Learned(
-        draft_head,
+        head,
         draft_kind=draft_kind,
         length=length,
         policy=policy,

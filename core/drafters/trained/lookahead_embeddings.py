@@ -167,14 +167,14 @@ class PaSS(WeightFree):
 
     def __init__(
         self,
-        draft_head: Any,
+        head: Any,
         *,
         length: int | None = None,
         tree: Sequence[int] | None = None,
         separate_passes: bool = False,
     ) -> None:
-        self.embeddings: Tensor = draft_head.embeddings.detach()
-        self.known: int = draft_head.words.full_vocabulary
+        self.embeddings: Tensor = head.embeddings.detach()
+        self.known: int = head.words.full_vocabulary
         self.vocabulary = self.known
         max_depth = len(self.embeddings)
         if length is not None and length < 1:

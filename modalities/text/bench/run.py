@@ -128,6 +128,7 @@ class Settings:
     seed: int = 0
     repeat: int = 1
     draft_model: str | None = None  # for drafters that take a smaller model
+    head: str | None = None  # for drafters that take a draft head
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by drafter name
 
 
@@ -143,6 +144,13 @@ def contenders(lm: TextModel, settings: Settings) -> list[Contender]:
             raise unknown("drafter with options", name, settings.drafters)
     if settings.rule not in lm.rules:
         raise unknown("rule", settings.rule, lm.rules)
+    if settings.head is not None and not any(
+        name in METHODS and Input.DRAFT_HEAD in METHODS[name].inputs.values() for name in settings.drafters
+    ):
+        raise InvalidOption(
+            f"head is {settings.head}, and none of the drafters {', '.join(settings.drafters)} takes a draft head; add "
+            "the drafter it was trained for, such as eagle3"
+        )
     gauge = PeakMemory(lm.target().device)
 
     def contender(name: str) -> Contender:
@@ -155,6 +163,8 @@ def contenders(lm: TextModel, settings: Settings) -> list[Contender]:
         options = (
             dict.fromkeys(model_options, settings.draft_model) if settings.draft_model and not has_fixed_model else {}
         )
+        if settings.head is not None and Input.DRAFT_HEAD in inputs.values():
+            options |= METHODS[name].with_head({}, settings.head)
         options |= settings.options.get(name, {})
 
         def call(item: Item) -> tuple[Any, Any]:

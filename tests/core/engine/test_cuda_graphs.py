@@ -111,7 +111,7 @@ def begin_with_bounds(self: Cache, prompts: Any) -> None:
     CACHE_BEGIN(self, prompts)
 
 
-@pytest.mark.parametrize("name", [name for name, method in DRAFTERS.items() if "draft_head" in method.needs])
+@pytest.mark.parametrize("name", [name for name, method in DRAFTERS.items() if method.draft_head is not None])
 def test_trained_drafters_propose_the_same_when_captured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cache, "begin", begin_with_bounds)
     method, histories = DRAFTERS[name], []

@@ -80,7 +80,7 @@ def test_heads_train_and_change_no_token(name: str, small_voice: Callable[..., V
     script = voice.script([[0, 4, 9, 30, 0], [0, 8, 0]])
     outputs, passes = [], []
     target = VoiceDecoder(teacher.network, script)
-    for drafter in (None, make_drafter(name, draft_head=draft_head.eval().drafts(target))):
+    for drafter in (None, make_drafter(name, head=draft_head.eval().drafts(target))):
         steps = list(
             decode(
                 VoiceDecoder(voice.network(torch.float32), script),
@@ -127,10 +127,10 @@ def test_several_recipes_serve_one_drafter(small_voice: Callable[..., Voice], sp
     plain = model.generate("Yes.", drafter=None, rule="gumbel-match", seed=2)
     deepest = {}
     for name in ("medusa", "medusa-6"):
-        drafting = {"draft_head": name, "draft_kind": "chain", "length": 6}
+        drafting = {"head": name, "draft_kind": "chain", "length": 6}
         result = model.generate("Yes.", drafter_options=drafting, **options)  # type: ignore[call-overload]
         assert result.tokens == plain.tokens
         deepest[name] = max(len(step.drafted) for step in result.trace.steps)
     assert deepest == {"medusa": 4, "medusa-6": 6}
     with pytest.raises(InvalidOption, match="draft head of medusa"):
-        model.generate("Yes.", drafter_options={"draft_head": "hydra"}, **options)  # type: ignore[call-overload]
+        model.generate("Yes.", drafter_options={"head": "hydra"}, **options)  # type: ignore[call-overload]
